@@ -1,0 +1,84 @@
+"""The errors a launch can end in: one class for each kind of failure a distributed program has.
+
+    LaunchError
+      RankError                 an exception on one rank; `__cause__` is the original
+      DeadlockError             every unfinished rank waits for another
+      CollectiveMismatchError   ranks met in one call with different arguments
+      LaunchTimeoutError        the program outlived `timeout_s`
+      WorkerError               a real worker process died or could not be started
+
+A message states the rule, the value and the remedy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+class LaunchError(RuntimeError):
+    """A launched program failed. The subclasses say how."""
+
+
+class RankError(LaunchError):
+    """An exception on one rank ended the run; `__cause__` is that exception.
+
+    Attributes:
+        rank: the rank that raised.
+        rank_traceback: its traceback as text, without the frames of the launcher.
+    """
+
+    def __init__(self, rank: int, error: BaseException, rank_traceback: str = ""):
+        self.rank = rank
+        self.rank_traceback = rank_traceback
+        text = f"rank {rank} raised {type(error).__name__}: {error}"
+        super().__init__(f"{text}\n{rank_traceback}" if rank_traceback else text)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What one rank was doing when nothing could go on.
+
+    `text` is complete in itself ("waits in all_reduce #7 of group dp"); `source` is "file:line" of the program.
+    """
+
+    rank: int
+    text: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.text}" + (f"  ({self.source})" if self.source else "")
+
+
+class DeadlockError(LaunchError):
+    """No rank can go on. `waits` holds one `Wait` a rank, in rank order."""
+
+    def __init__(self, headline: str, waits: Sequence[Wait]):
+        self.waits = tuple(waits)
+        super().__init__("\n".join([headline, *(f"  {wait}" for wait in self.waits)]))
+
+
+class CollectiveMismatchError(LaunchError):
+    """Two ranks met in the same call with different operations or arguments. `calls` holds one `Wait` for each."""
+
+    def __init__(self, headline: str, calls: Sequence[Wait]):
+        self.calls = tuple(calls)
+        super().__init__("\n".join([headline, *(f"  {call}" for call in self.calls)]))
+
+
+class LaunchTimeoutError(LaunchError):
+    """The program was still running after `timeout_s` seconds of real time, and was ended."""
+
+
+class WorkerError(LaunchError):
+    """A worker process of a real backend died, or the backend cannot run on this machine."""
+
+
+def unknown_name(kind: str, name: object, valid: Sequence[str]) -> ValueError:
+    """The error for a name nobody knows, with the nearest names that exist.
+
+    >>> unknown_name("cluster", "dgx-h10", ["dgx-a100", "dgx-h100"]).args[0]
+    "unknown cluster 'dgx-h10': did you mean 'dgx-h100' or 'dgx-a100'? Valid: dgx-a100, dgx-h100."
+    """
+    nearest = get_close_matches(str(name).lower(), valid, n=3, cutoff=0.5)
+    hint = " did you mean " + " or ".join(f"{n!r}" for n in nearest) + "?" if nearest else ""
+    return ValueError(f"unknown {kind} {name!r}:{hint} Valid: {', '.join(valid)}.")
