@@ -1,8 +1,8 @@
-"""The random state a rank starts with: what a fresh process would have, but repeatable.
+"""The random state a rank starts with: different on every rank, as in fresh processes, but repeatable.
 
-A new process seeds torch's CPU generator with the same constant everywhere, so every rank draws the *same* torch numbers
-until the program seeds by rank. Python's `random` and numpy seed themselves from the operating system, so ranks differ;
-here they are seeded from the rank, so that they differ and still repeat.
+A new process seeds torch's CPU generator, Python's `random` and numpy from the operating system, so unseeded ranks
+draw different numbers, and different ones on every run. Here each is seeded from the rank instead: ranks still
+differ, and the same program repeats. (A CUDA generator starts from one constant on every rank; it is left alone.)
 
 Both the simulator and the real workers call this before every launch: the same program draws the same numbers on each.
 """
@@ -12,13 +12,10 @@ import sys
 
 import torch
 
-# c10::detail::default_rng_seed_val in ATen/core/Generator.h: what `torch.initial_seed()` says in a new process.
-TORCH_DEFAULT_SEED = 67280421310721
-
 
 def seed_rank(rank: int) -> None:
-    """Put torch's, Python's and numpy's default generators into the state in which `rank` starts."""
-    torch.default_generator.manual_seed(TORCH_DEFAULT_SEED)
+    """Put torch's CPU, Python's and numpy's default generators into the state in which `rank` starts."""
     random.seed(f"rank {rank}")
+    torch.default_generator.manual_seed(random.getrandbits(63))
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(rank)
+        numpy.random.seed(random.getrandbits(32))
