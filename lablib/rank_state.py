@@ -15,7 +15,9 @@ import torch
 
 def seed_rank(rank: int) -> None:
     """Put torch's CPU, Python's and numpy's default generators into the state in which `rank` starts."""
-    random.seed(f"rank {rank}")
-    torch.default_generator.manual_seed(random.getrandbits(63))
+    seeds = random.Random(f"rank {rank}")
+    torch.default_generator.manual_seed(seeds.getrandbits(63))
+    numpy_seed = seeds.getrandbits(32)
+    random.seed(seeds.getrandbits(64))
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(random.getrandbits(32))
+        numpy.random.seed(numpy_seed)
