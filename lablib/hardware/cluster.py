@@ -1,0 +1,81 @@
+"""Devices, links and a topology put together; and the edge between any two ranks.
+
+Ranks fill nodes in order: with 8 devices a node, ranks 0 to 7 are node 0, ranks 8 to 15 node 1, and so on. Two ranks of
+one node talk over `intra`; others leave through the NIC (each device its own) over `inter` and the topology's switches:
+
+    alpha = link latency + hops * switch latency        1/beta = link bandwidth * taper
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lablib.hardware.device import FREE, Device
+from lablib.hardware.link import Link
+from lablib.hardware.topology import FatTree, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What lies between two ranks. `level` is "intra" (one node) or "inter"."""
+
+    level: str
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def transfer_s(self, size_bytes: float) -> float:
+        """Seconds for one message: alpha + size * beta."""
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Any number of equal nodes.
+
+    Attributes:
+        name: the catalogue's name.
+        device: the accelerator; one a rank.
+        devices_per_node: ranks on one node.
+        intra: the link between two devices of one node, per device and direction.
+        inter: the link from a device out of its node (its NIC), per device and direction.
+        topology: how nodes are wired together.
+        source: where the figures come from.
+    """
+
+    name: str
+    device: Device
+    devices_per_node: int
+    intra: Link
+    inter: Link
+    topology: Topology = field(default_factory=FatTree)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.devices_per_node < 1:
+            raise ValueError(f"devices_per_node must be at least 1: got {self.devices_per_node} for {self.name!r}")
+
+    def node(self, rank: int) -> int:
+        """The node a rank is on."""
+        return rank // self.devices_per_node
+
+    def num_nodes(self, ranks: int) -> int:
+        """Nodes that so many ranks fill (the last one perhaps in part)."""
+        return -(-ranks // self.devices_per_node)
+
+    def edge(self, rank_a: int, rank_b: int) -> Edge:
+        """What a message between two ranks travels over. A rank reaches itself in no time."""
+        if rank_a == rank_b:
+            return Edge("self", 0.0, float("inf"))
+        node_a, node_b = self.node(rank_a), self.node(rank_b)
+        if node_a == node_b:
+            return Edge("intra", self.intra.latency_s, self.intra.bandwidth_bytes_per_s)
+        hops, taper = self.topology.hops(node_a, node_b), self.topology.taper(node_a, node_b)
+        latency_s = self.inter.latency_s + hops * self.topology.switch_latency_s
+        return Edge("inter", latency_s, self.inter.bandwidth_bytes_per_s * taper)
+
+    def but(self, **changes: Any) -> "Cluster":
+        """This cluster with some fields changed: `find_cluster("dgx-a100").but(inter=LINKS["roce-100"])`."""
+        return replace(self, **changes)
+
+    def free_compute(self) -> "Cluster":
+        """This cluster with a device that computes in no time: only communication takes any."""
+        return self.but(name=f"{self.name}, free compute", device=FREE)

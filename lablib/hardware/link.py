@@ -1,0 +1,40 @@
+"""One kind of wire, in the alpha-beta model.
+
+Sending a message of S bytes over a link takes
+
+    T(S) = alpha + S * beta        alpha = latency_s, beta = 1 / bandwidth_bytes_per_s
+
+Source: Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), where 1/beta is r_inf.
+Simplified: one alpha for every protocol, and a bandwidth that does not depend on the size of the message.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """A wire between two ends.
+
+    Attributes:
+        name: e.g. "NVLink 4".
+        latency_s: alpha, seconds before the first byte arrives.
+        bandwidth_bytes_per_s: 1 / beta, bytes per second in one direction for one device.
+        source: where the figures come from.
+    """
+
+    name: str
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.latency_s >= 0:
+            raise ValueError(f"latency_s must be 0 or more: got {self.latency_s} for link {self.name!r}")
+        if not self.bandwidth_bytes_per_s > 0:
+            raise ValueError(
+                f"bandwidth_bytes_per_s must be positive: got {self.bandwidth_bytes_per_s} for link {self.name!r}"
+            )
+
+    def transfer_s(self, size_bytes: float) -> float:
+        """Seconds for one message: alpha + size * beta."""
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s

@@ -1,0 +1,106 @@
+"""How nodes are wired together: how many switches a message passes, and which part of the bandwidth is left.
+
+Each topology answers two questions about a pair of nodes: `hops(a, b)`, the switches (or, in a torus, routers) that the
+message passes, each of which adds its latency to alpha; and `taper(a, b)`, the share of the wire's bandwidth that a
+pair keeps when every pair talks at once, which divides beta.
+
+    fat tree     leaves, pods, core.  1 switch under one leaf, 3 within a pod, 5 across pods.
+                 Leiserson, "Fat-Trees", IEEE Trans. Computers C-34 (1985); Al-Fares et al., SIGCOMM 2008.
+    dragonfly    routers in all-to-all groups, groups all-to-all by long links: 1, 2 or 4 routers on a minimal route
+                 (source, gateway, gateway, destination).  Kim et al., ISCA 2008.
+    torus        a grid whose edges wrap around: the ring distance summed over the dimensions.
+                 Jouppi et al., "TPU v4", ISCA 2023, arXiv 2304.01433.
+
+Simplified: minimal routes, no adaptive routing; congestion is the constant taper, not the traffic of the moment.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Topology(Protocol):
+    """What a cluster asks of its network. Nodes are numbered from 0."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def switch_latency_s(self) -> float: ...
+
+    def hops(self, node_a: int, node_b: int) -> int:
+        """Switches passed between two different nodes."""
+        ...
+
+    def taper(self, node_a: int, node_b: int) -> float:
+        """Share of the wire's bandwidth in (0, 1] that this pair keeps under full load."""
+        ...
+
+
+@dataclass(frozen=True)
+class FatTree:
+    """Three levels of switches. `oversubscription` 2.0 means: half the uplinks that a full bisection would have."""
+
+    nodes_per_leaf: int = 16
+    leaves_per_pod: int = 16
+    oversubscription: float = 1.0
+    switch_latency_s: float = 150e-9
+    name: str = "fat tree"
+
+    def hops(self, node_a: int, node_b: int) -> int:
+        if node_a // self.nodes_per_leaf == node_b // self.nodes_per_leaf:
+            return 1
+        pod = self.nodes_per_leaf * self.leaves_per_pod
+        return 3 if node_a // pod == node_b // pod else 5
+
+    def taper(self, node_a: int, node_b: int) -> float:
+        return 1.0 if self.hops(node_a, node_b) == 1 else 1.0 / self.oversubscription
+
+
+@dataclass(frozen=True)
+class Dragonfly:
+    """Groups of routers, all-to-all inside and between. `global_taper` is the share of bandwidth of the long links."""
+
+    nodes_per_router: int = 4
+    routers_per_group: int = 8
+    global_taper: float = 0.5
+    switch_latency_s: float = 150e-9
+    name: str = "dragonfly"
+
+    def hops(self, node_a: int, node_b: int) -> int:
+        if node_a // self.nodes_per_router == node_b // self.nodes_per_router:
+            return 1
+        group = self.nodes_per_router * self.routers_per_group
+        return 2 if node_a // group == node_b // group else 4
+
+    def taper(self, node_a: int, node_b: int) -> float:
+        return self.global_taper if self.hops(node_a, node_b) == 4 else 1.0
+
+
+@dataclass(frozen=True)
+class Torus:
+    """A wrapped grid of `shape` nodes, in row-major order. Neighbours have a wire of their own; others share it."""
+
+    shape: tuple[int, ...] = (4, 4, 4)
+    switch_latency_s: float = 100e-9
+    name: str = "torus"
+
+    def coordinates(self, node: int) -> tuple[int, ...]:
+        """Position of a node on the grid. Raises ValueError when the grid has no such node."""
+        position, rest = [], node
+        for extent in reversed(self.shape):
+            position.append(rest % extent)
+            rest //= extent
+        if rest:
+            size = 1
+            for extent in self.shape:
+                size *= extent
+            raise ValueError(f"a torus of shape {self.shape} has {size} nodes: node {node} is outside; give a larger shape")
+        return tuple(reversed(position))
+
+    def hops(self, node_a: int, node_b: int) -> int:
+        pairs = zip(self.coordinates(node_a), self.coordinates(node_b), self.shape, strict=True)
+        return sum(min(abs(a - b), extent - abs(a - b)) for a, b, extent in pairs)
+
+    def taper(self, node_a: int, node_b: int) -> float:
+        # Every pair at distance d uses d wires, so at full load each wire carries d messages.
+        return 1.0 / max(1, self.hops(node_a, node_b))
