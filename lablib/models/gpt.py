@@ -1,0 +1,192 @@
+"""A plain GPT: the one model every technique of this project is tried on. It knows nothing of parallelism.
+
+Tokens and positions are embedded and added. Each of `num_layers` blocks then adds two corrections to this residual
+stream: attention, in which a token reads the tokens before it, and an MLP, which works on each token alone. Both see
+a layer-normalized copy (pre-norm), so the stream itself runs straight from the embedding to the head. The head scores
+every word of the vocabulary as the next token.
+
+    tokens -> embedding -> (+attention(norm), +mlp(norm)) x num_layers -> norm -> head -> logits
+
+Cost, for one token with context T (a multiply-add is two FLOPs): the forward pass takes about 2 P + 4 L T D FLOPs,
+P the parameters of the matrices and L the layers; backward takes twice that. `sizes.py` has P as a closed form.
+
+Shapes (one letter a dimension; names end in them, as in `x_BTD`):
+    B batch    T time, i.e. position    D model width    H attention heads    K width of a head, H K = D
+    F hidden width of the MLP           V vocabulary
+
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3 (pre-norm, scaled
+initialization of residual projections); Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165.
+Simplified: no dropout; query, key and value are three matrices (GPT-2 stores them as one); GPT-3's sparse attention
+layers are dense here.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class GPTConfig:
+    """The sizes of a GPT.
+
+    Attributes:
+        num_layers: blocks.
+        d_model: width D of the residual stream; a multiple of `num_heads`.
+        num_heads: attention heads H.
+        vocab_size: tokens V; 256 for bytes.
+        max_seq_len: longest T for which there are position embeddings.
+        d_ff: hidden width F of the MLP; None means 4 D.
+        tied_head: the head's matrix is the token embedding's, one parameter used twice.
+    """
+
+    num_layers: int
+    d_model: int
+    num_heads: int
+    vocab_size: int = 50257
+    max_seq_len: int = 1024
+    d_ff: int | None = None
+    tied_head: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "num_heads", "vocab_size", "max_seq_len", "hidden_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1: got {getattr(self, name)}.")
+        if self.d_model % self.num_heads:
+            near = max(1, round(self.d_model / self.num_heads)) * self.num_heads
+            raise ValueError(
+                f"d_model must be a multiple of num_heads: got {self.d_model} and {self.num_heads}; try {near}."
+            )
+
+    @property
+    def hidden_size(self) -> int:
+        """Width F of the MLP's hidden layer."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def d_head(self) -> int:
+        """Width K of one attention head."""
+        return self.d_model // self.num_heads
+
+
+class Attention(nn.Module):
+    """Causal self-attention: every position takes a weighted mean of the values at itself and before."""
+
+    def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype):
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(config.d_model, config.d_model, device=device, dtype=dtype) for _ in range(4)
+        )
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        # Heads are counted from what came out (-1): tensor parallelism may leave only some of them on this rank.
+        d_head = self.query.in_features // self.num_heads
+        q_BHTK, k_BHTK, v_BHTK = (
+            linear(x_BTD).unflatten(-1, (-1, d_head)).transpose(1, 2) for linear in (self.query, self.key, self.value)
+        )
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        return self.out(y_BHTK.transpose(1, 2).flatten(-2))
+
+
+class MLP(nn.Module):
+    """Two matrices with a GELU between: D to F and back, each token alone."""
+
+    def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype):
+        super().__init__()
+        self.up = nn.Linear(config.d_model, config.hidden_size, device=device, dtype=dtype)
+        self.down = nn.Linear(config.hidden_size, config.d_model, device=device, dtype=dtype)
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))  # the tanh form, as in GPT-2
+
+
+class Block(nn.Module):
+    """One layer: attention, then the MLP, each added to the stream it read a normalized copy of."""
+
+    def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.d_model, device=device, dtype=dtype)
+        self.attention = Attention(config, device, dtype)
+        self.mlp_norm = nn.LayerNorm(config.d_model, device=device, dtype=dtype)
+        self.mlp = MLP(config, device, dtype)
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class GPT(nn.Module):
+    """The whole model: `GPT(config)(tokens_BT)` is `logits_BTV`.
+
+    Arguments:
+        config: the sizes; `model_config("gpt2")` has published ones.
+        seed: a number, or a CPU generator to draw from. The same seed gives the same weights on every device and in
+            every dtype, up to rounding; torch's default generators are left alone.
+        dtype: of the parameters; float64 for tests of gradients.
+        device: of the parameters; "meta" builds the shapes alone, at no cost.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        seed: int | torch.Generator = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__()
+        self.config = config
+        # Layers are made on "meta" and filled below: torch's own initialization would be drawn and thrown away.
+        meta = torch.device("meta")
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model, device=meta, dtype=dtype)
+        self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model, device=meta, dtype=dtype)
+        self.blocks = nn.ModuleList(Block(config, meta, dtype) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.d_model, device=meta, dtype=dtype)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False, device=meta, dtype=dtype)
+        self.to_empty(device=device)
+        if config.tied_head:
+            self.head.weight = self.token_embedding.weight
+        if torch.device(device).type != "meta":
+            self._initialize(seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed))
+
+    def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """Scores of every token as the next one, before softmax. Tokens in [0, V), int64; T at most `max_seq_len`."""
+        seq_len = tokens_BT.shape[1]
+        if seq_len > self.config.max_seq_len:
+            raise ValueError(
+                f"a sequence must have at most max_seq_len={self.config.max_seq_len} tokens: got {seq_len}."
+            )
+        positions_T = torch.arange(seq_len, device=tokens_BT.device)
+        x_BTD = self.token_embedding(tokens_BT) + self.position_embedding(positions_T)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.final_norm(x_BTD))
+
+    @torch.no_grad()
+    def _initialize(self, generator: torch.Generator) -> None:
+        """GPT-2's start: weights N(0, 0.02), biases 0, norms 1; what writes to the stream smaller by sqrt(2 L)."""
+        # The stream is a sum of 2 L corrections: without the factor its variance would grow with the depth.
+        residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
+        for name, param in self.named_parameters():
+            if name.endswith("bias"):
+                param.zero_()
+            elif param.ndim == 1:  # the weight of a norm
+                param.fill_(1.0)
+            else:
+                std = residual_std if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
+                # Drawn in float64 on the CPU and rounded: the same model whatever its dtype and device.
+                param.copy_(torch.empty(param.shape, dtype=torch.float64).normal_(0.0, std, generator=generator))
+
+
+def next_token_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Mean cross-entropy, in nats, of the token that came next. Computed in float32, or in float64 for such logits.
+
+    A model that knows nothing gives ln(V): 5.545 for bytes. `targets_BT` are the inputs moved on by one position.
+    """
+    # Half-precision logits are widened: exp and the sum over V lose too much in 8 or 11 bits.
+    dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
+    return F.cross_entropy(logits_BTV.to(dtype).flatten(0, 1), targets_BT.flatten())
