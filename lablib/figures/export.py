@@ -1,0 +1,32 @@
+"""Pictures in a notebook's HTML export: nbconvert does not draw plotly's JSON, so each gets an HTML twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lablib.figures.show import PLOTLY_MIME
+
+
+def with_drawn_figures(notebook: Any) -> Any:
+    """A copy of an executed notebook in which every plotly output can be drawn by `nbconvert`'s HTML exporter.
+
+    plotly.js is put inside the first one, so the page also works without a network.
+
+    Args:
+        notebook: a notebook node of nbformat 4; left as it was.
+    """
+    from copy import deepcopy
+
+    import plotly.io as pio
+
+    notebook = deepcopy(notebook)
+    plotlyjs: bool = True
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if PLOTLY_MIME in data:
+                figure = {key: data[PLOTLY_MIME].get(key) for key in ("data", "layout")}
+                options: dict[str, Any] = {"include_plotlyjs": plotlyjs, "include_mathjax": False}
+                data["text/html"] = pio.to_html(figure, full_html=False, validate=False, **options)
+                plotlyjs = False
+    return notebook

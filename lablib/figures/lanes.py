@@ -1,0 +1,76 @@
+"""Where each rank and stream stands in a timeline: compute on top, its communication streams thinner below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lablib.run import COMPUTE, Timeline
+
+MOST_RANKS, RANKS_IF_MORE = 16, 8
+_HEIGHT = {True: 1.0, False: 0.66}  # of a compute lane and of another, in units of y
+_BETWEEN_LANES, _BETWEEN_RANKS = 0.08, 0.42
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One row: its centre and height on the y axis (y grows downwards), and its label."""
+
+    rank: int
+    stream: str
+    y: float
+    height: float
+    label: str
+
+
+def ranks_to_show(num_ranks: int, ranks: Iterable[int] | None) -> list[int]:
+    """The chosen ranks, or all of them while they are few, or the first few.
+
+    Raises:
+        ValueError: for a rank that does not exist.
+    """
+    if ranks is None:
+        return list(range(num_ranks if num_ranks <= MOST_RANKS else RANKS_IF_MORE))
+    chosen = sorted(set(ranks))
+    unknown = [r for r in chosen if not 0 <= r < num_ranks]
+    if unknown or not chosen:
+        got = f"got {unknown}" if unknown else "got none"
+        raise ValueError(f"ranks must be between 0 and {num_ranks - 1}: {got}; leave it out to see the first ones.")
+    return chosen
+
+
+def lanes_of(timelines: Sequence[Timeline], ranks: Sequence[int]) -> list[Lane]:
+    """The lanes of the chosen ranks, top to bottom, with every stream that any of the timelines uses there."""
+    streams: dict[int, set[str]] = {rank: {COMPUTE} for rank in ranks}
+    for timeline in timelines:
+        for span in timeline:
+            if span.rank in streams:
+                streams[span.rank].add(span.stream)
+    lanes: list[Lane] = []
+    y = 0.0
+    for rank in ranks:
+        for stream in sorted(streams[rank], key=lambda name: (name != COMPUTE, name)):
+            height = _HEIGHT[stream == COMPUTE]
+            lanes.append(Lane(rank, stream, y + height / 2, height, _label(rank, stream)))
+            y += height + _BETWEEN_LANES
+        y += _BETWEEN_RANKS
+    return lanes
+
+
+def extent(lanes: Sequence[Lane]) -> tuple[float, float]:
+    """The top and the bottom of the lanes on the y axis, with a little air."""
+    return lanes[0].y - lanes[0].height / 2 - 0.25, lanes[-1].y + lanes[-1].height / 2 + 0.25
+
+
+def pixels(lanes: Sequence[Lane]) -> int:
+    """A height at which every lane can be read: rows are tall while they are few."""
+    top, bottom = extent(lanes)
+    return int((bottom - top) * (30 if len(lanes) <= 10 else 24 if len(lanes) <= 24 else 19))
+
+
+def _label(rank: int, stream: str) -> str:
+    """ "rank 3" for its compute stream, the group's name for another."""
+    if stream == COMPUTE:
+        return f"<b>rank {rank}</b>"
+    name = stream.removeprefix("comm:").replace(":", " ")
+    return f"<span style='font-size:11px;color:#5A5A5A'>{name}</span>"

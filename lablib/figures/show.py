@@ -1,0 +1,69 @@
+"""A figure at the end of a notebook cell: the picture, then its sentence and its table as plain HTML.
+
+The sentence and the table need no JavaScript and are read aloud by a screen reader. The picture is sent twice: as
+plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbconvert --to html` keeps.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+from lablib.figures.describe import describe, table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PLOTLY_MIME = "application/vnd.plotly.v1+json"
+MOST_ROWS = 200
+
+
+def show(figure: go.Figure) -> None:
+    """Display the figure with its caption and its numbers. The figure itself is left as it was."""
+    from IPython.display import HTML, display
+
+    # The caption below says what the subtitle says; a reader should not meet it twice.
+    bare = without_subtitle(figure)
+    display(picture_bundle(bare), raw=True)
+    display(HTML(caption_html(figure)))
+
+
+def without_subtitle(figure: go.Figure) -> go.Figure:
+    """A copy of the figure without the sentence under its title, and without the room kept for it."""
+    copy = go.Figure(figure)
+    subtitle = copy.layout.title.subtitle.text  # pyright: ignore[reportAttributeAccessIssue]
+    if subtitle:
+        room = 16 * (subtitle.count("<br>") + 1) + 8
+        margin, height = copy.layout.margin.t, copy.layout.height  # pyright: ignore[reportAttributeAccessIssue]
+        copy.update_layout(title_subtitle_text=None, margin_t=margin - room, height=height - room)
+    return copy
+
+
+def picture_bundle(figure: go.Figure, plotlyjs: bool | str = "cdn") -> dict[str, Any]:
+    """The figure in the two formats notebooks and their HTML exports understand.
+
+    Args:
+        figure: any plotly figure.
+        plotlyjs: where the HTML finds plotly.js: "cdn", True (4.8 MB, inside it) or False (already on the page).
+    """
+    import plotly.io as pio
+
+    picture = pio.to_html(figure, include_plotlyjs=plotlyjs, include_mathjax=False, full_html=False, validate=False)
+    return {PLOTLY_MIME: figure.to_plotly_json(), "text/html": picture, "text/plain": describe(figure) or "figure"}
+
+
+def caption_html(figure: go.Figure) -> str:
+    """The summary as a sentence and the numbers as a table that opens on demand; no JavaScript."""
+    sentence = f"<p style='max-width:62em;margin:.2em 0'>{html.escape(describe(figure))}</p>"
+    return f"<div class='lablib-caption'>{sentence}{table_html(table(figure))}</div>"
+
+
+def table_html(numbers: pd.DataFrame) -> str:
+    """The numbers behind a triangle "Numbers of this figure"; nothing for an empty table."""
+    if numbers.empty:
+        return ""
+    rows = numbers.to_html(index=False, max_rows=MOST_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
+    label = f"Numbers of this figure ({len(numbers)} rows)"
+    return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>"

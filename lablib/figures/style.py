@@ -1,0 +1,135 @@
+"""What every figure shares: one look for each kind of work, one order of colours for everything else, one layout.
+
+A kind of work is told apart three times: by colour (the palette of Okabe and Ito, made for colour-blind readers), by
+hatch pattern (for print in grey) and by a letter (for both). Pipeline schedules use the same letters: F, B, I, W.
+
+Source: M. Okabe and K. Ito, Color Universal Design (2008), https://jfly.uni-koeln.de/color/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from lablib.run import Span
+
+FONT = "Open Sans, Helvetica, Arial, sans-serif"
+INK, FAINT_INK, GRID = "#222222", "#5A5A5A", "#E3E3E3"
+TOP_PIXELS, BOTTOM_PIXELS = 66, 88  # above the plot: title and one line of summary; below: axis title and legend
+PAPER_PIXELS = TOP_PIXELS + BOTTOM_PIXELS
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one kind of work is drawn. `ink` is the colour of text on top of `color` (contrast at least 4.5 to 1)."""
+
+    name: str
+    letter: str
+    color: str
+    pattern: str
+    ink: str = "#000000"
+
+    @property
+    def title(self) -> str:
+        """The name in the legend: letter first."""
+        return f"{self.letter}  {self.name}"
+
+    def marker(self) -> dict[str, Any]:
+        """The plotly marker of a bar of this kind."""
+        pattern = {"shape": self.pattern, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.55)", "solidity": 0.22}
+        return {"color": self.color, "pattern": {**pattern, "size": 7}}
+
+
+LOOKS: Mapping[str, Look] = MappingProxyType(
+    {
+        look.name: look
+        for look in (
+            Look("forward", "F", "#0072B2", "", ink="#FFFFFF"),
+            Look("backward", "B", "#D55E00", "/"),
+            Look("input gradient", "I", "#F0E442", "|"),
+            Look("weight gradient", "W", "#009E73", "\\"),
+            Look("optimizer", "O", "#E69F00", "x"),
+            Look("communication", "C", "#CC79A7", "."),
+            Look("other", "X", "#999999", "-"),
+            Look("idle", "-", "#F1F1F1", ""),
+        )
+    }
+)
+
+# Words by which a phase is recognised, in this order: "backward: weight gradient" is a weight gradient. They also
+# match the names torch gives by itself, such as "Optimizer.step#AdamW.step" and "DistributedDataParallel.forward".
+_WORDS = (
+    ("weight gradient", "weight gradient"),
+    ("weight_grad", "weight gradient"),
+    ("input gradient", "input gradient"),
+    ("input_grad", "input gradient"),
+    ("backward", "backward"),
+    ("forward", "forward"),
+    ("optim", "optimizer"),
+)
+_LETTERS = {look.letter: look.name for look in LOOKS.values() if look.letter.isalpha()}
+
+
+def kind_of_phase(phase: str) -> str:
+    """The kind of work, a key of `LOOKS`, that a phase name belongs to; "other" for a name that says nothing.
+
+    >>> [kind_of_phase(p) for p in ("forward", "Optimizer.step#SGD.step", "W", "load the batch")]
+    ['forward', 'optimizer', 'weight gradient', 'other']
+    """
+    if phase in LOOKS:
+        return phase
+    if phase in _LETTERS:
+        return _LETTERS[phase]
+    lowered = phase.lower()
+    return next((kind for word, kind in _WORDS if word in lowered), "other")
+
+
+def kind_of_span(span: Span) -> str:
+    """The kind of work of a span: communication whatever its phase, otherwise what the phase says."""
+    return "communication" if span.is_communication else kind_of_phase(span.phase)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """How one line or one group of bars is drawn when it is not a kind of work."""
+
+    color: str
+    dash: str
+    symbol: str
+    pattern: str
+
+
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6BB1")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+_PATTERNS = ("", "/", "\\", ".", "x", "-", "|", "+")
+
+
+def series_look(index: int) -> Series:
+    """The look of the `index`-th series: colour, dash, symbol and pattern all differ, so it survives grey print."""
+    i = index % len(_COLORS)
+    return Series(_COLORS[i], _DASHES[i], _SYMBOLS[i], _PATTERNS[i])
+
+
+def base_layout(title: str, height: int, **more: Any) -> dict[str, Any]:
+    """The layout every figure starts from, with the title at the left and the legend below the plot."""
+    layout: dict[str, Any] = {
+        "template": "plotly_white",
+        "height": height,
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "title": {"text": title, "x": 0.0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "container"}
+        | {"yanchor": "top", "pad": {"t": 14}, "font": {"size": 16}},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+        | {"traceorder": "normal"},
+        "margin": {"l": 80, "r": 30, "t": TOP_PIXELS, "b": BOTTOM_PIXELS},
+        "hoverlabel": {"align": "left", "font": {"family": FONT}},
+    }
+    return layout | more
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with its title (write the unit in it), outside ticks and a faint grid."""
+    look = {"ticks": "outside", "ticklen": 4, "tickcolor": FAINT_INK, "linecolor": FAINT_INK, "gridcolor": GRID}
+    return {"title": {"text": title, "standoff": 8, "font": {"size": 13}}, "zeroline": False, **look, **more}

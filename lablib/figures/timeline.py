@@ -1,0 +1,232 @@
+"""The timeline of a run: who did what when. One lane for each rank and stream, one bar for each piece of work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from lablib.figures.bars import KINDS, Picture, picture_of, stretches_of
+from lablib.figures.describe import attach
+from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
+from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.figures.units import Unit, axis_title, in_words, unit_for
+from lablib.run import COMPUTE, Span, Timeline
+
+
+def figure_timeline(
+    timeline: Timeline,
+    ranks: Iterable[int] | None = None,
+    window: tuple[float, float] | None = None,
+    title: str | None = None,
+) -> go.Figure:
+    """The spans as bars: a lane for each rank and stream, a colour, pattern and letter for each kind of work.
+
+    Args:
+        timeline: of a simulated or a real run.
+        ranks: which ranks; None: all up to 16, otherwise the first 8.
+        window: (first, last) second to show; None: the whole run.
+        title: above the figure.
+
+    Returns:
+        A figure whose table has one row for each rank, stream and kind of work.
+
+    Raises:
+        ValueError: for a rank that does not exist or an empty window.
+    """
+    chosen = ranks_to_show(timeline.num_ranks, ranks)
+    start_s, end_s = window or (0.0, timeline.makespan_s)
+    if window is not None and not start_s < end_s:
+        raise ValueError(f"window must be (first, last) in seconds with first < last: got {window}.")
+    wanted = set(chosen)
+    spans = [s for s in timeline if s.rank in wanted and s.end_s >= start_s and s.start_s <= end_s]
+    lanes = lanes_of([timeline], chosen)
+    picture = picture_of(spans, lane_index(lanes), end_s - start_s)
+    unit = unit_for(end_s, "s")
+
+    figure = go.Figure(layout=base_layout(title or "Timeline", pixels(lanes) + PAPER_PIXELS))
+    figure.add_traces(idle_bars(lanes, timeline.makespan_s, unit))
+    figure.add_traces(work_bars(picture, spans, lanes, unit, (start_s, end_s)))
+    figure.add_traces(letters(picture, spans, lanes, unit, (start_s, end_s)))
+    margin_s = 0.012 * (end_s - start_s) if window is None else 0.0
+    span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + margin_s) or 1.0]
+    figure.update_layout(
+        barmode="overlay",
+        xaxis=axis(axis_title("time since launch", unit), range=span_of_x),
+        yaxis=lane_axis(lanes),
+    )
+    summary = _summary(timeline, chosen, picture, window)
+    return attach(figure, summary, _columns(picture, lanes))
+
+
+def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:
+    """The index of each rank's stream."""
+    return {(lane.rank, lane.stream): index for index, lane in enumerate(lanes)}
+
+
+def lane_axis(lanes: Sequence[Lane]) -> dict[str, Any]:
+    """The y axis that names the lanes."""
+    top, bottom = extent(lanes)
+    names = {"tickvals": [lane.y for lane in lanes], "ticktext": [lane.label for lane in lanes]}
+    return {"range": [bottom, top], "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""} | names
+
+
+def idle_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, **trace: Any) -> list[go.Bar]:
+    """The background of every compute lane: where nothing lies on top of it, that rank is idle."""
+    compute = [lane for lane in lanes if lane.stream == COMPUTE]
+    look = LOOKS["idle"]
+    bar = go.Bar(
+        orientation="h",
+        name=look.title,
+        y=[lane.y for lane in compute],
+        x=[unit.of(makespan_s)] * len(compute),
+        base=0,
+        width=[lane.height for lane in compute],
+        marker=look.marker() | {"line": {"width": 0.6, "color": "#C4C4C4"}},
+        hoverinfo="skip",
+        legendgroup="idle",
+        legendrank=2000,
+        **trace,
+    )
+    return [bar] if makespan_s > 0 else []
+
+
+def work_bars(
+    picture: Picture,
+    spans: Sequence[Span],
+    lanes: Sequence[Lane],
+    unit: Unit,
+    window: tuple[float, float],
+    **trace: Any,
+) -> list[go.Bar]:
+    """One trace for each kind of work that occurs, in the order of `LOOKS`."""
+    bars, width_s = picture.bars, window[1] - window[0]
+    traces = []
+    for index, kind in enumerate(KINDS):
+        chosen = np.flatnonzero(bars.kind == index)
+        if not len(chosen):
+            continue
+        look = LOOKS[kind]
+        rows = [lanes[bars.lane[i]] for i in chosen]
+        share = (bars.end_s[chosen] - bars.start_s[chosen]) / width_s if width_s > 0 else np.zeros(len(chosen))
+        # A hairline separates neighbours, but would swallow a bar that is hardly wider than the line itself.
+        line = {"width": np.select([share > 0.012, share > 0.004], [0.8, 0.35], 0.0), "color": "#FFFFFF"}
+        traces.append(
+            go.Bar(
+                orientation="h",
+                name=look.title,
+                y=[row.y for row in rows],
+                x=(bars.end_s[chosen] - bars.start_s[chosen]) / unit.scale,
+                base=bars.start_s[chosen] / unit.scale,
+                width=[row.height for row in rows],
+                marker=look.marker() | {"line": line},
+                hovertext=[_hover(picture, i, spans, kind) for i in chosen],
+                hoverinfo="text",
+                legendgroup=kind,
+                **trace,
+            )
+        )
+    return traces
+
+
+def letters(
+    picture: Picture,
+    spans: Sequence[Span],
+    lanes: Sequence[Lane],
+    unit: Unit,
+    window: tuple[float, float],
+    **trace: Any,
+) -> list[go.Scatter]:
+    """The letter of the kind on every stretch of work wide enough for it; long communications also say their name."""
+    width_s = window[1] - window[0]
+    if width_s <= 0:
+        return []
+    stretches = stretches_of(picture.bars, width_s / 100)
+    starts, ends = np.maximum(stretches.start_s, window[0]), np.minimum(stretches.end_s, window[1])
+    share = (ends - starts) / width_s
+    chosen = np.flatnonzero(share > 0.013)
+    looks = [LOOKS[KINDS[stretches.kind[i]]] for i in chosen]
+    texts = []
+    for i, look in zip(chosen, looks, strict=True):
+        named = f"{look.letter}  {spans[stretches.first[i]].name}"
+        is_room = look.name == "communication" and stretches.count[i] == 1 and share[i] > 0.009 * len(named)
+        texts.append(f"<b>{named if is_room else look.letter}</b>")
+    text = go.Scatter(
+        mode="text",
+        x=(starts[chosen] + ends[chosen]) / 2 / unit.scale,
+        y=[lanes[stretches.lane[i]].y for i in chosen],
+        text=texts,
+        # The halo in the colour of the bar keeps the letter readable on hatching and on the lines between bars.
+        textfont={"size": 12, "color": [k.ink for k in looks], "shadow": [_halo(k.color) for k in looks]},
+        hoverinfo="skip",
+        showlegend=False,
+        **trace,
+    )
+    return [text] if len(chosen) else []
+
+
+def _halo(color: str) -> str:
+    return ", ".join([f"0 0 3px {color}"] * 4)
+
+
+def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> str:
+    """What a bar stands for: name, phase, start, duration, operations, bytes."""
+    bars = picture.bars
+    span, count = spans[bars.first[index]], int(bars.count[index])
+    duration_s = bars.end_s[index] - bars.start_s[index]
+    name = f"<b>{span.name}</b>" + (f" and {count - 1:,} more" if count > 1 else "")
+    lines = [name, f"{kind}, phase {span.phase or 'not given'}", f"rank {span.rank}, {span.stream}"]
+    lines.append(f"starts at {in_words(bars.start_s[index], 's', 4)}")
+    busy = f", busy {in_words(bars.busy_s[index], 's', 4)}" if count > 1 else ""
+    lines.append(f"takes {in_words(duration_s, 's', 4)}{busy}")
+    if bars.flops[index]:
+        lines.append(in_words(bars.flops[index], "FLOP"))
+    if bars.size_bytes[index]:
+        lines.append(in_words(bars.size_bytes[index], "B"))
+    return "<br>".join(lines)
+
+
+def _summary(timeline: Timeline, ranks: Sequence[int], picture: Picture, window: tuple[float, float] | None) -> str:
+    if not len(timeline):
+        return f"No spans were recorded on the {timeline.num_ranks} ranks."
+    makespan_s = timeline.makespan_s
+    # One pass a rank over that rank's own spans, so many ranks stay cheap.
+    by_rank = {rank: Timeline(tuple(s for s in timeline if s.rank == rank), timeline.num_ranks) for rank in ranks}
+    busy_s = sum(one.busy_s(rank) for rank, one in by_rank.items()) / len(ranks)
+    comm_s = sum(one.busy_s(rank, "comm") for rank, one in by_rank.items()) / len(ranks)
+    exposed_s = sum(one.exposed_s(rank) for rank, one in by_rank.items()) / len(ranks)
+    shown = "1 rank" if timeline.num_ranks == 1 else f"{timeline.num_ranks} ranks"
+    if len(ranks) < timeline.num_ranks:
+        listed = ", ".join(map(str, ranks)) if len(ranks) > 2 and ranks != list(range(len(ranks))) else None
+        listed = listed or (f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0]))
+        shown = f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+        shown += f" of {timeline.num_ranks}"
+    text = f"{shown[0].upper()}{shown[1:]}, makespan {in_words(makespan_s, 's')}: a rank computes "
+    text += f"{busy_s / makespan_s:.0%} of it" if makespan_s else "none of it"
+    if comm_s:
+        hidden = 1 - exposed_s / comm_s
+        text += f" and communicates for {in_words(comm_s, 's')}, of which {hidden:.0%} is hidden behind compute"
+    text += " (mean over ranks)." if len(ranks) > 1 else "."
+    if window:
+        text += f" Shown: {in_words(window[0], 's')} to {in_words(window[1], 's')}."
+    return " ".join(filter(None, [text, picture.note(in_words(picture.step_s, "s"))]))
+
+
+def _columns(picture: Picture, lanes: Sequence[Lane]) -> dict[str, list[Any]]:
+    """One row for each rank, stream and kind: how many spans, from when to when, busy for how long, doing how much."""
+    bars = picture.bars
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in ("rank", "stream", "kind", "spans", "first_start_s", "last_end_s", "busy_s", "flops", "bytes")
+    }
+    for lane_number, lane in enumerate(lanes):
+        for kind_number, kind in enumerate(KINDS):
+            here = (bars.lane == lane_number) & (bars.kind == kind_number)
+            if here.any():
+                row = (lane.rank, lane.stream, kind, bars.count[here].sum(), bars.start_s[here].min())
+                row += (bars.end_s[here].max(), bars.busy_s[here].sum(), bars.flops[here].sum())
+                for name, value in zip(columns, (*row, bars.size_bytes[here].sum()), strict=True):
+                    columns[name].append(value)
+    return columns
