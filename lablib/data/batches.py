@@ -1,0 +1,87 @@
+"""Batches for data-parallel training: one global order of sequences, of which every rank reads its own part.
+
+The corpus is cut into sequences of T + 1 bytes (inputs, and targets one byte on), each epoch shuffles them from
+`seed`, and a global batch is the next B of that order. Rank r of W takes the r-th block of B / W:
+
+    order        5 2 7 0 | 6 1 4 3 |          B = 4: two global batches
+    world size 1 5 2 7 0 | 6 1 4 3 |
+    world size 2 5 2     | 6 1     |  rank 0
+                     7 0 |     4 3 |  rank 1
+
+So the union over ranks of a global batch is the same for every world size, and training on 1, 2 or 4 ranks sees the
+same text in the same order: what makes their gradients comparable. No communication: each rank computes the order.
+
+Cost: N / T numbers of 8 bytes for the order; a batch reads B (T + 1) / W bytes.
+Shapes: B global batch, b = B / W this rank's part, T sequence length.
+Source: the contract of `torch.utils.data.DistributedSampler`, which deals sequences out in turn, where here each
+rank's part is a block, so that the parts in rank order are the global batch.
+Simplified: an epoch's last sequences that fill no batch are left out; reading is synchronous.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from lablib.data.text import Corpus
+
+
+class Batch(NamedTuple):
+    """This rank's part of a global batch: int64, and `targets[:, t]` is the byte after `inputs[:, t]`."""
+
+    inputs: Int64[Tensor, "b T"]
+    targets: Int64[Tensor, "b T"]
+
+
+def batches(
+    corpus: Corpus, batch_size: int, seq_len: int, seed: int = 0, rank: int = 0, world_size: int = 1
+) -> Iterator[Batch]:
+    """This rank's batches, without end: epoch after epoch, each in its own order.
+
+    Arguments:
+        corpus: the text.
+        batch_size: sequences B of a global batch, over all ranks; a multiple of `world_size`.
+        seq_len: tokens T of a sequence.
+        seed: of the order; the same on every rank.
+        rank, world_size: which part is this rank's, of how many.
+
+    Raises:
+        ValueError: sizes that do not fit, at once and not at the first batch.
+    """
+    if min(batch_size, seq_len, world_size) < 1:
+        raise ValueError(
+            f"batch_size, seq_len and world_size must be at least 1: got {batch_size}, {seq_len} and {world_size}."
+        )
+    if batch_size % world_size:
+        near = -(-batch_size // world_size) * world_size
+        raise ValueError(
+            "batch_size (over all ranks) must be a multiple of world_size: "
+            f"got {batch_size} and {world_size}; try {near}."
+        )
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}: got {rank}.")
+    num_sequences = (len(corpus) - 1) // seq_len
+    if num_sequences < batch_size:
+        raise ValueError(
+            f"a corpus must hold one batch of {batch_size} x {seq_len} bytes: {corpus.name} has {len(corpus)}; "
+            "try a smaller batch_size or seq_len."
+        )
+    return _generate(corpus.tokens, batch_size, seq_len, seed, rank, world_size)
+
+
+def _generate(
+    tokens_N: UInt8[Tensor, " N"], batch_size: int, seq_len: int, seed: int, rank: int, world_size: int
+) -> Iterator[Batch]:
+    local_size = batch_size // world_size
+    num_sequences = (len(tokens_N) - 1) // seq_len
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(num_sequences, generator=generator)  # the same on every rank: one seed, one order
+        for first in range(0, num_sequences - batch_size + 1, batch_size):
+            mine_b = order[first + rank * local_size :][:local_size]
+            # The last target of a sequence is the first input of its neighbour: windows of T + 1, T apart.
+            window_bT = (mine_b * seq_len)[:, None] + torch.arange(seq_len + 1)
+            taken_bT = tokens_N[window_bT].long()
+            yield Batch(taken_bT[:, :-1].contiguous(), taken_bT[:, 1:].contiguous())

@@ -1,0 +1,111 @@
+"""A corpus: text as a row of bytes, each byte a token, mapped from a file that is checked by its sha256.
+
+Bytes need no tokenizer and no vocabulary file: there are 256 of them, every text has them, and the loss in nats,
+divided by ln 2, is in bits per byte whatever the language. (Published models join frequent runs of bytes into some
+50 000 tokens: about four bytes a token in English, so their sequences are four times shorter.)
+
+    corpus = load_corpus()                    # Python's standard library: no download
+    train, val = train_val_split(corpus)
+    for inputs_BT, targets_BT in batches(train, batch_size=8, seq_len=128, seed=0): ...
+
+Which corpora there are stands in `datasets/catalogue.toml`.
+Cost: N bytes of disk; of memory only the pages that are read.
+Shapes: N bytes of the corpus.
+Source: byte-level modelling as in Radford et al. 2019, section 2.2, without the merges. Each corpus names its own.
+Simplified: no tokenizer; documents follow one another without a mark, as in the file.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from lablib.data.cache import cache_folder, read_entry, write_entry
+from lablib.data.sources import Source, hugging_face, standard_library
+from lablib.errors import unknown_name
+
+CORPORA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    # A link to datasets/catalogue.toml, so that an installed package has it too.
+    tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text("utf-8"))
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Text as bytes.
+
+    Attributes:
+        name: in the catalogue; "python-stdlib[train]" for a part.
+        tokens: uint8 [N], in [0, 256), mapped from the file. Read it, do not write to it.
+        size_bytes: N.
+        sha256: of the whole file these tokens are from, in hexadecimal.
+        source: where the text came from.
+    """
+
+    name: str
+    tokens: UInt8[Tensor, " N"]
+    size_bytes: int
+    sha256: str
+    source: str
+
+    def text(self, start: int = 0, stop: int | None = None) -> str:
+        """The bytes from `start` to `stop` as text; a cut character becomes U+FFFD."""
+        return bytes(self.tokens[start:stop].tolist()).decode("utf-8", "replace")
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def __repr__(self) -> str:
+        return f"Corpus({self.name}: {self.size_bytes:,} bytes, sha256 {self.sha256[:12]}..., {self.source})"
+
+
+def load_corpus(name: str = "python-stdlib", folder: Path | None = None) -> Corpus:
+    """A corpus of the catalogue, from the cache, where it is built (or, if public, downloaded) the first time.
+
+    Arguments:
+        name: a key of `CORPORA`.
+        folder: the cache; None for `cache_folder()`, which the environment's LAB_DATA sets.
+
+    Raises:
+        ValueError: no corpus has that name.
+        CorpusUnavailableError: it cannot be had here (no network, no package); one sentence says what to do.
+    """
+    if name not in CORPORA:
+        raise unknown_name("corpus", name, list(CORPORA))
+    folder = cache_folder() if folder is None else folder
+    # A public corpus has one key, known before anything is asked of the network: cached, it needs none.
+    about = CORPORA[name]
+    source = standard_library() if about["kind"] == "standard-library" else None
+    key = source.key if source else f"{name}-{about['split']}"
+    entry = read_entry(folder, key)
+    if entry is None:
+        source = source or _download(name, about)
+        entry = write_entry(folder, key, source.chunks, source.origin)
+    tokens_N = torch.from_file(str(folder / f"{key}.bin"), shared=False, size=entry.size_bytes, dtype=torch.uint8)
+    return Corpus(name, tokens_N, entry.size_bytes, entry.sha256, entry.source)
+
+
+def train_val_split(corpus: Corpus, val_fraction: float = 0.1) -> tuple[Corpus, Corpus]:
+    """The corpus in two, without copying: all but its end to train on, the end to validate on.
+
+    The end, not a random choice of sequences: neighbouring bytes resemble each other, and a validation set strewn
+    among the training text would be partly known. `val_fraction` is in (0, 1).
+    """
+    if not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction must be between 0 and 1: got {val_fraction}; try 0.1.")
+    cut = round(corpus.size_bytes * (1 - val_fraction))
+    return _part(corpus, "train", corpus.tokens[:cut]), _part(corpus, "val", corpus.tokens[cut:])
+
+
+def _part(corpus: Corpus, name: str, tokens_N: Tensor) -> Corpus:
+    return replace(corpus, name=f"{corpus.name}[{name}]", tokens=tokens_N, size_bytes=len(tokens_N))
+
+
+def _download(name: str, about: Mapping[str, Any]) -> Source:
+    return hugging_face(name, about["path"], about["split"], about.get("config"), about.get("separator", ""))
