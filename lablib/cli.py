@@ -1,0 +1,174 @@
+"""`lab`: build, run, open and check labs from the command line.
+
+    lab open [NN] [jupyter arguments]    JupyterLab on a lab
+    lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
+    lab list, lab progress, lab doctor   what there is, what is done, what works
+    lab build [--check] [NN ...]         notebooks from masters
+
+Exit code 0: done. 1: tried and failed. 2: what was asked for makes no sense, and nothing was done. Whatever goes wrong,
+the user gets one sentence. Each command imports what it needs when it runs: `lab --help` must not wait for torch.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lablib.course.errors import CourseError
+from lablib.errors import unknown_name
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its errors in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CourseError(f"{message}; `{self.prog} --help` shows what it takes.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except CourseError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `lab list | head`
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("lab: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _run(words: list[str]) -> int:
+    parser = _parser()
+    if not words:
+        parser.print_help()
+        return 0
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        raise CourseError(str(unknown_name("command", words[0], list(COMMANDS))))
+    # JupyterLab's own arguments are not ours to parse: everything after `open [NN]` goes to it as it stands.
+    passed_on: list[str] = []
+    if words[0] == "open" and not {"-h", "--help"} & set(words):
+        split = 2 if len(words) > 1 and not words[1].startswith("-") else 1
+        words, passed_on = words[:split], words[split:]
+    options = parser.parse_args(words)
+    options.passed_on = passed_on
+    return COMMANDS[options.command](options)
+
+
+def _open(options: argparse.Namespace) -> int:
+    from lablib.course.jupyter import open_lab
+    from lablib.course.places import find_lab, find_labs_folder
+
+    return open_lab(find_lab(options.lab, find_labs_folder()), options.passed_on)
+
+
+def _run_lab(options: argparse.Namespace) -> int:
+    from lablib.course.execute import run_lab
+    from lablib.course.places import find_lab, find_labs_folder
+
+    values = dict(options.parameter or [])
+    flags = {name: getattr(options, name) for name in ("backend", "ranks", "cluster", "quick")}
+    values |= {name: value for name, value in flags.items() if value is not None}
+    lab = find_lab(options.lab, find_labs_folder())
+    out = Path(options.out) if options.out else None
+    written = run_lab(lab, values, instructor=options.instructor, out=out)
+    print(f"{lab.name} ran to its end: {', '.join(str(path) for path in written)}")
+    return 0
+
+
+def _build(options: argparse.Namespace) -> int:
+    from lablib.course.build import build, build_instructor, build_nbgrader, check_built
+    from lablib.course.places import find_lab, find_labs, find_labs_folder
+
+    folder = find_labs_folder()
+    labs = [find_lab(text, folder) for text in options.labs] or find_labs(folder)
+    if not labs:
+        raise CourseError(f"no masters in {folder / 'masters'}: write NN_name.py there; its README.md says how.")
+    if options.check:
+        check_built(labs)
+        print(f"{len(labs)} labs are what their masters give.")
+    elif options.instructor or options.nbgrader:
+        lines = build_instructor(labs, Path(options.instructor)) if options.instructor else []
+        lines += build_nbgrader(labs, Path(options.nbgrader)) if options.nbgrader else []
+        print("\n".join(lines))
+    else:
+        print("\n".join(build([lab for lab in labs if lab.master.exists() or options.labs], options.replace)))
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from lablib.course.overview import list_labs
+    from lablib.course.places import find_labs_folder
+
+    print(list_labs(find_labs_folder()))
+    return 0
+
+
+def _progress(options: argparse.Namespace) -> int:
+    from lablib.course.overview import reset, show_progress
+    from lablib.course.places import find_labs_folder
+
+    folder = find_labs_folder()
+    print(reset(folder, options.reset) if options.reset else show_progress(folder))
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from lablib.course.doctor import examine
+
+    return examine()
+
+
+COMMANDS = {
+    "open": _open,
+    "run": _run_lab,
+    "list": _list,
+    "progress": _progress,
+    "doctor": _doctor,
+    "build": _build,
+}
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="lab", description="Labs on the techniques that make large-model training possible.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    command = commands.add_parser("open", help="open a lab in JupyterLab", usage="lab open [LAB] [jupyter arguments]")
+    command.add_argument("lab", nargs="?", default="00", metavar="LAB", help='"9", "09" or "09_name"; default 00')
+
+    command = commands.add_parser("run", help="run a lab from top to bottom; notebook and HTML go to runs/")
+    command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path')
+    command.add_argument("--backend", help="sim, gloo or nccl")
+    command.add_argument("--ranks", help="number of ranks")
+    command.add_argument("--cluster", help="simulated cluster, for example dgx-h100")
+    command.add_argument("--quick", action=argparse.BooleanOptionalAction, help="small sizes; or the full ones")
+    command.add_argument(
+        "-p", dest="parameter", nargs=2, action="append", metavar=("NAME", "VALUE"), help="any parameter"
+    )
+    command.add_argument("--instructor", action="store_true", help="with the solutions; every check must pass")
+    command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/ beside labs/")
+
+    commands.add_parser("list", help="the labs: question, whether built, exercises done")
+
+    command = commands.add_parser("progress", help="exercises done, with dates")
+    command.add_argument("--reset", metavar="LAB", help="forget the progress of one lab")
+
+    commands.add_parser("doctor", help="what works on this machine, and the remedy for what does not")
+
+    command = commands.add_parser("build", help="make notebooks from masters")
+    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
+    command.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
+    command.add_argument(
+        "--replace", action="store_true", help="also where you have worked; your version is kept beside"
+    )
+    command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
+    command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""Labs as a course: building, running and checking them, hints, progress. In reading order:
+
+    places        where labs and their files live
+    master        a lab's one source                        parameters    its knobs
+    solution      from a solution to its stub               lint          the rules of a master
+    notebook      learner, instructor and nbgrader versions build         notebooks from masters
+    check         checks, hints                             expect        the words checks are written in
+    result        what a check says                         progress      what a learner has done
+    proof         proving a check: solution, stub, wrong answers
+    execute       running a lab with papermill              jupyter       opening one in JupyterLab
+    doctor        what works on this machine
+
+A notebook needs `checks_for`; a file of checks needs `exercise` and `Expect`.
+"""
+
+from lablib.course.check import Check, Checks, Exercise, checks_for, exercise
+from lablib.course.expect import Expect
+from lablib.course.result import Hint, Result
+
+__all__ = ["Check", "Checks", "Exercise", "Expect", "Hint", "Result", "checks_for", "exercise"]

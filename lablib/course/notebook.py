@@ -1,0 +1,114 @@
+"""The notebooks made from a master: what a learner opens, what an instructor reads, what nbgrader hands out.
+
+    learner      stubs in place of solutions; cells tagged `instructor` left out
+    instructor   everything
+    nbgrader     everything, with nbgrader's metadata (schema 3), which makes the stubs and the grades itself; each
+                 check raises unless it passes, for nbgrader grades a cell by whether it raises
+
+A notebook is a function of its master: no times, no random ids, no outputs. So the same master gives the same bytes,
+and whether somebody has worked in a notebook can be seen: its digest no longer matches the one it was built with.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from enum import Enum
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
+
+from lablib.course.master import Cell, Master
+from lablib.course.solution import to_stub
+
+_NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
+_KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+class Version(Enum):
+    LEARNER = "learner"
+    INSTRUCTOR = "instructor"
+    NBGRADER = "nbgrader"
+
+
+def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
+    """The notebook of a master, in one of its versions."""
+    seen: Counter[str] = Counter()
+    cells = [
+        _cell(master, cell, version, seen)
+        for cell in master.cells
+        if version is not Version.LEARNER or not cell.tagged("instructor")
+    ]
+    # A notebook without a kernelspec makes JupyterLab ask the reader for a kernel.
+    notebook = new_notebook(cells=cells, metadata={"kernelspec": dict(_KERNEL), "language_info": {"name": "python"}})
+    notebook.metadata["lablib"] = {"lab": master.lab.name, "version": version.value, "digest": digest(notebook)}
+    nbformat.validate(notebook)
+    return notebook
+
+
+def to_text(notebook: nbformat.NotebookNode) -> str:
+    """The text of the notebook's file."""
+    return nbformat.writes(notebook) + "\n"
+
+
+def digest(notebook: nbformat.NotebookNode) -> str:
+    """A fingerprint of what a notebook's author wrote: kinds, sources and tags of its cells.
+
+    Ids, outputs, counters and other metadata change when a notebook is merely opened and run, so they do not count.
+    """
+    written = [[cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(written).encode()).hexdigest()[:16]
+
+
+def has_outputs(notebook: nbformat.NotebookNode) -> bool:
+    """Has any cell an output or an execution count?"""
+    return any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+
+
+def _cell(master: Master, cell: Cell, version: Version, seen: Counter[str]) -> nbformat.NotebookNode:
+    source, metadata = cell.source, {"tags": list(cell.tags)} if cell.tags else {}
+    if version is Version.LEARNER and cell.tagged("exercise"):
+        source = to_stub(source)
+    if version is Version.NBGRADER:
+        source, graded = _for_nbgrader(master, cell)
+        metadata |= graded
+    made = _NEW_CELL[cell.kind](source, metadata=metadata)
+    made["id"] = _stable_id(cell, seen)
+    return made
+
+
+def _stable_id(cell: Cell, seen: Counter[str]) -> str:
+    """An id from the cell's own content, so that a cell added above does not renumber those below."""
+    name = hashlib.sha256(f"{cell.kind}\n{cell.source}".encode()).hexdigest()[:8]
+    seen[name] += 1
+    return name if seen[name] == 1 else f"{name}-{seen[name]}"
+
+
+def _for_nbgrader(master: Master, cell: Cell) -> tuple[str, dict[str, Any]]:
+    """Source and metadata of a cell in an assignment."""
+    check = next((check for exercise, check in master.exercises if cell in (exercise, check)), None)
+    if check is None:
+        return cell.source, {}
+    is_check = cell is check
+    metadata: dict[str, Any] = {
+        "schema_version": 3,
+        "grade": is_check,
+        "grade_id": f"check-{check.check_name}" if is_check else f"{check.check_name}",
+        "locked": is_check,
+        "solution": not is_check,
+        "task": False,
+    }
+    if is_check:
+        metadata["points"] = check.points
+    return _requiring(cell) if is_check else cell.source, {"nbgrader": metadata}
+
+
+def _requiring(check: Cell) -> str:
+    """The check's source with `.require()` after its call: an exercise not passed raises, and nbgrader gives 0."""
+    call = check.check_call
+    assert call is not None and call.end_lineno and call.end_col_offset  # rule 6 of lint
+    lines = check.source.split("\n")
+    row = call.end_lineno - 1
+    line = lines[row].encode()  # ast counts columns in UTF-8 bytes
+    lines[row] = (line[: call.end_col_offset] + b".require()" + line[call.end_col_offset :]).decode()
+    return "\n".join(lines)

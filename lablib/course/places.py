@@ -1,0 +1,117 @@
+"""Where things live: the labs folder, the labs in it, and the file each lab's checks are in.
+
+    labs/08_collectives.ipynb            what a learner opens (generated)
+    labs/masters/08_collectives.py       its one source
+    labs/masters/checks/lab_08.py        its checks, for a lab of your own
+    lablib/course/checks/lab_08.py       its checks, for the labs of this course
+
+The labs folder is `$LAB_LABS`, else `labs/` here or in a parent folder, else the one beside the installed package.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import lablib
+from lablib.course.errors import CourseError
+
+_NAME = re.compile(r"\d\d_\w+")
+_PACKAGE = Path(lablib.__file__).parent
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lab:
+    """One lab: `name` is "08_collectives", `labs` the folder it is in. Its files need not exist."""
+
+    name: str
+    labs: Path
+
+    @property
+    def number(self) -> str:
+        return self.name[:2]
+
+    @property
+    def master(self) -> Path:
+        return self.labs / "masters" / f"{self.name}.py"
+
+    @property
+    def notebook(self) -> Path:
+        return self.labs / f"{self.name}.ipynb"
+
+
+def find_labs_folder(start: Path | None = None) -> Path:
+    """The labs folder, looked for from `start` (default: the current directory) as the module says.
+
+    Raises:
+        CourseError: there is none, or `$LAB_LABS` names a folder that does not exist.
+    """
+    chosen = os.environ.get("LAB_LABS")
+    if chosen:
+        folder = Path(chosen).expanduser().resolve()
+        if not folder.is_dir():
+            raise CourseError(f"LAB_LABS must name the labs folder: {folder} is no folder; unset it or correct it.")
+        return folder
+    here = (start or Path.cwd()).resolve()
+    for folder in _candidates(here):
+        if _holds_labs(folder):
+            return folder
+    raise CourseError(
+        f"no labs folder in {here} or above it: run `lab` inside the project, or set LAB_LABS to its labs/ folder."
+    )
+
+
+def find_labs(folder: Path) -> list[Lab]:
+    """Every lab that has a master or a notebook in this folder, in order of number."""
+    files = [*(folder / "masters").glob("*.py"), *folder.glob("*.ipynb")]
+    return sorted({Lab(file.stem, folder) for file in files if _NAME.fullmatch(file.stem)})
+
+
+def find_lab(text: str, folder: Path) -> Lab:
+    """The lab a user means by "9", "09", "09_data_parallel", "data_parallel", or the path of one of its files.
+
+    Raises:
+        CourseError: no such lab; the message has the nearest names.
+    """
+    path = Path(text)
+    if path.suffix in (".py", ".ipynb") and path.is_file() and _NAME.fullmatch(path.stem):
+        home = path.resolve().parent
+        return Lab(path.stem, home.parent if home.name == "masters" else home)
+    labs = find_labs(folder)
+    wanted = path.stem if path.suffix in (".py", ".ipynb") else text
+    for lab in labs:
+        if wanted in (lab.name, lab.name[3:]) or (wanted.isdecimal() and int(wanted) == int(lab.number)):
+            return lab
+    if not labs:
+        raise CourseError(f"no labs in {folder}: expected masters/NN_name.py or NN_name.ipynb; see masters/README.md.")
+    nearest = get_close_matches(wanted.lower(), [name for lab in labs for name in (lab.name, lab.name[3:])], n=1)
+    hint = f" did you mean {nearest[0]!r}?" if nearest else ""
+    raise CourseError(f"unknown lab {text!r}:{hint} Valid: {', '.join(lab.name for lab in labs)}.")
+
+
+def checks_file(number: str, folder: Path | None) -> Path | None:
+    """The file with the checks of lab `number`: beside the masters in `folder` if there, else the package's own."""
+    own = [folder / "masters" / "checks" / f"lab_{number}.py"] if folder else []
+    return next((p for p in [*own, _PACKAGE / "course" / "checks" / f"lab_{number}.py"] if p.is_file()), None)
+
+
+def labs_with_checks(folder: Path | None) -> list[str]:
+    """Numbers of all labs that have a file of checks."""
+    homes = [_PACKAGE / "course" / "checks", *([folder / "masters" / "checks"] if folder else [])]
+    return sorted({file.stem[4:] for home in homes for file in home.glob("lab_*.py")})
+
+
+def _candidates(here: Path) -> Iterator[Path]:
+    """Folders to try, nearest first."""
+    for folder in (here, *here.parents):
+        yield folder / "labs"
+        if folder.name == "labs":
+            yield folder
+    yield _PACKAGE.parent / "labs"
+
+
+def _holds_labs(folder: Path) -> bool:
+    """Is it a labs folder, and not something else called `labs`?"""
+    return folder.is_dir() and ((folder / "masters").is_dir() or bool(find_labs(folder)))

@@ -1,0 +1,180 @@
+"""What a learner has done, kept between kernels in one small file.
+
+    {"version": 1, "labs": {"08": {"ring_all_reduce": {
+        "attempts": 3, "hints": 1, "status": "passed", "passed_at": "2025-03-01T10:15:00+01:00"}}}}
+
+The file is `$LAB_PROGRESS`, else `progress.json` in the platform's user data folder; `LAB_PROGRESS=off` keeps nothing.
+Two kernels may write at once: each takes the lock, reads, changes its own entry and replaces the file in one step.
+A damaged file is put aside under another name, never deleted, and a new one begun. Once passed stays passed.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lablib.course.errors import CourseFailure
+from lablib.course.files import write_atomic
+
+_LOCK_TIMEOUT_S = 5.0
+_OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One exercise: `status` of the last attempt, `passed_at` of the first success ("" before it)."""
+
+    attempts: int = 0
+    hints: int = 0
+    status: str = "not attempted"
+    passed_at: str = ""
+
+    def attempted(self, status: str) -> "Entry":
+        """This entry after one more check ended in `status`. A stub is no attempt."""
+        if status == "not attempted":
+            return replace(self, status=status)
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        passed_at = self.passed_at or (now if status == "passed" else "")
+        return replace(self, attempts=self.attempts + 1, status=status, passed_at=passed_at)
+
+
+Labs = dict[str, dict[str, Entry]]
+
+
+class DamagedProgress(CourseFailure):
+    """The progress file is not one; it was put aside, and says where."""
+
+
+def progress_path() -> Path | None:
+    """Where progress is kept; None if it is not."""
+    chosen = os.environ.get("LAB_PROGRESS")
+    if chosen == _OFF:
+        return None
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("lablib", appauthor=False)) / "progress.json"
+
+
+def read_progress(path: Path) -> Labs:
+    """All entries, by lab and exercise; empty if there is no file yet.
+
+    Raises:
+        DamagedProgress: the file is damaged; it now has another name.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        return _parse(json.loads(text.decode("utf-8")))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        aside = _free_name(path)
+        path.replace(aside)
+        raise DamagedProgress(
+            f"a progress file must be what `lab` wrote: {path} is damaged ({error}); it is kept as {aside.name}, and a "
+            f"new one begins; to restore it, correct it and give it back its name."
+        ) from None
+
+
+class Progress:
+    """Reads and changes entries, in the file where possible and in this object's memory where not."""
+
+    def __init__(self, path: Path | None = None):
+        self.path = path
+        self._memory: Labs = {}
+
+    def entry(self, lab: str, name: str) -> Entry:
+        """The entry of one exercise, as last read or written here or by another kernel. Never raises."""
+        try:
+            stored = read_progress(self.path) if self.path else {}
+        except (OSError, DamagedProgress):
+            stored = {}
+        return stored.get(lab, {}).get(name) or self._memory.get(lab, {}).get(name) or Entry()
+
+    def change(self, lab: str, name: str, change: Callable[[Entry], Entry]) -> tuple[Entry, list[str]]:
+        """Apply `change` to an entry and keep the result: the new entry, and notes for the learner. Never raises."""
+        notes: list[str] = []
+        if self.path is not None:
+            try:
+                return self._change_file(self.path, lab, name, change, notes), notes
+            except (OSError, TimeoutError) as error:
+                notes.append(
+                    f"progress could not be saved to {self.path}: {error.strerror or error}; check that folder."
+                )
+        entry = change(self._memory.get(lab, {}).get(name, Entry()))
+        self._memory.setdefault(lab, {})[name] = entry
+        return entry, notes
+
+    def _change_file(
+        self, path: Path, lab: str, name: str, change: Callable[[Entry], Entry], notes: list[str]
+    ) -> Entry:
+        with _locked(path):
+            try:
+                labs = read_progress(path)
+            except DamagedProgress as damaged:
+                notes.append(str(damaged))
+                labs = {}
+            before = labs.get(lab, {}).get(name) or self._memory.get(lab, {}).get(name) or Entry()
+            entry = change(before)
+            labs.setdefault(lab, {})[name] = entry
+            if entry != before:
+                _write(path, labs)
+            return entry
+
+
+def reset_progress(path: Path, lab: str) -> int:
+    """Forget one lab; the number of exercises forgotten.
+
+    Raises:
+        DamagedProgress, OSError: as `read_progress`.
+    """
+    with _locked(path):
+        labs = read_progress(path)
+        forgotten = labs.pop(lab, {})
+        if forgotten:
+            _write(path, labs)
+        return len(forgotten)
+
+
+def _parse(data: Any) -> Labs:
+    """Entries from JSON; fields this version does not know are left out."""
+    if not isinstance(data, dict) or data.get("version") != 1:
+        raise ValueError("it has no version 1")
+    kinds = {"attempts": int, "hints": int, "status": str, "passed_at": str}
+    labs: Labs = {}
+    for lab, entries in data["labs"].items():
+        for name, fields in entries.items():
+            known = {field: fields[field] for field in kinds if field in fields}
+            if any(type(value) is not kinds[field] for field, value in known.items()):
+                raise ValueError(f"lab {lab}, {name}: {fields}")
+            labs.setdefault(lab, {})[name] = Entry(**known)
+    return labs
+
+
+def _write(path: Path, labs: Labs) -> None:
+    data = {"version": 1, "labs": {lab: {n: asdict(e) for n, e in entries.items()} for lab, entries in labs.items()}}
+    write_atomic(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
+
+
+def _locked(path: Path) -> Any:
+    """The lock that all writers of this file take."""
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
+
+
+def _free_name(path: Path) -> Path:
+    """A name beside `path` that nothing has."""
+    aside = path.with_name(path.name + ".damaged")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    return aside

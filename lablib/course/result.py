@@ -1,0 +1,120 @@
+"""What a check says, and what a hint says: for a person as text and as HTML, for a program as fields.
+
+    failed: Ring all-reduce
+      rule      bytes each rank sends
+      saw       8.389 MB, 1.333 times the budget
+      expected  at most 6.291 MB
+      next      check.ring_all_reduce.hint() for a hint (3 left)
+
+Nothing is told by colour alone: every state is written out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+from lablib.course.expect import Measured
+
+Status = Literal["passed", "failed", "not attempted"]
+_COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#757575"}
+_MARKS = {"passed": "&#10003;", "failed": "&#10007;", "not attempted": "&#9675;"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one check.
+
+    Attributes:
+        lab, name, title: which exercise.
+        status: "passed", "failed" or "not attempted".
+        rule, saw, expected: the rule broken, if one was.
+        measured: the rules that held, with what was measured.
+        trace: where the learner's own code raised; "" where it did not.
+        next_step: what to do now.
+        notes: what else the learner must know (progress could not be saved, ...).
+    """
+
+    lab: str
+    name: str
+    title: str
+    status: Status
+    rule: str = ""
+    saw: str = ""
+    expected: str = ""
+    measured: Sequence[Measured] = ()
+    trace: str = ""
+    next_step: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def message(self) -> str:
+        """The whole result as text."""
+        rows = [f"  {label:<9} {text}".replace("\n", "\n" + 12 * " ") for label, text in self._rows()]
+        return "\n".join([f"{self.status}: {self.title}", *rows])
+
+    def require(self) -> "Result":
+        """This result, if the exercise is passed.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        if self.status != "passed":
+            raise AssertionError(f"lab {self.lab}, {self.name}: {self.message}")
+        return self
+
+    def __bool__(self) -> bool:
+        return self.status == "passed"
+
+    def __repr__(self) -> str:
+        return self.message
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><td style="text-align:left;vertical-align:top;opacity:.7">{label}</td>'
+            f'<td style="text-align:left;white-space:pre-wrap">{escape(text)}</td></tr>'
+            for label, text in self._rows()
+        )
+        colour = _COLOURS[self.status]
+        return (
+            f'<div role="status" style="border-left:5px solid {colour};padding:4px 12px;margin:4px 0">'
+            f'<b style="color:{colour}">{_MARKS[self.status]} {self.status}</b>: <b>{escape(self.title)}</b>'
+            f'<table style="margin:4px 0 0 0">{rows}</table></div>'
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Label and text of each line below the headline."""
+        rows = [("rule", self.rule), ("saw", self.saw), ("expected", self.expected), ("where", self.trace)]
+        if self.status == "passed":
+            rows += [("measured", f"{measured.rule}: {measured.text}") for measured in self.measured]
+        elif self.measured:
+            rows.append(("held", "; ".join(measured.rule for measured in self.measured)))
+        rows += [("next", self.next_step), *(("note", note) for note in self.notes)]
+        return [(label, text) for label, text in rows if text]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """The hints taken so far of an exercise, the newest last."""
+
+    title: str
+    shown: Sequence[str]
+    left: int
+
+    def __repr__(self) -> str:
+        if not self.shown:
+            return f"{self.title} has no hints."
+        return f"hint {len(self.shown)} of {len(self.shown) + self.left}: {self.shown[-1]}\n({self._left})"
+
+    def _repr_html_(self) -> str:
+        total = len(self.shown) + self.left
+        items = "".join(
+            f"<details{' open' if number == len(self.shown) else ''}><summary>Hint {number} of {total}: "
+            f"{escape(self.title)}</summary><p>{escape(hint)}</p></details>"
+            for number, hint in enumerate(self.shown, 1)
+        )
+        return items + f"<small>{self._left}</small>" if items else f"<p>{escape(repr(self))}</p>"
+
+    @property
+    def _left(self) -> str:
+        return f"{self.left} left" if self.left else "that was the last one"
