@@ -1,0 +1,48 @@
+# Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test check lint format build lock setup clean
+
+PYTHON ?=
+PIP_ARGS ?=
+ARGS ?=
+export PYTHON PIP_ARGS
+
+BIN := .venv/bin
+STAMP := .venv/.stamp-setup
+
+help:  ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 8899" are passed on
+	@$(BIN)/lab build
+	@$(BIN)/lab open 00_first_steps $(ARGS)
+
+test: $(STAMP)  ## run every test; ARGS="-k name" are passed on to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint test  ## everything that must hold before a commit: format, lint, types, tests
+
+lint: $(STAMP)  ## format, lint and types
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+format: $(STAMP)  ## put the code into its format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+build: $(STAMP)  ## generate the notebooks of labs/ from their masters
+	@$(BIN)/lab build $(ARGS)
+
+lock:  ## pin every package anew in requirements.lock; ARGS=--upgrade takes the newest
+	@sh tools/lock.sh $(ARGS)
+
+setup: $(STAMP)  ## make .venv
+
+$(STAMP): requirements.lock pyproject.toml
+	@sh tools/setup.sh $@
+
+clean:  ## remove .venv and everything built; corpora, runs and notebooks stay
+	rm -rf .venv artifacts build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
