@@ -7,7 +7,7 @@ plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbcon
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import plotly.graph_objects as go
 
@@ -41,7 +41,7 @@ def without_subtitle(figure: go.Figure) -> go.Figure:
     return copy
 
 
-def picture_bundle(figure: go.Figure, plotlyjs: bool | str = "cdn") -> dict[str, Any]:
+def picture_bundle(figure: go.Figure, plotlyjs: Literal["cdn"] | bool = "cdn") -> dict[str, Any]:
     """The figure in the two formats notebooks and their HTML exports understand.
 
     Args:
@@ -50,7 +50,7 @@ def picture_bundle(figure: go.Figure, plotlyjs: bool | str = "cdn") -> dict[str,
     """
     import plotly.io as pio
 
-    picture = pio.to_html(figure, include_plotlyjs=plotlyjs, include_mathjax=False, full_html=False, validate=False)
+    picture = pio.to_html(figure, include_plotlyjs=plotlyjs, include_mathjax=False, full_html=False, validate=False)  # pyright: ignore
     return {PLOTLY_MIME: figure.to_plotly_json(), "text/html": picture, "text/plain": describe(figure) or "figure"}
 
 
@@ -60,10 +60,10 @@ def caption_html(figure: go.Figure) -> str:
     return f"<div class='lablib-caption'>{sentence}{table_html(table(figure))}</div>"
 
 
-def table_html(numbers: pd.DataFrame) -> str:
-    """The numbers behind a triangle "Numbers of this figure"; nothing for an empty table."""
+def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
+    """The numbers, folded behind "Numbers of this figure" or plain; nothing for an empty table."""
     if numbers.empty:
         return ""
     rows = numbers.to_html(index=False, max_rows=MOST_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
     label = f"Numbers of this figure ({len(numbers)} rows)"
-    return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>"
+    return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>" if is_folded else rows

@@ -122,7 +122,7 @@ def work_bars(
                 base=bars.start_s[chosen] / unit.scale,
                 width=[row.height for row in rows],
                 marker=look.marker() | {"line": line},
-                hovertext=[_hover(picture, i, spans, kind) for i in chosen],
+                hovertext=[_hover(picture, int(i), spans, kind) for i in chosen],
                 hoverinfo="text",
                 legendgroup=kind,
                 **trace,

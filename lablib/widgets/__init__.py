@@ -1,0 +1,7 @@
+"""Controls that call one function and one figure: `explore`, and the records that describe its controls."""
+
+from lablib.widgets.controls import Choice as Choice
+from lablib.widgets.controls import IntChoice as IntChoice
+from lablib.widgets.controls import LogSlider as LogSlider
+from lablib.widgets.controls import Toggle as Toggle
+from lablib.widgets.explore import explore as explore

@@ -1,0 +1,168 @@
+"""Controls as records: a name, a label, the values to choose from, a default. Each knows its ipywidget.
+
+    IntChoice   a count: every whole number of a range, or a list such as (1, 2, 4, 8)
+    LogSlider   a quantity over several powers of ten, in steps of 1, 2, 5
+    Choice      one of several names
+    Toggle      yes or no
+
+All are reached with Tab and changed with the arrow keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lablib.figures.units import in_words
+
+if TYPE_CHECKING:
+    import ipywidgets
+
+
+class Control(Protocol):
+    """What `explore` asks of a control. `name` is the argument of the function it feeds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def default(self) -> Any: ...
+    @property
+    def values(self) -> Sequence[Any]: ...
+    def in_words(self, value: Any) -> str:
+        """The value as the reader sees it."""
+        ...
+
+    def widget(self) -> ipywidgets.ValueWidget:
+        """A new ipywidget whose `value` is the value."""
+        ...
+
+
+def _check_default(control: Control) -> None:
+    if control.default not in control.values:
+        values = control.values if isinstance(control.values, range) else list(control.values)
+        raise ValueError(
+            f"the default of {control.name} must be one of its values: got {control.default!r}, of {values}."
+        )
+
+
+@dataclass(frozen=True)
+class IntChoice:
+    """A whole number. `values` is a range (a slider over all of it) or a list (a slider over these)."""
+
+    name: str
+    label: str
+    values: Sequence[int]
+    default: int
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        _check_default(self)
+
+    def in_words(self, value: int) -> str:
+        return f"{value:,} {self.unit}".strip()
+
+    def widget(self) -> ipywidgets.ValueWidget:
+        import ipywidgets
+
+        if not isinstance(self.values, range):
+            return _selection_slider(self)
+        first, last = min(self.values), max(self.values)
+        label = f"{self.label} ({self.unit})" if self.unit else self.label
+        step = abs(self.values.step)
+        return ipywidgets.IntSlider(self.default, first, last, step, description=label, **_wide())
+
+
+@dataclass(frozen=True)
+class LogSlider:
+    """A quantity between two ends, in steps of 1, 2, 5, 10, 20 ... Its ends and its default are among its values."""
+
+    name: str
+    label: str
+    minimum: float
+    maximum: float
+    default: float
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minimum < self.maximum:
+            rule = f"the ends of {self.name} must satisfy 0 < minimum < maximum"
+            raise ValueError(f"{rule}: got {self.minimum} and {self.maximum}.")
+        if not self.minimum <= self.default <= self.maximum:
+            rule = f"the default of {self.name} must lie between its ends"
+            raise ValueError(f"{rule}: got {self.default}, outside {self.minimum} to {self.maximum}.")
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Every value of the slider, ascending."""
+        inside = {
+            # Read from text, so 5e-6 is the float nearest to it and not a product of two roundings.
+            float(f"{digit}e{exponent}")
+            for exponent in range(-15, 19)
+            for digit in (1, 2, 5)
+            if self.minimum <= float(f"{digit}e{exponent}") <= self.maximum
+        }
+        return tuple(sorted(inside | {float(v) for v in (self.minimum, self.default, self.maximum)}))
+
+    def in_words(self, value: float) -> str:
+        return in_words(value, self.unit)
+
+    def widget(self) -> ipywidgets.ValueWidget:
+        return _selection_slider(self)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several names, in a drop-down list."""
+
+    name: str
+    label: str
+    values: Sequence[str]
+    default: str
+
+    def __post_init__(self) -> None:
+        _check_default(self)
+
+    def in_words(self, value: str) -> str:
+        return value
+
+    def widget(self) -> ipywidgets.ValueWidget:
+        import ipywidgets
+
+        return ipywidgets.Dropdown(options=list(self.values), value=self.default, description=self.label, **_wide())
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """Yes or no, as a check box."""
+
+    name: str
+    label: str
+    default: bool = False
+    values: Sequence[bool] = (False, True)
+
+    def in_words(self, value: bool) -> str:
+        return "yes" if value else "no"
+
+    def widget(self) -> ipywidgets.ValueWidget:
+        import ipywidgets
+
+        return ipywidgets.Checkbox(self.default, description=self.label, indent=False, **_wide())
+
+
+def _selection_slider(control: Control) -> ipywidgets.ValueWidget:
+    """A slider over a list of values that reads them out with their unit."""
+    import ipywidgets
+
+    options = [(control.in_words(value), value) for value in control.values]
+    return ipywidgets.SelectionSlider(
+        options=options, value=float(control.default) if isinstance(control, LogSlider) else control.default,
+        description=control.label, **_wide(),
+    )  # fmt: skip
+
+
+def _wide() -> dict[str, Any]:
+    """Room for the whole label and a slider long enough to aim at."""
+    return {"style": {"description_width": "initial"}, "layout": {"width": "min(36em, 100%)"}}

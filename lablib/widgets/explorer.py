@@ -1,0 +1,69 @@
+"""The interactive half of `explore`: controls on top, one figure below, redrawn when a control changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ipywidgets
+import plotly.graph_objects as go
+
+from lablib.errors import LaunchError
+from lablib.figures.describe import describe, table
+from lablib.figures.show import table_html, without_subtitle
+from lablib.widgets.controls import Control
+from lablib.widgets.live_text import LiveText
+from lablib.widgets.redraw import redraw
+
+
+class Explorer:
+    """Reads its controls, calls one function and one figure function, and shows the result.
+
+    The notebook takes one change at a time and always reads all controls as they are now; while it is busy, the browser
+    keeps only the latest position of a slider. So no picture of an old setting can follow a newer one.
+
+    Attributes:
+        controls: name -> ipywidget, in order.
+        figure: the plotly widget on the screen.
+        message: the error of the present setting, empty if there is none.
+        caption: the sentence and the table of the figure.
+        panel: all of them, as the notebook shows them.
+    """
+
+    def __init__(
+        self, compute: Callable[..., Any], draw: Callable[[Any], go.Figure], controls: Sequence[Control]
+    ) -> None:
+        self._compute, self._draw = compute, draw
+        self.controls = {control.name: control.widget() for control in controls}
+        self.figure = go.FigureWidget()
+        self.message, self.caption = LiveText(is_urgent=True), LiveText()
+        self._drawn = go.Figure()
+        parts = [*self.controls.values(), self.message, self.figure, self.caption]
+        self.panel = ipywidgets.VBox(parts, layout={"width": "100%"})
+        for widget in self.controls.values():
+            widget.observe(self._refresh, names="value")
+        self._refresh()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The present value of every control."""
+        return {name: widget.value for name, widget in self.controls.items()}  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _refresh(self, change: Any = None) -> None:
+        """Compute and draw once. A setting that cannot be computed is reported, and the last good figure stays."""
+        try:
+            figure = self._draw(self._compute(**self.settings))
+        except (ValueError, LaunchError) as error:
+            self.message.text = f"! {error} The figure still shows the last setting that works."
+            return
+        except Exception as error:
+            self.message.text = f"! {type(error).__name__}: {error}"
+            raise
+        self.message.text = ""
+        bare = without_subtitle(figure).update_layout(autosize=True)
+        redraw(self.figure, self._drawn, bare)
+        self._drawn = bare
+        self.caption.text, self.caption.table_html = describe(figure), table_html(table(figure), is_folded=False)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.panel._repr_mimebundle_(**options)

@@ -1,0 +1,54 @@
+"""A line of text that changes, and is read aloud when it does.
+
+A screen reader follows an element marked `aria-live` only if the element stays and its text changes. The HTML widget of
+ipywidgets replaces its content, so this small widget keeps one paragraph (and one foldable table) for its whole life.
+"""
+
+from __future__ import annotations
+
+import anywidget
+import traitlets
+
+_ESM = """
+function render({ model, el }) {
+  const line = document.createElement("p");
+  const isUrgent = model.get("is_urgent");
+  line.setAttribute("role", isUrgent ? "alert" : "status");
+  line.setAttribute("aria-live", isUrgent ? "assertive" : "polite");
+  line.style.cssText = "max-width:62em;margin:.2em 0;white-space:pre-line;" +
+    (isUrgent ? "color:#B00020;font-weight:600" : "");
+  const fold = document.createElement("details");
+  const title = document.createElement("summary");
+  title.textContent = "Numbers of this figure";
+  title.style.cursor = "pointer";
+  const numbers = document.createElement("div");
+  numbers.className = "jp-RenderedHTMLCommon";
+  fold.append(title, numbers);
+  el.append(line, fold);
+  const write = () => {
+    line.textContent = model.get("text");
+    line.style.display = model.get("text") ? "block" : "none";
+    numbers.innerHTML = model.get("table_html");
+    fold.style.display = model.get("table_html") ? "block" : "none";
+  };
+  model.on("change:text", write);
+  model.on("change:table_html", write);
+  write();
+}
+export default { render };
+"""
+
+
+class LiveText(anywidget.AnyWidget):
+    """One sentence, and under it a table that opens on demand and stays open.
+
+    Attributes:
+        text: shown as it is, never as markup; nothing is shown while it is empty.
+        table_html: a table made by this package.
+        is_urgent: True for an error, which a screen reader says at once.
+    """
+
+    _esm = _ESM
+    text = traitlets.Unicode("").tag(sync=True)
+    table_html = traitlets.Unicode("").tag(sync=True)
+    is_urgent = traitlets.Bool(False).tag(sync=True)

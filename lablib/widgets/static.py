@@ -1,0 +1,84 @@
+"""The other half of `explore`: the same question without widgets, for papermill, for print and for CI."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from lablib.errors import LaunchError
+from lablib.figures.show import show
+from lablib.widgets.controls import Control
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The figure of one setting, or the message that says why there is none."""
+
+    setting: str
+    figure: go.Figure | None
+    message: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Pictures:
+    """Figures of a few settings, one under the other. Ends a cell like any value."""
+
+    pictures: tuple[Picture, ...]
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import HTML, display
+
+        for picture in self.pictures:
+            display(HTML(f"<p><strong>{html.escape(picture.setting)}</strong></p>"))
+            if picture.figure is not None:
+                show(picture.figure)
+            else:
+                display(HTML(f"<p>{html.escape(picture.message)}</p>"))
+
+    def __repr__(self) -> str:
+        return f"Pictures of {len(self)} settings: " + "; ".join(picture.setting for picture in self.pictures)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+
+def static_pictures(
+    compute: Callable[..., Any],
+    draw: Callable[[Any], go.Figure],
+    controls: Sequence[Control],
+    examples: Sequence[Mapping[str, Any]] = (),
+) -> Pictures:
+    """The figure at the default of every control, then one for each example.
+
+    Args:
+        examples: settings that differ from the defaults. None given: the first control at its two ends.
+
+    Raises:
+        ValueError: if the defaults cannot be computed, or an example names an unknown control.
+    """
+    defaults = {control.name: control.default for control in controls}
+    unknown = [name for example in examples for name in example if name not in defaults]
+    if unknown:
+        raise ValueError(f"an example may only set the controls {list(defaults)}: got {unknown}.")
+    if not examples and controls:
+        first = controls[0]
+        ends = dict.fromkeys((first.values[0], first.values[-1]))
+        examples = [{first.name: end} for end in ends if end != first.default]
+    pictures = [Picture(_in_words(controls, defaults), draw(compute(**defaults)))]
+    for example in examples:
+        setting = defaults | dict(example)
+        words = _in_words(controls, setting)
+        try:
+            pictures.append(Picture(words, draw(compute(**setting))))
+        except (ValueError, LaunchError) as error:
+            pictures.append(Picture(words, None, str(error)))
+    return Pictures(tuple(pictures))
+
+
+def _in_words(controls: Sequence[Control], setting: Mapping[str, Any]) -> str:
+    """The setting as text: "Ranks: 8, bucket: 25 MB"."""
+    return ", ".join(f"{control.label}: {control.in_words(setting[control.name])}" for control in controls)
