@@ -3,13 +3,23 @@
 Reading order: what is shared, then the figures, then how they reach the reader.
 """
 
-from lablib.figures.describe import describe as describe
-from lablib.figures.describe import table as table
-from lablib.figures.export import with_drawn_figures as with_drawn_figures
-from lablib.figures.reconcile import figure_reconcile as figure_reconcile
-from lablib.figures.show import show as show
+# ruff: noqa: I001  (in reading order)
 from lablib.figures.style import LOOKS as LOOKS
 from lablib.figures.style import kind_of_phase as kind_of_phase
-from lablib.figures.timeline import figure_timeline as figure_timeline
 from lablib.figures.units import in_words as in_words
 from lablib.figures.units import unit_for as unit_for
+from lablib.figures.timeline import figure_timeline as figure_timeline
+from lablib.figures.reconcile import figure_reconcile as figure_reconcile
+from lablib.figures.traffic import figure_traffic as figure_traffic
+from lablib.figures.waits import figure_waits as figure_waits
+from lablib.figures.collectives import figure_collective_cost as figure_collective_cost
+from lablib.figures.collectives import figure_effective_bandwidth as figure_effective_bandwidth
+from lablib.figures.scaling import figure_scaling as figure_scaling
+from lablib.figures.lines import figure_lines as figure_lines
+from lablib.figures.topology import Edge as Edge
+from lablib.figures.topology import Node as Node
+from lablib.figures.topology import figure_topology as figure_topology
+from lablib.figures.describe import describe as describe
+from lablib.figures.describe import table as table
+from lablib.figures.show import show as show
+from lablib.figures.export import with_drawn_figures as with_drawn_figures

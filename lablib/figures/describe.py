@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 if TYPE_CHECKING:
     import pandas as pd
 
-SUBTITLE_COLUMNS = 125
+SUBTITLE_COLUMNS = 105  # fits a notebook cell beside an open file browser
 
 
 def attach(figure: go.Figure, summary: str, columns: Mapping[str, Sequence[Any]]) -> go.Figure:

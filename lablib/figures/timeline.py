@@ -146,12 +146,12 @@ def letters(
     stretches = stretches_of(picture.bars, width_s / 100)
     starts, ends = np.maximum(stretches.start_s, window[0]), np.minimum(stretches.end_s, window[1])
     share = (ends - starts) / width_s
-    chosen = np.flatnonzero(share > 0.013)
+    chosen = np.flatnonzero(share > 0.018)
     looks = [LOOKS[KINDS[stretches.kind[i]]] for i in chosen]
     texts = []
     for i, look in zip(chosen, looks, strict=True):
         named = f"{look.letter}  {spans[stretches.first[i]].name}"
-        is_room = look.name == "communication" and stretches.count[i] == 1 and share[i] > 0.009 * len(named)
+        is_room = look.name == "communication" and stretches.count[i] == 1 and share[i] > 0.012 * len(named)
         texts.append(f"<b>{named if is_room else look.letter}</b>")
     text = go.Scatter(
         mode="text",

@@ -57,10 +57,11 @@ def in_words(value: float, base: str, digits: int = 3) -> str:
     if not math.isfinite(value):
         return f"{value} {base}".strip()
     unit = unit_for(value, base)
+    symbol = "" if base in ("count", "1") else unit.symbol
     scaled = unit.of(value)
     # `g` alone turns 1234 into 1.23e+03, so numbers past the digits are written whole.
     number = f"{scaled:,.0f}" if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}"
-    return f"{number} {unit.symbol}".strip()
+    return f"{number} {symbol}".strip()
 
 
 def axis_title(quantity: str, unit: Unit | str) -> str:

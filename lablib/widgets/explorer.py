@@ -36,11 +36,15 @@ class Explorer:
         self._compute, self._draw = compute, draw
         self.controls = {control.name: control.widget() for control in controls}
         self.figure = go.FigureWidget()
+        self.figure._config = self.figure._config | {"responsive": True}  # as wide as the notebook, like a plain figure
         self.message, self.caption = LiveText(is_urgent=True), LiveText()
         self._drawn = go.Figure()
         parts = [*self.controls.values(), self.message, self.figure, self.caption]
         self.panel = ipywidgets.VBox(parts, layout={"width": "100%"})
+        # One width for all labels, wide enough for the longest: nothing is cut off and the sliders stand in a column.
+        longest = max((len(control.label) for control in controls), default=0)
         for widget in self.controls.values():
+            widget.style.description_width = f"{0.58 * longest + 1.5:.1f}em"  # pyright: ignore[reportAttributeAccessIssue]
             widget.observe(self._refresh, names="value")
         self._refresh()
 

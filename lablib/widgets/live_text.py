@@ -15,7 +15,7 @@ function render({ model, el }) {
   const isUrgent = model.get("is_urgent");
   line.setAttribute("role", isUrgent ? "alert" : "status");
   line.setAttribute("aria-live", isUrgent ? "assertive" : "polite");
-  line.style.cssText = "max-width:62em;margin:.2em 0;white-space:pre-line;" +
+  line.style.cssText = "max-width:62em;margin:.2em 0;line-height:1.5;white-space:pre-line;" +
     (isUrgent ? "color:#B00020;font-weight:600" : "");
   const fold = document.createElement("details");
   const title = document.createElement("summary");

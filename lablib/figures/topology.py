@@ -1,0 +1,133 @@
+"""A small cluster as a picture: nodes at given places, links drawn by level (NVLink, NIC, fabric, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from lablib.figures.describe import attach
+from lablib.figures.style import INK, PAPER_PIXELS, base_layout, series_look
+
+_SYMBOLS = {"gpu": "square", "host": "square-open", "nic": "diamond", "switch": "circle", "router": "hexagon"}
+_COLORS = {"gpu": "#56B4E9", "host": "#FFFFFF", "nic": "#F0E442", "switch": "#D9D9D9", "router": "#D9D9D9"}
+_OTHERS = ("triangle-up", "star", "pentagon")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One thing in a topology. `kind`: "gpu", "host", "nic", "switch", "router", or a name of your own."""
+
+    name: str
+    x: float
+    y: float
+    kind: str = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A link between two nodes, by name; `level` groups links in the legend ("NVLink", "InfiniBand 400G")."""
+
+    a: str
+    b: str
+    level: str = "link"
+
+
+def figure_topology(
+    nodes: Iterable[Node | tuple[str, float, float, str]],
+    edges: Iterable[Edge | tuple[str, str, str]],
+    title: str = "Topology",
+    summary: str = "",
+) -> go.Figure:
+    """Nodes by kind (symbol and colour), links by level (colour, dash and width).
+
+    Args:
+        nodes: records, or tuples (name, x, y, kind); x grows to the right and y upwards.
+        edges: records, or tuples (a, b, level).
+        summary: one sentence; None given: the counts.
+
+    Returns:
+        A figure whose table has one row a link.
+
+    Raises:
+        ValueError: if a link names an unknown node, or two nodes share a name.
+    """
+    things = [node if isinstance(node, Node) else Node(*node) for node in nodes]
+    links = [edge if isinstance(edge, Edge) else Edge(*edge) for edge in edges]
+    by_name = {node.name: node for node in things}
+    if len(by_name) < len(things):
+        raise ValueError(f"each node must have a name of its own: got {[n.name for n in things]}.")
+    for link in links:
+        for end in (link.a, link.b):
+            if end not in by_name:
+                raise ValueError(f"a link must join two nodes: got {end!r}, which is none of {list(by_name)}.")
+    height = 320 + PAPER_PIXELS - 40
+    figure = go.Figure(layout=base_layout(title, height, showlegend=True, plot_bgcolor="#FFFFFF"))
+    figure.add_traces(
+        [_links(links, level, number, by_name) for number, level in enumerate(_distinct(e.level for e in links))]
+    )
+    figure.add_traces([_kind(things, kind, number) for number, kind in enumerate(_distinct(n.kind for n in things))])
+    # A picture of places, not a plot: no quantity stands on its axes.
+    hidden: dict[str, Any] = {"visible": False}
+    figure.update_layout(xaxis=hidden | _room([n.x for n in things]), yaxis=hidden | _room([n.y for n in things]))
+    figure.update_layout(margin_b=48, margin_l=20, margin_r=20)
+    ends = {"from": [e.a for e in links], "to": [e.b for e in links], "level": [e.level for e in links]}
+    return attach(figure, summary or _summary(things, links), ends)
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _room(values: Sequence[float]) -> dict[str, Any]:
+    """The range of the values with air on both sides."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    air = 0.12 * (high - low) or 1.0
+    return {"range": [low - air, high + air]}
+
+
+def _links(links: Sequence[Edge], level: str, number: int, by_name: Mapping[str, Node]) -> go.Scatter:
+    """All links of one level as one trace, broken between links."""
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for link in links:
+        if link.level == level:
+            a, b = by_name[link.a], by_name[link.b]
+            xs += [a.x, b.x, None]
+            ys += [a.y, b.y, None]
+    look = series_look(number)
+    line = {"color": look.color, "dash": look.dash, "width": 2.2}
+    return go.Scatter(x=xs, y=ys, mode="lines", line=line, name=level, hoverinfo="skip")
+
+
+def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
+    chosen = [node for node in things if node.kind == kind]
+    symbol = _SYMBOLS.get(kind, _OTHERS[number % len(_OTHERS)])
+    size = 26 if len(things) <= 40 else 15
+    return go.Scatter(
+        x=[n.x for n in chosen],
+        y=[n.y for n in chosen],
+        mode="markers+text" if len(things) <= 40 else "markers",
+        text=[n.name for n in chosen],
+        textposition="bottom center",
+        textfont={"size": 11, "color": INK},
+        marker={
+            "symbol": symbol,
+            "size": size,
+            "color": _COLORS.get(kind, "#FFFFFF"),
+            "line": {"color": INK, "width": 1.2},
+        },
+        name=kind,
+        hovertext=[f"<b>{n.name}</b><br>{n.kind}" for n in chosen],
+        hoverinfo="text",
+    )
+
+
+def _summary(things: Sequence[Node], links: Sequence[Edge]) -> str:
+    kinds = [f"{sum(n.kind == kind for n in things)} {kind}" for kind in _distinct(n.kind for n in things)]
+    levels = [f"{sum(e.level == level for e in links)} {level}" for level in _distinct(e.level for e in links)]
+    return (
+        f"{', '.join(kinds)}, joined by {len(links)} links ({', '.join(levels)})." if links else f"{', '.join(kinds)}."
+    )

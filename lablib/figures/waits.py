@@ -1,0 +1,144 @@
+"""A deadlock as a picture: one row for each wait, and an arrow from the one who waits to the one waited for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from lablib.errors import DeadlockError, Wait
+from lablib.figures.describe import attach
+from lablib.figures.style import FAINT_INK, FONT, INK, base_layout
+
+ROW_PIXELS, MOST_ROWS = 58, 24
+WAITING, TEXT_COLUMNS = "#D55E00", 78
+_NAMED = re.compile(r"\branks?\s+(\d+(?:\s*(?:,|and|-|to)\s*\d+)*)", re.IGNORECASE)
+
+
+def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.Figure:
+    """Ranks as nodes, what each waits for as text, arrows to the ranks its text names.
+
+    Ranks that wait in the same place for the same thing share a row.
+
+    Returns:
+        A figure whose table has one row a rank: what it waits for, where in the program, which ranks it names.
+    """
+    rows = _rows(error.waits)
+    shown = rows[:MOST_ROWS]
+    figure = go.Figure(layout=base_layout(title, 66 + 24 + ROW_PIXELS * max(len(shown), 1), showlegend=False))
+    row_of = {wait.rank: number for number, row in enumerate(shown) for wait in row}
+    arrows = {
+        (row_of[w.rank], row_of[other])
+        for w in error.waits
+        if w.rank in row_of
+        for other in named_ranks(w)
+        if other in row_of
+    }
+    for depth, (start, end) in enumerate(
+        sorted(arrows - {(n, n) for n in range(len(shown))}, key=lambda a: abs(a[0] - a[1]))
+    ):
+        figure.add_trace(_arrow(start, end, depth))
+    figure.add_trace(_nodes(shown))
+    figure.add_trace(_texts(shown))
+    hidden = {"visible": False, "fixedrange": True}
+    figure.update_layout(
+        xaxis=hidden | {"range": [-1.9, 10]},
+        yaxis=hidden | {"range": [max(len(shown), 1) - 0.4, -0.6]},
+        margin={"l": 10, "r": 10, "t": 66, "b": 24},
+        plot_bgcolor="#FFFFFF",
+    )
+    columns = {
+        "rank": [w.rank for w in error.waits],
+        "waits": [w.text for w in error.waits],
+        "source": [w.source for w in error.waits],
+        "names ranks": [", ".join(map(str, named_ranks(w))) for w in error.waits],
+    }
+    return attach(figure, _summary(error, rows), columns)
+
+
+def named_ranks(wait: Wait) -> list[int]:
+    """The other ranks that the text of a wait names.
+
+    >>> named_ranks(Wait(0, "waits in recv from rank 1")), named_ranks(Wait(0, "waits for ranks 1, 3-5 and 7"))
+    ([1], [1, 3, 4, 5, 7])
+    """
+    found: set[int] = set()
+    for phrase in _NAMED.findall(wait.text):
+        for part in re.split(r",|and", phrase):
+            ends = [int(number) for number in re.findall(r"\d+", part)]
+            found.update(range(ends[0], ends[-1] + 1) if ends else ())
+    return sorted(found - {wait.rank})
+
+
+def _rows(waits: Sequence[Wait]) -> list[list[Wait]]:
+    """The waits that say the same, together, in order of their first rank."""
+    rows: dict[tuple[str, str], list[Wait]] = {}
+    for wait in waits:
+        rows.setdefault((wait.text, wait.source), []).append(wait)
+    return list(rows.values())
+
+
+def _label(row: Sequence[Wait]) -> str:
+    """ "rank 2", or "ranks 0-3, 7"."""
+    ranks = [wait.rank for wait in row]
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    named = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts]
+    return "ranks " + ", ".join(named[:4] + (["..."] if len(named) > 4 else []))
+
+
+def _nodes(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
+    return go.Scatter(
+        x=[0.0] * len(rows),
+        y=list(range(len(rows))),
+        mode="markers",
+        marker={"size": 20, "symbol": "circle", "color": WAITING, "line": {"color": INK, "width": 1}},
+        hovertext=[_label(row) for row in rows],
+        hoverinfo="text",
+    )
+
+
+def _texts(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
+    """Who, what, and where in the program, beside each node."""
+    texts = []
+    for row in rows:
+        what = row[0].text if len(row[0].text) <= TEXT_COLUMNS else row[0].text[: TEXT_COLUMNS - 3] + "..."
+        where = f"<br><span style='font-size:11px;color:{FAINT_INK}'>{row[0].source}</span>" if row[0].source else ""
+        texts.append(f"<b>{_label(row)}</b>  {what}{where}")
+    font = {"size": 13, "color": INK, "family": FONT}
+    place = {"x": [0.3] * len(rows), "y": list(range(len(rows))), "textposition": "middle right"}
+    return go.Scatter(mode="text", text=texts, textfont=font, hoverinfo="skip", cliponaxis=False, **place)
+
+
+def _arrow(start: int, end: int, depth: int) -> go.Scatter:
+    """An arc on the left from one row to another, ending in an arrow head; downward arcs bulge less than upward ones.
+
+    The bulge grows with the distance, so nested arcs do not cover each other.
+    """
+    bulge = min(0.45 + 0.28 * abs(end - start) + (0.25 if end < start else 0.0), 1.8)
+    steps = [i / 24 for i in range(25)]
+    xs = [-0.16 - bulge * 4 * t * (1 - t) for t in steps]
+    ys = [start + (end - start) * t for t in steps]
+    return go.Scatter(
+        x=xs,
+        y=ys,
+        mode="lines+markers",
+        line={"color": INK, "width": 1.6, "dash": "solid" if end > start else "dash", "shape": "spline"},
+        marker={"symbol": "arrow", "angleref": "previous", "size": [0] * 24 + [13], "color": INK},
+        hoverinfo="skip",
+    )
+
+
+def _summary(error: DeadlockError, rows: Sequence[Sequence[Wait]]) -> str:
+    headline = str(error).split("\n", 1)[0]
+    parts = [f"{_label(row)} {row[0].text}" for row in rows[:4]]
+    more = f"; and {len(rows) - 4} more" if len(rows) > 4 else ""
+    drawn = f" The first {MOST_ROWS} of {len(rows)} kinds of wait are drawn." if len(rows) > MOST_ROWS else ""
+    return f"{headline.rstrip('.:')}: {'; '.join(parts)}{more}.{drawn}"
