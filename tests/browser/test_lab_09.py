@@ -1,0 +1,52 @@
+"""Lab 09 as a learner sees it: every cell runs, and the picture of its widget follows the slider."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(480)]
+
+LABS = Path(__file__).parents[2] / "labs"
+LAB = "09_data_parallel.ipynb"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Any, chromium: str) -> Any:
+    return start_server(LABS)
+
+
+def test_lab_09_runs_in_jupyterlab_and_its_figure_follows_the_slider(server, notebook_page):
+    notebook = notebook_page(server, LAB)
+    notebook.screenshot("opened")
+    notebook.run_all()
+    assert notebook.errors() == []
+
+    moved = 0
+    for handle in notebook.sliders_with_a_figure():
+        before, position = _figure_data(handle), handle.get_attribute("aria-valuenow")
+        notebook.screenshot(f"slider-{moved}-before")
+        handle.focus()
+        # From the last position there is no way to the right.
+        is_last = position == handle.get_attribute("aria-valuemax")
+        notebook.page.keyboard.press("ArrowLeft" if is_last else "ArrowRight")
+        _wait_until(notebook.page, lambda handle=handle, before=before: _figure_data(handle) != before)
+        notebook.screenshot(f"slider-{moved}-after")
+        assert handle.get_attribute("aria-valuenow") != position
+        assert _figure_data(handle) != before, "the slider moved and the figure stayed"
+        moved += 1
+    assert moved >= 1, "lab 09 shows no slider with a figure"
+
+
+def _figure_data(handle: Any) -> str:
+    """The data of the plotly figures in the slider's cell, as text to compare."""
+    return handle.evaluate(
+        "e => JSON.stringify([...e.closest('.jp-Cell').querySelectorAll('.js-plotly-plot')].map(plot => plot.data))"
+    )
+
+
+def _wait_until(page: Any, condition: Any, timeout_s: float = 20) -> None:
+    for _ in range(int(timeout_s * 10)):
+        if condition():
+            return
+        page.wait_for_timeout(100)
