@@ -138,6 +138,11 @@ def read_master(lab: Lab) -> Master:
     return Master(lab, tuple(_cell(cell, line) for cell, line in zip(cells, lines, strict=True)))
 
 
+def of_notebook(lab: Lab, notebook: Any) -> Master:
+    """A notebook's cells as if they were a master's: for what it says of itself where its master is not at hand."""
+    return Master(lab, tuple(_cell(cell, 1) for cell in notebook.cells))
+
+
 def at(master: Master, cell: Cell | None, message: str) -> CourseError:
     """A finding about a master, with file and line."""
     return CourseFailure(f"{master.lab.master}:{cell.line if cell else 1}: {message}")

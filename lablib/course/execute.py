@@ -1,0 +1,163 @@
+"""`lab run`: a lab from top to bottom with papermill, kept as a notebook and as a page.
+
+    1  what runs: the learner's notebook as it stands, or with --instructor the master with its solutions
+    2  the parameters asked for are checked against the notebook's own, before anything runs
+    3  papermill runs it in a file with a temporary name, saved after every cell
+    4  the notebook gets its name in one step; then the page is written beside it
+
+A failing cell ends the run; the notebook up to there is kept. Where nothing can be written, nothing half-written stays.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.files import cannot_write, write_atomic
+from lablib.course.master import Master, of_notebook, read_master
+from lablib.course.notebook import Version, make_notebook, to_text
+from lablib.course.parameters import Literal, check_values
+from lablib.course.places import Lab
+
+
+def run_lab(
+    lab: Lab, values: Mapping[str, str | Literal], instructor: bool = False, out: Path | None = None
+) -> list[Path]:
+    """Run a lab and return the files written: notebook and HTML.
+
+    Args:
+        lab: which one.
+        values: parameters to set; text is converted to the type the lab declares.
+        instructor: run the master's solutions; every check must pass, and no progress is recorded.
+        out: folder to write to; default `runs/` beside the labs folder.
+
+    Raises:
+        CourseError: an unknown parameter or a wrong value; nothing ran.
+        CourseFailure: a cell failed, the kernel died, or nothing could be written.
+    """
+    notebook = _source(lab, instructor)
+    parameters = _parameters(of_notebook(lab, notebook), values)
+    folder = (out or lab.labs.parent / "runs").absolute()
+    name = f"{lab.name}-{'instructor-' if instructor else ''}{datetime.now():%Y%m%d-%H%M%S}"
+    kept = _free_name(folder, name)
+    unfinished = folder / f".{kept.stem}.part.ipynb"
+    try:
+        write_atomic(unfinished, to_text(notebook))  # a folder that cannot be written to shows here, not after the run
+        with _environment(lab, instructor):
+            failure = _execute(lab, notebook, parameters, unfinished)
+        executed = nbformat.read(unfinished, as_version=4)
+        executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)
+        write_atomic(kept, to_text(executed))
+    except OSError as error:
+        raise cannot_write(Path(error.filename or folder), error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+    if failure:
+        raise CourseFailure(f"{failure} The notebook up to there is kept: {kept}")
+    return [kept, _write_page(executed, kept.with_suffix(".html"))]
+
+
+def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
+    """The notebook to run."""
+    if instructor:
+        return make_notebook(read_master(lab), Version.INSTRUCTOR)
+    if not lab.notebook.exists():
+        return make_notebook(read_master(lab), Version.LEARNER)
+    try:
+        return nbformat.read(lab.notebook, as_version=4)
+    except Exception as error:
+        raise CourseFailure(
+            f"{lab.notebook} is not a notebook ({error}); `lab build --replace {lab.number}` makes it anew."
+        ) from None
+
+
+def _parameters(about: Master, values: Mapping[str, str | Literal]) -> dict[str, Literal]:
+    """The values to set: those asked for, and no widgets unless they were asked for."""
+    chosen = check_values(about.parameters, values)
+    if "cluster" in chosen:
+        from lablib.hardware import find_cluster
+
+        try:
+            find_cluster(str(chosen["cluster"]))
+        except ValueError as error:
+            raise CourseError(str(error)) from None
+    if any(parameter.name == "interactive" for parameter in about.parameters):
+        chosen = {"interactive": False} | chosen
+    return chosen
+
+
+@contextlib.contextmanager
+def _environment(lab: Lab, instructor: bool) -> Iterator[None]:
+    """What the kernel inherits: where the labs are; for an instructor strict checks, and no progress."""
+    wanted = {"LAB_LABS": str(lab.labs)} | ({"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {})
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Literal], path: Path) -> str:
+    """Run the notebook into `path`. What went wrong in it, as one sentence; "" if nothing did."""
+    import papermill
+    from jupyter_client.kernelspec import NoSuchKernel
+    from nbclient.exceptions import DeadKernelError
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    bar = {"desc": f"lab {lab.number}", "unit": "cell", "disable": None}  # None: no bar where the output is a pipe
+    try:
+        papermill.execute_notebook(
+            notebook,
+            str(path).replace("{", "{{").replace("}", "}}"),  # papermill fills in fields of paths
+            parameters,
+            kernel_name="python3",
+            cwd=lab.labs,
+            progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
+            # The rest goes to nbclient.
+            store_widget_state=False,  # one FigureWidget would add 5 MB
+            extra_arguments=["--log-level=ERROR"],  # no words about the kernel's unencrypted sockets on this machine
+        )
+    except papermill.PapermillExecutionError as error:
+        first = next((line for line in error.source.splitlines() if line.strip()), "")
+        return f"{lab.name} failed in cell In [{error.exec_count}], `{first}`: {error.ename}: {error.evalue}."
+    except DeadKernelError:
+        return f"{lab.name}: the kernel died, perhaps for want of memory; try fewer ranks, or --quick."
+    except NoSuchKernel:
+        return "no Jupyter kernel `python3` here: run `python -m ipykernel install --sys-prefix`."
+    except KeyboardInterrupt:
+        return f"{lab.name} was interrupted."
+    return ""
+
+
+def _write_page(notebook: Any, path: Path) -> Path:
+    """The executed notebook as HTML."""
+    from nbconvert import HTMLExporter
+
+    logging.getLogger("traitlets").setLevel(logging.ERROR)  # it warns of figures without alternative text
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    try:
+        write_atomic(path, page)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    return path
+
+
+def _free_name(folder: Path, name: str) -> Path:
+    """A notebook's name nothing has, for two runs may begin in one second."""
+    path, number = folder / f"{name}.ipynb", 1
+    while path.exists() or path.with_suffix(".html").exists():
+        number += 1
+        path = folder / f"{name}-{number}.ipynb"
+    return path

@@ -1,0 +1,107 @@
+"""`lab open`: JupyterLab in the labs folder, on one lab, with nothing in the way.
+
+What could be in the way: Lab's prompt about news covers a corner until it is answered, so a settings default (not the
+user's own settings) turns it off, through `JUPYTER_CONFIG_PATH`. A port that is taken makes Jupyter try others, and a
+tunnel or bookmark to the port asked for would reach another server: so a port that was asked for is tried first.
+"""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from lablib.course.build import build
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.places import Lab
+
+_CONFIG = Path(__file__).parent / "jupyter_config"
+
+
+def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
+    """Become JupyterLab, open on `lab`; `arguments` are passed on to it. Returns only where that is not possible.
+
+    Raises:
+        CourseFailure: no JupyterLab, a port that is taken, a master that cannot be built.
+        CourseError: a port that is none.
+    """
+    if find_spec("jupyterlab") is None:
+        raise CourseFailure("JupyterLab is not installed in this Python: run `make lab`, or `pip install jupyterlab`.")
+    if not lab.notebook.exists():
+        build([lab])
+    port = _option(arguments, "--port", "--ServerApp.port")
+    if port is not None:
+        _check_port(port, _option(arguments, "--ip", "--ServerApp.ip") or "localhost")
+    command, environment = jupyter_command(lab, arguments), jupyter_environment()
+    sys.stdout.flush()
+    if os.name == "nt":  # there, exec would leave the terminal to the shell while the server still uses it
+        return subprocess.run(command, env=environment).returncode
+    os.execve(command[0], command, environment)
+
+
+def jupyter_command(lab: Lab, arguments: Sequence[str]) -> list[str]:
+    """The command line of the server."""
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={lab.labs}"]
+    command.append(f"--LabApp.default_url=/lab/tree/{lab.notebook.name}")
+    if _option(arguments, "--port", "--ServerApp.port") is not None:
+        command.append("--ServerApp.port_retries=0")
+    if hasattr(os, "getuid") and os.getuid() == 0 and "--allow-root" not in arguments:
+        command.append("--allow-root")
+    return [*command, *arguments]
+
+
+def jupyter_environment() -> dict[str, str]:
+    """This process's environment, with our default settings behind the user's own."""
+    paths = [path for path in os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep) if path]
+    return {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join([*paths, str(_CONFIG)])}
+
+
+def _option(arguments: Sequence[str], *names: str) -> str | None:
+    """The value of `--name value` or `--name=value`; the last one counts. None if it is not there."""
+    value = None
+    for position, argument in enumerate(arguments):
+        name, equals, text = argument.partition("=")
+        if name in names:
+            value = text if equals else (arguments[position + 1] if position + 1 < len(arguments) else "")
+    return value
+
+
+def _check_port(text: str, host: str) -> None:
+    """Can a server listen on this port?"""
+    if not text.isdecimal() or int(text) > 65535:
+        raise CourseError(f"a port must be a number up to 65535: got {text!r}; try --port 8899.")
+    port = int(text)
+    try:
+        addresses = socket.getaddrinfo(None if host in ("*", "") else host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        raise CourseError(f"--ip must be an address of this machine: got {host!r}; try --ip 127.0.0.1.") from None
+    for family, _, _, _, address in addresses:
+        try:
+            _bind(family, address)
+        except PermissionError:
+            raise CourseFailure(f"port {port} needs more rights than you have: try --port 8899.") from None
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
+                continue  # no IPv6 on this machine: Jupyter does without it too
+            raise CourseFailure(
+                f"port {port} is in use by another program: try --port {_free_port()}, or stop that program "
+                "(`jupyter server list` shows running Jupyter servers)."
+            ) from None
+
+
+def _bind(family: int, address: tuple) -> None:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        if os.name != "nt":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does; a listener still counts
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind(address)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

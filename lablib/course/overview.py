@@ -1,0 +1,92 @@
+"""`lab list` and `lab progress`: what labs there are, and what the learner has done in them."""
+
+from datetime import datetime
+from pathlib import Path
+
+import nbformat
+
+from lablib.course.build import state_of
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.master import Master, of_notebook, read_master
+from lablib.course.places import Lab, find_lab, find_labs
+from lablib.course.progress import Entry, Labs, progress_path, read_progress, reset_progress
+from lablib.course.table import table
+
+
+def list_labs(folder: Path) -> str:
+    """One line a lab: number, title, exercises done, state of the notebook, question."""
+    labs, progress = _labs(folder), _progress()
+    rows = []
+    for lab in labs:
+        about = _about(lab)
+        names = [check.check_name or "" for _, check in about.exercises]
+        done = sum(bool(_entry(progress, lab, name).passed_at) for name in names)
+        rows.append(
+            [lab.number, about.title or lab.name[3:], f"{done}/{len(names)}", state_of(lab).value, about.question]
+        )
+    return table(["lab", "title", "done", "notebook", "question"], rows)
+
+
+def show_progress(folder: Path) -> str:
+    """One line an exercise: whether it is passed and since when, attempts, hints taken."""
+    progress, rows = _progress(), []
+    for lab in _labs(folder):
+        for _, check in _about(lab).exercises:
+            entry = _entry(progress, lab, check.check_name or "")
+            state = "passed" if entry.passed_at else entry.status
+            rows.append([lab.name, check.check_name or "", state, _date(entry), str(entry.attempts), str(entry.hints)])
+    passed = sum(row[2] == "passed" for row in rows)
+    heading = ["lab", "exercise", "state", "passed on", "attempts", "hints"]
+    return f"{table(heading, rows)}\n{passed} of {len(rows)} exercises passed; kept in {progress_path() or 'no file'}"
+
+
+def reset(folder: Path, text: str) -> str:
+    """Forget the progress of one lab.
+
+    Raises:
+        CourseError: no such lab, or the progress file cannot be changed.
+    """
+    lab, path = find_lab(text, folder), progress_path()
+    try:
+        forgotten = reset_progress(path, lab.number) if path else 0
+    except (OSError, TimeoutError) as error:
+        raise CourseFailure(f"cannot change {path}: {error}; check that folder.") from None
+    return f"{lab.name}: forgot {forgotten} exercises"
+
+
+def _labs(folder: Path) -> list[Lab]:
+    labs = find_labs(folder)
+    if not labs:
+        raise CourseError(f"no labs in {folder}: expected masters/NN_name.py or NN_name.ipynb; see masters/README.md.")
+    return labs
+
+
+def _progress() -> Labs:
+    path = progress_path()
+    try:
+        return read_progress(path) if path else {}
+    except OSError as error:
+        raise CourseFailure(f"cannot read {path}: {error.strerror}; check that folder.") from None
+
+
+def _about(lab: Lab) -> Master:
+    """What a lab's master says of it; its notebook's word where the master is missing or broken."""
+    try:
+        return read_master(lab)
+    except CourseError:
+        try:
+            return of_notebook(lab, nbformat.read(lab.notebook, as_version=4))
+        except Exception:  # no notebook either, or a broken one: the list must not fall over it
+            return Master(lab, ())
+
+
+def _entry(progress: Labs, lab: Lab, name: str) -> Entry:
+    return progress.get(lab.number, {}).get(name, Entry())
+
+
+def _date(entry: Entry) -> str:
+    """The day of the first success, in the learner's own time."""
+    try:
+        return f"{datetime.fromisoformat(entry.passed_at):%Y-%m-%d}"
+    except ValueError:
+        return "-"
