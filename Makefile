@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check lint format build lock setup clean
+.PHONY: help lab test check lint format build readme lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -34,6 +34,9 @@ format: $(STAMP)  ## put the code into its format
 
 build: $(STAMP)  ## generate the notebooks of labs/ from their masters
 	@$(BIN)/lab build $(ARGS)
+
+readme: $(STAMP)  ## write the README's list of files from their docstrings
+	@$(BIN)/python tools/readme.py
 
 lock:  ## pin every package anew in requirements.lock; ARGS=--upgrade takes the newest
 	@sh tools/lock.sh $(ARGS)

@@ -1,0 +1,109 @@
+"""The package says what it needs, the lock pins it, and the README lists what there is."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+LOCK = [line for line in (ROOT / "requirements.lock").read_text("utf-8").splitlines() if line[0] != "#"]
+
+
+def requirements(group: str | None = None) -> list[Requirement]:
+    lines = PROJECT["optional-dependencies"][group] if group else PROJECT["dependencies"]
+    return [Requirement(line) for line in lines]
+
+
+def pins(python: str, system: str = "linux") -> dict[str, str]:
+    """Name and version of every line of the lock that holds for this Python and system."""
+    environment = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": system}
+    locked = [Requirement(line) for line in LOCK]
+    return {
+        canonicalize_name(r.name): str(r.specifier).removeprefix("==")
+        for r in locked
+        if r.marker is None or r.marker.evaluate(environment)
+    }
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_the_lock_pins_every_dependency_in_its_range_on_every_python(python, system):
+    pinned = pins(python, system)
+    for requirement in [*requirements(), *requirements("test")]:
+        version = pinned[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} is locked at {version}"
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_every_line_of_the_lock_is_one_exact_version_and_no_option():
+    for line in LOCK:
+        assert re.fullmatch(r"[a-z0-9._-]+==[0-9a-z.]+( ; .+)?", line), line
+
+
+def test_the_lock_leaves_cuda_to_torch_so_that_its_cpu_build_brings_none():
+    assert [line for line in LOCK if re.match(r"(nvidia|cuda|triton)\b", line)] == []
+
+
+def test_everything_lablib_imports_is_declared():
+    declared = {canonicalize_name(requirement.name) for requirement in requirements() + requirements("data")}
+    provided_by = packages_distributions()
+    for path in (ROOT / "lablib").rglob("*.py"):
+        for module in imported(path) - set(sys.stdlib_module_names) - {"lablib"}:
+            names = {canonicalize_name(name) for name in provided_by.get(module, [module])}
+            assert names & declared, f"{path.relative_to(ROOT)} imports {module}: name it in pyproject.toml"
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level modules a file imports, at its top or inside its functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_the_readme_lists_every_file_of_lablib_and_no_other():
+    """Written by `make readme`, from the docstrings; held to the files here without that tool."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    listed, folder = set(), ""
+    for line in text[text.index("<!-- files -->") :].splitlines():
+        if match := re.match(r"\*\*`(.+/)`\*\*", line):
+            folder = match[1]
+            listed.add(f"{folder}__init__.py")
+        elif match := re.match(r"- `(.+?\.py)` \S", line):
+            listed.add(folder + match[1])
+    assert listed == {path.relative_to(ROOT).as_posix() for path in (ROOT / "lablib").rglob("*.py")}
+
+
+def test_the_readmes_lines_are_the_docstrings():
+    check = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"], capture_output=True, text=True
+    )
+    assert check.returncode == 0, check.stderr
+
+
+def test_binder_installs_the_lock_and_the_root_package():
+    lines = (ROOT / "binder" / "requirements.txt").read_text("utf-8").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["-r ../requirements.lock", "-e ."]
+    assert (ROOT / "binder" / "runtime.txt").read_text("utf-8").strip() in {"python-3.11", "python-3.12", "python-3.13"}
+    assert (ROOT / "binder" / "postBuild").stat().st_mode & 0o111
+
+
+def test_ci_runs_the_same_commands_as_a_person():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    for command in ("make lint", "make test"):
+        assert command in workflow
+        assert command in script
+    assert 'python: ["3.11", "3.12", "3.13"]' in workflow
+    assert PROJECT["requires-python"] == ">=3.11,<3.14"
