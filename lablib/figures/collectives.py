@@ -62,18 +62,20 @@ def figure_effective_bandwidth(
     """
     check_lengths(sizes_bytes, curves)
     peaks = peaks or {}
-    unit = unit_for([*(v for values in curves.values() for v in values), *peaks.values()], "B/s")
+    highest = max([*(v for values in curves.values() for v in values), *peaks.values()], default=0.0)
+    unit = unit_for(highest, "B/s")
     figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, showlegend=True))
     for index, (name, rates) in enumerate(curves.items()):
         points = {"x": list(sizes_bytes), "y": [unit.of(v) for v in rates]}
         figure.add_trace(line(name, index, points, _hover(name, sizes_bytes, rates, "B/s")))
     figure.update_layout(
-        xaxis=log_axis(sizes_bytes, SIZE, "B"), yaxis=axis(axis_title("bandwidth", unit), rangemode="tozero")
+        xaxis=log_axis(sizes_bytes, SIZE, "B"),
+        yaxis=axis(axis_title("bandwidth", unit), range=[0, 1.06 * unit.of(highest) or 1.0]),
     )
     for name, rate in peaks.items():
         label = {"text": f"{name}: {in_words(rate, 'B/s')}", "font": {"size": 12, "color": FAINT_INK}}
         look = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
-        figure.add_hline(y=unit.of(rate), annotation_position="top left", **look)  # pyright: ignore
+        figure.add_hline(y=unit.of(rate), annotation_position="bottom left", **look)  # pyright: ignore
     columns = {f"{SIZE} (B)": list(sizes_bytes)} | {f"{name} (B/s)": list(v) for name, v in curves.items()}
     reached = [f"{name} {in_words(max(rates), 'B/s')}" for name, rates in curves.items() if len(rates)]
     text = f"Highest bandwidth between {in_words(sizes_bytes[0], 'B')} and {in_words(sizes_bytes[-1], 'B')}: "

@@ -43,7 +43,9 @@ def figure_lines(
     check_lengths(x, series)
     x_axis, x_scale = _axis_of(x, x_label, x_unit, log_x)
     y_axis, y_scale = _axis_of([v for values in series.values() for v in values], y_label, y_unit, log_y)
-    figure = go.Figure(layout=base_layout(title or f"{y_label} against {x_label}", PLOT_PIXELS + PAPER_PIXELS))
+    figure = go.Figure(
+        layout=base_layout(title or f"{y_label[:1].upper()}{y_label[1:]} against {x_label}", PLOT_PIXELS + PAPER_PIXELS)
+    )
     for index, (name, values) in enumerate(series.items()):
         points = {"x": [v / x_scale for v in x], "y": [v / y_scale for v in values]}
         hover = [

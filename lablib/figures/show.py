@@ -7,6 +7,7 @@ plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbcon
 from __future__ import annotations
 
 import html
+import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import plotly.graph_objects as go
@@ -51,7 +52,11 @@ def picture_bundle(figure: go.Figure, plotlyjs: Literal["cdn"] | bool = "cdn") -
     import plotly.io as pio
 
     picture = pio.to_html(figure, include_plotlyjs=plotlyjs, include_mathjax=False, full_html=False, validate=False)  # pyright: ignore
-    return {PLOTLY_MIME: figure.to_plotly_json(), "text/html": picture, "text/plain": describe(figure) or "figure"}
+    return {
+        PLOTLY_MIME: json.loads(figure.to_json() or "{}"),
+        "text/html": picture,
+        "text/plain": describe(figure) or "figure",
+    }
 
 
 def caption_html(figure: go.Figure) -> str:

@@ -71,7 +71,10 @@ def figure_topology(
     figure.add_traces([_kind(things, kind, number) for number, kind in enumerate(_distinct(n.kind for n in things))])
     # A picture of places, not a plot: no quantity stands on its axes.
     hidden: dict[str, Any] = {"visible": False}
-    figure.update_layout(xaxis=hidden | _room([n.x for n in things]), yaxis=hidden | _room([n.y for n in things]))
+    figure.update_layout(
+        xaxis=hidden | _room([v for t in figure.data for v in t.x]),
+        yaxis=hidden | _room([v for t in figure.data for v in t.y]),
+    )
     figure.update_layout(margin_b=48, margin_l=20, margin_r=20)
     ends = {"from": [e.a for e in links], "to": [e.b for e in links], "level": [e.level for e in links]}
     return attach(figure, summary or _summary(things, links), ends)
@@ -81,8 +84,9 @@ def _distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _room(values: Sequence[float]) -> dict[str, Any]:
-    """The range of the values with air on both sides."""
+def _room(points: Sequence[float | None]) -> dict[str, Any]:
+    """The range of the points with air on both sides."""
+    values = [v for v in points if v is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     air = 0.12 * (high - low) or 1.0
     return {"range": [low - air, high + air]}
@@ -94,28 +98,46 @@ def _links(links: Sequence[Edge], level: str, number: int, by_name: Mapping[str,
     ys: list[float | None] = []
     for link in links:
         if link.level == level:
-            a, b = by_name[link.a], by_name[link.b]
-            xs += [a.x, b.x, None]
-            ys += [a.y, b.y, None]
+            path = _path(by_name[link.a], by_name[link.b], by_name.values())
+            xs += [*(x for x, _ in path), None]
+            ys += [*(y for _, y in path), None]
     look = series_look(number)
     line = {"color": look.color, "dash": look.dash, "width": 2.2}
     return go.Scatter(x=xs, y=ys, mode="lines", line=line, name=level, hoverinfo="skip")
 
 
+def _path(a: Node, b: Node, nodes: Iterable[Node]) -> list[tuple[float, float]]:
+    """A straight line, or an arc where the line would run through another node (the wrap-around of a torus)."""
+    dx, dy = b.x - a.x, b.y - a.y
+    squared = dx * dx + dy * dy
+
+    def is_between(node: Node) -> bool:
+        along = (node.x - a.x) * dx + (node.y - a.y) * dy
+        across = (node.x - a.x) * dy - (node.y - a.y) * dx
+        return 0.01 * squared < along < 0.99 * squared and abs(across) < 0.02 * squared
+
+    if not any(is_between(node) for node in nodes if node.name not in (a.name, b.name)):
+        return [(a.x, a.y), (b.x, b.y)]
+    steps = [i / 16 for i in range(17)]
+    bows = [0.1 * 4 * t * (1 - t) for t in steps]
+    return [(a.x + t * dx - bow * dy, a.y + t * dy + bow * dx) for t, bow in zip(steps, bows, strict=True)]
+
+
 def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
     chosen = [node for node in things if node.kind == kind]
     symbol = _SYMBOLS.get(kind, _OTHERS[number % len(_OTHERS)])
-    size = 26 if len(things) <= 40 else 15
+    # Short names fit inside the symbol; long ones stand beside it, clear of vertical links.
+    is_short = max(len(n.name) for n in chosen) <= 3
     return go.Scatter(
         x=[n.x for n in chosen],
         y=[n.y for n in chosen],
         mode="markers+text" if len(things) <= 40 else "markers",
         text=[n.name for n in chosen],
-        textposition="bottom center",
-        textfont={"size": 11, "color": INK},
+        textposition="middle center" if is_short else "bottom right",
+        textfont={"size": 11, "color": INK} | ({} if is_short else {"shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}),
         marker={
             "symbol": symbol,
-            "size": size,
+            "size": 28 if len(things) <= 40 else 15,
             "color": _COLORS.get(kind, "#FFFFFF"),
             "line": {"color": INK, "width": 1.2},
         },
@@ -125,8 +147,14 @@ def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
     )
 
 
+def _counted(number: int, kind: str) -> str:
+    """ "8 GPUs", "1 switch"."""
+    name = kind.upper() if kind in ("gpu", "nic") else kind
+    return f"{number} {name}" + ("" if number == 1 else "es" if name.endswith("ch") else "s")
+
+
 def _summary(things: Sequence[Node], links: Sequence[Edge]) -> str:
-    kinds = [f"{sum(n.kind == kind for n in things)} {kind}" for kind in _distinct(n.kind for n in things)]
+    kinds = [_counted(sum(n.kind == kind for n in things), kind) for kind in _distinct(n.kind for n in things)]
     levels = [f"{sum(e.level == level for e in links)} {level}" for level in _distinct(e.level for e in links)]
     return (
         f"{', '.join(kinds)}, joined by {len(links)} links ({', '.join(levels)})." if links else f"{', '.join(kinds)}."

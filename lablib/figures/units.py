@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 MICRO = "\N{MICRO SIGN}"
 _PREFIXES = {-9: "n", -6: MICRO, -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
-# A tenth of a byte or of a sample does not exist; seconds go no higher than seconds.
+# A tenth of a byte does not exist; seconds go no higher than seconds.
 _RANGE = {"s": (-9, 0), "B": (0, 15), "B/s": (0, 15), "FLOP": (0, 15), "FLOP/s": (0, 15)}
-_RANGE |= {"samples/s": (0, 9), "tokens/s": (0, 9)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ def unit_for(values: float | Iterable[float], base: str) -> Unit:
 
     Args:
         values: one number or several, in the base unit.
-        base: "s", "B", "B/s", "FLOP", "FLOP/s", "samples/s", "tokens/s"; any other text is kept without a prefix.
+        base: "s", "B", "B/s", "FLOP", "FLOP/s"; any other text is kept without a prefix.
 
     >>> unit_for([0.0021, 0.0135], "s").symbol, unit_for(26_214_400, "B").symbol, unit_for(3, "steps").symbol
     ('ms', 'MB', 'steps')

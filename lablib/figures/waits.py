@@ -27,18 +27,7 @@ def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.
     rows = _rows(error.waits)
     shown = rows[:MOST_ROWS]
     figure = go.Figure(layout=base_layout(title, 66 + 24 + ROW_PIXELS * max(len(shown), 1), showlegend=False))
-    row_of = {wait.rank: number for number, row in enumerate(shown) for wait in row}
-    arrows = {
-        (row_of[w.rank], row_of[other])
-        for w in error.waits
-        if w.rank in row_of
-        for other in named_ranks(w)
-        if other in row_of
-    }
-    for depth, (start, end) in enumerate(
-        sorted(arrows - {(n, n) for n in range(len(shown))}, key=lambda a: abs(a[0] - a[1]))
-    ):
-        figure.add_trace(_arrow(start, end, depth))
+    figure.add_traces([_arrow(*arrow) for arrow in _arrows(shown)])
     figure.add_trace(_nodes(shown))
     figure.add_trace(_texts(shown))
     hidden = {"visible": False, "fixedrange": True}
@@ -109,7 +98,7 @@ def _texts(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
     """Who, what, and where in the program, beside each node."""
     texts = []
     for row in rows:
-        what = row[0].text if len(row[0].text) <= TEXT_COLUMNS else row[0].text[: TEXT_COLUMNS - 3] + "..."
+        what = _does(row) if len(_does(row)) <= TEXT_COLUMNS else _does(row)[: TEXT_COLUMNS - 3] + "..."
         where = f"<br><span style='font-size:11px;color:{FAINT_INK}'>{row[0].source}</span>" if row[0].source else ""
         texts.append(f"<b>{_label(row)}</b>  {what}{where}")
     font = {"size": 13, "color": INK, "family": FONT}
@@ -117,28 +106,43 @@ def _texts(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
     return go.Scatter(mode="text", text=texts, textfont=font, hoverinfo="skip", cliponaxis=False, **place)
 
 
-def _arrow(start: int, end: int, depth: int) -> go.Scatter:
-    """An arc on the left from one row to another, ending in an arrow head; downward arcs bulge less than upward ones.
+def _arrows(rows: Sequence[Sequence[Wait]]) -> list[tuple[int, int]]:
+    """Pairs of row numbers: the one that waits, the one that holds a rank it names."""
+    row_of = {wait.rank: number for number, row in enumerate(rows) for wait in row}
+    pairs = {
+        (row_of[w.rank], row_of[other]) for row in rows for w in row for other in named_ranks(w) if other in row_of
+    }
+    return sorted(pair for pair in pairs if pair[0] != pair[1])
 
-    The bulge grows with the distance, so nested arcs do not cover each other.
+
+def _arrow(start: int, end: int) -> go.Scatter:
+    """An arc on the left from one row to another, solid downwards and dashed upwards, ending in an arrow head.
+
+    The bulge grows with the distance, so nested arcs do not cover each other. Arcs leave a node at its lower half and
+    arrive at its upper half, so going and coming are told apart.
     """
     bulge = min(0.45 + 0.28 * abs(end - start) + (0.25 if end < start else 0.0), 1.8)
     steps = [i / 24 for i in range(25)]
-    xs = [-0.16 - bulge * 4 * t * (1 - t) for t in steps]
-    ys = [start + (end - start) * t for t in steps]
+    first, last = start + 0.11, end - 0.11
     return go.Scatter(
-        x=xs,
-        y=ys,
+        x=[-0.15 - bulge * 4 * t * (1 - t) for t in steps],
+        y=[first + (last - first) * t for t in steps],
         mode="lines+markers",
         line={"color": INK, "width": 1.6, "dash": "solid" if end > start else "dash", "shape": "spline"},
-        marker={"symbol": "arrow", "angleref": "previous", "size": [0] * 24 + [13], "color": INK},
+        marker={"symbol": "arrow", "angleref": "previous", "size": [0] * 24 + [13], "color": INK, "opacity": 1},
         hoverinfo="skip",
     )
 
 
+def _does(row: Sequence[Wait]) -> str:
+    """The text of a row, in the plural where several ranks share it."""
+    text = row[0].text
+    return f"wait{text[5:]}" if len(row) > 1 and text.startswith("waits ") else text
+
+
 def _summary(error: DeadlockError, rows: Sequence[Sequence[Wait]]) -> str:
     headline = str(error).split("\n", 1)[0]
-    parts = [f"{_label(row)} {row[0].text}" for row in rows[:4]]
+    parts = [f"{_label(row)} {_does(row)}" for row in rows[:4]]
     more = f"; and {len(rows) - 4} more" if len(rows) > 4 else ""
     drawn = f" The first {MOST_ROWS} of {len(rows)} kinds of wait are drawn." if len(rows) > MOST_ROWS else ""
-    return f"{headline.rstrip('.:')}: {'; '.join(parts)}{more}.{drawn}"
+    return f"{headline[:1].upper()}{headline[1:].rstrip('.:')}: {'; '.join(parts)}{more}.{drawn}"

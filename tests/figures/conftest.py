@@ -1,0 +1,58 @@
+"""The figures under test: every figure function of the package, drawn once from made-up data."""
+
+# plotly and ipywidgets make their properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import plotly.graph_objects as go
+import pytest
+
+from lablib import figures
+from lablib.errors import DeadlockError, Wait
+
+
+def _load_examples() -> ModuleType:
+    """The module beside this file, whatever directory pytest was started in."""
+    name = "figure_examples"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("examples.py"))
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def examples() -> ModuleType:
+    return _load_examples()
+
+
+@pytest.fixture(scope="session")
+def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
+    """One figure of every kind."""
+    step, slower = examples.ddp_step(), examples.ddp_step(slow=1.4, seed=1)
+    sizes, ranks = [1e3, 1e5, 1e7, 1e9], [1, 2, 4, 8]
+    curves = {"ring": [1e-4, 1e-4, 1e-3, 1e-1], "tree": [1e-5, 5e-5, 4e-3, 4e-1]}
+    rates = {name: [n / s for n, s in zip(sizes, seconds, strict=True)] for name, seconds in curves.items()}
+    deadlock = DeadlockError(
+        "no rank can go on", [Wait(0, "waits in recv from rank 1"), Wait(1, "waits in recv from rank 0")]
+    )
+    nodes = [("a", 0.0, 0.0, "gpu"), ("b", 1.0, 0.0, "gpu"), ("s", 0.5, 1.0, "switch")]
+    return {
+        "timeline": figures.figure_timeline(step),
+        "reconcile": figures.figure_reconcile(step, slower),
+        "reconcile normalized": figures.figure_reconcile(step, slower, normalize=True),
+        "collective cost": figures.figure_collective_cost(sizes, curves, {"tree = ring": 1e6}),
+        "effective bandwidth": figures.figure_effective_bandwidth(sizes, rates, {"link": 2e10}),
+        "efficiency": figures.figure_scaling(ranks, {"ddp": [1.0, 0.95, 0.9, 0.8]}),
+        "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
+        "traffic": figures.figure_traffic(examples.some_traffic(), 4),
+        "waits": figures.figure_waits(deadlock),
+        "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
+        "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
+    }

@@ -1,0 +1,60 @@
+"""Made-up runs to draw: data-parallel steps with bucketed all-reduces, and long runs of tiny operations."""
+
+from __future__ import annotations
+
+import random
+
+from lablib.run import Span, Timeline, Traffic, Transfer
+
+
+def ddp_step(num_ranks: int = 4, layers: int = 8, ops: int = 3, slow: float = 1.0, seed: int | None = None) -> Timeline:
+    """Forward, backward with an all-reduce after every second layer, optimizer. `slow` stretches communication."""
+    rng = random.Random(seed)
+    spans: list[Span] = []
+    ready_s: list[list[float]] = [[] for _ in range(num_ranks)]
+    for rank in range(num_ranks):
+        now_s = 0.0
+        for phase, seconds in (("forward", 1e-3), ("backward", 2e-3)):
+            for layer in range(layers):
+                for _ in range(ops):
+                    end_s = now_s + seconds / ops * (1.0 if seed is None else 1 + 0.3 * rng.random())
+                    spans.append(Span(rank, "compute", "aten.mm", phase, now_s, end_s, 2e9, 1e6))
+                    now_s = end_s
+                if phase == "backward" and layer % 2:
+                    ready_s[rank].append(now_s)
+    free_s = 0.0
+    for bucket in range(layers // 2):
+        start_s = max(free_s, *(ready[bucket] for ready in ready_s))
+        free_s = start_s + 3.5e-3 * slow
+        spans += [Span(r, "comm:world", "all_reduce", "backward", start_s, free_s, 0, 25e6) for r in range(num_ranks)]
+    last_s = max(free_s, *(s.end_s for s in spans))
+    spans += [Span(r, "compute", "aten.add_", "optimizer", last_s, last_s + 1e-3, 1e6, 1e8) for r in range(num_ranks)]
+    return Timeline.of(spans, num_ranks)
+
+
+def many_tiny_spans(num_spans: int, seed: int = 0, num_ranks: int = 2) -> Timeline:
+    """Phases that alternate faster than a screen can show, with gaps, over two streams."""
+    rng = random.Random(seed)
+    spans = []
+    for rank in range(num_ranks):
+        for stream in ("compute", "comm:world"):
+            now_s = 0.0
+            for _ in range(num_spans // num_ranks // 2):
+                now_s += rng.choice((0.0, 1e-6, 5e-6))
+                end_s = now_s + rng.random() * 2e-6
+                phase = rng.choice(("forward", "backward", "optimizer", "my block"))
+                spans.append(Span(rank, stream, "op", phase, now_s, end_s, 1.0, 2.0))
+                now_s = end_s
+    return Timeline.of(spans, num_ranks)
+
+
+def some_traffic() -> Traffic:
+    """Five all-reduces of four ranks, a broadcast, and a message from 1 to 2."""
+    everyone = (0, 1, 2, 3)
+    return Traffic(
+        (
+            *[Transfer("world", "all_reduce", everyone, "ring", 1e6, (1.5e6,) * 4, 0.0, 1.0)] * 5,
+            Transfer("world", "broadcast", everyone, "tree", 1e6, (2e6, 1e6, 0.0, 0.0), 0.0, 1.0),
+            Transfer("world", "send", (1, 2), "direct", 3e6, (3e6, 0.0), 0.0, 1.0),
+        )
+    )

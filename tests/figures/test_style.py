@@ -1,0 +1,142 @@
+"""One look everywhere: units on every axis, one colour and pattern for a kind of work, words and numbers in each."""
+
+# plotly and ipywidgets make their properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import plotly.graph_objects as go
+import plotly.io as pio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.figures import LOOKS, describe, in_words, kind_of_phase, table, unit_for
+
+LANES = {"timeline", "reconcile", "reconcile normalized"}  # their y axes name ranks, not quantities
+
+
+def visible_axes(name: str, figure: go.Figure) -> list:
+    layout = figure.to_plotly_json()["layout"]
+    return [
+        axis
+        for key, axis in layout.items()
+        if re.fullmatch(r"[xy]axis\d*", key) and axis.get("visible", True) and not (key[0] == "y" and name in LANES)
+    ]
+
+
+def test_every_axis_has_a_unit(all_figures):
+    checked = 0
+    for name, figure in all_figures.items():
+        for axis in visible_axes(name, figure):
+            assert re.search(r"\w \(\S+.*\)$", axis["title"]["text"]), (name, axis["title"])
+            checked += 1
+    assert checked >= 15
+
+
+def test_every_figure_has_a_sentence_and_a_table(all_figures):
+    for name, figure in all_figures.items():
+        assert describe(figure).rstrip().endswith("."), name
+        assert "nan" not in describe(figure).lower(), name
+        assert len(table(figure)) > 0, name
+        # The sentence stands under the title too, broken into lines.
+        assert figure.layout.title.subtitle.text.replace("<br>", " ") == describe(figure)
+
+
+def test_every_figure_survives_json(all_figures):
+    """A saved notebook keeps the sentence and the table."""
+    for name, figure in all_figures.items():
+        again = go.Figure(json.loads(figure.to_json()))
+        assert describe(again) == describe(figure), name
+        assert table(again).equals(table(figure)), name
+
+
+def test_a_kind_of_work_looks_the_same_in_every_figure(all_figures):
+    seen = set()
+    for figure in all_figures.values():
+        for trace in figure.data:
+            if trace.type == "bar" and trace.legendgroup in LOOKS:
+                look = LOOKS[trace.legendgroup]
+                assert (trace.marker.color, trace.marker.pattern.shape) == (look.color, look.pattern)
+                assert trace.name == f"{look.letter}  {look.name}"
+                seen.add(look.name)
+    assert {"forward", "backward", "optimizer", "communication", "idle"} <= seen
+
+
+def test_kinds_of_work_differ_in_color_in_letter_and_in_pattern():
+    work = [look for name, look in LOOKS.items() if name != "idle"]
+    for aspect in ("color", "letter", "pattern"):
+        assert len({getattr(look, aspect) for look in work}) == len(work), aspect
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of #RRGGBB (WCAG 2.1)."""
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_letters_can_be_read_on_their_color():
+    for look in LOOKS.values():
+        low, high = sorted((luminance(look.color), luminance(look.ink)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, look.name
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [
+        ("forward", "forward"),
+        ("DistributedDataParallel.forward", "forward"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("backward: weight gradient", "weight gradient"),
+        ("B", "backward"),
+        ("I", "input gradient"),
+        ("load the batch", "other"),
+        ("", "other"),
+    ],
+)
+def test_phases_are_recognised(phase, kind):
+    assert kind_of_phase(phase) == kind
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "words"),
+    [
+        (0.0, "s", "0 s"),
+        (1e-3, "s", "1 ms"),
+        (999e-6, "s", "999 \N{MICRO SIGN}s"),
+        (3.2e-9, "s", "3.2 ns"),
+        (125.0, "s", "125 s"),
+        (25e6, "B", "25 MB"),
+        (1.5, "B", "1.5 B"),
+        (450e9, "B/s", "450 GB/s"),
+        (0.25, "nats", "0.25 nats"),
+        (7, "count", "7"),
+        (27_200, "samples/s", "27,200 samples/s"),
+    ],
+)
+def test_numbers_in_words(value, base, words):
+    assert in_words(value, base) == words
+
+
+@given(st.floats(1e-9, 0.9), st.sampled_from(["s"]))
+def test_a_time_reads_as_a_number_from_1_to_1000(value, base):
+    assert 0.999 <= unit_for(value, base).of(value) < 1000.001
+
+
+@given(st.floats(1, 9e17))
+def test_bytes_read_as_a_number_from_1_to_1000(value):
+    assert 0.999 <= unit_for(value, "B").of(value) < 1000.001
+
+
+def test_drawing_changes_no_global_style(all_figures):
+    assert pio.templates.default == "plotly"
+
+
+def test_lablib_alone_does_not_load_plotly():
+    code = "import sys, lablib; sys.exit('plotly' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,175 @@
+"""The bars are the spans: extents, lanes, kinds, and nothing lost when many spans become few bars."""
+
+# plotly and ipywidgets make their properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lablib.figures import describe, figure_timeline, in_words, table
+from lablib.figures.bars import MANY_SPANS, MOST_BARS, picture_of
+from lablib.figures.style import kind_of_span
+from lablib.run import Span, Timeline
+
+
+def bars_drawn(figure, scale):
+    """(lane label, kind, start, end) of every bar of work, read back from the traces."""
+    labels = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    bars = []
+    for trace in figure.data:
+        if trace.type == "bar" and trace.legendgroup != "idle":
+            for y, base, width in zip(trace.y, trace.base, trace.x, strict=True):
+                bars.append((labels[y], trace.legendgroup, float(base) * scale, float(base + width) * scale))
+    return bars
+
+
+def test_bars_cover_exactly_the_extents_of_the_spans(examples):
+    timeline = examples.ddp_step(num_ranks=3, seed=3)
+    bars = sorted(bars_drawn(figure_timeline(timeline), 1e-3), key=lambda b: (b[2], b[3], b[1]))
+    spans = sorted(((kind_of_span(s), s.start_s, s.end_s) for s in timeline), key=lambda s: (s[1], s[2], s[0]))
+    assert len(bars) == len(spans)
+    assert [b[1] for b in bars] == [s[0] for s in spans]
+    np.testing.assert_allclose([b[2:] for b in bars], [s[1:] for s in spans], atol=1e-12)
+
+
+def test_bars_stand_on_the_lane_of_their_rank_and_stream():
+    spans = [Span(0, "compute", "a", "forward", 0, 1), Span(1, "comm:dp", "b", "forward", 1, 2)]
+    spans += [Span(1, "comm:pp:send", "send", "forward", 0, 1)]
+    lanes = {(label, kind) for label, kind, *_ in bars_drawn(figure_timeline(Timeline.of(spans, 2)), 1.0)}
+    assert ("<b>rank 0</b>", "forward") in lanes
+    assert {label.split(">")[1].split("<")[0] for label, kind in lanes if kind == "communication"} == {"dp", "pp send"}
+
+
+def test_compute_stands_above_its_communication_and_ranks_from_top_to_bottom(examples):
+    axis = figure_timeline(examples.ddp_step(num_ranks=3)).layout.yaxis
+    assert axis.range[0] > axis.range[1]  # y grows downwards
+    assert list(axis.tickvals) == sorted(axis.tickvals)
+    assert [label for label in axis.ticktext if "rank" in label] == [f"<b>rank {r}</b>" for r in range(3)]
+    assert "rank" in axis.ticktext[0] and "world" in axis.ticktext[1]
+
+
+def test_the_idle_background_spans_the_makespan_on_compute_lanes_alone(examples):
+    timeline = examples.ddp_step(num_ranks=2)
+    (idle,) = [trace for trace in figure_timeline(timeline).data if trace.legendgroup == "idle"]
+    assert list(idle.x) == pytest.approx([timeline.makespan_s * 1e3] * 2)
+
+
+def test_hover_names_the_operation_phase_start_duration_flops_and_bytes():
+    span = Span(0, "compute", "aten.mm", "forward", 1e-3, 3e-3, 2e9, 5e6)
+    figure = figure_timeline(Timeline.of([span], 1))
+    (text,) = next(t for t in figure.data if t.legendgroup == "forward").hovertext
+    for part in ("aten.mm", "forward", "starts at 1 ms", "takes 2 ms", "2 GFLOP", "5 MB"):
+        assert part in text
+
+
+def test_the_summary_tells_the_truth(examples):
+    timeline = examples.ddp_step()
+    text = describe(figure_timeline(timeline))
+    ranks = range(timeline.num_ranks)
+    busy = np.mean([timeline.busy_s(r) for r in ranks]) / timeline.makespan_s
+    communication = np.mean([timeline.busy_s(r, "comm") for r in ranks])
+    hidden = 1 - np.mean([timeline.exposed_s(r) for r in ranks]) / communication
+    assert f"makespan {in_words(timeline.makespan_s, 's')}" in text
+    assert f"computes {busy:.0%}" in text and f"for {in_words(communication, 's')}" in text and f"{hidden:.0%}" in text
+
+
+def test_the_table_is_the_timeline(examples):
+    timeline = examples.ddp_step(seed=5)
+    rows = table(figure_timeline(timeline))
+    assert rows["spans"].sum() == len(timeline)
+    assert rows["flops"].sum() == pytest.approx(sum(s.flops for s in timeline))
+    for rank in range(timeline.num_ranks):
+        here = rows[(rows["rank"] == rank) & (rows["stream"] == "compute")]
+        assert here["busy_s"].sum() == pytest.approx(timeline.busy_s(rank))
+    assert rows["last_end_s"].max() == timeline.makespan_s
+
+
+def test_more_than_16_ranks_show_the_first_8_and_say_so(examples):
+    figure = figure_timeline(examples.ddp_step(num_ranks=20, ops=1))
+    assert sum("rank" in label for label in figure.layout.yaxis.ticktext) == 8
+    assert "Ranks 0 to 7 of 20" in describe(figure)
+
+
+def test_chosen_ranks_and_window(examples):
+    figure = figure_timeline(examples.ddp_step(), ranks=[2], window=(0.010, 0.012), title="Two milliseconds")
+    assert [label for label in figure.layout.yaxis.ticktext if "rank" in label] == ["<b>rank 2</b>"]
+    assert list(figure.layout.xaxis.range) == pytest.approx([10, 12])
+    assert "Rank 2 of 4" in describe(figure) and "10 ms to 12 ms" in describe(figure)
+    assert figure.layout.title.text == "Two milliseconds"
+    assert all(start <= 0.012 and end >= 0.010 for *_, start, end in bars_drawn(figure, 1e-3))
+
+
+@pytest.mark.parametrize("options", [{"ranks": [4]}, {"ranks": []}, {"ranks": [-1]}, {"window": (2.0, 1.0)}])
+def test_impossible_choices_are_refused(examples, options):
+    with pytest.raises(ValueError, match="must be"):
+        figure_timeline(examples.ddp_step(), **options)
+
+
+def test_an_empty_timeline_is_drawn_and_says_that_it_is_empty():
+    assert "No spans" in describe(figure_timeline(Timeline((), 2)))
+
+
+def test_few_spans_are_drawn_one_by_one(examples):
+    timeline = examples.many_tiny_spans(MANY_SPANS)
+    assert len(bars_drawn(figure_timeline(timeline), 1e-3)) == len(timeline)
+    assert "joined" not in describe(figure_timeline(timeline))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), num_spans=st.integers(2100, 30_000))
+def test_joining_conserves_busy_time_counts_operations_and_extents(examples, seed, num_spans):
+    timeline = examples.many_tiny_spans(num_spans, seed)
+    lanes = {key: i for i, key in enumerate(sorted({(s.rank, s.stream) for s in timeline}))}
+    picture = picture_of(timeline.spans, lanes, timeline.makespan_s)
+    bars = picture.bars
+    assert len(bars) <= MOST_BARS
+    assert bars.count.sum() == len(timeline)
+    assert bars.flops.sum() == pytest.approx(sum(s.flops for s in timeline))
+    for (rank, stream), lane in lanes.items():
+        here = bars.lane == lane
+        assert bars.busy_s[here].sum() == pytest.approx(timeline.busy_s(rank, stream))
+        spans = timeline.select(rank, stream)
+        assert bars.start_s[here].min() == min(s.start_s for s in spans)
+        assert bars.end_s[here].max() == max(s.end_s for s in spans)
+    assert (bars.busy_s <= bars.end_s - bars.start_s + 1e-12).all()
+
+
+def test_joining_closes_no_gap_that_could_be_seen():
+    """Ten visible gaps among thousands of touching spans stay gaps."""
+    spans, now_s = [], 0.0
+    for block in range(11):
+        for _ in range(400):
+            spans.append(Span(0, "compute", "op", "forward", now_s, now_s + 1e-6))
+            now_s += 1e-6
+        now_s += 0.05e-3 if block < 10 else 0.0
+    figure = figure_timeline(Timeline.of(spans, 1))
+    bars = sorted(bars_drawn(figure, unit_scale(figure)), key=lambda b: b[2])
+    assert len(bars) == 11
+    gaps = [later[2] - earlier[3] for earlier, later in zip(bars, bars[1:], strict=False)]
+    assert gaps == pytest.approx([0.05e-3] * 10)
+    assert "4,400 spans are drawn as 11 bars" in describe(figure)
+
+
+def unit_scale(figure) -> float:
+    unit = figure.layout.xaxis.title.text.split("(")[1].rstrip(")")
+    return {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}[unit]
+
+
+def test_200_000_spans_take_seconds_at_most(examples):
+    timeline = examples.many_tiny_spans(200_000)
+    started = time.perf_counter()
+    figure = figure_timeline(timeline)
+    assert time.perf_counter() - started < 8.0  # 2 s on an idle laptop; CI shares its cores
+    assert len(bars_drawn(figure, 1e-3)) <= MOST_BARS
+    assert len(figure.to_json()) < 4e6
+
+
+def test_overlapping_spans_of_one_lane_count_once_as_busy():
+    spans = [Span(0, "comm:dp", "all_reduce", "", 0.0, 2.0), Span(0, "comm:dp", "all_reduce", "", 1.0, 3.0)]
+    rows = table(figure_timeline(Timeline.of(spans, 1)))
+    assert rows["busy_s"].sum() == 3.0 and rows["spans"].sum() == 2
