@@ -21,12 +21,12 @@ MARKED = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- /files -->)", re.DOTALL)
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of a module's docstring, without its full stop; "" for an empty file.
+    """The first sentence of a module's docstring, without its full stop; "" for a file that is empty or not there.
 
     Raises:
         SystemExit: the module has code and no docstring.
     """
-    tree = ast.parse(path.read_text("utf-8"))
+    tree = ast.parse(path.read_text("utf-8") if path.exists() else "")
     docstring = ast.get_docstring(tree)
     if not tree.body:
         return ""
@@ -39,7 +39,7 @@ def first_sentence(path: Path) -> str:
 def list_of_files() -> str:
     """The list as Markdown: the package's own modules, then each sub-package under its name."""
     package = ROOT / "lablib"
-    folders = sorted(path.parent for path in package.rglob("__init__.py"))
+    folders = sorted({path.parent for path in package.rglob("*.py")})
     folders.sort(key=lambda folder: [_place(part) for part in folder.relative_to(package).parts])
     lines = []
     for folder in folders:
