@@ -63,7 +63,7 @@ def load_all(labs: Sequence[Lab]) -> list[Built]:
         masters.append(master)
         findings += [str(finding) for finding in lint(master)]
     if findings:
-        raise CourseFailure("\n".join([*findings, "nothing was written."]))
+        raise CourseFailure("\n".join(findings) + " Nothing was written.")
     return [_built(master) for master in masters]
 
 

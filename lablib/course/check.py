@@ -73,9 +73,10 @@ def run_check(lab: str, exercise: Exercise, *answer: Any, **options: Any) -> Res
     except NotAttempted:
         return result
     except Exception as error:
-        if is_stub(error) or any(isinstance(e, NotAttempted) for e in chain(error)):
+        check_file = exercise.run.__code__.co_filename
+        if is_stub(error, check_file) or any(isinstance(e, NotAttempted) for e in chain(error)):
             return result
-        rule, saw, expected, trace = _explain(error)
+        rule, saw, expected, trace = _explain(error, check_file)
         return replace(
             result,
             status="failed",
@@ -200,7 +201,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _explain(error: Exception) -> tuple[str, str, str, str]:
+def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
     """An exception of a check as rule, saw, expected and where in the learner's code."""
     broken = next((e for e in chain(error) if isinstance(e, RuleBroken)), None)
     if broken is not None:
@@ -208,7 +209,7 @@ def _explain(error: Exception) -> tuple[str, str, str, str]:
     cause = program_error(error)
     name = type(cause).__name__
     where = f" on rank {error.rank}" if isinstance(error, RankError) else ""
-    trace = learner_frames(cause) or (error.rank_traceback if isinstance(error, RankError) else "")
+    trace = learner_frames(cause, check_file) or (error.rank_traceback if isinstance(error, RankError) else "")
     if isinstance(error, LaunchError) and cause is error:  # a diagnosis: it names ranks and lines itself
         return "every rank runs to its end", f"{name}: {error}", "no deadlock, mismatch or lost worker", ""
     if trace:

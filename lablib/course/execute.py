@@ -61,7 +61,10 @@ def run_lab(
             unfinished.unlink()
     if failure:
         raise CourseFailure(f"{failure} The notebook up to there is kept: {kept}")
-    return [kept, _write_page(executed, kept.with_suffix(".html"))]
+    try:
+        return [kept, _write_page(executed, kept.with_suffix(".html"))]
+    except OSError as error:
+        raise CourseFailure(f"{cannot_write(kept.with_suffix('.html'), error)} The notebook is kept: {kept}") from None
 
 
 def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
@@ -147,10 +150,7 @@ def _write_page(notebook: Any, path: Path) -> Path:
 
     logging.getLogger("traitlets").setLevel(logging.ERROR)  # it warns of figures without alternative text
     page, _ = HTMLExporter().from_notebook_node(notebook)
-    try:
-        write_atomic(path, page)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    write_atomic(path, page)
     return path
 
 

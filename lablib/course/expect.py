@@ -162,9 +162,10 @@ def _array_difference(saw: Any, expected: Any, rtol: float | None, atol: float, 
     if not bad.any():
         return None
     worst = np.unravel_index(int(np.argmax(np.where(bad, np.nan_to_num(off, nan=np.inf), -1.0))), off.shape)
-    place = f"[{', '.join(map(str, worst))}]" if worst else ""
+    element = f"[{', '.join(map(str, worst))}]" if worst else ""
+    place = where + element if where else element and f" at {element}"
     count = f", {int(bad.sum())} of {bad.size} elements differ" if bad.size > 1 else ""
-    return f"{got[worst]:.12g} at {where[4:]}{place}{count}".replace(" at ,", ","), f"{want[worst]:.12g}"
+    return f"{got[worst]:.12g}{place}{count}", f"{want[worst]:.12g}"
 
 
 def _numbers(array: Any) -> Any:

@@ -29,6 +29,7 @@ values
 #
 # Write `mean`, in one pass over the values.
 
+
 # %% tags=["exercise"]
 def mean(values: list[float]) -> float:
     """The sum divided by the count."""

@@ -1,0 +1,192 @@
+"""Notebooks from masters: the same bytes every time, and never over somebody's work."""
+
+import errno
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from lablib.course import files
+from lablib.course.build import State, build, build_instructor, build_nbgrader, check_built, state_of
+from lablib.course.errors import CourseFailure
+from lablib.course.master import read_master
+from lablib.course.notebook import Version, make_notebook, to_text
+from lablib.course.places import Lab
+
+
+def change_notebook(lab: Lab, source: str = "my_answer = 1") -> None:
+    notebook = nbformat.read(lab.notebook, as_version=4)
+    notebook.cells[-1].source = source
+    nbformat.write(notebook, lab.notebook)
+
+
+def change_master(lab: Lab) -> None:
+    lab.master.write_text(lab.master.read_text().replace("one pass", "a single pass"))
+
+
+def test_the_learner_notebook_has_stubs_no_solutions_and_no_outputs(lab: Lab):
+    assert build([lab]) == ["90_example: built"]
+    notebook = nbformat.read(lab.notebook, as_version=4)
+    text = lab.notebook.read_text()
+    nbformat.validate(notebook)
+    assert "SOLUTION" not in text and "sum(values)" not in text and "Ask the class" not in text
+    assert text.count("your turn") == 2
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
+
+
+def test_a_rebuild_is_byte_for_byte_the_same(lab: Lab):
+    texts = {to_text(make_notebook(read_master(lab), Version.LEARNER)) for _ in range(3)}
+    build([lab])
+    assert texts == {lab.notebook.read_text()}
+    assert build([lab]) == ["90_example: up to date"]
+
+
+def test_cell_ids_are_unique_and_survive_a_cell_added_above(lab: Lab):
+    def ids() -> list[str]:
+        return [cell.id for cell in make_notebook(read_master(lab), Version.LEARNER).cells]
+
+    before = ids()
+    text = lab.master.read_text()
+    lab.master.write_text(text.replace("# %%\nfrom", "# %%\n1\n\n# %%\n1\n\n# %%\nfrom"))
+    after = ids()
+    assert len(set(after)) == len(after) == len(before) + 2
+    assert [name for name in after if name in before] == before
+
+
+def test_the_instructor_version_has_solutions_and_notes(lab: Lab, tmp_path: Path):
+    build_instructor([lab], tmp_path / "out")
+    text = (tmp_path / "out" / "90_example.ipynb").read_text()
+    assert "sum(values) / len(values)" in text and "Ask the class" in text and "your turn" not in text
+    assert not lab.notebook.exists()
+
+
+def test_the_nbgrader_version_has_its_metadata(lab: Lab, tmp_path: Path):
+    """Schema 3, as nbgrader's own validator demands: these six keys, points on what is graded, ids unique."""
+    build_nbgrader([lab], tmp_path)
+    notebook = nbformat.read(tmp_path / "source" / "90_example" / "90_example.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if "nbgrader" in cell.metadata]
+    found = [dict(cell.metadata.nbgrader) for cell in cells]
+    common = {"schema_version": 3, "task": False}
+    exercise = {**common, "grade": False, "locked": False, "solution": True}
+    check = {**common, "grade": True, "locked": True, "solution": False}
+    assert found == [
+        {**exercise, "grade_id": "mean"},
+        {**check, "grade_id": "check-mean", "points": 2.0},
+        {**exercise, "grade_id": "size"},
+        {**check, "grade_id": "check-size", "points": 1.0},
+    ]
+    assert "### BEGIN SOLUTION" in cells[0].source
+    # nbgrader gives no points to a cell that raises, and all points to one that does not.
+    assert cells[1].source == "check.mean(mean).require()"
+
+
+def test_states_of_a_notebook(lab: Lab):
+    assert state_of(lab) is State.MISSING
+    build([lab])
+    assert state_of(lab) is State.CURRENT
+    change_master(lab)
+    assert state_of(lab) is State.STALE
+    assert build([lab]) == ["90_example: built"] and state_of(lab) is State.CURRENT
+    change_notebook(lab)
+    assert state_of(lab) is State.YOURS
+    change_master(lab)
+    lab.master.write_text(lab.master.read_text() + "\n# %%\n1\n")
+    assert state_of(lab) is State.YOURS_STALE
+
+
+def test_a_build_leaves_a_learners_work_alone(lab: Lab):
+    build([lab])
+    change_notebook(lab)
+    mine = lab.notebook.read_bytes()
+    assert build([lab]) == ["90_example: up to date, with your work in it"]
+    change_master(lab)
+    [line] = build([lab])
+    assert "left alone" in line and "lab build --replace 90" in line
+    assert lab.notebook.read_bytes() == mine
+
+
+def test_outputs_alone_are_work_too(lab: Lab):
+    build([lab])
+    notebook = nbformat.read(lab.notebook, as_version=4)
+    notebook.cells[1]["outputs"] = [nbformat.v4.new_output("stream", text="4\n")]
+    nbformat.write(notebook, lab.notebook)
+    change_master(lab)
+    assert "left alone" in build([lab])[0]
+
+
+def test_a_file_that_is_no_notebook_is_left_alone_too(lab: Lab):
+    lab.notebook.write_text("my notes")
+    assert "left alone" in build([lab])[0] and lab.notebook.read_text() == "my notes"
+
+
+def test_what_jupyterlab_adds_on_opening_is_not_work(lab: Lab):
+    build([lab])
+    notebook = nbformat.read(lab.notebook, as_version=4)
+    notebook.metadata["language_info"]["version"] = "3.13.1"
+    nbformat.write(notebook, lab.notebook)
+    change_master(lab)
+    assert build([lab]) == ["90_example: built"]
+
+
+def test_replace_keeps_the_work_beside_the_new_notebook(lab: Lab):
+    build([lab])
+    change_notebook(lab)
+    mine = lab.notebook.read_bytes()
+    build([lab], replace=True)
+    assert state_of(lab) is State.CURRENT
+    [kept] = lab.labs.glob("90_example.mine-*.ipynb")
+    assert kept.read_bytes() == mine
+
+
+def test_check_says_which_notebook_is_not_up_to_date_and_why(lab: Lab):
+    with pytest.raises(CourseFailure, match=r"90_example.ipynb is missing; run `lab build 90`"):
+        check_built([lab])
+    build([lab])
+    check_built([lab])
+    change_notebook(lab)
+    with pytest.raises(CourseFailure, match=r"differs from its master; run `lab build --replace 90`"):
+        check_built([lab])
+    build([lab], replace=True)
+    notebook = nbformat.read(lab.notebook, as_version=4)
+    notebook.cells[1]["execution_count"] = 1
+    nbformat.write(notebook, lab.notebook)
+    with pytest.raises(CourseFailure, match="has outputs or execution counts"):
+        check_built([lab])
+
+
+def test_check_names_a_notebook_without_a_master(lab: Lab):
+    build([lab])
+    lab.master.unlink()
+    with pytest.raises(CourseFailure, match="has no master"):
+        check_built([lab])
+
+
+def test_one_bad_master_and_nothing_is_written(lab: Lab):
+    good = Lab("89_good", lab.labs)
+    text = lab.master.read_text().replace("90", "89")
+    good.master.write_text(text)
+    (lab.labs / "masters" / "checks" / "lab_89.py").write_bytes(
+        (lab.labs / "masters" / "checks" / "lab_90.py").read_bytes()
+    )
+    lab.master.write_text("# %%\nx = (\n")
+    with pytest.raises(CourseFailure, match=r"90_example.py:2: .* Nothing was written") as raised:
+        build([good, lab])
+    assert raised.value.exit_code == 1
+    assert not good.notebook.exists() and not lab.notebook.exists()
+
+
+def test_a_full_disk_leaves_the_old_notebook_and_no_rubbish(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    build([lab])
+    before = lab.notebook.read_bytes()
+    change_master(lab)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(CourseFailure, match="no space left on device; nothing half-written was left"):
+        build([lab])
+    assert lab.notebook.read_bytes() == before
+    assert sorted(path.name for path in lab.labs.iterdir()) == ["90_example.ipynb", "masters"]

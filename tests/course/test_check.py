@@ -1,0 +1,209 @@
+"""Checks as a notebook sees them: whatever a learner's code does, the lab goes on and the message helps."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lablib.course import checks_for
+from lablib.course.check import exercise, run_check
+from lablib.course.errors import CourseError
+from lablib.errors import DeadlockError, RankError, Wait
+
+
+def stub(values: list[float]) -> float:
+    raise NotImplementedError("your turn")
+
+
+def right(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_a_right_answer_passes_with_what_was_measured(labs: Path):
+    result = checks_for("90").mean(right)
+    assert result.status == "passed" and result
+    assert "passes over the values: 1 passes, at most 1 passes" in result.message
+    assert result.require() is result
+
+
+def test_a_wrong_answer_fails_with_rule_saw_expected_and_the_next_step(labs: Path):
+    result = checks_for("90").mean(lambda values: sum(values))
+    assert (result.status, bool(result)) == ("failed", False)
+    assert (result.rule, result.saw, result.expected) == ("the mean of 1, 2, 6", "9", "3")
+    assert "check.mean.hint() gives a hint (3 left)" in result.message
+
+
+def test_a_budget_fails_an_answer_whose_value_is_right(labs: Path):
+    def two_passes(values: list[float]) -> float:
+        return sum(v for v in values) / sum(1 for _ in values)
+
+    result = checks_for("90").mean(two_passes)
+    assert (result.rule, result.saw) == ("passes over the values", "2 passes, 2 times the budget")
+    assert "held" in result.message  # what was right already
+
+
+def nbgrader_stub(values: list[float]) -> float:
+    raise NotImplementedError()
+
+
+def reached_through_a_launch(values: list[float]) -> float:
+    try:
+        return stub(values)
+    except NotImplementedError as error:
+        raise RankError(1, error) from error
+
+
+@pytest.mark.parametrize("answer", [stub, nbgrader_stub, reached_through_a_launch, None, ..., lambda values: ...])
+def test_a_stub_is_not_attempted(labs: Path, answer: object):
+    assert checks_for("90").mean(answer).status == "not attempted"
+
+
+def test_no_answer_at_all_is_not_attempted(labs: Path):
+    assert checks_for("90").mean().status == "not attempted"
+
+
+def test_a_library_that_does_not_implement_something_is_no_stub(labs: Path):
+    def unsupported(values: list[float]) -> float:
+        raise NotImplementedError("'aten::foo' is not implemented for 'Half'")
+
+    assert checks_for("90").mean(unsupported).status == "failed"
+
+
+def test_an_exception_is_shown_with_the_learners_own_line(labs: Path):
+    def broken(values: list[float]) -> float:
+        return values.average()  # type: ignore[attr-defined]
+
+    result = checks_for("90").mean(broken)
+    assert result.rule == "your code runs without an exception"
+    assert "AttributeError: 'Counted' object has no attribute 'average'" in result.saw
+    assert "in broken: return values.average()" in result.trace
+    assert "lab_90.py" not in result.message and "check.py" not in result.message
+
+
+def test_an_exception_on_a_rank_names_the_rank_and_the_line(labs: Path):
+    def program() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    def launched(values: list[float]) -> float:
+        try:
+            program()
+        except ZeroDivisionError as error:
+            raise RankError(3, error) from error
+        return 0.0
+
+    result = checks_for("90").mean(launched)
+    assert result.saw == "ZeroDivisionError on rank 3: division by zero"
+    assert "in program: raise ZeroDivisionError" in result.trace
+
+
+def test_a_deadlock_is_shown_with_its_diagnosis(labs: Path):
+    def deadlocked(values: list[float]) -> float:
+        raise DeadlockError(
+            "no rank can go on", [Wait(0, "waits in recv from rank 1"), Wait(1, "waits in recv from 0")]
+        )
+
+    result = checks_for("90").mean(deadlocked)
+    assert result.rule == "every rank runs to its end" and "rank 1 waits in recv from 0" in result.saw
+
+
+def test_a_value_the_check_cannot_use_is_the_answers_fault(labs: Path):
+    @exercise("A length")
+    def length(expect, answer):
+        expect.equal("the length", answer.size, 3)
+
+    result = run_check("90", length, 5)
+    assert result.rule == "your code returns what the exercise asks for"
+    assert "'int' object has no attribute 'size'" in result.saw
+
+
+def test_strict_mode_raises_on_what_is_not_passed(labs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAB_STRICT", "1")
+    check = checks_for("90")
+    assert check.mean(right)
+    for answer in (stub, sum):
+        with pytest.raises(AssertionError, match="lab 90, mean: "):
+            check.mean(answer)
+
+
+def test_an_interrupt_is_not_caught(labs: Path):
+    def interrupted(values: list[float]) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checks_for("90").mean(interrupted)
+
+
+def test_hints_come_one_at_a_time_and_the_count_is_kept_between_kernels(labs: Path):
+    first = checks_for("90").mean.hint()
+    assert first.shown == ("What is a mean?",) and first.left == 2 and "2 left" in repr(first)
+    check = checks_for("90")  # another kernel
+    assert "(2 left)" in check.mean(stub).message
+    assert check.hint("mean").shown[-1] == "`sum` adds, `len` counts."
+    assert check.mean.hint().left == 0
+    assert "that was the last one" in repr(check.mean.hint())
+    assert ".hint()" not in check.mean(stub).message
+
+
+def test_hints_advance_where_nothing_can_be_saved(labs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAB_PROGRESS", "off")
+    check = checks_for("90")
+    assert [check.mean.hint().left for _ in range(4)] == [2, 1, 0, 0]
+
+
+def test_an_unknown_check_has_the_nearest_names(labs: Path):
+    with pytest.raises(AttributeError, match="unknown check of lab 90 'maen': did you mean 'mean'"):
+        checks_for("90").maen  # noqa: B018
+
+
+def test_an_unknown_lab_has_the_nearest_numbers(labs: Path):
+    with pytest.raises(CourseError, match="unknown lab with checks '91': did you mean '90'"):
+        checks_for("91")
+
+
+def test_the_checks_of_a_lab_can_be_listed_and_completed(labs: Path):
+    check = checks_for(90)
+    assert check.names == ["mean", "size"] and {"mean", "size", "hint"} <= set(dir(check))
+    check.mean(right)
+    assert "The mean (passed)" in repr(check) and "(not attempted)" in repr(check)
+    assert "The mean" in (check.mean.__doc__ or "")
+
+
+@pytest.mark.parametrize("answer", [right, stub, sum])
+def test_a_result_has_a_picture_that_escapes_what_it_shows(labs: Path, answer: Callable):
+    result = checks_for("90").mean(answer)
+    html = result._repr_html_()
+    assert result.status in html and "<script" not in html
+
+    def hostile(values: list[float]) -> str:
+        return "<script>alert(1)</script>"
+
+    assert "<script" not in checks_for("90").mean(hostile)._repr_html_()
+
+
+def test_progress_is_saved_and_a_pass_stays(labs: Path, tmp_path: Path):
+    check = checks_for("90")
+    check.mean(stub)
+    check.mean(sum)
+    check.mean(right)
+    check.mean(sum)
+    entry = json.loads((tmp_path / "progress.json").read_text())["labs"]["90"]["mean"]
+    assert entry["attempts"] == 3 and entry["status"] == "failed" and entry["passed_at"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_note_and_no_error(labs: Path, monkeypatch: pytest.MonkeyPatch):
+    (labs / "file").write_text("in the way")
+    monkeypatch.setenv("LAB_PROGRESS", str(labs / "file" / "progress.json"))
+    result = checks_for("90").mean(right)
+    assert result.status == "passed" and "progress could not be saved" in result.message
+
+
+def test_a_check_needs_a_name_of_its_own_and_a_list_of_hints():
+    with pytest.raises(ValueError, match="must not be called 'hint'"):
+
+        @exercise("A")
+        def hint(expect):
+            pass
+
+    with pytest.raises(ValueError, match="hints must be a list"):
+        exercise("A", hints="one")

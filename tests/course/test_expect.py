@@ -1,0 +1,121 @@
+"""The words of a check: what holds is measured, what does not is said as rule, saw, expected."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from lablib.course.amounts import amount, brief
+from lablib.course.expect import Expect, NotAttempted, RuleBroken
+
+
+def broken(word: str, *arguments: object, **options: object) -> RuleBroken:
+    with pytest.raises(RuleBroken) as raised:
+        getattr(Expect(), word)("the rule", *arguments, **options)
+    assert raised.value.rule == "the rule"
+    return raised.value
+
+
+ARANGE = torch.arange(4.0)
+
+
+@pytest.mark.parametrize(
+    ("saw", "expected"),
+    [
+        (3, 3),
+        ("a", "a"),
+        (ARANGE, torch.arange(4.0)),
+        ([ARANGE, ARANGE], [ARANGE, ARANGE]),
+        ({"w": ARANGE, "n": 1}, {"n": 1, "w": ARANGE}),
+        (torch.tensor(3), 3),
+        (torch.tensor([math.inf]), torch.tensor([math.inf])),
+        (np.arange(3), np.arange(3)),
+        (torch.tensor([True, False]), torch.tensor([True, False])),
+        (torch.zeros(0), torch.zeros(0)),
+        (None, None),
+    ],
+)
+def test_equal_things_are_equal(saw: object, expected: object):
+    expect = Expect()
+    expect.equal("the rule", saw, expected)
+    assert [measured.rule for measured in expect.measured] == ["the rule"]
+
+
+@pytest.mark.parametrize(
+    ("saw", "expected", "said"),
+    [
+        (2, 3, ("2", "3")),
+        (None, ARANGE, ("None", "float32 [4]: 0, 1, 2, 3")),
+        (ARANGE[:3], ARANGE, ("float32 [3]: 0, 1, 2", "float32 [4]: 0, 1, 2, 3")),
+        (ARANGE.double(), ARANGE, ("float64 [4]: 0, 1, 2, 3", "type float32: float32 [4]: 0, 1, 2, 3")),
+        (ARANGE + torch.tensor([0, 0, 5, 1]), ARANGE, ("7 at [2], 2 of 4 elements differ", "2")),
+        ([ARANGE, ARANGE + 1], [ARANGE, ARANGE], ("1 at [1][0], 4 of 4 elements differ", "0")),
+        ([1], [1, 2], ("1 items: [1]", "2 items: [1, 2]")),
+        ({"a": 1}, {"b": 1}, ("keys ['a']", "keys ['b']")),
+        ({"a": 1}, {"a": 2}, ("1 at ['a']", "2")),
+        (5, [1], ("5", "a list of 1")),
+        (torch.tensor([math.nan]), torch.tensor([1.0]), ("nan at [0]", "1")),
+        (torch.tensor(2.0), torch.tensor(1.0), ("2", "1")),
+    ],
+)
+def test_the_first_difference_is_named_with_its_place(saw: object, expected: object, said: tuple[str, str]):
+    error = broken("equal", saw, expected)
+    assert (error.saw, error.expected) == said
+
+
+def test_close_forgives_what_it_says_and_no_more():
+    Expect().close("the rule", 1.0 + 1e-10, 1.0)
+    Expect().close("the rule", torch.tensor([1.0 + 1e-4]), torch.tensor([1.0]), rtol=1e-3)
+    Expect().close("the rule", torch.tensor([1]), torch.tensor([1.0]))
+    Expect().close("the rule", 1e-12, 0.0, atol=1e-9)
+    broken("close", 1.0 + 1e-8, 1.0)
+    broken("close", 1e-12, 0.0)
+    broken("close", math.nan, 1.0)
+    broken("close", torch.tensor([math.nan, 1.0]), torch.ones(2), rtol=1e9)
+    broken("close", "1.0", 1.0)
+    broken("close", None, 1.0)
+    broken("close", torch.ones(2, 2), torch.ones(4))
+
+
+def test_a_budget_is_measured_in_its_unit():
+    expect = Expect()
+    expect.budget("bytes sent", 6 * 2**20, at_most=6 * 2**20, unit="B")
+    assert expect.measured[0].text == "6.291 MB, at most 6.291 MB"
+    error = broken("budget", 2e-3, at_most=1e-3, unit="s")
+    assert (error.saw, error.expected) == ("2 ms, 2 times the budget", "at most 1 ms")
+    assert broken("budget", math.nan, at_most=1.0).saw.startswith("nan")
+    assert broken("budget", 1, at_most=0, unit="sends").expected == "at most 0 sends"
+
+
+def test_raises_returns_the_error_and_lets_others_pass():
+    def fail() -> None:
+        raise KeyError("a")
+
+    assert isinstance(Expect().raises("the rule", LookupError, fail), KeyError)
+    assert broken("raises", KeyError, lambda: 3).saw == "no error, and the value 3"
+    with pytest.raises(KeyError):
+        Expect().raises("the rule", ValueError, fail)
+
+
+@pytest.mark.parametrize("saw", [..., [1, ...]])
+def test_an_ellipsis_is_a_stub(saw: object):
+    with pytest.raises(NotAttempted):
+        Expect().equal("the rule", saw, 1)
+    with pytest.raises(NotAttempted):
+        Expect().that("the rule", False, saw, 1)
+
+
+def test_a_broken_rule_travels_from_a_worker_process():
+    error = pickle.loads(pickle.dumps(RuleBroken("rule", "saw", "expected")))
+    assert (error.rule, error.saw, error.expected) == ("rule", "saw", "expected")
+
+
+def test_quantities_and_values_are_written_briefly():
+    assert [amount(0, "s"), amount(1.5, "s"), amount(2e-10, "s"), amount(999, "B"), amount(1e12, "B")] == [
+        "0 s", "1.5 s", "0.2 ns", "999 B", "1 TB",
+    ]  # fmt: skip
+    assert amount(3, "sends") == "3 sends" and amount(3) == "3"
+    assert len(brief("x" * 1000)) < 200 and "without values" in brief(torch.ones(3, device="meta"))
+    assert brief(torch.arange(9)) == "int64 [9]: 0, 1, 2, 3, 4, 5, ..."

@@ -1,0 +1,95 @@
+"""The rules of a master: the example keeps them all, and each broken rule is named with file and line."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lablib.course.errors import CourseFailure
+from lablib.course.lint import declared_checks, lint
+from lablib.course.master import read_master
+from lablib.course.places import Lab
+
+
+def findings(lab: Lab, change: Callable[[str], str]) -> list[str]:
+    lab.master.write_text(change(lab.master.read_text()))
+    return [str(finding) for finding in lint(read_master(lab))]
+
+
+def swap(old: str, new: str) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        assert old in text, old
+        return text.replace(old, new, 1)
+
+    return change
+
+
+def test_the_example_keeps_every_rule(lab: Lab):
+    master = read_master(lab)
+    assert lint(master) == []
+    assert (master.title, master.question) == ("An example", "What does a master look like?")
+    assert [check.check_name for _, check in master.exercises] == ["mean", "size"]
+    assert [check.points for _, check in master.exercises] == [2.0, 1.0]
+
+
+PARAMETERS = '# %% tags=["parameters"]'
+MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "message"),
+    [
+        (swap("# # Lab 90: An example", "# An example"), 1, "`# Lab 90: Title`"),
+        (swap("Lab 90:", "Lab 91:"), 1, "must have the file's number, 90"),
+        (swap("**Question.**", "A question:"), 1, "must ask the lab's question"),
+        (swap(PARAMETERS, "# %%"), 1, "exactly one cell must be tagged `parameters`: got 0"),
+        (swap(PARAMETERS, MOVED), 15, "must be the first or second code cell"),
+        (
+            swap("ranks: int = 4", "num: int = 4"),
+            9,
+            "must include backend, ranks, cluster, interactive, quick: missing ranks",
+        ),
+        (swap("ranks: int = 4", "ranks = 4"), 9, "name: type = literal"),
+        (swap('checks_for("90")', 'checks_for("91")'), 41, '`check = checks_for("90")`'),
+        (swap('# %% tags=["check"]\ncheck.size(size_bytes)\n', ""), 44, "an exercise must be followed by its check"),
+        (swap('# %% tags=["check"] points=2\ncheck.mean(mean)\n', ""), 33, "an exercise must be followed by its check"),
+        (swap('# %% tags=["exercise"]\ndef mean', "# %%\ndef mean"), 41, "a check must come after its own exercise"),
+        (swap('# %% tags=["exercise"]\ndef mean', "# %%\ndef mean"), 33, "learners would see it"),
+        (swap("    ### BEGIN SOLUTION\n", ""), 33, "without BEGIN SOLUTION"),
+        (swap("check.mean(mean)", "result = check.mean(mean)"), 41, "must end in `check.name(answer)`"),
+        (swap("check.mean(mean)", "check.maen(mean)"), 41, "check 'maen' is not in lab_90.py: did you mean 'mean'?"),
+        (swap("check.size(size_bytes)", "check.mean(size_bytes)"), 50, "'mean' is used again"),
+    ],
+)
+def test_a_broken_rule_is_named_with_file_and_line(lab: Lab, change: Callable[[str], str], line: int, message: str):
+    found = findings(lab, change)
+    assert any(text.startswith(f"{lab.master}:{line}: ") and message in text for text in found), found
+
+
+def test_a_lab_without_a_file_of_checks_says_which_one_is_missing(lab: Lab):
+    (lab.labs / "masters" / "checks" / "lab_90.py").unlink()
+    assert any("expected lablib/course/checks/lab_90.py" in text for text in findings(lab, lambda text: text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# %%\nx = 1\ndef f(:\n", ":3: invalid syntax"),
+        ("x = 1\n# %%\ny = 2\n", ":1: every cell of a master must start with `# %%`"),
+    ],
+)
+def test_a_master_that_cannot_be_read_is_refused_with_its_line(lab: Lab, text: str, message: str):
+    lab.master.write_text(text)
+    with pytest.raises(CourseFailure) as raised:
+        read_master(lab)
+    assert f"{lab.master}{message}" in str(raised.value)
+
+
+def test_a_master_in_another_encoding_is_refused(lab: Lab):
+    lab.master.write_bytes("# %%\nx = 'é'\n".encode("latin-1"))
+    with pytest.raises(CourseFailure, match="must be a UTF-8 text file"):
+        read_master(lab)
+
+
+def test_checks_are_found_without_running_their_file():
+    source = "import nothing_that_exists\n@exercise('A')\ndef a(expect, x): ...\ndef helper(): ...\n"
+    assert declared_checks(source) == ["a"]

@@ -1,0 +1,58 @@
+"""From a solution to its stub."""
+
+import pytest
+
+from lablib.course.errors import CourseError
+from lablib.course.solution import has_solution, to_stub
+
+
+def region(body: str, indent: str = "    ") -> str:
+    return f"{indent}### BEGIN SOLUTION\n{body}\n{indent}### END SOLUTION"
+
+
+def test_a_solution_in_a_function_becomes_a_raise_with_the_same_indentation():
+    source = f"def f(x):\n    '''Twice.'''\n{region('    return 2 * x')}"
+    assert to_stub(source) == "def f(x):\n    '''Twice.'''\n    raise NotImplementedError(\"your turn\")"
+
+
+def test_a_solution_in_a_method_keeps_its_depth():
+    source = f"class A:\n    def f(self):\n{region('        pass', 8 * ' ')}\n\n    def g(self):\n        return 1"
+    assert '        raise NotImplementedError("your turn")\n\n    def g' in to_stub(source)
+
+
+def test_a_solution_at_top_level_becomes_ellipses():
+    source = region("a: int = 1\nb = c = 2", "") + "\nprint(a)"
+    assert to_stub(source) == "a = ...  # your turn\nb = ...  # your turn\nc = ...  # your turn\nprint(a)"
+
+
+def test_what_stands_around_the_markers_stays():
+    source = f"def f(x):\n    # a hint\n{region('    y = 1')}\n    return y"
+    assert to_stub(source).splitlines()[1:] == [
+        "    # a hint",
+        '    raise NotImplementedError("your turn")',
+        "    return y",
+    ]
+
+
+def test_every_stub_is_python_and_holds_no_marker():
+    source = f"def f():\n{region('    return 1')}\n\ndef g():\n{region('    return 2')}"
+    stub = to_stub(source)
+    compile(stub, "stub", "exec")
+    assert not has_solution(stub) and stub.count("your turn") == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def f():\n    ### BEGIN SOLUTION\n    pass", "without END SOLUTION"),
+        ("def f():\n    pass\n    ### END SOLUTION", "without BEGIN SOLUTION"),
+        ("def f():\n    ### BEGIN SOLUTION\n    ### BEGIN SOLUTION\n    pass\n    ### END SOLUTION", "cannot nest"),
+        ("### BEGIN SOLUTION\ndef f():\n    return 1\n### END SOLUTION", "may only assign names: got 'def f():'"),
+        ("### BEGIN SOLUTION\nx[0] = 1\n### END SOLUTION", "may only assign names"),
+        ("if True:\n    ### BEGIN SOLUTION\n    x = 1\n    ### END SOLUTION", "inside a function"),
+    ],
+)
+def test_a_solution_that_cannot_be_a_stub_is_refused(source: str, message: str):
+    with pytest.raises(CourseError, match="SOLUTION|solution") as raised:
+        to_stub(source)
+    assert message in str(raised.value)
