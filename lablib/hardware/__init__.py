@@ -1,10 +1,10 @@
 """What a cluster is made of: frozen records of devices, links and topologies, and a catalogue with a source a figure.
 
-    device.py      one accelerator (or CPU): peak FLOP/s by dtype, memory, bandwidth
-    link.py        one kind of wire: latency and bandwidth
-    topology.py    how nodes are wired together: fat tree, dragonfly, torus
-    cluster.py     devices, links and topology put together; the edge between two ranks
-    catalogue.py   the machines that have a name
+device.py      one accelerator (or CPU): peak FLOP/s by dtype, memory, bandwidth
+link.py        one kind of wire: latency and bandwidth
+topology.py    how nodes are wired together: fat tree, dragonfly, torus
+cluster.py     devices, links and topology put together; the edge between two ranks
+catalogue.py   the machines that have a name
 """
 
 from lablib.hardware.catalogue import CLUSTERS, DEVICES, LINKS, find_cluster

@@ -103,8 +103,12 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "infiniband-hdr": Link("InfiniBand HDR, 200 Gb/s", 4.0e-6, _gbps(200), f"{_NETWORK}; {_NCCL}"),
         "infiniband-ndr": Link("InfiniBand NDR, 400 Gb/s", 4.0e-6, _gbps(400), f"{_NETWORK}; {_NCCL}"),
         # RoCE runs the same verbs over Ethernet: the same NIC, switches about 1 us slower in all.
-        "roce-100": Link("RoCE v2, 100 Gb/s", 5.0e-6, _gbps(100), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"),
-        "roce-400": Link("RoCE v2, 400 Gb/s", 5.0e-6, _gbps(400), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"),
+        "roce-100": Link(
+            "RoCE v2, 100 Gb/s", 5.0e-6, _gbps(100), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"
+        ),
+        "roce-400": Link(
+            "RoCE v2, 400 Gb/s", 5.0e-6, _gbps(400), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"
+        ),
         "ethernet-25": Link("Ethernet TCP, 25 Gb/s", 30e-6, _gbps(25), "line rate; latency: order of magnitude of TCP"),
         "loopback": Link(
             "loopback TCP",

@@ -1,4 +1,4 @@
-"""One accelerator as the cost model sees it: how fast it multiplies, how fast it reads, what a kernel costs to start."""
+"""One accelerator as the cost model sees it: how fast it multiplies and reads, and what a kernel costs to start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -94,7 +94,9 @@ class Torus:
             size = 1
             for extent in self.shape:
                 size *= extent
-            raise ValueError(f"a torus of shape {self.shape} has {size} nodes: node {node} is outside; give a larger shape")
+            raise ValueError(
+                f"a torus of shape {self.shape} has {size} nodes: node {node} is outside; give a larger shape"
+            )
         return tuple(reversed(position))
 
     def hops(self, node_a: int, node_b: int) -> int:

@@ -1,0 +1,212 @@
+"""What a collective costs: seconds, and the bytes each rank really sends, by algorithm.
+
+Legend: n ranks; S bytes (the whole tensor; for gather-like operations the n shards together); alpha, 1/beta of the
+slowest edge of a round (see network.py); L ranks on each of N nodes.
+
+    all_reduce      ring            2 (n-1) (alpha + S/n beta)                       sent 2 (n-1)/n S
+                    tree            2 ceil(log2 n) (alpha + S beta)                  sent S up, S for each child down
+                    hierarchical    reduce-scatter in the node, all-reduce of S/L across nodes, all-gather in the node
+    all_gather,     ring            (n-1) (alpha + S/n beta)                         sent (n-1)/n S
+    reduce_scatter  hierarchical    the same across nodes on every rail at once, and in the node
+    broadcast,      tree            ceil(log2 n) (alpha + S beta)
+    reduce          scatter-gather  scatter by halves + ring all-gather:  (ceil(log2 n) + n-1) alpha + 2 (n-1)/n S beta
+    gather, scatter direct          the root's messages one after another:  sum over peers of (alpha + S/n beta)
+    all_to_all      direct          n-1 rounds of a shifted exchange:  sum over rounds of (alpha + S/n beta)
+    barrier         tree            an all-reduce of nothing: 2 ceil(log2 n) alpha
+
+"auto" takes the fastest, as a communication library's tuner does.
+
+Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
+2005, sections 4 to 4.6; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009 (ring).
+Simplified: no pipelining of a tree in chunks, no reduction arithmetic, no fixed cost of a call, no congestion between
+groups.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, log2
+
+from lablib.cost.network import GroupNetwork
+from lablib.errors import unknown_name
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """What one collective costs.
+
+    Attributes:
+        algorithm: the one that was used.
+        time_s: seconds from the moment the last rank has joined.
+        sent_bytes: bytes that leave each rank, in group order.
+    """
+
+    algorithm: str
+    time_s: float
+    sent_bytes: tuple[float, ...]
+
+
+Algorithm = Callable[[GroupNetwork, float, int], CollectiveCost]
+
+
+def _same(n: int, sent: float) -> tuple[float, ...]:
+    return (sent,) * n
+
+
+def ring_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    n = net.size
+    time_s = 2 * (n - 1) * net.ring.time_s(size_bytes / n)
+    return CollectiveCost("ring", time_s, _same(n, 2 * (n - 1) / n * size_bytes))
+
+
+def tree_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    time_s = 2 * sum(step.time_s(size_bytes) for step in net.tree)
+    sent = [size_bytes * (_tree_children(i, net.size) + (i > 0)) for i in range(net.size)]
+    return CollectiveCost("tree", time_s, tuple(sent))
+
+
+def hierarchical_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    local = len(net.by_node[0])
+    shard = size_bytes / local
+    inside_s = 2 * (local - 1) * max(node.ring.time_s(shard) for node in net.nodes)
+    rails = [min((ring_all_reduce(r, shard), tree_all_reduce(r, shard)), key=lambda c: c.time_s) for r in net.rails]
+    across = max(rails, key=lambda cost: cost.time_s)
+    # The rails' ranks, back in group order, to add what each sends outside to what it sends inside.
+    sent_across = {
+        rank: sent
+        for r, cost in zip(net.rails, rails, strict=True)
+        for rank, sent in zip(r.ranks, cost.sent_bytes, strict=True)
+    }
+    sent = tuple(2 * (local - 1) / local * size_bytes + sent_across[rank] for rank in net.ranks)
+    return CollectiveCost("hierarchical", inside_s + across.time_s, sent)
+
+
+def ring_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    """All-gather and, run backwards, reduce-scatter."""
+    n = net.size
+    return CollectiveCost("ring", (n - 1) * net.ring.time_s(size_bytes / n), _same(n, (n - 1) / n * size_bytes))
+
+
+def hierarchical_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    """Every rail gathers across nodes at once (S/L bytes each), then every node gathers inside."""
+    n, local = net.size, len(net.by_node[0])
+    across_s = max(ring_gather(rail, size_bytes / local).time_s for rail in net.rails)
+    inside_s = (local - 1) * max(node.ring.time_s(size_bytes / local) for node in net.nodes)
+    num_nodes = n // local
+    sent = (num_nodes - 1) / num_nodes * size_bytes / local + (local - 1) / local * size_bytes
+    return CollectiveCost("hierarchical", across_s + inside_s, _same(n, sent))
+
+
+def tree_broadcast(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    time_s = sum(step.time_s(size_bytes) for step in _rooted(net, root).tree)
+    sent = [size_bytes * _tree_children((i - root) % net.size, net.size) for i in range(net.size)]
+    return CollectiveCost("tree", time_s, tuple(sent))
+
+
+def tree_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    """A broadcast backwards: every rank but the root sends once."""
+    time_s = sum(step.time_s(size_bytes) for step in _rooted(net, root).tree)
+    return CollectiveCost("tree", time_s, tuple(0.0 if i == root else size_bytes for i in range(net.size)))
+
+
+def scatter_gather_broadcast(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    """Scatter down the tree (half of what is left at each round), then a ring all-gather. Backwards: a reduce."""
+    n, rooted = net.size, _rooted(net, root)
+    gather = ring_gather(net, size_bytes)
+    scatter_s = sum(step.time_s(size_bytes * min(2**k, n - 2**k) / n) for k, step in enumerate(rooted.tree))
+    # A tree node passes on the shards of its whole subtree but its own.
+    passed_on = [_subtree((i - root) % n, n) - 1 for i in range(n)]
+    sent = tuple(size_bytes * shards / n + own for shards, own in zip(passed_on, gather.sent_bytes, strict=True))
+    return CollectiveCost("scatter-gather", scatter_s + gather.time_s, sent)
+
+
+def direct_scatter(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    shard = size_bytes / net.size
+    time_s = sum(edge.transfer_s(shard) for edge in net.root_edges(root))
+    sent = tuple(shard * (net.size - 1) if i == root else 0.0 for i in range(net.size))
+    return CollectiveCost("direct", time_s, sent)
+
+
+def direct_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    cost = direct_scatter(net, size_bytes, root)
+    shard = size_bytes / net.size
+    return CollectiveCost("direct", cost.time_s, tuple(0.0 if i == root else shard for i in range(net.size)))
+
+
+def direct_all_to_all(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    n = net.size
+    time_s = sum(step.time_s(size_bytes / n) for step in net.shifts)
+    return CollectiveCost("direct", time_s, _same(n, (n - 1) / n * size_bytes))
+
+
+def tree_barrier(net: GroupNetwork, size_bytes: float = 0.0, root: int = 0) -> CollectiveCost:
+    return CollectiveCost("tree", 2 * sum(step.time_s(0.0) for step in net.tree), _same(net.size, 0.0))
+
+
+# name -> the algorithms that can do it, and whether each needs equally filled nodes
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "all_reduce": {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce},
+    "all_gather": {"ring": ring_gather, "hierarchical": hierarchical_gather},
+    "reduce_scatter": {"ring": ring_gather, "hierarchical": hierarchical_gather},
+    "broadcast": {"tree": tree_broadcast, "scatter-gather": scatter_gather_broadcast},
+    "reduce": {"tree": tree_reduce, "scatter-gather": scatter_gather_broadcast},
+    "gather": {"direct": direct_gather},
+    "scatter": {"direct": direct_scatter},
+    "all_to_all": {"direct": direct_all_to_all},
+    "barrier": {"tree": tree_barrier},
+}
+
+
+def algorithms_for(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
+    """The algorithms that can do this collective on this group. Raises ValueError for a name nobody knows."""
+    if name not in ALGORITHMS:
+        raise unknown_name("collective", name, list(ALGORITHMS))
+    return {key: f for key, f in ALGORITHMS[name].items() if key != "hierarchical" or net.is_hierarchical}
+
+
+def collective_cost(
+    name: str, size_bytes: float, net: GroupNetwork, algorithm: str = "auto", root: int = 0
+) -> CollectiveCost:
+    """Seconds and bytes of one collective.
+
+    Args:
+        name: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all"
+            or "barrier".
+        size_bytes: S of the legend: the whole tensor; for gather-like operations the n shards together.
+        net: the group on its cluster.
+        algorithm: a name from the table above, or "auto": the fastest.
+        root: group rank of the root, where there is one.
+
+    Raises:
+        ValueError: an unknown collective or algorithm, or one that this group's shape does not allow.
+    """
+    if size_bytes < 0:
+        raise ValueError(f"size_bytes must be 0 or more: got {size_bytes} for {name}")
+    candidates = algorithms_for(name, net)
+    if net.size == 1:
+        return CollectiveCost("none", 0.0, (0.0,))
+    if algorithm == "auto":
+        return min((f(net, size_bytes, root) for f in candidates.values()), key=lambda cost: cost.time_s)
+    if algorithm not in candidates:
+        if algorithm in ALGORITHMS[name]:
+            raise ValueError(
+                f"algorithm {algorithm!r} needs two or more nodes with the same number (two or more) of ranks each: "
+                f"ranks {net.ranks} have {[len(m) for m in net.by_node]} a node; choose from {', '.join(candidates)}"
+            )
+        raise unknown_name(f"{name} algorithm", algorithm, list(candidates))
+    return candidates[algorithm](net, size_bytes, root)
+
+
+def _rooted(net: GroupNetwork, root: int) -> GroupNetwork:
+    """The same group, numbered from the root."""
+    return net if root == 0 else GroupNetwork(net.cluster, net.ranks[root:] + net.ranks[:root])
+
+
+def _tree_children(i: int, n: int) -> int:
+    """Children of node i in a binomial tree of n nodes: i + 2^k < n for each 2^k below i's lowest set bit."""
+    strides = ceil(log2(n)) if i == 0 else (i & -i).bit_length() - 1
+    return sum(i + 2**k < n for k in range(strides))
+
+
+def _subtree(i: int, n: int) -> int:
+    """Nodes in the subtree of node i of a binomial tree of n nodes, itself included."""
+    return n if i == 0 else min(i & -i, n - i)

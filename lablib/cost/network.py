@@ -1,0 +1,102 @@
+"""The edges that the rounds of a collective travel over, for one group of ranks on one cluster.
+
+A collective is a sequence of rounds. In one round every rank sends at most one message and receives at most one
+(the one-port model: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+IJHPCA 19(1), 2005, section 2). A round lasts as long as its slowest edge:
+
+    T(round of S bytes) = max over its edges of (alpha + S * beta)
+
+Many edges are alike (every NVLink of a node), so a round keeps only the distinct ones.
+
+Legend: n ranks in the group, L of them on each node, N nodes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lablib.hardware.cluster import Cluster, Edge
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Messages that travel at the same time. `edges` holds the distinct edges among them."""
+
+    edges: tuple[Edge, ...]
+
+    def time_s(self, size_bytes: float) -> float:
+        """Seconds for one round of messages of this size."""
+        return max((edge.transfer_s(size_bytes) for edge in self.edges), default=0.0)
+
+
+def round_of(cluster: Cluster, pairs: Iterable[tuple[int, int]]) -> Round:
+    """The round in which each pair (from, to) of global ranks exchanges one message."""
+    return Round(tuple(dict.fromkeys(cluster.edge(a, b) for a, b in pairs)))
+
+
+class GroupNetwork:
+    """One group of ranks on one cluster; computes each kind of round once, when it is first asked for.
+
+    Args:
+        cluster: where the ranks are.
+        ranks: global ranks in group order.
+    """
+
+    def __init__(self, cluster: Cluster, ranks: Sequence[int]):
+        self.cluster = cluster
+        self.ranks = tuple(ranks)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def ring(self) -> Round:
+        """Every rank sends to the next, the last to the first."""
+        return round_of(self.cluster, zip(self.ranks, self.ranks[1:] + self.ranks[:1], strict=True))
+
+    @cached_property
+    def tree(self) -> list[Round]:
+        """The ceil(log2 n) rounds of a binomial tree: in round k, i + 2^k talks to i, for i a multiple of 2^(k+1)."""
+        rounds, stride = [], 1
+        while stride < self.size:
+            pairs = [(self.ranks[i + stride], self.ranks[i]) for i in range(0, self.size - stride, 2 * stride)]
+            rounds.append(round_of(self.cluster, pairs))
+            stride *= 2
+        return rounds
+
+    @cached_property
+    def shifts(self) -> list[Round]:
+        """The n - 1 rounds of a direct exchange: in round k every rank i sends to rank i + k (mod n)."""
+        n = self.size
+        return [
+            round_of(self.cluster, ((self.ranks[i], self.ranks[(i + k) % n]) for i in range(n))) for k in range(1, n)
+        ]
+
+    @cached_property
+    def by_node(self) -> list[tuple[int, ...]]:
+        """The group's ranks node by node, in group order."""
+        nodes: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            nodes.setdefault(self.cluster.node(rank), []).append(rank)
+        return [tuple(members) for members in nodes.values()]
+
+    @cached_property
+    def is_hierarchical(self) -> bool:
+        """Whether the group fills two or more nodes with the same number (two or more) of ranks each."""
+        counts = {len(members) for members in self.by_node}
+        return len(self.by_node) > 1 and len(counts) == 1 and counts.pop() > 1
+
+    @cached_property
+    def nodes(self) -> "tuple[GroupNetwork, ...]":
+        """One network a node."""
+        return tuple(GroupNetwork(self.cluster, members) for members in self.by_node)
+
+    @cached_property
+    def rails(self) -> "tuple[GroupNetwork, ...]":
+        """One network for the ranks that hold the same place on their nodes (a "rail": each has NICs of its own)."""
+        return tuple(GroupNetwork(self.cluster, members) for members in zip(*self.by_node, strict=True))
+
+    def root_edges(self, root: int) -> list[Edge]:
+        """The edges between group rank `root` and each other rank."""
+        return [self.cluster.edge(self.ranks[root], rank) for i, rank in enumerate(self.ranks) if i != root]

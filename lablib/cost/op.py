@@ -1,0 +1,94 @@
+"""What one operation costs on one device: the roofline.
+
+An operation must do its arithmetic and move its bytes; a device does both at once, so the slower one counts:
+
+    time = max( FLOPs / (peak(dtype) * efficiency),  bytes / bandwidth ) + kernel overhead
+
+FLOPs of matrix products, convolutions and attention come from torch's own formulas (torch.utils.flop_counter; a
+multiply-add is two). Every other operation is taken to be limited by memory: it reads its inputs and writes its
+outputs once.  Operations that only make a new view of a tensor, or reserve memory, cost nothing.
+
+Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+Simplified: one efficiency for all shapes (no tile or wave quantization), no cache: every operand comes from memory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from lablib.hardware.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """Seconds, floating-point operations, and bytes read and written."""
+
+    time_s: float
+    flops: float
+    size_bytes: float
+
+
+# Reserve memory or read metadata: no kernel runs.
+_FREE = frozenset(
+    {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_local_scalar_dense", "item"}
+)
+
+
+@cache
+def is_free(op: Any) -> bool:
+    """Whether an operator starts no kernel: views, reservations, and what lives outside aten."""
+    if op.namespace not in ("aten", "prims"):
+        return op.namespace in ("profiler", "c10d", "_c10d_functional", "c10d_functional", "prim")
+    name = op._schema.name.split("::")[-1]
+    # An alias annotation without a write is what makes a view a view.
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
+    return name in _FREE or is_view
+
+
+@cache
+def _flop_formula(op: Any) -> Any:
+    # Imported on first use: it costs 0.2 s, which a program that never multiplies should not pay.
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry.get(op.overloadpacket)
+
+
+def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpCost:
+    """The cost of one dispatched operator.
+
+    Args:
+        op: the `OpOverload`.
+        args, kwargs: what it was called with; tensors may be of any device, real or meta.
+        out: what it returned.
+        device: where it would run.
+    """
+    inputs, outputs = list(tensors_in(args)), list(tensors_in((out,)))
+    inputs.extend(tensors_in(kwargs.values()))
+    size_bytes = float(sum(t.nbytes for t in inputs) + sum(t.nbytes for t in outputs))
+    flops, compute_s = 0.0, 0.0
+    if formula := _flop_formula(op):
+        flops = float(formula(*args, **kwargs, out_val=out))
+        compute_s = flops / (device.peak(_dtype_name(inputs[0].dtype)) * device.matmul_efficiency)
+    memory_s = size_bytes / device.memory_bandwidth_bytes_per_s
+    return OpCost(max(compute_s, memory_s) + device.kernel_overhead_s, flops, size_bytes)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    """The tensors in nested lists and tuples."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """The row of a device's peak table: float32 runs as tfloat32 where the program allows it."""
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return "tfloat32"
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        return "float8"
+    return str(dtype).removeprefix("torch.")
