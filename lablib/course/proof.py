@@ -93,7 +93,12 @@ def names(source: str) -> tuple[set[str], set[str]]:
 
     table = symtable.symtable(source, "<cell>", "exec")
     bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    return bound, set(used(table))
+    in_place = {  # `x += 1` uses x too, which a symbol table does not say
+        node.target.id
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
+    return bound, set(used(table)) | in_place
 
 
 def _try(master: Master, exercise: Cell, check: Cell, answer: Any) -> Result:

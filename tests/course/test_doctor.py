@@ -1,0 +1,57 @@
+"""The doctor: every probe is reported, none can stop the examination."""
+
+import pytest
+
+from lablib.course.doctor import Absent, Probe, all_probes, examine, look
+
+
+def fine() -> str:
+    return "here"
+
+
+def broken() -> str:
+    raise RuntimeError("first line\nsecond line")
+
+
+def leaving() -> str:
+    raise SystemExit(3)
+
+
+def absent() -> str:
+    raise Absent("not found")
+
+
+def test_a_probe_that_works_says_what_it_found():
+    finding = look(Probe("a", fine, "do something"))
+    assert (finding.state, finding.text) == ("ok", "here")
+
+
+@pytest.mark.parametrize(
+    ("probe", "text"),
+    [(broken, "RuntimeError: first line; do it."), (leaving, "SystemExit: 3; do it."), (absent, "not found; do it.")],
+)
+def test_a_probe_that_fails_has_its_remedy(probe, text: str):
+    assert look(Probe("a", probe, "do it")).text == text
+    assert look(Probe("a", probe, "do it")).state == "FAILED"
+    assert look(Probe("a", probe, "do it", required=False)).state == "missing"
+
+
+def test_only_what_is_required_fails_the_examination(capsys: pytest.CaptureFixture):
+    assert examine([Probe("a", fine, ""), Probe("b", broken, "r", required=False)]) == 0
+    assert "everything the labs need works here" in capsys.readouterr().out
+    assert examine([Probe("a", broken, "r"), Probe("b", fine, "")]) == 1
+    out = capsys.readouterr().out
+    assert "FAILED   a  RuntimeError" in out and "ok       b  here" in out and out.endswith("failed: a\n")
+
+
+def test_everything_of_the_course_is_examined():
+    wanted = {"python", "torch", "jupyterlab", "ipywidgets", "anywidget", "plotly", "papermill", "sim", "gloo", "nccl"}
+    probes = {probe.name: probe for probe in all_probes()}
+    assert wanted | {"accelerators", "chromium", "kernel"} <= set(probes)
+    assert all(probe.remedy for probe in probes.values())
+
+
+def test_the_quick_probes_work_on_this_machine(labs):
+    for probe in all_probes():
+        if probe.name in ("python", "papermill", "kernel", "labs"):
+            assert look(probe).state == "ok", look(probe)

@@ -1,0 +1,113 @@
+"""Running a lab with papermill: notebook and page, a failing cell, a full disk, and no runs of nonsense."""
+
+import errno
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from lablib.course import execute
+from lablib.course.build import build
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.execute import run_lab
+from lablib.course.places import Lab
+
+
+def outputs(path: Path) -> str:
+    """All text a run notebook shows."""
+    texts = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            texts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return "\n".join(texts)
+
+
+def test_a_run_has_its_parameters_a_notebook_and_a_page(lab: Lab, tmp_path: Path):
+    build([lab])
+    before = lab.notebook.read_bytes()
+    notebook, page = run_lab(lab, {"ranks": "2", "scale": "2"})
+    assert notebook.parent == tmp_path / "runs" and notebook.name.startswith("90_example-2")
+    assert sorted(path.name for path in notebook.parent.iterdir()) == [page.name, notebook.name]
+    shown = outputs(notebook)
+    assert "2 ranks on dgx-h100 (sim), scale 2.0" in shown and shown.count("not attempted") == 2
+    assert "interactive = False" in notebook.read_text() and "An example" in page.read_text()
+    assert "application/vnd.jupyter.widget-state+json" not in notebook.read_text()
+    assert str(tmp_path) not in notebook.read_text()
+    assert lab.notebook.read_bytes() == before
+
+
+def test_an_instructor_run_passes_every_check_and_records_nothing(lab: Lab, tmp_path: Path):
+    notebook, _ = run_lab(lab, {}, instructor=True, out=tmp_path / "elsewhere")
+    assert outputs(notebook).count("passed") == 2 and notebook.parent == tmp_path / "elsewhere"
+    assert not (tmp_path / "progress.json").exists()
+
+
+def test_a_failing_cell_is_named_and_the_notebook_kept(lab: Lab, tmp_path: Path):
+    text = lab.master.read_text()
+    lab.master.write_text(text.replace("    return sum(values) / len(values)", "    return 0.0"))
+    with pytest.raises(CourseFailure) as raised:
+        run_lab(lab, {}, instructor=True)
+    message = str(raised.value)
+    assert raised.value.exit_code == 1
+    assert "failed in cell In [" in message and "`check.mean(mean)`: AssertionError: lab 90, mean: " in message
+    [kept] = (tmp_path / "runs").iterdir()
+    assert str(kept) in message and "AssertionError" in kept.read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"ranks": "four"}, "ranks must be an int: got 'four'; try --ranks 4"),
+        ({"cluster": "dgx-h10"}, "unknown cluster 'dgx-h10': did you mean 'dgx-h100'"),
+        ({"rnaks": "4"}, "unknown parameter 'rnaks': did you mean 'ranks'"),
+    ],
+)
+def test_a_wrong_parameter_stops_before_anything_runs(lab: Lab, tmp_path: Path, values: dict[str, str], message: str):
+    with pytest.raises(CourseError) as raised:
+        run_lab(lab, values)
+    assert message in str(raised.value) and raised.value.exit_code == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def full(*arguments: object, **options: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_is_full_while_running_leaves_nothing(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("papermill.iorw.LocalHandler.write", full)
+    with pytest.raises(CourseFailure, match="no space left on device; nothing half-written was left") as raised:
+        run_lab(lab, {})
+    assert "\n" not in str(raised.value) and list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_disk_that_is_full_at_the_page_keeps_the_notebook(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def execute_nothing(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict, path: Path) -> str:
+        notebook.metadata["papermill"] = {}
+        nbformat.write(notebook, path)
+        return ""
+
+    monkeypatch.setattr(execute, "_execute", execute_nothing)
+    monkeypatch.setattr(execute, "_write_page", full)
+    with pytest.raises(CourseFailure, match="The notebook is kept"):
+        run_lab(lab, {})
+    assert [path.suffix for path in (tmp_path / "runs").iterdir()] == [".ipynb"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_run(lab: Lab, tmp_path: Path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(CourseFailure, match=r"cannot write .*runs"):
+        run_lab(lab, {})
+    assert (tmp_path / "runs").read_text() == "a file"
+
+
+def test_a_broken_notebook_is_refused_with_the_remedy(lab: Lab):
+    lab.notebook.write_text("{")
+    with pytest.raises(CourseFailure, match="lab build --replace 90"):
+        run_lab(lab, {})
+    assert lab.notebook.read_text() == "{"
+
+
+def test_two_runs_in_one_second_have_two_names(tmp_path: Path):
+    first = execute._free_name(tmp_path, "x")
+    first.with_suffix(".html").write_text("")
+    assert execute._free_name(tmp_path, "x").name == "x-2.ipynb"

@@ -1,0 +1,56 @@
+"""Every lab there is, for tests that hold of all of them.
+
+A test that takes `lab` runs once for each master; one that takes `lab` and `exercise_name`, once for each exercise.
+"""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from lablib.course.master import Master, read_master
+from lablib.course.places import Lab, find_labs
+from lablib.course.proof import WrongAnswer
+
+ROOT = Path(__file__).parents[2]
+LABS = [lab for lab in find_labs(ROOT / "labs") if lab.master.exists()]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "exercise_name" in metafunc.fixturenames:
+        pairs = [(lab, name) for lab in LABS for name in exercise_names(lab)]
+        ids = [f"{lab.number}-{name}" for lab, name in pairs]
+        metafunc.parametrize(("lab", "exercise_name"), pairs, ids=ids)
+    elif "lab" in metafunc.fixturenames:
+        metafunc.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
+
+
+def exercise_names(lab: Lab) -> list[str]:
+    """The exercises of a lab. A master that cannot be read has none here; `test_labs_run` says why."""
+    try:
+        return [check.check_name or "" for _, check in read_master(lab).exercises]
+    except ValueError:
+        return []
+
+
+@pytest.fixture(autouse=True)
+def nobodys_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests leave the progress of whoever runs them alone."""
+    monkeypatch.setenv("LAB_PROGRESS", "off")
+    monkeypatch.delenv("LAB_STRICT", raising=False)
+    monkeypatch.setenv("LAB_LABS", str(ROOT / "labs"))
+
+
+@pytest.fixture
+def master(lab: Lab) -> Master:
+    return read_master(lab)
+
+
+@pytest.fixture
+def wrong_answers(lab: Lab) -> dict[str, list[WrongAnswer]]:
+    """The lab's wrong answers, by exercise."""
+    path = Path(__file__).parent / "wrong_answers" / f"lab_{lab.number}.py"
+    if not path.exists():
+        return {}
+    listed = runpy.run_path(str(path))["WRONG_ANSWERS"]
+    return {name: [WrongAnswer(*wrong) for wrong in wrongs] for name, wrongs in listed.items()}
