@@ -23,10 +23,12 @@ test: $(STAMP)  ## run every test; ARGS="-k name" are passed on to pytest
 
 check: lint test  ## everything that must hold before a commit: format, lint, types, tests
 
-lint: $(STAMP)  ## format, lint and types
-	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; exit 1; }
-	@$(BIN)/ruff check --quiet .
-	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+lint: $(STAMP)  ## format, lint and types: all three, whatever the first one says
+	@failed=0; \
+	$(BIN)/ruff format --check --quiet --output-format concise . || { echo "\`make format\` puts these files into their format."; failed=1; }; \
+	$(BIN)/ruff check --quiet . || failed=1; \
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright || failed=1; \
+	exit $$failed
 
 format: $(STAMP)  ## put the code into its format
 	@$(BIN)/ruff format .

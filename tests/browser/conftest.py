@@ -126,6 +126,7 @@ class NotebookPage:
 
     def __init__(self, page: Any, server: Server, name: str):
         self.page, self.server, self.name = page, server, name
+        assert (server.folder / name).is_file(), f"no notebook {name}: `make build` generates the labs"
         page.goto(f"{server.url}lab/tree/{name}?token={server.token}", timeout=60_000)
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self._wait_idle(60)  # the kernel is up
