@@ -1,0 +1,75 @@
+"""One program, three machines: run a `torch.distributed` function on a simulated cluster or on real processes.
+
+This is the only place that knows the backends apart. Each returns the same `Run`.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from lablib.errors import unknown_name
+from lablib.hardware import Cluster, find_cluster
+from lablib.run import Run
+
+BACKENDS = ("sim", "gloo", "nccl")
+REAL_TIMEOUT_S = 600.0
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int = 4,
+    cluster: str | Cluster = "dgx-h100",
+    backend: str = "sim",
+    timeout_s: float | None = None,
+    trace: bool = True,
+) -> Run:
+    """Run `fn(*args)` on every rank and return what happened.
+
+    The default process group is initialized before `fn` starts; `fn` itself is plain `torch.distributed` code.
+
+    Args:
+        fn: a function; it runs once on each rank. For keyword arguments use `functools.partial`.
+        args: passed on. On `sim` every rank gets the same objects, on real backends a copy of its own.
+        ranks: how many, at least 1.
+        cluster: name or record of the simulated cluster (`lablib.hardware.CLUSTERS`); ranks fill its nodes in order.
+            Real backends ignore it.
+        backend: "sim" (threads of this process, virtual time), "gloo" (processes on this CPU), "nccl" (GPUs).
+        timeout_s: real seconds after which the run is ended; None: no limit on sim, 600 s on real backends.
+        trace: record the timeline. Without it a run is a little faster and `timeline` has no compute spans.
+
+    Returns:
+        A `Run`: values, timeline, traffic, stdout.
+
+    Raises:
+        ValueError, TypeError: an argument breaks its rule.
+        LaunchError: the program failed; the subclass says how (lablib/errors.py).
+    """
+    _check(fn, args, ranks, backend, timeout_s)
+    simulated = find_cluster(cluster)
+    if backend == "sim":
+        from lablib.sim import run_sim
+
+        return run_sim(fn, args, ranks=ranks, cluster=simulated, timeout_s=timeout_s, trace=trace)
+    from lablib.real import run_real
+
+    limit_s = REAL_TIMEOUT_S if timeout_s is None else timeout_s
+    return run_real(fn, args, {}, ranks=ranks, backend=backend, timeout_s=limit_s, trace=trace)
+
+
+def _check(fn: Any, args: tuple, ranks: Any, backend: Any, timeout_s: Any) -> None:
+    if not callable(fn):
+        raise TypeError(f"launch needs a function to run on every rank: got {fn!r}; pass the function, not its result")
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", repr(fn))
+        raise TypeError(f"{name} cannot be called with the {len(args)} arguments given to launch: {error}") from None
+    except ValueError:
+        pass  # some builtins have no signature; the call itself will tell
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"ranks must be a whole number of 1 or more: got {ranks!r}; try ranks=4")
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s must be positive seconds or None: got {timeout_s!r}")

@@ -1,0 +1,21 @@
+"""The CPU simulator: a `torch.distributed` backend whose ranks are threads and whose time is the cost model's.
+
+Read in this order:
+
+    scheduler.py       ranks take turns; a deadlock is a fact
+    rank.py            what one rank has for itself
+    source.py          the line of the program that made a call
+    call.py            one collective: who has joined, and do they agree
+    exchange.py        what each collective does with its tensors
+    reduce.py          sums in rank order
+    group.py           where members meet: collectives, sends and receives, and their times
+    work.py            waiting
+    process_group.py   torch.distributed's view of it all
+    store.py           the key-value store
+    clock.py           the price of every operator
+    simulation.py      run one program
+"""
+
+from lablib.sim.simulation import run_sim
+
+__all__ = ["run_sim"]

@@ -1,0 +1,56 @@
+"""The compute stream's clock: every operator that a rank dispatches is priced and moves the rank's clock.
+
+A `TorchDispatchMode` sees each operator below autograd, in forward, backward and optimizer alike, with the tensors it
+really gets. Pricing follows `lablib/cost`; the result does not depend on how fast the host is. `record_function` blocks
+pass through the dispatcher too, and name the phase of the spans inside them.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lablib.cost.op import is_free, op_cost, tensors_in
+from lablib.hardware.device import Device
+from lablib.sim.rank import Rank
+
+_ENTER = torch.ops.profiler._record_function_enter_new.default
+_EXIT = torch.ops.profiler._record_function_exit._RecordFunction
+
+
+class Clock(TorchDispatchMode):
+    """Prices what one rank computes. Enter it in the rank's thread.
+
+    Args:
+        rank: whose clock moves.
+        device: what it runs on.
+    """
+
+    def __init__(self, rank: Rank, device: Device):
+        super().__init__()
+        self._rank = rank
+        self._device = device
+        self._is_free_of_time = device.memory_bandwidth_bytes_per_s == float("inf")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        rank = self._rank
+        if func is _ENTER:
+            rank.enter_block(args[0])
+        elif func is _EXIT:
+            rank.leave_block()
+        out = func(*args, **kwargs)
+        if rank.pending:
+            self._join_pending(args, kwargs)
+        if not self._is_free_of_time and not is_free(func):
+            cost = op_cost(func, args, kwargs, out, self._device)
+            rank.compute(str(func._schema.name).replace("::", "."), cost.time_s, cost.flops, cost.size_bytes)
+        return out
+
+    def _join_pending(self, args: tuple, kwargs: dict) -> None:
+        """An operator that touches the result of a communication waits for it, as a stream would."""
+        for tensor in tensors_in((*args, *kwargs.values())):
+            if tensor.layout == torch.strided:
+                end_s = self._rank.pending.pop(tensor.untyped_storage()._cdata, None)
+                if end_s is not None:
+                    self._rank.join(end_s)

@@ -1,0 +1,214 @@
+"""A process group as its members share it: where they meet, what moves, and when.
+
+Collectives. Members meet by counting calls (call.py). When the last one joins, the tensors move (exchange.py) and the
+time is fixed:
+
+    start = max over members of (when it issued the call, when its stream of this group is free)
+    end   = start + cost of the collective (lablib/cost)
+
+Point to point. A send and a receive are a rendezvous: the bytes move when both are posted, as in NCCL and in gloo
+(whose sender waits until the receiver is ready). A receive matches the sends of its source and tag in the order in
+which receives were posted. One message occupies the sender's output port and the receiver's input port of its level
+(NVLink, NIC) for alpha + S beta: the one-port model, full duplex.
+
+    start = max(send issued, receive issued, sender's output free, receiver's input free)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
+from lablib.errors import CollectiveMismatchError, Wait
+from lablib.run import Transfer
+from lablib.sim.call import Call, Joined
+from lablib.sim.rank import Rank
+from lablib.sim.scheduler import Scheduler
+from lablib.sim.source import Source
+
+ANY_SOURCE = -1
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One posted send or receive. `peer` is a group rank, or ANY_SOURCE."""
+
+    kind: str
+    rank: Rank
+    member: int
+    peer: int
+    tag: int
+    tensor: Tensor
+    issue_s: float
+    phase: str
+    source: Source
+    peer_label: str
+    group_label: str
+    is_done: bool = False
+    end_s: float = 0.0
+    matched: int = ANY_SOURCE
+    waiters: list[int] = field(default_factory=list)
+
+    def describe(self, rank: int, source: Source, verb: str = "waits in") -> Callable[[], Wait]:
+        def wait() -> Wait:
+            direction = "to" if self.kind == "send" else "from"
+            other = "recv" if self.kind == "send" else "send"
+            text = (
+                f"{verb} {self.kind} {direction} {self.peer_label} (tag {self.tag}) of group {self.group_label}; "
+                f"no matching {other} is posted"
+            )
+            return Wait(rank, text, str(source))
+
+        return wait
+
+
+class Group:
+    """What the members of one process group share.
+
+    Args:
+        label: "world", the description given to `new_group`, or the list of ranks.
+        ranks: the members, in group order.
+        network: their edges on the cluster.
+        scheduler: to wake those who wait.
+        transfers: where finished communications are written down.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        ranks: Sequence[Rank],
+        network: GroupNetwork,
+        scheduler: Scheduler,
+        transfers: list[Transfer],
+    ):
+        self.label = label
+        self.members = list(ranks)
+        self.network = network
+        self.global_ranks = tuple(member.rank for member in ranks)
+        self._scheduler = scheduler
+        self._transfers = transfers
+        self._calls: dict[int, Call] = {}
+        self._num_calls = [0] * len(ranks)
+        self._stream_free_s = [0.0] * len(ranks)
+        self._sends: list[list[Message]] = [[] for _ in ranks]  # by receiver
+        self._receives: list[list[Message]] = [[] for _ in ranks]  # by receiver
+        self._costs: dict[tuple[str, float, int], CollectiveCost] = {}
+
+    # ---- collectives ----
+
+    def join(
+        self,
+        member: int,
+        newcomer: Joined,
+        move: Callable[[list[Joined]], None],
+        size_bytes: Callable[[list[Joined]], float],
+        kind: str,
+        root: int = 0,
+    ) -> Call:
+        """One member joins its next call. The last to come moves the tensors and fixes the time."""
+        index = self._num_calls[member]
+        self._num_calls[member] += 1
+        call = self._calls.get(index)
+        if call is None:
+            call = self._calls[index] = Call(self.label, self.global_ranks, newcomer.name, index)
+        call.join(member, newcomer)
+        if len(call.joined) == len(self.members):
+            del self._calls[index]
+            arrived = [call.joined[i] for i in range(len(self.members))]
+            # torch's own bookkeeping (autograd, dispatch modes) must not see the simulator's copies.
+            with torch.no_grad(), torch._C._DisableTorchDispatch():
+                move(arrived)
+            self._finish(call, arrived, kind, size_bytes(arrived), root)
+        return call
+
+    def _finish(self, call: Call, arrived: list[Joined], kind: str, size_bytes: float, root: int) -> None:
+        cost = self._cost(kind, size_bytes, root)
+        start_s = max(max(j.issue_s, free_s) for j, free_s in zip(arrived, self._stream_free_s, strict=True))
+        call.end_s = end_s = start_s + cost.time_s
+        self._stream_free_s = [end_s] * len(arrived)
+        stream = f"comm:{self.label}"
+        for member, joined in zip(self.members, arrived, strict=True):
+            member.communicate(stream, call.name, joined.phase, start_s, end_s, size_bytes)
+        self._transfers.append(
+            Transfer(
+                self.label, call.name, self.global_ranks, cost.algorithm, size_bytes, cost.sent_bytes, start_s, end_s
+            )
+        )
+        self._complete(call)
+
+    def _cost(self, kind: str, size_bytes: float, root: int) -> CollectiveCost:
+        key = (kind, size_bytes, root)
+        if key not in self._costs:
+            self._costs[key] = collective_cost(kind, size_bytes, self.network, root=root)
+        return self._costs[key]
+
+    # ---- point to point ----
+
+    def post_send(self, message: Message) -> None:
+        """Post a send; it meets the first posted receive that it fits."""
+        for receive in self._receives[message.peer]:
+            if _fits(message, receive):
+                self._receives[message.peer].remove(receive)
+                return self._transfer(message, receive)
+        self._sends[message.peer].append(message)
+
+    def post_receive(self, message: Message) -> None:
+        """Post a receive; it meets the first posted send that fits it."""
+        for send in self._sends[message.member]:
+            if _fits(send, message):
+                self._sends[message.member].remove(send)
+                return self._transfer(send, message)
+        self._receives[message.member].append(message)
+
+    def _transfer(self, send: Message, receive: Message) -> None:
+        if send.tensor.dtype != receive.tensor.dtype or send.tensor.numel() != receive.tensor.numel():
+            raise _message_mismatch(send, receive)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            receive.tensor.data.copy_(send.tensor.data.view(receive.tensor.shape))
+        sender, receiver = send.rank, receive.rank
+        edge = self.network.cluster.edge(sender.rank, receiver.rank)
+        out_port, in_port = f"{edge.level}:out", f"{edge.level}:in"
+        size_bytes = send.tensor.nbytes
+        start_s = max(send.issue_s, receive.issue_s, sender.ports.get(out_port, 0.0), receiver.ports.get(in_port, 0.0))
+        end_s = start_s + edge.transfer_s(size_bytes)
+        sender.ports[out_port] = receiver.ports[in_port] = end_s
+        stream = f"comm:{self.label}"
+        sender.communicate(f"{stream}:send", f"send to {receiver.rank}", send.phase, start_s, end_s, size_bytes)
+        receiver.communicate(f"{stream}:recv", f"recv from {sender.rank}", receive.phase, start_s, end_s, size_bytes)
+        self._transfers.append(
+            Transfer(
+                self.label,
+                "send",
+                (sender.rank, receiver.rank),
+                "direct",
+                size_bytes,
+                (float(size_bytes), 0.0),
+                start_s,
+                end_s,
+            )
+        )
+        receive.matched = send.member
+        for message in (send, receive):
+            message.end_s = end_s
+            self._complete(message)
+
+    def _complete(self, event: Call | Message) -> None:
+        event.is_done = True
+        for rank in event.waiters:
+            self._scheduler.wake_up(rank)
+        event.waiters.clear()
+
+
+def _fits(send: Message, receive: Message) -> bool:
+    return receive.peer in (send.member, ANY_SOURCE) and receive.tag == send.tag
+
+
+def _message_mismatch(send: Message, receive: Message) -> CollectiveMismatchError:
+    def text(message: Message, direction: str) -> Wait:
+        what = f"{str(message.tensor.dtype).removeprefix('torch.')}{list(message.tensor.shape)}"
+        return Wait(message.rank.rank, f"{message.kind}s {what} {direction} {message.peer_label}", str(message.source))
+
+    headline = f"a send and its receive (tag {send.tag}) of group {send.group_label} disagree on dtype or size."
+    return CollectiveMismatchError(headline, [text(send, "to"), text(receive, "from")])

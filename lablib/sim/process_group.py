@@ -1,0 +1,400 @@
+"""The `torch.distributed.ProcessGroup` of the simulator: each method names a collective and hands it to the group.
+
+torch 2.13 calls `all_gather_single` and `reduce_scatter_single` where 2.11 calls `_allgather_base` and
+`_reduce_scatter_base`; the class answers to both. tests/sim/test_torch_contract.py lists what torch calls.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.sim import exchange
+from lablib.sim.call import Agreement, Joined
+from lablib.sim.group import ANY_SOURCE, Group, Message
+from lablib.sim.rank import Rank
+from lablib.sim.reduce import reduce_op
+from lablib.sim.scheduler import Scheduler
+from lablib.sim.source import program_line
+from lablib.sim.work import SimWork
+
+_CPU = torch.device("cpu")
+
+
+class SimProcessGroup(dist.ProcessGroup):
+    """One rank's end of a group.
+
+    Args:
+        group: what the members share.
+        member: this rank's place in it.
+        rank: this rank.
+        scheduler: to wait.
+        name: torch's internal name of the group.
+    """
+
+    def __init__(self, group: Group, member: int, rank: Rank, scheduler: Scheduler, name: str):
+        super().__init__(member, len(group.members))
+        self._group = group
+        self._member = member
+        self._rank_state = rank
+        self._scheduler = scheduler
+        self._name = name
+        self._coalesced: list[SimWork] | None = None
+
+    # ---- identity ----
+
+    def size(self) -> int:
+        return len(self._group.members)
+
+    def getBackendName(self) -> str:
+        return "sim"
+
+    @property
+    def pg_name(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    def __repr__(self) -> str:
+        return f"SimProcessGroup({self._group.label}, rank {self._member} of {self.size()})"
+
+    def shutdown(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    # ---- collectives ----
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> SimWork:
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        return self._collective(
+            "all_reduce",
+            sent=tensors,
+            received=tensors,
+            agree=(("reduction", op[0]), *_like(tensors)),
+            move=lambda sent, received: exchange.all_reduce(sent, received, op),
+        )
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> SimWork:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> SimWork:
+        root = opts.rootRank
+        return self._collective(
+            "broadcast",
+            sent=tensors,
+            received=tensors,
+            agree=(("root", self._global(root)), *_like(tensors)),
+            move=lambda sent, received: exchange.broadcast(sent, received, root),
+            root=root,
+        )
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> SimWork:
+        root, op = opts.rootRank, reduce_op(opts.reduceOp)
+        return self._collective(
+            "reduce",
+            sent=tensors,
+            received=tensors,
+            agree=(("root", self._global(root)), ("reduction", op[0]), *_like(tensors)),
+            move=lambda sent, received: exchange.reduce(sent, received, op, root),
+            root=root,
+        )
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> SimWork:
+        self._count("all_gather", outputs[0])
+        return self._collective(
+            "all_gather",
+            sent=inputs,
+            received=outputs[0],
+            # Shards may differ in size (they do in NCCL); each output must fit its shard.
+            agree=(("dtype", inputs[0].dtype), ("output shapes", tuple(tuple(o.shape) for o in outputs[0]))),
+            move=exchange.all_gather,
+            own=("input shape", tuple(inputs[0].shape), tuple(outputs[0][self._member].shape)),
+        )
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> SimWork:
+        works = [self.allgather([output], [tensor], opts) for output, tensor in zip(outputs, inputs, strict=True)]
+        return self._together(works)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> SimWork:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._divides("all_gather_into_tensor", "output", output, "input", tensor)
+        return self._collective(
+            "all_gather_into_tensor",
+            kind="all_gather",
+            sent=inputs,
+            received=outputs,
+            agree=_like(inputs),
+            move=exchange.all_gather_single,
+        )
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> SimWork:
+        root = opts.rootRank
+        received = outputs[0] if outputs else []
+        if self._member == root:
+            self._count("gather", received)
+        return self._collective(
+            "gather",
+            sent=inputs,
+            received=received,
+            agree=(("root", self._global(root)), *_like(inputs)),
+            move=lambda sent, received: exchange.gather(sent, received, root),
+            root=root,
+        )
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> SimWork:
+        root = opts.rootRank
+        sent = inputs[0] if inputs else []
+        if self._member == root:
+            self._count("scatter", sent)
+        return self._collective(
+            "scatter",
+            sent=sent,
+            received=outputs,
+            agree=(("root", self._global(root)), *_like(outputs)),
+            move=lambda sent, received: exchange.scatter(sent, received, root),
+            root=root,
+        )
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> SimWork:
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        self._count("reduce_scatter", inputs[0])
+        return self._collective(
+            "reduce_scatter",
+            sent=inputs[0],
+            received=outputs,
+            agree=(("reduction", op[0]), *_like(inputs[0])),
+            move=lambda sent, received: exchange.reduce_scatter(sent, received, op),
+            own=("output shape", tuple(outputs[0].shape), tuple(inputs[0][self._member].shape)),
+        )
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> SimWork:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._divides("reduce_scatter_tensor", "input", tensor, "output", output)
+        return self._collective(
+            "reduce_scatter_tensor",
+            kind="reduce_scatter",
+            sent=inputs,
+            received=outputs,
+            agree=(("reduction", op[0]), *_like(inputs)),
+            move=lambda sent, received: exchange.reduce_scatter_single(sent, received, op),
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
+        self._count("all_to_all", inputs)
+        self._count("all_to_all", outputs)
+        return self._all_to_all("all_to_all", outputs, inputs)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+        opts: Any = None,
+    ) -> SimWork:
+        inputs = self._split("input", input, input_split_sizes)
+        outputs = self._split("output", output, output_split_sizes)
+        work = self._all_to_all("all_to_all_single", outputs, inputs)
+        work.results = [output]
+        return work
+
+    alltoall_base = all_to_all_single
+
+    def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> SimWork:
+        def check_then_move(joined: list[Joined]) -> None:
+            for i, receiver in enumerate(joined):
+                for r, sender in enumerate(joined):
+                    given, wanted = sender.sent[i].numel(), receiver.received[r].numel()
+                    if given != wanted:
+                        raise ValueError(
+                            f"{name}: what one rank sends another must fit what that one expects: rank {sender.rank} "
+                            f"sends {given} elements to rank {receiver.rank}, which expects {wanted}; make "
+                            f"input_split_sizes[{i}] of rank {sender.rank} equal output_split_sizes[{r}] of rank "
+                            f"{receiver.rank}"
+                        )
+            exchange.all_to_all([j.sent for j in joined], [j.received for j in joined])
+
+        return self._collective(
+            name,
+            kind="all_to_all",
+            sent=inputs,
+            received=outputs,
+            agree=(("dtype", inputs[0].dtype),),
+            move_all=check_then_move,
+        )
+
+    def barrier(self, opts: Any = None) -> SimWork:
+        return self._collective("barrier", sent=[], received=[], agree=(), move=lambda sent, received: None)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that would name the missing ranks after a timeout; here a missing rank is a deadlock, and named."""
+        work = self._collective(
+            "monitored_barrier", kind="barrier", sent=[], received=[], agree=(), move=lambda sent, received: None
+        )
+        work.wait()
+
+    # ---- point to point ----
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> SimWork:
+        message = self._message("send", tensors[0], dst, tag)
+        self._group.post_send(message)
+        return self._work([message], [])
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
+        message = self._message("recv", tensors[0], src, tag)
+        self._group.post_receive(message)
+        return self._work([message], tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> SimWork:
+        return self.recv(tensors, ANY_SOURCE, tag)
+
+    # ---- coalescing: everything issued in between is waited for as one ----
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> SimWork:
+        works, self._coalesced = self._coalesced or [], None
+        return self._together(works)
+
+    # ---- machinery ----
+
+    def _collective(
+        self,
+        name: str,
+        *,
+        sent: Sequence[Tensor],
+        received: Sequence[Tensor],
+        agree: Agreement,
+        move: Callable[[list, list], None] | None = None,
+        move_all: Callable[[list[Joined]], None] | None = None,
+        kind: str = "",
+        root: int = 0,
+        own: tuple[str, Any, Any] | None = None,
+    ) -> SimWork:
+        self._scheduler.check()
+        if own and own[1] != own[2]:
+            raise ValueError(
+                f"{name}: the {own[0]} must equal the shape of this rank's shard: got {own[1]} and {own[2]}"
+            )
+        source = program_line()
+        rank = self._rank_state
+        newcomer = Joined(rank.rank, name, agree, _raw(sent), _raw(received), rank.clock_s, rank.phase(), source)
+
+        def execute(joined: list[Joined]) -> None:
+            if move_all:
+                move_all(joined)
+            elif move:
+                move([j.sent for j in joined], [j.received for j in joined])
+
+        kind = kind or name
+        call = self._group.join(
+            self._member, newcomer, execute, lambda joined: _payload(kind, joined, root), kind, root
+        )
+        return self._work([call], received)
+
+    def _work(self, events: list, results: Sequence[Tensor]) -> SimWork:
+        work = SimWork(self._rank_state, self._scheduler, events, results)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _together(self, works: list[SimWork]) -> SimWork:
+        events = [event for work in works for event in work.events]
+        return SimWork(self._rank_state, self._scheduler, events, [t for work in works for t in work.results])
+
+    def _message(self, kind: str, tensor: Tensor, peer: int, tag: int) -> Message:
+        self._scheduler.check()
+        rank = self._rank_state
+        peer_label = "any rank" if peer == ANY_SOURCE else f"rank {self._global(peer)}"
+        return Message(
+            kind,
+            rank,
+            self._member,
+            peer,
+            tag,
+            tensor,
+            rank.clock_s,
+            rank.phase(),
+            program_line(),
+            peer_label,
+            self._group.label,
+        )
+
+    def _global(self, member: int) -> int:
+        return self._group.global_ranks[member]
+
+    def _count(self, name: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.size():
+            raise ValueError(
+                f"{name}: the list must hold one tensor a rank: got {len(tensors)} for {self.size()} ranks"
+            )
+
+    def _divides(self, name: str, large: str, whole: Tensor, small: str, part: Tensor) -> None:
+        if whole.numel() != part.numel() * self.size():
+            raise ValueError(
+                f"{name}: the {large} must hold {self.size()} times the elements of the {small} (one part a rank): "
+                f"got {whole.numel()} and {part.numel()}"
+            )
+
+    def _split(self, what: str, tensor: Tensor, sizes: Sequence[int] | None) -> list[Tensor]:
+        """The parts of a tensor along dim 0: equal ones, or of the given sizes."""
+        if sizes:
+            if len(sizes) != self.size() or sum(sizes) != tensor.shape[0]:
+                raise ValueError(
+                    f"all_to_all_single: {what}_split_sizes must hold one size a rank and add up to dim 0: "
+                    f"got {list(sizes)} for {self.size()} ranks and {tensor.shape[0]} rows"
+                )
+            return list(tensor.split(list(sizes)))
+        if tensor.shape[0] % self.size():
+            raise ValueError(
+                f"all_to_all_single: without split sizes, dim 0 of the {what} must be a multiple of the ranks: "
+                f"got {tensor.shape[0]} rows for {self.size()} ranks; give {what}_split_sizes"
+            )
+        return list(tensor.split(tensor.shape[0] // self.size()))
+
+
+def _like(tensors: Sequence[Tensor]) -> Agreement:
+    """dtype and shape that all ranks must share."""
+    shapes = tuple(tuple(t.shape) for t in tensors)
+    return (("dtype", tensors[0].dtype if tensors else None), ("shape", shapes[0] if len(shapes) == 1 else shapes))
+
+
+def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same memory without autograd history or version counter, as a communication library sees it."""
+    return [t.data for t in tensors]
+
+
+def _payload(kind: str, joined: list[Joined], root: int) -> float:
+    """S of the cost model: the whole tensor; for gather-like collectives the n shards together."""
+    if kind in ("all_gather", "gather"):
+        return float(sum(t.nbytes for j in joined for t in j.sent))
+    if kind == "reduce_scatter":
+        return float(sum(t.nbytes for t in joined[0].sent))
+    if kind == "all_to_all":
+        # Uneven splits: the round lasts as long as its largest message, so the fullest rank counts.
+        return float(max(max(sum(t.nbytes for t in j.sent), sum(t.nbytes for t in j.received)) for j in joined))
+    return float(sum(t.nbytes for t in joined[root].sent))

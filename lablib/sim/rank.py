@@ -1,0 +1,185 @@
+"""What one simulated rank has for itself, and how it is put in place when the rank's turn begins.
+
+A process has its own default process group, its own random generators, its own environment, its own output. Ranks
+here are threads of one process, so what torch and Python keep once for the process is swapped on every turn:
+
+    torch.distributed's world      its process groups, their names and counters
+    random states                  torch's CPU generator, Python's `random`, numpy's
+    os.environ                     RANK, LOCAL_RANK, ... and whatever the rank sets
+    sys.stdout                     one buffer a rank
+
+Grad mode, autocast and dispatch modes are per thread already. Everything is restored when the run ends.
+"""
+
+import io
+import os
+import random
+import sys
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from lablib.rank_state import seed_rank
+from lablib.run import COMPUTE, Span
+
+
+class World(c10d._World):
+    """torch.distributed's per-process registry of groups, with dictionaries of its own instead of module globals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._maps: dict[str, dict] = {}
+        self._group_count = 0
+
+    def _map(self, name: str) -> dict:
+        return self._maps.setdefault(name, {})
+
+    pg_map = property(lambda self: self._map("pg_map"))  # type: ignore[assignment]
+    pg_names = property(lambda self: self._map("pg_names"))  # type: ignore[assignment]
+    pg_group_ranks = property(lambda self: self._map("pg_group_ranks"))  # type: ignore[assignment]
+    pg_backend_config = property(lambda self: self._map("pg_backend_config"))  # type: ignore[assignment]
+    tags_to_pg = property(lambda self: self._map("tags_to_pg"))  # type: ignore[assignment]
+    pg_to_tag = property(lambda self: self._map("pg_to_tag"))  # type: ignore[assignment]
+
+    @property
+    def group_count(self) -> int:
+        return self._group_count
+
+    @group_count.setter
+    def group_count(self, value: int) -> None:
+        self._group_count = value
+
+
+class RandomStates:
+    """The states of torch's, Python's and numpy's default generators, taken and put back together."""
+
+    def __init__(self) -> None:
+        self.take()
+
+    def take(self) -> None:
+        self.torch_state = torch.default_generator.get_state()
+        self.python_state = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self.numpy_state: Any = numpy.random.get_state() if numpy else None
+
+    def put(self) -> None:
+        torch.default_generator.set_state(self.torch_state)
+        random.setstate(self.python_state)
+        if self.numpy_state is not None:
+            sys.modules["numpy"].random.set_state(self.numpy_state)
+
+
+class ProcessState:
+    """What the host process has in those places; `restore` puts it back after the run."""
+
+    def __init__(self) -> None:
+        self.world = c10d._world
+        self.environ = os.environ._data  # type: ignore[attr-defined]
+        self.stdout = sys.stdout
+        self.excepthook = sys.excepthook
+        self.random = RandomStates()
+        self.dtype = torch.get_default_dtype()
+
+    def restore(self) -> None:
+        c10d._world = self.world
+        os.environ._data = self.environ  # type: ignore[attr-defined]
+        sys.stdout = self.stdout
+        # init_process_group installs a hook that prints the rank in front of every uncaught error.
+        sys.excepthook = self.excepthook
+        self.random.put()
+        torch.set_default_dtype(self.dtype)
+
+
+class Rank:
+    """One simulated rank.
+
+    Attributes:
+        rank: global rank.
+        clock_s: how far its compute stream has come, in virtual seconds.
+        spans: what it did, as tuples in the order of `Span`'s fields.
+        phases: names of the `record_function` blocks it is in, outermost first.
+        pending: storages written by a communication whose future the program holds -> when they are ready.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, local_rank: int, local_size: int, is_traced: bool = True):
+        self.rank = rank
+        self.clock_s = 0.0
+        self.is_traced = is_traced
+        self.is_priced = True
+        self.spans: list[tuple] = []
+        self.phases: list[str] = []
+        self.pending: dict[int, float] = {}
+        self.ports: dict[str, float] = {}
+        self.stdout = io.StringIO()
+        self.value: Any = None
+        self._world = World()
+        self._random: RandomStates | None = None
+        self._dtype = torch.get_default_dtype()
+        self._environ = dict(os.environ._data)  # type: ignore[attr-defined]
+        torchrun = {
+            "RANK": rank,
+            "LOCAL_RANK": local_rank,
+            "GROUP_RANK": (rank - local_rank) // max(1, local_size),
+            "WORLD_SIZE": num_ranks,
+            "LOCAL_WORLD_SIZE": local_size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+        for key, value in torchrun.items():
+            self._environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
+
+    def enter(self) -> None:
+        """The rank's turn begins."""
+        c10d._world = self._world
+        os.environ._data = self._environ  # type: ignore[attr-defined]
+        sys.stdout = self.stdout
+        torch.set_default_dtype(self._dtype)
+        if self._random is None:
+            seed_rank(self.rank)
+            self._random = RandomStates()
+        else:
+            self._random.put()
+
+    def leave(self) -> None:
+        """The rank's turn ends."""
+        self._dtype = torch.get_default_dtype()
+        if self._random is not None:
+            self._random.take()
+
+    def phase(self) -> str:
+        """What the program is doing: the innermost block it named itself, else backward or forward."""
+        if self.phases and self.phases[-1]:
+            return self.phases[-1]
+        return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+
+    def enter_block(self, label: str) -> None:
+        """A `record_function` block opens. Blocks that libraries open ("A.b", "A::b") are not the program's words."""
+        outer = self.phases[-1] if self.phases else ""
+        if label.startswith("Optimizer."):
+            self.phases.append(outer or "optimizer")
+        else:
+            self.phases.append(outer if any(mark in label for mark in (".", "::", "#")) else label)
+
+    def leave_block(self) -> None:
+        if self.phases:
+            self.phases.pop()
+
+    def compute(self, name: str, time_s: float, flops: float, size_bytes: float) -> None:
+        """The compute stream does `time_s` of work."""
+        start_s = self.clock_s
+        self.clock_s = start_s + time_s
+        if self.is_traced and time_s > 0:
+            self.spans.append((self.rank, COMPUTE, name, self.phase(), start_s, self.clock_s, flops, size_bytes))
+
+    def communicate(self, stream: str, name: str, phase: str, start_s: float, end_s: float, size_bytes: float) -> None:
+        """A communication stream was busy from `start_s` to `end_s`."""
+        if self.is_traced:
+            self.spans.append((self.rank, stream, name, phase, start_s, end_s, 0.0, size_bytes))
+
+    def join(self, end_s: float) -> None:
+        """The compute stream waits for something that ends at `end_s`."""
+        self.clock_s = max(self.clock_s, end_s)
+
+    def named_spans(self) -> list[Span]:
+        return [Span(*span) for span in self.spans]

@@ -1,0 +1,207 @@
+"""Run one program on a simulated cluster: build the ranks, let the scheduler run them, collect what they did.
+
+ranks         one thread each (scheduler.py), with what a process would have (rank.py)
+groups        where they meet (group.py), answered by a torch.distributed backend named "sim" (process_group.py)
+time          compute from the dispatched operators (clock.py), communication from the cost model (lablib/cost)
+"""
+
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from lablib.cost import GroupNetwork
+from lablib.errors import LaunchError, LaunchTimeoutError, RankError
+from lablib.hardware.cluster import Cluster
+from lablib.run import Run, Timeline, Traffic, Transfer
+from lablib.sim.clock import Clock
+from lablib.sim.group import Group
+from lablib.sim.process_group import SimProcessGroup
+from lablib.sim.rank import ProcessState, Rank
+from lablib.sim.scheduler import Scheduler
+from lablib.sim.store import SimStore
+
+_TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
+_ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (torch's world, os.environ, sys.stdout)
+
+
+def run_sim(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    ranks: int,
+    cluster: Cluster,
+    timeout_s: float | None = None,
+    trace: bool = True,
+) -> Run:
+    """Run `fn(*args)` on every rank of a simulated cluster.
+
+    Raises:
+        RankError: an exception on one rank; its cause is the original.
+        DeadlockError, CollectiveMismatchError: the ranks cannot go on.
+        LaunchTimeoutError: still running after `timeout_s` seconds of real time.
+        LaunchError: called from inside a rank, or while another simulation runs.
+    """
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise LaunchError(
+            "one simulation runs at a time in a process: a launch is under way (perhaps this call is inside a rank); "
+            "call launch from the notebook, not from the program it runs."
+        )
+    try:
+        return _Simulation(fn, args, ranks, cluster, trace).run(timeout_s)
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+class _Simulation:
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], num_ranks: int, cluster: Cluster, trace: bool):
+        self._fn, self._args, self._cluster, self._trace = fn, args, cluster, trace
+        self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._transfers: list[Transfer] = []
+        self._ranks: list[Rank] = []
+        for rank in range(num_ranks):
+            first = cluster.node(rank) * cluster.devices_per_node
+            local_size = min(cluster.devices_per_node, num_ranks - first)
+            self._ranks.append(Rank(rank, num_ranks, rank - first, local_size, trace))
+        self._scheduler = Scheduler(list(self._ranks))
+        self._store = SimStore(self._scheduler)
+
+    def run(self, timeout_s: float | None) -> Run:
+        began_s = time.perf_counter()
+        with _borrowed_process(self._make_group):
+            try:
+                has_ended = self._scheduler.run(self._body, _as_launch_error, timeout_s)
+                timeout_error = None if has_ended else self._timeout(timeout_s)
+            finally:
+                # Also on KeyboardInterrupt: no rank outlives the call.
+                self._scheduler.end()
+        if timeout_error:
+            raise timeout_error
+        if self._scheduler.error is not None:
+            raise self._scheduler.error
+        spans = [span for rank in self._ranks for span in rank.named_spans()]
+        return Run(
+            values=[rank.value for rank in self._ranks],
+            timeline=Timeline.of(spans, len(self._ranks)),
+            traffic=Traffic(tuple(sorted(self._transfers, key=lambda t: (t.start_s, t.ranks)))),
+            stdout=[rank.stdout.getvalue() for rank in self._ranks],
+            backend="sim",
+            cluster=self._cluster.name,
+            wall_s=time.perf_counter() - began_s,
+        )
+
+    def _body(self, number: int) -> None:
+        """What one rank's thread does."""
+        rank = self._ranks[number]
+        with torch.autograd.set_multithreading_enabled(False):
+            dist.init_process_group(
+                "sim", rank=number, world_size=len(self._ranks), store=self._store, timeout=_TIMEOUT
+            )
+            try:
+                with Clock(rank, self._cluster.device) if self._trace else _nothing():
+                    rank.value = _returned(self._fn, self._args)
+            finally:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+
+    def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
+        """torch asks for one rank's end of a group; the ends of one group share a `Group`."""
+        number = self._scheduler.current
+        members = tuple(options.global_ranks_in_group) or tuple(range(len(self._ranks)))
+        key = (str(options.group_id), members)
+        if key not in self._groups:
+            self._groups[key] = Group(
+                label=_label(members, len(self._ranks), is_default=not options.global_ranks_in_group),
+                ranks=[self._ranks[r] for r in members],
+                network=GroupNetwork(self._cluster, members),
+                scheduler=self._scheduler,
+                transfers=self._transfers,
+            )
+        return SimProcessGroup(
+            self._groups[key], options.group_rank, self._ranks[number], self._scheduler, str(options.group_id)
+        )
+
+    def _timeout(self, timeout_s: float | None) -> LaunchTimeoutError:
+        import sys
+
+        number, thread = self._scheduler.running_rank()
+        frame = sys._current_frames().get(thread or 0)
+        where = "".join(traceback.format_stack(frame)[-3:]) if frame else ""
+        return LaunchTimeoutError(
+            f"the program was still running after timeout_s={timeout_s:g} s of real time: rank {number} was at\n{where}"
+        )
+
+
+def _label(members: tuple[int, ...], num_ranks: int, is_default: bool) -> str:
+    """How a group is called in timelines and errors."""
+    if is_default:
+        return "world"
+    if len(members) > 2 and members == tuple(range(members[0], members[0] + len(members))):
+        return f"{members[0]}-{members[-1]}"
+    return ",".join(map(str, members))
+
+
+def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    try:
+        return fn(*args)
+    except SystemExit as end:
+        # A script may end a rank with exit code 0; anything else is a failure.
+        if end.code in (None, 0):
+            return None
+        raise
+
+
+def _as_launch_error(rank: int, error: BaseException) -> BaseException:
+    """The error a launch raises for what a rank raised."""
+    if isinstance(error, LaunchError):
+        return error
+    tb = error.__traceback__
+    # Skip the frames of the simulator at the bottom, so that the text begins in the program.
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(__file__.rsplit("/", 1)[0]):
+        tb = tb.tb_next
+    text = "".join(traceback.format_exception(type(error), error, tb))
+    wrapped = RankError(rank, error, text)
+    wrapped.__cause__ = error
+    return wrapped
+
+
+@contextmanager
+def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup]):
+    """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
+    state = ProcessState()
+    plugins = dict(dist.Backend._plugins)
+    if "SIM" not in plugins:
+        dist.Backend.register_backend("sim", make_group, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend._plugins["SIM"] = dist.Backend._BackendPlugin(make_group, True)
+    monitored_barrier = c10d.monitored_barrier
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    dist.monitored_barrier = c10d.monitored_barrier = _monitored_barrier  # type: ignore[assignment]
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier  # type: ignore[assignment]
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        state.restore()
+
+
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """torch refuses `monitored_barrier` on every backend but gloo; the simulator has it too."""
+    if c10d._rank_not_in_group(group):
+        c10d._warn_not_in_group("monitored_barrier")
+        return
+    (group or c10d._get_default_group()).monitored_barrier(timeout, wait_all_ranks)
+
+
+def _nothing() -> AbstractContextManager[None]:
+    from contextlib import nullcontext
+
+    return nullcontext()

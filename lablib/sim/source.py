@@ -1,0 +1,54 @@
+"""Where in the learner's program a call was made: the innermost frame outside torch, the simulator and the library.
+
+Finding it walks a few frames for every communication, so it keeps file name and line only; the text is put together
+when an error needs it.
+"""
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_NOT_A_PROGRAM = ("<frozen", "<string>", "<eval_with_key>")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the program."""
+
+    filename: str
+    line: int
+
+    def __str__(self) -> str:
+        if not self.filename:
+            return ""
+        # ipykernel compiles a cell under a temporary file name that means nothing to the reader.
+        is_cell = "ipykernel_" in self.filename or self.filename.startswith("<ipython")
+        place = f"cell line {self.line}" if is_cell else f"{os.path.basename(self.filename)}:{self.line}"
+        text = linecache.getline(self.filename, self.line).strip()
+        return f"{place}: {text}" if text else place
+
+
+UNKNOWN = Source("", 0)
+
+
+def program_line() -> Source:
+    """The line of the program that led here. Lines of lablib count only when the program has none of its own."""
+    frame = sys._getframe(1)
+    inside_lablib = UNKNOWN
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_LABLIB):
+            in_machinery = name.startswith(_LABLIB + "sim") or name.startswith(_LABLIB + "launch")
+            if not in_machinery and inside_lablib is UNKNOWN:
+                inside_lablib = Source(name, frame.f_lineno)
+            if in_machinery and name.endswith("simulation.py"):
+                break  # the bottom of the rank's stack
+        elif not (name.startswith(_TORCH) or name.startswith(_NOT_A_PROGRAM) or "/contextlib.py" in name):
+            return Source(name, frame.f_lineno)
+        frame = frame.f_back
+    return inside_lablib
