@@ -89,7 +89,8 @@ def check_built(labs: Sequence[Lab]) -> None:
         if built.state is State.MISSING:
             problems.append(f"{lab.notebook} is missing; run `lab build {lab.number}`.")
         elif built.state is not State.CURRENT:
-            problems.append(f"{lab.notebook} {_difference(built)}; run `lab build --replace {lab.number}`.")
+            replace = "" if built.state is State.STALE else "--replace "
+            problems.append(f"{lab.notebook} {_difference(built)}; run `lab build {replace}{lab.number}`.")
     if problems:
         raise CourseFailure("\n".join(problems))
 

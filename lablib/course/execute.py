@@ -130,11 +130,13 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
             progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
             # The rest goes to nbclient.
             store_widget_state=False,  # one FigureWidget would add 5 MB
-            extra_arguments=["--log-level=ERROR"],  # no words about the kernel's unencrypted sockets on this machine
+            extra_arguments=["--log-level=CRITICAL"],  # its cells speak for the kernel, its log would only confuse
         )
     except papermill.PapermillExecutionError as error:
         first = next((line for line in error.source.splitlines() if line.strip()), "")
-        return f"{lab.name} failed in cell In [{error.exec_count}], `{first}`: {error.ename}: {error.evalue}."
+        return (
+            f"{lab.name} failed in cell In [{error.exec_count}], `{first}`: {error.ename}: {error.evalue.rstrip('. ')}."
+        )
     except DeadKernelError:
         return f"{lab.name}: the kernel died, perhaps for want of memory; try fewer ranks, or --quick."
     except NoSuchKernel:

@@ -149,6 +149,10 @@ def test_check_says_which_notebook_is_not_up_to_date_and_why(lab: Lab):
     with pytest.raises(CourseFailure, match=r"differs from its master; run `lab build --replace 90`"):
         check_built([lab])
     build([lab], replace=True)
+    change_master(lab)
+    with pytest.raises(CourseFailure, match=r"differs from its master; run `lab build 90`"):
+        check_built([lab])
+    build([lab])
     notebook = nbformat.read(lab.notebook, as_version=4)
     notebook.cells[1]["execution_count"] = 1
     nbformat.write(notebook, lab.notebook)

@@ -54,6 +54,14 @@ def test_a_failing_cell_is_named_and_the_notebook_kept(lab: Lab, tmp_path: Path)
     assert str(kept) in message and "AssertionError" in kept.read_text()
 
 
+def test_a_dead_kernel_is_said_and_the_notebook_kept(lab: Lab, tmp_path: Path):
+    lab.master.write_text(lab.master.read_text() + "\n# %%\nimport os\n\nos._exit(1)\n")
+    with pytest.raises(CourseFailure, match="the kernel died, perhaps for want of memory") as raised:
+        run_lab(lab, {})
+    [kept] = (tmp_path / "runs").iterdir()
+    assert str(kept) in str(raised.value) and "not attempted" in outputs(kept)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
