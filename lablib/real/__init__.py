@@ -1,0 +1,15 @@
+"""Real processes: the same program on gloo (CPU) or NCCL (GPUs), measured into the same records as the simulator's.
+
+In reading order:
+
+    launch                                      the entry point
+    shipping, pickling, messages                how a function and its values travel
+    pools, pool, agent, channel                 warm workers, as the launching process sees them
+    worker, groups, fresh, capture, lifetime    one rank
+    calls, measure, events, spans, traffic      what is measured
+    failure, frames, gpus                       what went wrong, and where; what NCCL needs
+"""
+
+from lablib.real.launch import run_real
+
+__all__ = ["run_real"]

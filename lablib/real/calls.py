@@ -1,0 +1,237 @@
+"""Recording every communication call of a rank: which operation, in which group, how many bytes.
+
+The profiler alone does not know enough: gloo's events carry no group and no sequence number, and point-to-point calls
+carry no peer. So each `c10d::` operation gets one more kernel in front of its own (on the dispatch key BackendSelect,
+which every call passes), which writes a `Call` and goes on. That sees what no wrapper of `torch.distributed` functions
+would: calls that DDP's C++ reducer, DTensor and functional collectives make. The seconds come from the profiler.
+
+Bytes, with n ranks and S the whole tensor (for gather-like operations the n shards together), by the ring's formula:
+
+    all_reduce                          each rank sends 2 (n-1)/n S
+    all_gather, reduce_scatter          each rank sends (n-1)/n S
+    broadcast                           S passes from rank to rank: all send S but the last before the root
+    reduce                              the same in reverse: all send S but the root
+    gather / scatter                    S/n to the root from each other rank / (n-1)/n S from the root
+    all_to_all                          each rank sends what is not for itself
+    send                                S;  barrier: 0
+
+These are what an algorithm must move, the same for every library: gloo and NCCL choose other algorithms for some sizes.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+# The operations of the dispatcher and the functions of torch.distributed that call them.
+NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier_": "monitored_barrier",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+}
+
+
+@dataclass(slots=True)
+class Call:
+    """One communication call of one rank.
+
+    Attributes:
+        op, name: the dispatcher's name ("allreduce_") and torch.distributed's ("all_reduce").
+        group, group_id: the name readers see ("world", "dp"), and the one that is equal on all members and no other.
+        members: global ranks of the group, in group order.
+        sequence: 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag.
+        source, target: global ranks of a point-to-point call; -1 otherwise.
+        tag: of a point-to-point call.
+        size_bytes, sent_bytes: S, and what leaves this rank, by the table above.
+        thread: system id of the thread that made the call.
+        start_ns, end_ns: when it was made, 0; afterwards when it ran, as far as the profiler saw. So is `phase`.
+    """
+
+    op: str
+    name: str
+    group: str
+    group_id: str
+    members: tuple[int, ...]
+    sequence: int
+    source: int
+    target: int
+    tag: int
+    size_bytes: float
+    sent_bytes: float
+    thread: int
+    phase: str = ""
+    start_ns: int = 0
+    end_ns: int = 0
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.name in ("send", "recv")
+
+
+class CallRecorder:
+    """Collects the calls of this process while `recording`."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._counts: Counter[tuple] = Counter()
+        self._open_receives: list[tuple[Call, Any]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While this lasts, every communication call is recorded. The calls themselves are unchanged."""
+        library = torch.library.Library("c10d", "IMPL")
+        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # pyright: ignore
+        try:
+            for op_name in NAMES:
+                if hasattr(torch.ops.c10d, op_name):
+                    op = getattr(torch.ops.c10d, op_name).default
+                    library.impl(op_name, self._kernel(op_name, op, below), "BackendSelect", with_keyset=True)
+            yield
+        finally:
+            library._destroy()
+            self._close_receives()
+
+    def _kernel(self, op_name: str, op: Any, below: Any) -> Callable[..., Any]:
+        argument_names = [argument.name for argument in op._schema.arguments]
+
+        def record_and_go_on(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            call = self._record(op_name, dict(zip(argument_names, args, strict=False)) | kwargs)
+            result = op.redispatch(keyset & below, *args, **kwargs)
+            if op_name == "recv_any_source_":
+                self._open_receives.append((call, result))
+            return result
+
+        return record_and_go_on
+
+    def _record(self, op_name: str, arguments: dict[str, Any]) -> Call:
+        group = dist.ProcessGroup.unbox(arguments["process_group"])
+        members, me = tuple(_members(group)), group.rank()
+        size_bytes, sent_bytes = _traffic(op_name, arguments, me, len(members))
+        source, target = -1, -1
+        if op_name == "send":
+            source, target = members[me], members[arguments["dst"]]
+        elif op_name == "recv_":
+            source, target = members[arguments["src"]], members[me]
+        elif op_name == "recv_any_source_":
+            target = members[me]
+        call = Call(
+            op=op_name,
+            name=NAMES[op_name],
+            group=_display_name(group),
+            group_id=group.group_name,
+            members=members,
+            sequence=-1,
+            source=source,
+            target=target,
+            tag=arguments.get("tag", 0),
+            size_bytes=size_bytes,
+            sent_bytes=sent_bytes,
+            thread=threading.get_native_id(),
+            start_ns=time.time_ns(),
+        )
+        if op_name != "recv_any_source_":
+            self._number(call)
+        self.calls.append(call)
+        return call
+
+    def _number(self, call: Call) -> None:
+        pair = (call.name, call.source, call.target, call.tag) if call.is_point_to_point else ()
+        key = (call.group_id, *pair)
+        call.sequence = self._counts[key]
+        self._counts[key] += 1
+
+    def _close_receives(self) -> None:
+        """Who sent what `recv(src=None)` received is known only afterwards."""
+        for call, work in self._open_receives:
+            try:
+                call.source = call.members[dist.Work.unbox(work)._source_rank()]
+            except (RuntimeError, IndexError):  # never completed
+                continue
+            self._number(call)
+        self._open_receives.clear()
+
+
+def _members(group: dist.ProcessGroup) -> list[int]:
+    try:
+        return dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):  # a group that torch.distributed does not list
+        return list(range(group.size()))
+
+
+def _display_name(group: dist.ProcessGroup) -> str:
+    if group.group_name == c10d._get_default_group().group_name:
+        return "world"
+    return group.group_desc if group.group_desc and group.group_desc != "undefined" else group.group_name
+
+
+def _bytes(tensors: Any) -> int:
+    """Bytes of a tensor, or of all tensors of nested lists."""
+    if isinstance(tensors, Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_bytes(x) for x in tensors)
+
+
+def _traffic(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[float, float]:
+    """S and what this rank sends, in bytes: the table at the top of this file."""
+    tensors = arguments.get("tensors", [])
+    match op_name:
+        case "allreduce_" | "allreduce_coalesced_":
+            size = _bytes(tensors)
+            return size, 2 * (n - 1) / n * size
+        case "allgather_" | "_allgather_base_" | "allgather_coalesced_" | "allgather_into_tensor_coalesced_":
+            outputs = ("output_tensors", "output_tensor", "output_lists", "outputs")
+            size = _bytes(next(arguments[name] for name in outputs if name in arguments))
+            return size, (n - 1) / n * size
+        case "reduce_scatter_" | "_reduce_scatter_base_" | "reduce_scatter_tensor_coalesced_":
+            inputs = ("input_tensors", "input_tensor", "inputs")
+            size = _bytes(next(arguments[name] for name in inputs if name in arguments))
+            return size, (n - 1) / n * size
+        case "broadcast_":
+            size = _bytes(tensors)
+            return size, 0.0 if (me - arguments["root_rank"]) % n == n - 1 else size
+        case "reduce_":
+            size = _bytes(tensors)
+            return size, 0.0 if me == arguments["root_rank"] else size
+        case "gather_":
+            shard = _bytes(arguments["input_tensors"])
+            return n * shard, 0.0 if me == arguments["root_rank"] else shard
+        case "scatter_":
+            shard = _bytes(arguments["output_tensors"])
+            return n * shard, (n - 1) * shard if me == arguments["root_rank"] else 0.0
+        case "alltoall_":
+            inputs = arguments["input_tensors"]
+            return _bytes(inputs), _bytes(inputs) - _bytes(inputs[me])
+        case "alltoall_base_":
+            size, splits = _bytes(arguments["input"]), arguments["input_split_sizes"]
+            kept = splits[me] / max(1, sum(splits)) if splits else 1 / n
+            return size, (1 - kept) * size
+        case "send":
+            return _bytes(tensors), _bytes(tensors)
+        case "recv_" | "recv_any_source_":
+            return _bytes(tensors), 0.0
+    return 0.0, 0.0  # the barriers

@@ -1,0 +1,72 @@
+"""Messages over a socket, without copying the tensors in them.
+
+A message is a pickle (protocol 5) and the buffers that the pickle points at: those of tensors and numpy arrays are sent
+straight from their memory and received straight into new tensor memory.
+
+    | number of frames: u64 | size of each frame: u64 ... | pickle | buffer 1 | buffer 2 | ...
+
+Both ends are processes of one user on one machine (a Unix socket in a private directory), so a pickle is trusted.
+"""
+
+import pickle
+import socket
+import struct
+import threading
+from typing import Any
+
+import torch
+
+
+class Channel:
+    """One end of a connection. `send` may be called from several threads, `receive` from one."""
+
+    def __init__(self, connection: socket.socket):
+        self._socket = connection
+        self._send_lock = threading.Lock()
+
+    @staticmethod
+    def connect(address: str) -> "Channel":
+        """The connection to whoever listens at this socket path. Raises OSError when nobody does."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(address)
+        return Channel(connection)
+
+    def fileno(self) -> int:
+        """The descriptor, so that a `selectors` selector can watch the channel."""
+        return self._socket.fileno()
+
+    def send(self, message: Any) -> None:
+        """Send one message; blocks until the other side has taken it. Raises OSError when that side is gone."""
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+        frames = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+        header = struct.pack(f"<{1 + len(frames)}Q", len(frames), *(frame.nbytes for frame in frames))
+        with self._send_lock:
+            self._socket.sendall(header)
+            for frame in frames:
+                self._socket.sendall(frame)
+
+    def receive(self) -> Any:
+        """The next message. Raises EOFError when the other side has gone."""
+        (num_frames,) = struct.unpack("<Q", self._read(8))
+        sizes = struct.unpack(f"<{num_frames}Q", self._read(8 * num_frames))
+        data, *buffers = [self._read(size) for size in sizes]
+        return pickle.loads(data, buffers=buffers)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, size_bytes: int) -> Any:
+        """Exactly so many bytes, in memory aligned as tensors want it."""
+        # The device is named because a program may have changed the default one.
+        memory: Any = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").numpy()
+        view, done = memoryview(memory), 0
+        while done < size_bytes:
+            try:
+                count = self._socket.recv_into(view[done:])
+            except ConnectionError:  # a killed peer may reset the connection instead of closing it
+                count = 0
+            if count == 0:
+                raise EOFError("the other side of the channel has gone")
+            done += count
+        return memory

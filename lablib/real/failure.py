@@ -1,0 +1,72 @@
+"""Which of several failures is the cause, and the one error that says so.
+
+When a rank fails, others often fail after it: gloo tells them "connection closed by peer". So a failure that only says
+that a peer is gone counts as a consequence; of the others the earliest is the cause.
+"""
+
+from dataclasses import dataclass
+
+from lablib.errors import LaunchError, LaunchTimeoutError, RankError, WorkerError
+from lablib.real.messages import Failed
+from lablib.real.pickling import unpack
+
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker process ended in the middle of a program. `at_ns` is when that was seen (`time.time_ns`)."""
+
+    at_ns: int
+    lost_peer: bool = False
+
+
+def failure_error(
+    failures: dict[int, Failed | Death],
+    pids: dict[int, int],
+    causes_of_death: dict[int, str],
+    stdout: dict[int, str],
+    stderr: dict[int, str],
+) -> LaunchError:
+    """The error for the cause among `failures`; every argument is keyed by rank. Its note is what that rank printed."""
+    rank = min(failures, key=lambda rank: (failures[rank].lost_peer, failures[rank].at_ns, rank))
+    failed = failures[rank]
+    if isinstance(failed, Death):
+        said = _tail(stderr[rank])
+        error: LaunchError = WorkerError(
+            f"the worker process of rank {rank} (pid {pids[rank]}) {causes_of_death[rank]} while the program ran; the "
+            f"other ranks were ended" + (f". Its last words:\n{said}" if said else "")
+        )
+    else:
+        original = _original(failed)
+        error = RankError(rank, original, failed.traceback)
+        error.__cause__ = original if failed.error is not None else None
+    if printed := _tail(stdout[rank]):
+        error.add_note(f"rank {rank} had printed:\n{printed}")
+    return error
+
+
+def timeout_error(timeout_s: float, ranks: int, stacks: dict[int, str]) -> LaunchTimeoutError:
+    """The error for ranks that had not returned; `stacks` says where each of them was."""
+    names = ", ".join(map(str, stacks))
+    lines = [
+        f"the program was still running after timeout_s={timeout_s:g}: of {ranks} ranks, {names} had not returned and "
+        f"were ended; look for a communication that not all ranks make, or raise timeout_s"
+    ]
+    for rank, stack in stacks.items():
+        lines.append(f"rank {rank} was at\n{stack}" if stack else f"rank {rank} did not say where it was")
+    return LaunchTimeoutError("\n".join(lines))
+
+
+def _original(failed: Failed) -> BaseException:
+    """The exception itself; where it cannot travel or be rebuilt here, one with its name and text."""
+    if failed.error is not None:
+        try:
+            return unpack(failed.error)
+        except Exception:  # noqa: BLE001 - an exception class may need arguments that its pickle lacks
+            pass
+    return type(failed.type_name, (RuntimeError,), {})(failed.text)
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-_TAIL_LINES:])

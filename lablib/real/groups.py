@@ -1,0 +1,62 @@
+"""The process groups of a warm worker: a new world for every program, made while nobody waits.
+
+After each program all its groups are destroyed and the default group is made again, so that a message nobody received
+cannot reach the next program. Each generation of groups meets under its own prefix of the store, because the store
+remembers the addresses of the one before.
+
+NCCL is the exception: making its communicator takes a good part of a second, and it keeps no unreceived messages (the
+GPU has finished everything when a program ends), so its world stays and only the program's own groups go.
+"""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+_MEETING_TIMEOUT = timedelta(seconds=60)
+
+
+class Groups:
+    """The default group of this rank, and the way back to it.
+
+    Args:
+        backend: "gloo" or "nccl".
+        device: the rank's device.
+    """
+
+    def __init__(self, backend: str, device: torch.device):
+        self._backend, self._device = backend, device
+        self._rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        # The elastic agent keeps the store (TORCHELASTIC_USE_AGENT_STORE), so no rank has to be its master.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._store = TCPStore(address, port, is_master=False, timeout=_MEETING_TIMEOUT)
+        self._generation = 0
+
+    def renew(self) -> None:
+        """Leave only a default group, as good as new. Communicates: every rank calls it at the same point.
+
+        Raises:
+            RuntimeError: the ranks could not connect to each other.
+        """
+        if self._backend == "nccl" and dist.is_initialized():
+            for group in list(c10d._world.pg_map):
+                if group is not dist.group.WORLD:
+                    dist.destroy_process_group(group)
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._generation += 1
+        dist.init_process_group(
+            self._backend,
+            store=PrefixStore(f"lablib/{self._generation}", self._store),
+            rank=self._rank,
+            world_size=self._ranks,
+            device_id=self._device if self._backend == "nccl" else None,  # named: NCCL connects now, not at first use
+        )
+        if self._backend == "nccl":
+            # One small call, so that a machine on which NCCL cannot work says so here and not in a program.
+            dist.all_reduce(torch.zeros(1, device=self._device))
+            torch.cuda.synchronize(self._device)

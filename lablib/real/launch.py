@@ -1,0 +1,116 @@
+"""Running a program on real processes: gloo on CPU, NCCL on GPUs."""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lablib.errors import WorkerError
+from lablib.real.gpus import require_gpus, sharing_note
+from lablib.real.measure import Measurement
+from lablib.real.messages import Finished, Job
+from lablib.real.pickling import unpack
+from lablib.real.pool import PoolIsStale
+from lablib.real.pools import pools
+from lablib.real.shipping import ship
+from lablib.real.traffic import traffic_of
+from lablib.run import Run, Timeline, Traffic
+
+
+def run_real(
+    fn: Callable[..., Any],
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    ranks: int,
+    backend: str,
+    timeout_s: float | None = None,
+    trace: bool = True,
+) -> Run:
+    """Call `fn(*args, **kwargs)` on `ranks` processes of this machine, each a rank of the default process group.
+
+    The processes stay for the next launch of the same size and backend, in which they look new. On "nccl" each rank's
+    tensors are made on its GPU (`torch.set_default_device`), so the program need not name one. What ranks write to
+    stderr goes to this process's stderr, named by rank.
+
+    Args:
+        fn: the program: a function that this process knows, from a notebook cell or anywhere.
+        args, kwargs: its arguments, copied to every rank.
+        ranks: number of processes, at least 1.
+        backend: "gloo" or "nccl".
+        timeout_s: seconds after which a program still running is ended; None: never.
+        trace: measure times; without, the timeline is empty and the traffic has bytes but no seconds.
+
+    Returns:
+        The run. Tensors in its values are on the CPU; those with a graph come detached.
+
+    Raises:
+        ValueError: fewer than 1 rank, an unknown backend, or a program that cannot be copied to another process.
+        RankError: an exception on a rank; its `__cause__` is the original. Also when a value cannot be sent back.
+        WorkerError: a process died or could not be started; or there is no GPU for "nccl".
+        LaunchTimeoutError: the program outlived `timeout_s`.
+        After each but ValueError, all processes of this size and backend have been ended, and the next launch starts
+        new ones; so it does after KeyboardInterrupt.
+    """
+    started = time.perf_counter()
+    if ranks < 1:
+        raise ValueError(f"ranks must be 1 or more: got {ranks}")
+    if backend not in ("gloo", "nccl"):
+        raise ValueError(f"a real backend is 'gloo' or 'nccl': got {backend!r}")
+    job = ship(fn, args, kwargs or {}, trace)
+    if backend == "nccl":
+        require_gpus(ranks)
+    reports = _launch(job, backend, ranks, timeout_s)
+    _forward_stderr([report.stderr for report in reports])
+    timeline, traffic = _measured([report.measured for report in reports], backend)
+    note = sharing_note(backend, ranks)
+    return Run(
+        values=[unpack(report.value) for report in reports],
+        timeline=timeline,
+        traffic=traffic,
+        stdout=[report.stdout for report in reports],
+        backend=backend,
+        cluster=_machine(backend),
+        wall_s=time.perf_counter() - started,
+        notes=(note,) if note else (),
+    )
+
+
+def _launch(job: Job, backend: str, ranks: int, timeout_s: float | None) -> list[Finished]:
+    """Run the job on the warm workers; on new ones if those turn out to be unfit."""
+    for _ in range(2):
+        with pools().borrow(backend, ranks) as pool:
+            try:
+                return pool.launch(job, timeout_s)
+            except PoolIsStale as error:
+                reason = str(error)
+    raise WorkerError(f"new workers of backend {backend!r} failed before the program started: {reason}")
+
+
+def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:
+    """Timeline and traffic, zero being when the first rank entered the program."""
+    zero_ns = min(one.start_ns for one in measured)
+    spans = [span.at(rank, zero_ns) for rank, one in enumerate(measured) for span in one.spans]
+    return Timeline.of(spans, len(measured)), traffic_of(measured, zero_ns, backend)
+
+
+def _forward_stderr(texts: list[str]) -> None:
+    """Pass on what the ranks wrote to stderr; what several wrote alike, once."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks_of.setdefault(text.rstrip(), []).append(rank)
+    for text, ranks in ranks_of.items():
+        if text:
+            name = f"[rank {ranks[0]}]" if len(ranks) == 1 else f"[ranks {', '.join(map(str, ranks))}]"
+            print("\n".join(f"{name} {line}" for line in text.splitlines()), file=sys.stderr)
+
+
+def _machine(backend: str) -> str:
+    """What ran the program, for people."""
+    if backend == "nccl":
+        return f"{platform.node()} ({torch.cuda.device_count()} x {torch.cuda.get_device_name(0)})"
+    return f"{platform.node()} ({os.cpu_count()} CPU cores)"

@@ -1,0 +1,218 @@
+"""A pool: the warm worker processes of one backend and size, and the launching of one program on them.
+
+Starting processes that import torch takes seconds; sending a function to processes that wait takes milliseconds. So
+workers stay after a program, and prepare the next one's process groups before it is asked for. They stay only while all
+is well: an exception, a death, a timeout or an interrupt ends the whole pool, and the next launch starts anew.
+"""
+
+import contextlib
+import selectors
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from lablib.errors import WorkerError
+from lablib.real.agent import Agent, end_process
+from lablib.real.capture import read_output
+from lablib.real.channel import Channel
+from lablib.real.failure import Death, failure_error, timeout_error
+from lablib.real.gpus import Environment
+from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
+
+_START_TIMEOUT_S = 180.0  # importing torch from a cold disk, on a busy machine
+_RESET_TIMEOUT_S = 10.0  # a program that left communication open can block its groups' end; then a new pool is quicker
+_CONSEQUENCE_S = 2.0  # after "connection closed by peer": how long to wait for the failure that caused it
+_COMPANY_S = 0.05  # after an exception: how long to listen for an earlier one on another rank
+_ANSWER_TIMEOUT_S = 1.0  # for a rank to say where it is
+_END_TIMEOUT_S = 5.0  # for the elastic agent to see that its workers have ended
+_LONGEST_WAIT_S = 60.0
+_LEAD_NS = 2_000_000  # how far ahead the common start is set
+
+
+class PoolIsStale(Exception):
+    """The idle workers are not fit for another program; nothing was started."""
+
+
+class Pool:
+    """Worker processes that can run programs. Not for use by two threads at once.
+
+    Args:
+        backend: "gloo" or "nccl".
+        environments: what each rank adds to its environment; one entry a rank.
+
+    Raises:
+        WorkerError: the workers could not be started, or could not connect to each other.
+    """
+
+    def __init__(self, backend: str, environments: list[Environment]):
+        self.ranks = len(environments)
+        self.is_alive = True
+        self._directory = Path(tempfile.mkdtemp(prefix="lablib-"))
+        self._agent: Agent | None = None
+        self._channels: dict[int, Channel] = {}
+        self._pids: dict[int, int] = {}
+        self._unready = set(range(self.ranks))
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._start(backend, environments)
+        except BaseException:
+            self.end()
+            raise
+
+    def launch(self, job: Job, timeout_s: float | None) -> list[Finished]:
+        """Run one program on all ranks; what each reported, in rank order. `timeout_s` counts from its start.
+
+        Raises:
+            PoolIsStale: a worker died or got stuck while idle. The pool has been ended; the program did not start.
+            RankError, WorkerError, LaunchTimeoutError: as `run_real` says. The pool has been ended.
+        """
+        try:
+            try:
+                self._await_ready(_RESET_TIMEOUT_S)
+            except WorkerError as error:
+                raise PoolIsStale(str(error)) from error
+            self._send_all(job)
+            finished = self._run(timeout_s)
+            self._unready = set(range(self.ranks))
+            self._send_all(Reset())
+            return finished
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End all workers of this pool, by their process ids, and remove its files. May be called twice."""
+        self.is_alive = False
+        if self._agent is not None and not self._agent.has_ended:
+            for pid in {*self._agent.pids(), *self._pids.values()}:
+                end_process(pid)
+        for channel in self._channels.values():
+            channel.close()  # should a worker still be starting, this ends it
+        self._channels.clear()
+        self._selector.close()
+        if self._agent is not None:
+            self._agent.wait(_END_TIMEOUT_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # ---- starting ----
+
+    def _start(self, backend: str, environments: list[Environment]) -> None:
+        address = str(self._directory / "socket")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen(self.ranks)
+            listener.settimeout(0.1)
+            self._agent = Agent(self.ranks, address, self._directory)
+            while len(self._channels) < self.ranks:
+                if self._agent.has_ended or time.monotonic() > deadline:
+                    raise WorkerError(self._start_error(self._agent))
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                self._welcome(connection)
+        for rank, channel in self._channels.items():
+            self._selector.register(channel, selectors.EVENT_READ, rank)
+            channel.send(Setup(backend, str(self._directory), environments[rank]))
+        self._await_ready(deadline - time.monotonic())
+
+    def _welcome(self, connection: socket.socket) -> None:
+        connection.setblocking(True)  # on macOS it starts as the listener is
+        channel = Channel(connection)
+        hello: Hello = channel.receive()
+        self._channels[hello.rank], self._pids[hello.rank] = channel, hello.pid
+
+    def _start_error(self, agent: Agent) -> str:
+        missing = [rank for rank in range(self.ranks) if rank not in self._channels]
+        said = agent.early_errors()
+        return f"the worker processes of ranks {missing} did not start" + (f"; they said:\n{said}" if said else "")
+
+    def _await_ready(self, timeout_s: float) -> None:
+        """Wait until the groups of all ranks stand. Raises WorkerError when they do not."""
+        deadline = time.monotonic() + timeout_s
+        # Once more when all are ready: one may have died since it said so.
+        while (messages := self._receive(0.1 if self._unready else 0.0)) or self._unready:
+            for rank, message in messages:
+                said = read_output(self._directory, rank, "stderr").strip()
+                if message is None:
+                    raise WorkerError(f"the worker of rank {rank} ended while it waited for a program. {said}".rstrip())
+                assert isinstance(message, Ready)
+                if message.error:
+                    raise WorkerError(f"rank {rank} could not make its process group: {message.error}\n{said}".rstrip())
+                self._unready.discard(rank)
+            if time.monotonic() > deadline:
+                raise WorkerError(f"ranks {sorted(self._unready)} were not ready after {timeout_s:.0f} s")
+
+    # ---- running ----
+
+    def _run(self, timeout_s: float | None) -> list[Finished]:
+        """From the job sent to the last report. Raises what ended the program, after the pool's end."""
+        armed: set[int] = set()
+        finished: dict[int, Finished] = {}
+        failures: dict[int, Failed | Death] = {}
+        deadline = _after(timeout_s)
+        settled = float("inf")
+        while len(finished) < self.ranks:
+            for rank, message in self._receive(min(deadline, settled) - time.monotonic()):
+                if isinstance(message, Armed):
+                    armed.add(rank)
+                    if len(armed) == self.ranks:
+                        self._send_all(Go(time.time_ns() + _LEAD_NS))
+                        deadline = _after(timeout_s)
+                elif isinstance(message, Finished):
+                    finished[rank] = message
+                elif isinstance(message, Failed) or message is None:
+                    failures[rank] = message or Death(time.time_ns())
+                    patience_s = _CONSEQUENCE_S if all(f.lost_peer for f in failures.values()) else _COMPANY_S
+                    settled = min(settled, time.monotonic() + patience_s)
+            if failures and time.monotonic() >= settled:
+                raise self._failed(failures)
+            if not failures and time.monotonic() >= deadline:
+                raise self._timed_out(timeout_s or 0.0, set(range(self.ranks)) - set(finished))
+        return [finished[rank] for rank in range(self.ranks)]
+
+    def _failed(self, failures: dict[int, Failed | Death]) -> Exception:
+        """The error for the failure that came first; ends the pool, which is how the exit codes become known."""
+        stderr = {rank: read_output(self._directory, rank, "stderr") for rank in failures}
+        stdout = {rank: read_output(self._directory, rank, "stdout") for rank in failures}
+        self.end()
+        assert self._agent is not None
+        causes = {rank: self._agent.cause_of_death(rank) for rank in failures}
+        return failure_error(failures, self._pids, causes, stdout, stderr)
+
+    def _timed_out(self, timeout_s: float, running: set[int]) -> Exception:
+        """The error that names the ranks still running, and where each is."""
+        stacks: dict[int, str] = {}
+        self._send_all(Where())
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        while not running <= set(stacks) and time.monotonic() < deadline:
+            for rank, message in self._receive(0.1):
+                if isinstance(message, Whereabouts):
+                    stacks[rank] = message.stack
+        return timeout_error(timeout_s, self.ranks, {rank: stacks.get(rank, "") for rank in sorted(running)})
+
+    # ---- talking ----
+
+    def _send_all(self, message: Any) -> None:
+        for channel in self._channels.values():
+            with contextlib.suppress(OSError):  # a worker that is gone is noticed when it is read from
+                channel.send(message)
+
+    def _receive(self, timeout_s: float) -> list[tuple[int, Any]]:
+        """The messages that have come, waiting for one up to `timeout_s`; None for a worker that is gone."""
+        received: list[tuple[int, Any]] = []
+        for key, _ in self._selector.select(max(0.0, min(timeout_s, _LONGEST_WAIT_S))):
+            try:
+                received.append((key.data, self._channels[key.data].receive()))
+            except (EOFError, OSError):
+                self._selector.unregister(key.fileobj)
+                received.append((key.data, None))
+        return received
+
+
+def _after(timeout_s: float | None) -> float:
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s

@@ -1,0 +1,143 @@
+"""Shipping a program: the function a notebook defines must run in a process that has never seen the notebook.
+
+What the worker can import as this process does (installed packages, files on `sys.path`) goes by name; everything else
+by value: functions of cells and scripts (`__main__`), and those of modules that are found here alone (a test module, a
+module loaded by hand). The module of the launched function itself always goes by value unless it is installed, so that
+an edited and reloaded file runs as edited.
+
+A function can only travel if what it refers to can. A lock, an open file, a socket or a running generator belongs to
+one process: the program must make its own on each rank.
+"""
+
+import inspect
+import linecache
+import os
+import pickle
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+import lablib
+from lablib.real.messages import Job
+from lablib.real.pickling import Packed, pack
+
+
+def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: bool) -> Job:
+    """The job that calls `fn(*args, **kwargs)` on a rank.
+
+    Raises:
+        ValueError: something that the call needs cannot be copied to another process; the message names it.
+    """
+    with _by_value(fn):
+        program = _pack_program(fn, args, kwargs)
+    sys_path = [os.path.abspath(entry) for entry in sys.path]
+    return Job(program, trace, os.getcwd(), sys_path, _source_lines())
+
+
+def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Packed:
+    try:
+        return pack((fn, args, kwargs))
+    except RecursionError:
+        raise
+    except Exception as error:
+        culprit = _culprit(fn, args, kwargs)
+        raise ValueError(
+            f"the program and its arguments are copied to every rank's process, so all of it must be picklable: "
+            f"{culprit or describe_callable(fn)} is not ({type(error).__name__}: {error}); make it inside the "
+            f"function, or pass plain data and tensors"
+        ) from error
+
+
+def describe_callable(fn: Any) -> str:
+    """The name a reader knows a function by."""
+    return f"{getattr(fn, '__qualname__', None) or type(fn).__qualname__!s}()"
+
+
+def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
+    """Name the first argument, or variable that the function uses, that cannot be packed."""
+    parts = [(f"argument {i}", value) for i, value in enumerate(args)]
+    parts += [(f"argument {name}=", value) for name, value in kwargs.items()]
+    function = inspect.unwrap(fn) if callable(fn) else fn
+    if inspect.isfunction(function):
+        used = inspect.getclosurevars(function)
+        parts += [(f"{name!r}, which {describe_callable(fn)} uses,", v) for name, v in used.nonlocals.items()]
+        parts += [(f"{name!r}, which {describe_callable(fn)} uses,", v) for name, v in used.globals.items()]
+    for label, value in parts:
+        try:
+            pack(value)
+        except (Exception, pickle.PicklingError):
+            return f"{label} of type {type(value).__qualname__}"
+    return ""
+
+
+@contextmanager
+def _by_value(fn: Any) -> Iterator[None]:
+    """While this lasts, cloudpickle copies what lives in modules a worker would not find, or not find as it is here."""
+    own = {getattr(part, "__module__", None) for part in _layers(fn)}
+    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or not _is_on_path(m))]
+    already = cloudpickle.list_registry_pickle_by_value()
+    modules = [m for m in modules if m.__name__ not in already and m.__name__ != "__main__"]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _layers(fn: Any) -> Iterator[Any]:
+    """A callable and what it wraps: decorators, partials, bound methods, callable objects."""
+    seen: list[Any] = []
+    while fn is not None and not any(fn is known for known in seen):
+        seen.append(fn)
+        yield fn
+        yield type(fn)
+        fn = getattr(fn, "__wrapped__", None) or getattr(fn, "func", None) or getattr(fn, "__func__", None)
+
+
+@cache
+def is_users_file(file: str) -> bool:
+    """Whether a module's file is the user's: not the standard library's, nor an installed package's, nor lablib's."""
+    path = os.path.realpath(os.path.dirname(file)) + os.sep
+    return not any(path.startswith(home) for home in _homes_of_packages()) and not {
+        "site-packages",
+        "dist-packages",
+    } & set(Path(path).parts)
+
+
+@cache
+def _homes_of_packages() -> list[str]:
+    paths = sysconfig.get_paths()
+    homes = [*(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(lablib.__file__)]
+    return [os.path.realpath(home) + os.sep for home in homes]
+
+
+def _is_users(module: Any) -> bool:
+    """Whether a module holds the user's own code (see `is_users_file`)."""
+    if not isinstance(module, ModuleType):  # programs put odd things into sys.modules
+        return False
+    file = module.__dict__.get("__file__")
+    return isinstance(file, str) and is_users_file(file)
+
+
+def _is_on_path(module: ModuleType) -> bool:
+    """Whether `import` in another process with the same `sys.path` finds this very file under this name."""
+    file = Path(os.path.realpath(module.__file__ or ""))
+    parents = len(module.__name__.split(".")) - (file.stem != "__init__")
+    root = file.parents[parents] if parents < len(file.parents) else None
+    expected = module.__name__.split(".")[-1] in (file.stem, file.parent.name)
+    return expected and root is not None and any(os.path.realpath(entry or ".") == str(root) for entry in sys.path)
+
+
+def _source_lines() -> dict[str, list[str]]:
+    """The source of code that has no file, such as notebook cells: tracebacks and `inspect` want it on a rank too."""
+    cached = list(linecache.cache.items())
+    return {name: entry[2] for name, entry in cached if len(entry) == 4 and not os.path.exists(name)}

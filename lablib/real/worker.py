@@ -1,0 +1,135 @@
+"""One rank: a process that waits for programs, runs each as a new process would, and reports.
+
+Two threads. The main thread runs programs. The listening thread reads what the launcher sends, so that the process can
+answer `Where` while a program hangs, and ends when the launcher is gone.
+"""
+
+import gc
+import linecache
+import os
+import queue
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from lablib.real.capture import Capture
+from lablib.real.channel import Channel
+from lablib.real.frames import main_thread_stack, traceback_text
+from lablib.real.fresh import FreshState
+from lablib.real.groups import Groups
+from lablib.real.lifetime import die_with_parent
+from lablib.real.measure import measure
+from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
+from lablib.real.pickling import Packed, pack, unpack
+
+# How gloo, NCCL and the store say that another rank is gone: a consequence, never the cause of a failure.
+_LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process exited")
+
+
+def main(address: str) -> None:
+    """Serve the launcher that listens at this socket path until it goes. Does not return."""
+    die_with_parent()
+    channel = Channel.connect(address)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    channel.send(Hello(rank, os.getpid()))
+    setup: Setup = channel.receive()
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, inbox), daemon=True).start()
+    Worker(channel, inbox, setup, rank, ranks).serve()
+
+
+def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]") -> None:
+    while True:
+        try:
+            message = channel.receive()
+        except (EOFError, OSError):
+            os._exit(0)  # the launcher is gone, and nobody wants what the main thread is doing
+        if isinstance(message, Where):
+            channel.send(Whereabouts(main_thread_stack()))
+        else:
+            inbox.put(message)
+
+
+class Worker:
+    """The main thread of a rank."""
+
+    def __init__(self, channel: Channel, inbox: "queue.SimpleQueue[Any]", setup: Setup, rank: int, ranks: int):
+        self._channel, self._inbox, self._rank = channel, inbox, rank
+        self._capture = Capture(setup.directory, rank)
+        os.environ.update(setup.environment)
+        device = torch.device("cpu")
+        if setup.backend == "nccl":
+            device = torch.device("cuda", rank % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+        self._on_gpu = device.type == "cuda"
+        self._state = FreshState(rank, ranks, device)
+        self._groups = Groups(setup.backend, device)
+
+    def serve(self) -> None:
+        """Run programs for ever; the listening thread ends the process."""
+        measure(int, lambda: None, trace=True, on_gpu=self._on_gpu)  # the first profile of a process is slow
+        gc.collect()
+        gc.freeze()  # what stands now is never garbage: collecting after each program stays cheap
+        self._renew()
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, Job):
+                self._channel.send(self._run(message))
+            elif isinstance(message, Reset):
+                gc.collect()  # tensors of the program, and groups it forgot
+                self._renew()
+
+    def _renew(self) -> None:
+        try:
+            self._groups.renew()
+            self._channel.send(Ready())
+        except Exception as error:  # noqa: BLE001 - whatever the backend raises, the launcher must hear it
+            self._channel.send(Ready(f"{type(error).__name__}: {error}"))
+
+    def _run(self, job: Job) -> Finished | Failed:
+        """Run one program in a rank that looks new."""
+        self._state.restore(job.directory, job.sys_path)
+        for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        self._capture.start()
+        try:
+            fn, args, kwargs = unpack(job.program)
+            program = partial(fn, *args, **kwargs)
+            value, measured = measure(program, self._wait_for_start, job.trace, self._on_gpu)
+            packed = self._pack(value)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit: a rank that leaves early is an error
+            return self._failure(error)
+        stdout, stderr = self._capture.stop()
+        return Finished(packed, stdout, stderr, measured)
+
+    def _wait_for_start(self) -> None:
+        """Tell the launcher that this rank could start, and start with all others at the moment it names."""
+        self._channel.send(Armed())
+        message = self._inbox.get()
+        assert isinstance(message, Go)
+        time.sleep(max(0.0, (message.at_ns - time.time_ns()) / 1e9))
+
+    def _pack(self, value: Any) -> Packed:
+        try:
+            return pack(value)
+        except Exception as error:
+            raise TypeError(
+                f"a rank's value is sent to the launching process, so it must be picklable: the "
+                f"{type(value).__qualname__} that rank {self._rank} returned is not ({type(error).__name__}: {error}); "
+                f"return plain data and tensors (of a DTensor, its full_tensor() or to_local())"
+            ) from None
+
+    def _failure(self, error: BaseException) -> Failed:
+        at_ns = time.time_ns()
+        try:
+            packed = pack(error)
+            unpack(packed)  # some exceptions can be pickled and not rebuilt
+        except Exception:  # noqa: BLE001 - then its name and text must do
+            packed = None
+        text = str(error)
+        lost_peer = isinstance(error, (RuntimeError, OSError)) and any(sign in text.lower() for sign in _LOST_PEER)
+        stdout, stderr = self._capture.stop()
+        return Failed(type(error).__name__, text, traceback_text(error), packed, lost_peer, at_ns, stdout, stderr)
