@@ -164,28 +164,11 @@ class NotebookPage:
 
     def sliders_with_a_figure(self) -> Iterator[Any]:
         """From top to bottom, the handle of every slider whose cell also has a plotly figure, scrolled into view."""
-        seen: set[str] = set()
-        panel = self.page.locator(".jp-WindowedPanel-outer").first
-        panel.evaluate("e => { e.scrollTop = 0 }")
-        while True:
-            # Only cells near the screen are in the page: look, then scroll on.
+        # JupyterLab keeps every cell in the page and paints those near the screen; what is painted late is waited for.
+        for handle in self.page.locator(".jp-Cell:has(.js-plotly-plot) .noUi-handle").all():
+            handle.scroll_into_view_if_needed()
             self.page.wait_for_timeout(500)
-            for handle in self.page.locator(".jp-Cell:has(.js-plotly-plot) .noUi-handle").all():
-                label = handle.evaluate(
-                    "e => e.closest('.jupyter-widgets').innerText + e.closest('.jp-Cell').innerText"
-                )
-                if handle.is_visible() and label not in seen:
-                    handle.scroll_into_view_if_needed()
-                    yield handle
-                    seen.add(
-                        handle.evaluate(
-                            "e => e.closest('.jupyter-widgets').innerText + e.closest('.jp-Cell').innerText"
-                        )
-                    )
-            before = panel.evaluate("e => e.scrollTop")
-            panel.evaluate("e => { e.scrollTop += e.clientHeight * 0.7 }")
-            if panel.evaluate("e => e.scrollTop") == before:
-                return
+            yield handle
 
     def screenshot(self, suffix: str) -> Path:
         """The screen as a PNG in `artifacts/`, kept for a person to look at."""
