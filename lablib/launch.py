@@ -10,6 +10,7 @@ from typing import Any
 from lablib.errors import unknown_name
 from lablib.hardware import Cluster, find_cluster
 from lablib.run import Run
+from lablib.sim import run_sim
 
 BACKENDS = ("sim", "gloo", "nccl")
 REAL_TIMEOUT_S = 600.0
@@ -48,8 +49,6 @@ def launch(
     _check(fn, args, ranks, backend, timeout_s)
     simulated = find_cluster(cluster)
     if backend == "sim":
-        from lablib.sim import run_sim
-
         return run_sim(fn, args, ranks=ranks, cluster=simulated, timeout_s=timeout_s, trace=trace)
     from lablib.real import run_real
 

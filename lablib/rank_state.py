@@ -8,8 +8,8 @@ Both the simulator and the real workers call this before every launch: the same 
 """
 
 import random
-import sys
 
+import numpy
 import torch
 
 
@@ -17,7 +17,5 @@ def seed_rank(rank: int) -> None:
     """Put torch's CPU, Python's and numpy's default generators into the state in which `rank` starts."""
     seeds = random.Random(f"rank {rank}")
     torch.default_generator.manual_seed(seeds.getrandbits(63))
-    numpy_seed = seeds.getrandbits(32)
+    numpy.random.seed(seeds.getrandbits(32))
     random.seed(seeds.getrandbits(64))
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(numpy_seed)

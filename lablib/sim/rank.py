@@ -17,6 +17,7 @@ import random
 import sys
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed.distributed_c10d as c10d
 
@@ -60,14 +61,12 @@ class RandomStates:
     def take(self) -> None:
         self.torch_state = torch.default_generator.get_state()
         self.python_state = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self.numpy_state: Any = numpy.random.get_state() if numpy else None
+        self.numpy_state: Any = numpy.random.get_state()
 
     def put(self) -> None:
         torch.default_generator.set_state(self.torch_state)
         random.setstate(self.python_state)
-        if self.numpy_state is not None:
-            sys.modules["numpy"].random.set_state(self.numpy_state)
+        numpy.random.set_state(self.numpy_state)
 
 
 class ProcessState:
