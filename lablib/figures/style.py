@@ -124,6 +124,8 @@ def base_layout(title: str, height: int, **more: Any) -> dict[str, Any]:
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
         | {"traceorder": "normal"},
         "margin": {"l": 80, "r": 30, "t": TOP_PIXELS, "b": BOTTOM_PIXELS},
+        # Few buttons, so that they stay clear of the title: zoom, pan, reset, save as an image.
+        "modebar": {"remove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]},
         "hoverlabel": {"align": "left", "font": {"family": FONT}},
     }
     return layout | more

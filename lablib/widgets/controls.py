@@ -164,5 +164,5 @@ def _selection_slider(control: Control) -> ipywidgets.ValueWidget:
 
 
 def _wide() -> dict[str, Any]:
-    """Room for the whole label and a slider long enough to aim at."""
+    """Room for the whole label and a slider long enough to aim at; `Explorer` aligns the labels of its controls."""
     return {"style": {"description_width": "initial"}, "layout": {"width": "min(36em, 100%)"}}

@@ -12,6 +12,7 @@ from lablib.errors import LaunchError
 from lablib.figures.describe import describe, table
 from lablib.figures.show import table_html, without_subtitle
 from lablib.widgets.controls import Control
+from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText
 from lablib.widgets.redraw import redraw
 
@@ -36,15 +37,13 @@ class Explorer:
         self._compute, self._draw = compute, draw
         self.controls = {control.name: control.widget() for control in controls}
         self.figure = go.FigureWidget()
-        self.figure._config = self.figure._config | {"responsive": True}  # as wide as the notebook, like a plain figure
+        self.figure._config = self.figure._config | {"responsive": True}  # see FitWidth
         self.message, self.caption = LiveText(is_urgent=True), LiveText()
         self._drawn = go.Figure()
-        parts = [*self.controls.values(), self.message, self.figure, self.caption]
+        parts = [*self.controls.values(), self.message, self.figure, FitWidth(), self.caption]
         self.panel = ipywidgets.VBox(parts, layout={"width": "100%"})
-        # One width for all labels, wide enough for the longest: nothing is cut off and the sliders stand in a column.
-        longest = max((len(control.label) for control in controls), default=0)
+        _align(list(self.controls.values()), [control.label for control in controls])
         for widget in self.controls.values():
-            widget.style.description_width = f"{0.58 * longest + 1.5:.1f}em"  # pyright: ignore[reportAttributeAccessIssue]
             widget.observe(self._refresh, names="value")
         self._refresh()
 
@@ -71,3 +70,17 @@ class Explorer:
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.panel._repr_mimebundle_(**options)
+
+
+def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
+    """One width for all labels, wide enough for the longest: nothing is cut off and the sliders stand in a column.
+
+    A check box has its label at its right, and needs no such room.
+    """
+    longest = max(
+        (len(n) for n, w in zip(labels, widgets, strict=True) if not isinstance(w, ipywidgets.Checkbox)), default=0
+    )
+    label_em = 0.58 * longest + 1.5
+    for widget in widgets:
+        widget.style.description_width = f"{label_em:.1f}em"
+        widget.layout.width = f"min({label_em + 26:.1f}em, 100%)"
