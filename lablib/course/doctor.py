@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 REINSTALL = "run `make lab` again, or `pip install -r requirements.lock`"
+_PROBE_TIMEOUT_S = 90.0
+_LONGEST = 300
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -72,8 +74,8 @@ def look(probe: Probe) -> Finding:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a library may even call sys.exit
-        words = str(error).strip().splitlines()
-        what = words[0] if isinstance(error, Absent) else f"{type(error).__name__}: {words[0] if words else ''}"
+        words = " ".join(str(error).split())[:_LONGEST]
+        what = words if isinstance(error, Absent) else f"{type(error).__name__}: {words}"
         return Finding(probe.name, "FAILED" if probe.required else "missing", f"{what.rstrip('. ')}; {probe.remedy}.")
 
 
@@ -154,7 +156,7 @@ def _backend(name: str) -> Callable[[], str]:
         from lablib.launch import launch
 
         start = time.perf_counter()
-        run = launch(_sum_of_ranks, ranks=2, backend=name)
+        run = launch(_sum_of_ranks, ranks=2, backend=name, timeout_s=_PROBE_TIMEOUT_S)
         if [float(value) for value in run.values] != [3.0, 3.0]:
             raise RuntimeError(f"two ranks added 1 and 2 and got {run.values}")
         kind = "simulated ranks" if name == "sim" else "processes"

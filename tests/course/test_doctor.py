@@ -28,7 +28,11 @@ def test_a_probe_that_works_says_what_it_found():
 
 @pytest.mark.parametrize(
     ("probe", "text"),
-    [(broken, "RuntimeError: first line; do it."), (leaving, "SystemExit: 3; do it."), (absent, "not found; do it.")],
+    [
+        (broken, "RuntimeError: first line second line; do it."),
+        (leaving, "SystemExit: 3; do it."),
+        (absent, "not found; do it."),
+    ],
 )
 def test_a_probe_that_fails_has_its_remedy(probe, text: str):
     assert look(Probe("a", probe, "do it")).text == text

@@ -19,7 +19,7 @@ from lablib.course import checks_for
 
 check = checks_for("90")
 values = list(range(ranks))
-values
+print(values)
 
 # %% [markdown] tags=["instructor"]
 # Ask the class first what a mean is.

@@ -1,0 +1,84 @@
+"""Checks that launch the learner's function on simulated ranks: what happens on a rank reaches the learner."""
+
+import linecache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lablib import launch
+from lablib.course import Expect, exercise
+from lablib.course.check import run_check
+
+NUM_ELEMENTS = 2**20  # large enough for a ring, which sends fewest bytes
+
+
+@exercise("All-reduce")
+def all_reduce(expect: Expect, answer):
+    def program():
+        x = torch.full((NUM_ELEMENTS,), dist.get_rank() + 1.0)
+        answer(x)
+        return x
+
+    run = launch(program, ranks=4)
+    expect.equal("every rank holds the sum", run.values, [torch.full((NUM_ELEMENTS,), 10.0)] * 4)
+    size_bytes = 4 * NUM_ELEMENTS
+    expect.budget("bytes rank 0 sends", run.traffic.sent_bytes(0), at_most=2 * 3 / 4 * size_bytes, unit="B")
+    expect.budget("seconds", run.timeline.makespan_s, at_most=1e-3, unit="s")
+
+
+def test_a_library_call_passes_with_its_bytes_and_seconds():
+    result = run_check("90", all_reduce, dist.all_reduce)
+    assert result.status == "passed", result.message
+    assert "bytes rank 0 sends: 6.291 MB, at most 6.291 MB" in result.message and "seconds: " in result.message
+
+
+def test_a_stub_on_a_rank_is_not_attempted():
+    def stub(x: torch.Tensor) -> None:
+        raise NotImplementedError("your turn")
+
+    assert run_check("90", all_reduce, stub).status == "not attempted"
+
+
+def test_right_values_with_too_many_bytes_break_the_budget():
+    def gather_everything(x: torch.Tensor) -> None:
+        parts = [torch.empty_like(x) for _ in range(4)]
+        dist.all_gather(parts, x)
+        x.copy_(torch.stack(parts).sum(0))
+
+    result = run_check("90", all_reduce, gather_everything)
+    assert (result.rule, result.saw) == ("bytes rank 0 sends", "12.58 MB, 2 times the budget")
+
+
+BROKEN: str = """
+def broken(x):
+    if dist.get_rank() == 2:
+        x.no_such_method()
+    dist.all_reduce(x)
+"""
+
+
+def test_an_exception_on_a_rank_names_rank_and_line():
+    cell = "<cell 7>"  # as a notebook's cell: a file of its own, whose lines are in the cache
+    linecache.cache[cell] = (len(BROKEN), None, [*BROKEN.splitlines(keepends=True)], cell)
+    namespace: dict[str, Any] = {"dist": dist}
+    exec(compile(BROKEN, cell, "exec"), namespace)
+    result = run_check("90", all_reduce, namespace["broken"])
+    assert "AttributeError on rank 2" in result.saw
+    assert result.trace == "line 4 in broken: x.no_such_method()"
+
+
+def test_a_deadlock_is_diagnosed():
+    def everybody_waits(x: torch.Tensor) -> None:
+        dist.recv(x, src=(dist.get_rank() + 1) % 4)
+
+    result = run_check("90", all_reduce, everybody_waits)
+    assert result.rule == "every rank runs to its end" and "DeadlockError" in result.saw
+    assert all(f"rank {rank}" in result.saw for rank in range(4))
+
+
+def test_the_doctors_program_runs_on_sim():
+    from lablib.course.doctor import all_probes, look
+
+    [probe] = [probe for probe in all_probes() if probe.name == "sim"]
+    assert look(probe).state == "ok", look(probe)
