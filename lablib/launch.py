@@ -4,16 +4,22 @@ This is the only place that knows the backends apart. Each returns the same `Run
 """
 
 import inspect
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.hardware import Cluster, find_cluster
 from lablib.run import Run
-from lablib.sim import run_sim
 
 BACKENDS = ("sim", "gloo", "nccl")
 REAL_TIMEOUT_S = 600.0
+
+if "torch" in sys.modules:
+    # A program has torch already: load the simulator now, so that the first launch is quick. The command line has not,
+    # and `lab --help` should not take the second that importing torch takes.
+    import_module("lablib.sim")
 
 
 def launch(
@@ -49,6 +55,8 @@ def launch(
     _check(fn, args, ranks, backend, timeout_s)
     simulated = find_cluster(cluster)
     if backend == "sim":
+        from lablib.sim import run_sim
+
         return run_sim(fn, args, ranks=ranks, cluster=simulated, timeout_s=timeout_s, trace=trace)
     from lablib.real import run_real
 
