@@ -74,6 +74,6 @@ def _summary(ranks: Sequence[int], series: Mapping[str, Sequence[float]], unit: 
             parts.append(f"{name} {values[-1]:.1%}")
         else:
             growth = values[-1] / values[0] if values[0] else float("nan")
-            parts.append(f"{name} {in_words(values[-1], unit)}, {growth:.3g} times that of {ranks[0]}")
+            parts.append(f"{name} {in_words(values[-1], unit)}, {growth:.3g} times that on {ranks[0]}")
     quantity = "scaling efficiency" if unit is None else "throughput"
     return f"On {ranks[-1]:,} ranks the {quantity} is: {'; '.join(parts)}."

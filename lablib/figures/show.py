@@ -33,13 +33,19 @@ def show(figure: go.Figure) -> None:
 
 def without_subtitle(figure: go.Figure) -> go.Figure:
     """A copy of the figure without the sentence under its title, and without the room kept for it."""
-    copy = go.Figure(figure)
-    subtitle = copy.layout.title.subtitle.text  # pyright: ignore[reportAttributeAccessIssue]
-    if subtitle:
-        room = 16 * (subtitle.count("<br>") + 1) + 8
-        margin, height = copy.layout.margin.t, copy.layout.height  # pyright: ignore[reportAttributeAccessIssue]
-        copy.update_layout(title_subtitle_text=None, margin_t=margin - room, height=height - room)
-    return copy
+    return go.Figure(figure).update_layout(layout_without_subtitle(figure))
+
+
+def layout_without_subtitle(figure: go.Figure) -> dict[str, Any]:
+    """The layout of the figure as a dictionary, without the subtitle and the room kept for it."""
+    layout = figure.layout.to_plotly_json()  # pyright: ignore[reportAttributeAccessIssue]
+    text = layout.get("title", {}).get("subtitle", {}).get("text")
+    if text:
+        room = 16 * (text.count("<br>") + 1) + 8
+        layout["title"]["subtitle"]["text"] = ""
+        layout["margin"]["t"] -= room
+        layout["height"] -= room
+    return layout
 
 
 def picture_bundle(figure: go.Figure, plotlyjs: Literal["cdn"] | bool = "cdn") -> dict[str, Any]:

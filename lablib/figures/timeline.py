@@ -70,7 +70,14 @@ def lane_axis(lanes: Sequence[Lane]) -> dict[str, Any]:
     """The y axis that names the lanes."""
     top, bottom = extent(lanes)
     names = {"tickvals": [lane.y for lane in lanes], "ticktext": [lane.label for lane in lanes]}
-    return {"range": [bottom, top], "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""} | names
+    return {
+        "range": [bottom, top],
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+        "ticks": "",
+        "automargin": True,
+    } | names
 
 
 def idle_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, **trace: Any) -> list[go.Bar]:

@@ -64,7 +64,7 @@ def figure_topology(
             if end not in by_name:
                 raise ValueError(f"a link must join two nodes: got {end!r}, which is none of {list(by_name)}.")
     height = 320 + PAPER_PIXELS - 40
-    figure = go.Figure(layout=base_layout(title, height, showlegend=True, plot_bgcolor="#FFFFFF"))
+    figure = go.Figure(layout=base_layout(title, height, showlegend=True))
     figure.add_traces(
         [_links(links, level, number, by_name) for number, level in enumerate(_distinct(e.level for e in links))]
     )

@@ -35,7 +35,6 @@ def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.
         xaxis=hidden | {"range": [-1.9, 10]},
         yaxis=hidden | {"range": [max(len(shown), 1) - 0.4, -0.6]},
         margin={"l": 10, "r": 10, "t": 66, "b": 24},
-        plot_bgcolor="#FFFFFF",
     )
     columns = {
         "rank": [w.rank for w in error.waits],

@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 
 from lablib.errors import LaunchError
 from lablib.figures.describe import describe, table
-from lablib.figures.show import table_html, without_subtitle
+from lablib.figures.show import table_html
 from lablib.widgets.controls import Control
 from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText
-from lablib.widgets.redraw import redraw
+from lablib.widgets.redraw import EMPTY, props_of, redraw
 
 
 class Explorer:
@@ -39,7 +39,7 @@ class Explorer:
         self.figure = go.FigureWidget()
         self.figure._config = self.figure._config | {"responsive": True}  # see FitWidth
         self.message, self.caption = LiveText(is_urgent=True), LiveText()
-        self._drawn = go.Figure()
+        self._drawn = EMPTY
         parts = [*self.controls.values(), self.message, self.figure, FitWidth(), self.caption]
         self.panel = ipywidgets.VBox(parts, layout={"width": "100%"})
         _align(list(self.controls.values()), [control.label for control in controls])
@@ -63,9 +63,9 @@ class Explorer:
             self.message.text = f"! {type(error).__name__}: {error}"
             raise
         self.message.text = ""
-        bare = without_subtitle(figure).update_layout(autosize=True)
-        redraw(self.figure, self._drawn, bare)
-        self._drawn = bare
+        drawn = props_of(figure)
+        redraw(self.figure, self._drawn, drawn)
+        self._drawn = drawn
         self.caption.text, self.caption.table_html = describe(figure), table_html(table(figure), is_folded=False)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:

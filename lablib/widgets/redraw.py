@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from lablib.figures.show import layout_without_subtitle
 
-def redraw(widget: go.FigureWidget, old: go.Figure, new: go.Figure) -> None:
-    """Make `widget`, which shows `old`, show `new`.
+Props = dict[str, Any]
+EMPTY: Props = {"data": [], "layout": {}}
+
+
+def redraw(widget: go.FigureWidget, before: Props, after: Props) -> None:
+    """Make `widget`, which shows `before`, show `after`; both as `props_of` gives them.
 
     Traces are changed in place where both figures have the same ones (number, type, axes); otherwise all are replaced.
     """
-    before, after = _props(old), _props(new)
     is_same_shape = [_shape(t) for t in before["data"]] == [_shape(t) for t in after["data"]]
     if not is_same_shape:
         widget.data = []
@@ -23,12 +27,13 @@ def redraw(widget: go.FigureWidget, old: go.Figure, new: go.Figure) -> None:
             for trace, was, becomes in zip(widget.data, before["data"], after["data"], strict=True):
                 _assign(trace, was, becomes)
     if not is_same_shape:
-        widget.add_traces(new.data)
+        widget.add_traces(after["data"])
 
 
-def _props(figure: go.Figure) -> dict[str, Any]:
-    """The figure as plain dictionaries and arrays."""
-    return {"data": [t.to_plotly_json() for t in figure.data], "layout": figure.layout.to_plotly_json()}  # pyright: ignore
+def props_of(figure: go.Figure) -> Props:
+    """What a panel shows of a figure, as plain dictionaries and arrays; its subtitle stands in the caption instead."""
+    traces = [trace.to_plotly_json() for trace in figure.data]  # pyright: ignore[reportAttributeAccessIssue]
+    return {"data": traces, "layout": layout_without_subtitle(figure) | {"autosize": True}}
 
 
 def _shape(trace: dict[str, Any]) -> tuple[Any, ...]:
