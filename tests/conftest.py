@@ -2,6 +2,16 @@
 
 import pytest
 import torch
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# The shapes in signatures are checked at every call: a tensor that does not fit its annotation fails the test.
+# Before anything of these packages is imported; each technique's package joins them here.
+install_import_hook(["lablib.models", "lablib.data"], "beartype.beartype")
+
+# Properties are tried on the same examples every time, and a busy machine is no failure.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
