@@ -151,7 +151,9 @@ def _write_page(notebook: Any, path: Path) -> Path:
     from nbconvert import HTMLExporter
 
     logging.getLogger("traitlets").setLevel(logging.ERROR)  # it warns of figures without alternative text
-    page, _ = HTMLExporter().from_notebook_node(notebook)
+    from lablib.figures import with_drawn_figures
+
+    page, _ = HTMLExporter().from_notebook_node(with_drawn_figures(notebook))
     write_atomic(path, page)
     return path
 
