@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
@@ -26,8 +26,12 @@ import lablib
 _THREAD = "lablib-elastic-agent"
 # Loopback by name: a laptop's host name often resolves to nothing. The profiler's own log lines are not for users.
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "KINETO_LOG_LEVEL": "99"}
+# What a worker does first. It writes to files from then on, so that an import that fails can be read (see capture.py).
 _START = """
 import os, sys
+for descriptor, stream in (1, "stdout"), (2, "stderr"):
+    path = os.path.join({directory!r}, "rank" + os.environ["RANK"] + "." + stream)
+    os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
 for name, value in {environment!r}.items():
     os.environ.setdefault(name, value)
 sys.path.append({root!r})
@@ -42,13 +46,13 @@ class Agent:
     Args:
         ranks: how many workers to start.
         address: the socket path at which they report to the launcher.
-        directory: where what they print before they report is kept.
+        directory: where their output is kept (see capture.py), and what else the agent writes.
     """
 
     def __init__(self, ranks: int, address: str, directory: Path):
-        self._directory = directory / "start"
+        self._directory = directory
         root = str(Path(lablib.__file__).resolve().parents[1])
-        code = _START.format(environment=_ENVIRONMENT, root=root, address=address)
+        code = _START.format(directory=str(directory), environment=_ENVIRONMENT, root=root, address=address)
         # c10d on port 0 is what `torchrun --standalone` uses: the store takes a free port.
         parameters = RendezvousParameters(
             backend="c10d",
@@ -68,7 +72,7 @@ class Agent:
             max_restarts=0,
             local_addr="127.0.0.1",
         )
-        self._agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(self._directory), redirects=Std.ALL))
+        self._agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(directory / "agent")))
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         # In a thread, so the agent leaves this process's signal handlers alone; a daemon, so it never delays an exit.
@@ -108,7 +112,7 @@ class Agent:
 
     def early_errors(self) -> str:
         """What the workers wrote to stderr before they reported."""
-        logs = sorted(self._directory.rglob("stderr.log"))
+        logs = sorted(self._directory.glob("rank*.stderr"))
         return "\n".join(text for log in logs if (text := log.read_text(errors="replace").strip()))
 
 
@@ -128,8 +132,8 @@ def _quiet_in_agent_threads() -> None:
 
     Other elastic agents of this process (there are none in a notebook) keep their log.
     """
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
+    for name in [*logging.root.manager.loggerDict, "torchelastic-events-null"]:
+        if name.startswith(("torch.distributed.elastic", "torchelastic-events")):
             logger = logging.getLogger(name)
             if _is_not_agents not in logger.filters:
                 logger.addFilter(_is_not_agents)

@@ -22,16 +22,13 @@ def read_output(directory: str | Path, rank: int, stream: str) -> str:
 
 
 class Capture:
-    """Sends what this process writes to `directory`, as the output of `rank`."""
+    """The output of this process, which its first lines (in agent.py) led to the files of `rank` in `directory`.
+
+    They are open for appending: every writer, also a child process, writes at the end as it is then.
+    """
 
     def __init__(self, directory: str, rank: int):
         self._directory, self._rank = directory, rank
-        for descriptor, stream in ((1, "stdout"), (2, "stderr")):
-            path = output_path(directory, rank, stream)
-            # O_APPEND: every writer, also a child process, writes at the end as it is now, also after an emptying.
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(file, descriptor)
-            os.close(file)
         self._stdout, self._stderr = sys.stdout, sys.stderr
         for stream in (self._stdout, self._stderr):
             stream.reconfigure(line_buffering=True, encoding="utf-8", errors="replace")  # pyright: ignore

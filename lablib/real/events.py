@@ -5,14 +5,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
 _USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: record_function blocks, and labels that libraries open the same way
-_BACKWARD = "autograd::engine::evaluate_function"
+# FSDP ends its backward in callbacks of the engine, which run outside of any function of the graph.
+_BACKWARD = ("autograd::engine::evaluate_function", "FSDP::post_backward", "FSDP::root_post_backward")
 _OPTIMIZER_STEP = "Optimizer.step#"
 # Labels that torch opens by itself: the phase is what the program says.
 _LIBRARY_LABELS = (
@@ -29,8 +30,7 @@ _LIBRARY_LABELS = (
 _NOT_OPERATIONS = ("autograd::", "torch::", "profiler::", "prim::", "_c10d_functional::", "c10d_functional::")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One event of the profiler. Times are `time.time_ns()`.
 
     `thread` is the system's thread id (of a device event: its GPU stream); `launched_by` the id of the event that
@@ -66,18 +66,16 @@ def read_events(profiler: profile) -> list[Event]:
 
 
 def _event(raw: Any) -> Event:
-    name, scope, on_device = raw.name(), raw.scope(), raw.device_type() != DeviceType.CPU
+    # Tens of thousands of these for one program: as few calls into the profiler as will do.
+    name, start_ns, thread = raw.name(), raw.start_ns(), raw.device_resource_id()
+    end_ns = start_ns + raw.duration_ns()
+    if raw.device_type() != DeviceType.CPU:
+        return Event(name, start_ns, end_ns, thread, 0, raw.linked_correlation_id(), True, raw.is_user_annotation())
+    scope = raw.scope()
+    is_operation = scope == 0 and "::" in name and not name.startswith(_NOT_OPERATIONS)
+    flops = float(raw.flops()) if is_operation else 0.0
     return Event(
-        name=name,
-        start_ns=raw.start_ns(),
-        end_ns=raw.start_ns() + raw.duration_ns(),
-        thread=raw.device_resource_id(),
-        id=0 if on_device else raw.correlation_id(),
-        launched_by=raw.linked_correlation_id() if on_device else 0,
-        on_device=on_device,
-        is_label=raw.is_user_annotation() or scope == _USER_SCOPE,
-        is_operation=not on_device and scope == 0 and "::" in name and not name.startswith(_NOT_OPERATIONS),
-        flops=float(raw.flops()),
+        name, start_ns, end_ns, thread, raw.correlation_id(), 0, False, scope == _USER_SCOPE, is_operation, flops
     )
 
 

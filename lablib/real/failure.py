@@ -10,7 +10,7 @@ from lablib.errors import LaunchError, LaunchTimeoutError, RankError, WorkerErro
 from lablib.real.messages import Failed
 from lablib.real.pickling import unpack
 
-_TAIL_LINES = 20
+_TAIL_LINES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +69,6 @@ def _original(failed: Failed) -> BaseException:
 
 
 def _tail(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-_TAIL_LINES:])
+    """The last lines, without the long list of modules that a crash report ends with."""
+    lines = [line for line in text.strip().splitlines() if not line.startswith("Extension modules:")]
+    return "\n".join(lines[-_TAIL_LINES:])

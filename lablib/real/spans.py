@@ -32,7 +32,7 @@ from lablib.real.calls import Call
 from lablib.real.events import Event, Phases, walk
 from lablib.run import COMPUTE, Span
 
-# gloo's own names where they differ from torch.distributed's: it builds these collectives from others.
+# gloo's own names where they differ from torch.distributed's, also because it builds one collective from another.
 _GLOO_NAMES = {
     "all_gather_into_tensor": ("all_gather",),
     "all_gather_coalesced": ("all_gather",),
@@ -42,6 +42,7 @@ _GLOO_NAMES = {
     "reduce_scatter_tensor": ("reduce_scatter", "all_reduce"),
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", "all_reduce"),
     "all_to_all_single": ("all_to_all",),
+    "recv": ("recv", "recvAnySource"),
 }
 _CLOCK_SLACK_NS = 20_000  # events of two threads are stamped by two cores
 

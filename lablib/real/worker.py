@@ -4,6 +4,7 @@ Two threads. The main thread runs programs. The listening thread reads what the 
 answer `Where` while a program hangs, and ends when the launcher is gone.
 """
 
+import faulthandler
 import gc
 import linecache
 import os
@@ -32,6 +33,7 @@ _LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refu
 def main(address: str) -> None:
     """Serve the launcher that listens at this socket path until it goes. Does not return."""
     die_with_parent()
+    faulthandler.enable(all_threads=False)  # a crash in C code then says where, on stderr, which the launcher reads
     channel = Channel.connect(address)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     channel.send(Hello(rank, os.getpid()))

@@ -1,0 +1,101 @@
+"""NCCL: what is said without GPUs, how its kernels would be read, and, where there is a GPU, real runs."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lablib.errors import WorkerError
+from lablib.real import run_real
+from lablib.real.calls import Call
+from lablib.real.events import Event
+from lablib.real.gpus import environments, require_gpus, sharing_note
+from lablib.real.spans import spans_of
+
+
+def call(op: str, name: str) -> Call:
+    return Call(op, name, "world", "0", (0, 1), 0, 0, 1, 0, 64.0, 64.0, thread=1)
+
+
+def host(name: str, start: int, end: int, event_id: int, operation: bool = False) -> Event:
+    return Event(name, start, end, thread=1, id=event_id, is_operation=operation)
+
+
+def kernel(name: str, start: int, end: int, launched_by: int) -> Event:
+    return Event(name, start, end, thread=7, launched_by=launched_by, on_device=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing on a machine without GPUs")
+def test_without_gpus_one_sentence_says_what_was_found_and_what_is_needed():
+    with pytest.raises(WorkerError, match="needs .*4 NVIDIA GPUs for 4 ranks.*: found .*; use backend='gloo'"):
+        run_real(int, ranks=4, backend="nccl")
+
+
+def test_more_ranks_than_gpus_share_them_by_ncclss_own_ways_and_the_run_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    require_gpus(3)
+    switch, hosts = environments("nccl", 3)
+    assert switch == [{"NCCL_MULTI_RANK_GPU_ENABLE": "1"}] * 3
+    assert len({one["NCCL_HOSTID"] for one in hosts}) == 3 and all(one["NCCL_NET"] == "Socket" for one in hosts)
+    assert sharing_note("nccl", 3) == "3 ranks shared 1 GPU: values are right, times mean nothing"
+    assert environments("nccl", 1) == [[{}]] and sharing_note("nccl", 1) == ""
+
+
+def test_gpu_spans_are_the_times_of_kernels_and_batched_sends_share_one():
+    events = [
+        host("aten::addmm", 0, 10, 1, operation=True),
+        host("aten::empty", 11, 12, 2, operation=True),
+        host("c10d::allreduce_", 20, 30, 3, operation=True),
+        host("record_param_comms", 22, 28, 4),
+        host("c10d::send", 40, 42, 5, operation=True),
+        host("c10d::recv_", 43, 45, 6, operation=True),
+        kernel("gemm", 100, 200, launched_by=1),
+        kernel("split_k", 200, 210, launched_by=1),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 150, 400, launched_by=4),
+        kernel("ncclDevKernel_SendRecv", 60_000, 61_000, launched_by=99),
+        kernel("triton_fused", 500, 600, launched_by=0),
+    ]
+    calls = [call("allreduce_", "all_reduce"), call("send", "send"), call("recv_", "recv")]
+    spans = {(s.stream, s.name): (s.start_ns, s.end_ns) for s in spans_of(events, calls, main_thread=1)}
+    assert spans == {
+        ("compute", "aten.addmm"): (100, 210),
+        ("compute", "triton_fused"): (500, 600),
+        ("comm:world", "all_reduce"): (150, 400),
+        ("comm:world", "send"): (60_000, 61_000),
+        ("comm:world", "recv"): (60_000, 61_000),
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_on_gpus_the_same_program_gives_the_same_values_on_the_cpu(ranks):
+    def program():
+        x = torch.full((1000,), float(dist.get_rank() + 1))
+        w = torch.ones(512, 512)
+        work = dist.all_reduce(x, async_op=True)
+        y = w @ w
+        assert work is not None
+        work.wait()
+        return x, y, x.device.type
+
+    run = run_real(program, ranks=ranks, backend="nccl")
+    again = run_real(program, ranks=ranks, backend="nccl")
+    print(f"{ranks} ranks: first {run.wall_s:.3f} s, second {again.wall_s:.3f} s, notes {run.notes}")
+    for x, y, device in run.values:
+        assert (x.device.type, device) == ("cpu", "cuda")
+        assert torch.equal(x, torch.full((1000,), ranks * (ranks + 1) / 2)) and y[0, 0] == 512
+    assert bool(run.notes) == (torch.cuda.device_count() < ranks)
+    for rank in range(ranks):
+        assert "aten.mm" in {s.name for s in run.timeline.select(rank, "compute")}
+    if ranks > 1:
+        assert run.traffic.count("all_reduce") == 1 and run.timeline.select(0, "comm:world")
+
+
+@pytest.mark.gpu
+def test_on_gpus_an_exception_ends_the_pool_and_the_next_launch_works():
+    def broken():
+        raise ValueError("broken")
+
+    with pytest.raises(RuntimeError, match="rank 0 raised ValueError: broken"):
+        run_real(broken, ranks=1, backend="nccl")
+    assert run_real(lambda: torch.ones(2).sum(), ranks=1, backend="nccl").values[0].item() == 2

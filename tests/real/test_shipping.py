@@ -1,0 +1,85 @@
+"""Programs travel by value: what a notebook or a test module defines runs where nobody can import it."""
+
+import functools
+import importlib.util
+import linecache
+import sys
+import threading
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lablib.real import run_real
+from lablib.real.shipping import ship
+
+SCALE = 3.0
+
+
+def helper(x):
+    return x * SCALE
+
+
+def test_a_function_of_this_module_brings_its_helpers_and_globals():
+    program = functools.partial(lambda x, y: helper(x) + y, y=1)
+    assert run_real(program, (2.0,), ranks=2, backend="gloo").values == [7.0, 7.0]
+
+
+def test_a_notebook_cell_runs_as_it_is_now_and_its_classes_stay_the_notebooks(monkeypatch):
+    notebook = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+
+    def cell(source):
+        name = f"<cell {len(linecache.cache)}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        exec(compile(source, name, "exec"), notebook.__dict__)
+
+    cell("import inspect\nimport torch.distributed as dist\nfactor = 10")
+    cell("class Result:\n    def __init__(self, x): self.x = x\n    def scaled(self): return self.x * factor")
+    cell("def program():\n    return Result(dist.get_rank() + 1), inspect.getsource(program)")
+    run = run_real(notebook.program, ranks=2, backend="gloo")
+    (result, source), _ = run.values
+    assert type(result) is notebook.Result and result.scaled() == 10
+    assert source.startswith("def program():")
+    cell("factor = 100")
+    assert result.scaled() == 100, "the class still is the notebook's, with the notebook's globals"
+    cell("def scaled():\n    return Result(1).scaled()")
+    assert run_real(notebook.scaled, ranks=2, backend="gloo").values == [100, 100]
+
+
+def test_a_module_loaded_by_hand_travels_and_one_on_the_path_is_read_anew(tmp_path, monkeypatch):
+    (tmp_path / "by_hand.py").write_text("import beside\ndef program(): return beside.VALUE, beside.__name__\n")
+    (tmp_path / "beside.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = importlib.util.spec_from_file_location("loaded_by_hand", tmp_path / "by_hand.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_by_hand", module)
+    spec.loader.exec_module(module)
+    try:
+        assert run_real(module.program, ranks=2, backend="gloo").values == [(1, "beside")] * 2
+        (tmp_path / "beside.py").write_text("VALUE = 22\n")
+        assert run_real(module.program, ranks=2, backend="gloo").values == [(22, "beside")] * 2
+    finally:
+        sys.modules.pop("beside")
+
+
+def test_what_cannot_be_copied_is_named_in_one_sentence(tmp_path):
+    lock = threading.Lock()
+
+    def uses_a_lock():
+        with lock:
+            return dist.get_rank()
+
+    with pytest.raises(ValueError, match=r"'lock', which .*uses_a_lock\(\) uses, of type lock is not .*make it inside"):
+        run_real(uses_a_lock, ranks=2, backend="gloo")
+    with open(tmp_path / "file", "w") as file, pytest.raises(ValueError, match="argument 1 of type TextIOWrapper"):
+        run_real(print, (1, file), ranks=2, backend="gloo")
+
+
+def test_large_tensors_are_not_copied_into_the_pickle():
+    x = torch.ones(1_000_000)
+    program = ship(helper, (x,), {}, True).program
+    assert len(program.data) < 10_000
+    assert sum(buffer.raw().nbytes for buffer in program.buffers) == 4_000_000
