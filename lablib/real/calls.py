@@ -20,7 +20,7 @@ These are what an algorithm must move, the same for every library: gloo and NCCL
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +54,9 @@ NAMES = {
     "recv_": "recv",
     "recv_any_source_": "recv",
 }
+
+_LATEST = 4  # of each group; two threads of gloo can be working on two
+_SETTLE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -100,6 +103,7 @@ class CallRecorder:
         self.calls: list[Call] = []
         self._counts: Counter[tuple] = Counter()
         self._open_receives: list[tuple[Call, Any]] = []
+        self._latest: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=_LATEST))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -124,6 +128,8 @@ class CallRecorder:
             result = op.redispatch(keyset & below, *args, **kwargs)
             if op_name == "recv_any_source_":
                 self._open_receives.append((call, result))
+            elif not call.is_point_to_point and op_name != "monitored_barrier_":
+                self._latest[call.group_id].append(result[-1] if isinstance(result, tuple) else result)
             return result
 
         return record_and_go_on
@@ -158,6 +164,17 @@ class CallRecorder:
             self._number(call)
         self.calls.append(call)
         return call
+
+    def settle(self) -> None:
+        """Wait a moment until the library has done what the program has waited for.
+
+        gloo lets the program go on just before it closes the profiler's event; without its end an event is lost.
+        """
+        deadline = time.monotonic() + _SETTLE_S
+        latest = [dist.Work.unbox(work) for works in self._latest.values() for work in works]
+        while not all(work.is_completed() for work in latest) and time.monotonic() < deadline:
+            time.sleep(0.0002)
+        self._latest.clear()
 
     def _number(self, call: Call) -> None:
         pair = (call.name, call.source, call.target, call.tag) if call.is_point_to_point else ()

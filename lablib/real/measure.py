@@ -45,6 +45,8 @@ def measure(
         value = program()
         if on_gpu:
             torch.cuda.synchronize()  # kernels still running belong to the program
+        else:
+            recorder.settle()
     events = [event for event in read_events(profiler) if event.end_ns >= start_ns] if trace else []
     spans = spans_of(events, recorder.calls, threading.get_native_id())
     return value, Measurement(start_ns, spans, recorder.calls)
