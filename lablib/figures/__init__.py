@@ -19,6 +19,7 @@ from lablib.figures.lines import figure_lines as figure_lines
 from lablib.figures.topology import Edge as Edge
 from lablib.figures.topology import Node as Node
 from lablib.figures.topology import figure_topology as figure_topology
+from lablib.figures.networks import figure_network as figure_network
 from lablib.figures.describe import describe as describe
 from lablib.figures.describe import table as table
 from lablib.figures.show import show as show

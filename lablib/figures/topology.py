@@ -11,14 +11,22 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, base_layout, series_look
 
-_SYMBOLS = {"gpu": "square", "host": "square-open", "nic": "diamond", "switch": "circle", "router": "hexagon"}
-_COLORS = {"gpu": "#56B4E9", "host": "#FFFFFF", "nic": "#F0E442", "switch": "#D9D9D9", "router": "#D9D9D9"}
+_SYMBOLS = {"gpu": "square", "node": "square", "host": "square-open", "nic": "diamond", "switch": "circle"}
+_SYMBOLS |= {"router": "hexagon"}
+_COLORS = {
+    "gpu": "#56B4E9",
+    "node": "#B9E3F9",
+    "host": "#FFFFFF",
+    "nic": "#F0E442",
+    "switch": "#D9D9D9",
+    "router": "#D9D9D9",
+}
 _OTHERS = ("triangle-up", "star", "pentagon")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One thing in a topology. `kind`: "gpu", "host", "nic", "switch", "router", or a name of your own."""
+    """One thing in a topology. `kind`: "gpu", "node", "host", "nic", "switch", "router", or a name of your own."""
 
     name: str
     x: float

@@ -1,0 +1,51 @@
+"""Networks: the picture has the nodes, switches and links that the topology's record describes."""
+
+# plotly makes its properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+from __future__ import annotations
+
+import pytest
+
+from lablib.figures import describe, figure_network, table
+from lablib.hardware import Dragonfly, FatTree, Torus
+
+
+def levels(figure) -> dict[str, int]:
+    return table(figure)["level"].value_counts().to_dict()
+
+
+def test_a_fat_tree_has_a_switch_a_leaf_one_a_pod_and_a_core():
+    figure = figure_network(FatTree(nodes_per_leaf=2, leaves_per_pod=2), 8)
+    assert levels(figure) == {"node to leaf": 8, "leaf to pod": 4, "pod to core": 2}
+    assert "passes 5 switches" in describe(figure)
+
+
+def test_a_small_fat_tree_needs_no_core():
+    assert "pod to core" not in levels(figure_network(FatTree(2, 2), 4))
+
+
+def test_a_dragonfly_is_all_to_all_inside_and_between_groups():
+    figure = figure_network(Dragonfly(nodes_per_router=2, routers_per_group=3), 18)
+    assert levels(figure) == {"node to router": 18, "inside a group": 9, "between groups": 3}
+
+
+def test_a_torus_closes_at_its_edges():
+    figure = figure_network(Torus((4, 4)), 16)
+    assert levels(figure) == {"neighbours": 24, "wrap-around": 8}
+    ends = zip(table(figure)["from"], table(figure)["to"], strict=True)
+    assert all(Torus((4, 4)).hops(int(a), int(b)) == 1 for a, b in ends)
+
+
+@pytest.mark.parametrize("topology", [FatTree(2, 2), Dragonfly(1, 3), Torus((2, 3))])
+def test_any_number_of_nodes_can_be_drawn(topology):
+    for num_nodes in range(1, 7):
+        assert figure_network(topology, num_nodes).data
+
+
+def test_what_cannot_be_drawn_is_said():
+    with pytest.raises(ValueError, match="two dimensions"):
+        figure_network(Torus((4, 4, 4)), 8)
+    with pytest.raises(ValueError, match="at least 1"):
+        figure_network(FatTree(), 0)
+    with pytest.raises(ValueError, match="can be drawn"):
+        figure_network("ring", 4)
