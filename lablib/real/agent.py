@@ -31,7 +31,9 @@ _START = """
 import os, sys
 for descriptor, stream in (1, "stdout"), (2, "stderr"):
     path = os.path.join({directory!r}, "rank" + os.environ["RANK"] + "." + stream)
-    os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, descriptor)
+    os.close(file)
 for name, value in {environment!r}.items():
     os.environ.setdefault(name, value)
 sys.path.append({root!r})

@@ -32,7 +32,6 @@ class Setup:
     """What holds for the whole life of a worker. `environment` is set before the first process group is made."""
 
     backend: str
-    directory: str
     environment: dict[str, str] = field(default_factory=dict)
 
 

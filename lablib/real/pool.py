@@ -16,7 +16,7 @@ from typing import Any
 
 from lablib.errors import WorkerError
 from lablib.real.agent import Agent, end_process
-from lablib.real.capture import read_output
+from lablib.real.capture import Outputs
 from lablib.real.channel import Channel
 from lablib.real.failure import Death, failure_error, timeout_error
 from lablib.real.gpus import Environment
@@ -54,6 +54,7 @@ class Pool:
         self._agent: Agent | None = None
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
+        self._outputs: Outputs | None = None
         self._unready = set(range(self.ranks))
         self._selector = selectors.DefaultSelector()
         try:
@@ -93,6 +94,8 @@ class Pool:
             channel.close()  # should a worker still be starting, this ends it
         self._channels.clear()
         self._selector.close()
+        if self._outputs is not None:
+            self._outputs.close()
         if self._agent is not None:
             self._agent.wait(_END_TIMEOUT_S)
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -115,9 +118,11 @@ class Pool:
                 except TimeoutError:
                     continue
                 self._welcome(connection)
+        self._outputs = Outputs(self._directory, self.ranks)
+        shutil.rmtree(self._directory)  # whatever happens from here, nothing stays on disk
         for rank, channel in self._channels.items():
             self._selector.register(channel, selectors.EVENT_READ, rank)
-            channel.send(Setup(backend, str(self._directory), environments[rank]))
+            channel.send(Setup(backend, environments[rank]))
         self._await_ready(deadline - time.monotonic())
 
     def _welcome(self, connection: socket.socket) -> None:
@@ -137,7 +142,7 @@ class Pool:
         # Once more when all are ready: one may have died since it said so.
         while (messages := self._receive(0.1 if self._unready else 0.0)) or self._unready:
             for rank, message in messages:
-                said = read_output(self._directory, rank, "stderr").strip()
+                said = self._said(rank, "stderr").strip()
                 if message is None:
                     raise WorkerError(f"the worker of rank {rank} ended while it waited for a program. {said}".rstrip())
                 assert isinstance(message, Ready)
@@ -177,12 +182,15 @@ class Pool:
 
     def _failed(self, failures: dict[int, Failed | Death]) -> Exception:
         """The error for the failure that came first; ends the pool, which is how the exit codes become known."""
-        stderr = {rank: read_output(self._directory, rank, "stderr") for rank in failures}
-        stdout = {rank: read_output(self._directory, rank, "stdout") for rank in failures}
+        stderr = {rank: self._said(rank, "stderr") for rank in failures}
+        stdout = {rank: self._said(rank, "stdout") for rank in failures}
         self.end()
         assert self._agent is not None
         causes = {rank: self._agent.cause_of_death(rank) for rank in failures}
         return failure_error(failures, self._pids, causes, stdout, stderr)
+
+    def _said(self, rank: int, stream: str) -> str:
+        return self._outputs.read(rank, stream) if self._outputs is not None else ""
 
     def _timed_out(self, timeout_s: float, running: set[int]) -> Exception:
         """The error that names the ranks still running, and where each is."""

@@ -60,7 +60,7 @@ class Worker:
 
     def __init__(self, channel: Channel, inbox: "queue.SimpleQueue[Any]", setup: Setup, rank: int, ranks: int):
         self._channel, self._inbox, self._rank = channel, inbox, rank
-        self._capture = Capture(setup.directory, rank)
+        self._capture = Capture()
         os.environ.update(setup.environment)
         device = torch.device("cpu")
         if setup.backend == "nccl":

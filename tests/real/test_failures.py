@@ -172,7 +172,9 @@ def test_no_worker_outlives_a_killed_parent(tmp_path, without_kernel_signal):
         )
     )
     root = Path(__file__).parents[2]
-    parent = subprocess.Popen([sys.executable, script], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    (tmp_path / "scratch").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path / "scratch")}
+    parent = subprocess.Popen([sys.executable, script], cwd=root, env=environment)
     try:
         files = [tmp_path / f"pid{rank}" for rank in range(2)]
         deadline = time.monotonic() + 60
@@ -184,6 +186,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path, without_kernel_signal):
         parent.kill()
         parent.wait()
     assert_all_end(pids, within_s=2.0)
+    assert not list((tmp_path / "scratch").iterdir()), "nothing stays on disk either"
 
 
 def test_workers_end_with_an_interpreter_that_exits(tmp_path):
