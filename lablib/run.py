@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,9 @@ class Timeline:
     @staticmethod
     def of(spans: Iterable[Span], num_ranks: int) -> Timeline:
         """A timeline with its spans in order: rank, stream, start."""
-        return Timeline(tuple(sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))), num_ranks)
+        return Timeline(
+            tuple(sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))), num_ranks
+        )
 
     @cached_property
     def makespan_s(self) -> float:
@@ -84,6 +86,13 @@ class Timeline:
             and (stream is None or s.stream == stream or (stream == "comm" and s.is_communication))
             and (phase is None or s.phase == phase)
         ]
+
+    def without(self, phase: str) -> Timeline:
+        """The spans of all other phases, timed from the start of the first: a step without what set it up."""
+        kept = [s for s in self.spans if s.phase != phase]
+        first_s = min((s.start_s for s in kept), default=0.0)
+        moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
+        return Timeline(tuple(moved), self.num_ranks)
 
     def streams(self, rank: int) -> list[str]:
         """The streams on which this rank did something, compute first."""
@@ -133,7 +142,7 @@ class Timeline:
         return figure_timeline(self, **options)
 
     def to_perfetto(self, path: str | Path) -> Path:
-        """Write the Trace Event JSON that ui.perfetto.dev and chrome://tracing open: a process a rank, a thread a stream."""
+        """Write the Trace Event JSON that ui.perfetto.dev opens: a process for each rank, a thread for each stream."""
         events: list[dict[str, Any]] = []
         for rank in range(self.num_ranks):
             events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
@@ -166,7 +175,7 @@ class Transfer:
         group: name of the process group ("world", or the name given to `new_group`).
         name: "all_reduce", "broadcast", ..., or "send" for a matched send and receive.
         ranks: global ranks taking part (sender first, for a send).
-        algorithm: how the bytes travelled: "ring", "tree", "hierarchical", "direct"; on real backends the library's name.
+        algorithm: how the bytes travelled: "ring", "tree", "hierarchical", "direct"; on real backends its library.
         size_bytes: payload of one rank, as the call's own contract counts it (the whole tensor for `all_reduce`).
         sent_bytes: bytes that leave each of `ranks` under that algorithm, in the same order.
         start_s, end_s: when the transfer ran (first start, last end), seconds since the launch.
