@@ -1,0 +1,126 @@
+"""Hierarchical gradient aggregation: add up inside the node, cross the network with a shard, spread inside the node.
+
+Links inside a node are many times faster than links between nodes. So a bucket is first reduce-scattered inside the
+node: each of its L ranks then holds the node's sum of one shard. Ranks with the same place on their nodes all-reduce
+their shards across nodes, all L networks at once; an all-gather inside the node completes the bucket.
+
+    node 0   rank 0 [a b]  -> [a0+a1  .   ]  -> [A  .]  -> [A B]      A = a0+a1+a2+a3
+             rank 1 [a b]  -> [ .   b0+b1 ]  -> [.  B]  -> [A B]
+    node 1   rank 2 [a b]  -> [a2+a3  .   ]  -> [A  .]  -> [A B]
+             rank 3 [a b]  -> [ .   b2+b3 ]  -> [.  B]  -> [A B]
+                          inside          across      inside
+
+The three stages use different links, so buckets follow one another through them like cars through a wash: when a
+bucket is launched, the one before it moves on to its next stage.
+
+Cost for N nodes of L ranks, S bytes of gradients in one bucket, alpha and beta of the inner and the outer link (rings):
+    time_s      2(L-1) (alpha_in + S/L beta_in)  +  2(N-1) (alpha_out + S/(N L) beta_out)
+    peak bytes  S/L beside the bucket, or S + S/L where L does not divide the bucket's length
+    sent bytes  2(L-1)/L S inside the node, 2(N-1)/N S/L across: together 2(n-1)/n S with n = N L, as in a flat ring,
+                but each link between nodes carries a share 1/L
+Shapes: a bucket is flat, [N]; a shard is [N / L].
+Source: Sergeev and Del Balso, "Horovod", 2018, arXiv 1802.05799 (HOROVOD_HIERARCHICAL_ALLREDUCE); Goyal et al., 2017,
+arXiv 1706.02677, section 4 (reduce in the server, all-reduce across, broadcast in the server).
+Simplified: nodes have the same number of ranks. NCCL does this by itself when its tuner finds it faster; written out,
+each stage can be changed (compress across nodes only, skip it in some steps).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+Stage = Callable[[], Any]  # starts a communication and returns its `dist.Work`
+# torch 2.13 renamed them; 2.11 has only the old names.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def node_mesh(ranks_per_node: int, device_type: str = "cpu") -> DeviceMesh:
+    """The ranks as a mesh with the axes "node" and "local". Every rank must call it; it makes process groups.
+
+    Raises:
+        ValueError: the ranks do not fill nodes of that size.
+    """
+    world_size = dist.get_world_size()
+    if ranks_per_node < 1 or world_size % ranks_per_node:
+        raise ValueError(
+            f"world_size must be a multiple of ranks_per_node: got {world_size} and {ranks_per_node}; "
+            "all nodes must have the same number of ranks."
+        )
+    shape = (world_size // ranks_per_node, ranks_per_node)
+    return init_device_mesh(device_type, shape, mesh_dim_names=("node", "local"))
+
+
+class HierarchicalAverage:
+    """A `reduce` for `DataParallel`: the mean over a mesh of nodes, in three stages.
+
+        replica = DataParallel(model, reduce=HierarchicalAverage(node_mesh(ranks_per_node=8)))
+
+    Called with a buffer, it starts the first stage and returns a handle; `handle.wait()` ends the last. Buffers must be
+    handed over in the same order on every rank. Communicates; changes the buffer in place.
+    """
+
+    def __init__(self, mesh: DeviceMesh):
+        self._inside, self._across = mesh.get_group("local"), mesh.get_group("node")
+        self._flights: list[_Flight] = []
+
+    def __call__(self, buffer: Tensor, group: dist.ProcessGroup | None = None) -> "_Flight":
+        if group is not None:
+            raise ValueError("HierarchicalAverage averages over its mesh: leave DataParallel's group at None.")
+        self.move_on()  # each bucket ahead has had the time of a whole bucket for its stage: a short wait, or none
+        self._flights.append(_Flight(self, buffer, *self._stages(buffer)))
+        return self._flights[-1]
+
+    def move_on(self) -> None:
+        """Every bucket under way waits for its stage and starts the next, if there is one."""
+        for flight in self._flights:
+            flight.move_on()
+
+    def finish(self, flight: "_Flight") -> None:
+        """Bring one bucket to its last stage; the others move on with it."""
+        while flight.stages:
+            self.move_on()
+        self._flights.remove(flight)
+
+    def _stages(self, buffer: Tensor) -> tuple[Tensor, list[Stage]]:
+        """What is communicated (the buffer, or a padded copy), and the three communications, each started by a call."""
+        num_local, world_size = self._inside.size(), self._inside.size() * self._across.size()
+        missing = -buffer.numel() % num_local
+        padded = F.pad(buffer, (0, missing)) if missing else buffer  # shards are equal; a copy only where they must
+        shard = padded.new_empty(padded.numel() // num_local)
+
+        def scatter_inside() -> Any:
+            return _reduce_scatter(shard, padded, group=self._inside, async_op=True)
+
+        def reduce_across() -> Any:
+            shard.div_(world_size)  # once, and of the shard only
+            return dist.all_reduce(shard, group=self._across, async_op=True)
+
+        def gather_inside() -> Any:
+            return _all_gather(padded, shard, group=self._inside, async_op=True)
+
+        return padded, [scatter_inside, reduce_across, gather_inside]
+
+
+class _Flight:
+    """One bucket on its way: the communication of its present stage, and the stages still to be started."""
+
+    def __init__(self, average: HierarchicalAverage, buffer: Tensor, padded: Tensor, stages: list[Stage]):
+        self._average, self._buffer, self._padded = average, buffer, padded
+        self.work, *self.stages = stages[0](), *stages[1:]
+
+    def move_on(self) -> None:
+        if self.stages:  # after the last there is nothing to start, so nothing to wait for yet
+            self.work.wait()
+            self.work = self.stages.pop(0)()
+
+    def wait(self) -> None:
+        """The bucket holds the mean when this returns."""
+        self._average.finish(self)
+        self.work.wait()
+        if self._padded is not self._buffer:
+            self._buffer.copy_(self._padded[: self._buffer.numel()])
