@@ -85,7 +85,7 @@ class Agent:
         _quiet_in_agent_threads()
         try:
             self._result = self._agent.run()  # pyright: ignore[reportAttributeAccessIssue] - hidden by a decorator
-        except BaseException as error:  # noqa: BLE001 - reported by `failure`
+        except BaseException as error:  # reported by `failure`
             self._error = error
         finally:
             self._agent.get_worker_group().spec.rdzv_handler.shutdown()

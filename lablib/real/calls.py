@@ -31,19 +31,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-# The operations of the dispatcher and the functions of torch.distributed that call them.
+# The operations of the dispatcher, and the functions of torch.distributed that a program calls.
 NAMES = {
     "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce_coalesced",
+    "allreduce_coalesced_": "all_reduce",
     "broadcast_": "broadcast",
     "reduce_": "reduce",
     "allgather_": "all_gather",
     "_allgather_base_": "all_gather_into_tensor",
-    "allgather_coalesced_": "all_gather_coalesced",
-    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor",
     "reduce_scatter_": "reduce_scatter",
     "_reduce_scatter_base_": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor",
     "gather_": "gather",
     "scatter_": "scatter",
     "alltoall_": "all_to_all",
@@ -201,9 +201,15 @@ def _members(group: dist.ProcessGroup) -> list[int]:
 
 
 def _display_name(group: dist.ProcessGroup) -> str:
+    """ "world", the description given to `new_group`, or else the ranks: "0,2", "4-7"."""
     if group.group_name == c10d._get_default_group().group_name:
         return "world"
-    return group.group_desc if group.group_desc and group.group_desc != "undefined" else group.group_name
+    if group.group_desc and group.group_desc != "undefined":
+        return group.group_desc
+    ranks = _members(group)
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))
 
 
 def _bytes(tensors: Any) -> int:

@@ -14,27 +14,17 @@ from torch.autograd.profiler import profile
 _USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: record_function blocks, and labels that libraries open the same way
 # FSDP ends its backward in callbacks of the engine, which run outside of any function of the graph.
 _BACKWARD = ("autograd::engine::evaluate_function", "FSDP::post_backward", "FSDP::root_post_backward")
-_OPTIMIZER_STEP = "Optimizer.step#"
-# Labels that torch opens by itself: the phase is what the program says.
-_LIBRARY_LABELS = (
-    "Optimizer.",
-    "DistributedDataParallel.",
-    "FSDP::",
-    "FullyShardedDataParallel.",
-    "enumerate(DataLoader",
-    "ProfilerStep#",
-    "gloo:",
-    "nccl:",
-    "## ",
-)
+_OPTIMIZER = "Optimizer."
+_LIBRARY_MARKS = (".", "::", "#")  # in labels that torch opens by itself: "Optimizer.step#SGD.step", "FSDP::all_gather"
 _NOT_OPERATIONS = ("autograd::", "torch::", "profiler::", "prim::", "_c10d_functional::", "c10d_functional::")
 
 
 class Event(NamedTuple):
     """One event of the profiler. Times are `time.time_ns()`.
 
-    `thread` is the system's thread id (of a device event: its GPU stream); `launched_by` the id of the event that
-    launched a kernel; `is_label` is true of a record_function block.
+    `thread` is the system's thread id (of a device event: its GPU stream). `id` is 0 for an event that is not torch's;
+    `launched_by` is the id of the event that launched a kernel, 0 if none of torch's did. `is_label` is true of a
+    record_function block.
     """
 
     name: str
@@ -74,9 +64,9 @@ def _event(raw: Any) -> Event:
     scope = raw.scope()
     is_operation = scope == 0 and "::" in name and not name.startswith(_NOT_OPERATIONS)
     flops = float(raw.flops()) if is_operation else 0.0
-    return Event(
-        name, start_ns, end_ns, thread, raw.correlation_id(), 0, False, scope == _USER_SCOPE, is_operation, flops
-    )
+    # Calls of the CUDA runtime are linked to an operation too; their own ids are numbers of another kind.
+    event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
+    return Event(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
 
 
 def walk(events: Iterable[Event]) -> Iterator[Operation]:
@@ -103,7 +93,8 @@ def _walk_thread(events: list[Event]) -> list[Operation]:
             operation, counted = Operation(event, in_backward), False
             found.append(operation)
         if operation is not None:
-            operation.ids.append(event.id)
+            if event.id:
+                operation.ids.append(event.id)
             # An op's own count covers its parts (conv2d); a wrapper without one has the counts of its parts.
             operation.flops += 0.0 if counted else event.flops
         open_events.append((event, operation, in_backward, counted or event.flops > 0))
@@ -124,14 +115,15 @@ class Phases:
 
     def __init__(self, events: Iterable[Event], thread: int):
         self._starts: list[int] = [0]
-        self._states: list[tuple[str, bool]] = [("", False)]  # innermost label, inside Optimizer.step
+        self._states: list[tuple[str, bool]] = [("", False)]  # innermost label of the program, inside an optimizer
         labels = [e for e in events if e.is_label and e.thread == thread and not e.name.startswith(("gloo:", "nccl:"))]
         open_labels: list[tuple[int, tuple[str, bool]]] = []
         for event in sorted(labels, key=lambda e: (e.start_ns, -e.end_ns)):
             self._close(open_labels, event.start_ns)
             label, in_step = open_labels[-1][1] if open_labels else ("", False)
-            label = label if event.name.startswith(_LIBRARY_LABELS) else event.name
-            state = (label, in_step or event.name.startswith(_OPTIMIZER_STEP))
+            if not any(mark in event.name for mark in _LIBRARY_MARKS):
+                label = event.name
+            state = (label, in_step or event.name.startswith(_OPTIMIZER))
             self._enter(event.start_ns, state)
             open_labels.append((event.end_ns, state))
         self._close(open_labels, None)

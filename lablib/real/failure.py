@@ -63,7 +63,7 @@ def _original(failed: Failed) -> BaseException:
     if failed.error is not None:
         try:
             return unpack(failed.error)
-        except Exception:  # noqa: BLE001 - an exception class may need arguments that its pickle lacks
+        except Exception:  # an exception class may need arguments that its pickle lacks
             pass
     return type(failed.type_name, (RuntimeError,), {})(failed.text)
 

@@ -9,10 +9,12 @@ talk through detours, so the program is right and its times mean nothing. Two wa
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 
 from lablib.errors import WorkerError
 
 Environment = dict[str, str]
+_LAST_WITHOUT_SWITCH = (2, 28, 9)  # the newest NCCL known to lack NCCL_MULTI_RANK_GPU_ENABLE
 
 
 def require_gpus(ranks: int) -> None:
@@ -34,10 +36,10 @@ def environments(backend: str, ranks: int) -> list[list[Environment]]:
     if backend != "nccl" or torch.cuda.device_count() >= ranks:
         return [[{} for _ in range(ranks)]]
     sockets = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
-    return [
-        [{"NCCL_MULTI_RANK_GPU_ENABLE": "1"} for _ in range(ranks)],
-        [{"NCCL_HOSTID": f"lablib-rank-{rank}", **sockets} for rank in range(ranks)],
-    ]
+    as_hosts = [{"NCCL_HOSTID": f"lablib-rank-{rank}", **sockets} for rank in range(ranks)]
+    if nccl.version() <= _LAST_WITHOUT_SWITCH:
+        return [as_hosts]
+    return [[{"NCCL_MULTI_RANK_GPU_ENABLE": "1"} for _ in range(ranks)], as_hosts]
 
 
 def sharing_note(backend: str, ranks: int) -> str:

@@ -35,12 +35,8 @@ from lablib.run import COMPUTE, Span
 # gloo's own names where they differ from torch.distributed's, also because it builds one collective from another.
 _GLOO_NAMES = {
     "all_gather_into_tensor": ("all_gather",),
-    "all_gather_coalesced": ("all_gather",),
-    "all_gather_into_tensor_coalesced": ("all_gather",),
-    "all_reduce_coalesced": ("all_reduce",),
     "reduce_scatter": ("reduce_scatter", "all_reduce"),
     "reduce_scatter_tensor": ("reduce_scatter", "all_reduce"),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", "all_reduce"),
     "all_to_all_single": ("all_to_all",),
     "recv": ("recv", "recvAnySource"),
 }

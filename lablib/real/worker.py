@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,15 @@ def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]") -> None:
             inbox.put(message)
 
 
+def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as end:  # a script may end a rank with exit code 0; anything else is a failure
+        if end.code in (None, 0):
+            return None
+        raise
+
+
 class Worker:
     """The main thread of a rank."""
 
@@ -88,7 +98,7 @@ class Worker:
         try:
             self._groups.renew()
             self._channel.send(Ready())
-        except Exception as error:  # noqa: BLE001 - whatever the backend raises, the launcher must hear it
+        except Exception as error:  # whatever the backend raises, the launcher must hear it
             self._channel.send(Ready(f"{type(error).__name__}: {error}"))
 
     def _run(self, job: Job) -> Finished | Failed:
@@ -99,10 +109,9 @@ class Worker:
         self._capture.start()
         try:
             fn, args, kwargs = unpack(job.program)
-            program = partial(fn, *args, **kwargs)
-            value, measured = measure(program, self._wait_for_start, job.trace, self._on_gpu)
+            value, measured = measure(partial(_call, fn, args, kwargs), self._wait_for_start, job.trace, self._on_gpu)
             packed = self._pack(value)
-        except BaseException as error:  # noqa: BLE001 - also SystemExit: a rank that leaves early is an error
+        except BaseException as error:  # also SystemExit
             return self._failure(error)
         stdout, stderr = self._capture.stop()
         return Finished(packed, stdout, stderr, measured)
@@ -129,7 +138,7 @@ class Worker:
         try:
             packed = pack(error)
             unpack(packed)  # some exceptions can be pickled and not rebuilt
-        except Exception:  # noqa: BLE001 - then its name and text must do
+        except Exception:  # then its name and text must do
             packed = None
         text = str(error)
         lost_peer = isinstance(error, (RuntimeError, OSError)) and any(sign in text.lower() for sign in _LOST_PEER)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 
 from lablib.errors import WorkerError
 from lablib.real import run_real
@@ -30,20 +31,24 @@ def test_without_gpus_one_sentence_says_what_was_found_and_what_is_needed():
         run_real(int, ranks=4, backend="nccl")
 
 
-def test_more_ranks_than_gpus_share_them_by_ncclss_own_ways_and_the_run_says_so(monkeypatch):
+def test_more_ranks_than_gpus_share_them_by_nccls_own_ways_and_the_run_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 0))
     require_gpus(3)
     switch, hosts = environments("nccl", 3)
     assert switch == [{"NCCL_MULTI_RANK_GPU_ENABLE": "1"}] * 3
     assert len({one["NCCL_HOSTID"] for one in hosts}) == 3 and all(one["NCCL_NET"] == "Socket" for one in hosts)
     assert sharing_note("nccl", 3) == "3 ranks shared 1 GPU: values are right, times mean nothing"
+    monkeypatch.setattr(nccl, "version", lambda: (2, 28, 9))
+    assert environments("nccl", 3) == [hosts], "this version has no such switch"
     assert environments("nccl", 1) == [[{}]] and sharing_note("nccl", 1) == ""
 
 
 def test_gpu_spans_are_the_times_of_kernels_and_batched_sends_share_one():
     events = [
         host("aten::addmm", 0, 10, 1, operation=True),
+        host("cudaLaunchKernel", 3, 4, 0),
         host("aten::empty", 11, 12, 2, operation=True),
         host("c10d::allreduce_", 20, 30, 3, operation=True),
         host("record_param_comms", 22, 28, 4),
