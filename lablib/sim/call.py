@@ -30,10 +30,11 @@ class Joined:
     issue_s: float
     phase: str
     source: Source
+    handling: str = ""
 
     def text(self) -> str:
         given = ", ".join(f"{label} {_plain(value)}" for label, value in self.agreement)
-        return f"called {self.name}({given})"
+        return f"called {self.name}({given}){self.handling}"
 
 
 @dataclass(slots=True)
@@ -57,16 +58,17 @@ class Call:
     end_s: float = 0.0
     waiters: list[int] = field(default_factory=list)
 
-    def join(self, group_rank: int, newcomer: Joined) -> None:
-        """Add a rank. Raises CollectiveMismatchError when it does not agree with those who came before."""
-        for other in self.joined.values():
+    def join(self, group_rank: int, newcomer: Joined) -> CollectiveMismatchError | None:
+        """Add a rank. Returns the error when it does not agree with those who came before."""
+        if self.joined:
+            other = next(iter(self.joined.values()))
             if newcomer.name != other.name:
-                raise self.mismatch("operation", other, newcomer)
-            for (label, mine), (_, theirs) in zip(newcomer.agreement, other.agreement, strict=False):
+                return self.mismatch("operation", other, newcomer)
+            for (label, mine), (_, theirs) in zip(newcomer.agreement, other.agreement, strict=True):
                 if mine != theirs:
-                    raise self.mismatch(label, other, newcomer)
-            break
+                    return self.mismatch(label, other, newcomer)
         self.joined[group_rank] = newcomer
+        return None
 
     def mismatch(self, what: str, first: Joined, second: Joined) -> CollectiveMismatchError:
         headline = (

@@ -113,7 +113,8 @@ class Group:
         call = self._calls.get(index)
         if call is None:
             call = self._calls[index] = Call(self.label, self.global_ranks, newcomer.name, index)
-        call.join(member, newcomer)
+        if mismatch := call.join(member, newcomer):
+            self._scheduler.fail(mismatch)
         if len(call.joined) == len(self.members):
             del self._calls[index]
             arrived = [call.joined[i] for i in range(len(self.members))]
@@ -164,7 +165,7 @@ class Group:
 
     def _transfer(self, send: Message, receive: Message) -> None:
         if send.tensor.dtype != receive.tensor.dtype or send.tensor.numel() != receive.tensor.numel():
-            raise _message_mismatch(send, receive)
+            self._scheduler.fail(_message_mismatch(send, receive))
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             receive.tensor.data.copy_(send.tensor.data.view(receive.tensor.shape))
         sender, receiver = send.rank, receive.rank
@@ -197,8 +198,9 @@ class Group:
     def _complete(self, event: Call | Message) -> None:
         event.is_done = True
         for rank in event.waiters:
-            self._scheduler.wake_up(rank)
+            self._scheduler.wake_up(rank, event.end_s)
         event.waiters.clear()
+        self._scheduler.progress()
 
 
 def _fits(send: Message, receive: Message) -> bool:

@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from lablib.errors import CollectiveMismatchError, Wait
 from lablib.sim import exchange
 from lablib.sim.call import Agreement, Joined
 from lablib.sim.group import ANY_SOURCE, Group, Message
 from lablib.sim.rank import Rank
 from lablib.sim.reduce import reduce_op
 from lablib.sim.scheduler import Scheduler
-from lablib.sim.source import program_line
+from lablib.sim.source import handling, program_line
 from lablib.sim.work import SimWork
 
 _CPU = torch.device("cpu")
@@ -154,6 +156,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=received,
             agree=(("root", self._global(root)), *_like(inputs)),
             move=lambda sent, received: exchange.gather(sent, received, root),
+            misfit=lambda joined: _parts_misfit("gather", joined, root, "receives", joined[root].received, "sends"),
             root=root,
         )
 
@@ -168,6 +171,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs,
             agree=(("root", self._global(root)), *_like(outputs)),
             move=lambda sent, received: exchange.scatter(sent, received, root),
+            misfit=lambda joined: _parts_misfit("scatter", joined, root, "sends", joined[root].sent, "receives"),
             root=root,
         )
 
@@ -224,18 +228,19 @@ class SimProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> SimWork:
-        def check_then_move(joined: list[Joined]) -> None:
+        def misfit(joined: list[Joined]) -> CollectiveMismatchError | None:
             for i, receiver in enumerate(joined):
                 for r, sender in enumerate(joined):
                     given, wanted = sender.sent[i].numel(), receiver.received[r].numel()
                     if given != wanted:
-                        raise ValueError(
-                            f"{name}: what one rank sends another must fit what that one expects: rank {sender.rank} "
-                            f"sends {given} elements to rank {receiver.rank}, which expects {wanted}; make "
-                            f"input_split_sizes[{i}] of rank {sender.rank} equal output_split_sizes[{r}] of rank "
-                            f"{receiver.rank}"
+                        return _misfit(
+                            f"{name}: rank {sender.rank} sends {given} elements to rank {receiver.rank}, which expects "
+                            f"{wanted}; make input split {i} of rank {sender.rank} equal output split {r} of rank "
+                            f"{receiver.rank}.",
+                            sender,
+                            receiver,
                         )
-            exchange.all_to_all([j.sent for j in joined], [j.received for j in joined])
+            return None
 
         return self._collective(
             name,
@@ -243,7 +248,8 @@ class SimProcessGroup(dist.ProcessGroup):
             sent=inputs,
             received=outputs,
             agree=(("dtype", inputs[0].dtype),),
-            move_all=check_then_move,
+            move=exchange.all_to_all,
+            misfit=misfit,
         )
 
     def barrier(self, opts: Any = None) -> SimWork:
@@ -289,8 +295,8 @@ class SimProcessGroup(dist.ProcessGroup):
         sent: Sequence[Tensor],
         received: Sequence[Tensor],
         agree: Agreement,
-        move: Callable[[list, list], None] | None = None,
-        move_all: Callable[[list[Joined]], None] | None = None,
+        move: Callable[[list, list], None],
+        misfit: Callable[[list[Joined]], CollectiveMismatchError | None] | None = None,
         kind: str = "",
         root: int = 0,
         own: tuple[str, Any, Any] | None = None,
@@ -302,13 +308,14 @@ class SimProcessGroup(dist.ProcessGroup):
             )
         source = program_line()
         rank = self._rank_state
-        newcomer = Joined(rank.rank, name, agree, _raw(sent), _raw(received), rank.clock_s, rank.phase(), source)
+        newcomer = Joined(
+            rank.rank, name, agree, _raw(sent), _raw(received), rank.clock_s, rank.phase(), source, handling()
+        )
 
         def execute(joined: list[Joined]) -> None:
-            if move_all:
-                move_all(joined)
-            elif move:
-                move([j.sent for j in joined], [j.received for j in joined])
+            if misfit and (reason := misfit(joined)):
+                self._scheduler.fail(reason)
+            move([j.sent for j in joined], [j.received for j in joined])
 
         kind = kind or name
         call = self._group.join(
@@ -383,6 +390,29 @@ def _like(tensors: Sequence[Tensor]) -> Agreement:
     return (("dtype", tensors[0].dtype if tensors else None), ("shape", shapes[0] if len(shapes) == 1 else shapes))
 
 
+def _misfit(headline: str, *calls: Joined) -> CollectiveMismatchError:
+    return CollectiveMismatchError(headline, [Wait(j.rank, j.text(), str(j.source)) for j in calls])
+
+
+def _parts_misfit(
+    name: str, joined: list[Joined], root: int, root_verb: str, parts: Sequence[Tensor], verb: str
+) -> CollectiveMismatchError | None:
+    """Whether the root's part for some rank is not what that rank gives or expects."""
+    for other, part in zip(joined, parts, strict=True):
+        given = (other.sent if verb == "sends" else other.received)[0]
+        if part.shape != given.shape or part.dtype != given.dtype:
+            return _misfit(
+                f"{name}: the root, rank {joined[root].rank}, {root_verb} {_describe(part)} for rank {other.rank}, "
+                f"which {verb} {_describe(given)}; make them the same.",
+                *([joined[root]] if other is joined[root] else [joined[root], other]),
+            )
+    return None
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same memory without autograd history or version counter, as a communication library sees it."""
     return [t.data for t in tensors]
@@ -398,3 +428,11 @@ def _payload(kind: str, joined: list[Joined], root: int) -> float:
         # Uneven splits: the round lasts as long as its largest message, so the fullest rank counts.
         return float(max(max(sum(t.nbytes for t in j.sent), sum(t.nbytes for t in j.received)) for j in joined))
     return float(sum(t.nbytes for t in joined[root].sent))
+
+
+def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """torch refuses `monitored_barrier` on every backend but gloo; the simulator has it too."""
+    if c10d._rank_not_in_group(group):
+        c10d._warn_not_in_group("monitored_barrier")
+        return
+    (group or c10d._get_default_group()).monitored_barrier(timeout, wait_all_ranks)

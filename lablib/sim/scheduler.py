@@ -12,16 +12,25 @@ Passing control is one lock released and one acquired: about 10 us. A rank that 
 yields too; when nobody but pollers is left, nobody can make the poll come true, and that is a deadlock as well.
 
 An error on one rank ends the run: every other rank is woken, one at a time, with `RunEnded` raised where it waits, so
-that its `finally` blocks run and no thread is left.
+that its `finally` blocks run and no thread is left. A deadlock or a mismatch ends it the same way, and is not raised
+inside a rank: on a real cluster it would be a hang, which no `except` can catch either.
 """
 
 import ctypes
 import heapq
 import threading
-from collections.abc import Callable
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn, Protocol
 
 from lablib.errors import DeadlockError, Wait
+from lablib.sim.source import handling
+
+_MAX_IDLE_POLLS = 10_000  # this many polls in a row, with nothing happening in between, are a deadlock
+_STEP_S = 0.02  # between two attempts to end a rank that runs
+_UNWINDING_S = 0.5  # what a rank gets for its `finally` blocks before it is interrupted again
+_PATIENCE_S = 5.0  # after which a rank that no exception reaches (a long call outside Python) is given up
 
 
 class RunEnded(BaseException):
@@ -49,6 +58,10 @@ class _Seat:
         self.thread: threading.Thread | None = None
         self.waiting: Callable[[], Wait] | None = None
         self.is_polling = False
+        self.handling = ""
+        self.joins = True
+        self.has_turn = False
+        self.is_unwinding = False
         self.has_finished = False
 
 
@@ -59,12 +72,15 @@ class Scheduler:
         turns: one for each rank, in rank order.
     """
 
-    def __init__(self, turns: list[Turn]):
+    def __init__(self, turns: Sequence[Turn]):
         self._seats = [_Seat(turn) for turn in turns]
-        self._runnable: list[tuple[float, int]] = []
+        # A heap of (virtual clock, number of the poll or 0, rank): those who poll come last, in the order of polling.
+        self._runnable: list[tuple[float, int, int]] = []
         self._num_polls = 0
+        self._num_idle_polls = 0
         self._over = threading.Event()
         self._ending = False
+        self.is_closed = False
         self.error: BaseException | None = None
         self.current: int = -1
 
@@ -79,30 +95,50 @@ class Scheduler:
         for seat in self._seats:
             name = f"sim rank {seat.turn.rank}"
             seat.thread = threading.Thread(target=self._thread, args=(seat, body, on_error), name=name, daemon=True)
-            heapq.heappush(self._runnable, (seat.turn.clock_s, seat.turn.rank))
+            heapq.heappush(self._runnable, (seat.turn.clock_s, 0, seat.turn.rank))
         for seat in self._seats:
             assert seat.thread is not None
             seat.thread.start()
         self._hand_over()
-        return self._over.wait(timeout_s)
+        return self._over.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
-    def end(self) -> None:
-        """Unwind every rank that has not finished, one after another, and wait for its thread."""
+    def end(self) -> list[int]:
+        """Unwind every rank that has not finished, one after another, and wait for its thread.
+
+        Returns the ranks that could not be ended: their threads are in a call outside Python that takes very long.
+        """
         self._ending = True
-        for seat in self._seats:
-            thread = seat.thread
-            if thread is None:
-                continue
-            if not seat.has_finished and self.current == seat.turn.rank and thread.ident is not None:
-                # It runs Python code of its own: have the interpreter raise there.
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(RunEnded))
-                thread.join()
-        for seat in self._seats:
-            if seat.thread is not None and seat.thread.is_alive():
-                if not seat.has_finished:
-                    self.current = seat.turn.rank
-                    seat.wake.release()
-                seat.thread.join()
+        stuck: list[int] = []
+        left = list(self._seats)
+        while left:
+            seat = next((seat for seat in left if seat.has_turn), None)
+            if seat is None:
+                seat = left[0]
+                self._give_turn(seat)  # it waits, and finds that the run is over
+            deadline_s = time.monotonic() + _PATIENCE_S
+            self._interrupt(seat, deadline_s)
+            if not _is_alive(seat):
+                left.remove(seat)
+            elif time.monotonic() >= deadline_s:
+                left.remove(seat)
+                stuck.append(seat.turn.rank)
+        self.is_closed = True
+        return stuck
+
+    def _interrupt(self, seat: _Seat, deadline_s: float) -> None:
+        """Have the interpreter raise `RunEnded` in a rank that runs, until it has ended or given its turn away.
+
+        A rank that is on its way out is left alone at first. One that catches everything and goes on is interrupted
+        again and again: sooner or later it is between two `try` blocks.
+        """
+        next_s = time.monotonic() + (_UNWINDING_S if seat.is_unwinding else 0.0)
+        while seat.has_turn and _is_alive(seat) and time.monotonic() < deadline_s:
+            if time.monotonic() >= next_s and not seat.has_finished:
+                _raise_in(seat)
+                next_s = time.monotonic() + (_STEP_S if seat.is_unwinding else _UNWINDING_S)
+                seat.is_unwinding = True
+            assert seat.thread is not None
+            seat.thread.join(_STEP_S)
 
     def running_rank(self) -> tuple[int, int | None]:
         """The rank whose turn it is, and its thread's identity."""
@@ -114,90 +150,122 @@ class Scheduler:
     def check(self) -> None:
         """Raise `RunEnded` when the run is over: a rank that is being unwound must not communicate."""
         if self._ending:
+            self._seats[self.current].is_unwinding = True
             raise RunEnded
 
-    def wait(self, describe: Callable[[], Wait]) -> None:
-        """Give up the turn until somebody calls `wake_up` for this rank. `describe` says what for, if nobody can."""
+    def fail(self, error: BaseException) -> NoReturn:
+        """End the run with this error, from the rank whose turn it is."""
+        self._fail(error)
+        raise RunEnded
+
+    def wait(self, describe: Callable[[], Wait], joins: bool = True) -> None:
+        """Give up the turn until somebody calls `wake_up` for this rank.
+
+        Args:
+            describe: says what for, if nobody can.
+            joins: whether the rank's clock will move to the end of what it waits for.
+        """
         seat = self._seats[self.current]
-        seat.waiting = describe
+        seat.waiting, seat.joins, seat.handling = describe, joins, handling()
         self._switch(seat)
         seat.waiting = None
 
     def poll(self, describe: Callable[[], Wait]) -> None:
         """Give up the turn once; go on when every other runnable rank has had one."""
         seat = self._seats[self.current]
-        others = [rank for _, rank in self._runnable if not self._seats[rank].is_polling]
-        # Two rounds in which only pollers had a turn: what they poll for cannot happen any more.
-        self._num_polls = 0 if others else self._num_polls + 1
+        self._num_polls += 1
+        self._num_idle_polls += 1
         seat.waiting, seat.is_polling = describe, True
-        if self._num_polls > 2 * len(self._seats):
-            raise self._deadlock()
-        last_clock_s = max((clock_s for clock_s, _ in self._runnable), default=0.0)
-        heapq.heappush(self._runnable, (max(seat.turn.clock_s, last_clock_s), seat.turn.rank))
+        if self._num_idle_polls > _MAX_IDLE_POLLS and all(self._seats[rank].is_polling for *_, rank in self._runnable):
+            self.fail(self._deadlock())
+        last_clock_s = max((clock_s for clock_s, *_ in self._runnable), default=0.0)
+        heapq.heappush(self._runnable, (max(seat.turn.clock_s, last_clock_s), self._num_polls, seat.turn.rank))
         self._switch(seat)
         seat.waiting, seat.is_polling = None, False
 
-    def wake_up(self, rank: int) -> None:
-        """Make a waiting rank runnable. It goes on when its turn comes; the caller keeps the turn."""
-        heapq.heappush(self._runnable, (self._seats[rank].turn.clock_s, rank))
+    def progress(self) -> None:
+        """Something happened that a polling rank may see."""
+        self._num_idle_polls = 0
+
+    def wake_up(self, rank: int, at_s: float = 0.0) -> None:
+        """Make a waiting rank runnable. It goes on when its turn comes; the caller keeps the turn.
+
+        Args:
+            rank: which.
+            at_s: the virtual end of what it waited for. A rank that joins it has that clock when it goes on.
+        """
+        seat = self._seats[rank]
+        clock_s = max(seat.turn.clock_s, at_s) if seat.joins else seat.turn.clock_s
+        heapq.heappush(self._runnable, (clock_s, 0, rank))
 
     # ---- the baton ----
 
     def _switch(self, seat: _Seat) -> None:
         self.check()
         if not self._runnable:
-            raise self._deadlock()
-        if self._runnable[0][1] == seat.turn.rank:
+            self.fail(self._deadlock())
+        if self._runnable[0][2] == seat.turn.rank:
             heapq.heappop(self._runnable)
             return
         seat.turn.leave()
-        self._hand_over()
+        self._hand_over(seat)
         seat.wake.acquire()
         seat.turn.enter()
         self.check()
 
-    def _hand_over(self) -> None:
-        _, rank = heapq.heappop(self._runnable)
-        self.current = rank
-        self._seats[rank].wake.release()
+    def _hand_over(self, giver: _Seat | None = None) -> None:
+        *_, rank = heapq.heappop(self._runnable)
+        self._give_turn(self._seats[rank], giver)
+
+    def _give_turn(self, seat: _Seat, giver: _Seat | None = None) -> None:
+        self.current = seat.turn.rank
+        seat.has_turn = True
+        if giver is not None:
+            giver.has_turn = False
+        seat.wake.release()
 
     def _thread(self, seat: _Seat, body: Callable[[int], None], on_error) -> None:
-        seat.wake.acquire()
-        seat.turn.enter()
         try:
-            self.check()
-            body(seat.turn.rank)
+            seat.wake.acquire()
+            seat.turn.enter()
+            try:
+                self.check()
+                body(seat.turn.rank)
+            except RunEnded:
+                pass
+            except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
+                self._fail(on_error(seat.turn.rank, error))
+            finally:
+                seat.has_finished = True
+                seat.turn.leave()
+                self._finish(seat)
         except RunEnded:
-            pass
-        except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run and is raised by the launch
-            self._fail(on_error(seat.turn.rank, error))
-        finally:
-            seat.has_finished = True
-            seat.turn.leave()
-            self._finish()
+            self._over.set()  # `end` came when this thread was just ending by itself
 
-    def _finish(self) -> None:
+    def _finish(self, seat: _Seat) -> None:
         """This rank's thread is done: hand over, or end the run."""
-        if self._ending or self.error is not None:
+        if self._ending:
             self._over.set()
         elif self._runnable:
-            self._hand_over()
+            self._hand_over(seat)
         elif all(seat.has_finished for seat in self._seats):
             self._over.set()
         else:
             self._fail(self._deadlock())
-            self._over.set()
 
     def _fail(self, error: BaseException) -> None:
-        if self.error is None:
+        if self.error is None and not self._ending:
             self.error = error
         self._ending = True
+        self._seats[self.current].is_unwinding = True
+        self._over.set()
 
     def _deadlock(self) -> DeadlockError:
         waits = []
         for seat in self._seats:
             if seat.waiting is not None:
-                waits.append(seat.waiting())
+                wait = seat.waiting()
+                waits.append(replace(wait, text=wait.text + seat.handling))
             elif seat.has_finished:
                 waits.append(Wait(seat.turn.rank, "has finished"))
         stuck = sum(not seat.has_finished for seat in self._seats)
@@ -206,3 +274,14 @@ class Scheduler:
         if finished:
             headline += f"; {finished} returned without joining them"
         return DeadlockError(headline + ".", waits)
+
+
+def _is_alive(seat: _Seat) -> bool:
+    return seat.thread is not None and seat.thread.is_alive()
+
+
+def _raise_in(seat: _Seat) -> None:
+    """Have the interpreter raise `RunEnded` in the seat's thread, at its next step of Python."""
+    thread = seat.thread
+    if thread is not None and thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(RunEnded))

@@ -5,6 +5,7 @@ groups        where they meet (group.py), answered by a torch.distributed backen
 time          compute from the dispatched operators (clock.py), communication from the cost model (lablib/cost)
 """
 
+import sys
 import threading
 import time
 import traceback
@@ -24,9 +25,10 @@ from lablib.hardware.cluster import Cluster
 from lablib.run import Run, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock
 from lablib.sim.group import Group
-from lablib.sim.process_group import SimProcessGroup
+from lablib.sim.process_group import SimProcessGroup, monitored_barrier
 from lablib.sim.rank import ProcessState, Rank
 from lablib.sim.scheduler import Scheduler
+from lablib.sim.source import program_line
 from lablib.sim.store import SimStore
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
@@ -77,16 +79,18 @@ class _Simulation:
     def run(self, timeout_s: float | None) -> Run:
         began_s = time.perf_counter()
         with _borrowed_process(self._make_group):
+            error: BaseException | None = None
             try:
-                has_ended = self._scheduler.run(self._body, _as_launch_error, timeout_s)
-                timeout_error = None if has_ended else self._timeout(timeout_s)
-            finally:
-                # Also on KeyboardInterrupt: no rank outlives the call.
-                self._scheduler.end()
-        if timeout_error:
-            raise timeout_error
-        if self._scheduler.error is not None:
-            raise self._scheduler.error
+                if not self._scheduler.run(self._body, _as_launch_error, timeout_s):
+                    error = self._timeout(timeout_s or 0.0)
+            except BaseException as interrupt:  # noqa: B036 - KeyboardInterrupt: no rank outlives the call
+                error = interrupt
+            for rank in self._scheduler.end():
+                text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
+                (error or self._scheduler.error or RuntimeError()).add_note(text)
+        error = error or self._scheduler.error
+        if error is not None:
+            raise error
         spans = [span for rank in self._ranks for span in rank.named_spans()]
         return Run(
             values=[rank.value for rank in self._ranks],
@@ -109,7 +113,8 @@ class _Simulation:
                 with Clock(rank, self._cluster.device) if self._trace else _nothing():
                     rank.value = _returned(self._fn, self._args)
             finally:
-                if dist.is_initialized():
+                # A thread that could not be ended in time comes here when the process has its own world back.
+                if not self._scheduler.is_closed and dist.is_initialized():
                     dist.destroy_process_group()
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
@@ -129,14 +134,13 @@ class _Simulation:
             self._groups[key], options.group_rank, self._ranks[number], self._scheduler, str(options.group_id)
         )
 
-    def _timeout(self, timeout_s: float | None) -> LaunchTimeoutError:
-        import sys
-
+    def _timeout(self, timeout_s: float) -> LaunchTimeoutError:
         number, thread = self._scheduler.running_rank()
         frame = sys._current_frames().get(thread or 0)
-        where = "".join(traceback.format_stack(frame)[-3:]) if frame else ""
+        where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
+        stack = "".join(traceback.format_stack(frame)[-3:]) if frame else ""
         return LaunchTimeoutError(
-            f"the program was still running after timeout_s={timeout_s:g} s of real time: rank {number} was at\n{where}"
+            f"the program was still running after timeout_s={timeout_s:g} s of real time: {where}\n{stack}"
         )
 
 
@@ -181,24 +185,16 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup]):
     if "SIM" not in plugins:
         dist.Backend.register_backend("sim", make_group, extended_api=True, devices=["cpu", "cuda"])
     dist.Backend._plugins["SIM"] = dist.Backend._BackendPlugin(make_group, True)
-    monitored_barrier = c10d.monitored_barrier
+    torchs_own = c10d.monitored_barrier
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    dist.monitored_barrier = c10d.monitored_barrier = _monitored_barrier  # type: ignore[assignment]
+    dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
             yield
     finally:
-        dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier  # type: ignore[assignment]
+        dist.monitored_barrier = c10d.monitored_barrier = torchs_own
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         state.restore()
-
-
-def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """torch refuses `monitored_barrier` on every backend but gloo; the simulator has it too."""
-    if c10d._rank_not_in_group(group):
-        c10d._warn_not_in_group("monitored_barrier")
-        return
-    (group or c10d._get_default_group()).monitored_barrier(timeout, wait_all_ranks)
 
 
 def _nothing() -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
 
@@ -36,9 +37,9 @@ class Source:
 UNKNOWN = Source("", 0)
 
 
-def program_line() -> Source:
-    """The line of the program that led here. Lines of lablib count only when the program has none of its own."""
-    frame = sys._getframe(1)
+def program_line(frame: FrameType | None = None) -> Source:
+    """The line of the program that led here (or to `frame`). Lines of lablib count only when it has none of its own."""
+    frame = frame or sys._getframe(1)
     inside_lablib = UNKNOWN
     while frame is not None:
         name = frame.f_code.co_filename
@@ -52,3 +53,12 @@ def program_line() -> Source:
             return Source(name, frame.f_lineno)
         frame = frame.f_back
     return inside_lablib
+
+
+def handling() -> str:
+    """ ", while handling ValueError: ..." where the program is in an `except` or `finally` block; else nothing.
+
+    A collective in a `finally` block can hide the error that led there behind a deadlock.
+    """
+    error = sys.exc_info()[1]
+    return f", while handling {type(error).__name__}: {error}" if error is not None else ""

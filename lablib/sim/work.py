@@ -45,7 +45,7 @@ class SimWork(dist.Work):
         self.results = list(results)
 
     def wait(self, timeout: Any = None) -> bool:
-        self._wait_for_data()
+        self._wait_for_data(joins=True)
         for event in self.events:
             self._rank.join(event.end_s)
         return True
@@ -95,9 +95,9 @@ class SimWork(dist.Work):
         future.set_result(self.results)
         return future
 
-    def _wait_for_data(self) -> None:
+    def _wait_for_data(self, joins: bool = False) -> None:
         for event in self.events:
             if not event.is_done:
                 event.waiters.append(self._rank.rank)
-                self._scheduler.wait(event.describe(self._rank.rank, program_line()))
+                self._scheduler.wait(event.describe(self._rank.rank, program_line()), joins)
             self._scheduler.check()
