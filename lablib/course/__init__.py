@@ -8,13 +8,14 @@
     result        what a check says                         progress      what a learner has done
     proof         proving a check: solution, stub, wrong answers
     execute       running a lab with papermill              jupyter       opening one in JupyterLab
-    doctor        what works on this machine
+    doctor        what works on this machine                tell          an error, printed for a notebook's reader
 
-A notebook needs `checks_for`; a file of checks needs `exercise` and `Expect`.
+A notebook needs `checks_for` and `tell`; a file of checks needs `exercise` and `Expect`.
 """
 
 from lablib.course.check import Check, Checks, Exercise, checks_for, exercise
 from lablib.course.expect import Expect
 from lablib.course.result import Hint, Result
+from lablib.course.tell import tell
 
-__all__ = ["Check", "Checks", "Exercise", "Expect", "Hint", "Result", "checks_for", "exercise"]
+__all__ = ["Check", "Checks", "Exercise", "Expect", "Hint", "Result", "checks_for", "exercise", "tell"]
