@@ -162,7 +162,7 @@ def letters(
         texts.append(f"<b>{named if is_room else look.letter}</b>")
     text = go.Scatter(
         mode="text",
-        x=(starts[chosen] + ends[chosen]) / 2 / unit.scale,
+        x=[_inside_a_bar(picture, stretches.lane[i], starts[i], ends[i], width_s) / unit.scale for i in chosen],
         y=[lanes[stretches.lane[i]].y for i in chosen],
         text=texts,
         # The halo in the colour of the bar keeps the letter readable on hatching and on the lines between bars.
@@ -172,6 +172,18 @@ def letters(
         **trace,
     )
     return [text] if len(chosen) else []
+
+
+def _inside_a_bar(picture: Picture, lane: int, start_s: float, end_s: float, width_s: float) -> float:
+    """The middle of a stretch or, where a line between bars would cross the letter, of the bar there that has room."""
+    bars, middle_s = picture.bars, (start_s + end_s) / 2
+    here = np.flatnonzero((bars.lane == lane) & (bars.start_s <= middle_s) & (bars.end_s >= middle_s))
+    if not len(here):
+        return middle_s
+    bar = here[np.argmax(bars.end_s[here] - bars.start_s[here])]
+    first_s, last_s = max(float(bars.start_s[bar]), start_s), min(float(bars.end_s[bar]), end_s)
+    edge_s = min(middle_s - first_s, last_s - middle_s)  # from the middle to the nearer line
+    return (first_s + last_s) / 2 if edge_s < 0.014 * width_s and last_s - first_s > 0.018 * width_s else middle_s
 
 
 def _halo(color: str) -> str:

@@ -173,3 +173,11 @@ def test_overlapping_spans_of_one_lane_count_once_as_busy():
     spans = [Span(0, "comm:dp", "all_reduce", "", 0.0, 2.0), Span(0, "comm:dp", "all_reduce", "", 1.0, 3.0)]
     rows = table(figure_timeline(Timeline.of(spans, 1)))
     assert rows["busy_s"].sum() == 3.0 and rows["spans"].sum() == 2
+
+
+@pytest.mark.parametrize("num_bars", [2, 3, 4, 6])
+def test_no_line_between_bars_crosses_a_letter(num_bars):
+    spans = [Span(0, "compute", "op", "forward", i * 1e-3, (i + 1) * 1e-3) for i in range(num_bars)]
+    figure = figure_timeline(Timeline.of(spans, 1))
+    (letter_ms,) = [float(x) for trace in figure.data if trace.type == "scatter" for x in trace.x]
+    assert min(abs(letter_ms - line) for line in range(num_bars + 1)) == pytest.approx(0.5)
