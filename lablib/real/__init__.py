@@ -6,7 +6,8 @@ In reading order:
     shipping, pickling, messages                how a function and its values travel
     pools, pool, agent, channel                 warm workers, as the launching process sees them
     worker, groups, fresh, capture, lifetime    one rank
-    calls, measure, events, spans, traffic      what is measured
+    calls, volume, measure, events, spans,
+    traffic                                     what is measured
     failure, frames, gpus                       what went wrong, and where; what NCCL needs
 """
 

@@ -4,18 +4,6 @@ The profiler alone does not know enough: gloo's events carry no group and no seq
 carry no peer. So each `c10d::` operation gets one more kernel in front of its own (on the dispatch key BackendSelect,
 which every call passes), which writes a `Call` and goes on. That sees what no wrapper of `torch.distributed` functions
 would: calls that DDP's C++ reducer, DTensor and functional collectives make. The seconds come from the profiler.
-
-Bytes, with n ranks and S the whole tensor (for gather-like operations the n shards together), by the ring's formula:
-
-    all_reduce                          each rank sends 2 (n-1)/n S
-    all_gather, reduce_scatter          each rank sends (n-1)/n S
-    broadcast                           S passes from rank to rank: all send S but the last before the root
-    reduce                              the same in reverse: all send S but the root
-    gather / scatter                    S/n to the root from each other rank / (n-1)/n S from the root
-    all_to_all                          each rank sends what is not for itself
-    send                                S;  barrier: 0
-
-These are what an algorithm must move, the same for every library: gloo and NCCL choose other algorithms for some sizes.
 """
 
 import threading
@@ -28,8 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
+
+from lablib.real.volume import volume
 
 # The operations of the dispatcher, and the functions of torch.distributed that a program calls.
 NAMES = {
@@ -70,7 +59,7 @@ class Call:
         sequence: 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag.
         source, target: global ranks of a point-to-point call; -1 otherwise.
         tag: of a point-to-point call.
-        size_bytes, sent_bytes: S, and what leaves this rank, by the table above.
+        size_bytes, sent_bytes: S, and what leaves this rank, by the table of volume.py.
         thread: system id of the thread that made the call.
         start_ns, end_ns: when it was made, 0; afterwards when it ran, as far as the profiler saw. So is `phase`.
     """
@@ -137,7 +126,7 @@ class CallRecorder:
     def _record(self, op_name: str, arguments: dict[str, Any]) -> Call:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
         members, me = tuple(_members(group)), group.rank()
-        size_bytes, sent_bytes = _traffic(op_name, arguments, me, len(members))
+        size_bytes, sent_bytes = volume(op_name, arguments, me, len(members))
         source, target = -1, -1
         if op_name == "send":
             source, target = members[me], members[arguments["dst"]]
@@ -210,51 +199,3 @@ def _display_name(group: dist.ProcessGroup) -> str:
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return ",".join(map(str, ranks))
-
-
-def _bytes(tensors: Any) -> int:
-    """Bytes of a tensor, or of all tensors of nested lists."""
-    if isinstance(tensors, Tensor):
-        return tensors.numel() * tensors.element_size()
-    return sum(_bytes(x) for x in tensors)
-
-
-def _traffic(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[float, float]:
-    """S and what this rank sends, in bytes: the table at the top of this file."""
-    tensors = arguments.get("tensors", [])
-    match op_name:
-        case "allreduce_" | "allreduce_coalesced_":
-            size = _bytes(tensors)
-            return size, 2 * (n - 1) / n * size
-        case "allgather_" | "_allgather_base_" | "allgather_coalesced_" | "allgather_into_tensor_coalesced_":
-            outputs = ("output_tensors", "output_tensor", "output_lists", "outputs")
-            size = _bytes(next(arguments[name] for name in outputs if name in arguments))
-            return size, (n - 1) / n * size
-        case "reduce_scatter_" | "_reduce_scatter_base_" | "reduce_scatter_tensor_coalesced_":
-            inputs = ("input_tensors", "input_tensor", "inputs")
-            size = _bytes(next(arguments[name] for name in inputs if name in arguments))
-            return size, (n - 1) / n * size
-        case "broadcast_":
-            size = _bytes(tensors)
-            return size, 0.0 if (me - arguments["root_rank"]) % n == n - 1 else size
-        case "reduce_":
-            size = _bytes(tensors)
-            return size, 0.0 if me == arguments["root_rank"] else size
-        case "gather_":
-            shard = _bytes(arguments["input_tensors"])
-            return n * shard, 0.0 if me == arguments["root_rank"] else shard
-        case "scatter_":
-            shard = _bytes(arguments["output_tensors"])
-            return n * shard, (n - 1) * shard if me == arguments["root_rank"] else 0.0
-        case "alltoall_":
-            inputs = arguments["input_tensors"]
-            return _bytes(inputs), _bytes(inputs) - _bytes(inputs[me])
-        case "alltoall_base_":
-            size, splits = _bytes(arguments["input"]), arguments["input_split_sizes"]
-            kept = splits[me] / max(1, sum(splits)) if splits else 1 / n
-            return size, (1 - kept) * size
-        case "send":
-            return _bytes(tensors), _bytes(tensors)
-        case "recv_" | "recv_any_source_":
-            return _bytes(tensors), 0.0
-    return 0.0, 0.0  # the barriers
