@@ -1,0 +1,684 @@
+# %% [markdown]
+# # Lab 09: Data parallel
+#
+# **Question.** How do gradients hide behind backward?
+#
+# Several GPUs train one model, each on its own part of the batch. They must agree on the gradient, and agreeing takes
+# time. You will build that step in three ways. In the last one the GPUs talk while they compute, and most of the
+# talking costs nothing.
+
+# %%
+import copy
+import inspect
+import os
+from contextlib import nullcontext
+from functools import cache, partial
+from itertools import islice
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+from lablib import find_cluster, launch, parallel
+from lablib.cost import GroupNetwork, collective_cost
+from lablib.course import checks_for
+from lablib.data import batches, load_corpus, train_val_split
+from lablib.figures import figure_lines, figure_reconcile, figure_scaling, in_words, show, table
+from lablib.models import GPT, GPTConfig, model_config, next_token_loss, num_parameters
+from lablib.widgets import Choice, IntChoice, LogSlider, explore
+
+check = checks_for("09")
+check
+
+# %% tags=["parameters"]
+backend: str = "sim"  # sim | gloo | nccl
+ranks: int = 4  # replicas, 2 or more
+real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or more
+cluster: str = "pcie-a100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200 | laptop
+bucket_mb: float = 2.0  # size of a bucket, in MB
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # a short training, a few seconds
+
+# %% [markdown]
+# ## Real text
+#
+# The model will learn from the source code of Python's own standard library: it is on every machine that runs this
+# lab. Each byte is one token, so there are 256 of them. The checksum tells whether two machines train on the same
+# bytes.
+
+# %%
+corpus = load_corpus()
+train_text, _ = train_val_split(corpus)
+print(f"{corpus.size_bytes:,} bytes from the {corpus.source}\nsha256 {corpus.sha256}\n")
+print(corpus.text(40_000, 40_300))
+
+# %% [markdown]
+# ## The model and its gradient
+#
+# A small GPT of four layers. Its *gradient* says for each parameter how the loss changes with it, so it is as large
+# as the model. *Backward* is the pass that computes it. *Forward*, before it, computes the loss.
+
+# %%
+sequences, seq_len = 4, 64  # one rank's part of a batch
+config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=seq_len)
+model = GPT(config, seed=0)
+gradient_bytes = sum(param.nbytes for param in model.parameters())
+num_gradients = len(list(model.parameters()))
+print(f"{gradient_bytes // 4:,} parameters in {num_gradients} tensors; gradient {in_words(gradient_bytes, 'B')}")
+
+# %% [markdown]
+# ## A prediction
+#
+# A *rank* is one process with one GPU. Each rank holds a *replica*, a full copy of the model, and reads its own
+# sequences. With n ranks n times as much text is read in a step. Communication makes the step longer, so less is
+# gained: *scaling efficiency* is the time of a step on one GPU divided by that on n.
+
+# %%
+machine = find_cluster(cluster)
+my_guess_naive = 0.9  # your guess: efficiency when gradients are averaged after backward, one by one
+my_guess_best = 0.9  # your guess: efficiency when communication is hidden as well as can be
+send_s = 2 * (ranks - 1) / ranks * gradient_bytes / machine.intra.bandwidth_bytes_per_s
+print(f"{ranks} GPUs joined by {machine.intra.name}: each must send {in_words(send_s, 's')} worth of bytes a step.")
+print(f"Noted: {my_guess_naive:.0%} one by one, {my_guess_best:.0%} at best.")
+
+# %% [markdown]
+# ## The mean of the parts is the whole
+#
+# The loss is a mean over sequences. So the gradient of the whole batch is the mean of the gradients of its equal
+# parts. *All-reduce* is the call that sums a tensor over all ranks: `dist.all_reduce(x)` changes `x` in place on every
+# rank. Then all replicas take the same step and stay equal.
+
+# %% [markdown]
+# ## Exercise 1: average the gradients
+#
+# Write the step between backward and the optimizer. The budget is what an all-reduce must send: each rank 2(n-1)/n
+# times the bytes of the gradient. Stuck? Run `check.average_gradients.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def average_gradients(module):
+    """Replace the gradient of every parameter by its mean over all ranks, in place."""
+    ### BEGIN SOLUTION
+    for param in module.parameters():
+        param.grad.div_(dist.get_world_size())
+        dist.all_reduce(param.grad)
+    ### END SOLUTION
+
+
+# %% tags=["check"] points=2
+check.average_gradients(average_gradients)
+
+# %% [markdown]
+# Here is the library's version; the lab uses it from now on, whether you have solved the exercise or not. It divides
+# before the sum: in 16 bits the sum of many large numbers can overflow. A *group* is a set of ranks; `None` means all.
+
+# %%
+print(inspect.getsource(parallel.average_gradients))
+
+# %% [markdown]
+# ## Run it: the naive step
+#
+# One step of one rank, in the three ways of this lab. Everything under `record_function("setup")` is left out of the
+# pictures. `.to(...)` moves a replica to the rank's GPU, where there is one.
+
+# %%
+parts = [next(batches(train_text, ranks * sequences, seq_len, rank=r, world_size=ranks)) for r in range(ranks)]
+bucket_bytes = int(bucket_mb * 1e6)
+
+
+def one_step(method):
+    with record_function("setup"):
+        replica = copy.deepcopy(model).to(torch.get_default_device())
+        if method == "overlapped":
+            replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
+        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()])
+    next_token_loss(replica(inputs), targets).backward()
+    if method == "naive":
+        parallel.average_gradients(replica)
+    if method == "bucketed":
+        parallel.average_gradients_in_buckets(replica, bucket_bytes=bucket_bytes)
+
+
+print(f"each of {ranks} ranks has {sequences} sequences of {seq_len} bytes; buckets of {in_words(bucket_bytes, 'B')}")
+
+
+# %%
+def simulate(method, num_ranks=ranks):
+    return launch(one_step, method, ranks=num_ranks, cluster=cluster)
+
+
+naive = simulate("naive")
+show(naive.timeline.without("setup").figure(title="Naive: averaged after backward, one by one"))
+
+# %% [markdown]
+# The letters: F forward, B backward, C communication. Under each rank's compute stands `world`, the stream that
+# carries the communication of all ranks. All of C is *exposed*: the GPUs compute nothing meanwhile. Look at how
+# many calls there are, and how short.
+
+# %%
+alone_s = simulate("alone", num_ranks=1).timeline.without("setup").makespan_s
+naive_s = naive.timeline.without("setup").makespan_s
+print(f"one GPU: {in_words(alone_s, 's')} a step; {ranks} GPUs: {in_words(naive_s, 's')}")
+print(f"efficiency {alone_s / naive_s:.0%}; you guessed {my_guess_naive:.0%}")
+exposed_s = naive.timeline.without("setup").exposed_s(0)
+print(f"{naive.traffic.count('all_reduce')} all-reduces, {in_words(exposed_s, 's')} of exposed communication")
+
+# %% [markdown]
+# ## Many small calls
+#
+# Every all-reduce costs a fixed time, its *latency*, whatever it carries. In this cluster a small one is nearly all
+# latency. How large are the gradients? Most of them are tiny: the biases and the norms of each layer.
+
+# %%
+network = GroupNetwork(machine, range(ranks))
+sizes = pd.Series([param.nbytes for param in model.parameters()]).value_counts().sort_index()
+seconds = [collective_cost("all_reduce", size, network).time_s for size in sizes.index]
+pd.DataFrame(
+    {
+        "gradient": [in_words(size, "B") for size in sizes.index],
+        "how many": sizes.values,
+        "one all-reduce": [in_words(s, "s") for s in seconds],
+        "all of them": [in_words(s * n, "s") for s, n in zip(seconds, sizes.values, strict=True)],
+    }
+)
+
+# %% [markdown]
+# ## Exercise 2: plan the buckets
+#
+# A *bucket* is one buffer that holds many gradients, so that they travel together. Backward goes from the last layer
+# to the first. Fill buckets in that order: the last parameter first. A gradient larger than a bucket gets one of its
+# own. Use as few buckets as this order allows.
+
+
+# %% tags=["exercise"]
+def plan_buckets(sizes_bytes, bucket_bytes):
+    """Lists of parameter indices, one list a bucket, of at most `bucket_bytes` each.
+
+    sizes_bytes: bytes of each parameter, in order of registration, which is about that of forward.
+    """
+    ### BEGIN SOLUTION
+    buckets, filled_bytes = [], 0
+    for index in reversed(range(len(sizes_bytes))):
+        if not buckets or filled_bytes + sizes_bytes[index] > bucket_bytes:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(index)
+        filled_bytes += sizes_bytes[index]
+    return buckets
+    ### END SOLUTION
+
+
+# %% tags=["check"] points=2
+check.plan_buckets(plan_buckets)
+
+# %% [markdown]
+# The library's plan for this model. With it, packing copies gradients into the bucket and one all-reduce averages
+# them all. Packing costs memory traffic, so it pays only where latency is worse.
+
+# %%
+params = list(model.parameters())
+plan = parallel.plan_buckets(params, bucket_bytes)
+for number, bucket in enumerate(plan):
+    size = sum(params[i].nbytes for i in bucket)
+    print(f"bucket {number}: {len(bucket):2d} gradients, {in_words(size, 'B')}, parameters {bucket[0]} to {bucket[-1]}")
+print("\n" + inspect.getsource(parallel.average_gradients_in_buckets).split('"""')[-1])
+
+# %%
+bucketed = simulate("bucketed")
+show(bucketed.timeline.without("setup").figure(title="Bucketed: averaged after backward, a bucket at a time"))
+
+# %% [markdown]
+# ## Hooks: hear when a gradient is ready
+#
+# Fewer calls, and still every one of them is exposed. But the last layer's gradient is final long before backward
+# ends. A *hook* is a function that autograd calls at such a moment. This one notes the order.
+
+# %%
+order = []
+listener = copy.deepcopy(model)
+for name, param in listener.named_parameters():
+    param.register_post_accumulate_grad_hook(lambda param, name=name: order.append(name))
+next_token_loss(listener(parts[0].inputs), parts[0].targets).backward()
+print("first:", *order[:4], sep="\n    ")
+print("last:", *order[-4:], sep="\n    ")
+
+# %% [markdown]
+# Note what the hook receives: the *parameter*, whose gradient is in `param.grad`. An easy mistake is to all-reduce
+# `param` itself; then every replica trains on its own data, and nobody notices for a while. The token embedding comes
+# last: its matrix is the head's too, so its gradient is complete only at the end.
+
+# %% [markdown]
+# ## Exercise 3: overlap
+#
+# *Overlap* means communicating while computing. `work = dist.all_reduce(x, async_op=True)` starts an all-reduce and
+# returns at once; `work.wait()` waits for its end. Start one for each gradient as it gets ready, without buckets. The
+# budget is in simulated seconds.
+
+
+# %% tags=["exercise"]
+def overlap(module):
+    """Register hooks that start averaging each gradient during backward.
+
+    Returns a function without arguments: called after backward, it waits until all gradients are averages.
+    """
+    ### BEGIN SOLUTION
+    works = []
+
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+
+    return finish
+    ### END SOLUTION
+
+
+# %% tags=["check"] points=3
+check.overlap(overlap)
+
+# %% [markdown]
+# The library's `DataParallel` does this with buckets. Read its three phases: count what is ready; launch a bucket that
+# is complete, and do not wait; when backward ends, wait for what is left. Buckets leave in one fixed order: all ranks
+# must make the same calls in the same order.
+
+# %%
+source = inspect.getsource(parallel.DataParallel)
+print(source[source.index("    # ---- 1.") :])
+
+# %%
+overlapped = simulate("overlapped")
+show(overlapped.timeline.without("setup").figure(title="Overlapped: a bucket leaves while backward goes on"))
+
+# %% [markdown]
+# Now C runs beneath B. What sticks out on the right is the last bucket: it is complete only when backward is over, so
+# nothing is left to hide it. Compare the three.
+
+# %%
+rows = {}
+for name, run in [("naive", naive), ("bucketed", bucketed), ("overlapped", overlapped)]:
+    step = run.timeline.without("setup")
+    rows[name] = {
+        "all-reduces": sum(span.name == "all_reduce" for span in step.select(0, "comm")),
+        "step (ms)": 1e3 * step.makespan_s,
+        "communication (ms)": 1e3 * step.busy_s(0, "comm"),
+        "exposed (ms)": 1e3 * step.exposed_s(0),
+        "efficiency": f"{alone_s / step.makespan_s:.0%}",
+    }
+print(f"One GPU: {1e3 * alone_s:.3f} ms. You guessed {my_guess_naive:.0%} and {my_guess_best:.0%}.")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# The best is below 100% for two reasons: the last bucket, and the packing, which makes backward itself longer. This
+# model is small, so a kernel (one operation of the GPU) takes about 5 microseconds whatever it computes, and packing
+# weighs more than in a large model. You will change the size further down.
+
+# %% [markdown]
+# ## All the same gradient
+#
+# Faster is worth nothing if it is wrong. So compare raw gradients with those of one GPU that reads the whole batch, in
+# float64, where rounding is tiny. Not weights after some steps of the optimizer Adam: it divides by the gradient's own
+# size, which hides a wrong scale.
+
+
+# %%
+def gradient(method, small=model_config("tiny", max_seq_len=64)):
+    replica = wrapped = GPT(small, seed=0, dtype=torch.float64)
+    inputs, targets = parts[dist.get_rank()]
+    if method == "one GPU":
+        inputs, targets = (torch.cat(tokens) for tokens in zip(*parts, strict=True))
+    if method == "overlapped":
+        wrapped = parallel.DataParallel(replica, bucket_bytes=100_000)
+    if method == "torch's own":
+        wrapped = torch.nn.parallel.DistributedDataParallel(replica)
+    next_token_loss(wrapped(inputs), targets).backward()
+    if method == "naive":
+        parallel.average_gradients(replica)
+    if method == "bucketed":
+        parallel.average_gradients_in_buckets(replica, bucket_bytes=100_000)
+    return torch.cat([param.grad.flatten() for param in replica.parameters()])
+
+
+# %%
+expected = launch(gradient, "one GPU", ranks=1).values[0]
+for method in ["no average", "naive", "bucketed", "overlapped", "torch's own"]:
+    values = launch(gradient, method, ranks=ranks, trace=False).values
+    error = max(float((value - expected).abs().max()) for value in values)
+    print(f"{method:12s} differs from one GPU by at most {error:.1e}")
+print(f"{'':12s} (the largest gradient is {float(expected.abs().max()):.1e})")
+
+# %% [markdown]
+# ## Exercise 4: predict the end
+#
+# When does the last all-reduce end? Bucket i is ready at `ready_s[i]` and takes `bucket_s[i]`. There is one
+# communication stream: it works on one bucket at a time, in order. With this formula you need no cluster to know
+# what a cluster would do.
+
+
+# %% tags=["exercise"]
+def last_all_reduce_end(ready_s, bucket_s):
+    """Seconds after the start of backward at which the last all-reduce ends."""
+    ### BEGIN SOLUTION
+    end_s = 0.0
+    for ready, seconds in zip(ready_s, bucket_s, strict=True):
+        end_s = max(end_s, ready) + seconds
+    return end_s
+    ### END SOLUTION
+
+
+# %% tags=["check"] points=2
+check.last_all_reduce_end(last_all_reduce_end)
+
+# %% [markdown]
+# The library's prediction adds packing to that. It prices one step of one GPU, operation by operation, and notes when
+# each gradient is ready. The rest is the formula. Here it stands beside the simulator, which ran every rank.
+
+
+# %%
+def loss_of(module):
+    return next_token_loss(module(parts[0].inputs), parts[0].targets)
+
+
+profile = parallel.profile_step(model, loss_of, machine.device)
+print(profile)
+for method, run in [("naive", naive), ("bucketed", bucketed), ("overlapped", overlapped)]:
+    predicted_s = parallel.predict_step(profile, machine, ranks, bucket_bytes, method).step_s
+    simulated_s = run.timeline.without("setup").makespan_s
+    print(f"{method:10s}  formula {1e3 * predicted_s:.4f} ms  simulated {1e3 * simulated_s:.4f} ms")
+
+# %% [markdown]
+# ## Accumulate, and send once
+#
+# A batch that does not fit into memory is cut into *micro-batches*. Each has its own forward and backward, and
+# backward adds to the gradient that is already there: *accumulation*. Only the total must be averaged over ranks.
+# `with replica.no_sync():` keeps `DataParallel` from sending.
+
+# %% [markdown]
+# ## Exercise 5: accumulate
+#
+# Take all micro-batches of this rank, and leave in every gradient the mean over all micro-batches of all ranks. Call
+# `loss_of(replica, micro_batch)` for a loss. Mind the mean, and the budget: the bytes of one all-reduce of the
+# gradient, however many micro-batches.
+
+
+# %% tags=["exercise"]
+def accumulate(replica, loss_of, micro_batches):
+    """Accumulate the gradients of equal micro-batches; communicate once."""
+    ### BEGIN SOLUTION
+    num = len(micro_batches)
+    with replica.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (loss_of(replica, micro_batch) / num).backward()
+    (loss_of(replica, micro_batches[-1]) / num).backward()
+    ### END SOLUTION
+
+
+# %% tags=["check"] points=2
+check.accumulate(accumulate)
+
+# %% [markdown]
+# What it saves: four micro-batches, with and without `no_sync`. The gradients are equal, since averaging an average
+# changes nothing. Only the bytes tell the two apart, which is why the check has a budget.
+
+
+# %%
+def four_micro_batches(is_lazy):
+    replica = parallel.DataParallel(copy.deepcopy(model).to(torch.get_default_device()))
+    inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()])
+    for number in range(4):
+        with replica.no_sync() if is_lazy and number < 3 else nullcontext():
+            logits = replica(inputs[number : number + 1])
+            (next_token_loss(logits, targets[number : number + 1]) / 4).backward()
+    return torch.cat([param.grad.flatten() for param in replica.parameters()])
+
+
+always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks, cluster=cluster) for is_lazy in (False, True))
+for name, run in [("always", always), ("no_sync", lazy)]:
+    sent = sum(sum(t.sent_bytes) for t in run.traffic.transfers if t.name == "all_reduce") / ranks
+    print(f"{name:8s}  a rank sends {in_words(sent, 'B')} a step")
+difference = float((always.values[0] - lazy.values[0]).abs().max())
+print(f"largest difference between the two gradients: {difference:.1e} (float32 rounding)")
+
+# %% [markdown]
+# ## Two nodes: a hierarchy of links
+#
+# Between *nodes* (machines) the links are slower than inside one. So average in three stages: add up inside each node,
+# in shards; all-reduce each shard across nodes; spread the result inside. Each rank then sends only its shard's share
+# through the slow link.
+
+# %%
+two_nodes = machine.but(name="two nodes of four", devices_per_node=4)
+across = GroupNetwork(two_nodes, range(8))
+# What the busiest link between the nodes carries: a flat ring passes everything, a hierarchy one shard of four.
+outer_bytes = {"ring": 2 * 7 / 8 * gradient_bytes, "hierarchical": 2 * 1 / 2 * gradient_bytes / 4}
+rows = {}
+for algorithm, size in outer_bytes.items():
+    cost = collective_cost("all_reduce", gradient_bytes, across, algorithm=algorithm)
+    sent = in_words(cost.sent_bytes[0], "B")
+    rows[algorithm] = {"time": in_words(cost.time_s, "s"), "a rank sends": sent, "outer link": in_words(size, "B")}
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# In code, the three stages are a `reduce` for `DataParallel`: how a bucket becomes its mean. Each bucket moves on to
+# its next stage when a later one is launched, so the stages of different buckets overlap, too.
+
+# %%
+print(inspect.getsource(parallel.HierarchicalAverage._stages))
+
+
+# %%
+def hierarchical_step():
+    with record_function("setup"):
+        reduce = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node=4))
+        replica = parallel.DataParallel(copy.deepcopy(model), bucket_bytes=bucket_bytes, reduce=reduce)
+        inputs, targets = parts[dist.get_rank() % ranks]
+    next_token_loss(replica(inputs), targets).backward()
+
+
+run = launch(hierarchical_step, ranks=8, cluster=two_nodes)
+step = run.timeline.without("setup")
+show(step.figure(ranks=[0, 4], title="Hierarchical: ranks 0 and 4, on two nodes"))
+
+# %% [markdown]
+# Each rank now has two communication streams: `0-3` or `4-7` inside its node, and `0,4` across. Libraries such as NCCL
+# choose this by themselves where it is faster. Written out, a stage can be changed: one may compress what goes across.
+
+# %% [markdown]
+# ## Train on the text
+#
+# Everything so far was one step. Now some dozens, with plain *SGD* (parameters minus a multiple of the gradient). If
+# the replicas' gradient is that of the whole batch, the loss curve of many GPUs is the curve of one.
+
+
+# %%
+def train(num_steps, small=model_config("tiny", max_seq_len=64), batch_size=4 * ranks):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    replica = parallel.DataParallel(GPT(small, seed=0).to(torch.get_default_device()))
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.2, momentum=0.9)
+    stream = batches(train_text, batch_size, 64, rank=rank, world_size=world_size)
+    losses = []
+    for batch in islice(stream, num_steps):
+        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in batch)
+        loss = next_token_loss(replica(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+print(
+    f"a smaller model, so that this takes seconds: {num_parameters(model_config('tiny', max_seq_len=64)):,} parameters"
+)
+
+
+# %%
+num_steps = 40 if quick else 400
+one = launch(train, num_steps, ranks=1, trace=False).values[0]
+many = launch(train, num_steps, ranks=ranks, backend=backend, cluster=cluster, trace=False).values
+mean = [sum(losses) / ranks for losses in zip(*many, strict=True)]
+steps = list(range(1, num_steps + 1))
+curves = {"one GPU": one, f"{ranks} GPUs, mean over ranks": mean}
+show(figure_lines(steps, curves, "step", "loss", y_unit="nats", title="One curve: training on the standard library"))
+print(f"largest difference: {max(abs(a - b) for a, b in zip(one, mean, strict=True)):.1e} nats")
+
+# %% [markdown]
+# Two lines lie on top of each other. The loss starts at ln 256 = 5.5 *nats*, that of a model that knows nothing of
+# bytes. With another number of ranks the sums have another order, so the last digits may differ, and training lets
+# such differences grow slowly.
+
+# %% [markdown]
+# ## Reconcile: predicted and measured
+#
+# The same program on two machines: the simulator's record of a laptop core, and real processes on this computer
+# (*gloo* is the library that connects them). A first step in "setup" warms up memory and caches. Which part do you
+# trust the prediction on?
+
+
+# %%
+def warm_step():
+    with record_function("setup"):
+        replica = parallel.DataParallel(copy.deepcopy(model).to(torch.get_default_device()), bucket_bytes=bucket_bytes)
+        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[0])
+        next_token_loss(replica(inputs), targets).backward()
+        dist.barrier()
+    next_token_loss(replica(inputs), targets).backward()
+
+
+print(f"{real_ranks} ranks, {os.cpu_count()} CPU cores here")
+
+
+# %%
+real = "nccl" if backend == "nccl" else "gloo"
+predicted = launch(warm_step, ranks=real_ranks, cluster="laptop").timeline.without("setup")
+measured = launch(warm_step, ranks=real_ranks, backend=real).timeline.without("setup")
+figure = figure_reconcile(predicted, measured, labels=("simulated", f"measured on {real}"))
+show(figure)
+
+# %%
+numbers = table(figure)
+numbers.iloc[:, 1:3] = (1e3 * numbers.iloc[:, 1:3]).round(2)
+numbers.columns = ["part", "simulated (ms)", "measured (ms)", "ratio", "error (%)"]
+numbers.round(2)
+
+# %% [markdown]
+# What explains the errors? The record of the laptop core is an order of magnitude, not a measurement of yours. A GPU's
+# links work by themselves; here the cores that compute also move the bytes, so overlap slows both. And a real
+# all-reduce is counted from when a rank starts it, waiting for the other included; the simulator counts from when the
+# last one has come.
+
+# %% [markdown]
+# ## Explore: efficiency against ranks
+#
+# Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. (On shapes
+# without values, with attention in plain operations.) Move the bucket, then the batch. When does overlap save
+# everything? When nothing?
+
+# %%
+MODELS = {"this lab's (3.3M)": config, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}
+
+
+@cache
+def profile_of(name, sequences, device_of):
+    shape = GPT(MODELS[name], device="meta")
+    tokens = torch.zeros(sequences, MODELS[name].max_seq_len, dtype=torch.long, device="meta")
+    device = find_cluster(device_of).device
+    return parallel.profile_step(shape, lambda module: next_token_loss(module(tokens), tokens), device)
+
+
+profile_of("GPT-2 (124M)", sequences=8, device_of="pcie-a100")
+
+# %%
+NUM_RANKS = [1, 2, 4, 8, 16, 32, 64]
+
+
+def efficiencies(bucket, sequences, name, machine):
+    one = profile_of(name, sequences, machine)
+    where = find_cluster(machine)
+    return {
+        method: [parallel.scaling_efficiency(one, where, n, int(bucket), method) for n in NUM_RANKS]
+        for method in ["naive", "bucketed", "overlapped"]
+    }
+
+
+pd.DataFrame(efficiencies(2e7, 8, "GPT-2 (124M)", "pcie-a100"), index=NUM_RANKS).map("{:.1%}".format)
+
+# %%
+explore(
+    efficiencies,
+    lambda series: figure_scaling(NUM_RANKS, series),
+    [
+        LogSlider("bucket", "Bucket", 1e4, 1e9, 2e7, unit="B"),
+        IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 8),
+        Choice("name", "Model", tuple(MODELS), "GPT-2 (124M)"),
+        Choice("machine", "Cluster", ("pcie-a100", "dgx-a100", "dgx-h100"), "pcie-a100"),
+    ],
+    interactive=interactive,
+    examples=[{"bucket": 1e9}, {"name": "this lab's (3.3M)"}],
+)
+
+# %% [markdown]
+# ## Explore: the size of a bucket
+#
+# The same formula the other way round. Small buckets pay latency many times; one huge bucket is ready only when
+# backward is over, and hides nothing. Between the two lies a wide valley. Does it move with the number of ranks?
+
+# %%
+BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
+
+
+def step_times(num_ranks, sequences, name, machine):
+    one = profile_of(name, sequences, machine)
+    predict = partial(parallel.predict_step, one, find_cluster(machine), num_ranks)
+    methods = {m: [predict(int(b), m).step_s for b in BUCKETS] for m in ["bucketed", "overlapped"]}
+    return methods | {"one GPU": [one.step_s] * len(BUCKETS)}
+
+
+def draw(series):
+    return figure_lines(BUCKETS, series, "bucket", "step", x_unit="B", y_unit="s", log_x=True)
+
+
+best = min(zip(step_times(8, 8, "GPT-2 (124M)", "pcie-a100")["overlapped"], BUCKETS, strict=True))
+print(f"GPT-2 on 8 ranks of pcie-a100: the shortest step is {in_words(best[0], 's')}, with {in_words(best[1], 'B')}")
+
+# %%
+explore(
+    step_times,
+    draw,
+    [
+        IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 8),
+        IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 8),
+        Choice("name", "Model", tuple(MODELS), "GPT-2 (124M)"),
+        Choice("machine", "Cluster", ("pcie-a100", "dgx-a100", "dgx-h100"), "pcie-a100"),
+    ],
+    interactive=interactive,
+    examples=[{"num_ranks": 64}],
+)
+
+# %% [markdown]
+# ## Summary
+#
+# - The mean of equal parts' gradients is the gradient of the whole batch. Divide once.
+# - An all-reduce sends 2(n-1)/n of the gradient's bytes a rank, in one piece or in many.
+# - Buckets pay latency less often. Hooks start them during backward, so that only the last one is exposed.
+# - `no_sync` sends once for many micro-batches. A hierarchy spares the slow links.
+# - One profile and a formula predict efficiency for any number of ranks.
+
+# %% [markdown]
+# ## Sources
+#
+# - Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv 2006.15704.
+# - Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv 1706.02677.
+# - Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018, arXiv 1802.05799.
+# - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
+# - The code: `lablib/parallel/naive_data_parallel.py`, `bucketed_data_parallel.py`, `data_parallel.py`,
+#   `hierarchical_aggregation.py`, `data_parallel_scaling.py`.
+
+# %%
+check
