@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check lint format build readme lock setup clean
+.PHONY: help lab test check lint format build readme picture lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -39,6 +39,9 @@ build: $(STAMP)  ## generate the notebooks of labs/ from their masters
 
 readme: $(STAMP)  ## write the README's list of files from their docstrings
 	@$(BIN)/python tools/readme.py
+
+picture: $(STAMP)  ## draw the README's timeline anew, from a simulated run
+	@$(BIN)/python tools/timeline_picture.py
 
 lock:  ## pin every package anew in requirements.lock; ARGS=--upgrade takes the newest
 	@sh tools/lock.sh $(ARGS)
