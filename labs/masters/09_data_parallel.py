@@ -328,7 +328,10 @@ pd.DataFrame(rows).T
 
 
 # %%
-def gradient(method, small=model_config("tiny", max_seq_len=64)):
+small = model_config("tiny", max_seq_len=64)
+
+
+def gradient(method):
     replica = wrapped = GPT(small, seed=0, dtype=torch.float64)
     inputs, targets = parts[dist.get_rank()]
     if method == "one GPU":
@@ -343,6 +346,9 @@ def gradient(method, small=model_config("tiny", max_seq_len=64)):
     if method == "bucketed":
         parallel.average_gradients_in_buckets(replica, bucket_bytes=100_000)
     return torch.cat([param.grad.flatten() for param in replica.parameters()])
+
+
+print(f"a smaller model for this: {num_parameters(small):,} parameters, in float64")
 
 
 # %%
@@ -497,7 +503,7 @@ show(step.figure(ranks=[0, 4], title="Hierarchical: ranks 0 and 4, on two nodes"
 
 
 # %%
-def train(num_steps, small=model_config("tiny", max_seq_len=64), batch_size=4 * ranks):
+def train(num_steps, batch_size):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     replica = parallel.DataParallel(GPT(small, seed=0).to(torch.get_default_device()))
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.2, momentum=0.9)
@@ -513,15 +519,13 @@ def train(num_steps, small=model_config("tiny", max_seq_len=64), batch_size=4 * 
     return losses
 
 
-print(
-    f"a smaller model, so that this takes seconds: {num_parameters(model_config('tiny', max_seq_len=64)):,} parameters"
-)
+print(f"the smaller model again, {num_parameters(small):,} parameters: this takes seconds")
 
 
 # %%
 num_steps = 40 if quick else 400
-one = launch(train, num_steps, ranks=1, trace=False).values[0]
-many = launch(train, num_steps, ranks=ranks, backend=backend, cluster=cluster, trace=False).values
+one = launch(train, num_steps, 4 * ranks, ranks=1, trace=False).values[0]
+many = launch(train, num_steps, 4 * ranks, ranks=ranks, backend=backend, cluster=cluster, trace=False).values
 mean = [sum(losses) / ranks for losses in zip(*many, strict=True)]
 steps = list(range(1, num_steps + 1))
 curves = {"one GPU": one, f"{ranks} GPUs, mean over ranks": mean}
