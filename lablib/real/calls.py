@@ -84,6 +84,18 @@ class Call:
     def is_point_to_point(self) -> bool:
         return self.name in ("send", "recv")
 
+    @property
+    def stream(self) -> str:
+        """Its lane in the timeline: sends and receives of a rank run at the same time, each in a lane of its own."""
+        return f"comm:{self.group}:{self.name}" if self.is_point_to_point else f"comm:{self.group}"
+
+    @property
+    def span_name(self) -> str:
+        """How its span is called: with the other end, where there is one."""
+        if not self.is_point_to_point:
+            return self.name
+        return f"send to {self.target}" if self.name == "send" else f"recv from {self.source}"
+
 
 class CallRecorder:
     """Collects the calls of this process while `recording`."""

@@ -98,7 +98,7 @@ def spans_of(events: Iterable[Event], calls: Iterable[Call], main_thread: int) -
             phase = phases.at(kernel.start_ns, False)
             spans.append(RawSpan(COMPUTE, kernel.name, phase, kernel.start_ns, kernel.end_ns))
     spans += [
-        RawSpan(f"comm:{c.group}", c.name, c.phase, c.start_ns, c.end_ns, 0.0, c.size_bytes) for c in calls if c.end_ns
+        RawSpan(c.stream, c.span_name, c.phase, c.start_ns, c.end_ns, 0.0, c.size_bytes) for c in calls if c.end_ns
     ]
     return spans
 

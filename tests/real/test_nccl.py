@@ -66,8 +66,8 @@ def test_gpu_spans_are_the_times_of_kernels_and_batched_sends_share_one():
         ("compute", "aten.addmm"): (100, 210),
         ("compute", "triton_fused"): (500, 600),
         ("comm:world", "all_reduce"): (150, 400),
-        ("comm:world", "send"): (60_000, 61_000),
-        ("comm:world", "recv"): (60_000, 61_000),
+        ("comm:world:send", "send to 1"): (60_000, 61_000),
+        ("comm:world:recv", "recv from 0"): (60_000, 61_000),
     }
 
 

@@ -60,10 +60,17 @@ def test_collectives_of_groups_are_on_streams_of_their_own_and_meet_once():
         dist.barrier()
 
     run = run_real(program, ranks=3, backend="gloo")
-    assert [run.timeline.streams(rank)[1:] for rank in range(3)] == [["comm:row", "comm:world"]] * 2 + [["comm:world"]]
+    streams = [
+        ["comm:row", "comm:world", "comm:world:recv"],
+        ["comm:row", "comm:world"],
+        ["comm:world", "comm:world:send"],
+    ]
+    assert [run.timeline.streams(rank)[1:] for rank in range(3)] == streams
+    assert [s.name for s in run.timeline.select(0, "comm:world:recv")] == ["recv from 2"]
+    assert [s.name for s in run.timeline.select(2, "comm:world:send")] == ["send to 0"]
     names = [[s.name for s in run.timeline.select(rank, "comm:world")] for rank in range(3)]
     expected = ["all_reduce", "all_gather", "all_to_all_single"]
-    assert names == [[*expected, "recv", "barrier"], [*expected, "barrier"], [*expected, "send", "barrier"]]
+    assert names == [[*expected, "barrier"]] * 3
     meetings = {t.name: t for t in run.traffic.transfers}
     assert len(run.traffic) == 6 and set(meetings) == {*expected, "broadcast", "send", "barrier"}
     size = 4.0 * 300
