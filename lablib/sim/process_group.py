@@ -68,6 +68,12 @@ class SimProcessGroup(dist.ProcessGroup):
     def __repr__(self) -> str:
         return f"SimProcessGroup({self._group.label}, rank {self._member} of {self.size()})"
 
+    def _set_group_desc(self, desc: str) -> None:
+        """torch tells the description given to `new_group` (or made by a mesh): it names the group for people."""
+        super()._set_group_desc(desc)
+        if desc not in ("", "undefined", "default_pg"):
+            self._group.label = desc
+
     def shutdown(self) -> None:
         pass
 
