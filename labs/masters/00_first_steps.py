@@ -234,7 +234,7 @@ print(f"your guess {my_guess_mb:g} MB, sent {sent_mb:g} MB, by the formula {form
 # %% [markdown]
 # If everybody sent its 8 MB to the seven others, it would be 56 MB. The **ring** algorithm sends 2(n-1)/n times the
 # tensor, for n ranks: each rank passes on small pieces of partial sums, first to add them up, then to hand out the
-# result. It never reaches twice the tensor, even for a thousand ranks.
+# result. That is never more than twice the tensor. For small tensors a **tree** can be quicker: it has fewer steps.
 
 # %% [markdown]
 # A timeline can be saved for Perfetto, a viewer for long traces: open `ui.perfetto.dev` in a browser and drop the
@@ -266,10 +266,10 @@ print("predicted", in_words(predicted.makespan_s, "s"), " real runs", ", ".join(
 table(comparison).set_index("part").map("{:.3g}".format)
 
 # %% [markdown]
-# **What explains the gap?** The `laptop` of the simulator is a rough figure for one core and one connection, not your
-# machine. Real ranks also start a moment apart and share caches and cores, so one waits for the other in
-# `all_reduce`, and that wait counts as communication. Look at the three real runs: no prediction can be closer than
-# those are to each other.
+# **What explains the gap?** The simulator's `laptop` is a rough figure for one core and one connection, not your
+# machine. Real ranks also start a moment apart and share the cores with everything else that runs; if one is late,
+# the other waits in `all_reduce`. See how far the three runs are from each other: no prediction can be more exact
+# than that.
 
 # %% [markdown]
 # ## Random numbers, rank by rank
