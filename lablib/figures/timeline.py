@@ -218,8 +218,8 @@ def _summary(timeline: Timeline, ranks: Sequence[int], picture: Picture, window:
     exposed_s = sum(one.exposed_s(rank) for rank, one in by_rank.items()) / len(ranks)
     shown = "1 rank" if timeline.num_ranks == 1 else f"{timeline.num_ranks} ranks"
     if len(ranks) < timeline.num_ranks:
-        listed = ", ".join(map(str, ranks)) if len(ranks) > 2 and ranks != list(range(len(ranks))) else None
-        listed = listed or (f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0]))
+        is_range = len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+        listed = f"{ranks[0]} to {ranks[-1]}" if is_range else ", ".join(map(str, ranks))
         shown = f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
         shown += f" of {timeline.num_ranks}"
     text = f"{shown[0].upper()}{shown[1:]}, makespan {in_words(makespan_s, 's')}: a rank computes "

@@ -74,7 +74,7 @@ def unpack(buffer: Tensor, params: Sequence[nn.Parameter]) -> None:
 def average_gradients_in_buckets(
     module: nn.Module, group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES
 ) -> None:
-    """Replace every gradient by its mean over the ranks of `group`. Call it between backward and the optimizer.
+    """Replace every gradient by its mean over the ranks: between backward and the optimizer.
 
     Communicates: one all-reduce for each bucket. Afterwards each `param.grad` is a view of its bucket.
 

@@ -133,7 +133,7 @@ class DataParallel(nn.Module):
     # ---- 1. a gradient is ready ----
 
     def _on_gradient(self, param: Tensor) -> None:
-        """Called by autograd with the *parameter*, when its gradient has been added to `param.grad`."""
+        """Autograd calls this with the *parameter*, once its gradient is in `param.grad`."""
         if not self._is_synchronizing:
             return
         if self._backward is None:
@@ -142,22 +142,24 @@ class DataParallel(nn.Module):
         now = self._backward
         now.seen.add(param)
         now.num_missing[self._bucket_of[param]] -= 1
-        # Never out of order: all ranks must issue the same collectives in the same order, whatever is ready first.
+        # Never out of order: all ranks must issue the same collectives in the same order.
         while len(now.launched) < len(self.buckets) and now.num_missing[len(now.launched)] == 0:
             self._launch_next(now)
 
     # ---- 2. a bucket is launched ----
 
     def _launch_next(self, now: _Backward) -> None:
-        buffer = pack(self.buckets[len(now.launched)])  # memory peaks here: the gradients and their bucket
-        now.launched.append((buffer, self.reduce(buffer, self.group)))  # no wait: backward goes on meanwhile
+        buffer = pack(self.buckets[len(now.launched)])  # memory peaks: gradients and bucket
+        handle = self.reduce(buffer, self.group)  # no wait: backward goes on meanwhile
+        now.launched.append((buffer, handle))
 
     # ---- 3. backward ends ----
 
     def _on_backward_end(self) -> None:
         now, self._backward = self._backward, None
         assert now is not None
-        require_no_unused([name for param, name in self._names.items() if param not in now.seen])
+        unused = [name for param, name in self._names.items() if param not in now.seen]
+        require_no_unused(unused)
         for bucket, (buffer, handle) in zip(self.buckets, now.launched, strict=True):
             handle.wait()
             unpack(buffer, bucket)

@@ -87,17 +87,17 @@ class HierarchicalAverage:
         self._flights.remove(flight)
 
     def _stages(self, buffer: Tensor) -> tuple[Tensor, list[Stage]]:
-        """What is communicated (the buffer, or a padded copy), and the three communications, each started by a call."""
-        num_local, world_size = self._inside.size(), self._inside.size() * self._across.size()
-        missing = -buffer.numel() % num_local
-        padded = F.pad(buffer, (0, missing)) if missing else buffer  # shards are equal; a copy only where they must
+        """What is communicated (the buffer, or a padded copy), and the three calls that start it."""
+        num_local, num_nodes = self._inside.size(), self._across.size()
+        missing = -buffer.numel() % num_local  # shards are equal: pad where they would not be
+        padded = F.pad(buffer, (0, missing)) if missing else buffer
         shard = padded.new_empty(padded.numel() // num_local)
 
         def scatter_inside() -> Any:
             return _reduce_scatter(shard, padded, group=self._inside, async_op=True)
 
         def reduce_across() -> Any:
-            shard.div_(world_size)  # once, and of the shard only
+            shard.div_(num_local * num_nodes)  # once, and of the shard only
             return dist.all_reduce(shard, group=self._across, async_op=True)
 
         def gather_inside() -> Any:

@@ -32,12 +32,12 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None = None) 
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Replace every gradient by its mean over the ranks of `group`. Call it between backward and the optimizer.
+    """Replace every gradient by its mean over the ranks: between backward and the optimizer.
 
     Communicates: one all-reduce for each parameter, in order. Changes `param.grad` in place.
 
     Arguments:
-        module: the replica; each trainable parameter has a gradient. A parameter used twice (tied) counts once.
+        module: the replica; each trainable parameter has a gradient. A tied one counts once.
         group: None for all ranks.
 
     Raises:

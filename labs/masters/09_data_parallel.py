@@ -65,22 +65,23 @@ config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_s
 model = GPT(config, seed=0)
 gradient_bytes = sum(param.nbytes for param in model.parameters())
 num_gradients = len(list(model.parameters()))
-print(f"{gradient_bytes // 4:,} parameters in {num_gradients} tensors; gradient {in_words(gradient_bytes, 'B')}")
+print(f"{gradient_bytes // 4:,} parameters in {num_gradients} tensors, 4 bytes each")
+print(f"the gradient: {in_words(gradient_bytes, 'B')}")
 
 # %% [markdown]
 # ## A prediction
 #
-# A *rank* is one process with one GPU. Each rank holds a *replica*, a full copy of the model, and reads its own
-# sequences. With n ranks n times as much text is read in a step. Communication makes the step longer, so less is
-# gained: *scaling efficiency* is the time of a step on one GPU divided by that on n.
+# A *rank* is one process with one GPU. Each rank holds a *replica*, a full copy of the model, and reads sequences of
+# its own: n ranks read n times as much text in a step. But communication makes the step longer. *Scaling efficiency*
+# is the time of a step on one GPU divided by that on n.
 
 # %%
 machine = find_cluster(cluster)
-my_guess_naive = 0.9  # your guess: efficiency when gradients are averaged after backward, one by one
-my_guess_best = 0.9  # your guess: efficiency when communication is hidden as well as can be
+my_guess_naive = 0.9  # your guess: the efficiency if gradients are averaged after backward
+my_guess_best = 0.9  # your guess: the efficiency if communication is hidden as well as can be
 send_s = 2 * (ranks - 1) / ranks * gradient_bytes / machine.intra.bandwidth_bytes_per_s
-print(f"{ranks} GPUs joined by {machine.intra.name}: each must send {in_words(send_s, 's')} worth of bytes a step.")
-print(f"Noted: {my_guess_naive:.0%} one by one, {my_guess_best:.0%} at best.")
+print(f"{ranks} GPUs on {machine.intra.name}: sending takes each {in_words(send_s, 's')} a step")
+print(f"noted: {my_guess_naive:.0%} if averaged after backward, {my_guess_best:.0%} at best")
 
 # %% [markdown]
 # ## The mean of the parts is the whole
@@ -119,50 +120,60 @@ print(inspect.getsource(parallel.average_gradients))
 # %% [markdown]
 # ## Run it: the naive step
 #
-# One step of one rank, in the three ways of this lab. Everything under `record_function("setup")` is left out of the
-# pictures. `.to(...)` moves a replica to the rank's GPU, where there is one.
+# First the batch: every rank reads its own sequences of bytes. Then one step, in the three ways of this lab. A
+# *phase* is a part of the program with a name, given by `record_function`. What is in phase "setup" is left out of
+# the pictures.
 
 # %%
-parts = [next(batches(train_text, ranks * sequences, seq_len, rank=r, world_size=ranks)) for r in range(ranks)]
 bucket_bytes = int(bucket_mb * 1e6)
+parts = []
+for rank in range(ranks):
+    stream = batches(train_text, ranks * sequences, seq_len, rank=rank, world_size=ranks)
+    part = next(stream)
+    parts.append(part)
+    print(f"rank {rank} reads {tuple(part.inputs.shape)}: {bytes(part.inputs[0, :48].tolist())}")
+
+
+# %%
+def prepared(module):
+    device = torch.get_default_device()  # the rank's GPU, where there is one
+    inputs, targets = parts[dist.get_rank()]
+    return copy.deepcopy(module).to(device), inputs.to(device), targets.to(device)
 
 
 def one_step(method):
     with record_function("setup"):
-        replica = copy.deepcopy(model).to(torch.get_default_device())
+        replica, inputs, targets = prepared(model)
         if method == "overlapped":
             replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
-        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()])
     next_token_loss(replica(inputs), targets).backward()
-    if method == "naive":
-        parallel.average_gradients(replica)
-    if method == "bucketed":
-        parallel.average_gradients_in_buckets(replica, bucket_bytes=bucket_bytes)
+    with record_function("average"):
+        if method == "naive":
+            parallel.average_gradients(replica)
+        if method == "bucketed":
+            parallel.average_gradients_in_buckets(replica, bucket_bytes=bucket_bytes)
 
 
-print(f"each of {ranks} ranks has {sequences} sequences of {seq_len} bytes; buckets of {in_words(bucket_bytes, 'B')}")
+def simulate(method, num_ranks=ranks):
+    run = launch(one_step, method, ranks=num_ranks, cluster=cluster)
+    return run.timeline.without("setup")
 
 
 # %%
-def simulate(method, num_ranks=ranks):
-    return launch(one_step, method, ranks=num_ranks, cluster=cluster)
-
-
 naive = simulate("naive")
-show(naive.timeline.without("setup").figure(title="Naive: averaged after backward, one by one"))
+show(naive.figure(title="Naive: averaged after backward, one by one"))
 
 # %% [markdown]
-# The letters: F forward, B backward, C communication. Under each rank's compute stands `world`, the stream that
-# carries the communication of all ranks. All of C is *exposed*: the GPUs compute nothing meanwhile. Look at how
-# many calls there are, and how short.
+# The letters: F forward, B backward, C communication, X the division. Under each rank's compute stands `world`, the
+# stream that carries the communication of all ranks. All of C is *exposed*: the GPUs compute nothing meanwhile. Look
+# at how many calls there are, and how short.
 
 # %%
-alone_s = simulate("alone", num_ranks=1).timeline.without("setup").makespan_s
-naive_s = naive.timeline.without("setup").makespan_s
-print(f"one GPU: {in_words(alone_s, 's')} a step; {ranks} GPUs: {in_words(naive_s, 's')}")
-print(f"efficiency {alone_s / naive_s:.0%}; you guessed {my_guess_naive:.0%}")
-exposed_s = naive.timeline.without("setup").exposed_s(0)
-print(f"{naive.traffic.count('all_reduce')} all-reduces, {in_words(exposed_s, 's')} of exposed communication")
+alone_s = simulate("alone", num_ranks=1).makespan_s
+num_calls = len(naive.select(rank=0, stream="comm"))
+print(f"one GPU: {in_words(alone_s, 's')} a step; {ranks}: {in_words(naive.makespan_s, 's')}")
+print(f"{num_calls} all-reduces, {in_words(naive.exposed_s(0), 's')} of exposed communication")
+print(f"efficiency {alone_s / naive.makespan_s:.0%}; you guessed {my_guess_naive:.0%}")
 
 # %% [markdown]
 # ## Many small calls
@@ -172,16 +183,13 @@ print(f"{naive.traffic.count('all_reduce')} all-reduces, {in_words(exposed_s, 's
 
 # %%
 network = GroupNetwork(machine, range(ranks))
-sizes = pd.Series([param.nbytes for param in model.parameters()]).value_counts().sort_index()
-seconds = [collective_cost("all_reduce", size, network).time_s for size in sizes.index]
-pd.DataFrame(
-    {
-        "gradient": [in_words(size, "B") for size in sizes.index],
-        "how many": sizes.values,
-        "one all-reduce": [in_words(s, "s") for s in seconds],
-        "all of them": [in_words(s * n, "s") for s, n in zip(seconds, sizes.values, strict=True)],
-    }
-)
+counts = pd.Series([param.nbytes for param in model.parameters()]).value_counts().sort_index()
+rows = {}
+for size, count in counts.items():
+    seconds = collective_cost("all_reduce", size, network).time_s
+    rows[in_words(size, "B")] = {"how many": count, "one all-reduce": in_words(seconds, "s")}
+    rows[in_words(size, "B")]["all of them"] = in_words(count * seconds, "s")
+pd.DataFrame(rows).T.rename_axis("gradient of")
 
 # %% [markdown]
 # ## Exercise 2: plan the buckets
@@ -195,7 +203,7 @@ pd.DataFrame(
 def plan_buckets(sizes_bytes, bucket_bytes):
     """Lists of parameter indices, one list a bucket, of at most `bucket_bytes` each.
 
-    sizes_bytes: bytes of each parameter, in order of registration, which is about that of forward.
+    sizes_bytes: bytes of each parameter, in order of registration: about that of forward.
     """
     ### BEGIN SOLUTION
     buckets, filled_bytes = [], 0
@@ -221,12 +229,15 @@ params = list(model.parameters())
 plan = parallel.plan_buckets(params, bucket_bytes)
 for number, bucket in enumerate(plan):
     size = sum(params[i].nbytes for i in bucket)
-    print(f"bucket {number}: {len(bucket):2d} gradients, {in_words(size, 'B')}, parameters {bucket[0]} to {bucket[-1]}")
-print("\n" + inspect.getsource(parallel.average_gradients_in_buckets).split('"""')[-1])
+    which = f"parameters {bucket[0]} to {bucket[-1]}"
+    print(f"bucket {number}: {len(bucket):2d} gradients, {in_words(size, 'B')}, {which}")
+
+# %%
+print(inspect.getsource(parallel.average_gradients_in_buckets))
 
 # %%
 bucketed = simulate("bucketed")
-show(bucketed.timeline.without("setup").figure(title="Bucketed: averaged after backward, a bucket at a time"))
+show(bucketed.figure(title="Bucketed: averaged after backward, a bucket at a time"))
 
 # %% [markdown]
 # ## Hooks: hear when a gradient is ready
@@ -260,7 +271,7 @@ print("last:", *order[-4:], sep="\n    ")
 def overlap(module):
     """Register hooks that start averaging each gradient during backward.
 
-    Returns a function without arguments: called after backward, it waits until all gradients are averages.
+    Returns a function without arguments, to be called after backward: it waits for all of them.
     """
     ### BEGIN SOLUTION
     works = []
@@ -294,24 +305,24 @@ print(source[source.index("    # ---- 1.") :])
 
 # %%
 overlapped = simulate("overlapped")
-show(overlapped.timeline.without("setup").figure(title="Overlapped: a bucket leaves while backward goes on"))
+show(overlapped.figure(title="Overlapped: a bucket leaves while backward goes on"))
 
 # %% [markdown]
 # Now C runs beneath B. What sticks out on the right is the last bucket: it is complete only when backward is over, so
 # nothing is left to hide it. Compare the three.
 
 # %%
+steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
 rows = {}
-for name, run in [("naive", naive), ("bucketed", bucketed), ("overlapped", overlapped)]:
-    step = run.timeline.without("setup")
+for name, step in steps.items():
     rows[name] = {
-        "all-reduces": sum(span.name == "all_reduce" for span in step.select(0, "comm")),
-        "step (ms)": 1e3 * step.makespan_s,
-        "communication (ms)": 1e3 * step.busy_s(0, "comm"),
-        "exposed (ms)": 1e3 * step.exposed_s(0),
+        "all-reduces": len(step.select(rank=0, stream="comm")),
+        "step": in_words(step.makespan_s, "s"),
+        "communication": in_words(step.busy_s(0, "comm"), "s"),
+        "exposed": in_words(step.exposed_s(0), "s"),
         "efficiency": f"{alone_s / step.makespan_s:.0%}",
     }
-print(f"One GPU: {1e3 * alone_s:.3f} ms. You guessed {my_guess_naive:.0%} and {my_guess_best:.0%}.")
+print(f"one GPU: {in_words(alone_s, 's')}; guesses: {my_guess_naive:.0%}, {my_guess_best:.0%}")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -393,10 +404,11 @@ def loss_of(module):
 
 profile = parallel.profile_step(model, loss_of, machine.device)
 print(profile)
-for method, run in [("naive", naive), ("bucketed", bucketed), ("overlapped", overlapped)]:
+for method, step in steps.items():
     predicted_s = parallel.predict_step(profile, machine, ranks, bucket_bytes, method).step_s
-    simulated_s = run.timeline.without("setup").makespan_s
-    print(f"{method:10s}  formula {1e3 * predicted_s:.4f} ms  simulated {1e3 * simulated_s:.4f} ms")
+    words = [in_words(seconds, "s", 4) for seconds in (predicted_s, step.makespan_s)]
+    error = predicted_s / step.makespan_s - 1
+    print(f"{method:10s}  formula {words[0]}, simulator {words[1]}, error {error:+.2%}")
 
 # %% [markdown]
 # ## Accumulate, and send once
@@ -435,21 +447,21 @@ check.accumulate(accumulate)
 
 # %%
 def four_micro_batches(is_lazy):
-    replica = parallel.DataParallel(copy.deepcopy(model).to(torch.get_default_device()))
-    inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()])
-    for number in range(4):
+    replica, inputs, targets = prepared(model)
+    replica = parallel.DataParallel(replica)
+    for number, (x, y) in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
         with replica.no_sync() if is_lazy and number < 3 else nullcontext():
-            logits = replica(inputs[number : number + 1])
-            (next_token_loss(logits, targets[number : number + 1]) / 4).backward()
+            (next_token_loss(replica(x), y) / 4).backward()
     return torch.cat([param.grad.flatten() for param in replica.parameters()])
 
 
-always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks, cluster=cluster) for is_lazy in (False, True))
+always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks) for is_lazy in (False, True))
 for name, run in [("always", always), ("no_sync", lazy)]:
-    sent = sum(sum(t.sent_bytes) for t in run.traffic.transfers if t.name == "all_reduce") / ranks
-    print(f"{name:8s}  a rank sends {in_words(sent, 'B')} a step")
+    calls = [transfer for transfer in run.traffic.transfers if transfer.name == "all_reduce"]
+    sent = sum(sum(call.sent_bytes) for call in calls) / ranks
+    print(f"{name:8s} {len(calls)} all-reduces, a rank sends {in_words(sent, 'B')} a step")
 difference = float((always.values[0] - lazy.values[0]).abs().max())
-print(f"largest difference between the two gradients: {difference:.1e} (float32 rounding)")
+print(f"largest difference between the two gradients: {difference:.1e} (rounding in 32 bits)")
 
 # %% [markdown]
 # ## Two nodes: a hierarchy of links
@@ -461,13 +473,16 @@ print(f"largest difference between the two gradients: {difference:.1e} (float32 
 # %%
 two_nodes = machine.but(name="two nodes of four", devices_per_node=4)
 across = GroupNetwork(two_nodes, range(8))
-# What the busiest link between the nodes carries: a flat ring passes everything, a hierarchy one shard of four.
-outer_bytes = {"ring": 2 * 7 / 8 * gradient_bytes, "hierarchical": 2 * 1 / 2 * gradient_bytes / 4}
+outer_bytes = {  # through the busiest link between nodes
+    "ring": 2 * 7 / 8 * gradient_bytes,  # a flat ring over 8 ranks passes everything
+    "hierarchical": 2 * 1 / 2 * gradient_bytes / 4,  # two nodes exchange one shard of four
+}
 rows = {}
 for algorithm, size in outer_bytes.items():
     cost = collective_cost("all_reduce", gradient_bytes, across, algorithm=algorithm)
-    sent = in_words(cost.sent_bytes[0], "B")
-    rows[algorithm] = {"time": in_words(cost.time_s, "s"), "a rank sends": sent, "outer link": in_words(size, "B")}
+    rows[algorithm] = {"time": in_words(cost.time_s, "s")}
+    rows[algorithm]["a rank sends"] = in_words(cost.sent_bytes[0], "B")
+    rows[algorithm]["through the busiest outer link"] = in_words(size, "B")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -481,8 +496,9 @@ print(inspect.getsource(parallel.HierarchicalAverage._stages))
 # %%
 def hierarchical_step():
     with record_function("setup"):
-        reduce = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node=4))
-        replica = parallel.DataParallel(copy.deepcopy(model), bucket_bytes=bucket_bytes, reduce=reduce)
+        average = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node=4))
+        replica = copy.deepcopy(model)
+        replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes, reduce=average)
         inputs, targets = parts[dist.get_rank() % ranks]
     next_token_loss(replica(inputs), targets).backward()
 
@@ -492,8 +508,9 @@ step = run.timeline.without("setup")
 show(step.figure(ranks=[0, 4], title="Hierarchical: ranks 0 and 4, on two nodes"))
 
 # %% [markdown]
-# Each rank now has two communication streams: `0-3` or `4-7` inside its node, and `0,4` across. Libraries such as NCCL
-# choose this by themselves where it is faster. Written out, a stage can be changed: one may compress what goes across.
+# The ranks form a *mesh*, a grid with the axes node and local. Each rank now has two communication streams: `mesh_local`
+# inside its node, `mesh_node` across. Libraries such as NCCL choose such a route by themselves where it is faster.
+# Written out, a stage can be changed: one may compress what goes across.
 
 # %% [markdown]
 # ## Train on the text
@@ -503,7 +520,7 @@ show(step.figure(ranks=[0, 4], title="Hierarchical: ranks 0 and 4, on two nodes"
 
 
 # %%
-def train(num_steps, batch_size):
+def train(num_steps, batch_size=4 * ranks):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     replica = parallel.DataParallel(GPT(small, seed=0).to(torch.get_default_device()))
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.2, momentum=0.9)
@@ -524,18 +541,18 @@ print(f"the smaller model again, {num_parameters(small):,} parameters: this take
 
 # %%
 num_steps = 40 if quick else 400
-one = launch(train, num_steps, 4 * ranks, ranks=1, trace=False).values[0]
-many = launch(train, num_steps, 4 * ranks, ranks=ranks, backend=backend, cluster=cluster, trace=False).values
-mean = [sum(losses) / ranks for losses in zip(*many, strict=True)]
-steps = list(range(1, num_steps + 1))
+one = launch(train, num_steps, ranks=1, trace=False).values[0]
+run = launch(train, num_steps, ranks=ranks, backend=backend, cluster=cluster, trace=False)
+mean = [sum(losses) / ranks for losses in zip(*run.values, strict=True)]
 curves = {"one GPU": one, f"{ranks} GPUs, mean over ranks": mean}
-show(figure_lines(steps, curves, "step", "loss", y_unit="nats", title="One curve: training on the standard library"))
+title = "One curve: training on the standard library"
+show(figure_lines(range(1, num_steps + 1), curves, "step", "loss", y_unit="nats", title=title))
 print(f"largest difference: {max(abs(a - b) for a, b in zip(one, mean, strict=True)):.1e} nats")
 
 # %% [markdown]
-# Two lines lie on top of each other. The loss starts at ln 256 = 5.5 *nats*, that of a model that knows nothing of
-# bytes. With another number of ranks the sums have another order, so the last digits may differ, and training lets
-# such differences grow slowly.
+# Two lines lie on top of each other. The loss starts near ln 256 = 5.5 *nats* (the natural unit of information), that
+# of a model that knows nothing of bytes. With other ranks the sums have another order, so the last digits differ, and
+# training lets such differences grow slowly.
 
 # %% [markdown]
 # ## Reconcile: predicted and measured
@@ -548,8 +565,8 @@ print(f"largest difference: {max(abs(a - b) for a, b in zip(one, mean, strict=Tr
 # %%
 def warm_step():
     with record_function("setup"):
-        replica = parallel.DataParallel(copy.deepcopy(model).to(torch.get_default_device()), bucket_bytes=bucket_bytes)
-        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[0])
+        replica, inputs, targets = prepared(model)
+        replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
         next_token_loss(replica(inputs), targets).backward()
         dist.barrier()
     next_token_loss(replica(inputs), targets).backward()
@@ -572,10 +589,9 @@ numbers.columns = ["part", "simulated (ms)", "measured (ms)", "ratio", "error (%
 numbers.round(2)
 
 # %% [markdown]
-# What explains the errors? The record of the laptop core is an order of magnitude, not a measurement of yours. A GPU's
-# links work by themselves; here the cores that compute also move the bytes, so overlap slows both. And a real
-# all-reduce is counted from when a rank starts it, waiting for the other included; the simulator counts from when the
-# last one has come.
+# What explains the errors? The record of the laptop core is an order of magnitude, not your machine. Here the cores
+# that compute also move the bytes, so overlap slows both; a GPU's links work by themselves. And a real all-reduce
+# counts from when a rank starts it, waiting for the other included.
 
 # %% [markdown]
 # ## Explore: efficiency against ranks
@@ -585,7 +601,7 @@ numbers.round(2)
 # everything? When nothing?
 
 # %%
-MODELS = {"this lab's (3.3M)": config, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}
+MODELS = {"this lab's (3.2M)": config, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}
 
 
 @cache
@@ -593,7 +609,7 @@ def profile_of(name, sequences, device_of):
     shape = GPT(MODELS[name], device="meta")
     tokens = torch.zeros(sequences, MODELS[name].max_seq_len, dtype=torch.long, device="meta")
     device = find_cluster(device_of).device
-    return parallel.profile_step(shape, lambda module: next_token_loss(module(tokens), tokens), device)
+    return parallel.profile_step(shape, lambda gpt: next_token_loss(gpt(tokens), tokens), device)
 
 
 profile_of("GPT-2 (124M)", sequences=8, device_of="pcie-a100")
@@ -603,15 +619,13 @@ NUM_RANKS = [1, 2, 4, 8, 16, 32, 64]
 
 
 def efficiencies(bucket, sequences, name, machine):
-    one = profile_of(name, sequences, machine)
-    where = find_cluster(machine)
-    return {
-        method: [parallel.scaling_efficiency(one, where, n, int(bucket), method) for n in NUM_RANKS]
-        for method in ["naive", "bucketed", "overlapped"]
-    }
+    one, where = profile_of(name, sequences, machine), find_cluster(machine)
+    efficiency = partial(parallel.scaling_efficiency, one, where, bucket_bytes=int(bucket))
+    return {way: [efficiency(n, method=way) for n in NUM_RANKS] for way in steps}
 
 
-pd.DataFrame(efficiencies(2e7, 8, "GPT-2 (124M)", "pcie-a100"), index=NUM_RANKS).map("{:.1%}".format)
+some = efficiencies(bucket=2e7, sequences=8, name="GPT-2 (124M)", machine="pcie-a100")
+pd.DataFrame(some, index=NUM_RANKS).map("{:.1%}".format).rename_axis("ranks")
 
 # %%
 explore(
@@ -624,7 +638,7 @@ explore(
         Choice("machine", "Cluster", ("pcie-a100", "dgx-a100", "dgx-h100"), "pcie-a100"),
     ],
     interactive=interactive,
-    examples=[{"bucket": 1e9}, {"name": "this lab's (3.3M)"}],
+    examples=[{"bucket": 1e9}, {"name": "this lab's (3.2M)"}],
 )
 
 # %% [markdown]
@@ -640,16 +654,20 @@ BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
 def step_times(num_ranks, sequences, name, machine):
     one = profile_of(name, sequences, machine)
     predict = partial(parallel.predict_step, one, find_cluster(machine), num_ranks)
-    methods = {m: [predict(int(b), m).step_s for b in BUCKETS] for m in ["bucketed", "overlapped"]}
-    return methods | {"one GPU": [one.step_s] * len(BUCKETS)}
+    return {
+        "bucketed": [predict(int(bucket), "bucketed").step_s for bucket in BUCKETS],
+        "overlapped": [predict(int(bucket), "overlapped").step_s for bucket in BUCKETS],
+        "one GPU": [one.step_s] * len(BUCKETS),
+    }
 
 
 def draw(series):
     return figure_lines(BUCKETS, series, "bucket", "step", x_unit="B", y_unit="s", log_x=True)
 
 
-best = min(zip(step_times(8, 8, "GPT-2 (124M)", "pcie-a100")["overlapped"], BUCKETS, strict=True))
-print(f"GPT-2 on 8 ranks of pcie-a100: the shortest step is {in_words(best[0], 's')}, with {in_words(best[1], 'B')}")
+some = step_times(num_ranks=8, sequences=4, name="this lab's (3.2M)", machine="pcie-a100")
+shortest_s, best = min(zip(some["overlapped"], BUCKETS, strict=True))
+print(f"8 ranks: shortest step {in_words(shortest_s, 's')}, with buckets of {in_words(best, 'B')}")
 
 # %%
 explore(
@@ -657,12 +675,12 @@ explore(
     draw,
     [
         IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 8),
-        IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 8),
-        Choice("name", "Model", tuple(MODELS), "GPT-2 (124M)"),
+        IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 4),
+        Choice("name", "Model", tuple(MODELS), "this lab's (3.2M)"),
         Choice("machine", "Cluster", ("pcie-a100", "dgx-a100", "dgx-h100"), "pcie-a100"),
     ],
     interactive=interactive,
-    examples=[{"num_ranks": 64}],
+    examples=[{"name": "GPT-2 (124M)"}],
 )
 
 # %% [markdown]
