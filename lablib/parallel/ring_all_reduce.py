@@ -54,11 +54,15 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
     ring_all_gather(chunks, ring, group)
 
 
-def ring_reduce_scatter(chunks: Sequence[Tensor], ring: Sequence[int], group: dist.ProcessGroup | None = None) -> None:
-    """The first half: afterwards the i-th rank of the ring holds the sum of chunk i + 1 (mod n).
+def ring_reduce_scatter(
+    chunks: Sequence[Tensor],
+    ring: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """The first half: afterwards rank i of the ring holds the sum of chunk i + 1 (mod n).
 
     Args:
-        chunks: as many as the ring has ranks; changed in place (all but chunk i + 1 then hold parts of sums).
+        chunks: one for each rank; changed in place (the others then hold partial sums).
         ring: the group's ranks in ring order; this rank is one of them.
         group: the group that `ring` counts in; None: all ranks.
     """
@@ -71,8 +75,16 @@ def ring_reduce_scatter(chunks: Sequence[Tensor], ring: Sequence[int], group: di
         mine += incoming
 
 
-def ring_all_gather(chunks: Sequence[Tensor], ring: Sequence[int], group: dist.ProcessGroup | None = None) -> None:
-    """The second half: the i-th rank starts with chunk i + 1 finished, and afterwards all chunks are. See above."""
+def ring_all_gather(
+    chunks: Sequence[Tensor],
+    ring: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """The second half: rank i comes with chunk i + 1 (mod n) complete, and leaves with all.
+
+    Args:
+        chunks, ring, group: as for `ring_reduce_scatter`.
+    """
     n = len(ring)
     i = ring.index(dist.get_rank(group))
     for step in range(n - 1):
@@ -80,11 +92,17 @@ def ring_all_gather(chunks: Sequence[Tensor], ring: Sequence[int], group: dist.P
         exchange(outgoing, ring[(i + 1) % n], incoming, ring[(i - 1) % n], group)
 
 
-def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: dist.ProcessGroup | None = None) -> None:
+def exchange(
+    outgoing: Tensor,
+    to: int,
+    incoming: Tensor,
+    source: int,
+    group: dist.ProcessGroup | None = None,
+) -> None:
     """Send one tensor and receive another at the same time; return when both are done.
 
-    In a ring every rank sends: if each first finished its send, all would wait for a receiver. Handing both to torch at
-    once cannot deadlock, and uses both directions of the link.
+    In a ring every rank sends. If each waited until that is done, nobody would receive.
+    Handing over both at once cannot deadlock, and uses both directions of the link.
 
     Args:
         outgoing, incoming: contiguous; `incoming` is overwritten.
