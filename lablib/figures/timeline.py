@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.bars import KINDS, Picture, picture_of, stretches_of
+from lablib.figures.bars import KINDS, Bars, Picture, picture_of, stretches_of
 from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
 from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
@@ -153,7 +153,7 @@ def letters(
     stretches = stretches_of(picture.bars, width_s / 100)
     starts, ends = np.maximum(stretches.start_s, window[0]), np.minimum(stretches.end_s, window[1])
     share = (ends - starts) / width_s
-    chosen = np.flatnonzero(share > 0.018)
+    chosen = _apart(stretches, np.flatnonzero(share > 0.018))
     looks = [LOOKS[KINDS[stretches.kind[i]]] for i in chosen]
     texts = []
     for i, look in zip(chosen, looks, strict=True):
@@ -184,6 +184,21 @@ def _inside_a_bar(picture: Picture, lane: int, start_s: float, end_s: float, wid
     first_s, last_s = max(float(bars.start_s[bar]), start_s), min(float(bars.end_s[bar]), end_s)
     edge_s = min(middle_s - first_s, last_s - middle_s)  # from the middle to the nearer line
     return (first_s + last_s) / 2 if edge_s < 0.014 * width_s and last_s - first_s > 0.018 * width_s else middle_s
+
+
+def _apart(stretches: Bars, chosen: np.ndarray) -> np.ndarray:
+    """Those of `chosen` that begin after the one before them on their lane has ended, so that letters do not collide.
+
+    Real collectives of one group may run side by side, and then lie on top of each other.
+    """
+    kept: list[int] = []
+    ends_s: dict[int, float] = {}
+    for i in map(int, chosen):
+        lane = int(stretches.lane[i])
+        if stretches.start_s[i] >= ends_s.get(lane, -np.inf) - 1e-12:
+            kept.append(i)
+            ends_s[lane] = stretches.end_s[i]
+    return np.array(kept, dtype=int)
 
 
 def _halo(color: str) -> str:

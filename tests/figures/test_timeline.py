@@ -181,3 +181,18 @@ def test_no_line_between_bars_crosses_a_letter(num_bars):
     figure = figure_timeline(Timeline.of(spans, 1))
     (letter_ms,) = [float(x) for trace in figure.data if trace.type == "scatter" for x in trace.x]
     assert min(abs(letter_ms - line) for line in range(num_bars + 1)) == pytest.approx(0.5)
+
+
+def test_letters_of_collectives_that_overlap_do_not_collide():
+    """gloo runs two collectives of a group side by side; one label each would be written over the other."""
+    spans = [Span(0, "comm:world", "all_reduce", "backward", start, start + 4.0) for start in (0.0, 2.0, 4.0, 7.0)]
+    figure = figure_timeline(Timeline.of([*spans, Span(0, "compute", "aten.mm", "backward", 0.0, 11.0)], 1))
+    (text,) = [trace for trace in figure.data if trace.type == "scatter"]
+    assert sorted(text.x) == [2.0, 5.5, 6.0]  # of the first and third collective, and of the compute
+
+
+def test_ranks_that_are_no_range_are_listed():
+    spans = [Span(rank, "compute", "aten.mm", "forward", 0.0, 1.0) for rank in range(6)]
+    timeline = Timeline.of(spans, 6)
+    assert "Ranks 0, 4 of 6" in describe(figure_timeline(timeline, ranks=[0, 4]))
+    assert "Ranks 2 to 4 of 6" in describe(figure_timeline(timeline, ranks=[2, 3, 4]))
