@@ -159,6 +159,9 @@ def simulate(method, num_ranks=ranks):
     return run.timeline.without("setup")
 
 
+alone = simulate("alone", num_ranks=1)
+print(f"a step of one GPU: {in_words(alone.makespan_s, 's')}")
+
 # %%
 naive = simulate("naive")
 show(naive.figure(title="Naive: averaged after backward, one by one"))
@@ -169,11 +172,9 @@ show(naive.figure(title="Naive: averaged after backward, one by one"))
 # at how many calls there are, and how short.
 
 # %%
-alone_s = simulate("alone", num_ranks=1).makespan_s
 num_calls = len(naive.select(rank=0, stream="comm"))
-print(f"one GPU: {in_words(alone_s, 's')} a step; {ranks}: {in_words(naive.makespan_s, 's')}")
 print(f"{num_calls} all-reduces, {in_words(naive.exposed_s(0), 's')} of exposed communication")
-print(f"efficiency {alone_s / naive.makespan_s:.0%}; you guessed {my_guess_naive:.0%}")
+print(f"efficiency {alone.makespan_s / naive.makespan_s:.0%}; you guessed {my_guess_naive:.0%}")
 
 # %% [markdown]
 # ## Many small calls
@@ -320,9 +321,9 @@ for name, step in steps.items():
         "step": in_words(step.makespan_s, "s"),
         "communication": in_words(step.busy_s(0, "comm"), "s"),
         "exposed": in_words(step.exposed_s(0), "s"),
-        "efficiency": f"{alone_s / step.makespan_s:.0%}",
+        "efficiency": f"{alone.makespan_s / step.makespan_s:.0%}",
     }
-print(f"one GPU: {in_words(alone_s, 's')}; guesses: {my_guess_naive:.0%}, {my_guess_best:.0%}")
+print(f"You guessed {my_guess_naive:.0%} after backward, and {my_guess_best:.0%} at best.")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -508,9 +509,9 @@ step = run.timeline.without("setup")
 show(step.figure(ranks=[0, 4], title="Hierarchical: ranks 0 and 4, on two nodes"))
 
 # %% [markdown]
-# The ranks form a *mesh*, a grid with the axes node and local. Each rank now has two communication streams: `mesh_local`
-# inside its node, `mesh_node` across. Libraries such as NCCL choose such a route by themselves where it is faster.
-# Written out, a stage can be changed: one may compress what goes across.
+# The ranks form a *mesh*, a grid with the axes node and local. Each rank now has two communication streams:
+# `mesh_local` inside its node, `mesh_node` across. Libraries such as NCCL choose such a route by themselves where it is
+# faster. Written out, a stage can be changed: one may compress what goes across.
 
 # %% [markdown]
 # ## Train on the text
@@ -667,7 +668,7 @@ def draw(series):
 
 some = step_times(num_ranks=8, sequences=4, name="this lab's (3.2M)", machine="pcie-a100")
 shortest_s, best = min(zip(some["overlapped"], BUCKETS, strict=True))
-print(f"8 ranks: shortest step {in_words(shortest_s, 's')}, with buckets of {in_words(best, 'B')}")
+print(f"8 ranks: shortest step {in_words(shortest_s, 's')}, with {in_words(best, 'B')} buckets")
 
 # %%
 explore(
