@@ -186,7 +186,7 @@ def _inside_a_bar(picture: Picture, lane: int, start_s: float, end_s: float, wid
     return (first_s + last_s) / 2 if edge_s < 0.014 * width_s and last_s - first_s > 0.018 * width_s else middle_s
 
 
-def _apart(stretches: Bars, chosen: np.ndarray) -> np.ndarray:
+def _apart(stretches: Bars, chosen: np.ndarray) -> list[int]:
     """Those of `chosen` that begin after the one before them on their lane has ended, so that letters do not collide.
 
     Real collectives of one group may run side by side, and then lie on top of each other.
@@ -198,7 +198,7 @@ def _apart(stretches: Bars, chosen: np.ndarray) -> np.ndarray:
         if stretches.start_s[i] >= ends_s.get(lane, -np.inf) - 1e-12:
             kept.append(i)
             ends_s[lane] = stretches.end_s[i]
-    return np.array(kept, dtype=int)
+    return kept
 
 
 def _halo(color: str) -> str:

@@ -185,7 +185,7 @@ def test_no_line_between_bars_crosses_a_letter(num_bars):
 
 def test_letters_of_collectives_that_overlap_do_not_collide():
     """gloo runs two collectives of a group side by side; one label each would be written over the other."""
-    spans = [Span(0, "comm:world", "all_reduce", "backward", start, start + 4.0) for start in (0.0, 2.0, 4.0, 7.0)]
+    spans = [Span(0, "comm:world", "all_reduce", "backward", start, start + 4.0) for start in (0.0, 1.0, 4.0, 7.0)]
     figure = figure_timeline(Timeline.of([*spans, Span(0, "compute", "aten.mm", "backward", 0.0, 11.0)], 1))
     (text,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert sorted(text.x) == [2.0, 5.5, 6.0]  # of the first and third collective, and of the compute
