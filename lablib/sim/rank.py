@@ -13,16 +13,15 @@ Grad mode, autocast and dispatch modes are per thread already. Everything is res
 
 import io
 import os
-import random
 import sys
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from lablib.rank_state import seed_rank
 from lablib.run import COMPUTE, Span
+from lablib.sim.random_state import RandomStates
 
 
 class World(c10d._World):
@@ -50,23 +49,6 @@ class World(c10d._World):
     @group_count.setter
     def group_count(self, value: int) -> None:
         self._group_count = value
-
-
-class RandomStates:
-    """The states of torch's, Python's and numpy's default generators, taken and put back together."""
-
-    def __init__(self) -> None:
-        self.take()
-
-    def take(self) -> None:
-        self.torch_state = torch.default_generator.get_state()
-        self.python_state = random.getstate()
-        self.numpy_state: Any = numpy.random.get_state()
-
-    def put(self) -> None:
-        torch.default_generator.set_state(self.torch_state)
-        random.setstate(self.python_state)
-        numpy.random.set_state(self.numpy_state)
 
 
 class ProcessState:
