@@ -149,8 +149,13 @@ class NotebookPage:
         before = path.stat().st_mtime_ns
         self.page.keyboard.press("Control+s")
         deadline = time.monotonic() + 20
-        while path.stat().st_mtime_ns == before and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             self.page.wait_for_timeout(100)
+            if path.stat().st_mtime_ns != before:
+                try:
+                    return json.loads(path.read_text("utf-8"))
+                except json.JSONDecodeError:
+                    pass  # the server is still writing it
         return json.loads(path.read_text("utf-8"))
 
     def errors(self) -> list[str]:
