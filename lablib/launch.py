@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from lablib.errors import unknown_name
+from lablib.errors import LaunchError, unknown_name
 from lablib.hardware import Cluster, find_cluster
 from lablib.run import Run
 
@@ -53,10 +53,14 @@ def launch(
         LaunchError: the program failed; the subclass says how (lablib/errors.py).
     """
     _check(fn, args, ranks, backend, timeout_s)
+    from lablib.sim import is_rank, run_sim
+
+    if is_rank():
+        raise LaunchError(
+            "this is inside a rank of a launch: call launch from the notebook, not from the program it runs."
+        )
     simulated = find_cluster(cluster)
     if backend == "sim":
-        from lablib.sim import run_sim
-
         return run_sim(fn, args, ranks=ranks, cluster=simulated, timeout_s=timeout_s, trace=trace)
     from lablib.real import run_real
 
@@ -78,5 +82,6 @@ def _check(fn: Any, args: tuple, ranks: Any, backend: Any, timeout_s: Any) -> No
         raise ValueError(f"ranks must be a whole number of 1 or more: got {ranks!r}; try ranks=4")
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
-    if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"timeout_s must be positive seconds or None: got {timeout_s!r}")
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        raise ValueError(f"timeout_s must be positive seconds, or None for the default: got {timeout_s!r}")

@@ -16,6 +16,6 @@ Read in this order:
     simulation.py      run one program
 """
 
-from lablib.sim.simulation import run_sim
+from lablib.sim.simulation import is_rank, run_sim
 
-__all__ = ["run_sim"]
+__all__ = ["is_rank", "run_sim"]

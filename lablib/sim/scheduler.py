@@ -18,23 +18,51 @@ inside a rank: on a real cluster it would be a hang, which no `except` can catch
 
 import ctypes
 import heapq
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import NoReturn, Protocol
 
 from lablib.errors import DeadlockError, Wait
-from lablib.sim.source import handling
+from lablib.sim.source import handling, is_program
 
+THREAD_NAME = "sim rank"
 _MAX_IDLE_POLLS = 10_000  # this many polls in a row, with nothing happening in between, are a deadlock
-_STEP_S = 0.02  # between two attempts to end a rank that runs
+_SLICE_S = 0.2  # how soon an interrupt is noticed, at the latest
+_STEP_S = 0.02  # how often a rank that is being ended is looked at
+_MAX_REFUSALS = 10  # a rank whose communication is refused so often, and goes on, catches everything
 _UNWINDING_S = 0.5  # what a rank gets for its `finally` blocks before it is interrupted again
 _PATIENCE_S = 5.0  # after which a rank that no exception reaches (a long call outside Python) is given up
 
 
 class RunEnded(BaseException):
     """Raised inside a rank to unwind it when the run is over. Not an Exception: a program must not swallow it."""
+
+
+class RunEndedForGood(RunEnded):
+    """The same for a program that catches everything and goes on: the next line that it runs raises again.
+
+    Every frame of the program gets a trace function, as a debugger would set one, and that raises. Python takes a trace
+    function away once it has raised, so one of these leaves one `try` block.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not Scheduler._thread.__code__:
+            if is_program(frame):
+                frame.f_trace = _raise_again
+            frame = frame.f_back
+        sys.settrace(_raise_again)
+
+
+def _raise_again(frame: FrameType, event: str, arg: object) -> Callable | None:
+    if event == "line" and is_program(frame):
+        raise RunEnded
+    return _raise_again if event != "call" else None
 
 
 class Turn(Protocol):
@@ -62,6 +90,7 @@ class _Seat:
         self.joins = True
         self.has_turn = False
         self.is_unwinding = False
+        self.num_refusals = 0
         self.has_finished = False
 
 
@@ -93,14 +122,19 @@ class Scheduler:
         The error that ended the run, as `on_error(rank, exception)` made it, is in `self.error`.
         """
         for seat in self._seats:
-            name = f"sim rank {seat.turn.rank}"
+            name = f"{THREAD_NAME} {seat.turn.rank}"
             seat.thread = threading.Thread(target=self._thread, args=(seat, body, on_error), name=name, daemon=True)
             heapq.heappush(self._runnable, (seat.turn.clock_s, 0, seat.turn.rank))
         for seat in self._seats:
             assert seat.thread is not None
             seat.thread.start()
         self._hand_over()
-        return self._over.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        deadline_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        # In slices, so that an interrupt is seen that does not wake a waiting thread (`_thread.interrupt_main`).
+        while not self._over.wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic()))):
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
 
     def end(self) -> list[int]:
         """Unwind every rank that has not finished, one after another, and wait for its thread.
@@ -114,6 +148,7 @@ class Scheduler:
             seat = next((seat for seat in left if seat.has_turn), None)
             if seat is None:
                 seat = left[0]
+                seat.is_unwinding = True
                 self._give_turn(seat)  # it waits, and finds that the run is over
             deadline_s = time.monotonic() + _PATIENCE_S
             self._interrupt(seat, deadline_s)
@@ -128,14 +163,13 @@ class Scheduler:
     def _interrupt(self, seat: _Seat, deadline_s: float) -> None:
         """Have the interpreter raise `RunEnded` in a rank that runs, until it has ended or given its turn away.
 
-        A rank that is on its way out is left alone at first. One that catches everything and goes on is interrupted
-        again and again: sooner or later it is between two `try` blocks.
+        A rank that is on its way out is left alone at first.
         """
         next_s = time.monotonic() + (_UNWINDING_S if seat.is_unwinding else 0.0)
         while seat.has_turn and _is_alive(seat) and time.monotonic() < deadline_s:
             if time.monotonic() >= next_s and not seat.has_finished:
-                _raise_in(seat)
-                next_s = time.monotonic() + (_STEP_S if seat.is_unwinding else _UNWINDING_S)
+                _raise_in(seat, RunEndedForGood if seat.is_unwinding else RunEnded)
+                next_s = time.monotonic() + _UNWINDING_S
                 seat.is_unwinding = True
             assert seat.thread is not None
             seat.thread.join(_STEP_S)
@@ -148,10 +182,20 @@ class Scheduler:
     # ---- called from the rank whose turn it is ----
 
     def check(self) -> None:
-        """Raise `RunEnded` when the run is over: a rank that is being unwound must not communicate."""
+        """Raise `RunEnded` when the run is over: a rank that is being unwound must not communicate.
+
+        Raises RuntimeError in a thread that the program started itself.
+        """
+        seat = self._seats[self.current]
+        if seat.thread is not threading.current_thread():
+            raise RuntimeError(
+                "a simulated rank communicates from one thread only: this is a thread that the program started itself; "
+                "call torch.distributed from the function that was launched"
+            )
         if self._ending:
-            self._seats[self.current].is_unwinding = True
-            raise RunEnded
+            seat.is_unwinding = True
+            seat.num_refusals += 1
+            raise RunEndedForGood if seat.num_refusals > _MAX_REFUSALS else RunEnded
 
     def fail(self, error: BaseException) -> NoReturn:
         """End the run with this error, from the rank whose turn it is."""
@@ -280,8 +324,8 @@ def _is_alive(seat: _Seat) -> bool:
     return seat.thread is not None and seat.thread.is_alive()
 
 
-def _raise_in(seat: _Seat) -> None:
-    """Have the interpreter raise `RunEnded` in the seat's thread, at its next step of Python."""
+def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
+    """Have the interpreter raise this in the seat's thread, at its next step of Python."""
     thread = seat.thread
     if thread is not None and thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(RunEnded))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))

@@ -5,6 +5,7 @@ groups        where they meet (group.py), answered by a torch.distributed backen
 time          compute from the dispatched operators (clock.py), communication from the cost model (lablib/cost)
 """
 
+import signal
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from lablib.sim.clock import Clock
 from lablib.sim.group import Group
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier
 from lablib.sim.rank import ProcessState, Rank
-from lablib.sim.scheduler import Scheduler
+from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
 from lablib.sim.source import program_line
 from lablib.sim.store import SimStore
 
@@ -54,13 +55,17 @@ def run_sim(
     """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         raise LaunchError(
-            "one simulation runs at a time in a process: a launch is under way (perhaps this call is inside a rank); "
-            "call launch from the notebook, not from the program it runs."
+            "one simulation runs at a time in a process: a launch is under way in another thread; wait for its end."
         )
     try:
         return _Simulation(fn, args, ranks, cluster, trace).run(timeout_s)
     finally:
         _ONE_AT_A_TIME.release()
+
+
+def is_rank() -> bool:
+    """Whether the caller is a rank of a simulation: code that a launch runs."""
+    return threading.current_thread().name.startswith(THREAD_NAME)
 
 
 class _Simulation:
@@ -85,7 +90,9 @@ class _Simulation:
                     error = self._timeout(timeout_s or 0.0)
             except BaseException as interrupt:  # noqa: B036 - KeyboardInterrupt: no rank outlives the call
                 error = interrupt
-            for rank in self._scheduler.end():
+            with _no_interrupts():
+                stuck = self._scheduler.end()
+            for rank in stuck:
                 text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
                 (error or self._scheduler.error or RuntimeError()).add_note(text)
         error = error or self._scheduler.error
@@ -181,6 +188,9 @@ def _as_launch_error(rank: int, error: BaseException) -> BaseException:
 def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup]):
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
     state = ProcessState()
+    unraisablehook = sys.unraisablehook
+    # A rank that is ended in the middle of a destructor goes on: that is no error to print.
+    sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
     plugins = dict(dist.Backend._plugins)
     if "SIM" not in plugins:
         dist.Backend.register_backend("sim", make_group, extended_api=True, devices=["cpu", "cuda"])
@@ -194,7 +204,21 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup]):
     finally:
         dist.monitored_barrier = c10d.monitored_barrier = torchs_own
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        sys.unraisablehook = unraisablehook
         state.restore()
+
+
+@contextmanager
+def _no_interrupts():
+    """Ending the ranks is quick; a second press of the stop button must not leave some of them behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # interrupts reach the main thread only
+        return
+    handler = signal.signal(signal.SIGINT, lambda signum, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _nothing() -> AbstractContextManager[None]:

@@ -14,6 +14,8 @@ import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_SITE_PACKAGES = (_STDLIB + "site-packages", _STDLIB + "dist-packages")  # without a virtual environment
 _NOT_A_PROGRAM = ("<frozen", "<string>", "<eval_with_key>")
 
 
@@ -49,10 +51,18 @@ def program_line(frame: FrameType | None = None) -> Source:
                 inside_lablib = Source(name, frame.f_lineno)
             if in_machinery and name.endswith("simulation.py"):
                 break  # the bottom of the rank's stack
-        elif not (name.startswith(_TORCH) or name.startswith(_NOT_A_PROGRAM) or "/contextlib.py" in name):
+        elif is_program(frame):
             return Source(name, frame.f_lineno)
         frame = frame.f_back
     return inside_lablib
+
+
+def is_program(frame: FrameType) -> bool:
+    """Whether a frame runs code of the program: not of torch, lablib, Python's own library, or what Python makes up."""
+    name = frame.f_code.co_filename
+    if name.startswith((_TORCH, _LABLIB, *_NOT_A_PROGRAM)):
+        return False
+    return not name.startswith(_STDLIB) or name.startswith(_SITE_PACKAGES)
 
 
 def handling() -> str:
