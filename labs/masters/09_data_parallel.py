@@ -73,7 +73,7 @@ print(f"the gradient: {in_words(gradient_bytes, 'B')}")
 #
 # A *rank* is one process with one GPU. Each rank holds a *replica*, a full copy of the model, and reads sequences of
 # its own: n ranks read n times as much text in a step. But communication makes the step longer. *Scaling efficiency*
-# is the time of a step on one GPU divided by that on n.
+# is the time of a step on one GPU divided by that on n. (PCIe links are ordinary ones; NVLink is ten times faster.)
 
 # %%
 machine = find_cluster(cluster)
@@ -256,9 +256,9 @@ print("first:", *order[:4], sep="\n    ")
 print("last:", *order[-4:], sep="\n    ")
 
 # %% [markdown]
-# Note what the hook receives: the *parameter*, whose gradient is in `param.grad`. An easy mistake is to all-reduce
-# `param` itself; then every replica trains on its own data, and nobody notices for a while. The token embedding comes
-# last: its matrix is the head's too, so its gradient is complete only at the end.
+# Note what the hook receives: the *parameter*, whose gradient is in `param.grad`. An easy mistake is to average `param`
+# itself: equal weights stay as they are, the gradients stay different, and nobody notices for a while. The token
+# embedding comes last: its matrix is the head's too, so its gradient is complete only at the end.
 
 # %% [markdown]
 # ## Exercise 3: overlap
@@ -460,7 +460,7 @@ always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks) for is_lazy in 
 for name, run in [("always", always), ("no_sync", lazy)]:
     calls = [transfer for transfer in run.traffic.transfers if transfer.name == "all_reduce"]
     sent = sum(sum(call.sent_bytes) for call in calls) / ranks
-    print(f"{name:8s} {len(calls)} all-reduces, a rank sends {in_words(sent, 'B')} a step")
+    print(f"{name:8s} all-reduces: {len(calls)}, a rank sends {in_words(sent, 'B')} a step")
 difference = float((always.values[0] - lazy.values[0]).abs().max())
 print(f"largest difference between the two gradients: {difference:.1e} (rounding in 32 bits)")
 
@@ -516,15 +516,16 @@ show(step.figure(ranks=[0, 4], title="Hierarchical: ranks 0 and 4, on two nodes"
 # %% [markdown]
 # ## Train on the text
 #
-# Everything so far was one step. Now some dozens, with plain *SGD* (parameters minus a multiple of the gradient). If
-# the replicas' gradient is that of the whole batch, the loss curve of many GPUs is the curve of one.
+# Everything so far was one step. Now some dozens, with the optimizer *SGD*: each step subtracts a multiple of the
+# gradient, smoothed over the last steps (momentum). If the replicas' gradient is that of the whole batch, the loss
+# curve of many GPUs is the curve of one.
 
 
 # %%
 def train(num_steps, batch_size=4 * ranks):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     replica = parallel.DataParallel(GPT(small, seed=0).to(torch.get_default_device()))
-    optimizer = torch.optim.SGD(replica.parameters(), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1, momentum=0.9)
     stream = batches(train_text, batch_size, 64, rank=rank, world_size=world_size)
     losses = []
     for batch in islice(stream, num_steps):
@@ -560,7 +561,7 @@ print(f"largest difference: {max(abs(a - b) for a, b in zip(one, mean, strict=Tr
 #
 # The same program on two machines: the simulator's record of a laptop core, and real processes on this computer
 # (*gloo* is the library that connects them). A first step in "setup" warms up memory and caches. Which part do you
-# trust the prediction on?
+# expect to be predicted best?
 
 
 # %%
@@ -689,7 +690,8 @@ explore(
 #
 # - The mean of equal parts' gradients is the gradient of the whole batch. Divide once.
 # - An all-reduce sends 2(n-1)/n of the gradient's bytes a rank, in one piece or in many.
-# - Buckets pay latency less often. Hooks start them during backward, so that only the last one is exposed.
+# - Buckets pay latency less often. Hooks start them during backward, so that at best only the last one is
+#   exposed.
 # - `no_sync` sends once for many micro-batches. A hierarchy spares the slow links.
 # - One profile and a formula predict efficiency for any number of ranks.
 
