@@ -51,8 +51,14 @@ def is_free(op: Any) -> bool:
 @cache
 def _flop_formula(op: Any) -> Any:
     # Imported on first use: it costs 0.2 s, which a program that never multiplies should not pay.
-    from torch.utils.flop_counter import flop_registry
+    from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+    name = op._schema.name
+    # The CPU's own fused attention is missing from torch's table; its products are those of any attention.
+    if name == "aten::_scaled_dot_product_flash_attention_for_cpu":
+        return lambda q, k, v, *_, **__: sdpa_flop_count(q.shape, k.shape, v.shape)
+    if name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
+        return lambda do, q, k, v, *_, **__: sdpa_backward_flop_count(do.shape, q.shape, k.shape, v.shape)
     return flop_registry.get(op.overloadpacket)
 
 
