@@ -83,7 +83,7 @@ class SimProcessGroup(dist.ProcessGroup):
     # ---- collectives ----
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, tensors)
         return self._collective(
             "all_reduce",
             sent=tensors,
@@ -107,7 +107,7 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> SimWork:
-        root, op = opts.rootRank, reduce_op(opts.reduceOp)
+        root, op = opts.rootRank, reduce_op(opts.reduceOp, tensors)
         return self._collective(
             "reduce",
             sent=tensors,
@@ -130,7 +130,9 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> SimWork:
-        works = [self.allgather([output], [tensor], opts) for output, tensor in zip(outputs, inputs, strict=True)]
+        """outputs[r][k] receives the k-th tensor of rank r."""
+        self._count("all_gather_coalesced", outputs)
+        works = [self.allgather([[of_rank[k] for of_rank in outputs]], [x], opts) for k, x in enumerate(inputs)]
         return self._together(works)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> SimWork:
@@ -182,7 +184,7 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, inputs[0])
         self._count("reduce_scatter", inputs[0])
         return self._collective(
             "reduce_scatter",
@@ -197,7 +199,7 @@ class SimProcessGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             self._divides("reduce_scatter_tensor", "input", tensor, "output", output)
         return self._collective(
