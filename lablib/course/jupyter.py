@@ -48,6 +48,8 @@ def jupyter_command(lab: Lab, arguments: Sequence[str]) -> list[str]:
     command.append(f"--LabApp.default_url=/lab/tree/{lab.notebook.name}")
     if _option(arguments, "--port", "--ServerApp.port") is not None:
         command.append("--ServerApp.port_retries=0")
+    if _option(arguments, "--log-level", "--ServerApp.log_level", "--Application.log_level") is None:
+        command.append("--log-level=WARN")  # the address is still printed; twenty lines on extensions are not
     if hasattr(os, "getuid") and os.getuid() == 0 and "--allow-root" not in arguments:
         command.append("--allow-root")
     return [*command, *arguments]
