@@ -8,6 +8,7 @@ waiting gets the slow way.
 
 import ctypes
 import random
+from typing import Any
 
 import numpy
 import torch
@@ -32,7 +33,7 @@ class RandomStates:
         if self._is_plain and held == self._numpy_bytes:
             return  # nobody drew
         self._numpy_bytes = held
-        self._numpy = numpy.random.get_state()
+        self._numpy: Any = numpy.random.get_state()
         self._is_plain = bool(held) and not self._numpy[3]
         if address and not self._is_plain:
             # Leave no second normal number behind for the next rank.
@@ -51,5 +52,5 @@ class RandomStates:
 
 def _twister_address() -> int:
     """Where numpy's default generator keeps its state; 0 if the program has put another kind in its place."""
-    generator = numpy.random.get_bit_generator()
+    generator = numpy.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
     return generator.ctypes.state_address if type(generator) is numpy.random.MT19937 else 0

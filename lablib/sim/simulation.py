@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
 
 from lablib.cost import GroupNetwork
 from lablib.errors import LaunchError, LaunchTimeoutError, RankError
@@ -196,14 +197,14 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup]):
         dist.Backend.register_backend("sim", make_group, extended_api=True, devices=["cpu", "cuda"])
     dist.Backend._plugins["SIM"] = dist.Backend._BackendPlugin(make_group, True)
     torchs_own = c10d.monitored_barrier
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    _set_thread_isolation_mode(True)
     dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
             yield
     finally:
         dist.monitored_barrier = c10d.monitored_barrier = torchs_own
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        _set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         state.restore()
 

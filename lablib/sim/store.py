@@ -10,7 +10,7 @@ from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, program_line
 
 
-class SimStore(dist.Store):
+class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     """A `torch.distributed.Store` in memory; all ranks hold the same object.
 
     Args:

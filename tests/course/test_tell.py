@@ -5,7 +5,7 @@ import pytest
 from lablib.course import tell
 from lablib.course.tell import COLUMNS
 
-HUNG = '''the program was still running after timeout_s=2
+HUNG = """the program was still running after timeout_s=2
 rank 0 was at
   File "/tmp/ipykernel_7/1654090823.py", line 4, in swap
     dist.recv(inbox, src=other)
@@ -13,7 +13,7 @@ rank 0 was at
     return func(*args, **kwargs)
 rank 1 was at
   File "program.py", line 9, in main
-    dist.barrier()'''
+    dist.barrier()"""
 
 
 def test_frames_of_libraries_are_left_out_and_cells_are_called_cells(capsys: pytest.CaptureFixture[str]):
