@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lablib.sim.reduce import RedOp, reduce_to_all
+from lablib.sim.reduce import Op, reduce_to_all
 
 Tensors = Sequence[Tensor]
 PerRank = Sequence[Tensors]
-Op = tuple[RedOp, object]
 
 
 def all_reduce(sent: PerRank, received: PerRank, op: Op) -> None:
@@ -86,6 +85,6 @@ def all_to_all(sent: PerRank, received: PerRank) -> None:
 def _copy(outputs: Tensors, inputs: Tensors) -> None:
     pairs = [(o, x) for o, x in zip(outputs, inputs, strict=True) if o.data_ptr() != x.data_ptr() or o.numel() == 0]
     if len(pairs) > 1:
-        torch._foreach_copy_([o for o, _ in pairs], [x.view(o.shape) if x.shape != o.shape else x for o, x in pairs])
+        torch._foreach_copy_([o for o, _ in pairs], [x.reshape(o.shape) if x.shape != o.shape else x for o, x in pairs])
     elif pairs:
-        pairs[0][0].copy_(pairs[0][1].view(pairs[0][0].shape))
+        pairs[0][0].copy_(pairs[0][1].reshape(pairs[0][0].shape))

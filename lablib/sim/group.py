@@ -167,7 +167,7 @@ class Group:
         if send.tensor.dtype != receive.tensor.dtype or send.tensor.numel() != receive.tensor.numel():
             self._scheduler.fail(_message_mismatch(send, receive))
         with torch.no_grad(), torch._C._DisableTorchDispatch():
-            receive.tensor.data.copy_(send.tensor.data.view(receive.tensor.shape))
+            receive.tensor.data.copy_(send.tensor.data.reshape(receive.tensor.shape))
         sender, receiver = send.rank, receive.rank
         edge = self.network.cluster.edge(sender.rank, receiver.rank)
         out_port, in_port = f"{edge.level}:out", f"{edge.level}:in"

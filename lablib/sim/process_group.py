@@ -83,7 +83,7 @@ class SimProcessGroup(dist.ProcessGroup):
     # ---- collectives ----
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, tensors)
         return self._collective(
             "all_reduce",
             sent=tensors,
@@ -107,7 +107,7 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> SimWork:
-        root, op = opts.rootRank, reduce_op(opts.reduceOp)
+        root, op = opts.rootRank, reduce_op(opts.reduceOp, tensors)
         return self._collective(
             "reduce",
             sent=tensors,
@@ -184,7 +184,7 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, inputs[0])
         self._count("reduce_scatter", inputs[0])
         return self._collective(
             "reduce_scatter",
@@ -199,7 +199,7 @@ class SimProcessGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM)
+        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             self._divides("reduce_scatter_tensor", "input", tensor, "output", output)
         return self._collective(
@@ -389,7 +389,7 @@ class SimProcessGroup(dist.ProcessGroup):
                 f"all_to_all_single: without split sizes, dim 0 of the {what} must be a multiple of the ranks: "
                 f"got {tensor.shape[0]} rows for {self.size()} ranks; give {what}_split_sizes"
             )
-        return list(tensor.split(tensor.shape[0] // self.size()))
+        return list(tensor.split([tensor.shape[0] // self.size()] * self.size()))
 
 
 def _like(tensors: Sequence[Tensor]) -> Agreement:

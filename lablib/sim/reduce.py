@@ -8,6 +8,7 @@ the running sum travelling to memory and back for every rank.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,8 @@ from torch import Tensor
 
 _BLOCK = 1 << 16  # elements: 256 KiB of float32, inside a core's second-level cache
 
-RedOp = dist.ReduceOp.RedOpType
+RedOp: Any = dist.ReduceOp.RedOpType  # an enum of torch's C++ side, which its type stubs do not describe
+Op = tuple[Any, Any]  # the kind of a reduction and its factor
 
 
 def _sum_bool(acc: Tensor, t: Tensor) -> Tensor:
@@ -26,7 +28,7 @@ def _product_bool(acc: Tensor, t: Tensor) -> Tensor:
     return acc.logical_and_(t)
 
 
-_COMBINE: dict[RedOp, Callable[[Tensor, Tensor], Tensor]] = {
+_COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     RedOp.SUM: Tensor.add_,
     RedOp.AVG: Tensor.add_,
     RedOp.PREMUL_SUM: Tensor.add_,
@@ -41,23 +43,30 @@ _COMBINE_BOOL = {**_COMBINE, RedOp.SUM: _sum_bool, RedOp.PRODUCT: _product_bool}
 _BITWISE = (RedOp.BAND, RedOp.BOR, RedOp.BXOR)
 
 
-def reduce_op(op: object) -> tuple[RedOp, object]:
-    """The kind of a `ReduceOp` and its factor (of PREMUL_SUM; else None)."""
-    kind = next(kind for kind in _COMBINE if op == kind)
-    if kind == RedOp.PREMUL_SUM:
-        return kind, op.__getstate__()[1]  # type: ignore[attr-defined]
-    return kind, None
+def reduce_op(op: Any, tensors: Sequence[Tensor]) -> Op:
+    """The kind of a `ReduceOp` and its factor (of PREMUL_SUM; else None).
+
+    Raises TypeError for a reduction that is not defined on the dtype of these tensors.
+    """
+    kind = next((kind for kind in _COMBINE if op == kind), None)
+    if kind is None:
+        raise TypeError(f"unknown reduction {op}: choose from {', '.join(kind.name for kind in _COMBINE)}")
+    for dtype in {tensor.dtype for tensor in tensors}:
+        if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+            raise TypeError(f"bitwise reductions need integers: got {kind.name} of {dtype}; use SUM, MIN or MAX")
+        if kind in (RedOp.AVG, RedOp.PREMUL_SUM) and dtype == torch.bool:
+            raise TypeError(f"{kind.name} needs numbers: got {dtype}; use SUM (or) or PRODUCT (and)")
+        if kind in (RedOp.MIN, RedOp.MAX) and dtype.is_complex:
+            raise TypeError(f"complex numbers have no order: got {kind.name} of {dtype}; use SUM or PRODUCT")
+    return kind, op.__getstate__()[1] if kind == RedOp.PREMUL_SUM else None
 
 
-def reduce_to_all(operands: Sequence[Tensor], results: Sequence[Tensor], op: tuple[RedOp, object]) -> None:
+def reduce_to_all(operands: Sequence[Tensor], results: Sequence[Tensor], op: Op) -> None:
     """Write the reduction of `operands` (one a rank, same shape) into every tensor of `results`.
 
-    A result may be one of the operands. Raises TypeError for a bitwise reduction of floats.
+    A result may be one of the operands.
     """
     kind, factor = op
-    dtype = operands[0].dtype
-    if kind in _BITWISE and dtype.is_floating_point:
-        raise TypeError(f"bitwise reductions need integers: got {kind.name} of {dtype}; use SUM, MIN or MAX")
     flat_in = [_flat(t) for t in operands]
     flat_out = [_flat(t) for t in results]
     if any(t is None for t in flat_in) or any(t is None for t in flat_out):
@@ -76,7 +85,7 @@ def _flat(t: Tensor) -> Tensor | None:
     return t.view(-1) if t.is_contiguous() else None
 
 
-def _reduce_block(operands: list[Tensor], kind: RedOp, factor: object) -> Tensor:
+def _reduce_block(operands: list[Tensor], kind: Any, factor: Any) -> Tensor:
     dtype = operands[0].dtype
     combine = (_COMBINE_BOOL if dtype == torch.bool else _COMBINE)[kind]
     is_narrow = dtype.is_floating_point and dtype.itemsize < 4
