@@ -118,8 +118,9 @@ class Group:
         if len(call.joined) == len(self.members):
             del self._calls[index]
             arrived = [call.joined[i] for i in range(len(self.members))]
-            # torch's own bookkeeping (autograd, dispatch modes) must not see the simulator's copies.
-            with torch.no_grad(), torch._C._DisableTorchDispatch():
+            # torch's own bookkeeping (autograd, dispatch modes) must not see the simulator's copies. Inference mode, as
+            # tensors made in it may not be written outside.
+            with torch.inference_mode(), torch._C._DisableTorchDispatch():
                 move(arrived)
             self._finish(call, arrived, kind, size_bytes(arrived), root)
         return call
@@ -166,7 +167,7 @@ class Group:
     def _transfer(self, send: Message, receive: Message) -> None:
         if send.tensor.dtype != receive.tensor.dtype or send.tensor.numel() != receive.tensor.numel():
             self._scheduler.fail(_message_mismatch(send, receive))
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with torch.inference_mode(), torch._C._DisableTorchDispatch():
             receive.tensor.data.copy_(send.tensor.data.reshape(receive.tensor.shape))
         sender, receiver = send.rank, receive.rank
         edge = self.network.cluster.edge(sender.rank, receiver.rank)

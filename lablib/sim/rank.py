@@ -14,6 +14,7 @@ Grad mode, autocast and dispatch modes are per thread already. Everything is res
 import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,9 +63,15 @@ class ProcessState:
         self.random = RandomStates()
         self.dtype = torch.get_default_dtype()
 
-    def restore(self) -> None:
+    def restore(self, ranks: "Sequence[Rank]") -> None:
         c10d._world = self.world
         os.environ._data = self.environ  # type: ignore[attr-defined]
+        # Setting a variable also sets it for child processes, which do not ask os.environ.
+        for key in {key for rank in ranks for key, _ in rank.environ.items() ^ self.environ.items()}:
+            if key in self.environ:
+                os.putenv(key, self.environ[key])
+            else:
+                os.unsetenv(key)
         sys.stdout = self.stdout
         # init_process_group installs a hook that prints the rank in front of every uncaught error.
         sys.excepthook = self.excepthook
@@ -83,7 +90,9 @@ class Rank:
         pending: storages written by a communication whose future the program holds -> when they are ready.
     """
 
-    def __init__(self, rank: int, num_ranks: int, local_rank: int, local_size: int, is_traced: bool = True):
+    def __init__(
+        self, rank: int, num_ranks: int, local_rank: int, local_size: int, node: int = 0, is_traced: bool = True
+    ):
         self.rank = rank
         self.clock_s = 0.0
         self.is_traced = is_traced
@@ -97,23 +106,23 @@ class Rank:
         self._world = World()
         self._random: RandomStates | None = None
         self._dtype = torch.get_default_dtype()
-        self._environ = dict(os.environ._data)  # type: ignore[attr-defined]
+        self.environ = dict(os.environ._data)  # type: ignore[attr-defined]
         torchrun = {
             "RANK": rank,
             "LOCAL_RANK": local_rank,
-            "GROUP_RANK": (rank - local_rank) // max(1, local_size),
+            "GROUP_RANK": node,
             "WORLD_SIZE": num_ranks,
             "LOCAL_WORLD_SIZE": local_size,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "29500",
         }
         for key, value in torchrun.items():
-            self._environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
+            self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
 
     def enter(self) -> None:
         """The rank's turn begins."""
         c10d._world = self._world
-        os.environ._data = self._environ  # type: ignore[attr-defined]
+        os.environ._data = self.environ  # type: ignore[attr-defined]
         sys.stdout = self.stdout
         torch.set_default_dtype(self._dtype)
         if self._random is None:

@@ -78,13 +78,13 @@ class _Simulation:
         for rank in range(num_ranks):
             first = cluster.node(rank) * cluster.devices_per_node
             local_size = min(cluster.devices_per_node, num_ranks - first)
-            self._ranks.append(Rank(rank, num_ranks, rank - first, local_size, trace))
+            self._ranks.append(Rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
         self._scheduler = Scheduler(list(self._ranks))
         self._store = SimStore(self._scheduler)
 
     def run(self, timeout_s: float | None) -> Run:
         began_s = time.perf_counter()
-        with _borrowed_process(self._make_group):
+        with _borrowed_process(self._make_group, self._ranks):
             error: BaseException | None = None
             try:
                 if not self._scheduler.run(self._body, _as_launch_error, timeout_s):
@@ -186,7 +186,7 @@ def _as_launch_error(rank: int, error: BaseException) -> BaseException:
 
 
 @contextmanager
-def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup]):
+def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: list[Rank]):
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
     state = ProcessState()
     unraisablehook = sys.unraisablehook
@@ -206,7 +206,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup]):
         dist.monitored_barrier = c10d.monitored_barrier = torchs_own
         _set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
-        state.restore()
+        state.restore(ranks)
 
 
 @contextmanager
