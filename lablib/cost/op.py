@@ -5,8 +5,8 @@ An operation must do its arithmetic and move its bytes; a device does both at on
     time = max( FLOPs / (peak(dtype) * efficiency),  bytes / bandwidth ) + kernel overhead
 
 FLOPs of matrix products, convolutions and attention come from torch's own formulas (torch.utils.flop_counter; a
-multiply-add is two). Every other operation is taken to be limited by memory: it reads its inputs and writes its
-outputs once.  Operations that only make a new view of a tensor, or reserve memory, cost nothing.
+multiply-add is two; a causal mask saves nothing). Every other operation is taken to be limited by memory: it reads its
+inputs and writes its outputs once. Operations that only make a new view of a tensor, or reserve memory, cost nothing.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 Simplified: one efficiency for all shapes (no tile or wave quantization), no cache: every operand comes from memory.
@@ -31,10 +31,21 @@ class OpCost:
     size_bytes: float
 
 
-# Reserve memory or read metadata: no kernel runs.
+# Reserve memory or read metadata: no kernel runs. (`_unsafe_view` is a view that autograd takes for a new tensor.)
 _FREE = frozenset(
-    {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_local_scalar_dense", "item"}
+    {
+        "empty",
+        "empty_strided",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "_local_scalar_dense",
+        "item",
+        "_unsafe_view",
+    }
 )
+# Write their first argument without reading it. (`zeros_like` and `new_zeros` only look at its shape.)
+_OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
 
 
 @cache
@@ -45,7 +56,7 @@ def is_free(op: Any) -> bool:
     name = op._schema.name.split("::")[-1]
     # An alias annotation without a write is what makes a view a view.
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
-    return name in _FREE or is_view
+    return name in _FREE or is_view or torch.Tag.inplace_view in op.tags
 
 
 @cache
@@ -62,6 +73,50 @@ def _flop_formula(op: Any) -> Any:
     return flop_registry.get(op.overloadpacket)
 
 
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """Arguments that are not simply read.
+
+    Attributes:
+        first_is_unread: the first argument is overwritten (`copy_`), or gives nothing but its shape (`zeros_like`).
+        unread: keyword arguments that are overwritten: `out=`.
+        unreturned: position and name of those written though the operator does not return them (`_foreach_add_`
+            returns nothing).
+    """
+
+    first_is_unread: bool
+    unread: frozenset[str]
+    unreturned: tuple[tuple[int, str], ...]
+
+
+@cache
+def _roles(op: Any) -> _Roles:
+    schema = op._schema
+    name = schema.name.split("::")[-1]
+    returned = {alias for r in schema.returns if r.alias_info for alias in r.alias_info.before_set}
+    return _Roles(
+        first_is_unread=name in _OVERWRITES or name.startswith("new_") or name.endswith("_like"),
+        unread=frozenset(argument.name for argument in schema.arguments if argument.is_out),
+        unreturned=tuple(
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.is_write and not returned.intersection(argument.alias_info.before_set)
+        ),
+    )
+
+
+def _moved_bytes(op: Any, args: tuple, kwargs: dict, out: Any) -> float:
+    """Bytes read and written: every operand once, one that is updated in place twice."""
+    roles = _roles(op)
+    size_bytes = sum(t.nbytes for t in tensors_in(args[1:] if roles.first_is_unread else args))
+    size_bytes += sum(t.nbytes for t in tensors_in(kwargs[name] for name in kwargs if name not in roles.unread))
+    size_bytes += sum(t.nbytes for t in tensors_in((out,)))
+    for position, name in roles.unreturned:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        size_bytes += sum(t.nbytes for t in tensors_in((value,)))
+    return float(size_bytes)
+
+
 def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpCost:
     """The cost of one dispatched operator.
 
@@ -71,13 +126,12 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
         out: what it returned.
         device: where it would run.
     """
-    inputs, outputs = list(tensors_in(args)), list(tensors_in((out,)))
-    inputs.extend(tensors_in(kwargs.values()))
-    size_bytes = float(sum(t.nbytes for t in inputs) + sum(t.nbytes for t in outputs))
+    size_bytes = _moved_bytes(op, args, kwargs, out)
     flops, compute_s = 0.0, 0.0
     if formula := _flop_formula(op):
         flops = float(formula(*args, **kwargs, out_val=out))
-        compute_s = flops / (device.peak(_dtype_name(inputs[0].dtype)) * device.matmul_efficiency)
+        dtype = next(iter(tensors_in((*args, *kwargs.values())))).dtype
+        compute_s = flops / (device.peak(_dtype_name(dtype)) * device.matmul_efficiency)
     memory_s = size_bytes / device.memory_bandwidth_bytes_per_s
     return OpCost(max(compute_s, memory_s) + device.kernel_overhead_s, flops, size_bytes)
 
