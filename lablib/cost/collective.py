@@ -109,7 +109,7 @@ def tree_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> Collecti
 
 
 def scatter_gather_broadcast(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    """Scatter down the tree (half of what is left at each round), then a ring all-gather. Backwards: a reduce."""
+    """Scatter down the tree (half of what is left at each round), then a ring all-gather."""
     n, rooted = net.size, _rooted(net, root)
     gather = ring_gather(net, size_bytes)
     scatter_s = sum(step.time_s(size_bytes * min(2**k, n - 2**k) / n) for k, step in enumerate(rooted.tree))
@@ -117,6 +117,17 @@ def scatter_gather_broadcast(net: GroupNetwork, size_bytes: float, root: int = 0
     passed_on = [_subtree((i - root) % n, n) - 1 for i in range(n)]
     sent = tuple(size_bytes * shards / n + own for shards, own in zip(passed_on, gather.sent_bytes, strict=True))
     return CollectiveCost("scatter-gather", scatter_s + gather.time_s, sent)
+
+
+def scatter_gather_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
+    """The broadcast backwards: a ring reduce-scatter, then the shards climb the tree. The bytes turn around too."""
+    n = net.size
+    broadcast = scatter_gather_broadcast(net, size_bytes, root)
+    scatter = ring_gather(net, size_bytes)
+    # A tree node hands its parent the shards of its whole subtree; the root keeps them.
+    handed_up = [0 if i == root else _subtree((i - root) % n, n) for i in range(n)]
+    sent = tuple(size_bytes * shards / n + own for shards, own in zip(handed_up, scatter.sent_bytes, strict=True))
+    return CollectiveCost("scatter-gather", broadcast.time_s, sent)
 
 
 def direct_scatter(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
@@ -148,7 +159,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_gather": {"ring": ring_gather, "hierarchical": hierarchical_gather},
     "reduce_scatter": {"ring": ring_gather, "hierarchical": hierarchical_gather},
     "broadcast": {"tree": tree_broadcast, "scatter-gather": scatter_gather_broadcast},
-    "reduce": {"tree": tree_reduce, "scatter-gather": scatter_gather_broadcast},
+    "reduce": {"tree": tree_reduce, "scatter-gather": scatter_gather_reduce},
     "gather": {"direct": direct_gather},
     "scatter": {"direct": direct_scatter},
     "all_to_all": {"direct": direct_all_to_all},
@@ -177,10 +188,13 @@ def collective_cost(
         root: group rank of the root, where there is one.
 
     Raises:
-        ValueError: an unknown collective or algorithm, or one that this group's shape does not allow.
+        ValueError: an unknown collective or algorithm, one that this group's shape does not allow, a negative size, or
+            a root outside the group.
     """
-    if size_bytes < 0:
+    if not size_bytes >= 0:
         raise ValueError(f"size_bytes must be 0 or more: got {size_bytes} for {name}")
+    if not 0 <= root < net.size:
+        raise ValueError(f"root is a group rank, 0 to {net.size - 1}: got {root} for {name}")
     candidates = algorithms_for(name, net)
     if net.size == 1:
         return CollectiveCost("none", 0.0, (0.0,))
