@@ -177,6 +177,6 @@ def find_cluster(name: str | Cluster) -> Cluster:
     """The cluster of that name; a `Cluster` is returned as it is. Raises ValueError with the nearest names."""
     if isinstance(name, Cluster):
         return name
-    if name not in CLUSTERS:
+    if not isinstance(name, str) or name not in CLUSTERS:
         raise unknown_name("cluster", name, list(CLUSTERS))
     return CLUSTERS[name]

@@ -32,6 +32,14 @@ class Device:
             raise ValueError(f"a device needs a float32 peak: {self.name} has {sorted(self.peak_flops_per_s)}; add one")
         if not 0 < self.matmul_efficiency <= 1:
             raise ValueError(f"matmul_efficiency is a share in (0, 1]: got {self.matmul_efficiency} for {self.name}")
+        positive = {f"peak_flops_per_s[{dtype!r}]": peak for dtype, peak in self.peak_flops_per_s.items()}
+        positive["memory_bytes"] = self.memory_bytes
+        positive["memory_bandwidth_bytes_per_s"] = self.memory_bandwidth_bytes_per_s
+        for figure, value in positive.items():
+            if not value > 0:
+                raise ValueError(f"{figure} must be positive: got {value} for {self.name}")
+        if not self.kernel_overhead_s >= 0:
+            raise ValueError(f"kernel_overhead_s must be 0 or more: got {self.kernel_overhead_s} for {self.name}")
 
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s for a dtype name such as "bfloat16"; float32's where the device has no unit for it."""

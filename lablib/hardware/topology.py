@@ -36,6 +36,14 @@ class Topology(Protocol):
         ...
 
 
+def _check(topology: Topology, **counts: int) -> None:
+    for what, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{what} of a {topology.name} must be at least 1: got {count}")
+    if not topology.switch_latency_s >= 0:
+        raise ValueError(f"switch_latency_s of a {topology.name} must be 0 or more: got {topology.switch_latency_s}")
+
+
 @dataclass(frozen=True)
 class FatTree:
     """Three levels of switches. `oversubscription` 2.0 means: half the uplinks that a full bisection would have."""
@@ -45,6 +53,11 @@ class FatTree:
     oversubscription: float = 1.0
     switch_latency_s: float = 150e-9
     name: str = "fat tree"
+
+    def __post_init__(self) -> None:
+        _check(self, nodes_per_leaf=self.nodes_per_leaf, leaves_per_pod=self.leaves_per_pod)
+        if not self.oversubscription >= 1:
+            raise ValueError(f"oversubscription must be 1 (full bisection) or more: got {self.oversubscription}")
 
     def hops(self, node_a: int, node_b: int) -> int:
         if node_a // self.nodes_per_leaf == node_b // self.nodes_per_leaf:
@@ -66,6 +79,11 @@ class Dragonfly:
     switch_latency_s: float = 150e-9
     name: str = "dragonfly"
 
+    def __post_init__(self) -> None:
+        _check(self, nodes_per_router=self.nodes_per_router, routers_per_group=self.routers_per_group)
+        if not 0 < self.global_taper <= 1:
+            raise ValueError(f"global_taper is a share in (0, 1]: got {self.global_taper}")
+
     def hops(self, node_a: int, node_b: int) -> int:
         if node_a // self.nodes_per_router == node_b // self.nodes_per_router:
             return 1
@@ -83,6 +101,9 @@ class Torus:
     shape: tuple[int, ...] = (4, 4, 4)
     switch_latency_s: float = 100e-9
     name: str = "torus"
+
+    def __post_init__(self) -> None:
+        _check(self, **{f"extent {axis}": extent for axis, extent in enumerate(self.shape)})
 
     def coordinates(self, node: int) -> tuple[int, ...]:
         """Position of a node on the grid. Raises ValueError when the grid has no such node."""
