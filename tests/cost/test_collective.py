@@ -1,0 +1,379 @@
+"""Collectives cost what the closed forms say, in seconds and in bytes; trees are counted by brute force."""
+
+import re
+from dataclasses import replace
+from math import ceil, isclose, log2
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lablib.cost import GroupNetwork, algorithms_for, collective_cost
+from lablib.cost.collective import ALGORITHMS, _subtree, _tree_children
+from lablib.hardware import CLUSTERS, Cluster, FatTree, Link, find_cluster
+
+# One switch and one kind of wire: then alpha and beta are the same for every pair, as the closed forms assume.
+ALPHA_S, BETA_S = 3e-6, 1 / 50e9
+WIRE = Link("wire", ALPHA_S, 1 / BETA_S)
+FLAT = find_cluster("dgx-h100").but(name="flat", devices_per_node=64, intra=WIRE)
+
+ROUNDING = 1e-12  # a closed form and a sum of rounds differ by the order of their additions, nothing else
+SIZES = st.integers(0, 10**12)
+RANKS = st.integers(2, 64)
+
+
+def flat(n: int) -> GroupNetwork:
+    return GroupNetwork(FLAT, range(n))
+
+
+def close(value: float, expected: float) -> bool:
+    return isclose(value, expected, rel_tol=ROUNDING)
+
+
+def rounds(n: int) -> int:
+    return ceil(log2(n))
+
+
+# ---- closed forms on one kind of wire ----
+
+
+@given(RANKS, SIZES)
+def test_a_ring_all_reduce_takes_two_n_minus_one_rounds_of_a_shard(n, size):
+    cost = collective_cost("all_reduce", size, flat(n), "ring")
+    assert close(cost.time_s, 2 * (n - 1) * (ALPHA_S + size / n * BETA_S))
+    assert all(close(sent, 2 * (n - 1) / n * size) for sent in cost.sent_bytes) and len(cost.sent_bytes) == n
+
+
+@given(RANKS, SIZES)
+def test_a_tree_all_reduce_takes_two_log_n_rounds_of_everything(n, size):
+    cost = collective_cost("all_reduce", size, flat(n), "tree")
+    assert close(cost.time_s, 2 * rounds(n) * (ALPHA_S + size * BETA_S))
+    assert close(sum(cost.sent_bytes), 2 * (n - 1) * size)
+
+
+@given(st.sampled_from(["all_gather", "reduce_scatter"]), RANKS, SIZES)
+def test_an_all_gather_and_a_reduce_scatter_are_half_a_ring_all_reduce(name, n, size):
+    cost = collective_cost(name, size, flat(n), "ring")
+    assert close(cost.time_s, (n - 1) * (ALPHA_S + size / n * BETA_S))
+    assert all(close(sent, (n - 1) / n * size) for sent in cost.sent_bytes)
+
+
+@given(st.sampled_from(["broadcast", "reduce"]), RANKS, SIZES, st.data())
+def test_a_tree_with_a_root_takes_log_n_rounds_whichever_the_root(name, n, size, data):
+    root = data.draw(st.integers(0, n - 1))
+    cost = collective_cost(name, size, flat(n), "tree", root=root)
+    assert close(cost.time_s, rounds(n) * (ALPHA_S + size * BETA_S))
+    assert close(sum(cost.sent_bytes), (n - 1) * size)
+
+
+@given(st.sampled_from(["broadcast", "reduce"]), RANKS, SIZES, st.data())
+def test_a_scatter_gather_sends_each_byte_twice_whichever_the_root(name, n, size, data):
+    root = data.draw(st.integers(0, n - 1))
+    cost = collective_cost(name, size, flat(n), "scatter-gather", root=root)
+    assert close(cost.time_s, (rounds(n) + n - 1) * ALPHA_S + 2 * (n - 1) / n * size * BETA_S)
+
+
+@given(st.sampled_from(["gather", "scatter"]), RANKS, SIZES, st.data())
+def test_a_gather_and_a_scatter_pass_the_root_one_message_after_another(name, n, size, data):
+    root = data.draw(st.integers(0, n - 1))
+    cost = collective_cost(name, size, flat(n), root=root)
+    assert close(cost.time_s, (n - 1) * (ALPHA_S + size / n * BETA_S))
+    assert close(sum(cost.sent_bytes), (n - 1) / n * size)
+    senders = [rank for rank, sent in enumerate(cost.sent_bytes) if sent]
+    if size:
+        assert senders == ([root] if name == "scatter" else [rank for rank in range(n) if rank != root])
+
+
+@given(RANKS, SIZES)
+def test_an_all_to_all_is_n_minus_one_exchanges_of_a_shard(n, size):
+    cost = collective_cost("all_to_all", size, flat(n))
+    assert close(cost.time_s, (n - 1) * (ALPHA_S + size / n * BETA_S))
+    assert all(close(sent, (n - 1) / n * size) for sent in cost.sent_bytes)
+
+
+@given(RANKS)
+def test_a_barrier_is_a_tree_all_reduce_of_nothing(n):
+    cost = collective_cost("barrier", 0, flat(n))
+    assert close(cost.time_s, 2 * rounds(n) * ALPHA_S) and sum(cost.sent_bytes) == 0
+
+
+# ---- two levels ----
+
+
+@st.composite
+def node_grids(draw) -> GroupNetwork:
+    """A group with the same number of ranks on each of several nodes, in any order of its ranks."""
+    num_nodes, per_node = draw(st.integers(2, 8)), draw(st.integers(2, 8))
+    cluster = find_cluster(draw(st.sampled_from(["dgx-a100", "dgx-h100", "pcie-a100"])))
+    nodes = draw(st.lists(st.integers(0, 40), min_size=num_nodes, max_size=num_nodes, unique=True))
+    places = draw(st.lists(st.integers(0, 7), min_size=per_node, max_size=per_node, unique=True))
+    ranks = [node * cluster.devices_per_node + place for node in nodes for place in places]
+    return GroupNetwork(cluster, draw(st.permutations(ranks)))
+
+
+def on_nodes(net: GroupNetwork) -> tuple[list[GroupNetwork], list[GroupNetwork]]:
+    """The group's ranks by node, and by place on the node (rails), found without the network's own help."""
+    nodes: dict[int, list[int]] = {}
+    for rank in net.ranks:
+        nodes.setdefault(rank // net.cluster.devices_per_node, []).append(rank)
+    inside = [GroupNetwork(net.cluster, members) for members in nodes.values()]
+    rails = [GroupNetwork(net.cluster, rail) for rail in zip(*nodes.values(), strict=True)]
+    return inside, rails
+
+
+@given(node_grids(), SIZES)
+def test_a_hierarchical_all_reduce_is_scatter_in_the_node_reduce_on_the_rails_gather_in_the_node(net, size):
+    inside, rails = on_nodes(net)
+    local = inside[0].size
+    flat_reduces = [
+        min((collective_cost("all_reduce", size / local, r, kind) for kind in ("ring", "tree")), key=lambda c: c.time_s)
+        for r in rails
+    ]
+    parts_s = [
+        max(collective_cost("reduce_scatter", size, node, "ring").time_s for node in inside),
+        max(cost.time_s for cost in flat_reduces),
+        max(collective_cost("all_gather", size, node, "ring").time_s for node in inside),
+    ]
+    cost = collective_cost("all_reduce", size, net, "hierarchical")
+    assert close(cost.time_s, sum(parts_s))
+    in_node = 2 * (local - 1) / local * size
+    outside = {
+        rank: sent
+        for r, c in zip(rails, flat_reduces, strict=True)
+        for rank, sent in zip(r.ranks, c.sent_bytes, strict=True)
+    }
+    for rank, sent in zip(net.ranks, cost.sent_bytes, strict=True):
+        assert close(sent, in_node + outside[rank])
+
+
+@given(st.sampled_from(["all_gather", "reduce_scatter"]), node_grids(), SIZES)
+def test_a_hierarchical_gather_is_a_gather_on_the_rails_and_one_in_the_node(name, net, size):
+    inside, rails = on_nodes(net)
+    local, num_nodes = inside[0].size, len(inside)
+    across_s = max(collective_cost(name, size / local, rail, "ring").time_s for rail in rails)
+    within_s = max(collective_cost(name, size, node, "ring").time_s for node in inside)
+    cost = collective_cost(name, size, net, "hierarchical")
+    assert close(cost.time_s, across_s + within_s)
+    # In the end every rank has everything but its own shard from others: n (n-1)/n S in all, however it travelled.
+    assert close(sum(cost.sent_bytes), (net.size - 1) * size)
+    assert all(
+        close(sent, (num_nodes - 1) / num_nodes * size / local + (local - 1) / local * size) for sent in cost.sent_bytes
+    )
+
+
+def test_a_ring_on_two_nodes_moves_at_the_speed_of_its_slowest_edge():
+    # 2 nodes of a DGX A100, 16 ranks: every round waits for the NIC, 25 GB/s, one switch of 150 ns on the way.
+    cost = collective_cost("all_reduce", 1.6e9, GroupNetwork(find_cluster("dgx-a100"), range(16)), "ring")
+    assert close(cost.time_s, 30 * (4.0e-6 + 150e-9 + 0.1e9 / 25e9))
+
+
+def test_a_tree_on_two_nodes_leaves_the_node_in_one_round():
+    cost = collective_cost("broadcast", 1e9, GroupNetwork(find_cluster("dgx-a100"), range(16)), "tree")
+    assert close(cost.time_s, 3 * (1.9e-6 + 1e9 / 300e9) + (4.0e-6 + 150e-9 + 1e9 / 25e9))
+
+
+UNEVEN = [
+    pytest.param(range(12), id="eight and four"),
+    pytest.param(range(8), id="one node"),
+    pytest.param(range(0, 32, 8), id="one rank a node"),
+    pytest.param([0, 1, 8], id="two and one"),
+]
+
+
+@pytest.mark.parametrize("ranks", UNEVEN)
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_hierarchical_on_uneven_nodes_is_refused_with_the_counts(name, ranks):
+    net = GroupNetwork(find_cluster("dgx-h100"), ranks)
+    with pytest.raises(ValueError, match="needs two or more nodes with the same number") as caught:
+        collective_cost(name, 1e6, net, "hierarchical")
+    counts = [sum(rank // 8 == node for rank in ranks) for node in sorted({rank // 8 for rank in ranks})]
+    assert str(counts) in str(caught.value) and "choose from ring" in str(caught.value)
+    assert "hierarchical" not in algorithms_for(name, net)
+
+
+# ---- what holds for every collective ----
+
+
+@st.composite
+def networks(draw) -> GroupNetwork:
+    cluster = CLUSTERS[draw(st.sampled_from(sorted(CLUSTERS)))]
+    ranks = draw(st.lists(st.integers(0, 95), min_size=1, max_size=24, unique=True))
+    return GroupNetwork(cluster, ranks)
+
+
+NAMES = st.sampled_from(sorted(ALGORITHMS))
+
+
+@given(NAMES, networks(), SIZES, st.data())
+def test_auto_is_the_fastest_algorithm(name, net, size, data):
+    assume(net.size > 1)
+    root = data.draw(st.integers(0, net.size - 1))
+    costs = [collective_cost(name, size, net, algorithm, root) for algorithm in algorithms_for(name, net)]
+    auto = collective_cost(name, size, net, root=root)
+    assert auto in costs and auto.time_s == min(cost.time_s for cost in costs)
+
+
+@given(NAMES, networks(), SIZES, SIZES, st.data())
+def test_more_bytes_never_take_less_time(name, net, size_a, size_b, data):
+    less, more = sorted((size_a, size_b))
+    algorithm = data.draw(st.sampled_from(["auto", *algorithms_for(name, net)]))
+    cost, larger = (collective_cost(name, size, net, algorithm) for size in (less, more))
+    assert cost.time_s <= larger.time_s * (1 + ROUNDING)
+    if algorithm != "auto":  # another algorithm may be faster and send less
+        assert sum(cost.sent_bytes) <= sum(larger.sent_bytes) * (1 + ROUNDING)
+
+
+@given(NAMES, st.sampled_from(sorted(CLUSTERS)), st.integers(0, 95), SIZES)
+def test_one_rank_alone_pays_nothing(name, cluster, rank, size):
+    cost = collective_cost(name, size, GroupNetwork(CLUSTERS[cluster], [rank]))
+    assert (cost.time_s, cost.sent_bytes) == (0.0, (0.0,))
+
+
+@given(NAMES, networks(), SIZES, st.data())
+def test_every_rank_of_the_group_has_its_bytes_and_none_sends_less_than_nothing(name, net, size, data):
+    cost = collective_cost(name, size, net, root=data.draw(st.integers(0, net.size - 1)))
+    assert len(cost.sent_bytes) == net.size and all(sent >= 0 for sent in cost.sent_bytes) and cost.time_s >= 0
+
+
+# What must arrive somewhere, however it gets there: a lower bound in shards of S/n that no algorithm can beat.
+@given(networks(), SIZES, st.data())
+def test_no_algorithm_sends_less_than_the_data_that_must_arrive(net, size, data):
+    n, root = net.size, data.draw(st.integers(0, net.size - 1))
+    must_arrive = {
+        "broadcast": (n - 1) * size,
+        "reduce": (n - 1) * size,
+        "all_reduce": 2 * (n - 1) * size,
+        "all_gather": (n - 1) * size,
+        "reduce_scatter": (n - 1) * size,
+        "all_to_all": (n - 1) * size,
+        "gather": (n - 1) / n * size,
+        "scatter": (n - 1) / n * size,
+    }
+    for name, least in must_arrive.items():
+        for algorithm in algorithms_for(name, net):
+            assert sum(collective_cost(name, size, net, algorithm, root).sent_bytes) >= least * (1 - ROUNDING)
+
+
+# ---- the binomial tree, built by hand ----
+
+
+def binomial_tree(n: int) -> dict[int, int]:
+    """Child -> parent, as a broadcast grows it: in each round everyone who has the data tells one who has not."""
+    parents: dict[int, int] = {}
+    stride = 2 ** rounds(n) // 2
+    while stride:
+        for parent in range(0, n, 2 * stride):
+            if parent + stride < n:
+                parents[parent + stride] = parent
+        stride //= 2
+    return parents
+
+
+@given(st.integers(1, 300))
+def test_children_and_subtrees_are_those_of_a_binomial_tree(n):
+    parents = binomial_tree(n)
+    assert len(parents) == n - 1
+    subtree = [1] * n
+    # A child has a larger number than its parent, so the leaves come first.
+    for child in sorted(parents, reverse=True):
+        subtree[parents[child]] += subtree[child]
+    for node in range(n):
+        assert _tree_children(node, n) == sum(parent == node for parent in parents.values())
+        assert _subtree(node, n) == subtree[node]
+    assert sum(_tree_children(node, n) for node in range(n)) == n - 1
+
+
+class Telltale(FatTree):
+    """A network on which each pair of nodes has a distance of its own, so that an edge tells who talks to whom."""
+
+    def hops(self, node_a: int, node_b: int) -> int:
+        return 1000 * min(node_a, node_b) + max(node_a, node_b)
+
+
+@given(RANKS, st.data())
+def test_the_rounds_of_the_tree_are_the_edges_of_the_binomial_tree(n, data):
+    cluster = FLAT.but(devices_per_node=1, inter=WIRE, topology=Telltale())
+    net, parents = GroupNetwork(cluster, data.draw(st.permutations(range(n)))), binomial_tree(n)
+    assert len(net.tree) == rounds(n)
+    for k, step in enumerate(net.tree):
+        pairs = [(child, parent) for child, parent in parents.items() if child - parent == 2**k]
+        assert set(step.edges) == {cluster.edge(net.ranks[child], net.ranks[parent]) for child, parent in pairs}
+
+
+@given(RANKS)
+def test_the_rounds_of_a_ring_and_of_an_exchange_pair_each_rank_with_its_neighbours(n):
+    net = GroupNetwork(FLAT.but(devices_per_node=1, inter=WIRE, topology=Telltale()), range(n))
+    assert set(net.ring.edges) == {net.cluster.edge(rank, (rank + 1) % n) for rank in range(n)}
+    exchanged = {edge for step in net.shifts for edge in step.edges}
+    assert exchanged == {net.cluster.edge(a, b) for a in range(n) for b in range(n) if a != b}
+
+
+@given(RANKS, SIZES, st.data())
+def test_each_rank_of_a_tree_broadcast_sends_once_to_each_child(n, size, data):
+    root, parents = data.draw(st.integers(0, n - 1)), binomial_tree(n)
+    sent = collective_cost("broadcast", size, flat(n), "tree", root=root).sent_bytes
+    for node in range(n):
+        children = sum(parent == node for parent in parents.values())
+        assert close(sent[(node + root) % n], children * size)
+
+
+@given(RANKS, SIZES, st.data())
+def test_each_rank_of_a_tree_all_reduce_sends_up_once_and_down_to_each_child(n, size, data):
+    parents = binomial_tree(n)
+    sent = collective_cost("all_reduce", size, flat(n), "tree").sent_bytes
+    for node in range(n):
+        assert close(sent[node], (sum(parent == node for parent in parents.values()) + (node in parents)) * size)
+
+
+@given(RANKS, st.data())
+def test_a_scatter_gather_moves_shards_down_the_tree_and_a_reduce_up(n, data):
+    root, parents = data.draw(st.integers(0, n - 1)), binomial_tree(n)
+    holds = [{node} for node in range(n)]
+    for child in sorted(parents, reverse=True):
+        holds[parents[child]] |= holds[child]
+    down, up = [0] * n, [0] * n
+    for child, parent in parents.items():
+        down[parent] += len(holds[child])
+        up[child] += len(holds[child])
+    for name, shards in (("broadcast", down), ("reduce", up)):
+        sent = collective_cost(name, float(n), flat(n), "scatter-gather", root=root).sent_bytes  # a shard is 1 byte
+        assert all(close(sent[(node + root) % n], shards[node] + n - 1) for node in range(n))
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize("size", [-1, -1e-9, float("nan")])
+def test_a_negative_size_is_refused(size):
+    with pytest.raises(ValueError, match=rf"size_bytes must be 0 or more: got {size} for all_reduce"):
+        collective_cost("all_reduce", size, flat(4))
+
+
+@pytest.mark.parametrize("root", [-1, 4])
+def test_a_root_outside_the_group_is_refused(root):
+    with pytest.raises(ValueError, match=rf"root is a group rank, 0 to 3: got {root} for broadcast"):
+        collective_cost("broadcast", 1.0, flat(4), root=root)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_an_unknown_collective_is_refused_with_the_nearest_names(n):
+    with pytest.raises(ValueError, match=r"unknown collective 'allreduce': did you mean 'all_reduce'"):
+        collective_cost("allreduce", 1.0, flat(n))
+
+
+def test_an_unknown_algorithm_is_refused_with_the_nearest_names():
+    with pytest.raises(ValueError, match=re.escape("unknown all_reduce algorithm 'rings': did you mean 'ring'")):
+        collective_cost("all_reduce", 1.0, flat(4), "rings")
+    with pytest.raises(ValueError, match=re.escape("Valid: tree, scatter-gather.")):
+        collective_cost("broadcast", 1.0, flat(4), "ring")
+
+
+def test_costs_follow_the_cluster_that_was_changed():
+    base = find_cluster("dgx-h100")
+    slow: Cluster = base.but(intra=replace(base.intra, bandwidth_bytes_per_s=base.intra.bandwidth_bytes_per_s / 2))
+    size = 1e9
+    latency_s = 2 * 7 * base.intra.latency_s
+    fast_s, slow_s = (
+        collective_cost("all_reduce", size, GroupNetwork(c, range(8)), "ring").time_s - latency_s for c in (base, slow)
+    )
+    assert isclose(slow_s, 2 * fast_s, rel_tol=1e-9)  # the latency subtracted leaves the rounding of a difference
