@@ -8,6 +8,7 @@ Read in this order:
     call.py            one collective: who has joined, and do they agree
     exchange.py        what each collective does with its tensors
     reduce.py          sums in rank order
+    port.py            one end of a wire: one message at a time
     group.py           where members meet: collectives, sends and receives, and their times
     work.py            waiting
     process_group.py   torch.distributed's view of it all

@@ -11,7 +11,7 @@ Point to point. A send and a receive are a rendezvous: the bytes move when both 
 which receives were posted. One message occupies the sender's output port and the receiver's input port of its level
 (NVLink, NIC) for alpha + S beta: the one-port model, full duplex.
 
-    start = max(send issued, receive issued, sender's output free, receiver's input free)
+    start = the first moment after both were issued from which both ports are free for so long (port.py)
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
 from lablib.errors import CollectiveMismatchError, Wait
 from lablib.run import Transfer
 from lablib.sim.call import Call, Joined
+from lablib.sim.port import first_common_gap
 from lablib.sim.rank import Rank
 from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source
@@ -157,12 +158,15 @@ class Group:
         self._sends[message.peer].append(message)
 
     def post_receive(self, message: Message) -> None:
-        """Post a receive; it meets the first posted send that fits it."""
-        for send in self._sends[message.member]:
-            if _fits(send, message):
-                self._sends[message.member].remove(send)
-                return self._transfer(send, message)
-        self._receives[message.member].append(message)
+        """Post a receive; it meets the first posted send that fits it; one from anyone the send issued first."""
+        fitting = [send for send in self._sends[message.member] if _fits(send, message)]
+        if not fitting:
+            self._receives[message.member].append(message)
+            return
+        # Posting follows the order in which ranks had their turns; virtual time decides between different senders.
+        send = min(fitting, key=lambda send: send.issue_s) if message.peer == ANY_SOURCE else fitting[0]
+        self._sends[message.member].remove(send)
+        self._transfer(send, message)
 
     def _transfer(self, send: Message, receive: Message) -> None:
         if send.tensor.dtype != receive.tensor.dtype or send.tensor.numel() != receive.tensor.numel():
@@ -171,11 +175,13 @@ class Group:
             receive.tensor.data.copy_(send.tensor.data.reshape(receive.tensor.shape))
         sender, receiver = send.rank, receive.rank
         edge = self.network.cluster.edge(sender.rank, receiver.rank)
-        out_port, in_port = f"{edge.level}:out", f"{edge.level}:in"
+        out_port, in_port = sender.port(f"{edge.level}:out"), receiver.port(f"{edge.level}:in")
         size_bytes = send.tensor.nbytes
-        start_s = max(send.issue_s, receive.issue_s, sender.ports.get(out_port, 0.0), receiver.ports.get(in_port, 0.0))
-        end_s = start_s + edge.transfer_s(size_bytes)
-        sender.ports[out_port] = receiver.ports[in_port] = end_s
+        time_s = edge.transfer_s(size_bytes)
+        start_s = first_common_gap(out_port, in_port, max(send.issue_s, receive.issue_s), time_s)
+        end_s = start_s + time_s
+        out_port.occupy(start_s, end_s)
+        in_port.occupy(start_s, end_s)
         stream = f"comm:{self.label}"
         sender.communicate(f"{stream}:send", f"send to {receiver.rank}", send.phase, start_s, end_s, size_bytes)
         receiver.communicate(f"{stream}:recv", f"recv from {sender.rank}", receive.phase, start_s, end_s, size_bytes)

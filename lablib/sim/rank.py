@@ -22,6 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from lablib.rank_state import seed_rank
 from lablib.run import COMPUTE, Span
+from lablib.sim.port import Port
 from lablib.sim.random_state import RandomStates
 
 
@@ -100,7 +101,7 @@ class Rank:
         self.spans: list[tuple] = []
         self.phases: list[str] = []
         self.pending: dict[int, float] = {}
-        self.ports: dict[str, float] = {}
+        self._ports: dict[str, Port] = {}
         self.stdout = io.StringIO()
         self.value: Any = None
         self._world = World()
@@ -136,6 +137,10 @@ class Rank:
         self._dtype = torch.get_default_dtype()
         if self._random is not None:
             self._random.take()
+
+    def port(self, name: str) -> Port:
+        """One end of a wire of this rank, "intra:out", "inter:in", ...; messages of all groups share it."""
+        return self._ports.setdefault(name, Port())
 
     def phase(self) -> str:
         """What the program is doing: the innermost block it named itself, else backward or forward."""

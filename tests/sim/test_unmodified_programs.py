@@ -39,6 +39,15 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
+class Checkpointed(nn.Sequential):
+    """Computes every block again in backward."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Sequential's name
+        for block in self:
+            input = checkpoint(block, input, use_reentrant=False)
+        return input
+
+
 def build() -> nn.Sequential:
     """The same four blocks on every rank, in float64."""
     torch.manual_seed(0)
@@ -113,12 +122,6 @@ def data_parallel_with_a_communication_hook() -> Gradients:
 
 
 def data_parallel_with_checkpointing() -> Gradients:
-    class Checkpointed(nn.Sequential):
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Sequential's name
-            for block in self:
-                input = checkpoint(block, input, use_reentrant=False)
-            return input
-
     model = DistributedDataParallel(Checkpointed(*build()), bucket_cap_mb=0.002)
     loss_of(model(my_part())).backward()
     return gradients(model)
@@ -127,8 +130,8 @@ def data_parallel_with_checkpointing() -> Gradients:
 # ---- sharded ----
 
 
-def fully_sharded(reshard: bool) -> Gradients:
-    model = build()
+def fully_sharded(reshard: bool | int, is_checkpointed: bool = False) -> Gradients:
+    model = Checkpointed(*build()) if is_checkpointed else build()
     for block in model:
         fully_shard(block, reshard_after_forward=reshard)
     fully_shard(model, reshard_after_forward=reshard)
@@ -168,6 +171,8 @@ WHOLE_MODEL: dict[str, tuple[int, Callable[[], Gradients]]] = {
     "DDP, activation checkpointing": (4, data_parallel_with_checkpointing),
     "FSDP2": (4, lambda: fully_sharded(reshard=True)),
     "FSDP2, parameters kept after forward": (4, lambda: fully_sharded(reshard=False)),
+    "FSDP2, parameters kept by pairs after forward": (4, lambda: fully_sharded(reshard=2)),
+    "FSDP2, activation checkpointing": (4, lambda: fully_sharded(reshard=True, is_checkpointed=True)),
     "TP": (4, tensor_parallel),
     "HSDP x TP": (8, hybrid_sharded_and_tensor_parallel),
 }
@@ -187,7 +192,7 @@ def test_raw_gradients_equal_one_device(name: str):
 
 
 def pipeline(schedule: type, stages_per_rank: int) -> Gradients:
-    """Four blocks over two ranks, four micro-batches; rank r holds stages r, r + 2, ..."""
+    """Four blocks over p ranks, four micro-batches; rank r holds stages r, r + p, ..."""
     blocks, rank, size = list(build()), dist.get_rank(), dist.get_world_size()
     num_stages = size * stages_per_rank
     per_stage = len(blocks) // num_stages
@@ -198,10 +203,8 @@ def pipeline(schedule: type, stages_per_rank: int) -> Gradients:
         parts[first] = part
         stages.append(PipelineStage(part, index, num_stages, torch.device("cpu")))
     plan = schedule(stages if stages_per_rank > 1 else stages[0], 4, loss_fn=loss_of)
-    if rank == 0:
-        plan.step(batch())
-    else:
-        plan.step(target=torch.zeros(16, 8, dtype=torch.float64))
+    target = {"target": torch.zeros(16, 8, dtype=torch.float64)} if rank == size - 1 else {}
+    plan.step(*([batch()] if rank == 0 else []), **target)
     found = {}
     for first, part in parts.items():
         for i, block in enumerate(part):
@@ -210,12 +213,22 @@ def pipeline(schedule: type, stages_per_rank: int) -> Gradients:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "stages_per_rank"),
-    [(ScheduleGPipe, 1), (Schedule1F1B, 1), (ScheduleInterleaved1F1B, 2), (ScheduleInterleavedZeroBubble, 2)],
+    ("schedule", "stages_per_rank", "ranks"),
+    [
+        (ScheduleGPipe, 1, 2),
+        (ScheduleGPipe, 1, 4),
+        (Schedule1F1B, 1, 2),
+        (Schedule1F1B, 1, 4),
+        (ScheduleInterleaved1F1B, 2, 2),
+        (ScheduleInterleavedZeroBubble, 2, 2),
+    ],
 )
-def test_a_pipeline_gives_the_gradients_of_one_device(schedule: type, stages_per_rank: int):
-    first, second = launch(pipeline, schedule, stages_per_rank, ranks=2).values
-    assert_gradients(first | second, one_device())
+def test_a_pipeline_gives_the_gradients_of_one_device(schedule: type, stages_per_rank: int, ranks: int):
+    found: Gradients = {}
+    for of_rank in launch(pipeline, schedule, stages_per_rank, ranks=ranks).values:
+        found |= of_rank
+    expected = one_device()
+    assert_gradients({name: found[name] for name in expected}, expected)
 
 
 # ---- optimizers ----
