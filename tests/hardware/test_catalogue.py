@@ -1,0 +1,217 @@
+"""The catalogue holds the figures of the data sheets, each with its source; impossible records are refused."""
+
+import re
+from dataclasses import FrozenInstanceError, replace
+from math import inf, isclose, nan
+from typing import Any
+
+import pytest
+
+from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Dragonfly, FatTree, Link, Torus, find_cluster
+
+# ---- the data sheets ----
+
+
+@pytest.mark.parametrize(
+    ("name", "bfloat16", "achievable", "memory_gb", "bandwidth_tb_per_s"),
+    [
+        ("A100-80GB-SXM", 312e12, 271.2e12, 80, 2.0),
+        ("H100-80GB-SXM", 989e12, 794.5e12, 80, 3.35),
+        ("H200-SXM", 989e12, 794.5e12, 141, 4.8),
+    ],
+)
+def test_a_gpu_has_the_figures_of_its_data_sheet(name, bfloat16, achievable, memory_gb, bandwidth_tb_per_s):
+    device = DEVICES[name]
+    assert device.peak("bfloat16") == device.peak("float16") == bfloat16
+    assert isclose(device.peak("bfloat16") * device.matmul_efficiency, achievable, rel_tol=1e-12)
+    assert device.memory_bytes == memory_gb * 1e9
+    assert device.memory_bandwidth_bytes_per_s == bandwidth_tb_per_s * 1e12
+
+
+@pytest.mark.parametrize(
+    ("name", "float64", "tfloat32", "float8"),
+    [("A100-80GB-SXM", 19.5e12, 156e12, None), ("H100-80GB-SXM", 67e12, 494.5e12, 1979e12)],
+)
+def test_a_gpu_has_the_peaks_of_its_data_sheet_without_sparsity(name, float64, tfloat32, float8):
+    peaks = DEVICES[name].peak_flops_per_s
+    assert peaks["float64"] == peaks["float32"] == float64
+    assert peaks["tfloat32"] == tfloat32 and peaks.get("float8") == float8
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nvlink_gb_per_s", "nic_gbit_per_s"),
+    [("dgx-a100", 300, 200), ("dgx-h100", 450, 400), ("hgx-h200", 450, 400)],
+)
+def test_a_node_has_eight_gpus_on_nvlink_and_a_nic_for_each(cluster, nvlink_gb_per_s, nic_gbit_per_s):
+    machine = CLUSTERS[cluster]
+    assert machine.devices_per_node == 8
+    assert machine.intra.bandwidth_bytes_per_s == nvlink_gb_per_s * 1e9
+    assert machine.inter.bandwidth_bytes_per_s == nic_gbit_per_s * 1e9 / 8
+
+
+@pytest.mark.parametrize(
+    ("link", "bandwidth_gb_per_s"),
+    [("nvlink5", 900), ("pcie3", 15.75), ("pcie4", 31), ("pcie5", 63), ("roce-100", 12.5), ("ethernet-25", 3.125)],
+)
+def test_a_link_has_the_bandwidth_of_its_standard(link, bandwidth_gb_per_s):
+    assert LINKS[link].bandwidth_bytes_per_s == bandwidth_gb_per_s * 1e9
+
+
+@pytest.mark.parametrize(("link", "latency_s"), [("nvlink4", 1.9e-6), ("pcie5", 2.5e-6), ("infiniband-ndr", 4e-6)])
+def test_a_latency_is_that_of_nccls_tuning_table(link, latency_s):
+    assert LINKS[link].latency_s == latency_s
+
+
+def test_a_newer_machine_is_in_no_figure_slower():
+    a100, h100, h200 = (DEVICES[name] for name in ("A100-80GB-SXM", "H100-80GB-SXM", "H200-SXM"))
+    for old, new in ((a100, h100), (h100, h200)):
+        assert all(new.peak(dtype) >= peak for dtype, peak in old.peak_flops_per_s.items())
+        assert new.memory_bytes >= old.memory_bytes
+        assert new.memory_bandwidth_bytes_per_s >= old.memory_bandwidth_bytes_per_s
+
+
+# ---- sources ----
+
+
+@pytest.mark.parametrize("record", [*DEVICES.values(), *LINKS.values(), *CLUSTERS.values()], ids=lambda r: r.name)
+def test_every_record_of_the_catalogue_says_where_its_figures_come_from(record):
+    assert len(record.source) > 20
+
+
+@pytest.mark.parametrize("catalogue", [DEVICES, CLUSTERS])
+def test_a_record_is_found_under_its_own_name(catalogue):
+    assert all(name == record.name for name, record in catalogue.items())
+
+
+@pytest.mark.parametrize("catalogue", [DEVICES, LINKS, CLUSTERS])
+def test_the_catalogue_cannot_be_changed_by_accident(catalogue):
+    with pytest.raises(TypeError):
+        catalogue["mine"] = next(iter(catalogue.values()))
+    with pytest.raises(FrozenInstanceError):
+        next(iter(catalogue.values())).name = "mine"
+
+
+def test_every_cluster_is_made_of_parts_of_the_catalogue():
+    for cluster in CLUSTERS.values():
+        assert cluster.device in DEVICES.values()
+        assert cluster.intra in LINKS.values() and cluster.inter in LINKS.values()
+
+
+# ---- finding ----
+
+
+def test_a_cluster_is_found_by_name_and_a_record_is_itself():
+    for name, cluster in CLUSTERS.items():
+        assert find_cluster(name) is cluster and find_cluster(cluster) is cluster
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"), [("dgx-h10", "dgx-h100"), ("DGX-A100", "dgx-a100"), ("h200", "hgx-h200"), ("lap", "laptop")]
+)
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(wrong, nearest):
+    with pytest.raises(ValueError, match=rf"unknown cluster '{wrong}': did you mean .*'{nearest}'"):
+        find_cluster(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["zzz", "", 7, None, ["dgx-h100"]])
+def test_what_is_no_name_at_all_is_answered_with_every_name(wrong):
+    with pytest.raises(ValueError, match=re.escape(f"unknown cluster {wrong!r}")) as caught:
+        find_cluster(wrong)
+    assert all(name in str(caught.value) for name in CLUSTERS)
+
+
+# ---- changing ----
+
+
+def test_a_changed_cluster_is_a_new_one():
+    cluster = find_cluster("dgx-a100")
+    changed = cluster.but(inter=LINKS["roce-100"])
+    assert changed.inter is LINKS["roce-100"] and changed.device is cluster.device
+    assert find_cluster("dgx-a100").inter is LINKS["infiniband-hdr"]
+
+
+def test_free_compute_keeps_the_network_and_computes_in_no_time():
+    cluster = find_cluster("dgx-h100")
+    free = cluster.free_compute()
+    assert (free.intra, free.inter, free.topology) == (cluster.intra, cluster.inter, cluster.topology)
+    assert 1e30 / free.device.peak("bfloat16") == 0 and 1e30 / free.device.memory_bandwidth_bytes_per_s == 0
+    assert free.device.kernel_overhead_s == 0
+
+
+# ---- refused ----
+
+DEVICE: dict[str, Any] = {
+    "name": "mine",
+    "peak_flops_per_s": {"float32": 1e12},
+    "memory_bytes": 1e9,
+    "memory_bandwidth_bytes_per_s": 1e11,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peak_flops_per_s": {"bfloat16": 1e12}}, "a device needs a float32 peak: mine has ['bfloat16']; add one"),
+        ({"peak_flops_per_s": {"float32": 0}}, "peak_flops_per_s['float32'] must be positive: got 0 for mine"),
+        ({"matmul_efficiency": 0}, "matmul_efficiency is a share in (0, 1]: got 0 for mine"),
+        ({"matmul_efficiency": 1.01}, "matmul_efficiency is a share in (0, 1]: got 1.01 for mine"),
+        ({"matmul_efficiency": nan}, "matmul_efficiency is a share in (0, 1]: got nan for mine"),
+        ({"memory_bytes": 0}, "memory_bytes must be positive: got 0 for mine"),
+        ({"memory_bandwidth_bytes_per_s": -1}, "memory_bandwidth_bytes_per_s must be positive: got -1 for mine"),
+        ({"kernel_overhead_s": -1e-6}, "kernel_overhead_s must be 0 or more: got -1e-06 for mine"),
+    ],
+)
+def test_an_impossible_device_is_refused(changes, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Device(**{**DEVICE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "bandwidth", "message"),
+    [
+        (-1e-6, 1e9, "latency_s must be 0 or more: got -1e-06 for link 'wire'"),
+        (nan, 1e9, "latency_s must be 0 or more: got nan for link 'wire'"),
+        (0, 0, "bandwidth_bytes_per_s must be positive: got 0 for link 'wire'"),
+        (0, -5, "bandwidth_bytes_per_s must be positive: got -5 for link 'wire'"),
+    ],
+)
+def test_an_impossible_link_is_refused(latency_s, bandwidth, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Link("wire", latency_s, bandwidth)
+
+
+def test_a_link_without_latency_or_with_endless_bandwidth_is_an_idealization_not_an_error():
+    assert Link("ideal", 0, inf).bandwidth_bytes_per_s == inf
+
+
+def test_a_node_without_devices_is_refused():
+    with pytest.raises(ValueError, match="devices_per_node must be at least 1: got 0 for 'dgx-h100'"):
+        find_cluster("dgx-h100").but(devices_per_node=0)
+    with pytest.raises(TypeError, match="devices"):
+        find_cluster("dgx-h100").but(devices=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FatTree(nodes_per_leaf=0), "nodes_per_leaf of a fat tree must be at least 1: got 0"),
+        (lambda: FatTree(leaves_per_pod=-1), "leaves_per_pod of a fat tree must be at least 1: got -1"),
+        (lambda: FatTree(oversubscription=0), "oversubscription must be 1 (full bisection) or more: got 0"),
+        (lambda: FatTree(switch_latency_s=-1.0), "switch_latency_s of a fat tree must be 0 or more: got -1.0"),
+        (lambda: Dragonfly(nodes_per_router=0), "nodes_per_router of a dragonfly must be at least 1: got 0"),
+        (lambda: Dragonfly(routers_per_group=0), "routers_per_group of a dragonfly must be at least 1: got 0"),
+        (lambda: Dragonfly(global_taper=0), "global_taper is a share in (0, 1]: got 0"),
+        (lambda: Dragonfly(global_taper=1.5), "global_taper is a share in (0, 1]: got 1.5"),
+        (lambda: Torus((4, 0)), "extent 1 of a torus must be at least 1: got 0"),
+    ],
+)
+def test_an_impossible_topology_is_refused(make, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        make()
+
+
+def test_records_of_equal_figures_are_equal_and_can_be_keys():
+    cluster = find_cluster("dgx-h100")
+    again = replace(cluster)
+    assert isinstance(again, Cluster) and again == cluster and hash(again) == hash(cluster)
+    assert len({cluster, again, find_cluster("dgx-a100")}) == 2
