@@ -1,0 +1,256 @@
+"""What a run says of time and bytes, against brute force: spans lie on whole seconds, so each second can be counted."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer, _length, _overlap, _short_ranks, _union
+
+STREAMS = (COMPUTE, "comm:world", "comm:dp", "comm:world:send")
+PHASES = ("forward", "backward", "setup")
+
+
+@st.composite
+def spans(draw) -> Span:
+    """A span between two whole seconds; it may be empty, and may overlap others of its stream."""
+    start, duration = draw(st.integers(0, 30)), draw(st.integers(0, 8))
+    return Span(
+        rank=draw(st.integers(0, 3)),
+        stream=draw(st.sampled_from(STREAMS)),
+        name=draw(st.sampled_from(["aten.mm", "all_reduce"])),
+        phase=draw(st.sampled_from(PHASES)),
+        start_s=float(start),
+        end_s=float(start + duration),
+        flops=float(draw(st.integers(0, 5))),
+        size_bytes=float(draw(st.integers(0, 5))),
+    )
+
+
+SPANS = st.lists(spans(), max_size=25)
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (float(pair[0]), float(sum(pair)))), max_size=15
+)
+
+
+def seconds(intervals: list[tuple[float, float]]) -> set[int]:
+    """The whole seconds that some interval covers."""
+    return {second for start, end in intervals for second in range(int(start), int(end))}
+
+
+def busy(timeline: Timeline, rank: int, *streams: str) -> set[int]:
+    return seconds([(s.start_s, s.end_s) for s in timeline.spans if s.rank == rank and s.stream in streams])
+
+
+# ---- time ----
+
+
+@given(INTERVALS)
+def test_a_union_covers_the_same_seconds_with_disjoint_intervals_in_order(intervals):
+    union = _union(intervals)
+    assert seconds(union) == seconds(intervals)
+    assert _length(union) == len(seconds(intervals))
+    assert all(end < start for (_, end), (start, _) in zip(union, union[1:], strict=False))
+
+
+@given(INTERVALS, INTERVALS)
+def test_an_overlap_is_the_number_of_seconds_in_both(a, b):
+    assert _overlap(_union(a), _union(b)) == _overlap(_union(b), _union(a)) == len(seconds(a) & seconds(b))
+
+
+@given(SPANS)
+def test_busy_exposed_and_idle_time_are_counted_second_by_second(some):
+    timeline = Timeline.of(some, 4)
+    makespan = max((s.end_s for s in some), default=0.0)
+    assert timeline.makespan_s == makespan
+    for rank in range(4):
+        compute, communication = busy(timeline, rank, COMPUTE), busy(timeline, rank, *STREAMS[1:])
+        assert timeline.busy_s(rank) == len(compute)
+        assert timeline.busy_s(rank, "comm") == len(communication)
+        assert all(timeline.busy_s(rank, stream) == len(busy(timeline, rank, stream)) for stream in STREAMS)
+        assert timeline.exposed_s(rank) == len(communication - compute)
+        assert timeline.idle_s(rank) == makespan - len(compute)
+
+
+@given(SPANS)
+def test_a_summary_holds_the_four_times_of_each_rank(some):
+    timeline = Timeline.of(some, 4)
+    summary = timeline.summary()
+    assert list(summary.index) == [0, 1, 2, 3]
+    for rank in range(4):
+        times = [timeline.busy_s(rank), timeline.busy_s(rank, "comm"), timeline.exposed_s(rank), timeline.idle_s(rank)]
+        assert summary.loc[rank, ["compute_s", "communication_s", "exposed_s", "idle_s"]].tolist() == times
+
+
+def test_a_run_that_did_nothing_took_no_time():
+    timeline = Timeline.of([], 2)
+    assert (timeline.makespan_s, timeline.busy_s(0), timeline.exposed_s(1), timeline.idle_s(1)) == (0, 0, 0, 0)
+    assert len(timeline) == 0 and timeline.streams(0) == [] and len(timeline.table()) == 0
+    assert timeline.without("setup").makespan_s == 0
+
+
+# ---- spans ----
+
+
+@given(SPANS)
+def test_a_timeline_is_ordered_by_rank_with_compute_first_and_then_by_start(some):
+    timeline = Timeline.of(some, 4)
+    keys = [(s.rank, s.stream != COMPUTE, s.stream, s.start_s) for s in timeline]
+    assert keys == sorted(keys) and len(timeline) == len(some)
+    # Spans that tie stay in the order in which they were given.
+    assert list(timeline) == [s for _, s in sorted(zip(keys_of(some), some, strict=True), key=lambda pair: pair[0])]
+
+
+def keys_of(some: list[Span]) -> list[tuple]:
+    return [(s.rank, STREAMS.index(s.stream) if s.stream == COMPUTE else 1, s.stream, s.start_s) for s in some]
+
+
+@given(
+    SPANS,
+    st.none() | st.integers(0, 3),
+    st.none() | st.sampled_from([*STREAMS, "comm"]),
+    st.none() | st.sampled_from(PHASES),
+)
+def test_select_keeps_what_fits_every_given_condition(some, rank, stream, phase):
+    timeline = Timeline.of(some, 4)
+    expected = [s for s in timeline if rank is None or s.rank == rank]
+    if stream == "comm":
+        expected = [s for s in expected if s.stream.startswith("comm")]
+    elif stream is not None:
+        expected = [s for s in expected if s.stream == stream]
+    expected = [s for s in expected if phase is None or s.phase == phase]
+    assert timeline.select(rank, stream, phase) == expected
+
+
+@given(SPANS)
+def test_streams_are_named_once_compute_first(some):
+    timeline = Timeline.of(some, 4)
+    for rank in range(4):
+        names = timeline.streams(rank)
+        assert set(names) == {s.stream for s in some if s.rank == rank} and len(names) == len(set(names))
+        assert COMPUTE not in names[1:] and names[COMPUTE in names :] == sorted(names[COMPUTE in names :])
+
+
+@given(SPANS, st.sampled_from(PHASES))
+def test_a_timeline_without_a_phase_starts_at_zero_and_keeps_every_duration(some, phase):
+    whole = Timeline.of(some, 4)
+    rest = whole.without(phase)
+    kept = [s for s in whole if s.phase != phase]
+    assert len(rest) == len(kept) and rest.num_ranks == 4
+    if kept:
+        first = min(s.start_s for s in kept)
+        assert min(s.start_s for s in rest) == 0
+        assert list(rest) == [replace(s, start_s=s.start_s - first, end_s=s.end_s - first) for s in kept]
+        assert rest.makespan_s == max(s.end_s for s in kept) - first
+    assert len(whole) == len(some)
+
+
+@given(SPANS)
+def test_a_table_has_a_row_for_each_span(some):
+    timeline = Timeline.of(some, 4)
+    rows = timeline.table().to_dict("records")
+    names = ("rank", "stream", "name", "phase", "start_s", "end_s", "flops", "size_bytes")
+    assert rows == [{name: getattr(s, name) for name in names} for s in timeline]
+
+
+# ---- Perfetto ----
+
+
+@given(SPANS)
+def test_a_perfetto_file_holds_every_span_in_microseconds_on_a_lane_of_its_own(tmp_path_factory, some):
+    timeline = Timeline.of(some, 4)
+    path = timeline.to_perfetto(tmp_path_factory.mktemp("trace") / "trace.json")
+    trace: dict[str, Any] = json.loads(path.read_text())
+    events = trace["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    assert processes == {rank: f"rank {rank}" for rank in range(4)}
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    complete = [e for e in events if e["ph"] == "X"]
+    assert len(complete) + len(lanes) + 4 == len(events)
+    found = sorted(
+        (e["pid"], lanes[(e["pid"], e["tid"])], e["ts"] / 1e6, e["dur"] / 1e6, e["name"], e["args"]["phase"])
+        for e in complete
+    )
+    assert found == sorted((s.rank, s.stream, s.start_s, s.duration_s, s.name, s.phase) for s in some)
+
+
+def test_durations_of_a_perfetto_file_add_up_to_the_busy_time(tmp_path):
+    # Spans of one stream, one after another: 1 + 2 + ... + 20 ms.
+    starts = [sum(range(i)) * 1e-3 for i in range(1, 21)]
+    timeline = Timeline.of(
+        [Span(0, COMPUTE, "aten.mm", "forward", start, start + (i + 1) * 1e-3) for i, start in enumerate(starts)], 1
+    )
+    events = json.loads(timeline.to_perfetto(tmp_path / "trace.json").read_text())["traceEvents"]
+    total_us = sum(e["dur"] for e in events if e["ph"] == "X")
+    assert total_us == pytest.approx(210e3, rel=1e-9) and timeline.busy_s(0) == pytest.approx(total_us / 1e6, rel=1e-9)
+
+
+# ---- traffic ----
+
+
+@st.composite
+def transfers(draw) -> Transfer:
+    ranks = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True)))
+    sent = tuple(float(draw(st.integers(0, 100))) for _ in ranks)
+    name = draw(st.sampled_from(["all_reduce", "send", "broadcast"]))
+    start = float(draw(st.integers(0, 9)))
+    return Transfer(draw(st.sampled_from(["world", "dp"])), name, ranks, "ring", 8.0, sent, start, start + 1)
+
+
+TRANSFERS = st.lists(transfers(), max_size=10)
+
+
+@given(TRANSFERS)
+def test_bytes_that_left_each_rank_add_up_to_those_that_left_all(some):
+    traffic = Traffic(tuple(some))
+    by_hand = [0.0] * 6
+    for transfer in some:
+        for place, rank in enumerate(transfer.ranks):
+            by_hand[rank] += transfer.sent_bytes[place]
+    assert [traffic.sent_bytes(rank) for rank in range(6)] == by_hand
+    assert traffic.sent_bytes() == sum(by_hand) and traffic.sent_bytes(99) == 0
+
+
+@given(TRANSFERS)
+def test_calls_are_counted_by_name(some):
+    traffic = Traffic(tuple(some))
+    counts = {name: traffic.count(name) for name in ("all_reduce", "send", "broadcast")}
+    assert sum(counts.values()) == len(traffic) == len(some)
+    assert counts["send"] == len([t for t in some if t.name == "send"]) and traffic.count("sned") == 0
+
+
+@given(TRANSFERS)
+def test_the_table_of_traffic_has_a_row_for_each_communication(some):
+    table = Traffic(tuple(some)).table()
+    columns = ["group", "name", "ranks", "algorithm", "size_bytes", "sent_bytes", "start_s", "seconds"]
+    assert list(table.columns) == columns and len(table) == len(some)
+    assert table["sent_bytes"].tolist() == [sum(t.sent_bytes) for t in some]
+    assert table["seconds"].tolist() == [1.0] * len(some)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((3,), "3"),
+        ((0, 1), "0,1"),
+        ((0, 1, 2), "0-2"),
+        ((4, 5, 6, 7), "4-7"),
+        ((0, 8, 16), "0,8,16"),
+        ((2, 1, 0), "2,1,0"),
+    ],
+)
+def test_a_run_of_ranks_is_written_short(ranks, text):
+    assert _short_ranks(ranks) == text
+
+
+def test_records_introduce_themselves():
+    timeline = Timeline.of([Span(0, COMPUTE, "aten.mm", "forward", 0.0, 0.25)], 2)
+    traffic = Traffic((Transfer("world", "all_reduce", (0, 1), "ring", 8.0, (8.0, 8.0), 0.0, 0.1),))
+    run = Run([None, None], timeline, traffic, ["", ""], "sim", "dgx-h100")
+    assert repr(timeline) == "Timeline(1 spans, 2 ranks, makespan 0.25 s)"
+    assert repr(traffic) == "Traffic(1 communications, 16 bytes sent)"
+    assert repr(run) == "Run(2 ranks on sim (dgx-h100): makespan 0.25 s, 1 communications, 16 bytes sent)"
+    assert run.ranks == 2 and "all_reduce" in traffic._repr_html_()
