@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import lablib.launch
-from lablib import LaunchError, RankError, launch
+from lablib import LaunchError, launch
 from lablib.hardware import CLUSTERS, find_cluster
 
 
@@ -106,10 +105,8 @@ def test_arguments_that_do_not_fit_the_function_are_refused(fn, args, reason):
 
 @pytest.mark.parametrize("backend", ["sim", "gloo"])
 def test_a_launch_inside_a_rank_is_refused(backend):
-    with pytest.raises(RankError) as caught:
+    with pytest.raises(LaunchError, match="^this is inside a rank of a launch: call launch from the notebook"):
         launch(lambda: launch(rank, ranks=1, backend=backend), ranks=1)
-    assert isinstance(caught.value.__cause__, LaunchError)
-    assert "this is inside a rank of a launch" in str(caught.value.__cause__)
 
 
 # ---- what works ----
@@ -172,7 +169,3 @@ def test_a_record_of_a_cluster_decides_how_many_ranks_a_node_holds(ranks):
     assert [int(where["GROUP_RANK"]) for where in run.values] == nodes
     assert [int(where["LOCAL_RANK"]) for where in run.values] == [r % 4 for r in range(ranks)]
     assert [int(where["LOCAL_WORLD_SIZE"]) for where in run.values] == [nodes.count(node) for node in nodes]
-
-
-def test_the_backends_that_launch_knows_are_those_it_names():
-    assert lablib.launch.BACKENDS == ("sim", "gloo", "nccl")  # type: ignore[attr-defined]
