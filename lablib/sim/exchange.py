@@ -85,6 +85,7 @@ def all_to_all(sent: PerRank, received: PerRank) -> None:
 def _copy(outputs: Tensors, inputs: Tensors) -> None:
     pairs = [(o, x) for o, x in zip(outputs, inputs, strict=True) if o.data_ptr() != x.data_ptr() or o.numel() == 0]
     if len(pairs) > 1:
-        torch._foreach_copy_([o for o, _ in pairs], [x.reshape(o.shape) if x.shape != o.shape else x for o, x in pairs])
+        fitted = [x.reshape(o.shape) if x.shape != o.shape else x for o, x in pairs]
+        torch._foreach_copy_([o for o, _ in pairs], fitted)  # pyright: ignore[reportPrivateImportUsage]
     elif pairs:
         pairs[0][0].copy_(pairs[0][1].reshape(pairs[0][0].shape))

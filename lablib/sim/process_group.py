@@ -37,7 +37,7 @@ class SimProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, group: Group, member: int, rank: Rank, scheduler: Scheduler, name: str):
-        super().__init__(member, len(group.members))
+        super().__init__(member, len(group.members))  # pyright: ignore[reportCallIssue] - an overload the stubs lack
         self._group = group
         self._member = member
         self._rank_state = rank
@@ -151,7 +151,7 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # pyright: ignore[reportAssignmentType]
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> SimWork:
         root = opts.rootRank
@@ -211,8 +211,8 @@ class SimProcessGroup(dist.ProcessGroup):
             move=lambda sent, received: exchange.reduce_scatter_single(sent, received, op),
         )
 
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single  # pyright: ignore[reportAssignmentType]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # pyright: ignore[reportAssignmentType]
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
         self._count("all_to_all", inputs)
@@ -233,7 +233,7 @@ class SimProcessGroup(dist.ProcessGroup):
         work.results = [output]
         return work
 
-    alltoall_base = all_to_all_single
+    alltoall_base = all_to_all_single  # pyright: ignore[reportAssignmentType]
 
     def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> SimWork:
         def misfit(joined: list[Joined]) -> CollectiveMismatchError | None:
@@ -362,7 +362,7 @@ class SimProcessGroup(dist.ProcessGroup):
     def _global(self, member: int) -> int:
         return self._group.global_ranks[member]
 
-    def _count(self, name: str, tensors: Sequence[Tensor]) -> None:
+    def _count(self, name: str, tensors: Sequence[Tensor | list[Tensor]]) -> None:
         if len(tensors) != self.size():
             raise ValueError(
                 f"{name}: the list must hold one tensor a rank: got {len(tensors)} for {self.size()} ranks"
@@ -443,4 +443,6 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     if c10d._rank_not_in_group(group):
         c10d._warn_not_in_group("monitored_barrier")
         return
-    (group or c10d._get_default_group()).monitored_barrier(timeout, wait_all_ranks)
+    group = group or c10d._get_default_group()
+    assert isinstance(group, SimProcessGroup)
+    group.monitored_barrier(timeout, wait_all_ranks)

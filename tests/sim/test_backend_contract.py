@@ -1,3 +1,5 @@
+# pyright: reportOptionalMemberAccess=false, reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+
 """Backend contract: every call of `torch.distributed` gives the same answer on the simulator and on gloo.
 
 A case is one communication call with its setting: dtype, shape, memory layout, group, root, reduction, sync or async.

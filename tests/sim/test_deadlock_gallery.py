@@ -1,3 +1,5 @@
+# pyright: reportOptionalMemberAccess=false, reportPrivateImportUsage=false
+
 """A gallery of broken programs. On a cluster each hangs; here each is told, by rank, operation and source line.
 
 Every exhibit marks the lines that the diagnosis must name: a comment `# rank 2` says that the error must give this line

@@ -1,3 +1,5 @@
+# pyright: reportOptionalMemberAccess=false, reportPrivateImportUsage=false
+
 """The same program twice gives the same values, timeline, traffic and output, to the bit, whatever the host does."""
 
 import random

@@ -1,3 +1,5 @@
+# pyright: reportOptionalMemberAccess=false, reportPrivateImportUsage=false
+
 """What torch asks of a process group, read from the installed torch: a new version that asks for more fails here.
 
 The Python side of `torch.distributed` calls methods on `group`; the C++ side (functional collectives, the DDP reducer)

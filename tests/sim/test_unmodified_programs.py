@@ -1,3 +1,5 @@
+# pyright: reportOptionalMemberAccess=false, reportPrivateImportUsage=false
+
 """torch's own parallel training runs on the simulator unmodified, with the gradients of one device.
 
 Raw gradients in float64, against one model that sees the whole batch: an optimizer such as Adam would hide a wrong
