@@ -108,12 +108,12 @@ def _roles(op: Any) -> _Roles:
 def _moved_bytes(op: Any, args: tuple, kwargs: dict, out: Any) -> float:
     """Bytes read and written: every operand once, one that is updated in place twice."""
     roles = _roles(op)
-    size_bytes = sum(t.nbytes for t in tensors_in(args[1:] if roles.first_is_unread else args))
-    size_bytes += sum(t.nbytes for t in tensors_in(kwargs[name] for name in kwargs if name not in roles.unread))
-    size_bytes += sum(t.nbytes for t in tensors_in((out,)))
+    size_bytes = sum(num_bytes(t) for t in tensors_in(args[1:] if roles.first_is_unread else args))
+    size_bytes += sum(num_bytes(t) for t in tensors_in(kwargs[name] for name in kwargs if name not in roles.unread))
+    size_bytes += sum(num_bytes(t) for t in tensors_in((out,)))
     for position, name in roles.unreturned:
         value = args[position] if position < len(args) else kwargs.get(name)
-        size_bytes += sum(t.nbytes for t in tensors_in((value,)))
+        size_bytes += sum(num_bytes(t) for t in tensors_in((value,)))
     return float(size_bytes)
 
 
@@ -134,6 +134,19 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
         compute_s = flops / (device.peak(_dtype_name(dtype)) * device.matmul_efficiency)
     memory_s = size_bytes / device.memory_bandwidth_bytes_per_s
     return OpCost(max(compute_s, memory_s) + device.kernel_overhead_s, flops, size_bytes)
+
+
+def num_bytes(t: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; of a sparse one, those that it stores, with their indices."""
+    if t.layout == torch.strided:
+        return t.nbytes
+    if t.layout == torch.sparse_coo:
+        return t._indices().nbytes + t._values().nbytes
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return t.crow_indices().nbytes + t.col_indices().nbytes + t.values().nbytes
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return t.ccol_indices().nbytes + t.row_indices().nbytes + t.values().nbytes
+    return t.numel() * t.element_size()
 
 
 def tensors_in(values: Iterable[Any]) -> Iterable[torch.Tensor]:

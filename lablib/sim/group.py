@@ -172,7 +172,7 @@ class Group:
         if send.tensor.dtype != receive.tensor.dtype or send.tensor.numel() != receive.tensor.numel():
             self._scheduler.fail(_message_mismatch(send, receive))
         with torch.inference_mode(), torch._C._DisableTorchDispatch():
-            receive.tensor.data.copy_(send.tensor.data.reshape(receive.tensor.shape))
+            receive.tensor.copy_(send.tensor.reshape(receive.tensor.shape))
         sender, receiver = send.rank, receive.rank
         edge = self.network.cluster.edge(sender.rank, receiver.rank)
         out_port, in_port = sender.port(f"{edge.level}:out"), receiver.port(f"{edge.level}:in")

@@ -351,7 +351,7 @@ class SimProcessGroup(dist.ProcessGroup):
             self._member,
             peer,
             tag,
-            tensor,
+            _raw([tensor])[0],
             rank.clock_s,
             rank.phase(),
             program_line(),
@@ -360,6 +360,8 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def _global(self, member: int) -> int:
+        if not 0 <= member < self.size():
+            raise ValueError(f"group {self._group.label} has group ranks 0 to {self.size() - 1}: got {member}")
         return self._group.global_ranks[member]
 
     def _count(self, name: str, tensors: Sequence[Tensor | list[Tensor]]) -> None:
@@ -423,6 +425,9 @@ def _describe(tensor: Tensor) -> str:
 
 def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same memory without autograd history or version counter, as a communication library sees it."""
+    for t in tensors:
+        if t.layout != torch.strided:
+            raise ValueError(f"communication takes dense tensors: got one of layout {t.layout}; use to_dense()")
     return [t.data for t in tensors]
 
 

@@ -4,6 +4,9 @@ Waiting has two sides. The *data* is there when the last rank has joined; until 
 *time* is the virtual end of the communication; `wait` moves this rank's clock to it. A future (`get_future`) is handed
 out once the data is there, without moving the clock: what the program does meanwhile overlaps; the first operation
 that touches the result joins the streams (rank.pending).
+
+Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is handed out early.
+A rank that takes the future of a call, and only then sends what others need in order to join it, is told a deadlock.
 """
 
 from collections.abc import Sequence

@@ -680,6 +680,33 @@ def test_a_reduction_that_a_dtype_does_not_have_is_refused_by_every_rank_itself(
     assert all("needs numbers" in text for text in launch(program, "AVG", torch.bool, ranks=2).values)
 
 
+def test_a_rank_or_root_outside_the_group_is_refused_with_the_ranks_there_are():
+    def program(call: Callable[[], Any]) -> str:
+        with pytest.raises(ValueError) as caught:
+            call()
+        return str(caught.value)
+
+    calls = [lambda: dist.send(torch.ones(1), 7), lambda: dist.broadcast(torch.ones(1), src=9)]
+    for call, wrong in zip(calls, (7, 9), strict=True):
+        for text in launch(program, call, ranks=2).values:
+            assert text == f"group world has group ranks 0 to 1: got {wrong}"
+
+
+def test_sparse_tensors_may_be_computed_with_but_not_sent():
+    """gloo can sum them, NCCL cannot; DDP with `sparse=True` embeddings needs gloo."""
+
+    def program() -> str:
+        embedding = torch.nn.Embedding(10, 3, sparse=True)
+        embedding(torch.tensor([1, 1, 4])).sum().backward()
+        assert embedding.weight.grad is not None and embedding.weight.grad.is_sparse
+        with pytest.raises(ValueError) as caught:
+            dist.all_reduce(embedding.weight.grad)
+        return str(caught.value)
+
+    for text in launch(program, ranks=2).values:
+        assert text == "communication takes dense tensors: got one of layout torch.sparse_coo; use to_dense()"
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_floats_are_summed_in_float32_in_rank_order_and_rounded_once(dtype: torch.dtype):
     def program() -> tuple[Tensor, Tensor]:
