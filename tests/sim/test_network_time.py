@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from lablib import Run, launch
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.hardware import Cluster, find_cluster
-from lablib.sim.port import Port, first_common_gap
 
 # torch 2.13 deprecates all_gather_into_tensor and reduce_scatter_tensor, which programs still use.
 pytestmark = pytest.mark.filterwarnings("ignore:.*_tensor` is deprecated:FutureWarning")
@@ -318,22 +317,3 @@ def test_a_ring_of_shifts_takes_as_long_as_the_ring_all_gather_it_is():
     run = launch(program, ranks=n, cluster=H100)
     assert takes(run, cost.time_s)
     assert [run.traffic.sent_bytes(rank) for rank in range(n)] == list(cost.sent_bytes)
-
-
-# ---- ports ----
-
-
-def first_free(busy: set[int], other: set[int], from_s: int, time_s: int) -> int:
-    """By counting seconds: the first from which neither port is busy for so long."""
-    return next(t for t in range(from_s, 1000) if not (busy | other) & set(range(t, t + time_s)))
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 20), st.integers(1, 5)), max_size=20))
-def test_a_message_takes_the_first_gap_in_which_both_of_its_ports_are_free(messages):
-    ports, seconds = [Port() for _ in range(3)], [set[int]() for _ in range(3)]
-    for a, b, ready, duration in messages:
-        start = first_free(seconds[a], seconds[b], ready, duration)
-        assert first_common_gap(ports[a], ports[b], float(ready), float(duration)) == start
-        for place in {a, b}:
-            ports[place].occupy(float(start), float(start + duration))
-            seconds[place] |= set(range(start, start + duration))

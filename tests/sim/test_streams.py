@@ -1,0 +1,339 @@
+# pyright: reportOptionalMemberAccess=false, reportUnusedExpression=false
+
+"""Virtual time: what overlaps, what waits, what shares a wire; what is expected follows from the spans' durations."""
+
+import bisect
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+from lablib import Cluster, Device, Link, Run, launch
+from lablib.sim.port import Port, first_common_gap
+
+# One byte takes a nanosecond to read or write, ten to send inside a node, a hundred outside. Binary fractions where it
+# matters are not needed: comparisons allow 1e-12 relative, for sums in another order.
+DEVICE = Device("toy", {"float32": 1e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e9)
+TOY = Cluster("toy", DEVICE, devices_per_node=4, intra=Link("wire", 1e-6, 1e8), inter=Link("long wire", 5e-6, 1e7))
+
+
+def about(value: float) -> Any:
+    return pytest.approx(value, rel=1e-12, abs=1e-18)
+
+
+def compute(num_bytes: int) -> None:
+    """An operation that writes so many bytes and reads none: `num_bytes` nanoseconds."""
+    torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+def message_s(num_bytes: int) -> float:
+    return TOY.intra.latency_s + num_bytes / TOY.intra.bandwidth_bytes_per_s
+
+
+def durations(run: Run, rank: int, stream: str) -> list[float]:
+    return [span.duration_s for span in run.timeline.select(rank, stream)]
+
+
+# ---- collectives and compute ----
+
+
+def test_an_operation_takes_its_bytes_over_the_bandwidth():
+    run = launch(compute, 5000, ranks=1, cluster=TOY)
+    assert durations(run, 0, "compute") == [about(5e-6)]
+    assert run.timeline.makespan_s == about(5e-6)
+
+
+@settings(max_examples=20)
+@given(size=st.integers(1, 5000), work=st.integers(1, 500_000))
+def test_an_asynchronous_all_reduce_hides_the_smaller_of_compute_and_communication(size: int, work: int):
+    def program(is_async: bool) -> None:
+        handle = dist.all_reduce(torch.empty(size), async_op=is_async)
+        compute(work)
+        if handle is not None:
+            handle.wait()
+
+    apart, together = (launch(program, is_async, ranks=3, cluster=TOY).timeline for is_async in (False, True))
+    computing_s, communicating_s = apart.busy_s(0), apart.busy_s(0, "comm")
+    assert apart.makespan_s == about(computing_s + communicating_s)
+    assert together.makespan_s == about(max(computing_s, communicating_s))
+    assert apart.exposed_s(0) == about(communicating_s)
+    assert together.exposed_s(0) == about(max(0.0, communicating_s - computing_s))
+
+
+def test_a_collective_starts_when_its_last_member_has_issued_it():
+    def program() -> None:
+        compute(1000 * (1 + 3 * dist.get_rank()))
+        dist.all_reduce(torch.empty(8))
+
+    run = launch(program, ranks=4, cluster=TOY)
+    assert [span.start_s for span in run.timeline.select(stream="comm")] == [about(10e-6)] * 4
+
+
+def test_a_rank_that_waits_for_a_straggler_is_idle_meanwhile():
+    def program() -> None:
+        compute(9000 if dist.get_rank() == 1 else 1000)
+        dist.barrier()
+        compute(1000)
+
+    timeline = launch(program, ranks=2, cluster=TOY).timeline
+    barrier = timeline.select(0, "comm")[0]
+    first, second = timeline.select(0, "compute")
+    assert (first.end_s, barrier.start_s) == (about(1e-6), about(9e-6))
+    assert second.start_s == about(barrier.end_s)
+
+
+def test_collectives_of_one_group_run_one_after_another_and_of_two_groups_side_by_side():
+    def program(num_groups: int) -> None:
+        groups = [dist.new_group([0, 1]) for _ in range(num_groups)]
+        works = [dist.all_reduce(torch.empty(1000), group=groups[i % num_groups], async_op=True) for i in range(2)]
+        for work in works:
+            work.wait()
+
+    serial, parallel = (launch(program, n, ranks=2, cluster=TOY).timeline.select(0, "comm") for n in (1, 2))
+    serial, parallel = serial[-2:], parallel[-2:]
+    assert serial[1].start_s == about(serial[0].end_s)
+    assert parallel[1].start_s == about(parallel[0].start_s) and parallel[1].end_s == about(parallel[0].end_s)
+
+
+def test_waiting_for_the_second_of_two_works_does_not_end_the_first_later():
+    def program() -> None:
+        first = dist.all_reduce(torch.empty(1000), async_op=True)
+        second = dist.all_reduce(torch.empty(1000), async_op=True)
+        second.wait()
+        compute(1)
+        first.wait()
+
+    timeline = launch(program, ranks=2, cluster=TOY).timeline
+    assert timeline.select(0, "compute")[0].start_s == about(timeline.select(0, "comm")[1].end_s)
+    assert timeline.makespan_s == about(timeline.select(0, "comm")[1].end_s + 1e-9)
+
+
+def test_the_result_of_a_future_is_waited_for_by_the_first_operation_that_touches_it():
+    def program() -> None:
+        x = torch.empty(1000)
+        work = dist.all_reduce(x, async_op=True)
+        work.get_future().wait()
+        compute(100)  # does not need x
+        x.add_(1)
+
+    timeline = launch(program, ranks=2, cluster=TOY).timeline
+    free, dependent = timeline.select(0, "compute")
+    assert free.start_s == 0.0
+    assert dependent.start_s == about(timeline.select(0, "comm")[0].end_s)
+
+
+def test_virtual_time_does_not_depend_on_the_hosts():
+    def program(delay_s: float) -> None:
+        compute(500)
+        time.sleep(delay_s * dist.get_rank())
+        dist.all_reduce(torch.empty(10))
+
+    assert launch(program, 0.0, ranks=2, cluster=TOY).timeline == launch(program, 0.05, ranks=2, cluster=TOY).timeline
+
+
+def test_a_device_that_computes_in_no_time_leaves_communication_alone():
+    def program() -> None:
+        compute(10_000)
+        dist.all_reduce(torch.empty(10))
+
+    run = launch(program, ranks=2, cluster=TOY.free_compute())
+    assert run.timeline.makespan_s == about(run.timeline.busy_s(0, "comm")) and run.timeline.busy_s(0) == 0.0
+
+
+def test_without_a_trace_there_are_no_spans_but_all_the_traffic():
+    def program() -> None:
+        compute(10)
+        dist.all_reduce(torch.empty(10))
+
+    run = launch(program, ranks=2, cluster=TOY, trace=False)
+    assert len(run.timeline) == 0 and run.traffic.count("all_reduce") == 1
+
+
+# ---- point to point: one message at a time through each port ----
+
+
+def starts_of_sends(run: Run) -> list[float]:
+    return [transfer.start_s for transfer in run.traffic.transfers]
+
+
+def test_two_messages_of_one_sender_leave_one_after_another():
+    def program() -> None:
+        if dist.get_rank() == 0:
+            works = [dist.isend(torch.empty(1000), dst) for dst in (1, 2)]
+            for work in works:
+                work.wait()
+        else:
+            dist.recv(torch.empty(1000), 0)
+
+    assert starts_of_sends(launch(program, ranks=3, cluster=TOY)) == [0.0, about(message_s(4000))]
+
+
+def test_two_messages_for_one_receiver_arrive_one_after_another():
+    def program() -> None:
+        if dist.get_rank() == 0:
+            works = [dist.irecv(torch.empty(1000), src) for src in (1, 2)]
+            for work in works:
+                work.wait()
+        else:
+            dist.send(torch.empty(1000), 0)
+
+    assert starts_of_sends(launch(program, ranks=3, cluster=TOY)) == [0.0, about(message_s(4000))]
+
+
+def test_an_exchange_takes_as_long_as_one_message():
+    def program() -> None:
+        other = 1 - dist.get_rank()
+        works = [dist.isend(torch.empty(1000), other), dist.irecv(torch.empty(1000), other)]
+        for work in works:
+            work.wait()
+
+    assert launch(program, ranks=2, cluster=TOY).timeline.makespan_s == about(message_s(4000))
+
+
+def test_a_message_inside_a_node_and_one_out_of_it_use_different_wires():
+    def program() -> None:
+        if dist.get_rank() == 0:
+            works = [dist.isend(torch.empty(1000), dst) for dst in (1, 4)]
+            for work in works:
+                work.wait()
+        elif dist.get_rank() in (1, 4):
+            dist.recv(torch.empty(1000), 0)
+
+    run = launch(program, ranks=5, cluster=TOY)
+    inside, outside = sorted(run.traffic.transfers, key=lambda t: t.ranks)
+    assert inside.start_s == outside.start_s == 0.0
+    edge = TOY.edge(0, 4)
+    assert outside.end_s == about(edge.latency_s + 4000 / edge.bandwidth_bytes_per_s)
+
+
+def test_a_message_issued_early_is_not_held_up_by_one_issued_late():
+    """Rank 1 runs first on the host and sends late in virtual time; rank 2 sends at once, so its message goes first."""
+
+    def program() -> None:
+        if dist.get_rank() == 0:
+            works = [dist.irecv(torch.empty(1000), src) for src in (1, 2)]
+            for work in works:
+                work.wait()
+        else:
+            if dist.get_rank() == 1:
+                compute(1_000_000)
+            dist.send(torch.empty(1000), 0)
+
+    run = launch(program, ranks=3, cluster=TOY)
+    assert {t.ranks[0]: t.start_s for t in run.traffic.transfers} == {1: about(1e-3), 2: 0.0}
+
+
+def test_a_receive_from_anyone_takes_the_message_that_was_issued_first():
+    """All messages wait when rank 0 looks; rank 1 sent last in virtual time, though it ran first on the host."""
+
+    def program() -> list[int]:
+        if dist.get_rank() == 0:
+            dist.recv(torch.empty(1), 3, tag=7)  # rank 3 runs last, so all others have sent by then
+            return [dist.recv(torch.empty(1)) for _ in range(3)]
+        compute(20_000 - 4000 * dist.get_rank())
+        if dist.get_rank() == 3:
+            dist.send(torch.empty(1), 0, tag=7)
+        dist.send(torch.empty(1), 0)
+        return []
+
+    assert launch(program, ranks=4, cluster=TOY).values[0] == [3, 2, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=25))
+def test_a_port_gives_the_first_gap_that_is_long_enough(messages: list[tuple[int, int]]):
+    """Against the definition, on a grid of whole seconds."""
+    port, busy = Port(), [False] * 1000
+    for ready, length in messages:
+        expected = next(t for t in range(ready, 1000) if not any(busy[t : t + length]))
+        assert port.first_gap(ready, length) == expected
+        port.occupy(expected, expected + length)
+        busy[expected : expected + length] = [True] * length
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(1, 5)), max_size=12),
+    st.integers(0, 40),
+    st.integers(1, 9),
+)
+def test_two_ports_give_the_first_gap_that_both_have(taken: list[tuple[str, int, int]], ready: int, length: int):
+    ports, busy = {"a": Port(), "b": Port()}, [False] * 500
+    for name, at, size in taken:
+        start = int(ports[name].first_gap(at, size))
+        ports[name].occupy(start, start + size)
+        busy[start : start + size] = [True] * size
+    expected = next(t for t in range(ready, 500) if not any(busy[t : t + length]))
+    assert first_common_gap(ports["a"], ports["b"], ready, length) == expected
+
+
+# ---- phases ----
+
+
+def training_step() -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), bucket_cap_mb=0.0001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with record_function("prepare"):
+        x = torch.ones(4, 8) * 2
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    with record_function("report"):
+        with record_function("average"):
+            dist.all_reduce(loss.detach())
+        torch.ones(3) + 1
+
+
+def phases_of(run: Run, rank: int) -> set[tuple[str, str]]:
+    """(operation, phase) of everything that both backends name alike."""
+    named = {"aten.tanh", "aten.tanh_backward", "aten.mul", "aten.sum", "aten.add", "all_reduce"}
+    return {(span.name, span.phase) for span in run.timeline.select(rank) if span.name in named}
+
+
+def test_phases_are_forward_backward_optimizer_or_the_programs_own_words():
+    run = launch(training_step, ranks=2)
+    phases = phases_of(run, 0)
+    assert {
+        ("aten.tanh", "forward"),
+        ("aten.tanh_backward", "backward"),
+        ("aten.mul", "prepare"),
+        ("all_reduce", "backward"),
+        ("all_reduce", "average"),
+        ("aten.add", "report"),
+    } <= phases
+    assert {span.phase for span in run.timeline.select(0, "compute")} >= {"optimizer", "forward", "backward"}
+
+
+def test_phases_are_the_same_on_the_simulator_and_in_processes():
+    simulated, real = (launch(training_step, ranks=2, backend=backend) for backend in ("sim", "gloo"))
+    for rank in range(2):
+        assert phases_of(simulated, rank) == phases_of(real, rank)
+
+
+def test_a_block_ended_by_an_exception_ends_its_phase():
+    def program() -> None:
+        try:
+            with record_function("risky"):
+                torch.ones(2) + 1
+                raise ValueError
+        except ValueError:
+            pass
+        torch.ones(2) * 3
+
+    phases = {span.name: span.phase for span in launch(program, ranks=1).timeline}
+    assert (phases["aten.add"], phases["aten.mul"]) == ("risky", "forward")
+
+
+def test_spans_of_a_stream_do_not_overlap_and_are_in_order():
+    timeline = launch(training_step, ranks=3).timeline
+    for rank in range(3):
+        for stream in timeline.streams(rank):
+            spans = timeline.select(rank, stream)
+            starts = [span.start_s for span in spans]
+            assert starts == sorted(starts) and bisect.bisect(starts, 0.0) >= 0
+            assert all(a.end_s <= b.start_s + 1e-15 for a, b in zip(spans, spans[1:], strict=False)), (rank, stream)
