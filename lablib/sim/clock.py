@@ -15,6 +15,7 @@ from lablib.hardware.device import Device
 from lablib.sim.rank import Rank
 
 _ENTER = torch.ops.profiler._record_function_enter_new.default
+_READ = torch.ops.aten._local_scalar_dense.default  # what `item()` becomes
 _EXIT = torch.ops.profiler._record_function_exit._RecordFunction
 
 
@@ -45,7 +46,8 @@ class Clock(TorchDispatchMode):
         elif func is _EXIT:
             rank.leave_block()
         out = func(*args, **kwargs)
-        if rank.pending:
+        if rank.pending and (func is _READ or not is_free(func)):
+            # A view only names the memory: nothing waits until its bytes are read or written.
             self._join_pending(args, kwargs)
         if not self._is_free_of_time and not is_free(func):
             cost = op_cost(func, args, kwargs, out, self._device)

@@ -337,3 +337,27 @@ def test_spans_of_a_stream_do_not_overlap_and_are_in_order():
             starts = [span.start_s for span in spans]
             assert starts == sorted(starts) and bisect.bisect(starts, 0.0) >= 0
             assert all(a.end_s <= b.start_s + 1e-15 for a, b in zip(spans, spans[1:], strict=False)), (rank, stream)
+
+
+def test_a_view_of_a_result_under_way_does_not_wait_for_it_but_reading_it_does():
+    def program(touch: bool) -> None:
+        x = torch.ones(1 << 22)
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        result = work.get_future().wait()[0]
+        if touch:
+            result.add_(1)
+        y = result.view(2, -1)
+        a = torch.ones(64, 64)
+        _ = a @ a  # overlaps with the all-reduce unless something has waited for it
+        y.add_(1)
+
+    def matmul_starts_s(touch: bool) -> tuple[float, float]:
+        run = launch(program, touch, ranks=2)
+        (communication,) = run.timeline.select(0, "comm")
+        return next(s.start_s for s in run.timeline.select(0) if s.name == "aten.mm"), communication.end_s
+
+    start_s, end_s = matmul_starts_s(touch=False)
+    assert start_s < end_s
+    start_s, end_s = matmul_starts_s(touch=True)
+    assert start_s >= end_s
