@@ -14,16 +14,16 @@ slowest edge of a round (see network.py); L ranks on each of N nodes.
     all_to_all      direct          n-1 rounds of a shifted exchange:  sum over rounds of (alpha + S/n beta)
     barrier         tree            an all-reduce of nothing: 2 ceil(log2 n) alpha
 
-"auto" takes the fastest, as a communication library's tuner does.
+To each the cluster's `collective_overhead_s` is added once. "auto" takes the fastest, as a communication library's
+tuner does.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
 2005, sections 4 to 4.6; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009 (ring).
-Simplified: no pipelining of a tree in chunks, no reduction arithmetic, no fixed cost of a call, no congestion between
-groups.
+Simplified: no pipelining of a tree in chunks, no reduction arithmetic, no congestion between groups.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 from lablib.cost.network import GroupNetwork
@@ -199,7 +199,8 @@ def collective_cost(
     if net.size == 1:
         return CollectiveCost("none", 0.0, (0.0,))
     if algorithm == "auto":
-        return min((f(net, size_bytes, root) for f in candidates.values()), key=lambda cost: cost.time_s)
+        cost = min((f(net, size_bytes, root) for f in candidates.values()), key=lambda cost: cost.time_s)
+        return _with_call(cost, net)
     if algorithm not in candidates:
         if algorithm in ALGORITHMS[name]:
             raise ValueError(
@@ -207,7 +208,13 @@ def collective_cost(
                 f"ranks {net.ranks} have {[len(m) for m in net.by_node]} a node; choose from {', '.join(candidates)}"
             )
         raise unknown_name(f"{name} algorithm", algorithm, list(candidates))
-    return candidates[algorithm](net, size_bytes, root)
+    return _with_call(candidates[algorithm](net, size_bytes, root), net)
+
+
+def _with_call(cost: CollectiveCost, net: GroupNetwork) -> CollectiveCost:
+    """The rounds, and once the fixed time of a call."""
+    overhead_s = net.cluster.collective_overhead_s
+    return replace(cost, time_s=cost.time_s + overhead_s) if overhead_s else cost
 
 
 def _rooted(net: GroupNetwork, root: int) -> GroupNetwork:

@@ -31,7 +31,7 @@ class Round:
 
 def round_of(cluster: Cluster, pairs: Iterable[tuple[int, int]]) -> Round:
     """The round in which each pair (from, to) of global ranks exchanges one message."""
-    return Round(tuple(dict.fromkeys(cluster.edge(a, b) for a, b in pairs)))
+    return Round(tuple(dict.fromkeys(cluster.wire(a, b) for a, b in pairs)))
 
 
 class GroupNetwork:
@@ -99,4 +99,4 @@ class GroupNetwork:
 
     def root_edges(self, root: int) -> list[Edge]:
         """The edges between group rank `root` and each other rank."""
-        return [self.cluster.edge(self.ranks[root], rank) for i, rank in enumerate(self.ranks) if i != root]
+        return [self.cluster.wire(self.ranks[root], rank) for i, rank in enumerate(self.ranks) if i != root]

@@ -4,8 +4,12 @@ Ranks fill nodes in order: with 8 devices a node, ranks 0 to 7 are node 0, ranks
 one node talk over `intra`; others leave through the NIC (each device its own) over `inter` and the topology's switches:
 
     alpha = link latency + hops * switch latency        1/beta = link bandwidth * taper
+
+A call of the communication library takes `collective_overhead_s` besides, once, however many rounds it is made of:
+`wire` is what one round travels over, `edge` what one message of its own costs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +43,9 @@ class Cluster:
         inter: the link from a device out of its node (its NIC), per device and direction.
         topology: how nodes are wired together.
         source: where the figures come from.
+        collective_overhead_s: fixed time of one collective or one message, whatever its size, beside alpha: the call
+            of the library and the launch of its kernel.
+        profile: when, where and with which versions the figures were measured; empty for published ones.
     """
 
     name: str
@@ -48,10 +55,16 @@ class Cluster:
     inter: Link
     topology: Topology = field(default_factory=FatTree)
     source: str = ""
+    collective_overhead_s: float = 0.0
+    profile: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.devices_per_node < 1:
             raise ValueError(f"devices_per_node must be at least 1: got {self.devices_per_node} for {self.name!r}")
+        if not self.collective_overhead_s >= 0:
+            raise ValueError(
+                f"collective_overhead_s must be 0 or more: got {self.collective_overhead_s} for {self.name!r}"
+            )
 
     def node(self, rank: int) -> int:
         """The node a rank is on."""
@@ -62,7 +75,14 @@ class Cluster:
         return -(-ranks // self.devices_per_node)
 
     def edge(self, rank_a: int, rank_b: int) -> Edge:
-        """What a message between two ranks travels over. A rank reaches itself in no time."""
+        """What one message between two ranks costs, the call included. A rank reaches itself in no time."""
+        wire = self.wire(rank_a, rank_b)
+        if rank_a == rank_b or not self.collective_overhead_s:
+            return wire
+        return replace(wire, latency_s=wire.latency_s + self.collective_overhead_s)
+
+    def wire(self, rank_a: int, rank_b: int) -> Edge:
+        """What one round of a collective travels over between two ranks: `edge` without the call."""
         if rank_a == rank_b:
             return Edge("self", 0.0, float("inf"))
         node_a, node_b = self.node(rank_a), self.node(rank_b)

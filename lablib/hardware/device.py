@@ -1,4 +1,12 @@
-"""One accelerator as the cost model sees it: how fast it multiplies and reads, and what a kernel costs to start."""
+"""One accelerator as the cost model sees it: how fast it multiplies and reads, and what a kernel costs to start.
+
+    peak_flops_per_s, matmul_efficiency         what large, well-shaped matrix products reach
+    num_cores, matmul_tile, matmul_half_depth   what smaller and misshapen ones lose (lablib/cost/matmul.py)
+    memory_bandwidth_bytes_per_s, memory_efficiency, cache_*   what kernels limited by memory reach (cost/memory.py)
+    kernel_overhead_s                           what the smallest one takes
+
+The defaults leave out what a device does not state: no quantization, no cache, all of the bandwidth.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +25,14 @@ class Device:
         memory_bandwidth_bytes_per_s: peak of reads and writes together.
         kernel_overhead_s: time every operation takes at least, whatever its size.
         source: where the figures come from.
+        num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
+            output tile at a time; 0 leaves waves out.
+        matmul_tile: rows and columns of the output tile that one core computes; (1, 1) leaves tiles out.
+        matmul_half_depth: the K at which a product reaches half of its efficiency: a factor K / (K + half depth).
+        memory_efficiency: share of the memory bandwidth that streaming kernels reach, in (0, 1].
+        cache_bytes: last-level cache; operands that fit in it together move at its speed. 0: no cache.
+        cache_bandwidth_bytes_per_s: that speed; positive where there is a cache.
+        power_w: thermal design power in watts, where the source states it.
     """
 
     name: str
@@ -26,20 +42,47 @@ class Device:
     matmul_efficiency: float = 1.0
     kernel_overhead_s: float = 0.0
     source: str = ""
+    num_cores: int = 0
+    matmul_tile: tuple[int, int] = (1, 1)
+    matmul_half_depth: float = 0.0
+    memory_efficiency: float = 1.0
+    cache_bytes: float = 0.0
+    cache_bandwidth_bytes_per_s: float = 0.0
+    power_w: float | None = None
 
     def __post_init__(self) -> None:
         if "float32" not in self.peak_flops_per_s:
             raise ValueError(f"a device needs a float32 peak: {self.name} has {sorted(self.peak_flops_per_s)}; add one")
-        if not 0 < self.matmul_efficiency <= 1:
-            raise ValueError(f"matmul_efficiency is a share in (0, 1]: got {self.matmul_efficiency} for {self.name}")
+        self._check_shares()
+        self._check_positive()
+        self._check_counts()
+
+    def _check_shares(self) -> None:
+        for share in ("matmul_efficiency", "memory_efficiency"):
+            if not 0 < getattr(self, share) <= 1:
+                raise ValueError(f"{share} is a share in (0, 1]: got {getattr(self, share)} for {self.name}")
+
+    def _check_positive(self) -> None:
         positive = {f"peak_flops_per_s[{dtype!r}]": peak for dtype, peak in self.peak_flops_per_s.items()}
-        positive["memory_bytes"] = self.memory_bytes
-        positive["memory_bandwidth_bytes_per_s"] = self.memory_bandwidth_bytes_per_s
+        positive |= {name: getattr(self, name) for name in ("memory_bytes", "memory_bandwidth_bytes_per_s")}
+        if self.cache_bytes:
+            positive["cache_bandwidth_bytes_per_s"] = self.cache_bandwidth_bytes_per_s
+        if self.power_w is not None:
+            positive["power_w"] = self.power_w
         for figure, value in positive.items():
             if not value > 0:
                 raise ValueError(f"{figure} must be positive: got {value} for {self.name}")
-        if not self.kernel_overhead_s >= 0:
-            raise ValueError(f"kernel_overhead_s must be 0 or more: got {self.kernel_overhead_s} for {self.name}")
+        for figure in ("kernel_overhead_s", "matmul_half_depth", "cache_bytes", "cache_bandwidth_bytes_per_s"):
+            if not getattr(self, figure) >= 0:
+                raise ValueError(f"{figure} must be 0 or more: got {getattr(self, figure)} for {self.name}")
+
+    def _check_counts(self) -> None:
+        if not (isinstance(self.num_cores, int) and self.num_cores >= 0):
+            raise ValueError(f"num_cores is a whole number, 0 or more: got {self.num_cores!r} for {self.name}")
+        tile = self.matmul_tile
+        is_pair = isinstance(tile, tuple) and len(tile) == 2
+        if not (is_pair and all(isinstance(extent, int) and extent >= 1 for extent in tile)):
+            raise ValueError(f"matmul_tile is two whole numbers, 1 or more: got {tile!r} for {self.name}")
 
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s for a dtype name such as "bfloat16"; float32's where the device has no unit for it."""

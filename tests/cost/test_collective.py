@@ -340,6 +340,15 @@ def test_a_scatter_gather_moves_shards_down_the_tree_and_a_reduce_up(n, data):
         assert all(close(sent[(node + root) % n], shards[node] + n - 1) for node in range(n))
 
 
+@given(NAMES, networks(), SIZES, st.sampled_from([0.0, 1e-6, 3e-4]), st.data())
+def test_a_call_costs_its_fixed_time_once_however_many_rounds_it_is_made_of(name, net, size, overhead_s, data):
+    algorithm = data.draw(st.sampled_from(["auto", *algorithms_for(name, net)]))
+    called = GroupNetwork(net.cluster.but(collective_overhead_s=overhead_s), net.ranks)
+    without, cost = (collective_cost(name, size, network, algorithm) for network in (net, called))
+    assert cost.sent_bytes == without.sent_bytes and cost.algorithm == without.algorithm
+    assert cost.time_s == without.time_s + (overhead_s if net.size > 1 else 0.0)
+
+
 # ---- refused ----
 
 

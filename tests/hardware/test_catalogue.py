@@ -159,6 +159,19 @@ DEVICE: dict[str, Any] = {
         ({"memory_bytes": 0}, "memory_bytes must be positive: got 0 for mine"),
         ({"memory_bandwidth_bytes_per_s": -1}, "memory_bandwidth_bytes_per_s must be positive: got -1 for mine"),
         ({"kernel_overhead_s": -1e-6}, "kernel_overhead_s must be 0 or more: got -1e-06 for mine"),
+        ({"memory_efficiency": 0}, "memory_efficiency is a share in (0, 1]: got 0 for mine"),
+        ({"memory_efficiency": 1.2}, "memory_efficiency is a share in (0, 1]: got 1.2 for mine"),
+        ({"matmul_half_depth": -1}, "matmul_half_depth must be 0 or more: got -1 for mine"),
+        ({"matmul_half_depth": nan}, "matmul_half_depth must be 0 or more: got nan for mine"),
+        ({"num_cores": -1}, "num_cores is a whole number, 0 or more: got -1 for mine"),
+        ({"num_cores": 1.5}, "num_cores is a whole number, 0 or more: got 1.5 for mine"),
+        ({"matmul_tile": (128, 0)}, "matmul_tile is two whole numbers, 1 or more: got (128, 0) for mine"),
+        ({"matmul_tile": 128}, "matmul_tile is two whole numbers, 1 or more: got 128 for mine"),
+        ({"matmul_tile": (128, 128, 64)}, "matmul_tile is two whole numbers, 1 or more: got (128, 128, 64) for mine"),
+        ({"cache_bytes": 5e7}, "cache_bandwidth_bytes_per_s must be positive: got 0.0 for mine"),
+        ({"cache_bytes": -1, "cache_bandwidth_bytes_per_s": 1e12}, "cache_bytes must be 0 or more: got -1 for mine"),
+        ({"cache_bandwidth_bytes_per_s": -1}, "cache_bandwidth_bytes_per_s must be 0 or more: got -1 for mine"),
+        ({"power_w": 0}, "power_w must be positive: got 0 for mine"),
     ],
 )
 def test_an_impossible_device_is_refused(changes, message):
@@ -187,6 +200,8 @@ def test_a_link_without_latency_or_with_endless_bandwidth_is_an_idealization_not
 def test_a_node_without_devices_is_refused():
     with pytest.raises(ValueError, match="devices_per_node must be at least 1: got 0 for 'dgx-h100'"):
         find_cluster("dgx-h100").but(devices_per_node=0)
+    with pytest.raises(ValueError, match="collective_overhead_s must be 0 or more: got -1e-06 for 'dgx-h100'"):
+        find_cluster("dgx-h100").but(collective_overhead_s=-1e-6)
     with pytest.raises(TypeError, match="devices"):
         find_cluster("dgx-h100").but(devices=4)
 

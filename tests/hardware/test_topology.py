@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -194,3 +195,12 @@ def test_a_message_takes_its_latency_and_its_bytes_over_the_bandwidth(size):
 
 def test_a_rank_reaches_itself_in_no_time():
     assert find_cluster("dgx-h100").edge(5, 5).transfer_s(1e12) == 0.0
+
+
+def test_a_message_pays_for_its_call_and_a_round_of_a_collective_does_not():
+    cluster = find_cluster("dgx-h100").but(collective_overhead_s=7e-6)
+    for a, b in ((0, 1), (0, 8)):
+        edge, wire = cluster.edge(a, b), cluster.wire(a, b)
+        assert wire == find_cluster("dgx-h100").edge(a, b)
+        assert edge == replace(wire, latency_s=wire.latency_s + 7e-6)
+    assert cluster.edge(3, 3).transfer_s(1e12) == 0.0
