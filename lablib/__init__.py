@@ -1,7 +1,8 @@
 """Learn and predict large-model training: plain torch.distributed programs on a simulated cluster or on real processes.
 
 launch      run a function on every rank and get a Run
-Run         values, timeline, traffic, stdout
+phase       name what the program is doing, for the timeline
+Run         values, timeline, memory, traffic, stdout
 errors      how a launch can fail
 hardware    the clusters that have a name
 """
@@ -16,12 +17,17 @@ from lablib.errors import (
 )
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Link, find_cluster
 from lablib.launch import launch
-from lablib.run import Run, Span, Timeline, Traffic, Transfer
+from lablib.ledger import Block, Memory
+from lablib.phases import phase
+from lablib.run import Run
+from lablib.timeline import Span, Timeline
+from lablib.traffic import Traffic, Transfer
 
 __all__ = [
     "CLUSTERS",
     "DEVICES",
     "LINKS",
+    "Block",
     "Cluster",
     "CollectiveMismatchError",
     "DeadlockError",
@@ -29,6 +35,7 @@ __all__ = [
     "LaunchError",
     "LaunchTimeoutError",
     "Link",
+    "Memory",
     "RankError",
     "Run",
     "Span",
@@ -38,4 +45,5 @@ __all__ = [
     "WorkerError",
     "find_cluster",
     "launch",
+    "phase",
 ]

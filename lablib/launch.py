@@ -14,6 +14,7 @@ from lablib.hardware import Cluster, find_cluster
 from lablib.run import Run
 
 BACKENDS = ("sim", "gloo", "nccl")
+FIDELITIES = ("values", "shapes")
 REAL_TIMEOUT_S = 600.0
 
 if "torch" in sys.modules:
@@ -30,6 +31,7 @@ def launch(
     backend: str = "sim",
     timeout_s: float | None = None,
     trace: bool = True,
+    fidelity: str = "values",
 ) -> Run:
     """Run `fn(*args)` on every rank and return what happened.
 
@@ -44,15 +46,18 @@ def launch(
         backend: "sim" (threads of this process, virtual time), "gloo" (processes on this CPU), "nccl" (GPUs).
         timeout_s: real seconds after which the run is ended; None: no limit on sim, 600 s on real backends.
         trace: record the timeline. Without it a run is a little faster and `timeline` has no compute spans.
+        fidelity: "values" computes with real tensors; "shapes" (on sim) runs the same program on meta tensors, which
+            have shapes and no values: time, memory and traffic of models that this machine could never hold.
 
     Returns:
-        A `Run`: values, timeline, traffic, stdout.
+        A `Run`: values, timeline, memory, traffic, stdout.
 
     Raises:
         ValueError, TypeError: an argument breaks its rule.
         LaunchError: the program failed; the subclass says how (lablib/errors.py).
     """
     _check(fn, args, ranks, backend, timeout_s)
+    _check_fidelity(fidelity, backend)
     from lablib.sim import is_rank, run_sim
 
     if is_rank():
@@ -61,7 +66,7 @@ def launch(
         )
     simulated = find_cluster(cluster)
     if backend == "sim":
-        return run_sim(fn, args, ranks=ranks, cluster=simulated, timeout_s=timeout_s, trace=trace)
+        return run_sim(fn, args, ranks=ranks, cluster=simulated, timeout_s=timeout_s, trace=trace, fidelity=fidelity)
     from lablib.real import run_real
 
     limit_s = REAL_TIMEOUT_S if timeout_s is None else timeout_s
@@ -85,3 +90,10 @@ def _check(fn: Any, args: tuple, ranks: Any, backend: Any, timeout_s: Any) -> No
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if timeout_s is not None and not (is_number and timeout_s > 0):
         raise ValueError(f"timeout_s must be positive seconds, or None for the default: got {timeout_s!r}")
+
+
+def _check_fidelity(fidelity: Any, backend: str) -> None:
+    if fidelity not in FIDELITIES:
+        raise unknown_name("fidelity", fidelity, FIDELITIES)
+    if fidelity == "shapes" and backend != "sim":
+        raise ValueError(f'fidelity="shapes" is for the simulator: {backend} computes with values; use backend="sim"')

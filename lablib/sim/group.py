@@ -136,7 +136,15 @@ class Group:
             member.communicate(stream, call.name, joined.phase, start_s, end_s, size_bytes)
         self._transfers.append(
             Transfer(
-                self.label, call.name, self.global_ranks, cost.algorithm, size_bytes, cost.sent_bytes, start_s, end_s
+                self.label,
+                call.name,
+                self.global_ranks,
+                cost.algorithm,
+                size_bytes,
+                cost.sent_bytes,
+                start_s,
+                end_s,
+                tuple(joined.issue_s for joined in arrived),
             )
         )
         self._complete(call)
@@ -195,6 +203,7 @@ class Group:
                 (float(size_bytes), 0.0),
                 start_s,
                 end_s,
+                (send.issue_s, receive.issue_s),
             )
         )
         receive.matched = send.member

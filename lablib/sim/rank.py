@@ -15,7 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -80,6 +80,14 @@ class ProcessState:
         torch.set_default_dtype(self.dtype)
 
 
+class Belonging(Protocol):
+    """Something that a process would have for itself: `put` it in place when the rank's turn begins, `take` it away."""
+
+    def put(self) -> None: ...
+
+    def take(self) -> None: ...
+
+
 class Rank:
     """One simulated rank.
 
@@ -88,6 +96,7 @@ class Rank:
         clock_s: how far its compute stream has come, in virtual seconds.
         spans: what it did, as tuples in the order of `Span`'s fields.
         phases: names of the `record_function` blocks it is in, outermost first.
+        belongings: what else is swapped with the rank's turn, each with `put()` and `take()`.
         pending: storages written by a communication whose future the program holds -> when they are ready.
     """
 
@@ -101,6 +110,7 @@ class Rank:
         self.spans: list[tuple] = []
         self.phases: list[str] = []
         self.pending: dict[int, float] = {}
+        self.belongings: list[Belonging] = []
         self._ports: dict[str, Port] = {}
         self.stdout = io.StringIO()
         self.value: Any = None
@@ -126,6 +136,8 @@ class Rank:
         os.environ._data = self.environ  # type: ignore[attr-defined]
         sys.stdout = self.stdout
         torch.set_default_dtype(self._dtype)
+        for belonging in self.belongings:
+            belonging.put()
         if self._random is None:
             seed_rank(self.rank)
             self._random = RandomStates()
@@ -135,6 +147,8 @@ class Rank:
     def leave(self) -> None:
         """The rank's turn ends."""
         self._dtype = torch.get_default_dtype()
+        for belonging in self.belongings:
+            belonging.take()
         if self._random is not None:
             self._random.take()
 

@@ -45,6 +45,7 @@ def run_sim(
     cluster: Cluster,
     timeout_s: float | None = None,
     trace: bool = True,
+    fidelity: str = "values",
 ) -> Run:
     """Run `fn(*args)` on every rank of a simulated cluster.
 
@@ -59,7 +60,7 @@ def run_sim(
             "one simulation runs at a time in a process: a launch is under way in another thread; wait for its end."
         )
     try:
-        return _Simulation(fn, args, ranks, cluster, trace).run(timeout_s)
+        return _Simulation(fn, args, ranks, cluster, trace, fidelity).run(timeout_s)
     finally:
         _ONE_AT_A_TIME.release()
 
@@ -70,8 +71,11 @@ def is_rank() -> bool:
 
 
 class _Simulation:
-    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], num_ranks: int, cluster: Cluster, trace: bool):
+    def __init__(
+        self, fn: Callable[..., Any], args: Sequence[Any], num_ranks: int, cluster: Cluster, trace: bool, fidelity: str
+    ):
         self._fn, self._args, self._cluster, self._trace = fn, args, cluster, trace
+        self._fidelity = fidelity
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._transfers: list[Transfer] = []
         self._ranks: list[Rank] = []
@@ -108,6 +112,8 @@ class _Simulation:
             backend="sim",
             cluster=self._cluster.name,
             wall_s=time.perf_counter() - began_s,
+            device=self._cluster.device,
+            fidelity=self._fidelity,
         )
 
     def _body(self, number: int) -> None:

@@ -1,0 +1,204 @@
+"""When each rank did what: a timeline is a flat tuple of spans, and everything said of time is computed from them.
+
+Makespan, overlap and exposed communication come from the spans alone, so a simulated and a measured run answer the
+same questions.
+
+Words:
+    stream    a queue of work on one rank that runs in order: "compute", or "comm:<group>" for one process group.
+    busy      time in which a stream has work.
+    exposed   time in which a rank communicates and does not compute; the rest of its communication is hidden.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One piece of work on one stream of one rank.
+
+    Attributes:
+        rank: global rank.
+        stream: "compute" or "comm:<group>".
+        name: the operation, e.g. "aten.mm" or "all_reduce".
+        phase: what the program was doing: "forward", "backward", "optimizer", or the name of the innermost
+            `torch.profiler.record_function` block of the program. Communication keeps the phase it was issued in.
+        start_s, end_s: seconds since the launch began (virtual seconds on `sim`).
+        flops: floating-point operations (a multiply-add counts as two).
+        size_bytes: bytes read and written by an op; bytes of the payload of a communication.
+        dtype: what an op computed in, as the rows of `Device.peak_flops_per_s` are called; "" where it does not matter.
+        source: the line of the program that made it, "train.py:12: loss.backward()"; "" where it is not known.
+        is_recompute: computed a second time, for backward (activation checkpointing).
+    """
+
+    rank: int
+    stream: str
+    name: str
+    phase: str
+    start_s: float
+    end_s: float
+    flops: float = 0.0
+    size_bytes: float = 0.0
+    dtype: str = ""
+    source: str = ""
+    is_recompute: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def is_communication(self) -> bool:
+        return self.stream != COMPUTE
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of a run, ordered by rank, stream and start. Times in seconds."""
+
+    spans: tuple[Span, ...]
+    num_ranks: int
+
+    @staticmethod
+    def of(spans: Iterable[Span], num_ranks: int) -> Timeline:
+        """A timeline with its spans in order: rank, stream, start."""
+        return Timeline(
+            tuple(sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))), num_ranks
+        )
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds from the launch to the end of the last span."""
+        return max((span.end_s for span in self.spans), default=0.0)
+
+    def select(self, rank: int | None = None, stream: str | None = None, phase: str | None = None) -> list[Span]:
+        """The spans of one rank, stream or phase (None: any). `stream="comm"` means every communication stream."""
+        return [
+            s
+            for s in self.spans
+            if (rank is None or s.rank == rank)
+            and (stream is None or s.stream == stream or (stream == "comm" and s.is_communication))
+            and (phase is None or s.phase == phase)
+        ]
+
+    def without(self, phase: str) -> Timeline:
+        """The spans of all other phases, timed from the start of the first: a step without what set it up."""
+        kept = [s for s in self.spans if s.phase != phase]
+        first_s = min((s.start_s for s in kept), default=0.0)
+        moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
+        return Timeline(tuple(moved), self.num_ranks)
+
+    def streams(self, rank: int) -> list[str]:
+        """The streams on which this rank did something, compute first."""
+        return sorted({s.stream for s in self.spans if s.rank == rank}, key=lambda name: (name != COMPUTE, name))
+
+    def busy_s(self, rank: int, stream: str = COMPUTE) -> float:
+        """Seconds in which the rank's stream had work. `stream="comm"`: any communication stream."""
+        return length(union((s.start_s, s.end_s) for s in self.select(rank, stream)))
+
+    def exposed_s(self, rank: int) -> float:
+        """Seconds in which the rank communicated and did not compute: |communication| - |communication and compute|."""
+        communication = union((s.start_s, s.end_s) for s in self.select(rank, "comm"))
+        compute = union((s.start_s, s.end_s) for s in self.select(rank, COMPUTE))
+        return length(communication) - overlap(communication, compute)
+
+    def idle_s(self, rank: int) -> float:
+        """Seconds of the makespan in which the rank's compute stream had nothing to do."""
+        return self.makespan_s - self.busy_s(rank)
+
+    def summary(self) -> pd.DataFrame:
+        """One row a rank: seconds of compute, communication, exposed communication, idle."""
+        import pandas as pd
+
+        rows = [
+            {
+                "rank": rank,
+                "compute_s": self.busy_s(rank),
+                "communication_s": self.busy_s(rank, "comm"),
+                "exposed_s": self.exposed_s(rank),
+                "idle_s": self.idle_s(rank),
+            }
+            for rank in range(self.num_ranks)
+        ]
+        return pd.DataFrame(rows).set_index("rank")
+
+    def table(self) -> pd.DataFrame:
+        """One row a span."""
+        import pandas as pd
+
+        names = [field.name for field in fields(Span)]
+        return pd.DataFrame([{name: getattr(s, name) for name in names} for s in self.spans], columns=names)
+
+    def figure(self, **options: Any) -> go.Figure:
+        """The timeline as a picture: one lane for each rank and stream."""
+        from lablib.figures import figure_timeline
+
+        return figure_timeline(self, **options)
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write the Trace Event JSON that ui.perfetto.dev opens: a process for each rank, a thread for each stream."""
+        events: list[dict[str, Any]] = []
+        for rank in range(self.num_ranks):
+            events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
+            lanes = {stream: lane for lane, stream in enumerate(self.streams(rank))}
+            for stream, lane in lanes.items():
+                events.append({"ph": "M", "pid": rank, "tid": lane, "name": "thread_name", "args": {"name": stream}})
+            for s in self.select(rank):
+                args = {"phase": s.phase, "flops": s.flops, "size_bytes": s.size_bytes}
+                where = {"pid": rank, "tid": lanes[s.stream], "ts": s.start_s * 1e6, "dur": s.duration_s * 1e6}
+                events.append({"ph": "X", "name": s.name, "cat": s.phase or "op", "args": args, **where})
+        path = Path(path)
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        return path
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.spans)
+
+    def __repr__(self) -> str:
+        return f"Timeline({len(self.spans)} spans, {self.num_ranks} ranks, makespan {self.makespan_s:.3g} s)"
+
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint, sorted intervals covering the same points."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Total length of disjoint intervals."""
+    return sum(end - start for start, end in intervals)
+
+
+def overlap(a: list[Interval], b: list[Interval]) -> float:
+    """Total length of the intersection of two lists of disjoint, sorted intervals."""
+    total, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
+        if a[i][1] <= b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
