@@ -22,27 +22,36 @@ Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication O
 Simplified: no pipelining of a tree in chunks, no reduction arithmetic, no congestion between groups.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
-from lablib.cost.network import GroupNetwork
+from lablib.cost.network import GroupNetwork, Round
 from lablib.errors import unknown_name
+from lablib.hardware.cluster import Edge
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """What one collective costs.
+    """What one collective costs: `time_s = latency_s + transfer_s`.
 
     Attributes:
         algorithm: the one that was used.
         time_s: seconds from the moment the last rank has joined.
         sent_bytes: bytes that leave each rank, in group order.
+        latency_s: the part of `time_s` that no bandwidth shortens: the call, and alpha of the slowest edge of each
+            round.
     """
 
     algorithm: str
     time_s: float
     sent_bytes: tuple[float, ...]
+    latency_s: float = 0.0
+
+    @property
+    def transfer_s(self) -> float:
+        """The part of `time_s` in which bytes move: it grows when a link is shared."""
+        return self.time_s - self.latency_s
 
 
 Algorithm = Callable[[GroupNetwork, float, int], CollectiveCost]
@@ -52,24 +61,60 @@ def _same(n: int, sent: float) -> tuple[float, ...]:
     return (sent,) * n
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rounds one after another: their seconds, and how many of these are alpha."""
+
+    time_s: float
+    latency_s: float
+
+    def __add__(self, other: "_Part") -> "_Part":
+        return _Part(self.time_s + other.time_s, self.latency_s + other.latency_s)
+
+    def times(self, n: int) -> "_Part":
+        return _Part(n * self.time_s, n * self.latency_s)
+
+
+_NOTHING = _Part(0.0, 0.0)
+
+
+def _part(step: Round | Edge, size_bytes: float) -> _Part:
+    if isinstance(step, Edge):
+        return _Part(step.transfer_s(size_bytes), step.latency_s)
+    return _Part(step.time_s(size_bytes), step.latency_s(size_bytes))
+
+
+def _in_turn(steps: Iterable[Round | Edge], size_bytes: float) -> _Part:
+    """One round of this size after another."""
+    return sum((_part(step, size_bytes) for step in steps), _NOTHING)
+
+
+def _slowest(parts: Iterable[_Part]) -> _Part:
+    """Parts that run at the same time: the last to end counts."""
+    return max(parts, key=lambda part: part.time_s)
+
+
+def _cost(algorithm: str, part: _Part, sent_bytes: tuple[float, ...]) -> CollectiveCost:
+    return CollectiveCost(algorithm, part.time_s, sent_bytes, part.latency_s)
+
+
 def ring_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     n = net.size
-    time_s = 2 * (n - 1) * net.ring.time_s(size_bytes / n)
-    return CollectiveCost("ring", time_s, _same(n, 2 * (n - 1) / n * size_bytes))
+    part = _part(net.ring, size_bytes / n).times(2 * (n - 1))
+    return _cost("ring", part, _same(n, 2 * (n - 1) / n * size_bytes))
 
 
 def tree_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    time_s = 2 * sum(step.time_s(size_bytes) for step in net.tree)
     sent = [size_bytes * (_tree_children(i, net.size) + (i > 0)) for i in range(net.size)]
-    return CollectiveCost("tree", time_s, tuple(sent))
+    return _cost("tree", _in_turn(net.tree, size_bytes).times(2), tuple(sent))
 
 
 def hierarchical_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     local = len(net.by_node[0])
     shard = size_bytes / local
-    inside_s = 2 * (local - 1) * max(node.ring.time_s(shard) for node in net.nodes)
+    inside = _slowest(_part(node.ring, shard) for node in net.nodes).times(2 * (local - 1))
     rails = [min((ring_all_reduce(r, shard), tree_all_reduce(r, shard)), key=lambda c: c.time_s) for r in net.rails]
-    across = max(rails, key=lambda cost: cost.time_s)
+    across = _slowest(_Part(cost.time_s, cost.latency_s) for cost in rails)
     # The rails' ranks, back in group order, to add what each sends outside to what it sends inside.
     sent_across = {
         rank: sent
@@ -77,80 +122,80 @@ def hierarchical_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0)
         for rank, sent in zip(r.ranks, cost.sent_bytes, strict=True)
     }
     sent = tuple(2 * (local - 1) / local * size_bytes + sent_across[rank] for rank in net.ranks)
-    return CollectiveCost("hierarchical", inside_s + across.time_s, sent)
+    return _cost("hierarchical", inside + across, sent)
 
 
 def ring_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     """All-gather and, run backwards, reduce-scatter."""
     n = net.size
-    return CollectiveCost("ring", (n - 1) * net.ring.time_s(size_bytes / n), _same(n, (n - 1) / n * size_bytes))
+    return _cost("ring", _ring_gather(net, size_bytes), _same(n, (n - 1) / n * size_bytes))
+
+
+def _ring_gather(net: GroupNetwork, size_bytes: float) -> _Part:
+    return _part(net.ring, size_bytes / net.size).times(net.size - 1)
 
 
 def hierarchical_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     """Every rail gathers across nodes at once (S/L bytes each), then every node gathers inside."""
     n, local = net.size, len(net.by_node[0])
-    across_s = max(ring_gather(rail, size_bytes / local).time_s for rail in net.rails)
-    inside_s = (local - 1) * max(node.ring.time_s(size_bytes / local) for node in net.nodes)
+    across = _slowest(_ring_gather(rail, size_bytes / local) for rail in net.rails)
+    inside = _slowest(_part(node.ring, size_bytes / local) for node in net.nodes).times(local - 1)
     num_nodes = n // local
     sent = (num_nodes - 1) / num_nodes * size_bytes / local + (local - 1) / local * size_bytes
-    return CollectiveCost("hierarchical", across_s + inside_s, _same(n, sent))
+    return _cost("hierarchical", across + inside, _same(n, sent))
 
 
 def tree_broadcast(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    time_s = sum(step.time_s(size_bytes) for step in _rooted(net, root).tree)
     sent = [size_bytes * _tree_children((i - root) % net.size, net.size) for i in range(net.size)]
-    return CollectiveCost("tree", time_s, tuple(sent))
+    return _cost("tree", _in_turn(_rooted(net, root).tree, size_bytes), tuple(sent))
 
 
 def tree_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     """A broadcast backwards: every rank but the root sends once."""
-    time_s = sum(step.time_s(size_bytes) for step in _rooted(net, root).tree)
-    return CollectiveCost("tree", time_s, tuple(0.0 if i == root else size_bytes for i in range(net.size)))
+    sent = tuple(0.0 if i == root else size_bytes for i in range(net.size))
+    return _cost("tree", _in_turn(_rooted(net, root).tree, size_bytes), sent)
 
 
 def scatter_gather_broadcast(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     """Scatter down the tree (half of what is left at each round), then a ring all-gather."""
     n, rooted = net.size, _rooted(net, root)
-    gather = ring_gather(net, size_bytes)
-    scatter_s = sum(step.time_s(size_bytes * min(2**k, n - 2**k) / n) for k, step in enumerate(rooted.tree))
+    scatter = sum((_part(step, size_bytes * min(2**k, n - 2**k) / n) for k, step in enumerate(rooted.tree)), _NOTHING)
     # A tree node passes on the shards of its whole subtree but its own.
     passed_on = [_subtree((i - root) % n, n) - 1 for i in range(n)]
-    sent = tuple(size_bytes * shards / n + own for shards, own in zip(passed_on, gather.sent_bytes, strict=True))
-    return CollectiveCost("scatter-gather", scatter_s + gather.time_s, sent)
+    own = (n - 1) / n * size_bytes
+    sent = tuple(size_bytes * shards / n + own for shards in passed_on)
+    return _cost("scatter-gather", scatter + _ring_gather(net, size_bytes), sent)
 
 
 def scatter_gather_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     """The broadcast backwards: a ring reduce-scatter, then the shards climb the tree. The bytes turn around too."""
     n = net.size
     broadcast = scatter_gather_broadcast(net, size_bytes, root)
-    scatter = ring_gather(net, size_bytes)
     # A tree node hands its parent the shards of its whole subtree; the root keeps them.
     handed_up = [0 if i == root else _subtree((i - root) % n, n) for i in range(n)]
-    sent = tuple(size_bytes * shards / n + own for shards, own in zip(handed_up, scatter.sent_bytes, strict=True))
-    return CollectiveCost("scatter-gather", broadcast.time_s, sent)
+    own = (n - 1) / n * size_bytes
+    return replace(broadcast, sent_bytes=tuple(size_bytes * shards / n + own for shards in handed_up))
 
 
 def direct_scatter(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     shard = size_bytes / net.size
-    time_s = sum(edge.transfer_s(shard) for edge in net.root_edges(root))
     sent = tuple(shard * (net.size - 1) if i == root else 0.0 for i in range(net.size))
-    return CollectiveCost("direct", time_s, sent)
+    return _cost("direct", _in_turn(net.root_edges(root), shard), sent)
 
 
 def direct_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    cost = direct_scatter(net, size_bytes, root)
     shard = size_bytes / net.size
-    return CollectiveCost("direct", cost.time_s, tuple(0.0 if i == root else shard for i in range(net.size)))
+    sent = tuple(0.0 if i == root else shard for i in range(net.size))
+    return replace(direct_scatter(net, size_bytes, root), sent_bytes=sent)
 
 
 def direct_all_to_all(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     n = net.size
-    time_s = sum(step.time_s(size_bytes / n) for step in net.shifts)
-    return CollectiveCost("direct", time_s, _same(n, (n - 1) / n * size_bytes))
+    return _cost("direct", _in_turn(net.shifts, size_bytes / n), _same(n, (n - 1) / n * size_bytes))
 
 
 def tree_barrier(net: GroupNetwork, size_bytes: float = 0.0, root: int = 0) -> CollectiveCost:
-    return CollectiveCost("tree", 2 * sum(step.time_s(0.0) for step in net.tree), _same(net.size, 0.0))
+    return _cost("tree", _in_turn(net.tree, 0.0).times(2), _same(net.size, 0.0))
 
 
 # name -> the algorithms that can do it, and whether each needs equally filled nodes
@@ -214,7 +259,9 @@ def collective_cost(
 def _with_call(cost: CollectiveCost, net: GroupNetwork) -> CollectiveCost:
     """The rounds, and once the fixed time of a call."""
     overhead_s = net.cluster.collective_overhead_s
-    return replace(cost, time_s=cost.time_s + overhead_s) if overhead_s else cost
+    if not overhead_s:
+        return cost
+    return replace(cost, time_s=cost.time_s + overhead_s, latency_s=cost.latency_s + overhead_s)
 
 
 def _rooted(net: GroupNetwork, root: int) -> GroupNetwork:

@@ -28,6 +28,12 @@ class Round:
         """Seconds for one round of messages of this size."""
         return max((edge.transfer_s(size_bytes) for edge in self.edges), default=0.0)
 
+    def latency_s(self, size_bytes: float) -> float:
+        """How much of `time_s` is alpha: that of the edge the round waits for."""
+        if not self.edges:
+            return 0.0
+        return max(self.edges, key=lambda edge: edge.transfer_s(size_bytes)).latency_s
+
 
 def round_of(cluster: Cluster, pairs: Iterable[tuple[int, int]]) -> Round:
     """The round in which each pair (from, to) of global ranks exchanges one message."""

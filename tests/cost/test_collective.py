@@ -346,7 +346,86 @@ def test_a_call_costs_its_fixed_time_once_however_many_rounds_it_is_made_of(name
     called = GroupNetwork(net.cluster.but(collective_overhead_s=overhead_s), net.ranks)
     without, cost = (collective_cost(name, size, network, algorithm) for network in (net, called))
     assert cost.sent_bytes == without.sent_bytes and cost.algorithm == without.algorithm
-    assert cost.time_s == without.time_s + (overhead_s if net.size > 1 else 0.0)
+    call_s = overhead_s if net.size > 1 else 0.0
+    assert cost.time_s == without.time_s + call_s and cost.latency_s == without.latency_s + call_s
+
+
+# ---- latency and transfer ----
+
+# algorithm -> rounds of a collective on n ranks, each of which waits one alpha
+ROUNDS = {
+    ("all_reduce", "ring"): lambda n: 2 * (n - 1),
+    ("all_reduce", "tree"): lambda n: 2 * rounds(n),
+    ("all_gather", "ring"): lambda n: n - 1,
+    ("reduce_scatter", "ring"): lambda n: n - 1,
+    ("broadcast", "tree"): rounds,
+    ("broadcast", "scatter-gather"): lambda n: rounds(n) + n - 1,
+    ("reduce", "tree"): rounds,
+    ("reduce", "scatter-gather"): lambda n: rounds(n) + n - 1,
+    ("gather", "direct"): lambda n: n - 1,
+    ("scatter", "direct"): lambda n: n - 1,
+    ("all_to_all", "direct"): lambda n: n - 1,
+    ("barrier", "tree"): lambda n: 2 * rounds(n),
+}
+
+
+@given(st.sampled_from(sorted(ROUNDS)), RANKS, SIZES)
+def test_the_latency_is_one_alpha_a_round_and_the_transfer_what_an_ideal_wire_without_alpha_takes(kind, n, size):
+    name, algorithm = kind
+    cost = collective_cost(name, size, flat(n), algorithm)
+    assert close(cost.latency_s, ROUNDS[kind](n) * ALPHA_S)
+    no_alpha = GroupNetwork(FLAT.but(intra=replace(WIRE, latency_s=0.0)), range(n))
+    ideal = collective_cost(name, size, no_alpha, algorithm)
+    assert ideal.latency_s == 0 and ideal.transfer_s == ideal.time_s
+    assert close(cost.time_s, cost.latency_s + ideal.time_s)
+
+
+@given(NAMES, networks(), SIZES, st.data())
+def test_every_algorithm_takes_its_latency_and_its_transfer_and_nothing_else(name, net, size, data):
+    algorithm = data.draw(st.sampled_from(["auto", *algorithms_for(name, net)]))
+    cost = collective_cost(name, size, net, algorithm)
+    assert cost.transfer_s == cost.time_s - cost.latency_s and cost.latency_s >= 0
+    assert cost.transfer_s >= -ROUNDING * cost.time_s
+    empty = (
+        collective_cost(name, 0, net, algorithm if algorithm != "auto" else cost.algorithm) if net.size > 1 else cost
+    )
+    assert close(empty.transfer_s, 0.0) or abs(empty.transfer_s) <= ROUNDING * empty.time_s
+    # A round waits for its slowest edge, which need not be the one with the largest alpha.
+    assert cost.latency_s <= empty.time_s * (1 + ROUNDING)
+
+
+@given(node_grids(), SIZES)
+def test_the_latency_of_a_hierarchical_all_reduce_is_that_of_its_three_parts(net, size):
+    inside, rails = on_nodes(net)
+    local = inside[0].size
+    across = max(
+        (
+            min(
+                (collective_cost("all_reduce", size / local, r, kind) for kind in ("ring", "tree")),
+                key=lambda c: c.time_s,
+            )
+            for r in rails
+        ),
+        key=lambda c: c.time_s,
+    )
+    cost = collective_cost("all_reduce", size, net, "hierarchical")
+    assert close(cost.latency_s, 2 * (local - 1) * net.cluster.intra.latency_s + across.latency_s)
+
+
+def test_a_faster_link_shortens_the_transfer_alone():
+    base = find_cluster("dgx-h100")
+    for name, algorithms in ALGORITHMS.items():
+        for algorithm in algorithms:
+            nets = []
+            for speed in (1, 4):
+                links = {
+                    level: replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * speed)
+                    for level, link in (("intra", base.intra), ("inter", base.inter))
+                }
+                nets.append(GroupNetwork(base.but(**links), range(16)))
+            slow, fast = (collective_cost(name, 1e10, net, algorithm) for net in nets)
+            assert close(slow.latency_s, fast.latency_s)
+            assert isclose(slow.transfer_s, 4 * fast.transfer_s, rel_tol=1e-9)  # a difference: its rounding
 
 
 # ---- refused ----
