@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lablib.hardware.device import Device
@@ -47,6 +48,10 @@ class Run:
     @property
     def ranks(self) -> int:
         return len(self.values)
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write timeline, memory and traffic as one trace that ui.perfetto.dev opens (lablib/perfetto.py)."""
+        return self.timeline.to_perfetto(path, self.memory, self.traffic)
 
     def __repr__(self) -> str:
         return (

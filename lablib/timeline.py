@@ -7,11 +7,13 @@ Words:
     stream    a queue of work on one rank that runs in order: "compute", or "comm:<group>" for one process group.
     busy      time in which a stream has work.
     exposed   time in which a rank communicates and does not compute; the rest of its communication is hidden.
+
+A run may have hundreds of thousands of spans. They are sorted into ranks and streams once, when the first question
+comes, and every later question looks there.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -21,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+
+    from lablib.ledger import Memory
+    from lablib.traffic import Traffic
 
 COMPUTE = "compute"
 
@@ -66,10 +71,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of a run, ordered by rank, stream and start. Times in seconds."""
+    """The spans of a run, ordered by rank, stream and start. Times in seconds.
+
+    Attributes:
+        spans: what the ranks did.
+        num_ranks: how many ranks there were; some may have no span.
+        window: (first, last) second, where this is a part of a run; None: all of it. See `between`.
+    """
 
     spans: tuple[Span, ...]
     num_ranks: int
+    window: tuple[float, float] | None = None
 
     @staticmethod
     def of(spans: Iterable[Span], num_ranks: int) -> Timeline:
@@ -78,18 +90,45 @@ class Timeline:
             tuple(sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))), num_ranks
         )
 
+    @property
+    def start_s(self) -> float:
+        """When it begins: 0, the launch, unless it is a part of a run."""
+        return self.window[0] if self.window else 0.0
+
     @cached_property
+    def end_s(self) -> float:
+        """When it ends: with the last span, unless it is a part of a run."""
+        return self.window[1] if self.window else max((span.end_s for span in self.spans), default=0.0)
+
+    @property
     def makespan_s(self) -> float:
-        """Seconds from the launch to the end of the last span."""
-        return max((span.end_s for span in self.spans), default=0.0)
+        """Seconds from the launch to the end of the last span; of a part of a run, how long that part is."""
+        return self.end_s - self.start_s
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Span]]:
+        """Each rank's spans, in their order."""
+        ranks: dict[int, list[Span]] = {}
+        for span in self.spans:
+            ranks.setdefault(span.rank, []).append(span)
+        return ranks
+
+    @cached_property
+    def _busy(self) -> dict[tuple[int, str], list[Interval]]:
+        """When each rank's stream was busy; under "comm", when any of its communication streams was."""
+        intervals: dict[tuple[int, str], list[Interval]] = {}
+        for s in self.spans:
+            intervals.setdefault((s.rank, s.stream), []).append((s.start_s, s.end_s))
+            if s.stream != COMPUTE:
+                intervals.setdefault((s.rank, "comm"), []).append((s.start_s, s.end_s))
+        return {key: union(some) for key, some in intervals.items()}
 
     def select(self, rank: int | None = None, stream: str | None = None, phase: str | None = None) -> list[Span]:
         """The spans of one rank, stream or phase (None: any). `stream="comm"` means every communication stream."""
         return [
             s
-            for s in self.spans
-            if (rank is None or s.rank == rank)
-            and (stream is None or s.stream == stream or (stream == "comm" and s.is_communication))
+            for s in (self.spans if rank is None else self._by_rank.get(rank, ()))
+            if (stream is None or s.stream == stream or (stream == "comm" and s.is_communication))
             and (phase is None or s.phase == phase)
         ]
 
@@ -100,18 +139,31 @@ class Timeline:
         moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
         return Timeline(tuple(moved), self.num_ranks)
 
+    def between(self, start_s: float, end_s: float) -> Timeline:
+        """The part of the run between two moments, to look at it closely: `figure_timeline(timeline.between(a, b))`.
+
+        Times stay those of the run. A span that reaches beyond is cut there, its FLOPs and bytes with it in proportion,
+        so parts that follow each other add up to the whole. A span that took no time belongs to the part it begins.
+
+        Raises:
+            ValueError: unless start_s < end_s.
+        """
+        if not start_s < end_s:
+            raise ValueError(f"a part of a run begins before it ends: got {start_s} s to {end_s} s.")
+        inside = (s for s in self.spans if s.start_s < end_s and (s.end_s > start_s or s.start_s >= start_s))
+        return Timeline(tuple(_cut(s, start_s, end_s) for s in inside), self.num_ranks, (start_s, end_s))
+
     def streams(self, rank: int) -> list[str]:
         """The streams on which this rank did something, compute first."""
-        return sorted({s.stream for s in self.spans if s.rank == rank}, key=lambda name: (name != COMPUTE, name))
+        return sorted({s.stream for s in self._by_rank.get(rank, ())}, key=lambda name: (name != COMPUTE, name))
 
     def busy_s(self, rank: int, stream: str = COMPUTE) -> float:
         """Seconds in which the rank's stream had work. `stream="comm"`: any communication stream."""
-        return length(union((s.start_s, s.end_s) for s in self.select(rank, stream)))
+        return length(self._busy.get((rank, stream), []))
 
     def exposed_s(self, rank: int) -> float:
         """Seconds in which the rank communicated and did not compute: |communication| - |communication and compute|."""
-        communication = union((s.start_s, s.end_s) for s in self.select(rank, "comm"))
-        compute = union((s.start_s, s.end_s) for s in self.select(rank, COMPUTE))
+        communication, compute = (self._busy.get((rank, stream), []) for stream in ("comm", COMPUTE))
         return length(communication) - overlap(communication, compute)
 
     def idle_s(self, rank: int) -> float:
@@ -147,21 +199,17 @@ class Timeline:
 
         return figure_timeline(self, **options)
 
-    def to_perfetto(self, path: str | Path) -> Path:
-        """Write the Trace Event JSON that ui.perfetto.dev opens: a process for each rank, a thread for each stream."""
-        events: list[dict[str, Any]] = []
-        for rank in range(self.num_ranks):
-            events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
-            lanes = {stream: lane for lane, stream in enumerate(self.streams(rank))}
-            for stream, lane in lanes.items():
-                events.append({"ph": "M", "pid": rank, "tid": lane, "name": "thread_name", "args": {"name": stream}})
-            for s in self.select(rank):
-                args = {"phase": s.phase, "flops": s.flops, "size_bytes": s.size_bytes}
-                where = {"pid": rank, "tid": lanes[s.stream], "ts": s.start_s * 1e6, "dur": s.duration_s * 1e6}
-                events.append({"ph": "X", "name": s.name, "cat": s.phase or "op", "args": args, **where})
-        path = Path(path)
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-        return path
+    def to_perfetto(self, path: str | Path, memory: Memory | None = None, traffic: Traffic | None = None) -> Path:
+        """Write the Trace Event JSON that ui.perfetto.dev opens: a process for each rank, a thread for each stream.
+
+        Args:
+            path: the file to write; returned as a `Path`.
+            memory: of the same run; adds a counter for each rank and category of memory.
+            traffic: of the same run; adds arrows through the members of each collective.
+        """
+        from lablib.perfetto import write_trace
+
+        return write_trace(self, Path(path), memory, traffic)
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -174,6 +222,15 @@ class Timeline:
 
 
 Interval = tuple[float, float]
+
+
+def _cut(span: Span, start_s: float, end_s: float) -> Span:
+    """What of the span lies between two moments."""
+    if start_s <= span.start_s and span.end_s <= end_s:
+        return span
+    first_s, last_s = max(span.start_s, start_s), min(span.end_s, end_s)
+    share = (last_s - first_s) / span.duration_s
+    return replace(span, start_s=first_s, end_s=last_s, flops=share * span.flops, size_bytes=share * span.size_bytes)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -1,8 +1,6 @@
 """What a run says of time and bytes, against brute force: spans lie on whole seconds, so each second can be counted."""
 
-import json
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -149,44 +147,46 @@ def test_a_timeline_without_a_phase_starts_at_zero_and_keeps_every_duration(some
     assert len(whole) == len(some)
 
 
+@given(SPANS, st.integers(0, 20), st.integers(1, 20))
+def test_a_part_of_a_run_counts_the_seconds_between_two_moments(some, first, duration):
+    part = Timeline.of(some, 4).between(first, first + duration)
+    inside = set(range(first, first + duration))
+    assert (part.start_s, part.end_s, part.makespan_s) == (first, first + duration, duration)
+    for rank in range(4):
+        compute, communication = (
+            busy(Timeline.of(some, 4), rank, COMPUTE),
+            busy(Timeline.of(some, 4), rank, *STREAMS[1:]),
+        )
+        assert part.busy_s(rank) == len(compute & inside) and part.busy_s(rank, "comm") == len(communication & inside)
+        assert part.exposed_s(rank) == len((communication - compute) & inside)
+        assert part.idle_s(rank) == duration - len(compute & inside)
+
+
+@given(SPANS, st.lists(st.integers(1, 10), min_size=1, max_size=5))
+def test_parts_that_follow_each_other_hold_every_span_once_and_add_up_to_the_run(some, durations):
+    whole = Timeline.of(some, 4)
+    edges = [sum(durations[:i]) for i in range(len(durations) + 1)] + [60]  # the last part reaches past every span
+    parts = [whole.between(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    for quantity in ("duration_s", "flops", "size_bytes"):
+        total = sum(getattr(s, quantity) for part in parts for s in part)
+        assert total == pytest.approx(sum(getattr(s, quantity) for s in whole))
+    instants = [s for s in whole if s.duration_s == 0]
+    assert sorted((s for part in parts for s in part if s.duration_s == 0), key=repr) == sorted(instants, key=repr)
+    assert whole.between(0, 60).spans == whole.spans
+
+
+@pytest.mark.parametrize("edges", [(1.0, 1.0), (2.0, 1.0), (float("nan"), 1.0)])
+def test_a_part_of_a_run_must_begin_before_it_ends(edges):
+    with pytest.raises(ValueError, match="begins before it ends"):
+        Timeline((), 1).between(*edges)
+
+
 @given(SPANS)
 def test_a_table_has_a_row_for_each_span(some):
     timeline = Timeline.of(some, 4)
     rows = timeline.table().to_dict("records")
     names = [field.name for field in fields(Span)]
     assert rows == [{name: getattr(s, name) for name in names} for s in timeline]
-
-
-# ---- Perfetto ----
-
-
-@given(SPANS)
-def test_a_perfetto_file_holds_every_span_in_microseconds_on_a_lane_of_its_own(tmp_path_factory, some):
-    timeline = Timeline.of(some, 4)
-    path = timeline.to_perfetto(tmp_path_factory.mktemp("trace") / "trace.json")
-    trace: dict[str, Any] = json.loads(path.read_text())
-    events = trace["traceEvents"]
-    processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
-    assert processes == {rank: f"rank {rank}" for rank in range(4)}
-    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    complete = [e for e in events if e["ph"] == "X"]
-    assert len(complete) + len(lanes) + 4 == len(events)
-    found = sorted(
-        (e["pid"], lanes[(e["pid"], e["tid"])], e["ts"] / 1e6, e["dur"] / 1e6, e["name"], e["args"]["phase"])
-        for e in complete
-    )
-    assert found == sorted((s.rank, s.stream, s.start_s, s.duration_s, s.name, s.phase) for s in some)
-
-
-def test_durations_of_a_perfetto_file_add_up_to_the_busy_time(tmp_path):
-    # Spans of one stream, one after another: 1 + 2 + ... + 20 ms.
-    starts = [sum(range(i)) * 1e-3 for i in range(1, 21)]
-    timeline = Timeline.of(
-        [Span(0, COMPUTE, "aten.mm", "forward", start, start + (i + 1) * 1e-3) for i, start in enumerate(starts)], 1
-    )
-    events = json.loads(timeline.to_perfetto(tmp_path / "trace.json").read_text())["traceEvents"]
-    total_us = sum(e["dur"] for e in events if e["ph"] == "X")
-    assert total_us == pytest.approx(210e3, rel=1e-9) and timeline.busy_s(0) == pytest.approx(total_us / 1e6, rel=1e-9)
 
 
 # ---- traffic ----

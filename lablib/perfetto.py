@@ -1,0 +1,183 @@
+"""A timeline as Trace Event JSON, the format that ui.perfetto.dev and chrome://tracing open.
+
+A rank is a process and each of its streams a thread, compute first. What is written:
+
+    M   names, and the order in which processes and threads are shown
+    X   one complete event a span: microseconds, and phase, FLOPs, bytes, dtype and line of the program as arguments
+    s, t, f   flows, drawn as arrows: from a send to its receive, and through the members of a collective (where the
+              traffic is given)
+    C   counters: bytes of memory by category (where memory is given)
+
+Two spans of one thread must lie inside or after each other, so spans that overlap (two collectives that gloo runs side
+by side) get further rows. Times are rounded to nanoseconds, which is what Perfetto keeps. Processes and threads are
+numbered from 1: number 0 belongs to the Linux kernel, and Perfetto hides some of it.
+
+Source: "Trace Event Format", Google, 2016 (the Chromium project's document of these fields).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from lablib.ledger import Memory
+from lablib.timeline import COMPUTE, Span, Timeline
+from lablib.traffic import Traffic
+
+Event = dict[str, Any]
+Place = tuple[int, int]  # process, thread
+Stop = tuple[int, float, Place]  # of a chain of arrows: its order, when, where
+
+
+def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None, traffic: Traffic | None = None) -> Path:
+    """Write the trace, rank by rank. Counters need the memory of the run, arrows of collectives its traffic."""
+    rows = {rank: rows_of(timeline, rank) for rank in range(timeline.num_ranks)}
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        for rank, own in rows.items():
+            events = [*_names(rank, own), *_work(rank, own)]
+            file.write((",\n" if rank else "") + _without_brackets(events))
+        for events in (_flows(rows, traffic), _counters(memory) if memory is not None else ()):
+            if text := _without_brackets(list(events)):
+                file.write(",\n" + text)
+        file.write("]}\n")
+    return path
+
+
+def rows_of(timeline: Timeline, rank: int) -> list[tuple[str, list[Span]]]:
+    """The threads of one rank: the name of each and its spans, none of which overlaps another."""
+    streams: dict[str, list[list[Span]]] = {}
+    for span in sorted(timeline.select(rank), key=lambda s: (s.stream != COMPUTE, s.stream, s.start_s, s.end_s)):
+        rows = streams.setdefault(span.stream, [[]])
+        row = next((row for row in rows if not row or row[-1].end_s <= span.start_s), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(span)
+    return [
+        (stream if number == 1 else f"{stream} ({number})", row)
+        for stream, rows in streams.items()
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def _places(rank: int, rows: Sequence[tuple[str, list[Span]]]) -> list[Place]:
+    """Process and thread of each row. The thread that has its process's number is shown first: that is compute."""
+    first = 0 if rows and rows[0][0] == COMPUTE else 1
+    # No two threads of the trace share a number: a rank has fewer than a thousand rows.
+    return [
+        (rank + 1, rank + 1 if row == 0 else 1_000_000 + 1000 * rank + row) for row in range(first, first + len(rows))
+    ]
+
+
+def _names(rank: int, rows: Sequence[tuple[str, list[Span]]]) -> Iterator[Event]:
+    process = {"ph": "M", "pid": rank + 1}
+    yield process | {"name": "process_name", "args": {"name": f"rank {rank}"}}
+    yield process | {"name": "process_sort_index", "args": {"sort_index": rank}}
+    for order, ((pid, tid), (name, _)) in enumerate(zip(_places(rank, rows), rows, strict=True)):
+        thread = {"ph": "M", "pid": pid, "tid": tid}
+        yield thread | {"name": "thread_name", "args": {"name": name}}
+        yield thread | {"name": "thread_sort_index", "args": {"sort_index": order}}
+
+
+def _work(rank: int, rows: Sequence[tuple[str, list[Span]]]) -> Iterator[Event]:
+    for (pid, tid), (_, spans) in zip(_places(rank, rows), rows, strict=True):
+        for s in spans:
+            start_ns, end_ns = round(s.start_s * 1e9), round(s.end_s * 1e9)
+            times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
+            yield {"ph": "X", "pid": pid, "tid": tid, "name": s.name, "cat": s.phase or "op", **times, "args": _args(s)}
+
+
+def _args(span: Span) -> dict[str, Any]:
+    """What Perfetto shows for a selected span; what is not known is left out."""
+    args: dict[str, Any] = {"phase": span.phase}
+    if span.flops:
+        args["flops"] = span.flops
+    if span.size_bytes:
+        args["size_bytes"] = span.size_bytes
+    if span.dtype:
+        args["dtype"] = span.dtype
+    if span.source:
+        args["source"] = span.source
+    if span.is_recompute:
+        args["is_recompute"] = True
+    return args
+
+
+def _flows(rows: dict[int, list[tuple[str, list[Span]]]], traffic: Traffic | None) -> Iterator[Event]:
+    """One chain of arrows for each message and each collective, through those who took part."""
+    collectives = _collectives(traffic)
+    meetings: dict[tuple, list[Stop]] = defaultdict(list)
+    for rank, own in rows.items():
+        seen: dict[tuple, Iterator[int]] = defaultdict(count)
+        spans = [(s, place) for place, (_, row) in zip(_places(rank, own), own, strict=True) for s in row]
+        for s, place in sorted(spans, key=lambda pair: pair[0].start_s):
+            if s.is_communication and (found := _meeting(s, rank, seen, collectives)):
+                meeting, order, share = found
+                meetings[meeting].append((order, s.start_s + share * s.duration_s, place))
+    for number, stops in enumerate(meetings.values(), 1):
+        # An arrow cannot go back in time; where the clocks of two hosts say so, it is left out.
+        times_s = [time_s for _, time_s, _ in sorted(stops)]
+        if len(stops) > 1 and times_s == sorted(times_s):
+            yield from _chain(number, sorted(stops))
+
+
+def _collectives(traffic: Traffic | None) -> dict[tuple[str, int], list[int]]:
+    """Group and rank -> the collectives that this rank took part in there, by number, in order."""
+    found: dict[tuple[str, int], list[int]] = defaultdict(list)
+    transfers = traffic.transfers if traffic is not None else ()
+    for number, transfer in sorted(enumerate(transfers), key=lambda pair: pair[1].start_s):
+        if transfer.name != "send":
+            for rank in transfer.ranks:
+                found[transfer.group, rank].append(number)
+    return found
+
+
+def _meeting(
+    span: Span, rank: int, seen: dict[tuple, Iterator[int]], collectives: dict[tuple[str, int], list[int]]
+) -> tuple[tuple, int, float] | None:
+    """What the span took part in; its place in the chain; where in it the arrow is tied, as a share of its duration.
+
+    The k-th send from a to b in a group is the k-th receive of b from a. Who meets in a collective is known from the
+    traffic alone: groups of different ranks may have one name.
+    """
+    group, _, way = span.stream.removeprefix("comm:").rpartition(":")
+    if way == "send" and span.name.startswith("send to "):
+        key = (group, rank, int(span.name.removeprefix("send to ")))
+        return (*key, next(seen["send", *key])), 0, 0.01
+    if way == "recv" and span.name.startswith("recv from "):
+        key = (group, int(span.name.removeprefix("recv from ")), rank)
+        return (*key, next(seen["recv", *key])), 1, 0.99
+    group = span.stream.removeprefix("comm:")
+    own, index = collectives.get((group, rank), []), next(seen["collective", group])
+    return ((own[index],), 0, 0.5) if index < len(own) else None
+
+
+def _chain(number: int, stops: Sequence[Stop]) -> Iterator[Event]:
+    for index, (_, time_s, (pid, tid)) in enumerate(stops):
+        phase = "s" if index == 0 else "f" if index == len(stops) - 1 else "t"
+        event = {"ph": phase, "id": number, "cat": "flow", "name": "communication", "ts": time_s * 1e6}
+        yield event | {"pid": pid, "tid": tid} | ({"bp": "e"} if phase == "f" else {})
+
+
+def _counters(memory: Memory) -> Iterator[Event]:
+    """Each rank's bytes by category: an event wherever a category changes."""
+    changes: dict[tuple[int, str], dict[float, int]] = defaultdict(lambda: defaultdict(int))
+    for block in memory.blocks:
+        own = changes[block.rank, block.category]
+        own[block.start_s] += block.size_bytes
+        own[block.end_s] -= block.size_bytes
+    for (rank, category), own in sorted(changes.items()):
+        held = 0
+        for time_s, change in sorted(own.items()):
+            held += change
+            if change:
+                where = {"ph": "C", "pid": rank + 1, "name": f"memory: {category}", "ts": time_s * 1e6}
+                yield where | {"args": {"bytes": held}}
+
+
+def _without_brackets(events: Iterable[Event]) -> str:
+    return json.dumps(events, separators=(",", ":"))[1:-1]
