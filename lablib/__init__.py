@@ -3,6 +3,7 @@
 launch      run a function on every rank and get a Run
 phase       name what the program is doing, for the timeline
 Run         values, timeline, memory, traffic, stdout
+Summary     where the time of a run went, rank by rank
 errors      how a launch can fail
 hardware    the clusters that have a name
 """
@@ -20,6 +21,7 @@ from lablib.launch import launch
 from lablib.ledger import Block, Memory
 from lablib.phases import phase
 from lablib.run import Run
+from lablib.summary import Summary
 from lablib.timeline import Span, Timeline
 from lablib.traffic import Traffic, Transfer
 
@@ -39,6 +41,7 @@ __all__ = [
     "RankError",
     "Run",
     "Span",
+    "Summary",
     "Timeline",
     "Traffic",
     "Transfer",

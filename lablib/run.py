@@ -9,10 +9,11 @@ from typing import Any
 
 from lablib.hardware.device import Device
 from lablib.ledger import Memory
+from lablib.summary import Summary
 from lablib.timeline import COMPUTE, Span, Timeline
 from lablib.traffic import Traffic, Transfer
 
-__all__ = ["COMPUTE", "Memory", "Run", "Span", "Timeline", "Traffic", "Transfer"]
+__all__ = ["COMPUTE", "Memory", "Run", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,17 @@ class Run:
     def to_perfetto(self, path: str | Path) -> Path:
         """Write timeline, memory and traffic as one trace that ui.perfetto.dev opens (lablib/perfetto.py)."""
         return self.timeline.to_perfetto(path, self.memory, self.traffic)
+
+    def summary(self, steps: int = 1, timeline: Timeline | None = None, device: Device | None = None) -> Summary:
+        """Where the time went, rank by rank.
+
+        Args:
+            steps: how many equal steps the run is made of: times, FLOPs and bytes are those of one.
+            timeline: a part of the run's, such as `run.timeline.without("setup")`; None: all of it.
+            device: whose peak MFU and HFU refer to; None: that of the run.
+        """
+        whole = self.timeline if timeline is None else timeline
+        return Summary.of(whole, self.traffic, self.memory, device or self.device, steps)
 
     def __repr__(self) -> str:
         return (

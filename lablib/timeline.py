@@ -77,11 +77,13 @@ class Timeline:
         spans: what the ranks did.
         num_ranks: how many ranks there were; some may have no span.
         window: (first, last) second, where this is a part of a run; None: all of it. See `between`.
+        origin_s: the second of the launch that is 0 here: not 0 where what came before was left out. See `without`.
     """
 
     spans: tuple[Span, ...]
     num_ranks: int
     window: tuple[float, float] | None = None
+    origin_s: float = 0.0
 
     @staticmethod
     def of(spans: Iterable[Span], num_ranks: int) -> Timeline:
@@ -137,7 +139,7 @@ class Timeline:
         kept = [s for s in self.spans if s.phase != phase]
         first_s = min((s.start_s for s in kept), default=0.0)
         moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
-        return Timeline(tuple(moved), self.num_ranks)
+        return Timeline(tuple(moved), self.num_ranks, origin_s=self.origin_s + first_s)
 
     def between(self, start_s: float, end_s: float) -> Timeline:
         """The part of the run between two moments, to look at it closely: `figure_timeline(timeline.between(a, b))`.
@@ -151,7 +153,7 @@ class Timeline:
         if not start_s < end_s:
             raise ValueError(f"a part of a run begins before it ends: got {start_s} s to {end_s} s.")
         inside = (s for s in self.spans if s.start_s < end_s and (s.end_s > start_s or s.start_s >= start_s))
-        return Timeline(tuple(_cut(s, start_s, end_s) for s in inside), self.num_ranks, (start_s, end_s))
+        return Timeline(tuple(_cut(s, start_s, end_s) for s in inside), self.num_ranks, (start_s, end_s), self.origin_s)
 
     def streams(self, rank: int) -> list[str]:
         """The streams on which this rank did something, compute first."""

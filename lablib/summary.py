@@ -1,0 +1,311 @@
+"""Where the time of a run went, rank by rank: compute, exposed communication, waiting for others, and the bubble.
+
+Every second of the makespan of a rank is exactly one of four:
+
+    busy      its compute stream has work
+    exposed   it communicates and does not compute
+    waiting   neither, and a communication that it has joined cannot start: somebody else has not come yet
+    bubble    none of these: it has nothing to do
+
+    busy + exposed + waiting + bubble = makespan
+
+A rank waits in a communication from its own call until the last member's. That time is laid to the charge of the member
+that called last (the straggler; of several, the lowest rank); where two communications wait at once, to that of the one
+joined first.
+
+    HFU = sum of FLOPs / peak(dtype of the op) / makespan        a device at its peak all the time has 1
+    MFU = the same without what is computed a second time for backward
+
+Source: Chowdhery et al., "PaLM", 2022, arXiv 2204.02311, appendix B (MFU); Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022, arXiv 2205.05198, section 6 (HFU beside MFU).
+Simplified: MFU counts the FLOPs of the operators that ran, not a formula of the model's. A span that does not say its
+dtype counts at the float32 peak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lablib.hardware.device import Device
+from lablib.ledger import Memory
+from lablib.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
+from lablib.traffic import Traffic, Transfer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What each rank did with the makespan. Every tuple has one entry a rank; times are in seconds, of one step.
+
+    Attributes:
+        step_time_s: the makespan, divided by `steps`.
+        busy_s: the compute stream had work.
+        communication_s: some communication stream had work, hidden behind compute or not.
+        exposed_s: communication that compute did not hide.
+        waiting_s: idle in a communication that had not started, as another rank came later.
+        bubble_s: what is left of the step.
+        straggler_s: how long others waited for this rank; their sum over ranks is that of `waiting_s`.
+        flops: floating-point operations, recomputation included.
+        sent_bytes: bytes that left the rank.
+        peak_memory_bytes: the most it held at once in the whole run; None where nobody counted.
+        mfu, hfu: shares of the peak of the device, in [0, 1]; None where the device is not known.
+        steps: how many steps of the program the run was made of.
+    """
+
+    step_time_s: float
+    busy_s: tuple[float, ...]
+    communication_s: tuple[float, ...]
+    exposed_s: tuple[float, ...]
+    waiting_s: tuple[float, ...]
+    bubble_s: tuple[float, ...]
+    straggler_s: tuple[float, ...]
+    flops: tuple[float, ...]
+    sent_bytes: tuple[float, ...]
+    peak_memory_bytes: tuple[float, ...] | None = None
+    mfu: tuple[float, ...] | None = None
+    hfu: tuple[float, ...] | None = None
+    steps: int = 1
+
+    @staticmethod
+    def of(
+        timeline: Timeline,
+        traffic: Traffic | None = None,
+        memory: Memory | None = None,
+        device: Device | None = None,
+        steps: int = 1,
+    ) -> Summary:
+        """The summary of a timeline: that of a run, or a part of it (`Timeline.without`, `Timeline.between`).
+
+        Args:
+            timeline: the spans to summarize.
+            traffic: the communications of the same run, for bytes and waiting; what lies outside the timeline is left
+                out.
+            memory: the blocks of the same run.
+            device: whose peak MFU and HFU refer to.
+            steps: so many equal steps are in the timeline: times, FLOPs and bytes are those of one.
+
+        Raises:
+            ValueError: `steps` is no whole number of 1 or more.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps must be a whole number of 1 or more: got {steps!r}; try steps=1")
+        makespan_s, n = timeline.makespan_s, timeline.num_ranks
+        transfers = _within(traffic or Traffic(), timeline)
+        compute, communication = _intervals(timeline)
+        waits = [
+            _waits(pending, union(compute[rank] + communication[rank]))
+            for rank, pending in enumerate(_pending(transfers, timeline))
+        ]
+        busy_s = [length(compute[rank]) for rank in range(n)]
+        exposed_s = [length(communication[r]) - overlap(communication[r], compute[r]) for r in range(n)]
+        waiting_s = [math.fsum(seconds for _, seconds in of_rank) for of_rank in waits]
+        bubble_s = [makespan_s - busy_s[r] - exposed_s[r] - waiting_s[r] for r in range(n)]
+        each = _shares(timeline, device, makespan_s)
+        return Summary(
+            step_time_s=makespan_s / steps,
+            busy_s=_each(busy_s, steps),
+            communication_s=_each((length(communication[rank]) for rank in range(n)), steps),
+            exposed_s=_each(exposed_s, steps),
+            waiting_s=_each(waiting_s, steps),
+            bubble_s=_each((max(0.0, seconds) for seconds in bubble_s), steps),  # a sum's rounding is no time
+            straggler_s=_each(_blame(waits, n), steps),
+            flops=_each(_flops(timeline), steps),
+            sent_bytes=_each(_sent_bytes(transfers, n), steps),
+            peak_memory_bytes=_peaks(memory, n),
+            mfu=each and each[0],
+            hfu=each and each[1],
+            steps=steps,
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.busy_s)
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank for which the others waited longest; None where nobody waited for anybody."""
+        worst_s = max(self.straggler_s, default=0.0)
+        return self.straggler_s.index(worst_s) if worst_s > 0 else None
+
+    def table(self) -> pd.DataFrame:
+        """One row a rank, and a last row "all": the mean of times and shares, the sum of FLOPs and bytes sent, the
+        largest peak of memory."""
+        import pandas as pd
+
+        frame = pd.DataFrame({name: getattr(self, name) for name in _COLUMNS if getattr(self, name) is not None})
+        frame.index = pd.Index([str(rank) for rank in range(self.num_ranks)], name="rank")
+        total = {name: frame[name].agg(_COLUMNS[name]) for name in frame.columns}
+        return pd.concat([frame, pd.DataFrame(total, index=pd.Index(["all"], name="rank"))])
+
+    def sentence(self) -> str:
+        """The step in one sentence; shares are means over the ranks."""
+        parts = [f"{self._share(self.busy_s)} compute", f"{self._share(self.exposed_s)} exposed communication"]
+        mostly = f" (mostly for rank {self.straggler})" if self.straggler is not None else ""
+        parts += [f"{self._share(self.waiting_s)} waiting{mostly}", f"{self._share(self.bubble_s)} bubble"]
+        text = f"step {_seconds(self.step_time_s)}: {', '.join(parts)}"
+        return text + (f"; MFU {_mean(self.mfu):.0%}" if self.mfu else "")
+
+    def _share(self, seconds: Sequence[float]) -> str:
+        return f"{_mean(seconds) / self.step_time_s:.0%}" if self.step_time_s > 0 else "0%"
+
+    def __repr__(self) -> str:
+        return f"Summary({self.num_ranks} ranks, {self.sentence()})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.sentence()}</p>{self.table().to_html(max_rows=20, float_format='{:.4g}'.format)}"
+
+
+# The columns of the table, and how its last row puts the ranks together.
+_COLUMNS = {
+    "busy_s": "mean",
+    "exposed_s": "mean",
+    "waiting_s": "mean",
+    "bubble_s": "mean",
+    "communication_s": "mean",
+    "straggler_s": "mean",
+    "flops": "sum",
+    "mfu": "mean",
+    "hfu": "mean",
+    "sent_bytes": "sum",
+    "peak_memory_bytes": "max",
+}
+
+# A time in which a rank would wait if it has nothing else to do, and the rank it waits for.
+_Pending = tuple[Interval, int]
+
+
+def _within(traffic: Traffic, timeline: Timeline) -> list[Transfer]:
+    """The communications in the timeline's own seconds; of those that reach beyond it, the bytes sent inside."""
+    origin_s = timeline.origin_s
+    if timeline.window is None and not origin_s:
+        return list(traffic.transfers)
+    first_s, last_s = timeline.window or (0.0, math.inf)
+    transfers = []
+    for t in traffic.transfers:
+        start_s, end_s = t.start_s - origin_s, t.end_s - origin_s
+        share = _share_inside(start_s, end_s, first_s, last_s)
+        sent_bytes = tuple(share * sent for sent in t.sent_bytes)
+        issued_s = tuple(s - origin_s for s in t.issued_s)
+        transfers.append(replace(t, start_s=start_s, end_s=end_s, issued_s=issued_s, sent_bytes=sent_bytes))
+    return transfers
+
+
+def _share_inside(start_s: float, end_s: float, first_s: float, last_s: float) -> float:
+    """Which part of a communication lies inside. One that took no time belongs to the part that it begins."""
+    if start_s == end_s:
+        return float(first_s <= start_s < last_s)
+    return max(0.0, min(end_s, last_s) - max(start_s, first_s)) / (end_s - start_s)
+
+
+def _intervals(timeline: Timeline) -> tuple[list[list[Interval]], list[list[Interval]]]:
+    """For each rank: when it computed, and when it communicated. One pass: a timeline may hold 1,000 ranks."""
+    compute: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
+    communication: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
+    for span in timeline.spans:
+        if span.stream == COMPUTE:
+            compute[span.rank].append((span.start_s, span.end_s))
+        elif span.stream.startswith("comm"):
+            communication[span.rank].append((span.start_s, span.end_s))
+    return [union(each) for each in compute], [union(each) for each in communication]
+
+
+def _pending(transfers: Iterable[Transfer], timeline: Timeline) -> list[list[_Pending]]:
+    """For each rank, from its own calls to the last member's, in the order of its calls."""
+    pending: list[list[_Pending]] = [[] for _ in range(timeline.num_ranks)]
+    for t in transfers:
+        last_s = max(t.issued_s, default=-math.inf)
+        until_s = min(t.start_s, last_s, timeline.end_s)
+        if until_s <= timeline.start_s:
+            continue
+        last = t.ranks[t.issued_s.index(last_s)]
+        for rank, issued_s in zip(t.ranks, t.issued_s, strict=True):
+            if issued_s < until_s:
+                pending[rank].append(((max(issued_s, timeline.start_s), until_s), last))
+    return [sorted(of_rank) for of_rank in pending]
+
+
+def _waits(pending: Iterable[_Pending], occupied: list[Interval]) -> list[tuple[int, float]]:
+    """(rank waited for, seconds): the parts of the pending times in which the rank did nothing. Each second once."""
+    waits, covered_until_s = [], -math.inf
+    for (start_s, end_s), last in pending:
+        start_s = max(start_s, covered_until_s)
+        if start_s < end_s:
+            waits.append((last, end_s - start_s - overlap([(start_s, end_s)], occupied)))
+            covered_until_s = end_s
+    return waits
+
+
+def _blame(waits: Iterable[Iterable[tuple[int, float]]], num_ranks: int) -> list[float]:
+    seconds: list[list[float]] = [[] for _ in range(num_ranks)]
+    for of_rank in waits:
+        for last, waited_s in of_rank:
+            seconds[last].append(waited_s)
+    return [math.fsum(each) for each in seconds]
+
+
+def _flops(timeline: Timeline) -> list[float]:
+    flops = [0.0] * timeline.num_ranks
+    for span in timeline.spans:
+        flops[span.rank] += span.flops
+    return flops
+
+
+def _shares(
+    timeline: Timeline, device: Device | None, makespan_s: float
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """MFU and HFU of each rank."""
+    if device is None:
+        return None
+    once_s, all_s = [0.0] * timeline.num_ranks, [0.0] * timeline.num_ranks
+    for span in timeline.spans:
+        seconds = _at_peak_s(span, device)
+        all_s[span.rank] += seconds
+        once_s[span.rank] += 0.0 if span.is_recompute else seconds
+    divisor_s = makespan_s or 1.0
+    return tuple(s / divisor_s for s in once_s), tuple(s / divisor_s for s in all_s)
+
+
+def _at_peak_s(span: Span, device: Device) -> float:
+    return span.flops / device.peak(span.dtype or "float32") if span.flops else 0.0
+
+
+def _sent_bytes(transfers: Iterable[Transfer], num_ranks: int) -> list[float]:
+    sent_bytes = [0.0] * num_ranks
+    for transfer in transfers:
+        for rank, sent in zip(transfer.ranks, transfer.sent_bytes, strict=True):
+            sent_bytes[rank] += sent
+    return sent_bytes
+
+
+def _peaks(memory: Memory | None, num_ranks: int) -> tuple[float, ...] | None:
+    if memory is None or not memory.blocks:
+        return None
+    blocks = defaultdict(list)
+    for block in memory.blocks:
+        blocks[block.rank].append(block)
+    return tuple(float(Memory(tuple(blocks[rank]), num_ranks).peak_bytes(rank)) for rank in range(num_ranks))
+
+
+def _each(values: Iterable[float], steps: int) -> tuple[float, ...]:
+    return tuple(value / steps for value in values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _seconds(time_s: float) -> str:
+    """
+    >>> _seconds(0.01234), _seconds(0), _seconds(75.0)
+    ('12.3 ms', '0 s', '75 s')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if time_s >= scale:
+            return f"{time_s / scale:.3g} {unit}"
+    return f"{time_s / 1e-9:.3g} ns" if time_s > 0 else "0 s"
