@@ -1,12 +1,40 @@
-"""THE cost model: seconds and bytes of an operation and of a collective. The simulator's clock reads it.
+"""THE cost model: seconds and bytes of an operation and of a collective. The simulator's clock and the planner read it.
 
-op.py           one operation on one device: the roofline
-network.py      the edges that the rounds of a collective travel over, for one group of ranks
-collective.py   one collective on one group, by algorithm: alpha-beta
+One operation on one device: formulas in sizes (numbers or numpy arrays), then the front door for tensors.
+
+arrays.py       minimum and rounding up, for numbers and arrays alike
+precision.py    the peak a dtype computes at
+memory.py       what is limited by memory: the bytes really moved
+matmul.py       a matrix product: tiles, waves and depth
+attention.py    attention, fused (flash) or unfused
+kernels.py      how many launches an operator is
+op.py           one dispatched operator: the roofline over all of these
+pricer.py       its price, looked up where it was asked before
+
+One collective on one group of ranks:
+
+network.py      the edges that the rounds of a collective travel over
+collective.py   one collective, by algorithm: alpha-beta
 """
 
+from lablib.cost.attention import attention_time_s
 from lablib.cost.collective import CollectiveCost, algorithms_for, collective_cost
+from lablib.cost.matmul import matmul_flops, matmul_time_s
+from lablib.cost.memory import memory_bound_time_s
 from lablib.cost.network import GroupNetwork
 from lablib.cost.op import OpCost, op_cost
+from lablib.cost.pricer import Pricer
 
-__all__ = ["CollectiveCost", "GroupNetwork", "OpCost", "algorithms_for", "collective_cost", "op_cost"]
+__all__ = [
+    "CollectiveCost",
+    "GroupNetwork",
+    "OpCost",
+    "Pricer",
+    "algorithms_for",
+    "attention_time_s",
+    "collective_cost",
+    "matmul_flops",
+    "matmul_time_s",
+    "memory_bound_time_s",
+    "op_cost",
+]

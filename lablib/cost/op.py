@@ -1,25 +1,39 @@
-"""What one operation costs on one device: the roofline.
+"""What one operator costs on one device: the front door of this folder for whoever has tensors.
 
-An operation must do its arithmetic and move its bytes; a device does both at once, so the slower one counts:
+An operator must do its arithmetic and move its bytes; a device does both at once, so the slower one counts, and each
+kernel has its launch:
 
-    time = max( FLOPs / (peak(dtype) * efficiency),  bytes / bandwidth ) + kernel overhead
+    time = max( arithmetic, bytes / bandwidth ) + kernels * kernel overhead
 
-FLOPs of matrix products, convolutions and attention come from torch's own formulas (torch.utils.flop_counter; a
-multiply-add is two; a causal mask saves nothing). Every other operation is taken to be limited by memory: it reads its
-inputs and writes its outputs once. Operations that only make a new view of a tensor, or reserve memory, cost nothing.
+    matrix products        arithmetic by shape: tiles, waves and depth            matmul.py
+    attention              arithmetic by algorithm                                attention.py
+    convolutions           FLOPs / (peak * efficiency)
+    everything else        no arithmetic to speak of: bytes                       memory.py
+    views, reservations    nothing
+
+FLOPs are those of torch's own formulas (torch.utils.flop_counter; a multiply-add is two, a causal mask saves nothing).
+Only shapes, strides and dtypes are read: a tensor without data (`meta`) costs what a real one does.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
-Simplified: one efficiency for all shapes (no tile or wave quantization), no cache: every operand comes from memory.
+Simplified: one operator after another, as an eager program runs; none overlaps the next one's launch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
 
+from lablib.cost.attention import flash_compute_s
+from lablib.cost.kernels import num_kernels
+from lablib.cost.matmul import matmul_compute_s
+from lablib.cost.memory import memory_bound_time_s, num_bytes, op_bytes, tensors_in
+from lablib.cost.precision import peak_name
 from lablib.hardware.device import Device
+
+__all__ = ["OpCost", "has_arithmetic", "is_free", "num_bytes", "op_cost", "tensors_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +55,10 @@ _FREE = frozenset(
         "new_empty_strided",
         "_local_scalar_dense",
         "item",
+        "promote_types",
         "_unsafe_view",
     }
 )
-# Write their first argument without reading it. (`zeros_like` and `new_zeros` only look at its shape.)
-_OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
 
 
 @cache
@@ -59,62 +72,185 @@ def is_free(op: Any) -> bool:
     return name in _FREE or is_view or torch.Tag.inplace_view in op.tags
 
 
-@cache
-def _flop_formula(op: Any) -> Any:
-    # Imported on first use: it costs 0.2 s, which a program that never multiplies should not pay.
-    from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
-
-    name = op._schema.name
-    # The CPU's own fused attention is missing from torch's table; its products are those of any attention.
-    if name == "aten::_scaled_dot_product_flash_attention_for_cpu":
-        return lambda q, k, v, *_, **__: sdpa_flop_count(q.shape, k.shape, v.shape)
-    if name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
-        return lambda do, q, k, v, *_, **__: sdpa_backward_flop_count(do.shape, q.shape, k.shape, v.shape)
-    return flop_registry.get(op.overloadpacket)
-
-
 @dataclass(frozen=True, slots=True)
-class _Roles:
-    """Arguments that are not simply read.
+class Call:
+    """One call of an operator; `call["query"]` is an argument by its name, wherever it was given."""
 
-    Attributes:
-        first_is_unread: the first argument is overwritten (`copy_`), or gives nothing but its shape (`zeros_like`).
-        unread: keyword arguments that are overwritten: `out=`.
-        unreturned: position and name of those written though the operator does not return them (`_foreach_add_`
-            returns nothing).
-    """
+    op: Any
+    args: tuple
+    kwargs: dict
+    out: Any
 
-    first_is_unread: bool
-    unread: frozenset[str]
-    unreturned: tuple[tuple[int, str], ...]
+    def __getitem__(self, name: str) -> Any:
+        position, default = _signature(self.op)[name]
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
 
 @cache
-def _roles(op: Any) -> _Roles:
-    schema = op._schema
-    name = schema.name.split("::")[-1]
-    returned = {alias for r in schema.returns if r.alias_info for alias in r.alias_info.before_set}
-    return _Roles(
-        first_is_unread=name in _OVERWRITES or name.startswith("new_") or name.endswith("_like"),
-        unread=frozenset(argument.name for argument in schema.arguments if argument.is_out),
-        unreturned=tuple(
-            (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if argument.is_write and not returned.intersection(argument.alias_info.before_set)
-        ),
-    )
+def _signature(op: Any) -> dict[str, tuple[int, Any]]:
+    return {
+        argument.name: (position, argument.default_value if argument.has_default_value() else None)
+        for position, argument in enumerate(op._schema.arguments)
+    }
 
 
-def _moved_bytes(op: Any, args: tuple, kwargs: dict, out: Any) -> float:
-    """Bytes read and written: every operand once, one that is updated in place twice."""
-    roles = _roles(op)
-    size_bytes = sum(num_bytes(t) for t in tensors_in(args[1:] if roles.first_is_unread else args))
-    size_bytes += sum(num_bytes(t) for t in tensors_in(kwargs[name] for name in kwargs if name not in roles.unread))
-    size_bytes += sum(num_bytes(t) for t in tensors_in((out,)))
-    for position, name in roles.unreturned:
-        value = args[position] if position < len(args) else kwargs.get(name)
-        size_bytes += sum(num_bytes(t) for t in tensors_in((value,)))
-    return float(size_bytes)
+_Seconds = Callable[[Call, Device], float]
+_Flops = Callable[[Call], float]
+
+
+def _dtype(call: Call) -> str:
+    return peak_name(next(iter(tensors_in((*call.args, *call.kwargs.values())))).dtype)
+
+
+# ---- matrix products ----
+
+
+def _product(first: str, second: str) -> _Seconds:
+    """[..., M, K] times [..., K, N], where the second has one matrix a batch, or one for all."""
+
+    def seconds(call: Call, device: Device) -> float:
+        (*batch, m, k), n = call[first].shape, call[second].shape[-1]
+        return matmul_compute_s(m, n, k, peak_name(call[first].dtype), device, batch=prod(batch))
+
+    return seconds
+
+
+def _linear(call: Call, device: Device) -> float:
+    (*rows, k), n = call["input"].shape, call["weight"].shape[0]
+    return matmul_compute_s(prod(rows), n, k, _dtype(call), device)
+
+
+def _matmul(call: Call, device: Device) -> float:
+    m, n, k, batch = _matmul_sizes(call)
+    return matmul_compute_s(m, n, k, _dtype(call), device, batch)
+
+
+def _matmul_sizes(call: Call) -> tuple[int, int, int, int]:
+    """M, N, K and batch of torch.matmul, whose operands may be vectors or repeat one for all of a batch."""
+    a, b = call["self"].shape, call["other"].shape
+    m, n = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
+    return m, n, a[-1], call.out.numel() // max(1, m * n)
+
+
+# ---- attention ----
+
+
+def _attention(backward: bool) -> _Seconds:
+    def seconds(call: Call, device: Device) -> float:
+        (*pairs, queries, d_key), value = call["query"].shape, call["value"].shape
+        width = (d_key + value[-1]) / 2
+        causal = bool(call["is_causal"])
+        sizes = (1, prod(pairs), queries, value[-2], width)
+        return flash_compute_s(*sizes, _dtype(call), device, causal=causal, backward=backward)
+
+    return seconds
+
+
+def _sdpa_flops(call: Call) -> float:
+    from torch.utils.flop_counter import sdpa_flop_count
+
+    q, k, v = (call[name].shape for name in ("query", "key", "value"))
+    pairs = prod(q[:-2])  # shared heads of keys are read once and multiplied with every head of queries
+    return float(sdpa_flop_count((1, pairs, *q[-2:]), (1, pairs, *k[-2:]), (1, pairs, *v[-2:])))
+
+
+def _sdpa_backward_flops(call: Call) -> float:
+    from torch.utils.flop_counter import sdpa_backward_flop_count
+
+    q, k, v = (call[name].shape for name in ("query", "key", "value"))
+    return float(sdpa_backward_flop_count(call["grad_out"].shape, q, k, v))
+
+
+# ---- fused layers (the fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention without gradients) ----
+
+
+def _layer_products(call: Call) -> list[tuple[int, int]]:
+    """[K, N] of the layer's products, each on B T rows."""
+    weights = ["qkv_weight", "proj_weight", *(f"ffn_weight_{i}" for i in (1, 2))]
+    return [(call[w].shape[1], call[w].shape[0]) for w in weights if w in _signature(call.op)]
+
+
+def _layer_sizes(call: Call) -> tuple[int, int, int, int]:
+    """B, H, T and the width of a head."""
+    x = call["src" if "src" in _signature(call.op) else "query"]
+    heads = call["num_heads" if "num_heads" in _signature(call.op) else "num_head"]
+    return x.shape[0], heads, x.shape[1], call["embed_dim"] // heads
+
+
+def _layer_flops(call: Call) -> float:
+    batch, heads, length, d_head = _layer_sizes(call)
+    products = sum(2 * batch * length * k * n for k, n in _layer_products(call))
+    return float(products + 4 * batch * heads * length * length * d_head)
+
+
+def _layer(call: Call, device: Device) -> float:
+    batch, heads, length, d_head = _layer_sizes(call)
+    dtype = _dtype(call)
+    products_s = sum(matmul_compute_s(batch * length, n, k, dtype, device) for k, n in _layer_products(call))
+    return products_s + flash_compute_s(batch, heads, length, length, d_head, dtype, device)
+
+
+# ---- the table ----
+
+
+def _plain(call: Call, device: Device) -> float:
+    """FLOPs at the rate of large products: convolutions, and whatever else torch has a formula for."""
+    return _flops(call) / device.matmul_rate(_dtype(call))
+
+
+_FLASH = ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
+_SECONDS: dict[str, _Seconds] = {
+    "mm": _product("self", "mat2"),
+    "addmm": _product("mat1", "mat2"),
+    "bmm": _product("self", "mat2"),
+    "baddbmm": _product("batch1", "batch2"),
+    "_scaled_mm": _product("self", "mat2"),
+    "linear": _linear,
+    "matmul": _matmul,
+    "scaled_dot_product_attention": _attention(backward=False),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(backward=False),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(backward=True),
+    **{f"_scaled_dot_product_{kind}": _attention(backward=False) for kind in _FLASH},
+    **{f"_scaled_dot_product_{kind}_backward": _attention(backward=True) for kind in _FLASH},
+    "_transformer_encoder_layer_fwd": _layer,
+    "_native_multi_head_attention": _layer,
+}
+
+# What torch's table lacks: the CPU's own fused attention, fused layers, and what `inference_mode` does not take apart.
+_FLOPS: dict[str, _Flops] = {
+    "linear": lambda call: 2.0 * call["input"].numel() * call["weight"].shape[0],
+    "matmul": lambda call: 2.0 * prod(_matmul_sizes(call)),
+    "scaled_dot_product_attention": _sdpa_flops,
+    "_scaled_dot_product_flash_attention_for_cpu": _sdpa_flops,
+    "_scaled_dot_product_fused_attention_overrideable": _sdpa_flops,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_backward_flops,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _sdpa_backward_flops,
+    "_transformer_encoder_layer_fwd": _layer_flops,
+    "_native_multi_head_attention": _layer_flops,
+}
+
+
+@cache
+def _flop_formula(op: Any) -> _Flops | None:
+    # Imported on first use: it costs 0.2 s, which a program that never multiplies should not pay.
+    from torch.utils.flop_counter import flop_registry
+
+    if formula := _FLOPS.get(op._schema.name.removeprefix("aten::")):
+        return formula
+    if formula := flop_registry.get(op.overloadpacket):
+        return lambda call: float(formula(*call.args, **call.kwargs, out_val=call.out))
+    return None
+
+
+def _flops(call: Call) -> float:
+    formula = _flop_formula(call.op)
+    return formula(call) if formula else 0.0
+
+
+@cache
+def has_arithmetic(op: Any) -> bool:
+    """Whether an operator multiplies matrices: then its price hangs on its dtype's peak and its plain arguments too."""
+    return _flop_formula(op) is not None
 
 
 def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpCost:
@@ -126,42 +262,10 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
         out: what it returned.
         device: where it would run.
     """
-    size_bytes = _moved_bytes(op, args, kwargs, out)
-    flops, compute_s = 0.0, 0.0
-    if formula := _flop_formula(op):
-        flops = float(formula(*args, **kwargs, out_val=out))
-        dtype = next(iter(tensors_in((*args, *kwargs.values())))).dtype
-        compute_s = flops / (device.peak(_dtype_name(dtype)) * device.matmul_efficiency)
-    memory_s = size_bytes / device.memory_bandwidth_bytes_per_s
-    return OpCost(max(compute_s, memory_s) + device.kernel_overhead_s, flops, size_bytes)
-
-
-def num_bytes(t: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; of a sparse one, those that it stores, with their indices."""
-    if t.layout == torch.strided:
-        return t.nbytes
-    if t.layout == torch.sparse_coo:
-        return t._indices().nbytes + t._values().nbytes
-    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return t.crow_indices().nbytes + t.col_indices().nbytes + t.values().nbytes
-    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return t.ccol_indices().nbytes + t.row_indices().nbytes + t.values().nbytes
-    return t.numel() * t.element_size()
-
-
-def tensors_in(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """The tensors in nested lists and tuples."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """The row of a device's peak table: float32 runs as tfloat32 where the program allows it."""
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        return "tfloat32"
-    if dtype.itemsize == 1 and dtype.is_floating_point:
-        return "float8"
-    return str(dtype).removeprefix("torch.")
+    size_bytes = op_bytes(op, args, kwargs, out)
+    flops, time_s = 0.0, memory_bound_time_s(size_bytes, device)
+    if has_arithmetic(op):
+        call = Call(op, args, kwargs, out)
+        flops = _flops(call)
+        time_s = max(time_s, _SECONDS.get(op._schema.name.removeprefix("aten::"), _plain)(call, device))
+    return OpCost(float(time_s + num_kernels(op, args) * device.kernel_overhead_s), flops, size_bytes)

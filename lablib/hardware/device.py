@@ -28,10 +28,12 @@ class Device:
         num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
             output tile at a time; 0 leaves waves out.
         matmul_tile: rows and columns of the output tile that one core computes; (1, 1) leaves tiles out.
-        matmul_half_depth: the K at which a product reaches half of its efficiency: a factor K / (K + half depth).
+        matmul_half_depth: the K at which a product reaches half of its efficiency, a factor K / (K + half depth), in
+            the fastest dtype wider than 8 bits; it stands for a fixed time, so a slower dtype has less of it.
         memory_efficiency: share of the memory bandwidth that streaming kernels reach, in (0, 1].
         cache_bytes: last-level cache; operands that fit in it together move at its speed. 0: no cache.
         cache_bandwidth_bytes_per_s: that speed; positive where there is a cache.
+        matmul_efficiency_by_dtype: the same share for dtypes that reach another one, by dtype name.
         power_w: thermal design power in watts, where the source states it.
     """
 
@@ -48,6 +50,7 @@ class Device:
     memory_efficiency: float = 1.0
     cache_bytes: float = 0.0
     cache_bandwidth_bytes_per_s: float = 0.0
+    matmul_efficiency_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
     power_w: float | None = None
 
     def __post_init__(self) -> None:
@@ -58,9 +61,11 @@ class Device:
         self._check_counts()
 
     def _check_shares(self) -> None:
-        for share in ("matmul_efficiency", "memory_efficiency"):
-            if not 0 < getattr(self, share) <= 1:
-                raise ValueError(f"{share} is a share in (0, 1]: got {getattr(self, share)} for {self.name}")
+        shares = {name: getattr(self, name) for name in ("matmul_efficiency", "memory_efficiency")}
+        shares |= {f"matmul_efficiency_by_dtype[{k!r}]": v for k, v in self.matmul_efficiency_by_dtype.items()}
+        for figure, share in shares.items():
+            if not 0 < share <= 1:
+                raise ValueError(f"{figure} is a share in (0, 1]: got {share} for {self.name}")
 
     def _check_positive(self) -> None:
         positive = {f"peak_flops_per_s[{dtype!r}]": peak for dtype, peak in self.peak_flops_per_s.items()}
@@ -87,6 +92,10 @@ class Device:
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s for a dtype name such as "bfloat16"; float32's where the device has no unit for it."""
         return self.peak_flops_per_s.get(dtype, self.peak_flops_per_s["float32"])
+
+    def matmul_rate(self, dtype: str) -> float:
+        """FLOP/s that large, well-shaped products of a dtype reach: its peak times its efficiency."""
+        return self.peak(dtype) * self.matmul_efficiency_by_dtype.get(dtype, self.matmul_efficiency)
 
 
 # A device that computes in no time: what is left of a run is communication alone.

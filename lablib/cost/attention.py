@@ -1,0 +1,110 @@
+"""What attention takes, by algorithm: softmax(Q K^T) V over B sequences and H heads.
+
+    FLOPs       forward 2 products of 2 B H S T K each; backward 4, and where the scores were not kept, one more
+    unfused     writes the S x T scores and reads them again: (2 products) + a pass of softmax over B H S T numbers;
+                a causal mask saves nothing, masked scores are computed and thrown away
+    flash       keeps the scores in the cores: moves Q, K, V, O and one number a row, in backward also their gradients;
+                computes the scores again in backward (5 products for 4); blocks behind a causal mask are skipped
+
+A flash kernel does not run at the speed of a product. Beside the 4 K FLOPs of a score stands one exponential and the
+rescaling of a sum, and cores have few units for it: an A100's has 1,024 multiply-adds a clock in its tensor cores and
+16 exponentials, so that one takes as long as 64 multiply-adds, 32 for each of the two products. Hence
+
+    rate = that of large products * K / (K + 32)        in backward K / (K + 64): the softmax's gradient besides
+
+Legend: S queries, T keys, K width of a head (the mean of that of keys and of values).
+
+With `causal` the work is that of the pairs (query, key <= query): (S + 1) / 2 S of it where S = T. FLOPs are counted
+as torch and published figures count them, the masked half included; so a causal kernel may seem to pass the peak.
+
+Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135; Dao, "FlashAttention-2", 2023, arXiv 2307.08691 (up to
+73% of an A100's peak forward); Shah et al., "FlashAttention-3", 2024, arXiv 2407.08608 (up to 740 TFLOP/s on an H100).
+Simplified: one depth of softmax for every device; no split of the keys over cores when there are few queries.
+"""
+
+from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.cost.matmul import matmul_time_s
+from lablib.cost.memory import memory_bound_time_s
+from lablib.cost.precision import bytes_per_number
+from lablib.errors import unknown_name
+from lablib.hardware.device import Device
+
+_SOFTMAX_DEPTH = 32
+ALGORITHMS = ("flash", "unfused")
+
+
+def causal_share(queries: Numbers, keys: Numbers) -> Numbers:
+    """Which share of all pairs a causal mask leaves: query i sees keys 0 to i."""
+    square = least(queries, keys)
+    pairs = square * (square + 1) / 2 + (queries - square) * keys
+    return pairs / most(queries * keys, 1)
+
+
+def flash_compute_s(
+    batch: Numbers,
+    heads: Numbers,
+    queries: Numbers,
+    keys: Numbers,
+    d_head: Numbers,
+    dtype: str,
+    device: Device,
+    *,
+    causal: bool = False,
+    backward: bool = False,
+) -> Numbers:
+    """Seconds of a fused kernel's arithmetic alone. Arguments as in `attention_time_s`."""
+    products, softmax = (5, 2 * _SOFTMAX_DEPTH) if backward else (2, _SOFTMAX_DEPTH)
+    rows = max(1, device.matmul_tile[0] // 2)
+    blocks = batch * heads * ceil_div(queries, rows)  # one a core: the queries of one head, so many at a time
+    if device.num_cores:
+        blocks = ceil_div(blocks, device.num_cores) * device.num_cores
+    share = causal_share(queries, keys) if causal else 1.0
+    work = 2 * products * blocks * rows * keys * (d_head + softmax) * share
+    return work / device.matmul_rate(dtype)
+
+
+def attention_time_s(
+    batch: Numbers,
+    heads: Numbers,
+    queries: Numbers,
+    keys: Numbers,
+    d_head: Numbers,
+    dtype: str,
+    device: Device,
+    *,
+    causal: bool = False,
+    backward: bool = False,
+    algorithm: str = "flash",
+) -> Numbers:
+    """Seconds of attention, forward or backward, without launches.
+
+    Arguments:
+        batch, heads, queries, keys, d_head: B, H, S, T and K of the legend; whole numbers or numpy arrays.
+        dtype: "float32", "tfloat32", "float16", "bfloat16", ...
+        device: where.
+        causal: whether query i sees only keys 0 to i.
+        backward: the time of the gradients alone, not of both.
+        algorithm: "flash" or "unfused".
+
+    Raises:
+        ValueError: an unknown algorithm or dtype.
+    """
+    if algorithm not in ALGORITHMS:
+        raise unknown_name("attention algorithm", algorithm, ALGORITHMS)
+    size, pairs = bytes_per_number(dtype), batch * heads
+    if algorithm == "flash":
+        compute_s = flash_compute_s(
+            batch, heads, queries, keys, d_head, dtype, device, causal=causal, backward=backward
+        )
+        # Q, K, V in and O out; in backward Q, K, V, O and its gradient in, three gradients out.
+        passes = 2 if not backward else 4
+        size_bytes = passes * pairs * (queries + keys) * d_head * size
+        return most(compute_s, memory_bound_time_s(size_bytes, device))
+    scores = matmul_time_s(queries, keys, d_head, dtype, device, batch=pairs)
+    values = matmul_time_s(queries, d_head, keys, dtype, device, batch=pairs)
+    softmax_s = memory_bound_time_s((3 if backward else 2) * pairs * queries * keys * size, device)
+    if not backward:
+        return scores + softmax_s + values
+    # Gradients of V and K have T rows and S steps; that of the scores is shaped as they are, that of Q as O is.
+    transposed = matmul_time_s(keys, d_head, queries, dtype, device, batch=pairs)
+    return scores + values + 2 * transposed + softmax_s

@@ -1,0 +1,82 @@
+"""The price of an operator, looked up where it was asked before: what the clock calls for every operator of every rank.
+
+A training step repeats the same operators on the same shapes; the price of each is computed once. The key is the
+operator and, of each tensor in its arguments and results, shape, dtype and (unless it lies in one piece) strides; for
+products also the plain arguments (`is_causal`, a convolution's stride) and the precision of float32.
+
+Cost: one look-up, 1 to 4 microseconds; measure it with benchmarks/pricing_speed.py.
+Simplified: the memory is bounded by forgetting the oldest price, not the least used.
+"""
+
+from typing import Any
+
+import torch
+
+from lablib.cost.memory import num_bytes
+from lablib.cost.op import OpCost, has_arithmetic, op_cost
+from lablib.hardware.device import Device
+
+_STRIDED = torch.strided
+
+
+class Pricer:
+    """Prices operators on one device and remembers the prices. Holds nothing of the tensors it has seen.
+
+    Arguments:
+        device: where they would run.
+        capacity: how many prices it remembers.
+    """
+
+    def __init__(self, device: Device, capacity: int = 16384):
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1: got {capacity}")
+        self.device = device
+        self.capacity = capacity
+        self._costs: dict[tuple, OpCost] = {}
+        self._is_product: dict[Any, bool] = {}
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    def cost(self, op: Any, args: tuple, kwargs: dict, out: Any) -> OpCost:
+        """`op_cost(op, args, kwargs, out, device)`, to the bit."""
+        is_product = self._is_product.get(op)
+        if is_product is None:
+            is_product = self._is_product[op] = has_arithmetic(op)
+        parts: list = [op]
+        if is_product:
+            parts.append(torch.get_float32_matmul_precision())
+        _describe(args, parts, is_product)
+        if kwargs:
+            for name, value in kwargs.items():
+                parts.append(name)
+                _describe((value,), parts, is_product)
+        _describe((out,), parts, False)
+        key = tuple(parts)
+        cost = self._costs.get(key)
+        if cost is None:
+            cost = op_cost(op, args, kwargs, out, self.device)
+            if len(self._costs) >= self.capacity:
+                del self._costs[next(iter(self._costs))]
+            self._costs[key] = cost
+        return cost
+
+
+def _describe(values: Any, parts: list, plain: bool) -> None:
+    """Append what a price can hang on: of tensors their layout; of other values, themselves, if `plain`."""
+    append = parts.append
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not _STRIDED:
+                append(num_bytes(value))
+            elif not value.is_contiguous():
+                append(value.stride())
+            append(value.shape)
+            append(value.dtype)
+        elif isinstance(value, (list, tuple)):
+            append(len(value))
+            _describe(value, parts, plain)
+        elif plain or value is None:
+            append(value)
+        else:
+            append(0)

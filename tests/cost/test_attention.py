@@ -1,0 +1,129 @@
+"""Attention by algorithm: the work of the pairs, the softmax beside it, and the bytes each algorithm moves."""
+
+from dataclasses import replace
+from math import isclose
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.cost import attention_time_s, matmul_time_s
+from lablib.cost.attention import causal_share, flash_compute_s
+from lablib.hardware import Device
+
+DEVICE = Device("easy", {"float32": 1e12, "float16": 4e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e18)
+SLOW_MEMORY = replace(DEVICE, memory_bandwidth_bytes_per_s=1e6)
+LENGTHS = st.integers(1, 600)
+
+
+@given(LENGTHS, LENGTHS)
+def test_a_causal_mask_leaves_the_pairs_of_a_query_and_the_keys_up_to_it(queries, keys):
+    mask = torch.ones(queries, keys).tril()
+    assert isclose(causal_share(queries, keys), mask.mean(dtype=torch.float64).item(), rel_tol=1e-9)
+
+
+def test_a_fused_kernel_does_two_products_and_a_softmax_as_long_as_32_multiply_adds_of_each():
+    work = 2 * 2 * (3 * 8) * 100 * 50
+    assert isclose(flash_compute_s(3, 8, 100, 50, 64, "float32", DEVICE), work * (64 + 32) / 1e12, rel_tol=1e-12)
+    backward_s = flash_compute_s(3, 8, 100, 50, 64, "float32", DEVICE, backward=True)
+    assert isclose(backward_s, work * 5 / 2 * (64 + 64) / 1e12, rel_tol=1e-12)
+
+
+def test_a_causal_mask_halves_the_work_of_a_fused_kernel_and_none_of_the_unfused():
+    sizes = (2, 4, 512, 512, 64, "float32", DEVICE)
+    assert isclose(attention_time_s(*sizes, causal=True), attention_time_s(*sizes) * 513 / 1024, rel_tol=1e-12)
+    unfused = [attention_time_s(*sizes, causal=causal, algorithm="unfused") for causal in (True, False)]
+    assert unfused[0] == unfused[1]
+
+
+def test_heads_fill_waves_of_cores_in_blocks_of_queries():
+    device = replace(DEVICE, num_cores=10, matmul_tile=(128, 128))
+    at = lambda heads, queries: flash_compute_s(1, heads, queries, 128, 64, "float32", device)  # noqa: E731
+    assert at(10, 64) == at(1, 1) == at(5, 128)  # one wave: ten blocks of 64 queries, or fewer
+    assert at(11, 64) == at(20, 64) == 2 * at(10, 64)
+
+
+@given(st.integers(1, 4), st.integers(1, 8), LENGTHS, LENGTHS, st.sampled_from([32, 64, 128]))
+def test_a_fused_kernel_moves_queries_keys_values_and_output_and_the_unfused_its_scores_too(b, h, s, t, d):
+    at = lambda **how: attention_time_s(b, h, s, t, d, "float32", SLOW_MEMORY, **how) * 1e6 / 4  # noqa: E731
+    sides = b * h * (s + t) * d
+    assert isclose(at(), 2 * sides, rel_tol=1e-12)
+    assert isclose(at(backward=True), 4 * sides, rel_tol=1e-12)
+    scores = b * h * s * t
+    # Scores are written and read, probabilities likewise: by the products, and by the softmax between them.
+    assert isclose(at(algorithm="unfused"), 2 * sides + 4 * scores, rel_tol=1e-12)
+
+
+def test_unfused_attention_is_two_products_and_a_pass_of_softmax_and_twice_the_products_backward():
+    product_s = matmul_time_s(256, 256, 64, "float16", DEVICE, batch=8)
+    forward_s, backward_s = (
+        attention_time_s(1, 8, 256, 256, 64, "float16", DEVICE, backward=b, algorithm="unfused") for b in (False, True)
+    )
+    assert isclose(forward_s, 2 * product_s, rel_tol=1e-3) and isclose(backward_s, 4 * product_s, rel_tol=1e-3)
+
+
+def test_an_array_of_lengths_takes_what_each_of_them_takes():
+    device = replace(DEVICE, num_cores=10, matmul_tile=(128, 256), matmul_half_depth=64)
+    lengths = [1, 100, 512, 4096]
+    for algorithm in ("flash", "unfused"):
+        for how in ({}, {"causal": True}, {"backward": True}):
+            times = attention_time_s(
+                2, 8, np.array(lengths), np.array(lengths), 64, "float16", device, algorithm=algorithm, **how
+            )
+            each = [attention_time_s(2, 8, n, n, 64, "float16", device, algorithm=algorithm, **how) for n in lengths]
+            assert times.tolist() == each
+
+
+def test_an_unknown_algorithm_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="unknown attention algorithm 'flesh': did you mean 'flash'"):
+        attention_time_s(1, 1, 1, 1, 1, "float32", DEVICE, algorithm="flesh")
+
+
+# ---- as an operator ----
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("keys", [40, 64])
+def test_the_fused_operator_costs_what_the_formula_says_with_data_and_without(place, causal, keys, priced):
+    q = torch.empty(2, 3, 40, 16, device=place, requires_grad=True)
+    k, v = (torch.empty(2, 3, keys, 16, device=place, requires_grad=True) for _ in range(2))
+    grad, outs = torch.empty(2, 3, 40, 16, device=place), []
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    forward = priced(lambda: outs.append(fused(q, k, v, 0.0, causal)[0]), DEVICE)
+    backward = priced(lambda: torch.autograd.grad(outs[0], (q, k, v), grad), DEVICE)
+    for costs, is_backward in ((forward, False), (backward, True)):
+        expected_s = flash_compute_s(2, 3, 40, keys, 16, "float32", DEVICE, causal=causal, backward=is_backward)
+        assert [cost.time_s for _, cost in costs if cost.flops] == pytest.approx([expected_s], rel=1e-12)
+    # FLOPs by torch's convention: the masked half is counted.
+    assert [cost.flops for _, cost in forward] == [2 * 2 * 2 * 3 * 40 * keys * 16]
+
+
+def test_inference_mode_which_takes_nothing_apart_costs_what_no_grad_does(priced):
+    q, w = torch.empty(2, 4, 32, 16), torch.empty(24, 16)
+
+    def program() -> None:
+        torch.matmul(F.linear(F.scaled_dot_product_attention(q, q, q, is_causal=True), w), torch.empty(24, 8))
+
+    with torch.no_grad():
+        without = priced(program, DEVICE)
+    with torch.inference_mode():
+        within = priced(program, DEVICE)
+    flops, seconds = zip(
+        *((sum(c.flops for _, c in costs), sum(c.time_s for _, c in costs if c.flops)) for costs in (without, within)),
+        strict=True,
+    )
+    assert flops[0] == flops[1] > 0 and isclose(*seconds, rel_tol=1e-9)
+
+
+def test_a_fused_encoder_layer_has_the_flops_of_its_parts(priced):
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    with torch.no_grad():
+        costs = dict(priced(lambda: layer(torch.zeros(2, 8, 64)), DEVICE))
+    products = 2 * (2 * 8) * 64 * (3 * 64 + 64 + 2 * 128)
+    attention = 4 * 2 * 8 * 8 * 64
+    cost = costs["aten::_transformer_encoder_layer_fwd"]
+    assert cost.flops == products + attention and cost.time_s > cost.flops / 1e12
