@@ -14,6 +14,7 @@ from lablib.errors import (
     LaunchError,
     LaunchTimeoutError,
     RankError,
+    ValueNeededError,
     WorkerError,
 )
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Link, find_cluster
@@ -45,6 +46,7 @@ __all__ = [
     "Timeline",
     "Traffic",
     "Transfer",
+    "ValueNeededError",
     "WorkerError",
     "find_cluster",
     "launch",

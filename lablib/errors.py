@@ -5,6 +5,7 @@
       DeadlockError             every unfinished rank waits for another
       CollectiveMismatchError   ranks met in one call with different arguments
       LaunchTimeoutError        the program outlived `timeout_s`
+      ValueNeededError          under fidelity="shapes", the program asked for a value
       WorkerError               a real worker process died or could not be started
 
 A message states the rule, the value and the remedy.
@@ -63,6 +64,10 @@ class CollectiveMismatchError(LaunchError):
     def __init__(self, headline: str, calls: Sequence[Wait]):
         self.calls = tuple(calls)
         super().__init__("\n".join([headline, *(f"  {call}" for call in self.calls)]))
+
+
+class ValueNeededError(LaunchError):
+    """Under `fidelity="shapes"` the program asked a tensor for a value."""
 
 
 class LaunchTimeoutError(LaunchError):

@@ -323,7 +323,8 @@ class SimProcessGroup(dist.ProcessGroup):
         def execute(joined: list[Joined]) -> None:
             if misfit and (reason := misfit(joined)):
                 self._scheduler.fail(reason)
-            move([j.sent for j in joined], [j.received for j in joined])
+            if not any(t.is_meta for j in joined for t in (*j.sent, *j.received)):  # shapes have nothing to move
+                move([j.sent for j in joined], [j.received for j in joined])
 
         kind = kind or name
         call = self._group.join(

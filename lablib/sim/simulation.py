@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -24,12 +24,15 @@ from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ig
 from lablib.cost import GroupNetwork
 from lablib.errors import LaunchError, LaunchTimeoutError, RankError
 from lablib.hardware.cluster import Cluster
+from lablib.hardware.device import FREE
 from lablib.run import Run, Timeline, Traffic, Transfer
-from lablib.sim.clock import Clock
+from lablib.sim.clock import Clock, call
 from lablib.sim.group import Group
+from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier
 from lablib.sim.rank import ProcessState, Rank
 from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
+from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.source import program_line
 from lablib.sim.store import SimStore
 
@@ -76,6 +79,7 @@ class _Simulation:
     ):
         self._fn, self._args, self._cluster, self._trace = fn, args, cluster, trace
         self._fidelity = fidelity
+        self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._transfers: list[Transfer] = []
         self._ranks: list[Rank] = []
@@ -88,7 +92,8 @@ class _Simulation:
 
     def run(self, timeout_s: float | None) -> Run:
         began_s = time.perf_counter()
-        with _borrowed_process(self._make_group, self._ranks):
+        changed_torch = torch_without_values() if self._fidelity == "shapes" else nullcontext()
+        with _borrowed_process(self._make_group, self._ranks), changed_torch:
             error: BaseException | None = None
             try:
                 if not self._scheduler.run(self._body, _as_launch_error, timeout_s):
@@ -124,12 +129,23 @@ class _Simulation:
                 "sim", rank=number, world_size=len(self._ranks), store=self._store, timeout=_TIMEOUT
             )
             try:
-                with Clock(rank, self._cluster.device) if self._trace else _nothing():
+                with self._modes(rank):
                     rank.value = _returned(self._fn, self._args)
             finally:
                 # A thread that could not be ended in time comes here when the process has its own world back.
                 if not self._scheduler.is_closed and dist.is_initialized():
                     dist.destroy_process_group()
+
+    def _modes(self, rank: Rank) -> ExitStack:
+        """What sees the torch functions and the operators of this rank."""
+        modes, run = ExitStack(), call
+        if self._fidelity == "shapes":
+            modes.enter_context(OnMeta())
+            run = MetaKernels(self._meta_answers).run
+        if self._trace or self._fidelity == "shapes":
+            device = self._cluster.device if self._trace else FREE
+            modes.enter_context(Clock(rank, device, run))
+        return modes
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
         """torch asks for one rank's end of a group; the ends of one group share a `Group`."""
@@ -226,9 +242,3 @@ def _no_interrupts():
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _nothing() -> AbstractContextManager[None]:
-    from contextlib import nullcontext
-
-    return nullcontext()

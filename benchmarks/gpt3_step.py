@@ -1,0 +1,208 @@
+"""One training step of GPT-3 175B on 64 simulated GPUs, 8 x 8 tensor x pipeline, in shapes: host seconds and bytes.
+
+The program is plain torch.distributed: Megatron's tensor parallelism (column, row, vocabulary), 1F1B over the stages,
+every layer recomputed in backward, BF16 weights with FP32 masters under AdamW. It prints what the simulator says of the
+cluster (step time, MFU, memory of each stage), and what the simulation took here.
+
+Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters", SC21, arXiv 2104.04473.
+"""
+
+import argparse
+import resource
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lablib import launch, phase
+
+
+class CopyToTensorParallel(torch.autograd.Function):
+    """Megatron's f: nothing forward, an all-reduce backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class ReduceFromTensorParallel(torch.autograd.Function):
+    """Megatron's g: an all-reduce forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, group) -> Tensor:
+        x = x.contiguous()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad, None
+
+
+class Layer(nn.Module):
+    """One transformer layer; this rank holds 1/t of its heads and of its MLP."""
+
+    def __init__(self, hidden: int, heads: int, group):
+        super().__init__()
+        t = dist.get_world_size(group)
+        self.heads, self.group = heads // t, group
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden // t), nn.Linear(hidden // t, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden // t), nn.Linear(4 * hidden // t, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        h = CopyToTensorParallel.apply(self.norm1(x), self.group)
+        q, k, v = self.qkv(h).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
+        x = x + ReduceFromTensorParallel.apply(self.out(h), self.group)
+        h = F.gelu(self.up(CopyToTensorParallel.apply(self.norm2(x), self.group)))
+        return x + ReduceFromTensorParallel.apply(self.down(h), self.group)
+
+
+class Embedding(nn.Module):
+    """Rows of the vocabulary split over the tensor-parallel ranks; learned positions on each."""
+
+    def __init__(self, vocab: int, seq: int, hidden: int, group):
+        super().__init__()
+        rows = vocab // dist.get_world_size(group)
+        self.first, self.rows, self.group = dist.get_rank(group) * rows, rows, group
+        self.tokens, self.positions = nn.Embedding(rows, hidden), nn.Embedding(seq, hidden)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        elsewhere = (ids < self.first) | (ids >= self.first + self.rows)
+        x = self.tokens((ids - self.first).masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0)
+        x = ReduceFromTensorParallel.apply(x, self.group)
+        return x + self.positions(torch.arange(ids.shape[1]))
+
+
+class Head(nn.Module):
+    """Final norm, logits of this rank's part of the vocabulary, and their cross-entropy."""
+
+    def __init__(self, vocab: int, hidden: int, group):
+        super().__init__()
+        rows = vocab // dist.get_world_size(group)
+        self.first, self.rows, self.group = dist.get_rank(group) * rows, rows, group
+        self.norm, self.logits = nn.LayerNorm(hidden), nn.Linear(hidden, rows, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(CopyToTensorParallel.apply(self.norm(x), self.group)).float()
+        largest = logits.detach().amax(-1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        logits = logits - largest[..., None]
+        total = ReduceFromTensorParallel.apply(logits.exp().sum(-1), self.group)
+        elsewhere = (targets < self.first) | (targets >= self.first + self.rows)
+        mine = logits.gather(-1, (targets - self.first).masked_fill(elsewhere, 0)[..., None]).squeeze(-1)
+        hit = ReduceFromTensorParallel.apply(mine.masked_fill(elsewhere, 0), self.group)
+        return (total.log() - hit).mean()
+
+
+class Stage(nn.Module):
+    """What one pipeline stage holds: its layers, the embedding on the first, the head on the last."""
+
+    def __init__(self, config, stage: int, num_stages: int, group):
+        super().__init__()
+        hidden, heads, vocab, seq = config["hidden"], config["heads"], config["vocab"], config["seq"]
+        self.embedding = Embedding(vocab, seq, hidden, group) if stage == 0 else None
+        self.layers = nn.ModuleList(Layer(hidden, heads, group) for _ in range(config["layers"] // num_stages))
+        self.head = Head(vocab, hidden, group) if stage == num_stages - 1 else None
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.head(x, targets) if self.head is not None else x
+
+
+def step(config, tensor: int, pipeline: int, micro_batches: int) -> None:
+    """One training step of one rank. Ranks of one tensor-parallel group are neighbours (one node)."""
+    rank = dist.get_rank()
+    stage, column = rank // tensor, rank % tensor
+    tp = [dist.new_group(range(s * tensor, (s + 1) * tensor), group_desc=f"tp{s}") for s in range(pipeline)][stage]
+    with phase("setup"):
+        model = Stage(config, stage, pipeline, tp).to(torch.bfloat16)
+        masters = [p.detach().float() for p in model.parameters()]
+        optimizer = torch.optim.AdamW(masters, lr=1e-4, foreach=True)
+    shape = (1, config["seq"], config["hidden"])
+    before = rank - tensor if stage > 0 else None
+    after = rank + tensor if stage < pipeline - 1 else None
+    held: list[tuple[Tensor, Tensor]] = []
+
+    def exchange(sends, receives) -> list[Tensor]:
+        """Send and receive at once; what has no partner is left out."""
+        buffers = [torch.empty(shape, dtype=torch.bfloat16) for peer in receives if peer is not None]
+        peers = [peer for peer in receives if peer is not None]
+        ops = [dist.P2POp(dist.isend, x.contiguous(), peer) for x, peer in sends if peer is not None]
+        ops += [dist.P2POp(dist.irecv, b, peer) for b, peer in zip(buffers, peers, strict=True)]
+        for work in dist.batch_isend_irecv(ops) if ops else []:
+            work.wait()
+        return buffers
+
+    def forward(received: list[Tensor]) -> Tensor:
+        ids = torch.zeros(1, config["seq"], dtype=torch.long)
+        x = received[0].requires_grad_() if received else ids
+        with phase("forward"):
+            y = model(x, ids)
+        held.append((x, y))
+        return y.detach()
+
+    def backward(received: list[Tensor]) -> Tensor | None:
+        x, y = held.pop(0)
+        y.backward(received[0] if received else None)
+        return x.grad
+
+    warmup = min(pipeline - stage - 1, micro_batches)
+    for _ in range(warmup):
+        exchange([(forward(exchange([], [before])), after)], [])
+    received = exchange([], [before]) if warmup < micro_batches else []
+    for i in range(micro_batches - warmup):
+        grad = exchange([(forward(received), after)], [after])
+        grad = backward(grad)
+        is_last = i == micro_batches - warmup - 1
+        received = exchange([(grad, before)], [before] if not is_last else [])
+    for _ in range(warmup):
+        exchange([(backward(exchange([], [after])), before)], [])
+
+    with phase("optimizer"):
+        for master, p in zip(masters, model.parameters(), strict=True):
+            assert p.grad is not None
+            master.grad, p.grad = p.grad.float(), None
+        optimizer.step()
+        optimizer.zero_grad()
+        for master, p in zip(masters, model.parameters(), strict=True):
+            p.data.copy_(master)
+    assert column < tensor and not held
+
+
+GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "seq": 2048}
+SMALL = {"layers": 8, "hidden": 64, "heads": 8, "vocab": 512, "seq": 32}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", default="dgx-a100")
+    parser.add_argument("--tensor", type=int, default=8)
+    parser.add_argument("--pipeline", type=int, default=8)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--small", action="store_true", help="a model of toy size")
+    options = parser.parse_args()
+    program = partial(step, SMALL if options.small else GPT3, options.tensor, options.pipeline, options.micro_batches)
+    run = launch(program, ranks=options.tensor * options.pipeline, cluster=options.cluster, fidelity="shapes")
+    peak_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(run)
+    print(f"simulated in {run.wall_s:.0f} s, {peak_host / 1e9:.2f} GB of this machine, {len(run.timeline):,} spans")
+
+
+if __name__ == "__main__":
+    main()

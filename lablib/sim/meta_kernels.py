@@ -1,0 +1,169 @@
+"""Ops on meta tensors, each at the price of a dictionary look-up.
+
+What an op gives depends on the shapes and dtypes of its inputs alone. So torch's own meta kernel is asked once for each
+signature, and its answer is remembered: a Python meta kernel takes up to a millisecond, an empty meta tensor 2 us. All
+ranks of a run share what is known.
+
+A real tensor that meets a meta tensor in an op counts by its shape; one that is written stays as it is.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lablib.errors import ValueNeededError
+from lablib.sim.source import program_line
+
+META = torch.device("meta")
+
+
+class MetaKernels:
+    """Runs ops on meta tensors.
+
+    Args:
+        known: what earlier calls gave, by signature; one dictionary for all ranks of a run.
+    """
+
+    def __init__(self, known: "dict[tuple, Answer]"):
+        self._known = known
+
+    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What the op gives for these arguments."""
+        signature: list[Any] = [func]
+        kinds = _describe(args, signature) | (_describe(kwargs.items(), signature) if kwargs else 0)
+        if not kinds & _SOME_META:
+            return func(*args, **kwargs)
+        if func is _READ:
+            raise needs_value("a value")
+        if kinds & _SOME_REAL:
+            return _on_meta(func, args, kwargs)
+        if not _is_remembered(func):
+            return _run(func, args, kwargs)
+        key = tuple(signature)
+        answer = self._known.get(key)
+        if answer is None:
+            out = _run(func, args, kwargs)
+            self._known[key] = Answer.of(func, out)
+            return out
+        return answer.give(args)
+
+
+_READ = torch.ops.aten._local_scalar_dense.default
+_SOME_META, _SOME_REAL = 1, 2
+
+
+def _describe(values: Iterable[Any], signature: list[Any]) -> int:
+    """Append what the op's answer depends on; returns which kinds of tensors there are."""
+    kinds = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            signature.append((value.shape, value.stride(), value.dtype))
+            kinds |= _SOME_META if value.is_meta else _SOME_REAL
+        elif isinstance(value, (list, tuple)):
+            signature.append(len(value))
+            kinds |= _describe(value, signature)
+        else:
+            signature.append(value if not isinstance(value, (bool, float)) else (type(value), value))
+    return kinds
+
+
+class Answer:
+    """What an op gives for one signature: empty tensors of these shapes, or one of its own arguments."""
+
+    def __init__(self, outputs: Any, is_first_argument: bool):
+        self._outputs = outputs
+        self._is_first_argument = is_first_argument
+
+    @staticmethod
+    def of(func: Any, out: Any) -> "Answer":
+        if _writes_first(func):
+            return Answer(None, True)
+        return Answer(_specification(out), False)
+
+    def give(self, args: tuple) -> Any:
+        return args[0] if self._is_first_argument else _made(self._outputs)
+
+
+def _specification(out: Any) -> Any:
+    if isinstance(out, Tensor):
+        return out.shape, out.stride(), out.dtype
+    if isinstance(out, (list, tuple)):
+        return [_specification(item) for item in out]
+    return out
+
+
+def _made(specification: Any) -> Any:
+    if isinstance(specification, tuple):
+        shape, stride, dtype = specification
+        return torch.empty_strided(shape, stride, dtype=dtype, device=META)
+    if isinstance(specification, list):
+        return tuple(_made(item) for item in specification)
+    return specification
+
+
+@cache
+def _writes_first(func: Any) -> bool:
+    """`add_` and its like: they return their first argument, written."""
+    first = func._schema.arguments[0] if func._schema.arguments else None
+    return bool(first and first.is_write and len(func._schema.returns) == 1)
+
+
+@cache
+def _is_remembered(func: Any) -> bool:
+    """Whether the answer follows from the signature: no views, no resizing, no `out=`."""
+    schema = func._schema
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or "resize" in schema.name:
+        return False
+    written = [argument for argument in schema.arguments if argument.is_write]
+    if written:
+        return _writes_first(func) and len(written) == 1
+    if any(r.alias_info is not None for r in schema.returns):
+        return False
+    return all(str(r.type) in ("Tensor", "List[Tensor]") for r in schema.returns)
+
+
+def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
+    """An op on meta and real tensors: the real ones count by their shape; one that is written is returned as it is."""
+    originals: dict[int, Tensor] = {}
+
+    def shape_of(value: Any) -> Any:
+        if isinstance(value, Tensor) and not value.is_meta and value.dim():
+            stand_in = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+            originals[id(stand_in)] = value
+            return stand_in
+        if isinstance(value, (list, tuple)):
+            return type(value)(shape_of(item) for item in value)
+        return value
+
+    args = tuple(shape_of(value) for value in args)
+    out = _run(func, args, {key: shape_of(value) for key, value in kwargs.items()})
+    return originals.get(id(out), out)
+
+
+def _run(func: Any, args: tuple, kwargs: dict) -> Any:
+    if kwargs.get("generator") is not None:
+        kwargs = {**kwargs, "generator": None}
+    if "device" in kwargs and kwargs["device"] is not None:
+        kwargs = {**kwargs, "device": META}
+    if func.namespace == "_c10d_functional":
+        # On "meta" torch would only say which shape comes out; this is the kernel that communicates.
+        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:
+        if "meta" in str(error).lower():
+            name = str(func._schema.name).removeprefix("aten::")
+            raise needs_value(f"{name}, whose result depends on values") from error
+        raise
+
+
+def needs_value(what: str) -> ValueNeededError:
+    """The error for a program that asks for what is not there."""
+    line = program_line()
+    return ValueNeededError(
+        f'the program asks for {what} of a tensor that has none: under fidelity="shapes" tensors have shapes only'
+        f'{f" ({line})" if str(line) else ""}. Leave the value out, or use fidelity="values".'
+    )

@@ -1,0 +1,188 @@
+"""`fidelity="shapes"`: the program's tensors have shapes and dtypes, and no values; time, memory and traffic stay.
+
+Every tensor that the program makes lies on torch's device "meta", whatever device it asks for. Two classes see to that:
+
+    OnMeta      (torch functions)    a mode: whichever device the program asks for, it gets "meta"
+    MetaKernels (dispatched ops)     for the clock: an op on meta tensors gives meta tensors (meta_kernels.py)
+
+A few places in torch need true values to work at all (object collectives, samplers, generator states): tensors that
+they make are real. A real tensor that meets a meta tensor in an op counts by its shape.
+
+A program that asks for a value (`item`, `tolist`, `if loss > 1`, `nonzero`) gets a `ValueNeededError`.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
+
+from lablib.sim.meta_kernels import META, needs_value
+
+# Code that computes with values on behalf of the program: what its calls make is real.
+_NEEDS_VALUES = (
+    "torch/distributed/device_mesh.py",
+    "torch/distributed/_mesh_layout.py",
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/utils.py",
+    "torch/distributed/pipelining/stage.py:_warmup",
+    "torch/optim/",
+    "torch/utils/data/",
+    "torch/random.py",
+    "torch/serialization.py",
+    "torch/_utils.py",
+    "lablib/sim/",
+)
+
+
+@cache
+def _needs_values(code: CodeType) -> bool:
+    place = f"{code.co_filename}:{code.co_name}".replace(os.sep, "/")
+    return any(known in place for known in _NEEDS_VALUES)
+
+
+@cache
+def _factories() -> frozenset[Any]:
+    """Functions that make a tensor on the default device unless told otherwise: torch's own list."""
+    from torch.utils._device import _device_constructors
+
+    return frozenset(_device_constructors())
+
+
+_ATTENTION = F.scaled_dot_product_attention
+_MOVES = {Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory}
+_READS = {
+    Tensor.numpy: "numpy()",
+    Tensor.__array__: "an array of it",
+    Tensor.tolist: "tolist()",
+    Tensor.__bool__: "its truth (if, while, assert)",
+    Tensor.item: "item()",
+    Tensor.__float__: "float()",
+    Tensor.__int__: "int()",
+    Tensor.__index__: "an index",
+}
+
+
+class OnMeta(TorchFunctionMode):
+    """Redirects what the program makes and moves to the device "meta"."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _factories():
+            needs_values = _needs_values(_caller().f_code)
+            device = kwargs.get("device")
+            if not needs_values:
+                kwargs = {key: value for key, value in kwargs.items() if key not in ("generator", "pin_memory")}
+                kwargs["device"] = META
+            elif device is not None and torch.device(device).type != "meta":
+                kwargs = {**kwargs, "device": "cpu"}
+        elif func is _ATTENTION and args[0].is_meta:
+            return _attention(*args, **kwargs)
+        elif func in _MOVES:
+            return _moved(func, args, kwargs)
+        elif func in _READS and args[0].is_meta:
+            raise needs_value(_READS[func])
+        elif args and "generator" in kwargs and isinstance(args[0], Tensor) and args[0].is_meta:
+            kwargs = {**kwargs, "generator": None}  # no values, so nothing is drawn
+        return func(*args, **kwargs)
+
+
+def _caller() -> FrameType:
+    """The frame that called the torch function; a `with torch.device(...)` block around it is not one."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.endswith("torch/utils/_device.py") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _moved(func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """A move to another device: a shape stays where it is, a real tensor becomes one; a change of dtype happens."""
+    tensor, *rest = args
+    device, dtype, memory_format, copy = None, None, None, False
+    if func is Tensor.cuda:
+        device = "cuda"
+    elif func is Tensor.to and (rest and isinstance(rest[0], Tensor) or "other" in kwargs):
+        other = rest[0] if rest else kwargs["other"]
+        device, dtype = other.device, other.dtype
+    elif func is Tensor.to:
+        copy = bool(kwargs.get("copy"))
+        known = {key: value for key, value in kwargs.items() if key != "copy"}
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*rest[:3], **known)  # pyright: ignore
+    if not tensor.is_meta and (device is None or torch.device(device).type == "cpu"):
+        return func(*args, **kwargs)
+    target = tensor if tensor.is_meta else tensor.to(META)
+    if dtype is None and memory_format is None and not copy:
+        return target
+    return target.to(dtype=dtype or target.dtype, copy=copy, memory_format=memory_format or torch.preserve_format)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The attention that torch would choose for values: fused where it can be, which on "meta" it never is."""
+    is_alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[-1] == value.shape[-1]
+    is_plain = attn_mask is None or not attn_mask.requires_grad
+    if query.dim() != 4 or not is_alike or not is_plain or dropout_p or not query.numel():
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = attn_mask.logical_not()
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """A real tensor of that size that takes no memory to speak of."""
+    return torch.empty_strided(tensor.shape, [0] * tensor.dim(), dtype=tensor.dtype, device="cpu")
+
+
+@contextmanager
+def torch_without_values() -> Iterator[None]:
+    """Change, for the time of a run, what torch does where no mode sees it."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    attend, verify = F.scaled_dot_product_attention, dist._verify_params_across_processes  # pyright: ignore
+
+    engine = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
+    devices = _foreach_utils._get_foreach_kernels_supported_devices()
+
+    def attention(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return (_attention if query.is_meta else attend)(query, *args, **kwargs)
+
+    def verify_sizes(group: Any, params: list[Tensor], *rest: Any) -> Any:
+        """DDP's check that all ranks have the same parameters sends their sizes around, on the parameters' device."""
+        return verify(group, [_real(p) if p.is_meta else p for p in params], *rest)
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        """`backward` is a torch function itself, and inside one the mode rests; the program's hooks run there."""
+        with OnMeta():
+            return engine(*args, **kwargs)
+
+    with ExitStack() as patches:
+        for owner, name, changed in (
+            (F, "scaled_dot_product_attention", attention),
+            (dist, "_verify_params_across_processes", verify_sizes),
+            (torch.autograd, "_engine_run_backward", run_backward),
+            # Foreach kernels are for the devices of this list, and for the CPU; "meta" stands for one of them.
+            (_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*devices, "meta"]),
+            (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),  # here they are as they should be
+        ):
+            patches.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, changed)
+        yield

@@ -1,0 +1,265 @@
+"""`fidelity="shapes"`: a program on tensors without values takes the same virtual time and moves the same bytes."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from lablib import ValueNeededError, launch, phase
+from lablib.models import GPT, GPTConfig, next_token_loss
+
+
+def blocks() -> nn.Sequential:
+    def block():
+        return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+    return nn.Sequential(*[block() for _ in range(4)])
+
+
+def ddp():
+    model = DDP(blocks())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(2):
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def ddp_accumulating():
+    model = DDP(blocks(), static_graph=False, gradient_as_bucket_view=True)
+    with model.no_sync():
+        model(torch.randn(8, 16)).square().mean().backward()
+    model(torch.randn(8, 16)).square().mean().backward()
+
+
+def fsdp():
+    model = blocks()
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(8, 16)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def pipeline():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stage = PipelineStage(blocks()[rank], rank, size, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda y, t: (y - t).square().mean())
+    x = torch.randn(8, 16)
+    if rank == 0:
+        schedule.step(x)
+    else:
+        schedule.step(target=x) if rank == size - 1 else schedule.step()
+
+
+def zero_one():
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # importing it warns
+
+    model = DDP(blocks())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    model(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+
+
+def checkpointed():
+    x = torch.randn(8, 16, requires_grad=True)
+    for block in blocks():
+        x = checkpoint(block, x, use_reentrant=False)
+    x.sum().backward()
+
+
+def gpt():
+    model = GPT(GPTConfig(vocab_size=64, max_seq_len=32, num_layers=2, num_heads=2, d_model=32))
+    ids = torch.randint(0, 64, (2, 32))
+    next_token_loss(model(ids), ids).backward()
+
+
+def torchs_own_transformer():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    layer(torch.randn(2, 8, 16), src_mask=torch.ones(8, 8, dtype=torch.bool).triu(1)).sum().backward()
+
+
+def objects():
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, {"rank": dist.get_rank()})
+    assert everyone == [{"rank": r} for r in range(dist.get_world_size())]
+
+
+def batches_from_numpy():
+    data = TensorDataset(torch.from_numpy(np.zeros((8, 16), np.float32)), torch.arange(8))
+    model = blocks()
+    for x, _ in DataLoader(data, batch_size=4, shuffle=True):
+        model(x).sum().backward()
+
+
+PROGRAMS = [
+    ddp,
+    ddp_accumulating,
+    fsdp,
+    pipeline,
+    zero_one,
+    checkpointed,
+    gpt,
+    torchs_own_transformer,
+    objects,
+    batches_from_numpy,
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_takes_the_same_time_and_traffic_with_and_without_values(program):
+    values, shapes = launch(program, ranks=4), launch(program, ranks=4, fidelity="shapes")
+    assert list(shapes.timeline) == list(values.timeline)
+    assert shapes.traffic == values.traffic
+    assert (values.fidelity, shapes.fidelity) == ("values", "shapes")
+
+
+def tensor_parallel():
+    with phase("setup"):  # torch sends no initial weights that have no values
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for _ in range(2):
+        model(torch.randn(8, 16)).square().mean().backward()
+
+
+def test_tensor_parallel_steps_take_the_same_time_with_and_without_values():
+    values, shapes = (launch(tensor_parallel, ranks=4, fidelity=f) for f in ("values", "shapes"))
+    a, b = (list(run.timeline.without("setup")) for run in (values, shapes))
+    assert [(s.rank, s.stream, s.name, s.flops, s.size_bytes) for s in a] == [
+        (s.rank, s.stream, s.name, s.flops, s.size_bytes) for s in b
+    ]
+    assert [s.start_s for s in a] == pytest.approx([s.start_s for s in b], rel=1e-9)
+    assert shapes.traffic.count("all_reduce") == values.traffic.count("all_reduce") == 2
+
+
+@pytest.mark.parametrize("fidelity", ["values", "shapes"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_sharded_product_costs_a_rank_its_share(fidelity, ranks):
+    """DTensor: the op that the program writes has the whole shape, the op that a rank runs that of its shard."""
+    timeline = launch(tensor_parallel, ranks=ranks, fidelity=fidelity).timeline.without("setup")
+    forward_and_backward = 2 * 3 * 2 * 8 * 16 * 64 * 2 - 2 * 2 * 8 * 16 * 64  # the input needs no gradient
+    for rank in range(ranks):
+        assert sum(s.flops for s in timeline.select(rank, "compute")) == forward_and_backward / ranks
+
+
+def test_tensors_without_values_take_no_memory():
+    def program():
+        x = torch.empty(1 << 20, 1 << 20, device="cpu")
+        y = (x @ x).to("cpu", torch.bfloat16)
+        dist.all_reduce(y)
+        return y
+
+    run = launch(program, ranks=2, fidelity="shapes")
+    assert run.values[0].is_meta and run.values[0].dtype == torch.bfloat16
+    assert sum(s.flops for s in run.timeline.select(0)) == 2 * 2.0**60
+    assert run.traffic.transfers[0].size_bytes == 2 * 2.0**40
+
+
+def test_real_tensors_from_outside_count_by_their_shape_and_stay_as_they_are():
+    weight = torch.full((4, 4), 3.0)
+
+    def program():
+        y = torch.randn(4, 4) @ weight
+        weight.add_(y)  # cannot be known, so nothing happens to the values
+        return y
+
+    run = launch(program, ranks=1, fidelity="shapes")
+    assert run.values[0].is_meta
+    assert torch.equal(weight, torch.full((4, 4), 3.0))
+
+
+def reads_a_value():
+    loss = torch.ones(3).sum()
+    return loss.item()
+
+
+def branches_on_a_value():
+    if torch.ones(3).sum() > 1:
+        return 1
+
+
+def lists_values():
+    return torch.ones(3).tolist()
+
+
+def goes_to_numpy():
+    return torch.ones(3).numpy()
+
+
+def has_a_shape_that_depends_on_values():
+    return torch.ones(3).nonzero()
+
+
+def reads_inside_backward():
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda grad: grad * float(grad.sum()))
+    x.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        reads_a_value,
+        branches_on_a_value,
+        lists_values,
+        goes_to_numpy,
+        has_a_shape_that_depends_on_values,
+        reads_inside_backward,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_a_program_that_needs_a_value_is_told_where(program):
+    with pytest.raises(ValueNeededError, match=r'under fidelity="shapes" tensors have shapes only \(test_shapes.py:'):
+        launch(program, ranks=1, fidelity="shapes")
+
+
+def test_moves_keep_shapes_and_change_dtypes():
+    def program():
+        x = torch.ones(2, 3)
+        assert x.to("cuda") is x and x.cuda() is x and x.cpu() is x and x.to(torch.device("cpu")) is x
+        assert x.to("cpu", torch.float64).dtype == x.double().dtype == torch.float64
+        assert x.to(torch.zeros(1, dtype=torch.int8)).dtype == torch.int8
+        assert x.to(torch.float16, copy=True) is not x
+        model = nn.Linear(2, 3).to("cuda", dtype=torch.bfloat16)
+        return model(torch.zeros(1, 2, dtype=torch.bfloat16)).dtype
+
+    assert launch(program, ranks=1, fidelity="shapes").values == [torch.bfloat16]
+
+
+def test_a_run_without_a_trace_has_shapes_too():
+    run = launch(lambda: torch.zeros(1 << 40).sum(), ranks=2, fidelity="shapes", trace=False)
+    assert run.values[0].is_meta and len(run.timeline) == 0
+
+
+def test_torch_is_as_before_after_a_run_that_failed():
+    changed = [
+        (F, "scaled_dot_product_attention"),
+        (dist, "_verify_params_across_processes"),
+        (torch.autograd, "_engine_run_backward"),
+    ]
+    before = [getattr(owner, name) for owner, name in changed]
+    with pytest.raises(ValueNeededError):
+        launch(reads_a_value, ranks=2, fidelity="shapes")
+    assert [getattr(owner, name) for owner, name in changed] == before
+    assert torch.ones(2).device.type == "cpu"
+
+
+@pytest.mark.parametrize(("fidelity", "backend"), [("shape", "sim"), ("shapes", "gloo")])
+def test_an_unknown_fidelity_and_one_for_another_backend_are_refused(fidelity, backend):
+    with pytest.raises(ValueError, match="fidelity"):
+        launch(reads_a_value, ranks=1, fidelity=fidelity, backend=backend)
