@@ -1,6 +1,7 @@
 """Learn and predict large-model training: plain torch.distributed programs on a simulated cluster or on real processes.
 
 launch      run a function on every rank and get a Run
+reconcile   run it predicted and measured: where they differ
 phase       name what the program is doing, for the timeline
 Run         values, timeline, memory, traffic, stdout
 Summary     where the time of a run went, rank by rank
@@ -21,6 +22,7 @@ from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Link, fin
 from lablib.launch import launch
 from lablib.ledger import Block, Memory
 from lablib.phases import phase
+from lablib.reconcile import Reconciliation, reconcile
 from lablib.run import Run
 from lablib.summary import Summary
 from lablib.timeline import Span, Timeline
@@ -40,6 +42,7 @@ __all__ = [
     "Link",
     "Memory",
     "RankError",
+    "Reconciliation",
     "Run",
     "Span",
     "Summary",
@@ -51,4 +54,5 @@ __all__ = [
     "find_cluster",
     "launch",
     "phase",
+    "reconcile",
 ]

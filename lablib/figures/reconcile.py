@@ -6,7 +6,7 @@ The upper panel is the prediction, the lower one the measurement. The error is (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -30,6 +30,9 @@ def figure_reconcile(
     normalize: bool = False,
     ranks: Iterable[int] | None = None,
     title: str | None = None,
+    same_axis: bool | None = None,
+    summary: str | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> go.Figure:
     """Two timelines of one program, one above the other with the same lanes.
 
@@ -39,6 +42,9 @@ def figure_reconcile(
         normalize: True draws each as a share of its own makespan, which compares shapes where speeds differ.
         ranks: which ranks; None: all up to 16, otherwise the first 8.
         title: None: the two makespans and the error.
+        same_axis: True: both on one time axis; False: each on its own; None: one axis while the makespans are within a
+            factor of 5, beyond which the shorter could not be read. Not for `normalize`.
+        summary, columns: the figure's sentence and table, where the caller has better ones (`Reconciliation`).
 
     Returns:
         A figure whose table has one row for each kind of work (seconds a rank, mean over ranks), for exposed
@@ -54,8 +60,9 @@ def figure_reconcile(
         )
     both = (predicted, measured)
     lanes = lanes_of(both, ranks_to_show(predicted.num_ranks, ranks))
-    units = _units(both, normalize)
-    ends = _ends(both, normalize)
+    is_shared = _is_comparable(both) if same_axis is None else same_axis
+    units = _units(both, normalize, is_shared)
+    ends = _ends(both, normalize, is_shared)
 
     panel = pixels(lanes)
     figure = go.Figure(layout=base_layout("", 2 * panel + PANEL_GAP_PIXELS + PAPER_PIXELS, barmode="overlay"))
@@ -68,7 +75,8 @@ def figure_reconcile(
         figure.add_traces(idle_bars(lanes, timeline.makespan_s, units[number], **where))
         figure.add_traces(work_bars(picture, spans, lanes, units[number], window, **where))
         figure.add_traces(letters(picture, spans, lanes, units[number], window, **where))
-    for trace in figure.data:  # one legend for both panels
+    traces: Any = figure.data  # plotly makes their properties at run time
+    for trace in traces:  # one legend for both panels
         trace.showlegend = bool(trace.legendgroup) and trace.legendgroup not in shown_kinds
         shown_kinds.add(trace.legendgroup)
 
@@ -82,29 +90,29 @@ def figure_reconcile(
         heading = f"<b>{labels[number]}</b>  {in_words(both[number].makespan_s, 's')}"
         place = {"xref": "paper", "yref": "paper", "x": 0, "y": domain[1], "xanchor": "left", "yanchor": "bottom"}
         figure.add_annotation(text=heading, showarrow=False, font={"size": 13}, **place)
-    columns = _columns(predicted, measured, labels)
-    summary = _summary(both, labels, columns, normalize)
+    own = _columns(predicted, measured, labels)
+    summary = _summary(both, labels, own, normalize, is_shared) if summary is None else summary
     figure.update_layout(title_text=title or _title(both, labels), margin_t=figure.layout.margin.t + 18)  # pyright: ignore
     figure.update_layout(height=figure.layout.height + 18)  # pyright: ignore
-    return attach(figure, summary, columns)
+    return attach(figure, summary, own if columns is None else columns)
 
 
-def _units(both: Sequence[Timeline], normalize: bool) -> list[Unit]:
+def _units(both: Sequence[Timeline], normalize: bool, is_shared: bool) -> list[Unit]:
     """The unit of each panel: percent of its makespan, one unit for both, or one each."""
     if normalize:
         return [Unit("%", timeline.makespan_s / 100 or 1.0) for timeline in both]
-    if _is_comparable(both):
+    if is_shared:
         return [unit_for([t.makespan_s for t in both], "s")] * 2
     return [unit_for(t.makespan_s, "s") for t in both]
 
 
-def _ends(both: Sequence[Timeline], normalize: bool) -> list[float]:
+def _ends(both: Sequence[Timeline], normalize: bool, is_shared: bool) -> list[float]:
     """The right end of each panel, in its unit."""
     if normalize:
         return [100.0, 100.0]
-    units = _units(both, normalize)
+    units = _units(both, normalize, is_shared)
     ends = [unit.of(t.makespan_s) or 1.0 for unit, t in zip(units, both, strict=True)]
-    return [max(ends)] * 2 if _is_comparable(both) else ends
+    return [max(ends)] * 2 if is_shared else ends
 
 
 def _is_comparable(both: Sequence[Timeline]) -> bool:
@@ -149,7 +157,9 @@ def _percent(share: float) -> str:
     return f"{share:+.1%}" if abs(share) < 9 else f"{share + 1:.3g} times"
 
 
-def _summary(both: Sequence[Timeline], labels: tuple[str, str], columns: dict[str, list[Any]], normalize: bool) -> str:
+def _summary(
+    both: Sequence[Timeline], labels: tuple[str, str], columns: dict[str, list[Any]], normalize: bool, is_shared: bool
+) -> str:
     first, second = (t.makespan_s for t in both)
     if not first or not second:
         empty = labels[0] if not first else labels[1]
@@ -167,4 +177,4 @@ def _summary(both: Sequence[Timeline], labels: tuple[str, str], columns: dict[st
         text += f"; the largest difference is in {part}: {in_words(widest, 's')} a rank {more} than {labels[1]}"
     if normalize:
         return text + ". Each panel is scaled to its own makespan."
-    return text + ("." if _is_comparable(both) else ". The two time axes differ.")
+    return text + ("." if is_shared else ". The two time axes differ.")

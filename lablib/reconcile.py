@@ -1,0 +1,197 @@
+"""Predicted beside measured: one program on the simulator and on real processes, and where they differ.
+
+The table has a row for each phase of compute and for each communication, and for what is left (lablib/spent.py, which
+also says from when time counts and when a communication begins).
+
+    error = (predicted - measured) / measured             noise = (longest - shortest) / 2 / median, of the repeats
+
+An error smaller than the noise says nothing. The measured side is the run with the median makespan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from lablib.hardware import Cluster, find_cluster
+from lablib.launch import launch
+from lablib.run import Run
+from lablib.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """A prediction and the measurements it is held against.
+
+    Attributes:
+        predicted: the simulated run.
+        measured: the run with the median makespan of `repeats`.
+        repeats: every measured run.
+        without: the phase left out on both sides ("" for none).
+        notes: what the reader must know about the numbers.
+    """
+
+    predicted: Run
+    measured: Run
+    repeats: tuple[Run, ...]
+    without: str = ""
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(predicted: Run, repeats: Sequence[Run], without: str = "", notes: Sequence[str] = ()) -> Reconciliation:
+        """From runs that were made before. Raises ValueError for none, or for runs of other numbers of ranks."""
+        if not repeats:
+            raise ValueError("a prediction is held against one measured run or more: got none")
+        counts = {run.ranks for run in (predicted, *repeats)}
+        if len(counts) > 1:
+            raise ValueError(f"all runs must have the same number of ranks: got {sorted(counts)}")
+        by_makespan = sorted(repeats, key=lambda run: counted(run, without).makespan_s)
+        return Reconciliation(predicted, by_makespan[(len(repeats) - 1) // 2], tuple(repeats), without, tuple(notes))
+
+    @property
+    def error(self) -> float:
+        """Of the makespan, as a share: +0.1 where the prediction is a tenth too long."""
+        predicted_s, measured_s = (counted(run, self.without).makespan_s for run in (self.predicted, self.measured))
+        return predicted_s / measured_s - 1 if measured_s else float("nan")
+
+    def table(self) -> pd.DataFrame:
+        """One row for each phase and each communication, then exposed, waiting, idle and makespan.
+
+        Columns: kind, name, group, size_bytes; calls on either side; predicted_s and measured_s (NaN where a side has
+        nothing of it); error_pct, signed; noise_pct of the repeats; share_pct of the measured makespan.
+        """
+        import pandas as pd
+
+        predicted, measured, *repeats = (self._parts(run) for run in (self.predicted, self.measured, *self.repeats))
+        makespan_s = measured[MAKESPAN].time_s
+        rows = []
+        for part in sorted(predicted.keys() | measured.keys(), key=_place):
+            predicted_s, measured_s = _seconds(predicted, part), _seconds(measured, part)
+            rows.append(
+                {
+                    "kind": part.kind,
+                    "name": part.name,
+                    "group": part.group,
+                    "size_bytes": part.size_bytes,
+                    "predicted_calls": _calls(predicted, part),
+                    "measured_calls": _calls(measured, part),
+                    "predicted_s": predicted_s,
+                    "measured_s": measured_s,
+                    "error_pct": _error_pct(predicted_s, measured_s),
+                    "noise_pct": _noise_pct([one[part].time_s if part in one else 0.0 for one in repeats]),
+                    "share_pct": 100 * measured_s / makespan_s if makespan_s else nan,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def _parts(self, run: Run) -> dict[Part, Spent]:
+        return parts_of(run, self.without)
+
+    def figure(self, **options: Any) -> go.Figure:
+        """Both timelines, one above the other on the same time axis. Options of `figure_reconcile`."""
+        from lablib.figures import figure_reconcile
+
+        predicted, measured = counted(self.predicted, self.without), counted(self.measured, self.without)
+        labels = (f"predicted ({self.predicted.cluster})", f"measured ({self.measured.backend})")
+        columns = {str(name): list(values) for name, values in self.table().items()}
+        given: dict[str, Any] = {"labels": labels, "same_axis": True, "summary": self.sentence(), "columns": columns}
+        return figure_reconcile(predicted, measured, **(given | options))
+
+    def sentence(self) -> str:
+        """The makespans, their error and noise, and the part that is furthest off."""
+        from lablib.figures.units import in_words
+
+        table = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0})
+        *rows, total = table.to_dict("records")
+        text = f"Predicted {in_words(total['predicted_s'], 's')}, measured {in_words(total['measured_s'], 's')}"
+        noise = f", noise {total['noise_pct']:.0f}% over {len(self.repeats)} runs" if len(self.repeats) > 1 else ""
+        text += f": error {total['error_pct']:+.0f}%{noise}."
+        gaps = {_title(row): row["predicted_s"] - row["measured_s"] for row in rows if row["kind"] != "communication"}
+        worst = max(gaps, key=lambda name: abs(gaps[name]), default="")
+        if worst and gaps[worst]:
+            more = "more" if gaps[worst] > 0 else "less"
+            text += f" Furthest off is {worst}: {in_words(abs(gaps[worst]), 's')} a rank {more} than measured."
+        return " ".join([text, *self.notes])
+
+    def __repr__(self) -> str:
+        return f"Reconciliation({self.sentence()})"
+
+    def _repr_html_(self) -> str:
+        table = self.table().to_html(index=False, float_format="{:.3g}".format, na_rep="-")
+        return f"<p>{self.sentence()}</p>{table}"
+
+
+def reconcile(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int = 4,
+    backend: str = "gloo",
+    cluster: str | Cluster = "this-machine",
+    repeats: int = 5,
+    without: str = "",
+    timeout_s: float | None = None,
+) -> Reconciliation:
+    """Run a program predicted and measured.
+
+    Args:
+        fn, args, ranks, timeout_s: as for `launch`.
+        backend: where to measure: "gloo" or "nccl".
+        cluster: what to predict for; "this-machine" is what `lab calibrate` measured.
+        repeats: measured runs; one more goes before them, which warms up and does not count.
+        without: a phase to leave out on both sides, such as the "setup" that a program begins with.
+
+    Raises:
+        ValueError: an argument breaks its rule, or there is no profile of this machine yet.
+        LaunchError: the program failed on either side.
+    """
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(f"repeats must be a whole number of 1 or more: got {repeats!r}; try repeats=5")
+    if backend == "sim":
+        raise ValueError('a prediction is held against a real backend: got "sim"; use backend="gloo" or "nccl"')
+    simulated = find_cluster(cluster)
+    predicted = launch(fn, *args, ranks=ranks, cluster=simulated, timeout_s=timeout_s)
+    runs = [launch(fn, *args, ranks=ranks, backend=backend, timeout_s=timeout_s) for _ in range(1 + repeats)]
+    return Reconciliation.of(predicted, runs[1:], without, _notes(simulated, ranks, backend, runs[-1]))
+
+
+def _notes(cluster: Cluster, ranks: int, backend: str, run: Run) -> list[str]:
+    """What makes a comparison doubtful."""
+    now = {"ranks": str(ranks), "backend": backend}
+    others = [f"{key} {value}" for key, value in cluster.profile.items() if key in now and value != now[key]]
+    told = [f"The profile of {cluster.name} is for {' and '.join(others)}."] if others else []
+    return told + [note[:1].upper() + note[1:] + "." for note in run.notes]
+
+
+def _seconds(parts: Mapping[Part, Spent], part: Part) -> float:
+    return parts[part].time_s if part in parts else nan
+
+
+def _calls(parts: Mapping[Part, Spent], part: Part) -> int:
+    return parts[part].calls if part in parts else 0
+
+
+def _error_pct(predicted_s: float, measured_s: float) -> float:
+    """NaN where a side is missing or the measurement is zero."""
+    return 100 * (predicted_s / measured_s - 1) if measured_s else nan
+
+
+def _noise_pct(seconds: Sequence[float]) -> float:
+    """Half the range over the median; NaN for one repeat, which says nothing of noise."""
+    middle_s = median(seconds)
+    return 100 * (max(seconds) - min(seconds)) / 2 / middle_s if len(seconds) > 1 and middle_s else nan
+
+
+def _place(part: Part) -> tuple[int, str, str, float]:
+    return (KINDS.index(part.kind), part.name, part.group, part.size_bytes)
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    """How a sentence calls a row."""
+    return {"compute": row["name"], "exposed": "exposed communication"}.get(row["kind"], row["kind"])

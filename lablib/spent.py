@@ -1,0 +1,174 @@
+"""Where the time of a run went, part by part, such that a simulated run and a measured one can be compared.
+
+Every second of a rank is one of four, as in lablib/summary.py:
+
+    compute + exposed communication + waiting + idle = makespan
+
+compute is split by phase. Each communication has a row besides, by name, group and size, with all of its time, hidden
+behind compute or not. Seconds are those of a mean rank.
+
+Two rules make runs of different machines comparable:
+
+    zero     Time begins with the first span of any rank. What is before it is launching; a rank that begins later is
+             idle until then.
+    start    A communication begins when its last rank has come. A real library's record begins when a rank calls it,
+             so the part before is taken off, and is waiting. A message counts for the rank that receives it.
+
+Simplified: communications meet in the order of their calls; one that a profiler lost shifts those behind it that have
+the same name, group and size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import fsum
+
+from lablib.run import Run
+from lablib.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
+
+KINDS = ("compute", "communication", "exposed", "waiting", "idle", "makespan")
+_NO_PHASE = "#"  # no phase can be called so
+_Meeting = tuple[
+    str, str, float, int, tuple[int, ...]
+]  # name, group, size, how many before it, (from, to) of a message
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What time was spent on.
+
+    Attributes:
+        kind: "compute" (by phase), "communication" (by name, group, size), "exposed", "waiting", "idle", "makespan".
+        name: the phase, the collective, or "send"; the kind itself for the others.
+        group: process group of a communication.
+        size_bytes: payload of a communication.
+    """
+
+    kind: str
+    name: str
+    group: str = ""
+    size_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of a mean rank, and in how many operations or communications of all ranks."""
+
+    time_s: float
+    calls: int = 0
+
+
+MAKESPAN = Part("makespan", "makespan")
+
+
+def counted(run: Run, without: str = "") -> Timeline:
+    """What counts of a run: all phases but one ("": all), timed from the first span of any rank."""
+    return run.timeline.without(without or _NO_PHASE)
+
+
+def parts_of(run: Run, without: str = "") -> dict[Part, Spent]:
+    """The time of a mean rank by part. "exposed", "waiting", "idle" and "makespan" are always there."""
+    timeline = counted(run, without)
+    num_ranks = max(timeline.num_ranks, 1)
+    meetings = _meetings(timeline)
+    busy = {rank: union(_times(timeline.select(rank, COMPUTE))) for rank in range(num_ranks)}
+    talking = _talking(meetings, num_ranks)
+    exposed = [length(talking[rank]) - overlap(talking[rank], busy[rank]) for rank in range(num_ranks)]
+    waiting = []
+    for rank, pending in enumerate(_pending(run, timeline, meetings)):
+        occupied = union(busy[rank] + talking[rank])
+        waiting.append(length(pending) - overlap(pending, occupied))
+    makespan_s = timeline.makespan_s
+    left = {
+        "exposed": fsum(exposed) / num_ranks,
+        "waiting": fsum(waiting) / num_ranks,
+        "idle": fsum(makespan_s - length(busy[r]) - exposed[r] - waiting[r] for r in range(num_ranks)) / num_ranks,
+        "makespan": makespan_s,
+    }
+    parts = _by_phase(timeline, num_ranks) | _by_communication(meetings, num_ranks)
+    return parts | {Part(kind, kind): Spent(max(0.0, time_s)) for kind, time_s in left.items()}
+
+
+def _times(spans: Iterable[Span]) -> list[Interval]:
+    return [(span.start_s, span.end_s) for span in spans]
+
+
+def _by_phase(timeline: Timeline, num_ranks: int) -> dict[Part, Spent]:
+    spans: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in timeline.select(stream=COMPUTE):
+        spans[span.phase][span.rank].append(span)
+    return {
+        Part("compute", phase): Spent(
+            fsum(length(union(_times(each))) for each in by_rank.values()) / num_ranks, sum(map(len, by_rank.values()))
+        )
+        for phase, by_rank in spans.items()
+    }
+
+
+# ---- communications ----
+
+
+def _meetings(timeline: Timeline) -> dict[_Meeting, list[Span]]:
+    """The spans of each communication: one for each member, in the order of ranks."""
+    counts: dict[tuple, int] = defaultdict(int)
+    meetings: dict[_Meeting, list[Span]] = defaultdict(list)
+    for span in timeline:
+        if span.is_communication:
+            name, group, ends = _who(span)
+            key = (span.rank, span.name, group, span.size_bytes)
+            meetings[name, group, span.size_bytes, counts[key], ends].append(span)
+            counts[key] += 1
+    return meetings
+
+
+def _who(span: Span) -> tuple[str, str, tuple[int, ...]]:
+    """Name and group of a communication, and for a message from whom to whom."""
+    group = span.stream.removeprefix("comm:").removesuffix(":send").removesuffix(":recv")
+    words = span.name.split()
+    if len(words) == 3 and words[:2] == ["send", "to"]:
+        return "send", group, (span.rank, int(words[2]))
+    if len(words) == 3 and words[:2] == ["recv", "from"]:
+        return "send", group, (int(words[2]), span.rank)
+    return span.name, group, ()
+
+
+def _start_s(spans: Iterable[Span]) -> float:
+    """A communication begins when its last rank has come."""
+    return max(span.start_s for span in spans)
+
+
+def _by_communication(meetings: Mapping[_Meeting, list[Span]], num_ranks: int) -> dict[Part, Spent]:
+    seconds: dict[Part, list[float]] = defaultdict(list)
+    for (name, group, size_bytes, _, ends), spans in meetings.items():
+        receivers = 1 if ends else len(spans)
+        took_s = max(0.0, max(span.end_s for span in spans) - _start_s(spans))
+        seconds[Part("communication", name, group, size_bytes)].append(took_s * receivers / num_ranks)
+    return {part: Spent(fsum(each), len(each)) for part, each in seconds.items()}
+
+
+def _talking(meetings: Mapping[_Meeting, list[Span]], num_ranks: int) -> list[list[Interval]]:
+    """When each rank communicated, waiting for the last member taken off."""
+    times: list[list[Interval]] = [[] for _ in range(num_ranks)]
+    for spans in meetings.values():
+        start_s = _start_s(spans)
+        for span in spans:
+            times[span.rank].append((min(start_s, span.end_s), span.end_s))
+    return [union(each) for each in times]
+
+
+def _pending(run: Run, timeline: Timeline, meetings: Mapping[_Meeting, list[Span]]) -> list[list[Interval]]:
+    """When each rank had called and the last had not: by the calls themselves where the run knows them."""
+    pending: list[list[Interval]] = [[] for _ in range(max(timeline.num_ranks, 1))]
+    if any(transfer.issued_s for transfer in run.traffic.transfers):
+        for transfer in run.traffic.transfers:
+            issued = [max(0.0, issued_s - timeline.origin_s) for issued_s in transfer.issued_s]
+            for rank, issued_s in zip(transfer.ranks, issued, strict=False):
+                pending[rank].append((issued_s, max(issued)))
+    else:
+        for spans in meetings.values():
+            start_s = _start_s(spans)
+            for span in spans:
+                pending[span.rank].append((span.start_s, min(start_s, span.end_s)))
+    return [union((start, end) for start, end in each if start < end) for each in pending]
