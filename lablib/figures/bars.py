@@ -2,12 +2,15 @@
 
 A screen is about a thousand pixels wide, so 200,000 spans cannot be seen one by one. Past `MANY_SPANS`:
 
-    1. Neighbours on a lane that are of one kind and less than a `step` apart become one bar. The step is smaller than
-       a pixel, so no gap that could be seen is closed.
-    2. If kinds alternate faster than a step, the spans of a step become one bar of the kind that was busiest in it.
+    1. Neighbours of one lane and one kind that touch become one bar. Nothing is lost by that.
+    2. If these are still more than `MOST_BARS`, bars shorter than a `step` (at first less than a pixel, doubled until
+       the number fits) are gathered in cells of one step. The kinds of a cell stand side by side, each as long as its
+       share of the cell's work, and all as high as the share of the cell in which any work was done.
+    3. Cells of one kind, less than a step apart and equally high to an eighth, become one bar.
 
-A bar keeps the busy seconds, the count, the operations and bytes of what it stands for, so nothing is lost from the
-sums: the busy seconds of a lane are the same before and after.
+So the area of a bar, its length times its `height`, is the time in which its spans were busy: for each lane and kind
+the sum is the same before and after, to rounding. No lane and no kind is lost, and no work moves by more than two steps
+within its cell. A bar keeps the count, the operations and bytes of what it stands for.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from lablib.run import Span
 
 KINDS = tuple(LOOKS)
 MANY_SPANS, MOST_BARS = 2000, 6000
+STEPS, HEIGHTS = 1600, 8  # first steps of a window; how many heights are told apart when cells are joined
+_TOUCH = 1e-9  # share of the window: a gap that floating point makes
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Bars:
     flops: np.ndarray
     size_bytes: np.ndarray
     first: np.ndarray
+    height: np.ndarray  # share of the lane: 1 for a span, the share of its length that was busy for what is joined
 
     def __len__(self) -> int:
         return len(self.lane)
@@ -44,21 +50,22 @@ class Bars:
 
 @dataclass(frozen=True)
 class Picture:
-    """The bars to draw and what was done to the spans to get them. `step_s` is 0 when every span is a bar."""
+    """The bars to draw and what was done to the spans to get them. `step_s` is 0 while no gap is closed."""
 
     bars: Bars
     num_spans: int
     step_s: float = 0.0
-    is_mixed: bool = False
 
     def note(self, seconds_in_words: str) -> str:
-        """What the reader must know about merging, as a sentence; empty if nothing was merged."""
-        if self.step_s == 0.0:
+        """What the reader must know about merging, in words; empty if nothing was merged."""
+        if len(self.bars) == self.num_spans:
             return ""
-        mixed = "; where kinds alternate faster, a bar has the kind that was busiest" if self.is_mixed else ""
+        text = f"{self.num_spans:,} spans are drawn as {len(self.bars):,} bars: "
+        if not self.step_s:
+            return text + "neighbours of one kind that touch are joined."
         return (
-            f"{self.num_spans:,} spans are drawn as {len(self.bars):,} bars: neighbours of one kind less than "
-            f"{seconds_in_words} apart are joined{mixed}."
+            f"{text}within {seconds_in_words}, spans of one kind are joined, as long as their share of the work and as "
+            "high as the share of time in use; timeline.between(start_s, end_s) draws a part in full."
         )
 
 
@@ -73,16 +80,23 @@ def picture_of(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int], wind
     bars = _one_each(spans, lanes)
     if len(spans) <= MANY_SPANS or window_s <= 0:
         return Picture(bars, len(spans))
-    step_s = window_s / 1600
+    touching = _join(bars, _runs(bars, _TOUCH * window_s))
+    if len(touching) <= MOST_BARS:
+        return Picture(touching, len(spans))
+    step_s = window_s / STEPS
     while True:
-        joined = _join(bars, _runs(bars, step_s))
-        if len(joined) <= MOST_BARS:
+        cells = _join(touching, _cells(touching, step_s))
+        joined = _join(cells, _runs(cells, step_s) | _is_new(np.round(HEIGHTS * cells.height)))
+        if len(joined) <= MOST_BARS or step_s > window_s:
             return Picture(joined, len(spans), step_s)
-        mixed = _join(joined, _cells(joined, step_s))
-        mixed = _join(mixed, _runs(mixed, step_s))
-        if len(mixed) <= MOST_BARS:
-            return Picture(mixed, len(spans), step_s, is_mixed=True)
         step_s *= 2
+
+
+def is_alone(bars: Bars, gap_s: float) -> np.ndarray:
+    """True for a bar with nothing on its lane for `gap_s` before and after it."""
+    starts = _is_new(bars.lane)
+    starts[1:] |= bars.start_s[1:] - _latest_end(bars.lane, bars.end_s)[:-1] >= gap_s
+    return starts & np.append(starts[1:], len(bars) > 0)[: len(bars)]
 
 
 def stretches_of(bars: Bars, gap_s: float) -> Bars:
@@ -94,13 +108,13 @@ def stretches_of(bars: Bars, gap_s: float) -> Bars:
 
 def _one_each(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int]) -> Bars:
     """One bar a span, ordered by lane and start."""
-    kinds: dict[tuple[str, str], int] = {}
+    kinds: dict[tuple[str, str, bool], int] = {}
     for span in spans:
-        if (span.stream, span.phase) not in kinds:
-            kinds[span.stream, span.phase] = KINDS.index(kind_of_span(span))
+        if (span.stream, span.phase, span.is_recompute) not in kinds:
+            kinds[span.stream, span.phase, span.is_recompute] = KINDS.index(kind_of_span(span))
     numbers = np.array([(s.start_s, s.end_s, s.flops, s.size_bytes) for s in spans], dtype=float).reshape(-1, 4)
     lane = np.array([lanes[s.rank, s.stream] for s in spans], dtype=int)
-    kind = np.array([kinds[s.stream, s.phase] for s in spans], dtype=int)
+    kind = np.array([kinds[s.stream, s.phase, s.is_recompute] for s in spans], dtype=int)
     order = np.lexsort((numbers[:, 0], lane))
     lane, kind, numbers = lane[order], kind[order], numbers[order]
     start_s, end_s, flops, size_bytes = numbers.T
@@ -108,7 +122,9 @@ def _one_each(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int]) -> Ba
     covered_s = np.concatenate(([-np.inf], _latest_end(lane, end_s)[:-1])) if len(lane) else end_s
     covered_s[_is_new(lane)] = -np.inf
     busy_s = np.maximum(0.0, end_s - np.maximum(start_s, covered_s))
-    return Bars(lane, kind, start_s, end_s, busy_s, np.ones(len(lane), int), flops, size_bytes, order)
+    return Bars(
+        lane, kind, start_s, end_s, busy_s, np.ones(len(lane), int), flops, size_bytes, order, np.ones(len(lane))
+    )
 
 
 def _is_new(values: np.ndarray) -> np.ndarray:
@@ -142,25 +158,40 @@ def _cells(bars: Bars, step_s: float) -> np.ndarray:
 
 
 def _join(bars: Bars, starts: np.ndarray) -> Bars:
-    """One bar for each group of consecutive bars; `starts` is True at the first of each group."""
-    first = np.flatnonzero(starts)
+    """One bar for each kind in each group of consecutive bars; `starts` is True at the first of each group.
+
+    The kinds of a group share its extent in the order in which they begin, in proportion to their busy seconds.
+    """
+    if not len(bars):
+        return bars
     group = np.cumsum(starts) - 1
-    share = np.zeros((len(first), len(KINDS)))
-    np.add.at(share, (group, bars.kind), bars.busy_s)
-    # A group of zero-length spans has no busiest kind; it keeps its first.
-    kind = np.where(share.any(axis=1), share.argmax(axis=1), bars.kind[first])
+    # Of each pair of group and kind: its first bar, and the sums over its bars.
+    pair, first, place = np.unique(group * len(KINDS) + bars.kind, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # bars are in order of time, so this is the order in which the kinds begin
 
     def total(values: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(values, first)
+        return np.bincount(place, values, len(pair))[order]
 
+    first, busy_s, of = first[order], total(bars.busy_s), group[first[order]]
+    heads = np.flatnonzero(starts)
+    begin_s, end_s = bars.start_s[heads][of], np.maximum.reduceat(bars.end_s, heads)[of]
+    done_s = np.cumsum(busy_s) - busy_s  # by earlier kinds; of the own group alone after the next line
+    done_s -= done_s[_is_new(of)][of]
+    group_s = np.bincount(of, busy_s)[of]
+    is_last = np.append(_is_new(of)[1:], True)
+    scale = np.divide(end_s - begin_s, group_s, out=np.zeros(len(of)), where=group_s > 0)
+    start_s = begin_s + scale * done_s
+    end_s = np.where(is_last, end_s, begin_s + scale * (done_s + busy_s))
+    is_long = end_s > start_s
     return Bars(
         lane=bars.lane[first],
-        kind=kind,
-        start_s=bars.start_s[first],
-        end_s=np.maximum.reduceat(bars.end_s, first),
-        busy_s=total(bars.busy_s),
-        count=total(bars.count),
+        kind=bars.kind[first],
+        start_s=start_s,
+        end_s=end_s,
+        busy_s=busy_s,
+        count=total(bars.count).astype(int),
         flops=total(bars.flops),
         size_bytes=total(bars.size_bytes),
         first=bars.first[first],
+        height=np.minimum(np.divide(busy_s, end_s - start_s, out=np.ones(len(of)), where=is_long), 1.0),
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from lablib.run import COMPUTE, Timeline
 
-MOST_RANKS, RANKS_IF_MORE = 16, 8
+MOST_RANKS, RANKS_IF_MORE = 16, 8  # drawn if nobody chooses
+MOST_CHOSEN = 64  # drawn at all
 _HEIGHT = {True: 1.0, False: 0.66}  # of a compute lane and of another, in units of y
 _BETWEEN_LANES, _BETWEEN_RANKS = 0.08, 0.42
 
@@ -24,19 +25,44 @@ class Lane:
 
 
 def ranks_to_show(num_ranks: int, ranks: Iterable[int] | None) -> list[int]:
-    """The chosen ranks, or all of them while they are few, or the first few.
+    """The ranks to draw: the chosen ones, or all while they are few, or else half of them from each end.
+
+    Args:
+        num_ranks: how many there are.
+        ranks: the choice; None: all up to 16, otherwise the first 4 and the last 4. Of a choice of more than 64, the
+            first 32 and the last 32 are drawn: more lanes cannot be told apart.
 
     Raises:
         ValueError: for a rank that does not exist.
     """
     if ranks is None:
-        return list(range(num_ranks if num_ranks <= MOST_RANKS else RANKS_IF_MORE))
+        return _ends(range(num_ranks), num_ranks if num_ranks <= MOST_RANKS else RANKS_IF_MORE)
     chosen = sorted(set(ranks))
     unknown = [r for r in chosen if not 0 <= r < num_ranks]
     if unknown or not chosen:
         got = f"got {unknown}" if unknown else "got none"
-        raise ValueError(f"ranks must be between 0 and {num_ranks - 1}: {got}; leave it out to see the first ones.")
-    return chosen
+        raise ValueError(f"ranks must be between 0 and {num_ranks - 1}: {got}; leave it out to see some of them.")
+    return _ends(chosen, MOST_CHOSEN)
+
+
+def _ends(ranks: Sequence[int], most: int) -> list[int]:
+    """All of them, or half of `most` from each end."""
+    return list(ranks) if len(ranks) <= most else [*ranks[: most // 2], *ranks[-(most // 2) :]]
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Sorted ranks, runs of them written short.
+
+    >>> ranks_in_words([0, 1, 2, 3, 12, 13, 15])
+    '0 to 3, 12, 13, 15'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def lanes_of(timelines: Sequence[Timeline], ranks: Sequence[int]) -> list[Lane]:

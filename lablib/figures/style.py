@@ -2,6 +2,7 @@
 
 A kind of work is told apart three times: by colour (the palette of Okabe and Ito, made for colour-blind readers), by
 hatch pattern (for print in grey) and by a letter (for both). Pipeline schedules use the same letters: F, B, I, W.
+Recompute, the forward that activation checkpointing does again during backward, is a lighter shade of forward's blue.
 
 Source: M. Okabe and K. Ito, Color Universal Design (2008), https://jfly.uni-koeln.de/color/.
 """
@@ -48,6 +49,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         for look in (
             Look("forward", "F", "#0072B2", "", ink="#FFFFFF"),
             Look("backward", "B", "#D55E00", "/"),
+            Look("recompute", "R", "#56B4E9", "+"),
             Look("input gradient", "I", "#F0E442", "|"),
             Look("weight gradient", "W", "#009E73", "\\"),
             Look("optimizer", "O", "#E69F00", "x"),
@@ -61,6 +63,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
 # Words by which a phase is recognised, in this order: "backward: weight gradient" is a weight gradient. They also
 # match the names torch gives by itself, such as "Optimizer.step#AdamW.step" and "DistributedDataParallel.forward".
 _WORDS = (
+    ("recompute", "recompute"),
     ("weight gradient", "weight gradient"),
     ("weight_grad", "weight gradient"),
     ("input gradient", "input gradient"),
@@ -87,8 +90,10 @@ def kind_of_phase(phase: str) -> str:
 
 
 def kind_of_span(span: Span) -> str:
-    """The kind of work of a span: communication whatever its phase, otherwise what the phase says."""
-    return "communication" if span.is_communication else kind_of_phase(span.phase)
+    """The kind of work of a span: communication whatever its phase, recompute if it is, else what the phase says."""
+    if span.is_communication:
+        return "communication"
+    return "recompute" if span.is_recompute else kind_of_phase(span.phase)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.bars import KINDS, Bars, Picture, picture_of, stretches_of
+from lablib.figures.bars import KINDS, Bars, Picture, is_alone, picture_of, stretches_of
 from lablib.figures.describe import attach
-from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
+from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
 from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.figures.units import Unit, axis_title, in_words, unit_for
 from lablib.run import COMPUTE, Span, Timeline
+
+LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
+SOURCE_COLUMNS = 80  # of a hover
 
 
 def figure_timeline(
@@ -25,9 +30,10 @@ def figure_timeline(
     """The spans as bars: a lane for each rank and stream, a colour, pattern and letter for each kind of work.
 
     Args:
-        timeline: of a simulated or a real run.
-        ranks: which ranks; None: all up to 16, otherwise the first 8.
-        window: (first, last) second to show; None: the whole run.
+        timeline: of a simulated or a real run, or a part of one (`timeline.between`). More spans than can be seen are
+            drawn as fewer bars (bars.py), and the sentence says so; a part of the run is drawn anew in full detail.
+        ranks: which ranks; None: all up to 16, otherwise the first 4 and the last 4. At most 64 are drawn.
+        window: (first, last) second to show; None: all of the timeline.
         title: above the figure.
 
     Returns:
@@ -36,28 +42,28 @@ def figure_timeline(
     Raises:
         ValueError: for a rank that does not exist or an empty window.
     """
+    ranks = None if ranks is None else set(ranks)
     chosen = ranks_to_show(timeline.num_ranks, ranks)
-    start_s, end_s = window or (0.0, timeline.makespan_s)
+    start_s, end_s = window or (timeline.start_s, timeline.end_s)
     if window is not None and not start_s < end_s:
         raise ValueError(f"window must be (first, last) in seconds with first < last: got {window}.")
-    wanted = set(chosen)
-    spans = [s for s in timeline if s.rank in wanted and s.end_s >= start_s and s.start_s <= end_s]
+    spans = [s for rank in chosen for s in timeline.select(rank) if s.end_s >= start_s and s.start_s <= end_s]
     lanes = lanes_of([timeline], chosen)
     picture = picture_of(spans, lane_index(lanes), end_s - start_s)
     unit = unit_for(end_s, "s")
 
     figure = go.Figure(layout=base_layout(title or "Timeline", pixels(lanes) + PAPER_PIXELS))
-    figure.add_traces(idle_bars(lanes, timeline.makespan_s, unit))
+    figure.add_traces(idle_bars(lanes, timeline.makespan_s, unit, timeline.start_s))
     figure.add_traces(work_bars(picture, spans, lanes, unit, (start_s, end_s)))
     figure.add_traces(letters(picture, spans, lanes, unit, (start_s, end_s)))
-    margin_s = 0.012 * (end_s - start_s) if window is None else 0.0
+    margin_s = 0.012 * (end_s - start_s) if window is None and timeline.window is None else 0.0
     span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + margin_s) or 1.0]
     figure.update_layout(
         barmode="overlay",
         xaxis=axis(axis_title("time since launch", unit), range=span_of_x),
         yaxis=lane_axis(lanes),
     )
-    summary = _summary(timeline, chosen, picture, window)
+    summary = _summary(timeline, chosen, len(ranks or ()), picture, window or timeline.window)
     return attach(figure, summary, _columns(picture, lanes))
 
 
@@ -80,7 +86,7 @@ def lane_axis(lanes: Sequence[Lane]) -> dict[str, Any]:
     } | names
 
 
-def idle_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, **trace: Any) -> list[go.Bar]:
+def idle_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, start_s: float = 0.0, **trace: Any) -> list[go.Bar]:
     """The background of every compute lane: where nothing lies on top of it, that rank is idle."""
     compute = [lane for lane in lanes if lane.stream == COMPUTE]
     look = LOOKS["idle"]
@@ -89,7 +95,7 @@ def idle_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, **trace: Any
         name=look.title,
         y=[lane.y for lane in compute],
         x=[unit.of(makespan_s)] * len(compute),
-        base=0,
+        base=unit.of(start_s),
         width=[lane.height for lane in compute],
         marker=look.marker() | {"line": {"width": 0.6, "color": "#C4C4C4"}},
         hoverinfo="skip",
@@ -108,34 +114,43 @@ def work_bars(
     window: tuple[float, float],
     **trace: Any,
 ) -> list[go.Bar]:
-    """One trace for each kind of work that occurs, in the order of `LOOKS`."""
+    """One trace for each kind of work that occurs, in the order of `LOOKS`; and one for those too short to see."""
     bars, width_s = picture.bars, window[1] - window[0]
-    traces = []
+    share = (bars.end_s - bars.start_s) / width_s if width_s > 0 else np.zeros(len(bars))
+    # A bar that is too short to see and stands alone gets a line of its own colour.
+    is_tick = is_alone(bars, width_s / 250) & (share < 1 / 1000)
+    traces: list[go.Bar] = []
     for index, kind in enumerate(KINDS):
-        chosen = np.flatnonzero(bars.kind == index)
-        if not len(chosen):
-            continue
-        look = LOOKS[kind]
-        rows = [lanes[bars.lane[i]] for i in chosen]
-        share = (bars.end_s[chosen] - bars.start_s[chosen]) / width_s if width_s > 0 else np.zeros(len(chosen))
+        chosen = np.flatnonzero((bars.kind == index) & ~is_tick)
         # A hairline separates neighbours, but would swallow a bar that is hardly wider than the line itself.
-        line = {"width": np.select([share > 0.012, share > 0.004], [0.8, 0.35], 0.0), "color": "#FFFFFF"}
-        traces.append(
-            go.Bar(
-                orientation="h",
-                name=look.title,
-                y=[row.y for row in rows],
-                x=(bars.end_s[chosen] - bars.start_s[chosen]) / unit.scale,
-                base=bars.start_s[chosen] / unit.scale,
-                width=[row.height for row in rows],
-                marker=look.marker() | {"line": line},
-                hovertext=[_hover(picture, int(i), spans, kind) for i in chosen],
-                hoverinfo="text",
-                legendgroup=kind,
-                **trace,
-            )
-        )
+        hairline = {"width": np.select([share[chosen] > 0.012, share[chosen] > 0.004], [0.8, 0.35], 0.0)}
+        ticks = np.flatnonzero((bars.kind == index) & is_tick)
+        groups = ((chosen, hairline | {"color": "#FFFFFF"}), (ticks, {"width": 1.0, "color": LOOKS[kind].color}))
+        found = [_kind_bars(picture, some, spans, lanes, unit, line) for some, line in groups if len(some)]
+        for number, bar in enumerate(found):
+            traces.append(bar.update(showlegend=number == 0, **trace))
     return traces
+
+
+def _kind_bars(
+    picture: Picture, chosen: np.ndarray, spans: Sequence[Span], lanes: Sequence[Lane], unit: Unit, line: dict[str, Any]
+) -> go.Bar:
+    """The chosen bars, all of one kind, with lines of this look around them."""
+    bars = picture.bars
+    kind = KINDS[int(bars.kind[chosen[0]])]
+    rows, heights = [lanes[bars.lane[i]] for i in chosen], np.maximum(bars.height[chosen], LOWEST)
+    return go.Bar(
+        orientation="h",
+        name=LOOKS[kind].title,
+        y=[row.y for row in rows],
+        x=(bars.end_s[chosen] - bars.start_s[chosen]) / unit.scale,
+        base=bars.start_s[chosen] / unit.scale,
+        width=[row.height * height for row, height in zip(rows, heights, strict=True)],
+        marker=LOOKS[kind].marker() | {"line": line},
+        hovertext=[_hover(picture, int(i), spans, kind) for i in chosen],
+        hoverinfo="text",
+        legendgroup=kind,
+    )
 
 
 def letters(
@@ -153,7 +168,7 @@ def letters(
     stretches = stretches_of(picture.bars, width_s / 100)
     starts, ends = np.maximum(stretches.start_s, window[0]), np.minimum(stretches.end_s, window[1])
     share = (ends - starts) / width_s
-    chosen = _apart(stretches, np.flatnonzero(share > 0.018))
+    chosen = _apart(stretches, np.flatnonzero((share > 0.018) & (picture.step_s == 0 or stretches.height > 0.25)))
     looks = [LOOKS[KINDS[stretches.kind[i]]] for i in chosen]
     texts = []
     for i, look in zip(chosen, looks, strict=True):
@@ -206,38 +221,39 @@ def _halo(color: str) -> str:
 
 
 def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> str:
-    """What a bar stands for: name, phase, start, duration, operations, bytes."""
+    """What a bar stands for: name, phase, start, duration, operations, bytes, dtype, line of the program."""
     bars = picture.bars
     span, count = spans[bars.first[index]], int(bars.count[index])
     duration_s = bars.end_s[index] - bars.start_s[index]
-    name = f"<b>{span.name}</b>" + (f" and {count - 1:,} more" if count > 1 else "")
-    lines = [name, f"{kind}, phase {span.phase or 'not given'}", f"rank {span.rank}, {span.stream}"]
+    name = f"<b>{escape(span.name)}</b>" + (f" and {count - 1:,} more" if count > 1 else "")
+    lines = [name, f"{kind}, {'first in ' if count > 1 else ''}phase {escape(span.phase) or 'not given'}"]
+    lines.append(f"rank {span.rank}, {escape(span.stream)}")
     lines.append(f"starts at {in_words(bars.start_s[index], 's', 4)}")
     busy = f", busy {in_words(bars.busy_s[index], 's', 4)}" if count > 1 else ""
     lines.append(f"takes {in_words(duration_s, 's', 4)}{busy}")
-    if bars.flops[index]:
-        lines.append(in_words(bars.flops[index], "FLOP"))
-    if bars.size_bytes[index]:
-        lines.append(in_words(bars.size_bytes[index], "B"))
+    amounts = [in_words(bars.flops[index], "FLOP")] if bars.flops[index] else []
+    amounts += [in_words(bars.size_bytes[index], "B")] if bars.size_bytes[index] else []
+    amounts += [span.dtype] if span.dtype else []
+    if amounts:
+        lines.append(", ".join(amounts))
+    if span.source:
+        lines.append(escape(shorten(span.source, SOURCE_COLUMNS, placeholder=" ...")))
     return "<br>".join(lines)
 
 
-def _summary(timeline: Timeline, ranks: Sequence[int], picture: Picture, window: tuple[float, float] | None) -> str:
+def _summary(
+    timeline: Timeline, ranks: Sequence[int], num_wanted: int, picture: Picture, window: tuple[float, float] | None
+) -> str:
     if not len(timeline):
-        return f"No spans were recorded on the {timeline.num_ranks} ranks."
+        when = "" if window is None else f" between {in_words(window[0], 's')} and {in_words(window[1], 's')}"
+        return f"No spans were recorded on the {timeline.num_ranks} ranks{when}."
     makespan_s = timeline.makespan_s
-    # One pass a rank over that rank's own spans, so many ranks stay cheap.
-    by_rank = {rank: Timeline(tuple(s for s in timeline if s.rank == rank), timeline.num_ranks) for rank in ranks}
-    busy_s = sum(one.busy_s(rank) for rank, one in by_rank.items()) / len(ranks)
-    comm_s = sum(one.busy_s(rank, "comm") for rank, one in by_rank.items()) / len(ranks)
-    exposed_s = sum(one.exposed_s(rank) for rank, one in by_rank.items()) / len(ranks)
-    shown = "1 rank" if timeline.num_ranks == 1 else f"{timeline.num_ranks} ranks"
-    if len(ranks) < timeline.num_ranks:
-        is_range = len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1))
-        listed = f"{ranks[0]} to {ranks[-1]}" if is_range else ", ".join(map(str, ranks))
-        shown = f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
-        shown += f" of {timeline.num_ranks}"
-    text = f"{shown[0].upper()}{shown[1:]}, makespan {in_words(makespan_s, 's')}: a rank computes "
+    busy_s, comm_s, exposed_s = (
+        sum(map(seconds, ranks)) / len(ranks)
+        for seconds in (timeline.busy_s, lambda rank: timeline.busy_s(rank, "comm"), timeline.exposed_s)
+    )
+    part = f", {in_words(makespan_s, 's')} of the run" if timeline.window else f", makespan {in_words(makespan_s, 's')}"
+    text = f"{_which(ranks, num_wanted, timeline.num_ranks)}{part}: a rank computes "
     text += f"{busy_s / makespan_s:.0%} of it" if makespan_s else "none of it"
     if comm_s:
         hidden = 1 - exposed_s / comm_s
@@ -246,6 +262,14 @@ def _summary(timeline: Timeline, ranks: Sequence[int], picture: Picture, window:
     if window:
         text += f" Shown: {in_words(window[0], 's')} to {in_words(window[1], 's')}."
     return " ".join(filter(None, [text, picture.note(in_words(picture.step_s, "s"))]))
+
+
+def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:
+    """Which ranks are drawn: "4 ranks", "Ranks 0 to 3, 16 to 19 of 20"."""
+    if len(ranks) == num_ranks:
+        return "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+    text = f"Rank{'s' if len(ranks) > 1 else ''} {ranks_in_words(ranks)} of {num_ranks}"
+    return text + (f" ({len(ranks)} of the {num_wanted} chosen)" if num_wanted > len(ranks) else "")
 
 
 def _columns(picture: Picture, lanes: Sequence[Lane]) -> dict[str, list[Any]]:

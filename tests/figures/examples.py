@@ -48,6 +48,11 @@ def many_tiny_spans(num_spans: int, seed: int = 0, num_ranks: int = 2) -> Timeli
     return Timeline.of(spans, num_ranks)
 
 
+def lanes_of(timeline: Timeline) -> dict[tuple[int, str], int]:
+    """A number for each rank and stream."""
+    return {key: number for number, key in enumerate(sorted({(s.rank, s.stream) for s in timeline}))}
+
+
 def some_traffic() -> Traffic:
     """Five all-reduces of four ranks, a broadcast, and a message from 1 to 2."""
     everyone = (0, 1, 2, 3)

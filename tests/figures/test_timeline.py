@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_timeline, in_words, table
-from lablib.figures.bars import MANY_SPANS, MOST_BARS, picture_of
+from lablib.figures.bars import HEIGHTS, KINDS, MANY_SPANS, MOST_BARS, picture_of
 from lablib.figures.style import kind_of_span
 from lablib.run import Span, Timeline
 
@@ -59,12 +59,21 @@ def test_the_idle_background_spans_the_makespan_on_compute_lanes_alone(examples)
     assert list(idle.x) == pytest.approx([timeline.makespan_s * 1e3] * 2)
 
 
-def test_hover_names_the_operation_phase_start_duration_flops_and_bytes():
-    span = Span(0, "compute", "aten.mm", "forward", 1e-3, 3e-3, 2e9, 5e6)
+def test_hover_names_the_operation_phase_start_duration_flops_bytes_dtype_and_line():
+    line = "train.py:12: loss = (lambda: model(x) < 1)()"
+    span = Span(0, "compute", "aten.mm", "forward", 1e-3, 3e-3, 2e9, 5e6, "bfloat16", line)
     figure = figure_timeline(Timeline.of([span], 1))
     (text,) = next(t for t in figure.data if t.legendgroup == "forward").hovertext
-    for part in ("aten.mm", "forward", "starts at 1 ms", "takes 2 ms", "2 GFLOP", "5 MB"):
+    for part in ("aten.mm", "forward", "starts at 1 ms", "takes 2 ms", "2 GFLOP", "5 MB", "bfloat16"):
         assert part in text
+    assert "train.py:12: loss = (lambda: model(x) &lt; 1)()" in text  # plotly reads a hover as HTML
+
+
+def test_work_done_again_for_backward_is_recompute_whatever_its_phase():
+    spans = [Span(0, "compute", "aten.mm", "backward", 0.0, 1.0, is_recompute=True)]
+    spans += [Span(0, "compute", "aten.mm", "backward", 1.0, 2.0), Span(0, "compute", "mm", "recompute", 2.0, 3.0)]
+    bars = sorted(bars_drawn(figure_timeline(Timeline.of(spans, 1)), 1.0), key=lambda bar: bar[2])
+    assert [kind for _, kind, *_ in bars] == ["recompute", "backward", "recompute"]
 
 
 def test_the_summary_tells_the_truth(examples):
@@ -89,10 +98,23 @@ def test_the_table_is_the_timeline(examples):
     assert rows["last_end_s"].max() == timeline.makespan_s
 
 
-def test_more_than_16_ranks_show_the_first_8_and_say_so(examples):
+def ranks_drawn(figure) -> list[int]:
+    labels = [label for label in figure.layout.yaxis.ticktext if "rank" in label]
+    return [int(label.removeprefix("<b>rank ").removesuffix("</b>")) for label in labels]
+
+
+def test_more_than_16_ranks_show_the_first_and_last_4_and_say_so(examples):
     figure = figure_timeline(examples.ddp_step(num_ranks=20, ops=1))
-    assert sum("rank" in label for label in figure.layout.yaxis.ticktext) == 8
-    assert "Ranks 0 to 7 of 20" in describe(figure)
+    assert ranks_drawn(figure) == [0, 1, 2, 3, 16, 17, 18, 19]
+    assert describe(figure).startswith("Ranks 0 to 3, 16 to 19 of 20, makespan")
+
+
+def test_of_more_than_64_chosen_ranks_both_ends_are_drawn_and_the_sentence_says_which():
+    timeline = Timeline.of([Span(rank, "compute", "aten.mm", "forward", 0.0, 1.0) for rank in range(1000)], 1000)
+    figure = figure_timeline(timeline, ranks=(rank for rank in range(1000) if rank % 2 == 0 or rank < 10))
+    assert ranks_drawn(figure) == [*range(10), *range(10, 54, 2), *range(936, 1000, 2)]
+    assert "of 1000 (64 of the 505 chosen), makespan" in describe(figure)
+    assert "chosen" not in describe(figure_timeline(timeline, ranks=range(64)))
 
 
 def test_chosen_ranks_and_window(examples):
@@ -120,23 +142,102 @@ def test_few_spans_are_drawn_one_by_one(examples):
     assert "joined" not in describe(figure_timeline(timeline))
 
 
+def kind_sums(bars, lane):
+    """Busy seconds, count, operations and bytes of each kind on one lane."""
+    found = {}
+    for kind in np.unique(bars.kind[bars.lane == lane]):
+        here = (bars.lane == lane) & (bars.kind == kind)
+        found[KINDS[kind]] = [float(v[here].sum()) for v in (bars.busy_s, bars.count, bars.flops, bars.size_bytes)]
+    return found
+
+
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000), num_spans=st.integers(2100, 30_000))
-def test_joining_conserves_busy_time_counts_operations_and_extents(examples, seed, num_spans):
+def test_joining_keeps_each_lane_and_kind_and_its_busy_time_operations_and_extent(examples, seed, num_spans):
     timeline = examples.many_tiny_spans(num_spans, seed)
-    lanes = {key: i for i, key in enumerate(sorted({(s.rank, s.stream) for s in timeline}))}
-    picture = picture_of(timeline.spans, lanes, timeline.makespan_s)
-    bars = picture.bars
+    lanes = examples.lanes_of(timeline)
+    bars = picture_of(timeline.spans, lanes, timeline.makespan_s).bars
     assert len(bars) <= MOST_BARS
-    assert bars.count.sum() == len(timeline)
-    assert bars.flops.sum() == pytest.approx(sum(s.flops for s in timeline))
     for (rank, stream), lane in lanes.items():
+        by_kind = {}
+        for s in timeline.select(rank, stream):  # spans of one lane do not overlap here
+            sums = by_kind.setdefault(kind_of_span(s), [0.0] * 4)
+            for i, value in enumerate((s.duration_s, 1, s.flops, s.size_bytes)):
+                sums[i] += value
+        assert kind_sums(bars, lane) == {kind: pytest.approx(sums) for kind, sums in by_kind.items()}
         here = bars.lane == lane
-        assert bars.busy_s[here].sum() == pytest.approx(timeline.busy_s(rank, stream))
         spans = timeline.select(rank, stream)
         assert bars.start_s[here].min() == min(s.start_s for s in spans)
         assert bars.end_s[here].max() == max(s.end_s for s in spans)
-    assert (bars.busy_s <= bars.end_s - bars.start_s + 1e-12).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), num_spans=st.integers(2100, 30_000))
+def test_the_area_of_a_joined_bar_is_its_busy_time(examples, seed, num_spans):
+    timeline = examples.many_tiny_spans(num_spans, seed)
+    lanes = examples.lanes_of(timeline)
+    bars = picture_of(timeline.spans, lanes, timeline.makespan_s).bars
+    np.testing.assert_allclose((bars.end_s - bars.start_s) * bars.height, bars.busy_s, rtol=1e-9, atol=1e-15)
+    for lane in lanes.values():  # bars of one lane do not lie on top of each other
+        order = np.argsort(bars.start_s[bars.lane == lane])
+        starts, ends = bars.start_s[bars.lane == lane][order], bars.end_s[bars.lane == lane][order]
+        assert (ends[:-1] <= starts[1:] + 1e-12).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_no_work_moves_further_than_its_cell(examples, seed):
+    """Until any moment, each kind has done as much in the picture as in truth, to two steps."""
+    timeline = examples.many_tiny_spans(20_000, seed)
+    picture = picture_of(timeline.spans, examples.lanes_of(timeline), timeline.makespan_s)
+    bars, truth = picture.bars, picture_of(timeline.spans, examples.lanes_of(timeline), 0.0).bars
+    assert len(truth) == len(timeline) and len(bars) < len(truth)
+
+    def done_s(some, kind, until_s):
+        here = (some.lane == 0) & (some.kind == kind)
+        length_s = np.clip(until_s, some.start_s[here], some.end_s[here]) - some.start_s[here]
+        return float((length_s * some.height[here]).sum())
+
+    joined_by_height_s = timeline.makespan_s / HEIGHTS / 2  # what rounding heights to eighths may hide, at most
+    for until_s in np.linspace(0, timeline.makespan_s, 40):
+        for kind in np.unique(truth.kind):
+            error_s = abs(done_s(bars, kind, until_s) - done_s(truth, kind, until_s))
+            assert error_s <= 2 * picture.step_s + joined_by_height_s
+
+
+def test_kinds_that_alternate_too_fast_to_see_stand_side_by_side_in_proportion():
+    """A forward of 3 microseconds, a backward of 1, a gap of 1, over and over: 3 to 1 in length, and 4/5 high."""
+    spans, now_s = [], 0.0
+    for _ in range(4000):
+        spans.append(Span(0, "compute", "a", "forward", now_s, now_s + 3e-6))
+        spans.append(Span(0, "compute", "b", "backward", now_s + 3e-6, now_s + 4e-6))
+        now_s += 5e-6
+    timeline = Timeline.of(spans, 1)
+    picture = picture_of(timeline.spans, {(0, "compute"): 0}, timeline.makespan_s)
+    assert picture.step_s > 0 and len(picture.bars) <= MOST_BARS
+    sums = kind_sums(picture.bars, 0)
+    assert sums["forward"][0] == pytest.approx(12e-3) and sums["backward"][0] == pytest.approx(4e-3)
+    inner = slice(2, -2)  # a cell at the edge need not end with a gap
+    np.testing.assert_allclose(picture.bars.height[inner], 0.8, atol=0.08)
+    figure = figure_timeline(timeline)
+    assert f"8,000 spans are drawn as {len(picture.bars):,} bars" in describe(figure)
+    assert "timeline.between" in describe(figure)
+
+
+def test_a_part_of_a_run_is_drawn_in_detail_from_its_start_to_its_end(examples):
+    timeline = examples.many_tiny_spans(8000)
+    a, b = 0.4 * timeline.makespan_s, 0.5 * timeline.makespan_s
+    part = timeline.between(a, b)
+    figure = figure_timeline(part)
+    scale = unit_scale(figure)
+    bars = bars_drawn(figure, scale)
+    assert len(bars) == len(part) < 2000
+    assert min(start for *_, start, _ in bars) >= a - 1e-12 and max(end for *_, end in bars) <= b + 1e-12
+    assert [edge * scale for edge in figure.layout.xaxis.range] == pytest.approx([a, b])
+    (idle,) = [trace for trace in figure.data if trace.legendgroup == "idle"]
+    assert idle.base * scale == pytest.approx(a) and idle.x[0] * scale == pytest.approx(b - a)
+    assert f"{in_words(b - a, 's')} of the run" in describe(figure)
+    assert f"Shown: {in_words(a, 's')} to {in_words(b, 's')}." in describe(figure)
 
 
 def test_joining_closes_no_gap_that_could_be_seen():
