@@ -138,7 +138,8 @@ def _kind_bars(
     """The chosen bars, all of one kind, with lines of this look around them."""
     bars = picture.bars
     kind = KINDS[int(bars.kind[chosen[0]])]
-    rows, heights = [lanes[bars.lane[i]] for i in chosen], np.maximum(bars.height[chosen], LOWEST)
+    rows = [lanes[int(bars.lane[i])] for i in chosen]
+    heights = np.maximum(bars.height[chosen], LOWEST)
     return go.Bar(
         orientation="h",
         name=LOOKS[kind].title,
