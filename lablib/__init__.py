@@ -5,6 +5,7 @@ reconcile   run it predicted and measured: where they differ
 phase       name what the program is doing, for the timeline
 Run         values, timeline, memory, traffic, stdout
 Summary     where the time of a run went, rank by rank
+faults      what can go wrong on a cluster: `launch(..., faults=[SlowRank(3, 2.0)])`
 errors      how a launch can fail
 hardware    the clusters that have a name
 """
@@ -12,12 +13,16 @@ hardware    the clusters that have a name
 from lablib.errors import (
     CollectiveMismatchError,
     DeadlockError,
+    FaultError,
     LaunchError,
     LaunchTimeoutError,
+    LinkDownError,
     RankError,
+    RankKilledError,
     ValueNeededError,
     WorkerError,
 )
+from lablib.faults import CorruptGradient, DelayStart, DropLink, Fault, KillRank, SlowLink, SlowRank
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Link, find_cluster
 from lablib.launch import launch
 from lablib.ledger import Block, Memory
@@ -35,15 +40,25 @@ __all__ = [
     "Block",
     "Cluster",
     "CollectiveMismatchError",
+    "CorruptGradient",
     "DeadlockError",
+    "DelayStart",
     "Device",
+    "DropLink",
+    "Fault",
+    "FaultError",
+    "KillRank",
     "LaunchError",
     "LaunchTimeoutError",
     "Link",
+    "LinkDownError",
     "Memory",
     "RankError",
+    "RankKilledError",
     "Reconciliation",
     "Run",
+    "SlowLink",
+    "SlowRank",
     "Span",
     "Summary",
     "Timeline",

@@ -3,6 +3,9 @@
     LaunchError
       RankError                 an exception on one rank; `__cause__` is the original
       DeadlockError             every unfinished rank waits for another
+      FaultError                a fault that the launch asked for ended the run; `run` is what happened until then
+        RankKilledError         `KillRank`
+        LinkDownError           `DropLink`
       CollectiveMismatchError   ranks met in one call with different arguments
       LaunchTimeoutError        the program outlived `timeout_s`
       ValueNeededError          under fidelity="shapes", the program asked for a value
@@ -14,6 +17,10 @@ A message states the rule, the value and the remedy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lablib.run import Run
 
 
 class LaunchError(RuntimeError):
@@ -68,6 +75,43 @@ class CollectiveMismatchError(LaunchError):
 
 class ValueNeededError(LaunchError):
     """Under `fidelity="shapes"` the program asked a tensor for a value."""
+
+
+class FaultError(LaunchError):
+    """A fault that the launch asked for (`faults=`) ended the run.
+
+    Attributes:
+        at_s: the virtual second in which it happened.
+        waits: one `Wait` for each rank that could not go on, in rank order.
+        run: what happened until then. Communications that never ended are in its timeline, and their `Transfer`s are
+            called "unfinished"; a rank that did not finish has the value None.
+    """
+
+    run: "Run"
+
+    def __init__(self, headline: str, at_s: float, waits: Sequence[Wait]):
+        self.at_s = at_s
+        self.waits = tuple(waits)
+        lines = [headline, *(f"  {wait}" for wait in self.waits), "error.run holds what happened until then."]
+        super().__init__("\n".join(lines))
+
+
+class RankKilledError(FaultError):
+    """A rank died (`KillRank`). `rank` is the first that did; `killed` maps each that died to its virtual second."""
+
+    def __init__(self, headline: str, killed: "dict[int, float]", waits: Sequence[Wait]):
+        self.killed = dict(killed)
+        self.rank = min(killed, key=lambda rank: (killed[rank], rank))
+        super().__init__(headline, killed[self.rank], waits)
+
+
+class LinkDownError(FaultError):
+    """A communication needed a link that was down (`DropLink`). `link` is its two ranks, `operation` what needed it."""
+
+    def __init__(self, headline: str, link: tuple[int, int], at_s: float, operation: str, waits: Sequence[Wait]):
+        self.link = link
+        self.operation = operation
+        super().__init__(headline, at_s, waits)
 
 
 class LaunchTimeoutError(LaunchError):

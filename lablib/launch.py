@@ -5,11 +5,12 @@ This is the only place that knows the backends apart. Each returns the same `Run
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from lablib.errors import LaunchError, unknown_name
+from lablib.faults import Fault, check_faults
 from lablib.hardware import Cluster, find_cluster
 from lablib.run import Run
 
@@ -32,6 +33,7 @@ def launch(
     timeout_s: float | None = None,
     trace: bool = True,
     fidelity: str = "values",
+    faults: Sequence[Fault] = (),
 ) -> Run:
     """Run `fn(*args)` on every rank and return what happened.
 
@@ -48,6 +50,7 @@ def launch(
         trace: record the timeline. Without it a run is a little faster and `timeline` has no compute spans.
         fidelity: "values" computes with real tensors; "shapes" (on sim) runs the same program on meta tensors, which
             have shapes and no values: time, memory and traffic of models that this machine could never hold.
+        faults: what goes wrong (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:
         A `Run`: values, timeline, memory, traffic, stdout.
@@ -65,8 +68,18 @@ def launch(
             "this is inside a rank of a launch: call launch from the notebook, not from the program it runs."
         )
     simulated = find_cluster(cluster)
+    faults = check_faults(faults, ranks, simulated.num_nodes(ranks), backend, trace, fidelity)
     if backend == "sim":
-        return run_sim(fn, args, ranks=ranks, cluster=simulated, timeout_s=timeout_s, trace=trace, fidelity=fidelity)
+        return run_sim(
+            fn,
+            args,
+            ranks=ranks,
+            cluster=simulated,
+            timeout_s=timeout_s,
+            trace=trace,
+            fidelity=fidelity,
+            faults=faults,
+        )
     from lablib.real import run_real
 
     limit_s = REAL_TIMEOUT_S if timeout_s is None else timeout_s

@@ -14,6 +14,10 @@ Read in this order:
     process_group.py   torch.distributed's view of it all
     store.py           the key-value store
     clock.py           the price of every operator
+    faulty_rank.py     a rank that is slow, late or dead
+    faulty_network.py  links that are slow or down
+    corruption.py      a gradient with a wrong element
+    faults.py          the faults of a run, and what they did to it
     simulation.py      run one program
 """
 

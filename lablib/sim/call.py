@@ -47,6 +47,7 @@ class Call:
         joined: by group rank.
         is_done, end_s: set when the last rank has joined.
         waiters: global ranks to wake then.
+        stopped: why it never ends, where a fault sees to that.
     """
 
     group_label: str
@@ -57,6 +58,7 @@ class Call:
     is_done: bool = False
     end_s: float = 0.0
     waiters: list[int] = field(default_factory=list)
+    stopped: str = ""
 
     def join(self, group_rank: int, newcomer: Joined) -> CollectiveMismatchError | None:
         """Add a rank. Returns the error when it does not agree with those who came before."""
@@ -84,7 +86,7 @@ class Call:
         def wait() -> Wait:
             missing = [r for i, r in enumerate(self.group_ranks) if i not in self.joined]
             who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_some(missing)} are"
-            text = f"{verb} {self.name} #{self.index} of group {self.group_label}; {who} not there"
+            text = f"{verb} {self.name} #{self.index} of group {self.group_label}; {self.stopped or f'{who} not there'}"
             return Wait(rank, text, str(source))
 
         return wait

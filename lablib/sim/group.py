@@ -16,6 +16,8 @@ which receives were posted. One message occupies the sender's output port and th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +53,7 @@ class Message:
     end_s: float = 0.0
     matched: int = ANY_SOURCE
     waiters: list[int] = field(default_factory=list)
+    stopped: str = ""
 
     def describe(self, rank: int, source: Source, verb: str = "waits in") -> Callable[[], Wait]:
         def wait() -> Wait:
@@ -58,11 +61,40 @@ class Message:
             other = "recv" if self.kind == "send" else "send"
             text = (
                 f"{verb} {self.kind} {direction} {self.peer_label} (tag {self.tag}) of group {self.group_label}; "
-                f"no matching {other} is posted"
+                f"{self.stopped or f'no matching {other} is posted'}"
             )
             return Wait(rank, text, str(source))
 
         return wait
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A communication that somebody has begun and nobody has ended.
+
+    Attributes:
+        group: its label.
+        name: what was called.
+        ranks: global ranks that take part.
+        joined: (rank, when it made its call, in which phase), for those that did.
+        start_s: when it began to move bytes; inf: somebody did not come.
+    """
+
+    group: str
+    name: str
+    ranks: tuple[int, ...]
+    joined: tuple[tuple[int, float, str], ...]
+    start_s: float = inf
+
+
+class Faults(Protocol):
+    """What a group asks of the faults of a run (sim/faults.py)."""
+
+    def cost(self, name: str, size_bytes: float, net: GroupNetwork, root: int = 0) -> CollectiveCost: ...
+
+    def stop(
+        self, what: str, name: str, algorithm: str, ranks: tuple[int, ...], root: int, start_s: float, end_s: float
+    ) -> str: ...
 
 
 class Group:
@@ -74,6 +106,7 @@ class Group:
         network: their edges on the cluster.
         scheduler: to wake those who wait.
         transfers: where finished communications are written down.
+        faults: those of the run, if it has any.
     """
 
     def __init__(
@@ -83,6 +116,7 @@ class Group:
         network: GroupNetwork,
         scheduler: Scheduler,
         transfers: list[Transfer],
+        faults: Faults | None = None,
     ):
         self.label = label
         self.members = list(ranks)
@@ -96,6 +130,9 @@ class Group:
         self._sends: list[list[Message]] = [[] for _ in ranks]  # by receiver
         self._receives: list[list[Message]] = [[] for _ in ranks]  # by receiver
         self._costs: dict[tuple[str, float, int], CollectiveCost] = {}
+        self._faults = faults
+        self._price = faults.cost if faults else collective_cost
+        self._stopped: list[Stopped] = []
 
     # ---- collectives ----
 
@@ -130,6 +167,8 @@ class Group:
         cost = self._cost(kind, size_bytes, root)
         start_s = max(max(j.issue_s, free_s) for j, free_s in zip(arrived, self._stream_free_s, strict=True))
         call.end_s = end_s = start_s + cost.time_s
+        if self._faults and self._stops(call, arrived, kind, cost.algorithm, root, start_s, end_s):
+            return
         self._stream_free_s = [end_s] * len(arrived)
         stream = f"comm:{self.label}"
         for member, joined in zip(self.members, arrived, strict=True):
@@ -152,7 +191,7 @@ class Group:
     def _cost(self, kind: str, size_bytes: float, root: int) -> CollectiveCost:
         key = (kind, size_bytes, root)
         if key not in self._costs:
-            self._costs[key] = collective_cost(kind, size_bytes, self.network, root=root)
+            self._costs[key] = self._price(kind, size_bytes, self.network, root=root)
         return self._costs[key]
 
     # ---- point to point ----
@@ -188,6 +227,8 @@ class Group:
         time_s = edge.transfer_s(size_bytes)
         start_s = first_common_gap(out_port, in_port, max(send.issue_s, receive.issue_s), time_s)
         end_s = start_s + time_s
+        if self._faults and self._stops_message(send, receive, start_s, end_s):
+            return
         out_port.occupy(start_s, end_s)
         in_port.occupy(start_s, end_s)
         stream = f"comm:{self.label}"
@@ -210,6 +251,46 @@ class Group:
         for message in (send, receive):
             message.end_s = end_s
             self._complete(message)
+
+    # ---- faults ----
+
+    def _stops(
+        self, call: Call, arrived: list[Joined], kind: str, algorithm: str, root: int, start_s: float, end_s: float
+    ) -> bool:
+        """Whether a fault keeps the call from ever ending. Those who wait are not woken."""
+        assert self._faults is not None
+        what = f"{call.name} #{call.index} of group {self.label}"
+        call.stopped = self._faults.stop(what, kind, algorithm, self.global_ranks, root, start_s, end_s)
+        if call.stopped:
+            joined = tuple((j.rank, j.issue_s, j.phase) for j in arrived)
+            self._stopped.append(Stopped(self.label, call.name, self.global_ranks, joined, start_s))
+        return bool(call.stopped)
+
+    def _stops_message(self, send: Message, receive: Message, start_s: float, end_s: float) -> bool:
+        assert self._faults is not None
+        pair = (send.rank.rank, receive.rank.rank)
+        what = f"the message from rank {pair[0]} to rank {pair[1]} (tag {send.tag}) of group {self.label}"
+        send.stopped = receive.stopped = self._faults.stop(what, "send", "direct", pair, 0, start_s, end_s)
+        if send.stopped:
+            joined = tuple((message.rank.rank, message.issue_s, message.phase) for message in (send, receive))
+            self._stopped.append(Stopped(self.label, "send", pair, joined, start_s))
+        return bool(send.stopped)
+
+    def unfinished(self) -> list[Stopped]:
+        """What members have begun and nobody has ended."""
+        calls = [
+            Stopped(
+                self.label, c.name, self.global_ranks, tuple((j.rank, j.issue_s, j.phase) for j in c.joined.values())
+            )
+            for c in self._calls.values()
+        ]
+        messages = [self._unmet(m) for queue in (*self._sends, *self._receives) for m in queue]
+        return [*self._stopped, *calls, *messages]
+
+    def _unmet(self, message: Message) -> Stopped:
+        rank = message.rank.rank
+        peers = () if message.peer == ANY_SOURCE else (self.global_ranks[message.peer],)
+        return Stopped(self.label, message.kind, (rank, *peers), ((rank, message.issue_s, message.phase),))
 
     def _complete(self, event: Call | Message) -> None:
         event.is_done = True

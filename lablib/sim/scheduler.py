@@ -26,7 +26,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import NoReturn, Protocol
 
-from lablib.errors import DeadlockError, Wait
+from lablib.errors import DeadlockError, LaunchError, Wait
 from lablib.sim.source import handling, is_program
 
 THREAD_NAME = "sim rank"
@@ -99,9 +99,11 @@ class Scheduler:
 
     Args:
         turns: one for each rank, in rank order.
+        blame: makes the error for a run in which no rank can go on, from a headline and what each waits for.
     """
 
-    def __init__(self, turns: Sequence[Turn]):
+    def __init__(self, turns: Sequence[Turn], blame: Callable[[str, Sequence[Wait]], LaunchError] = DeadlockError):
+        self._blame = blame
         self._seats = [_Seat(turn) for turn in turns]
         # A heap of (virtual clock, number of the poll or 0, rank): those who poll come last, in the order of polling.
         self._runnable: list[tuple[float, int, int]] = []
@@ -173,6 +175,10 @@ class Scheduler:
                 seat.is_unwinding = True
             assert seat.thread is not None
             seat.thread.join(_STEP_S)
+
+    def clock_s(self, rank: int) -> float:
+        """How far a rank has come."""
+        return self._seats[rank].turn.clock_s
 
     def running_rank(self) -> tuple[int, int | None]:
         """The rank whose turn it is, and its thread's identity."""
@@ -304,7 +310,7 @@ class Scheduler:
         self._seats[self.current].is_unwinding = True
         self._over.set()
 
-    def _deadlock(self) -> DeadlockError:
+    def _deadlock(self) -> LaunchError:
         waits = []
         for seat in self._seats:
             if seat.waiting is not None:
@@ -317,7 +323,7 @@ class Scheduler:
         headline = f"deadlock: {stuck} of {len(self._seats)} ranks wait and none can go on"
         if finished:
             headline += f"; {finished} returned without joining them"
-        return DeadlockError(headline + ".", waits)
+        return self._blame(headline + ".", waits)
 
 
 def _is_alive(seat: _Seat) -> bool:

@@ -22,11 +22,13 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
 
 from lablib.cost import GroupNetwork
-from lablib.errors import LaunchError, LaunchTimeoutError, RankError
+from lablib.errors import DeadlockError, FaultError, LaunchError, LaunchTimeoutError, RankError, Wait
+from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
-from lablib.run import Run, Timeline, Traffic, Transfer
+from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
+from lablib.sim.faults import Faults
 from lablib.sim.group import Group
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier
@@ -49,12 +51,14 @@ def run_sim(
     timeout_s: float | None = None,
     trace: bool = True,
     fidelity: str = "values",
+    faults: Sequence[Fault] = (),
 ) -> Run:
     """Run `fn(*args)` on every rank of a simulated cluster.
 
     Raises:
         RankError: an exception on one rank; its cause is the original.
         DeadlockError, CollectiveMismatchError: the ranks cannot go on.
+        FaultError: one of `faults` ended the run.
         LaunchTimeoutError: still running after `timeout_s` seconds of real time.
         LaunchError: called from inside a rank, or while another simulation runs.
     """
@@ -63,7 +67,7 @@ def run_sim(
             "one simulation runs at a time in a process: a launch is under way in another thread; wait for its end."
         )
     try:
-        return _Simulation(fn, args, ranks, cluster, trace, fidelity).run(timeout_s)
+        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults).run(timeout_s)
     finally:
         _ONE_AT_A_TIME.release()
 
@@ -75,7 +79,14 @@ def is_rank() -> bool:
 
 class _Simulation:
     def __init__(
-        self, fn: Callable[..., Any], args: Sequence[Any], num_ranks: int, cluster: Cluster, trace: bool, fidelity: str
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        num_ranks: int,
+        cluster: Cluster,
+        trace: bool,
+        fidelity: str,
+        faults: Sequence[Fault],
     ):
         self._fn, self._args, self._cluster, self._trace = fn, args, cluster, trace
         self._fidelity = fidelity
@@ -83,15 +94,21 @@ class _Simulation:
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._transfers: list[Transfer] = []
         self._ranks: list[Rank] = []
+        self._faults = Faults(faults, cluster) if faults else None
+        if self._faults:
+            self._cluster = self._faults.cluster
+        make_rank = self._faults.rank if self._faults else Rank
         for rank in range(num_ranks):
             first = cluster.node(rank) * cluster.devices_per_node
             local_size = min(cluster.devices_per_node, num_ranks - first)
-            self._ranks.append(Rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
-        self._scheduler = Scheduler(list(self._ranks))
+            self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
+        self._scheduler = Scheduler(list(self._ranks), self._blame if self._faults else DeadlockError)
+        if self._faults:
+            self._faults.scheduler = self._scheduler
         self._store = SimStore(self._scheduler)
 
     def run(self, timeout_s: float | None) -> Run:
-        began_s = time.perf_counter()
+        self._began_s = time.perf_counter()
         changed_torch = torch_without_values() if self._fidelity == "shapes" else nullcontext()
         with _borrowed_process(self._make_group, self._ranks), changed_torch:
             error: BaseException | None = None
@@ -106,17 +123,36 @@ class _Simulation:
                 text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
                 (error or self._scheduler.error or RuntimeError()).add_note(text)
         error = error or self._scheduler.error
+        notes = self._faults.end() if self._faults else []
         if error is not None:
             raise error
-        spans = [span for rank in self._ranks for span in rank.named_spans()]
+        for note in notes:
+            warnings.warn(note, stacklevel=4)
+        return self._result(notes)
+
+    def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
+        """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
+        assert self._faults is not None
+        error = self._faults.blame(headline, waits)
+        if isinstance(error, FaultError):
+            spans = [span for rank in self._ranks for span in rank.named_spans()]
+            end_s = max([rank.clock_s for rank in self._ranks] + [span.end_s for span in spans])
+            error.run = self._result(self._faults.notes(), *self._faults.unfinished(self._groups.values(), end_s))
+        return error
+
+    def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
+        """What happened; of a run that a fault ended, also what never did."""
+        spans = [*(span for rank in self._ranks for span in rank.named_spans()), *open_spans]
+        transfers = [*self._transfers, *unfinished]
         return Run(
             values=[rank.value for rank in self._ranks],
             timeline=Timeline.of(spans, len(self._ranks)),
-            traffic=Traffic(tuple(sorted(self._transfers, key=lambda t: (t.start_s, t.ranks)))),
+            traffic=Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.ranks)))),
             stdout=[rank.stdout.getvalue() for rank in self._ranks],
             backend="sim",
             cluster=self._cluster.name,
-            wall_s=time.perf_counter() - began_s,
+            wall_s=time.perf_counter() - self._began_s,
+            notes=tuple(notes),
             device=self._cluster.device,
             fidelity=self._fidelity,
         )
@@ -129,7 +165,7 @@ class _Simulation:
                 "sim", rank=number, world_size=len(self._ranks), store=self._store, timeout=_TIMEOUT
             )
             try:
-                with self._modes(rank):
+                with self._modes(rank), self._faults.begin(rank) if self._faults else nullcontext():
                     rank.value = _returned(self._fn, self._args)
             finally:
                 # A thread that could not be ended in time comes here when the process has its own world back.
@@ -159,6 +195,7 @@ class _Simulation:
                 network=GroupNetwork(self._cluster, members),
                 scheduler=self._scheduler,
                 transfers=self._transfers,
+                faults=self._faults,
             )
         return SimProcessGroup(
             self._groups[key], options.group_rank, self._ranks[number], self._scheduler, str(options.group_id)

@@ -1,0 +1,107 @@
+"""A network with slow links and links that are down: what `SlowLink` and `DropLink` do to messages and collectives.
+
+A slow link is an edge with other figures: a message of S bytes takes alpha + latency_s + S * beta * factor. Every round
+of a collective lasts as long as its slowest edge, so one bad cable on a ring slows all of it:
+
+    ring all-reduce of n ranks = 2 (n-1) (alpha + S/n beta factor)
+
+The algorithm is chosen on the healthy network, as NCCL's tuner goes by nominal figures, and paid for on the slow one.
+
+Whether a collective needs a link that is down is asked of its algorithm: on a network on which that link takes forever,
+what crosses it takes forever.
+
+Simplified: inside "hierarchical", each rail picks ring or tree by the network as it is, and avoids a link that is down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
+from lablib.faults import DropLink, SlowLink
+from lablib.hardware.cluster import Cluster, Edge
+
+
+@dataclass(frozen=True)
+class DamagedCluster(Cluster):
+    """A cluster some of whose wires are slow. `felt` collects those that somebody asked about."""
+
+    slow: tuple[SlowLink, ...] = ()
+    felt: set[SlowLink] = field(default_factory=set, compare=False)
+
+    def wire(self, rank_a: int, rank_b: int) -> Edge:
+        edge = super().wire(rank_a, rank_b)
+        for link in self.slow:
+            if _is_on(link, self, edge.level, rank_a, rank_b):
+                self.felt.add(link)
+                edge = replace(
+                    edge,
+                    latency_s=edge.latency_s + link.latency_s,
+                    bandwidth_bytes_per_s=edge.bandwidth_bytes_per_s / link.factor,
+                )
+        return edge
+
+
+@dataclass(frozen=True)
+class CutCluster(Cluster):
+    """A cluster on which the wire between two ranks takes forever."""
+
+    cut: frozenset[int] = frozenset()
+
+    def wire(self, rank_a: int, rank_b: int) -> Edge:
+        edge = super().wire(rank_a, rank_b)
+        return replace(edge, latency_s=inf) if {rank_a, rank_b} == self.cut else edge
+
+
+class FaultyNetwork:
+    """What communication costs on a damaged cluster, and which of it needs a link that is down.
+
+    Args:
+        healthy: the cluster without faults.
+        slow, dropped: its faults.
+    """
+
+    def __init__(self, healthy: Cluster, slow: Sequence[SlowLink], dropped: Sequence[DropLink]):
+        self._healthy = healthy
+        self._dropped = tuple(dropped)
+        self._needs: dict[tuple, tuple[DropLink, ...]] = {}
+        self.cluster = _as(DamagedCluster, healthy, slow=tuple(slow)) if slow else healthy
+
+    def cost(self, name: str, size_bytes: float, net: GroupNetwork, root: int = 0) -> CollectiveCost:
+        """What a collective costs on the damaged cluster, by the algorithm that is best on the healthy one."""
+        if self.cluster is self._healthy or net.size == 1:
+            return collective_cost(name, size_bytes, net, root=root)
+        nominal = collective_cost(name, size_bytes, GroupNetwork(self._healthy, net.ranks), root=root)
+        return collective_cost(name, size_bytes, net, nominal.algorithm, root)
+
+    def needs(self, name: str, algorithm: str, ranks: tuple[int, ...], root: int) -> tuple[DropLink, ...]:
+        """The dropped links that a collective crosses. Two ranks and "send": the wire between them."""
+        key = (name, algorithm, ranks, root)
+        if key not in self._needs:
+            members = set(ranks)
+            links = (link for link in self._dropped if {link.a, link.b} <= members)
+            self._needs[key] = tuple(link for link in links if self._crosses(link, *key))
+        return self._needs[key]
+
+    def _crosses(self, link: DropLink, name: str, algorithm: str, ranks: tuple[int, ...], root: int) -> bool:
+        if name == "send":
+            return True
+        cut = _as(CutCluster, self._healthy, cut=frozenset({link.a, link.b}))
+        return collective_cost(name, 1.0, GroupNetwork(cut, ranks), algorithm, root).time_s == inf
+
+
+def _is_on(link: SlowLink, cluster: Cluster, level: str, rank_a: int, rank_b: int) -> bool:
+    """Whether the wire between two ranks is one of those that a fault means."""
+    if link.level not in (None, level) or rank_a == rank_b:
+        return False
+    if link.node is not None:
+        return level == "inter" and link.node in (cluster.node(rank_a), cluster.node(rank_b))
+    if link.b is not None:
+        return {link.a, link.b} == {rank_a, rank_b}
+    return link.a in (rank_a, rank_b)
+
+
+def _as(kind: type[Cluster], cluster: Cluster, **more: Any) -> Cluster:
+    fields: dict[str, Any] = {name: getattr(cluster, name) for name in Cluster.__dataclass_fields__}
+    return kind(**fields, **more)
