@@ -1,70 +1,237 @@
 """Who held how many bytes, and when: the memory of a run, from the storages that its ranks allocated.
 
 A block is one storage (the memory behind one or more tensors) of one rank, from its allocation to its death. The bytes
-a rank holds at a moment are the blocks alive then; the peak is the largest of these sums.
+a rank holds at a moment are the blocks alive then; the peak is the largest of these sums, over the rank's allocations
+and deaths in the order in which they happened:
 
-Categories:
-    parameter       what the program trains (nn.Parameter)
+    held(k) = sum over events 1 .. k of (+ size of what is born, - size of what dies)        peak = max over k
+
+Categories. A block has one, the last that was known:
+    parameter       a storage of an nn.Parameter, or of something that an optimizer steps
     gradient        what backward leaves in `.grad`
-    optimizer state made inside `Optimizer.step` and alive after it (momentum, variance)
-    activation      kept for backward
-    communication   buffers that collectives fill or send
-    other           everything else
+    optimizer state touched inside `Optimizer.step`, alive after it, and none of the above (momentum, variance)
+    activation      made by an op that autograd records: what forward, or its recomputation, makes for backward
+    communication   buffers that collectives fill or send, and none of the above
+    other           everything else: data, buffers of modules, temporaries of backward and of the optimizer
+
+Simplified: an allocator's rounding and fragmentation, and the workspaces inside kernels, are not counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-CATEGORIES = ("parameter", "gradient", "optimizer state", "activation", "communication", "other")
+import numpy as np
+
+from lablib.blocks import CATEGORIES, NEVER, Block, Blocks
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from lablib.hardware.device import Device
+    from lablib.timeline import Timeline
+
+__all__ = ["CATEGORIES", "NEVER", "Block", "Blocks", "Holding", "Memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One storage of one rank.
+class Holding:
+    """Blocks of one origin that were held together."""
 
-    Attributes:
-        rank: global rank.
-        category: one of CATEGORIES.
-        size_bytes: as allocated.
-        start_s, end_s: virtual seconds of its allocation and of its death (the end of the run, if it outlived it).
-        name: the op that made it, e.g. "aten.mm".
-        phase: what the program was doing then.
-        source: the line of the program that led there.
-    """
-
-    rank: int
+    source: str
+    name: str
     category: str
+    phase: str
     size_bytes: int
-    start_s: float
-    end_s: float
-    name: str = ""
-    phase: str = ""
-    source: str = ""
+    num_blocks: int
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The blocks of a run, in the order in which they were allocated."""
+    """The blocks of a run, rank by rank in the order in which they were allocated.
 
-    blocks: tuple[Block, ...] = ()
+    Sizes are in bytes, times in virtual seconds. Where a rank is not named (None), it is the one with the highest peak.
+    """
+
+    blocks: Sequence[Block] = ()
     num_ranks: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", Blocks.of(self.blocks))
+
+    # ---- the peak ----
 
     def peak_bytes(self, rank: int | None = None) -> int:
         """The most that `rank` ever held at once; None: that any rank held."""
-        if rank is None:
-            return max((self.peak_bytes(r) for r in range(self.num_ranks)), default=0)
-        # At one moment what dies goes before what is born: an allocator reuses it.
-        changes = [(b.start_s, 1, b.size_bytes) for b in self.blocks if b.rank == rank]
-        changes += [(b.end_s, 0, -b.size_bytes) for b in self.blocks if b.rank == rank]
-        held = peak = 0
-        for *_, change in sorted(changes):
-            held += change
-            peak = max(peak, held)
-        return peak
+        return self._course(rank).peak_bytes if self.num_ranks else 0
+
+    def peak_rank(self) -> int:
+        """The rank with the highest peak; the first of several."""
+        return max(range(self.num_ranks), key=lambda rank: self._course(rank).peak_bytes, default=0)
+
+    def peak_at_s(self, rank: int | None = None) -> float:
+        """When the rank first held its peak."""
+        course = self._course(rank)
+        return float(course.times_s[course.peak_index]) if len(course) else 0.0
+
+    def peak_phase(self, rank: int | None = None) -> str:
+        """What the program was doing when the rank reached its peak."""
+        course = self._course(rank)
+        if not len(course):
+            return ""
+        return course.blocks[int(course.block[course.peak_index])].phase
+
+    def at_peak(self, rank: int | None = None) -> dict[str, int]:
+        """What the rank held at its peak, by category."""
+        course = self._course(rank)
+        return _by_category(course.blocks.where(course.held_at_peak))
+
+    def held_at_peak(self, rank: int | None = None) -> list[Holding]:
+        """What the rank held at its peak, by where it was made; largest first."""
+        course = self._course(rank)
+        groups: dict[tuple[int, int], list[int]] = {}
+        held = course.blocks.where(course.held_at_peak).columns
+        for label, category, size in zip(held["label"], held["category"], held["size_bytes"], strict=True):
+            group = groups.setdefault((int(label), int(category)), [0, 0])
+            group[0] += int(size)
+            group[1] += 1
+        labels = course.blocks.labels
+        holdings = [
+            Holding(labels[label][2], labels[label][0], CATEGORIES[category], labels[label][1], size, count)
+            for (label, category), (size, count) in groups.items()
+        ]
+        return sorted(holdings, key=lambda h: (-h.size_bytes, h.source, h.name))
+
+    # ---- over time ----
+
+    def at(self, rank: int, time_s: float) -> dict[str, int]:
+        """What the rank held after everything that happened up to `time_s`, by category."""
+        blocks = self._course(rank).blocks
+        start_s, end_s, end = (blocks.columns[name] for name in ("start_s", "end_s", "end_event"))
+        return _by_category(blocks.where((start_s <= time_s) & ((end_s > time_s) | (end == NEVER))))
+
+    def curve(self, rank: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """What the rank held over time: the seconds of each allocation and death, and the bytes from then on.
+
+        Returns:
+            `times_s`, and for each category an array of the same length. Several events may share one moment: then
+            the last says what was held after it, and the others what was held within.
+        """
+        course = self._course(rank)
+        kinds = course.blocks.columns["category"][course.block]
+        held = {name: np.cumsum(np.where(kinds == i, course.changes, 0)) for i, name in enumerate(CATEGORIES)}
+        return course.times_s, held
+
+    def by_phase(self, rank: int | None = None) -> pd.DataFrame:
+        """One row a phase, in the order of their beginning: the most held in it, and what was allocated in it."""
+        import pandas as pd
+
+        course = self._course(rank)
+        phases = [phase for _, phase, _ in course.blocks.labels]
+        rows: dict[str, list[int]] = {}
+        born = course.changes > 0
+        labels = course.blocks.columns["label"][course.block[born]].tolist()
+        for label, held, size in zip(labels, course.held[born].tolist(), course.changes[born].tolist(), strict=True):
+            row = rows.setdefault(phases[label], [0, 0, 0])
+            rows[phases[label]] = [max(row[0], held), row[1] + size, row[2] + 1]
+        columns = ["peak_bytes", "allocated_bytes", "num_blocks"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("phase")
+
+    # ---- in words, in a table, in a picture ----
+
+    def explain(self, rank: int | None = None) -> str:
+        """One sentence on what a rank held at its peak, and where it was made."""
+        from lablib.memory_text import explain
+
+        return explain(self, self.peak_rank() if rank is None else rank)
+
+    def table(self) -> pd.DataFrame:
+        """One row a rank: its peak, when it was, and the bytes of each category then."""
+        import pandas as pd
+
+        rows = [
+            {"peak_bytes": self.peak_bytes(rank), "peak_at_s": self.peak_at_s(rank), **self.at_peak(rank)}
+            for rank in range(self.num_ranks)
+        ]
+        columns = ["peak_bytes", "peak_at_s", *CATEGORIES]
+        return pd.DataFrame(rows, columns=columns, index=pd.RangeIndex(self.num_ranks, name="rank"))
+
+    def figure(self, timeline: Timeline | None = None, **options: Any) -> go.Figure:
+        """What a rank held over time, stacked by category; under its timeline where one is given."""
+        from lablib.figures import figure_memory  # pyright: ignore[reportAttributeAccessIssue]
+
+        return figure_memory(self, timeline=timeline, **options)
+
+    def notes(self, device: Device) -> list[str]:
+        """What a reader must know: the ranks that need more memory than a device has."""
+        from lablib.memory_text import too_large
+
+        return too_large(self, device)
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __repr__(self) -> str:
         return f"Memory({len(self.blocks)} blocks, {self.num_ranks} ranks, peak {self.peak_bytes():.4g} bytes)"
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html(max_rows=20)
+
+    @cached_property
+    def _courses(self) -> dict[int, Course]:
+        return {}
+
+    def _course(self, rank: int | None) -> Course:
+        rank = self.peak_rank() if rank is None else rank
+        if rank not in self._courses:
+            assert isinstance(self.blocks, Blocks)
+            self._courses[rank] = Course(self.blocks.of_rank(rank))
+        return self._courses[rank]
+
+
+class Course:
+    """The allocations and deaths of one rank in the order in which they happened.
+
+    Attributes (arrays with one entry an event):
+        times_s: when.
+        changes: bytes gained or lost.
+        block: which block, counted in `blocks`.
+        held: bytes held from then on.
+    """
+
+    def __init__(self, blocks: Blocks):
+        self.blocks = blocks
+        columns, every = blocks.columns, np.arange(len(blocks))
+        dies = columns["end_event"] != NEVER
+        times_s = np.concatenate([columns["start_s"], columns["end_s"][dies]])
+        events = np.concatenate([columns["start_event"], columns["end_event"][dies]])
+        is_birth = np.concatenate([np.ones(len(blocks), bool), np.zeros(dies.sum(), bool)])
+        order = np.lexsort((is_birth, events, times_s))
+        sizes = columns["size_bytes"]
+        self.times_s = times_s[order]
+        self.changes = np.concatenate([sizes, -sizes[dies]])[order]
+        self.block = np.concatenate([every, every[dies]])[order]
+        self.held = np.cumsum(self.changes)
+        self.peak_index = int(np.argmax(self.held)) if len(order) else 0
+        self.peak_bytes = max(0, int(self.held[self.peak_index])) if len(order) else 0
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    @property
+    def held_at_peak(self) -> np.ndarray:
+        """Which blocks were alive at the peak: born by then and not dead yet."""
+        count = np.zeros(len(self.blocks), int)
+        upto = slice(0, self.peak_index + 1)
+        np.add.at(count, self.block[upto], np.sign(self.changes[upto]))
+        return count > 0
+
+
+def _by_category(blocks: Blocks) -> dict[str, int]:
+    sums = np.zeros(len(CATEGORIES), np.int64)
+    np.add.at(sums, blocks.columns["category"], blocks.columns["size_bytes"])
+    return {name: int(size) for name, size in zip(CATEGORIES, sums, strict=True)}

@@ -38,11 +38,12 @@ __all__ = ["OpCost", "has_arithmetic", "is_free", "num_bytes", "op_cost", "tenso
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Seconds, floating-point operations, and bytes read and written."""
+    """Seconds, floating-point operations, bytes read and written, and the row of `peak_flops_per_s` it computed at."""
 
     time_s: float
     flops: float
     size_bytes: float
+    dtype: str = ""
 
 
 # Reserve memory or read metadata: no kernel runs. (`_unsafe_view` is a view that autograd takes for a new tensor.)
@@ -263,9 +264,9 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
         device: where it would run.
     """
     size_bytes = op_bytes(op, args, kwargs, out)
-    flops, time_s = 0.0, memory_bound_time_s(size_bytes, device)
+    flops, dtype, time_s = 0.0, "", memory_bound_time_s(size_bytes, device)
     if has_arithmetic(op):
         call = Call(op, args, kwargs, out)
-        flops = _flops(call)
+        flops, dtype = _flops(call), _dtype(call)
         time_s = max(time_s, _SECONDS.get(op._schema.name.removeprefix("aten::"), _plain)(call, device))
-    return OpCost(float(time_s + num_kernels(op, args) * device.kernel_overhead_s), flops, size_bytes)
+    return OpCost(float(time_s + num_kernels(op, args) * device.kernel_overhead_s), flops, size_bytes, dtype)

@@ -172,7 +172,7 @@ class Group:
         self._stream_free_s = [end_s] * len(arrived)
         stream = f"comm:{self.label}"
         for member, joined in zip(self.members, arrived, strict=True):
-            member.communicate(stream, call.name, joined.phase, start_s, end_s, size_bytes)
+            member.communicate(stream, call.name, joined.phase, start_s, end_s, size_bytes, joined.source)
         self._transfers.append(
             Transfer(
                 self.label,
@@ -232,8 +232,12 @@ class Group:
         out_port.occupy(start_s, end_s)
         in_port.occupy(start_s, end_s)
         stream = f"comm:{self.label}"
-        sender.communicate(f"{stream}:send", f"send to {receiver.rank}", send.phase, start_s, end_s, size_bytes)
-        receiver.communicate(f"{stream}:recv", f"recv from {sender.rank}", receive.phase, start_s, end_s, size_bytes)
+        sender.communicate(
+            f"{stream}:send", f"send to {receiver.rank}", send.phase, start_s, end_s, size_bytes, send.source
+        )
+        receiver.communicate(
+            f"{stream}:recv", f"recv from {sender.rank}", receive.phase, start_s, end_s, size_bytes, receive.source
+        )
         self._transfers.append(
             Transfer(
                 self.label,

@@ -14,8 +14,8 @@ Grad mode, autocast and dispatch modes are per thread already. Everything is res
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -24,6 +24,9 @@ from lablib.rank_state import seed_rank
 from lablib.run import COMPUTE, Span
 from lablib.sim.port import Port
 from lablib.sim.random_state import RandomStates
+
+if TYPE_CHECKING:
+    from lablib.sim.ledger import Ledger
 
 
 class World(c10d._World):
@@ -97,6 +100,8 @@ class Rank:
         spans: what it did, as tuples in the order of `Span`'s fields.
         phases: names of the `record_function` blocks it is in, outermost first.
         belongings: what else is swapped with the rank's turn, each with `put()` and `take()`.
+        ledger: what it holds, while it runs with a clock (ledger.py).
+        counts: which storages the ledger counts; None: all. (Host memory is not the device's.)
         pending: storages written by a communication whose future the program holds -> when they are ready.
     """
 
@@ -110,6 +115,8 @@ class Rank:
         self.spans: list[tuple] = []
         self.phases: list[str] = []
         self.pending: dict[int, float] = {}
+        self.ledger: Ledger | None = None
+        self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self.belongings: list[Belonging] = []
         self._ports: dict[str, Port] = {}
         self.stdout = io.StringIO()
@@ -174,21 +181,41 @@ class Rank:
         if self.phases:
             self.phases.pop()
 
-    def compute(self, name: str, time_s: float, flops: float, size_bytes: float) -> None:
+    def compute(
+        self,
+        name: str,
+        time_s: float,
+        flops: float,
+        size_bytes: float,
+        phase: str | None = None,
+        dtype: str = "",
+        source: str = "",
+        is_recompute: bool = False,
+    ) -> None:
         """The compute stream does `time_s` of work."""
         start_s = self.clock_s
-        self.clock_s = start_s + time_s
+        self.clock_s = end_s = start_s + time_s
         if self.is_traced and time_s > 0:
-            self.spans.append((self.rank, COMPUTE, name, self.phase(), start_s, self.clock_s, flops, size_bytes))
+            phase = self.phase() if phase is None else phase
+            what = (flops, size_bytes, dtype, source, is_recompute)
+            self.spans.append((self.rank, COMPUTE, name, phase, start_s, end_s, *what))
 
-    def communicate(self, stream: str, name: str, phase: str, start_s: float, end_s: float, size_bytes: float) -> None:
-        """A communication stream was busy from `start_s` to `end_s`."""
+    def communicate(
+        self, stream: str, name: str, phase: str, start_s: float, end_s: float, size_bytes: float, source: Any = ""
+    ) -> None:
+        """A communication stream was busy from `start_s` to `end_s`, for a call at the line `source`."""
         if self.is_traced:
-            self.spans.append((self.rank, stream, name, phase, start_s, end_s, 0.0, size_bytes))
+            self.spans.append((self.rank, stream, name, phase, start_s, end_s, 0.0, size_bytes, "", source, False))
 
     def join(self, end_s: float) -> None:
         """The compute stream waits for something that ends at `end_s`."""
         self.clock_s = max(self.clock_s, end_s)
 
     def named_spans(self) -> list[Span]:
-        return [Span(*span) for span in self.spans]
+        texts: dict[Any, str] = {}  # a line is put into words once
+        for *_, source, _ in self.spans:
+            texts.setdefault(source, str(source))
+        return [
+            Span(rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, texts[source], is_recompute)
+            for rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, source, is_recompute in self.spans
+        ]

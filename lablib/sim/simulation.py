@@ -26,10 +26,12 @@ from lablib.errors import DeadlockError, FaultError, LaunchError, LaunchTimeoutE
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
+from lablib.ledger import Blocks, Memory
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
 from lablib.sim.faults import Faults
 from lablib.sim.group import Group
+from lablib.sim.ledger import Books, watched_resizes
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier
 from lablib.sim.rank import ProcessState, Rank
@@ -93,6 +95,7 @@ class _Simulation:
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._transfers: list[Transfer] = []
+        self._books = Books()
         self._ranks: list[Rank] = []
         self._faults = Faults(faults, cluster) if faults else None
         if self._faults:
@@ -144,6 +147,8 @@ class _Simulation:
         """What happened; of a run that a fault ended, also what never did."""
         spans = [*(span for rank in self._ranks for span in rank.named_spans()), *open_spans]
         transfers = [*self._transfers, *unfinished]
+        blocks = Blocks.joined([rank.ledger.blocks() for rank in self._ranks if rank.ledger is not None])
+        memory = Memory(blocks, len(self._ranks))
         return Run(
             values=[rank.value for rank in self._ranks],
             timeline=Timeline.of(spans, len(self._ranks)),
@@ -152,7 +157,8 @@ class _Simulation:
             backend="sim",
             cluster=self._cluster.name,
             wall_s=time.perf_counter() - self._began_s,
-            notes=tuple(notes),
+            notes=(*notes, *memory.notes(self._cluster.device)),
+            memory=memory,
             device=self._cluster.device,
             fidelity=self._fidelity,
         )
@@ -179,8 +185,8 @@ class _Simulation:
             modes.enter_context(OnMeta())
             run = MetaKernels(self._meta_answers).run
         if self._trace or self._fidelity == "shapes":
-            device = self._cluster.device if self._trace else FREE
-            modes.enter_context(Clock(rank, device, run))
+            device, books = (self._cluster.device, self._books) if self._trace else (FREE, None)
+            modes.enter_context(Clock(rank, device, run, books))
         return modes
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
@@ -259,7 +265,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     _set_thread_isolation_mode(True)
     dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier  # type: ignore[assignment]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), watched_resizes():
             yield
     finally:
         dist.monitored_barrier = c10d.monitored_barrier = torchs_own

@@ -44,17 +44,25 @@ def program_line(frame: FrameType | None = None) -> Source:
     frame = frame or sys._getframe(1)
     inside_lablib = UNKNOWN
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_LABLIB):
-            in_machinery = name.startswith(_LABLIB + "sim") or name.startswith(_LABLIB + "launch")
-            if not in_machinery and inside_lablib is UNKNOWN:
-                inside_lablib = Source(name, frame.f_lineno)
-            if in_machinery and name.endswith("simulation.py"):
-                break  # the bottom of the rank's stack
-        elif is_program(frame):
-            return Source(name, frame.f_lineno)
+        if is_program(frame):
+            return Source(frame.f_code.co_filename, frame.f_lineno)
+        if is_bottom(frame):
+            break
+        if inside_lablib is UNKNOWN and is_library(frame):
+            inside_lablib = Source(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return inside_lablib
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame runs code of lablib that a program calls: not the machinery that runs the program."""
+    name = frame.f_code.co_filename
+    return name.startswith(_LABLIB) and not name.startswith((_LABLIB + "sim", _LABLIB + "launch"))
+
+
+def is_bottom(frame: FrameType) -> bool:
+    """Whether a frame is at the bottom of a rank's stack, beneath the program."""
+    return frame.f_code.co_filename == _LABLIB + os.path.join("sim", "simulation.py")
 
 
 def is_program(frame: FrameType) -> bool:

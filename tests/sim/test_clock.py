@@ -137,16 +137,19 @@ def test_a_block_that_an_exception_leaves_is_left():
     assert phases_of(program) == ["fails", "forward"]
 
 
-def test_a_recomputed_forward_is_part_of_backward():
+def test_a_recomputed_forward_is_a_phase_of_its_own_inside_backward():
     def program() -> None:
         x = torch.ones(4, 4, requires_grad=True)
         y = checkpoint(lambda x: (x @ x).relu(), x, use_reentrant=False)
         y.sum().backward()
 
     run = launch(program, ranks=1)
-    by_phase = {phase: [s.name for s in run.timeline.select(0, "compute", phase)] for phase in ("forward", "backward")}
-    # Forward: one product. Backward: that product again, and the two of its gradient.
-    assert by_phase["forward"].count("aten.mm") == 1 and by_phase["backward"].count("aten.mm") == 3
+    phases = ("forward", "recompute", "backward")
+    by_phase = {phase: [s.name for s in run.timeline.select(0, "compute", phase)] for phase in phases}
+    # Forward: one product. Recomputation: that product again. Backward: the two of its gradient.
+    assert [by_phase[phase].count("aten.mm") for phase in phases] == [1, 1, 2]
+    again = [s for s in run.timeline.select(0, "compute") if s.is_recompute]
+    assert {s.phase for s in again} == {"recompute"} and [s.name for s in again].count("aten.mm") == 1
 
 
 def test_a_communication_keeps_the_phase_in_which_it_was_issued():

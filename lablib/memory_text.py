@@ -1,0 +1,66 @@
+"""What a run's memory says in words: what held the peak, and which ranks need more than a device has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lablib.figures.units import in_words
+
+if TYPE_CHECKING:
+    from lablib.hardware.device import Device
+    from lablib.ledger import Holding, Memory
+
+_SHOWN = 3  # categories and origins that one sentence names
+_SMALL = 0.02  # of the peak; less is not worth naming
+
+
+def explain(memory: Memory, rank: int) -> str:
+    """One sentence: the peak of a rank, when, by category, and the lines and ops that made most of it.
+
+    "At its peak (1.23 ms, in backward) rank 0 held 4.1 GB: 61% activation, made in model.py:12: h = gelu(x) (aten.gelu,
+    24 blocks, 1.2 GB), ...; 20% parameter, ..."
+    """
+    peak_bytes = memory.peak_bytes(rank)
+    if not peak_bytes:
+        return f"Rank {rank} allocated nothing that was counted."
+    held = memory.held_at_peak(rank)
+    parts = []
+    for category, size_bytes in sorted(memory.at_peak(rank).items(), key=lambda item: -item[1])[: _SHOWN + 1]:
+        if size_bytes >= _SMALL * peak_bytes:
+            origins = [h for h in held if h.category == category]
+            parts.append(f"{size_bytes / peak_bytes:.0%} {category}, {_origins(origins, size_bytes)}")
+    when = f"{in_words(memory.peak_at_s(rank), 's')}, in {memory.peak_phase(rank)}"
+    return f"At its peak ({when}) rank {rank} held {in_words(peak_bytes, 'B')}: {'; '.join(parts)}."
+
+
+def _origins(holdings: list[Holding], size_bytes: int) -> str:
+    """Where the largest of them were made: "made in model.py:12: h = gelu(x) (aten.gelu, 24 blocks, 1.2 GB)"."""
+    named = [h for h in holdings[:_SHOWN] if h.size_bytes >= _SMALL * size_bytes]
+    text = "made in " + " and ".join(_origin(h) for h in named)
+    rest = len(holdings) - len(named)
+    return text + (f" and {rest} more {'places' if rest > 1 else 'place'}" if rest else "")
+
+
+def _origin(holding: Holding) -> str:
+    count = f"{holding.num_blocks} blocks, " if holding.num_blocks > 1 else ""
+    op = holding.name.removeprefix("aten.") or "there before"
+    return f"{holding.source or holding.phase or 'torch'} ({op}, {count}{in_words(holding.size_bytes, 'B')})"
+
+
+def too_large(memory: Memory, device: Device) -> list[str]:
+    """A sentence when ranks need more memory than a device has; none when all fit."""
+    needed = [memory.peak_bytes(rank) for rank in range(memory.num_ranks)]
+    over = [rank for rank, size in enumerate(needed) if size > device.memory_bytes]
+    if not over:
+        return []
+    worst = max(over, key=lambda rank: needed[rank])
+    others = f" (so do {len(over) - 1} more ranks)" if len(over) > 1 else ""
+    return [
+        f"rank {worst}{others} needs {in_words(needed[worst], 'B')} at its peak, "
+        f"{_article(device.name)} {device.name} has {in_words(device.memory_bytes, 'B')}: "
+        "a real device would stop with an out-of-memory error."
+    ]
+
+
+def _article(name: str) -> str:
+    return "an" if name[:1].upper() in "AEFHILMNORSX" else "a"
