@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from lablib.run import Run
 
 
+_MOST_LINES = 16  # of a message that would have one for each rank
+
+
 class LaunchError(RuntimeError):
     """A launched program failed. The subclasses say how."""
 
@@ -92,8 +95,10 @@ class FaultError(LaunchError):
     def __init__(self, headline: str, at_s: float, waits: Sequence[Wait]):
         self.at_s = at_s
         self.waits = tuple(waits)
-        lines = [headline, *(f"  {wait}" for wait in self.waits), "error.run holds what happened until then."]
-        super().__init__("\n".join(lines))
+        lines = [headline, *(f"  {wait}" for wait in self.waits[:_MOST_LINES])]
+        if len(self.waits) > _MOST_LINES:
+            lines.append(f"  ... and {len(self.waits) - _MOST_LINES} more: error.waits has them all")
+        super().__init__("\n".join([*lines, "error.run holds what happened until then."]))
 
 
 class RankKilledError(FaultError):

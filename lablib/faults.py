@@ -148,7 +148,7 @@ class CorruptGradient:
     Attributes:
         rank: which.
         parameter: its name in the outermost module (`model.named_parameters()`), or its number in the order in which
-            forward first uses the `nn.Parameter`s of this rank; None: the first.
+            forward, recording gradients, first uses the `nn.Parameter`s of this rank; None: the first.
         step: at its how manieth gradient, from 0: one for each backward pass that reaches it, micro-batches included.
         kind: "nan", "inf" or "bit flip".
         bit: which bit to flip, 0 being the lowest of the mantissa; None: the highest of the exponent. For "bit flip".

@@ -11,9 +11,13 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from lablib import (
     CorruptGradient,
@@ -373,6 +377,11 @@ def test_whenever_a_rank_dies_in_data_parallel_training_the_launch_names_it(shar
     assert dead not in [wait.rank for wait in error.waits]
 
 
+def test_a_message_about_many_ranks_stays_short_and_the_record_complete():
+    error = ended_by(KillRank(5, at_s=0.0), program=compute_and_reduce, ranks=64)
+    assert len(error.waits) == 63 and "and 47 more" in str(error) and len(str(error).splitlines()) == 1 + 16 + 1 + 1
+
+
 def test_two_dead_ranks_are_both_named_and_the_first_counts():
     error = ended_by(KillRank(0, at_s=0.75), KillRank(3, at_s=0.5), program=compute_and_reduce)
     assert isinstance(error, RankKilledError)
@@ -486,8 +495,8 @@ def test_whatever_came_first_is_to_blame():
 class Net(nn.Module):
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 3, dtype=dtype)
-        self.second = nn.Linear(3, 2, dtype=dtype)
+        self.first = nn.Linear(4, 4, dtype=dtype)
+        self.second = nn.Linear(4, 2, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(torch.tanh(self.first(x)))
@@ -537,6 +546,45 @@ def test_it_spreads_through_fsdp():
     for parameter in ("second.weight", "first.bias"):
         run = launch(gradients, torch.float32, 2, wrap, ranks=2, faults=[CorruptGradient(1, parameter, 1, element=1)])
         assert [where_nan(values) for values in run.values] == [{parameter: [1]}] * 2
+
+
+@pytest.mark.parametrize("parameter", ["first.weight", "second.weight"])
+def test_it_is_in_the_shard_of_a_tensor_parallel_parameter(parameter):
+    def program() -> dict:
+        model = Net()
+        mesh = init_device_mesh("cpu", (2,))
+        parallelize_module(model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+        model(torch.ones(5, 4)).sum().backward()
+        return where_nan(
+            {name: p.grad.to_local() for name, p in model.named_parameters() if isinstance(p.grad, DTensor)}
+        )
+
+    run = launch(program, ranks=2, faults=[CorruptGradient(1, parameter, element=1)])
+    assert run.values == [{}, {parameter: [1]}]
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_micro_batch_of_a_pipeline_counts_as_a_step(step):
+    def program() -> dict:
+        model = nn.Linear(4, 4)
+        stage = PipelineStage(model, dist.get_rank(), 2, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, 4, loss_fn=lambda y, target: (y - target).square().sum(), scale_grads=False)
+        schedule.step(*([torch.ones(4, 4)] if dist.get_rank() == 0 else []), target=torch.ones(4, 4))
+        return where_nan({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+    assert launch(program, ranks=2, faults=[CorruptGradient(1, "bias", step)]).values == [{}, {"bias": [0]}]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_it_finds_parameters_whose_forward_is_computed_again(use_reentrant):
+    def program() -> dict:
+        model = Net()
+        y = checkpoint(model, torch.ones(5, 4, requires_grad=True), use_reentrant=use_reentrant)
+        y.sum().backward()
+        return where_nan({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+    run = launch(program, ranks=2, faults=[CorruptGradient(0, "second.weight")])
+    assert run.values == [{"second.weight": [0]}, {}]
 
 
 def test_without_synchronization_it_stays_on_its_rank():
@@ -668,7 +716,7 @@ def test_a_corruption_that_never_came_is_reported(fault, message):
 
 
 def test_an_element_or_a_bit_that_does_not_exist_is_an_error():
-    with pytest.raises(RankError, match="elements 0 to 11"):
-        launch(gradients, ranks=1, faults=[CorruptGradient(0, element=12)])
+    with pytest.raises(RankError, match="elements 0 to 15"):
+        launch(gradients, ranks=1, faults=[CorruptGradient(0, element=16)])
     with pytest.raises(RankError, match="bits 0 to 31: got bit=32"):
         launch(gradients, ranks=1, faults=[CorruptGradient(0, kind="bit flip", bit=32)])
