@@ -1,6 +1,7 @@
 """Learn and predict large-model training: plain torch.distributed programs on a simulated cluster or on real processes.
 
 launch      run a function on every rank and get a Run
+calibrate   measure this machine, for predictions that hold here
 reconcile   run it predicted and measured: where they differ
 phase       name what the program is doing, for the timeline
 Run         values, timeline, memory, traffic, stdout
@@ -10,6 +11,7 @@ errors      how a launch can fail
 hardware    the clusters that have a name
 """
 
+from lablib.calibration import calibrate
 from lablib.errors import (
     CollectiveMismatchError,
     DeadlockError,
@@ -66,6 +68,7 @@ __all__ = [
     "Transfer",
     "ValueNeededError",
     "WorkerError",
+    "calibrate",
     "find_cluster",
     "launch",
     "phase",

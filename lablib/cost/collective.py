@@ -15,14 +15,14 @@ slowest edge of a round (see network.py); L ranks on each of N nodes.
     barrier         tree            an all-reduce of nothing: 2 ceil(log2 n) alpha
 
 To each the cluster's `collective_overhead_s` is added once. "auto" takes the fastest, as a communication library's
-tuner does.
+tuner does, or what the cluster's library has instead (library.py).
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
 2005, sections 4 to 4.6; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009 (ring).
 Simplified: no pipelining of a tree in chunks, no reduction arithmetic, no congestion between groups.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
@@ -229,7 +229,7 @@ def collective_cost(
             or "barrier".
         size_bytes: S of the legend: the whole tensor; for gather-like operations the n shards together.
         net: the group on its cluster.
-        algorithm: a name from the table above, or "auto": the fastest.
+        algorithm: a name from the table above, or "auto": the fastest, or that of the cluster's library.
         root: group rank of the root, where there is one.
 
     Raises:
@@ -243,6 +243,8 @@ def collective_cost(
     candidates = algorithms_for(name, net)
     if net.size == 1:
         return CollectiveCost("none", 0.0, (0.0,))
+    if algorithm == "auto" and (own := _library(net).get(name)):
+        return _with_call(own(net, size_bytes, root), net)
     if algorithm == "auto":
         cost = min((f(net, size_bytes, root) for f in candidates.values()), key=lambda cost: cost.time_s)
         return _with_call(cost, net)
@@ -254,6 +256,13 @@ def collective_cost(
             )
         raise unknown_name(f"{name} algorithm", algorithm, list(candidates))
     return _with_call(candidates[algorithm](net, size_bytes, root), net)
+
+
+def _library(net: GroupNetwork) -> Mapping[str, Algorithm]:
+    """The collectives for which the cluster's library has an algorithm of its own."""
+    from lablib.cost.library import LIBRARIES  # here: it is made of this file's algorithms
+
+    return LIBRARIES.get(net.cluster.library, {})
 
 
 def _with_call(cost: CollectiveCost, net: GroupNetwork) -> CollectiveCost:

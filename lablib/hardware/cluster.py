@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lablib.errors import unknown_name
 from lablib.hardware.device import FREE, Device
 from lablib.hardware.link import Link
 from lablib.hardware.topology import FatTree, Topology
+
+LIBRARIES = ("", "gloo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Cluster:
         source: where the figures come from.
         collective_overhead_s: fixed time of one collective or one message, whatever its size, beside alpha: the call
             of the library and the launch of its kernel.
+        library: the communication library whose own algorithms to take, "gloo"; "": always the fastest one, as NCCL's
+            tuner would (lablib/cost/library.py).
         profile: when, where and with which versions the figures were measured; empty for published ones.
     """
 
@@ -56,6 +61,7 @@ class Cluster:
     topology: Topology = field(default_factory=FatTree)
     source: str = ""
     collective_overhead_s: float = 0.0
+    library: str = ""
     profile: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +71,9 @@ class Cluster:
             raise ValueError(
                 f"collective_overhead_s must be 0 or more: got {self.collective_overhead_s} for {self.name!r}"
             )
+
+        if self.library not in LIBRARIES:
+            raise unknown_name("communication library", self.library, LIBRARIES)
 
     def node(self, rank: int) -> int:
         """The node a rank is on."""

@@ -1,0 +1,14 @@
+"""Measure the machine at hand, and say it in the figures of the cost model.
+
+cases.py         small programs: what is timed, and what the model charges for it
+grid.py          at which sizes
+timing.py        how each rank times them, all ranks at once
+robust.py        fits that a few bad measurements do not move
+fit_device.py    operations -> the figures of a device
+fit_network.py   communication -> latency, bandwidth, fixed time of a call
+calibrate.py     all of it: a cluster with a profile
+"""
+
+from lablib.calibration.calibrate import calibrate
+
+__all__ = ["calibrate"]

@@ -1,0 +1,185 @@
+"""Measure this machine into a `Cluster`: what the simulator needs to predict real runs on it.
+
+    measure    operations and communication in the worker processes that real launches use, all ranks at once
+    fit        the figures of the cost model (fit_device.py, fit_network.py)
+    profile    date, machine, versions, ranks, how well each part fits
+
+Everything is measured as a program will run: with the threads that a worker has, with every rank busy at the same time,
+and, for the overhead of an operation, under the profiler that records a launch's timeline (the overhead without it
+stands in the profile). Four ranks on two cores are half as fast as two, so a profile says for how many ranks it holds.
+
+Cost: under three minutes for 4 ranks on 2 cores; `quick` under half a minute, with fewer sizes.
+Simplified: one node. The link between nodes is taken to be that inside (`inter` says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from lablib.errors import unknown_name
+from lablib.hardware import Cluster, Device, Link
+from lablib.launch import launch
+
+if TYPE_CHECKING:
+    from lablib.calibration.cases import Case
+    from lablib.calibration.fit_device import Timing
+    from lablib.calibration.fit_network import MessageTiming
+    from lablib.calibration.timing import MessageCase
+
+NAME = "this-machine"
+BACKENDS = ("gloo", "nccl")
+_TRACED_BLOCK_S = 0.005
+_BATCH = 6  # cases of one launch: the progress moves between launches
+Progress = Callable[[int, int, str], None]
+
+
+def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progress: Progress | None = None) -> Cluster:
+    """Measure this machine with `ranks` processes and return it as a cluster.
+
+    Args:
+        backend: "gloo" (processes on this CPU) or "nccl" (one GPU a rank).
+        ranks: how many, at least 2: the profile holds for so many busy at once.
+        quick: fewer sizes and repeats: half a minute, and rougher figures.
+        progress: called as `progress(done, total, what)` before each batch of measurements and at the end.
+
+    Returns:
+        A cluster named "this-machine"; `profile` says when and how it was measured, and how well it fits.
+
+    Raises:
+        ValueError: an unknown backend, fewer than 2 ranks, or measurements that no machine gives.
+        LaunchError: the processes could not be started.
+    """
+    if backend not in BACKENDS:
+        raise unknown_name("backend to calibrate", backend, BACKENDS)
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
+        raise ValueError(f"a calibration needs 2 or more ranks, which talk to each other: got {ranks!r}; try ranks=4")
+    return _Calibration(backend, ranks, quick, progress or _silent).run()
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    pass
+
+
+class _Calibration:
+    """One calibration: the measurements in order, and how far it has come."""
+
+    def __init__(self, backend: str, ranks: int, quick: bool, progress: Progress):
+        self.backend, self.ranks, self.quick, self.progress = backend, ranks, quick, progress
+        self.on_gpu = backend == "nccl"
+        self.block_s, self.blocks = (0.015, 3) if quick else (0.05, 5)
+        self.done = self.total = 0
+
+    def run(self) -> Cluster:
+        from lablib.calibration.fit_device import fit_device
+        from lablib.calibration.fit_network import fit_network
+        from lablib.calibration.grid import device_cases
+        from lablib.calibration.timing import supported_dtypes
+
+        self.progress(0, 1, "starting processes")
+        dtypes = self._launch(supported_dtypes)[0]
+        cases, messages = device_cases(dtypes, self.on_gpu, self.quick), self._message_cases()
+        programs = [case for case in cases if case.part == "program"]
+        self.total = -(-len(cases) // _BATCH) + -(-len(messages) // _BATCH) + 1
+        timings = self._time_cases(cases)
+        traced = self._time_cases(programs, trace=True)
+        times = self._time_messages(messages)
+        self.progress(self.total, self.total, "done")
+        bare = fit_device(timings, self._base_device())
+        device = fit_device([t for t in timings if t.case.part != "program"] + traced, self._base_device())
+        network = fit_network(times, self._base_cluster(device.device), f"{self.backend}, measured", self._source())
+        profile = self._profile(bare.device.kernel_overhead_s, [*device.residuals, *network.residuals])
+        return network.cluster.but(profile=profile)
+
+    # ---- measuring ----
+
+    def _launch(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> list[Any]:
+        return launch(fn, *args, ranks=self.ranks, backend=self.backend, trace=trace).values
+
+    def _time_cases(self, cases: Sequence[Case], trace: bool = False) -> list[Timing]:
+        from lablib.calibration.fit_device import Timing
+        from lablib.calibration.timing import time_cases
+
+        timings = []
+        # The profiler keeps every event: no more of them than a program would have.
+        block_s = _TRACED_BLOCK_S if trace else self.block_s
+        for batch in self._batches(cases, "programs under the profiler" if trace else None):
+            by_rank = self._launch(time_cases, batch, block_s, self.blocks, trace=trace)
+            for case, *seconds in zip(batch, *by_rank, strict=True):
+                timings.append(Timing(case, median(one for rank in seconds for one in rank)))
+        return timings
+
+    def _time_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
+        from lablib.calibration.fit_network import MessageTiming
+        from lablib.calibration.timing import time_messages
+
+        timings = []
+        for batch in self._batches(cases, "communication"):
+            by_rank = self._launch(time_messages, batch, 4 * self.block_s, 60)
+            for case, *stamps in zip(batch, *by_rank, strict=True):
+                calls = [_call_s(call) for call in zip(*stamps, strict=True)]
+                timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, median(calls)))
+        return timings
+
+    def _batches(self, cases: Sequence[Any], what: str | None) -> Iterator[list[Any]]:
+        for first in range(0, len(cases), _BATCH):
+            batch = list(cases[first : first + _BATCH])
+            self.progress(self.done, self.total, what or batch[0].part)
+            yield batch
+            self.done += 1
+
+    def _message_cases(self) -> list[MessageCase]:
+        from lablib.calibration.fit_network import MESSAGES
+        from lablib.calibration.grid import COLLECTIVES, message_sizes
+        from lablib.calibration.timing import MessageCase
+
+        unit = 4 * self.ranks  # shards of whole float32 numbers
+        sizes = [-(-size // unit) * unit for size in message_sizes(self.quick, self.on_gpu)]
+        cases = [MessageCase(name, size) for name in (*COLLECTIVES, *MESSAGES) for size in sizes]
+        return [MessageCase("barrier", 0), *cases]
+
+    # ---- what is known without measuring ----
+
+    def _source(self) -> str:
+        return f"measured by `lab calibrate` with {self.ranks} ranks on {self.backend}"
+
+    def _base_device(self) -> Device:
+        from lablib.calibration.machine import machine_text, num_cores, total_memory_bytes
+
+        if self.on_gpu:
+            import torch
+
+            properties = torch.cuda.get_device_properties(0)
+            memory_bytes, cores = float(properties.total_memory), properties.multi_processor_count
+        else:  # what one process gets: its share of the memory, the threads of lablib/real/fresh.py
+            memory_bytes, cores = total_memory_bytes() / self.ranks, max(1, num_cores() // self.ranks)
+        name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {self.ranks} ranks")
+        return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self._source())
+
+    def _base_cluster(self, device: Device) -> Cluster:
+        import torch
+
+        link = Link("not measured", 0.0, 1.0)
+        # Processes of one CPU are all on one node, however many they are.
+        devices = torch.cuda.device_count() if self.on_gpu else 64
+        library = "" if self.on_gpu else self.backend
+        return Cluster(NAME, device, max(devices, self.ranks), link, link, source=self._source(), library=library)
+
+    def _profile(self, bare_overhead_s: float, residuals: Sequence[Any]) -> dict[str, str]:
+        from lablib.calibration.machine import machine_text, versions
+
+        about = versions() | {
+            "machine": machine_text(self.on_gpu),
+            "backend": self.backend,
+            "ranks": str(self.ranks),
+            "quick": str(self.quick).lower(),
+            "kernel_overhead_s_without_profiler": f"{bare_overhead_s:.3g}",
+            "link_between_nodes": "not measured: that inside a node",
+        }
+        return about | {f"error_of_{one.part}": str(one) for one in residuals}
+
+
+def _call_s(stamps: Sequence[tuple[int, int]]) -> float:
+    """Seconds of one call from each rank's (start, end): from the last start to the last end."""
+    return max(1, max(end for _, end in stamps) - max(start for start, _ in stamps)) / 1e9

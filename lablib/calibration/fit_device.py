@@ -1,0 +1,211 @@
+"""From measured operations to the figures of a `Device`.
+
+The cost model is asked, never copied: each measurement's prediction comes from `op_cost` under a trial device, and the
+figures are chosen so that predictions meet measurements. In this order, each part with what is known before it:
+
+    dispatch   one small operation in a loop: the overhead of every other measured loop
+    memory     rate = bytes / (time - overhead), its median below and above a size C; C (the cache) is where two rates
+               explain the times best, and no cache where one rate does as well
+    matmul     for each tile and half depth, the peak of each dtype is the median of those that its products imply;
+               tile and half depth are those with the least error. A product that memory limits implies no peak.
+    program    the median over small programs of time / number of launches: `kernel_overhead_s`. It is more than
+               dispatch by what a program does besides: views, autograd, Python, the profiler that watches.
+
+Only peak times efficiency can be measured, so `matmul_efficiency` and `memory_efficiency` are 1 and the peak is what
+large products reach. Errors are relative, medians throughout (robust.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, isfinite, sqrt
+
+from lablib.calibration.cases import Case, PricedOp, predicted_s, priced_ops
+from lablib.calibration.robust import Residual, log_error, log_median, residual
+from lablib.hardware.device import FREE, Device
+
+TILES = ((1, 1), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128, 128), (128, 256))
+_HALF_DEPTHS = (0.0, *(2.0**k for k in range(11)))
+_BETTER = 0.97  # a model with one figure more must have at most this share of the error of the one without
+_VISIBLE = 0.2  # share of the time beyond the overhead from which a measurement says anything of a rate
+_FIRST_PEAK, _MOST_TURNS, _SETTLED = 1e9, 20, 1e-4
+_FEWEST = {"dispatch": 1, "program": 1, "memory": 4, "matmul": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A measured case: the median seconds of one call."""
+
+    case: Case
+    time_s: float
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """A device, and how well it explains each part of what was measured."""
+
+    device: Device
+    residuals: tuple[Residual, ...]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A timing with the operators that the model prices."""
+
+    case: Case
+    ops: list[PricedOp]
+    time_s: float
+
+    def predicted_s(self, device: Device) -> float:
+        return predicted_s(self.ops, device)
+
+    @cached_property
+    def launches(self) -> float:
+        """How often the model charges the overhead: its seconds on a device where nothing else takes time."""
+        return self.predicted_s(replace(FREE, kernel_overhead_s=1.0))
+
+    @cached_property
+    def size_bytes(self) -> float:
+        """The bytes that the model counts: its seconds where a byte takes one and nothing else does."""
+        return self.predicted_s(replace(FREE, memory_bandwidth_bytes_per_s=1.0))
+
+    def beyond_s(self, device: Device) -> float:
+        """What is left of the time after its launches."""
+        return self.time_s - self.launches * device.kernel_overhead_s
+
+
+def fit_device(timings: Iterable[Timing], base: Device) -> DeviceFit:
+    """The figures of a device from measured operations.
+
+    Args:
+        timings: at least one case of dispatch, one program, four memory operations and four products.
+        base: what is known and not measured: name, memory, number of cores.
+
+    Raises:
+        ValueError: times that are not positive numbers, too few of one part, or times that do not grow with size.
+    """
+    parts = _parts(timings)
+    device = replace(base, matmul_efficiency=1.0, memory_efficiency=1.0, matmul_tile=(1, 1), matmul_half_depth=0.0)
+    device = replace(device, kernel_overhead_s=_overhead_s(parts["dispatch"]))
+    device = _with_memory(device, parts["memory"])
+    device = _with_matmul(device, parts["matmul"])
+    whole = replace(device, kernel_overhead_s=_overhead_s(parts["program"]))
+    residuals = [
+        _residual(part, measured, whole if part == "program" else device)
+        for part, measured in parts.items()
+        if measured
+    ]
+    return DeviceFit(whole, tuple(residuals))
+
+
+def _parts(timings: Iterable[Timing]) -> dict[str, list[_Measured]]:
+    parts: dict[str, list[_Measured]] = {"dispatch": [], "program": [], "memory": [], "matmul": [], "elementwise": []}
+    for timing in timings:
+        if not (isfinite(timing.time_s) and timing.time_s > 0):
+            raise ValueError(f"a measured time must be positive seconds: got {timing.time_s} for {timing.case}")
+        parts[timing.case.part].append(_Measured(timing.case, priced_ops(timing.case), timing.time_s))
+    for part, fewest in _FEWEST.items():
+        if len({m.case for m in parts[part]}) < fewest:
+            raise ValueError(f"a fit needs {fewest} or more {part} cases: got {len(parts[part])}; measure more sizes")
+    return parts
+
+
+def _overhead_s(measured: Sequence[_Measured]) -> float:
+    return log_median([m.time_s / m.launches for m in measured])
+
+
+def _with_memory(device: Device, measured: Sequence[_Measured]) -> Device:
+    """The device with bandwidth of memory and, if it shows, size and bandwidth of a cache."""
+    sized = [m for m in measured if m.beyond_s(device) > _VISIBLE * m.time_s]
+    if len(sized) < 2:
+        raise ValueError("no memory operation takes longer than starting it: measure larger sizes")
+    without = replace(device, cache_bytes=0.0, memory_bandwidth_bytes_per_s=_rate(sized, device))
+    best, best_error = without, _BETTER * _error(measured, without)
+    sizes = sorted({m.size_bytes for m in sized})
+    for small, large in zip(sizes[1:], sizes[2:], strict=False):
+        cache_bytes = sqrt(small * large)
+        inside, outside = _rates_around(sized, cache_bytes, device)
+        if inside > outside:
+            trial = replace(
+                device,
+                memory_bandwidth_bytes_per_s=outside,
+                cache_bytes=cache_bytes,
+                cache_bandwidth_bytes_per_s=inside,
+            )
+            if (error := _error(measured, trial)) < best_error:
+                best, best_error = trial, error
+    return best
+
+
+def _rates_around(measured: Sequence[_Measured], cache_bytes: float, device: Device) -> tuple[float, float]:
+    """The rates of what fits into a cache of this size, and of what does not."""
+    inside = [m for m in measured if m.size_bytes <= cache_bytes]
+    outside = [m for m in measured if m.size_bytes > cache_bytes]
+    return _rate(inside, device), _rate(outside, device)
+
+
+def _rate(measured: Sequence[_Measured], device: Device) -> float:
+    return log_median([m.size_bytes / m.beyond_s(device) for m in measured])
+
+
+def _with_matmul(device: Device, measured: Sequence[_Measured]) -> Device:
+    """The device with the peak of each dtype, tile and half depth."""
+    best, best_error = device, inf
+    for tile in TILES:
+        tiled = replace(device, matmul_tile=tile)
+        trial, error = _best_depth(tiled, measured)
+        if error < _BETTER * best_error:
+            best, best_error = trial, error
+    return best
+
+
+def _best_depth(device: Device, measured: Sequence[_Measured]) -> tuple[Device, float]:
+    """The best half depth for one tile: the best of a grid, then of finer and finer grids around it."""
+
+    def at(half_depth: float) -> tuple[Device, float]:
+        trial = _with_peaks(replace(device, matmul_half_depth=half_depth), measured)
+        return trial, _error(measured, trial)
+
+    found = {half_depth: at(half_depth) for half_depth in _HALF_DEPTHS}
+    shallow = found[0.0]
+    factor = 2.0
+    while factor > 1.02:
+        center = min((d for d in found if d), key=lambda d: found[d][1])
+        factor = sqrt(factor)
+        for depth in (center / factor, center * factor):
+            found.setdefault(depth, at(depth))
+    deep = min((pair for depth, pair in found.items() if depth), key=lambda pair: pair[1])
+    return deep if deep[1] < _BETTER * shallow[1] else shallow
+
+
+def _with_peaks(device: Device, measured: Sequence[_Measured]) -> Device:
+    """The device with the peak of each measured dtype: each is scaled by the median of predicted / measured.
+
+    More than one turn, since the time of a tile's start is counted in steps of the fastest dtype.
+    """
+    dtypes = dict.fromkeys(["float32", *(m.case.dtype for m in measured)])
+    endless = replace(device, peak_flops_per_s=dict.fromkeys(dtypes, inf))
+    computing = [m for m in measured if m.predicted_s(endless) < (1 - _VISIBLE) * m.time_s]
+    peaks = dict.fromkeys(dtypes, _FIRST_PEAK)
+    for _ in range(_MOST_TURNS):
+        trial = replace(device, peak_flops_per_s=peaks)
+        ratios: dict[str, list[float]] = {}
+        for m in computing:
+            compute_s = m.predicted_s(trial) - m.launches * device.kernel_overhead_s
+            ratios.setdefault(m.case.dtype, []).append(compute_s / m.beyond_s(device))
+        if "float32" not in ratios:
+            raise ValueError("no float32 product is limited by computing: measure larger ones")
+        scales = {dtype: log_median(ratio) for dtype, ratio in ratios.items()}
+        peaks = {dtype: peaks[dtype] * scale for dtype, scale in scales.items()}
+        if all(abs(scale - 1) < _SETTLED for scale in scales.values()):
+            break
+    return replace(device, peak_flops_per_s=peaks)
+
+
+def _error(measured: Sequence[_Measured], device: Device) -> float:
+    return log_error([m.predicted_s(device) for m in measured], [m.time_s for m in measured])
+
+
+def _residual(part: str, measured: Sequence[_Measured], device: Device) -> Residual:
+    predictions = [m.predicted_s(device) for m in measured]
+    return residual(part, [str(m.case) for m in measured], predictions, [m.time_s for m in measured])

@@ -1,0 +1,56 @@
+"""Which sizes are measured: enough to tell the figures apart, few enough for three minutes (`quick`: for half of one).
+
+dispatch,     a few elements: the time of an operation that has nothing to do
+program
+memory        a factor of four from one size to the next, from 16 kB to far beyond any cache
+matmul        squares for the peak; one shape in growing depth K for `matmul_half_depth`; thin ones for the tile
+network       a factor of 16 from one size to the next, for each collective and for messages
+"""
+
+from lablib.calibration.cases import Case
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+
+
+def device_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[Case]:
+    """Everything to time on one device, in the order of the fit. `dtypes` are those that it can multiply."""
+    return [*program_cases(), *memory_cases(on_gpu, quick), *matmul_cases(dtypes, on_gpu, quick)]
+
+
+def program_cases() -> list[Case]:
+    """Operations of a few elements: one alone, and programs of them."""
+    programs = {"chain": (8,), "backward": (4, 4), "layer": (4, 4)}
+    return [Case("dispatch", "add", (8,)), *(Case("program", kind, shape) for kind, shape in programs.items())]
+
+
+def memory_cases(on_gpu: bool, quick: bool) -> list[Case]:
+    """Streaming operations over sizes, then what else the model prices by its bytes."""
+    largest = 28 if on_gpu else 23  # elements, as powers of two: 1 GB, 32 MB a tensor
+    exponents = range(13, largest + 1, 3 if quick else 2)
+    cases = [Case("memory", kind, (2**k,)) for k in exponents for kind in ("copy", "add in place", "add")]
+    rows = 2**12 if on_gpu else 2**8
+    kinds = ("exp", "softmax") if quick else ("exp", "gelu", "softmax", "layer_norm", "sum")
+    return cases + [Case("elementwise", kind, (rows, columns)) for kind in kinds for columns in (128, 2048)]
+
+
+def matmul_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[Case]:
+    """All shapes in float32, the few that tell a peak in the other dtypes."""
+    scale = 8 if on_gpu else 1  # a GPU needs larger products to be busy
+    squares = [side * scale for side in ((128, 512) if quick else (64, 128, 256, 512, 768))]
+    side = 256 * scale
+    depths = [depth * scale for depth in ((16, 1024) if quick else (8, 16, 32, 64, 128, 1024, 2048))]
+    main: list[tuple[int, ...]] = [(n, n, n) for n in squares] + [(side, depth, side) for depth in depths]
+    few: list[tuple[int, ...]] = [(n, n, n) for n in squares[-2:]] + [(side, depth, side) for depth in depths[::3]]
+    wide, long = 512 * scale, 4096 * scale
+    thin = [(rows, wide, wide) for rows in ((1, 16) if quick else (1, 4, 16, 48))]
+    tall = [(long, 64, 64), (64, 64, long), (64, long, 64)]
+    batched = [(8, 64, 64, 64), (8, 128, 32, 128)]
+    shapes: dict[str, list[tuple[int, ...]]] = {dtype: list(main if dtype == "float32" else few) for dtype in dtypes}
+    shapes["float32"] += thin + ([] if quick else tall) + batched
+    return [Case("matmul", "matmul", shape, dtype) for dtype, group in shapes.items() for shape in group]
+
+
+def message_sizes(quick: bool, on_gpu: bool) -> list[int]:
+    """Bytes of a message or of a collective's whole tensor."""
+    largest = 28 if on_gpu else 23
+    return [2**k for k in range(7, largest + 1, 8 if quick else 4)]

@@ -1,0 +1,44 @@
+"""What a profile says of the machine that it was measured on: processor, memory, versions."""
+
+import os
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+
+import torch
+
+
+def machine_text(on_gpu: bool) -> str:
+    """What computes, for people: "4 x NVIDIA H100" or "AMD EPYC, 2 cores, 25 GB". No name of the host."""
+    if on_gpu:
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return f"{_processor()}, {num_cores()} cores, {total_memory_bytes() / 1e9:.0f} GB"
+
+
+def versions() -> dict[str, str]:
+    """Date and versions of a measurement."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"date": date.today().isoformat(), "torch": torch.__version__, "python": python, "system": platform.system()}
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def total_memory_bytes() -> float:
+    """Memory of the machine; 8 GB where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return 8e9
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,153 @@
+"""What each rank runs to measure: blocks of calls that all ranks make at the same time.
+
+Compute. A case is called n times in a row, with n chosen so that a block takes about `block_s`; all ranks begin a block
+together, and so share cores, caches and memory as they do in a program. One block's figure is its time over n: where
+four ranks share two cores, an operation takes twice what it takes alone, and the mean over a block says so while the
+single call (in or out of its share of the core) does not.
+
+Communication. Each call is timed by itself, after a barrier, by the clock that all processes of a machine share:
+
+    seconds = last rank's end - last rank's start        the model's own definition of a collective's time
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lablib.calibration.cases import Case, precision_of, program_of
+
+Stamps = list[tuple[int, int]]  # (start, end) of each call in nanoseconds of the machine's clock
+
+
+def time_cases(cases: Sequence[Case], block_s: float, blocks: int) -> list[list[float]]:
+    """Seconds a call, block by block, for each case. Every rank of the default group calls this."""
+    return [_time_case(case, block_s, blocks) for case in cases]
+
+
+def _time_case(case: Case, block_s: float, blocks: int) -> list[float]:
+    device = torch.get_default_device()
+    program = program_of(case, device)
+    with precision_of(case):
+        once_s = _agree(_block_s(program, 1, device, warm_up=1), device)
+        calls = max(1, int(block_s / once_s))
+        found = []
+        for _ in range(blocks if once_s < 2 * block_s else 1):  # what is slow anyway need not be repeated
+            dist.barrier()
+            found.append(_block_s(program, calls, device) / calls)
+    return found
+
+
+def _block_s(program: Callable[[], Any], calls: int, device: torch.device, warm_up: int = 0) -> float:
+    for _ in range(warm_up):
+        program()
+    _finish(device)
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        program()
+    _finish(device)
+    return time.perf_counter() - start_s
+
+
+def _agree(seconds: float, device: torch.device) -> float:
+    """The mean over ranks: all must make the same number of calls, or some would run alone at the end."""
+    total = torch.tensor([seconds], device=device)
+    dist.all_reduce(total)
+    return max(total.item() / dist.get_world_size(), 1e-7)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCase:
+    """One communication to time: a collective's name, "barrier", "send" (0 to 1, 2 to 3, ...) or "exchange" (a ring).
+
+    `size_bytes` is S of lablib/cost/collective.py, a multiple of 4 n.
+    """
+
+    name: str
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.size_bytes} B"
+
+
+def time_messages(cases: Sequence[MessageCase], block_s: float, most_calls: int) -> list[Stamps]:
+    """When each call began and ended on this rank, for each case. Every rank of the default group calls this."""
+    return [_time_message(case, block_s, most_calls) for case in cases]
+
+
+def _time_message(case: MessageCase, block_s: float, most_calls: int) -> Stamps:
+    device = torch.get_default_device()
+    program = _message_program(case, device)
+    first = [_stamp(program, device) for _ in range(3)][1:]
+    mean_s = _agree(sum(end - start for start, end in first) / 2e9, device)
+    return [_stamp(program, device) for _ in range(min(most_calls, max(5, int(block_s / mean_s))))]
+
+
+def _stamp(program: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+    dist.barrier()
+    _finish(device)
+    start_ns = time.time_ns()
+    program()
+    _finish(device)
+    return start_ns, time.time_ns()
+
+
+def _message_program(case: MessageCase, device: torch.device) -> Callable[[], Any]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    whole = torch.ones(max(n, case.size_bytes // 4 // n * n), device=device)
+    other = torch.ones_like(whole)
+    shard = whole[: whole.numel() // n].clone()
+    has_peer = rank % 2 == 1 or rank + 1 < n
+    match case.name:
+        case "all_reduce":
+            return lambda: dist.all_reduce(whole)
+        case "all_gather":
+            gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13
+            return lambda: gather(whole, shard)
+        case "reduce_scatter":
+            scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+            return lambda: scatter(shard, whole)
+        case "broadcast":
+            return lambda: dist.broadcast(whole, 0)
+        case "all_to_all":
+            return lambda: dist.all_to_all_single(other, whole)
+        case "barrier":
+            return dist.barrier
+        case "send" if not has_peer:
+            return lambda: None
+        case "send":
+            return (lambda: dist.recv(whole, rank - 1)) if rank % 2 else (lambda: dist.send(whole, rank + 1))
+        case "exchange":
+            return lambda: _exchange(whole, other, (rank + 1) % n, (rank - 1) % n)
+    raise AssertionError(case.name)
+
+
+def _exchange(outgoing: torch.Tensor, incoming: torch.Tensor, to_rank: int, from_rank: int) -> None:
+    ops = [dist.P2POp(dist.isend, outgoing, to_rank), dist.P2POp(dist.irecv, incoming, from_rank)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+
+
+def supported_dtypes() -> tuple[str, ...]:
+    """The dtypes in which this rank's device multiplies matrices."""
+    device = torch.get_default_device()
+    names = ["float32", "float64", "bfloat16", "float16"]
+    found = []
+    for name in names:
+        try:
+            x = torch.ones(8, 8, device=device).to(getattr(torch, name))
+            torch.mm(x, x)
+        except RuntimeError:
+            continue
+        found.append(name)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        found.append("tfloat32")
+    return tuple(found)
