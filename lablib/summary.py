@@ -25,7 +25,6 @@ dtype counts at the float32 peak.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -284,12 +283,9 @@ def _sent_bytes(transfers: Iterable[Transfer], num_ranks: int) -> list[float]:
 
 
 def _peaks(memory: Memory | None, num_ranks: int) -> tuple[float, ...] | None:
-    if memory is None or not memory.blocks:
+    if memory is None or not len(memory):
         return None
-    blocks = defaultdict(list)
-    for block in memory.blocks:
-        blocks[block.rank].append(block)
-    return tuple(float(Memory(tuple(blocks[rank]), num_ranks).peak_bytes(rank)) for rank in range(num_ranks))
+    return tuple(float(memory.peak_bytes(rank)) for rank in range(num_ranks))
 
 
 def _each(values: Iterable[float], steps: int) -> tuple[float, ...]:
