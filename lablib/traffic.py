@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    import plotly.graph_objects as go
+
+Routes = Mapping[tuple[int, int], float]  # (from, to) -> bytes, global ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class Transfer:
         start_s, end_s: when the transfer ran (first start, last end), seconds since the launch.
         issued_s: when each of `ranks` made the call, in the same order; empty where it is not known. A transfer starts
             when the last has come: the others have waited since then, if they had nothing else to do.
+        route: works out who sent how much to whom, when it is called; None where that is not known: real libraries do
+            not tell.
     """
 
     group: str
@@ -34,6 +42,25 @@ class Transfer:
     start_s: float
     end_s: float
     issued_s: tuple[float, ...] = ()
+    route: Callable[[], Routes] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether it is known who sent how much to whom."""
+        return self.route is not None or self.name == "send" or not any(self.sent_bytes)
+
+    @property
+    def routes(self) -> Routes:
+        """(from, to) -> bytes between two ranks. Where it is not known, as if each rank sent to the next of the group.
+
+        What leaves each rank adds up to its `sent_bytes`.
+        """
+        if self.route is not None:
+            return self.route()
+        n = len(self.ranks)
+        # A rank's message to itself (n = 1, or one that sends to itself) leaves nothing.
+        following = (*self.ranks[1:], self.ranks[0]) if n else ()
+        return {(a, b): sent for a, b, sent in zip(self.ranks, following, self.sent_bytes, strict=True) if sent}
 
 
 @dataclass(frozen=True)
@@ -50,6 +77,49 @@ class Traffic:
             for member, sent in zip(transfer.ranks, transfer.sent_bytes, strict=True)
             if rank is None or member == rank
         )
+
+    def matrix(self, num_ranks: int | None = None) -> np.ndarray:
+        """Bytes from each rank (row) to each other one (column), as an array [ranks, ranks].
+
+        Args:
+            num_ranks: how many ranks the run had; None: up to the last one that took part in a communication.
+
+        Raises:
+            ValueError: if a transfer names a rank beyond `num_ranks`.
+        """
+        import numpy as np
+
+        last = max((rank for transfer in self.transfers for rank in transfer.ranks), default=-1)
+        size = last + 1 if num_ranks is None else num_ranks
+        if last >= size:
+            raise ValueError(f"num_ranks must cover every rank of the traffic: got {size}, found rank {last}.")
+        total = np.zeros((size, size))
+        for routes, count in self._routes():
+            pairs = np.array(list(routes), dtype=int).reshape(-1, 2)
+            total[pairs[:, 0], pairs[:, 1]] += count * np.fromiter(routes.values(), float, len(routes))
+        return total
+
+    def _routes(self) -> Iterator[tuple[Routes, int]]:
+        """The routes of every transfer, those of equal ones once, with how often they were taken."""
+        # A training step repeats few collectives often, and working out the routes of a thousand ranks takes a while.
+        known = Counter(transfer.route for transfer in self.transfers if transfer.route is not None)
+        for route, count in known.items():
+            yield route(), count
+        for transfer in self.transfers:
+            if transfer.route is None:
+                yield transfer.routes, 1
+
+    @property
+    def devices_per_node(self) -> int | None:
+        """How many ranks a node has, where the simulator told; None where nobody did."""
+        networks = (getattr(transfer.route, "network", None) for transfer in self.transfers)
+        return next((network.cluster.devices_per_node for network in networks if network is not None), None)
+
+    def figure(self, **options: Any) -> go.Figure:
+        """Who sent how much to whom, as a heat map."""
+        from lablib.figures import figure_traffic_matrix
+
+        return figure_traffic_matrix(self, **options)
 
     def count(self, name: str) -> int:
         """How many calls of this name ("all_reduce", "send", ...) there were."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib import launch
 from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer
 from lablib.timeline import length, overlap, union
 from lablib.traffic import short_ranks
@@ -213,6 +214,65 @@ def test_bytes_that_left_each_rank_add_up_to_those_that_left_all(some):
             by_hand[rank] += transfer.sent_bytes[place]
     assert [traffic.sent_bytes(rank) for rank in range(6)] == by_hand
     assert traffic.sent_bytes() == sum(by_hand) and traffic.sent_bytes(99) == 0
+
+
+@given(TRANSFERS)
+def test_a_matrix_of_traffic_has_the_bytes_that_left_each_rank_as_the_sums_of_its_rows(some):
+    traffic = Traffic(tuple(some))
+    matrix = traffic.matrix(6)
+    assert matrix.shape == (6, 6)
+    assert matrix.sum(axis=1).tolist() == [traffic.sent_bytes(rank) for rank in range(6)]
+
+
+def test_where_the_routes_are_not_known_each_rank_sends_to_the_next_of_its_group():
+    transfer = Transfer("dp", "all_reduce", (4, 1, 3), "nccl", 8.0, (10.0, 20.0, 0.0), 0.0, 1.0)
+    assert transfer.routes == {(4, 1): 10.0, (1, 3): 20.0} and not transfer.is_routed
+    send = Transfer("world", "send", (2, 0), "gloo", 8.0, (8.0, 0.0), 0.0, 1.0)
+    assert send.routes == {(2, 0): 8.0} and send.is_routed
+    barrier = Transfer("world", "barrier", (0, 1), "nccl", 0.0, (0.0, 0.0), 0.0, 1.0)
+    assert barrier.routes == {} and barrier.is_routed
+
+
+def test_routes_are_worked_out_when_somebody_asks_and_once_for_equal_transfers():
+    asked = []
+
+    def route():
+        asked.append(1)
+        return {(0, 1): 5.0, (1, 0): 7.0}
+
+    some = [Transfer("dp", "all_reduce", (0, 1), "ring", 8.0, (5.0, 7.0), 0.0, 1.0, route=route)] * 3
+    traffic = Traffic(tuple(some))
+    assert traffic.sent_bytes() == 36 and not asked
+    assert traffic.matrix().tolist() == [[0, 15], [21, 0]] and len(asked) == 1
+    assert some[0].is_routed and Traffic().matrix().shape == (0, 0) and Traffic().matrix(2).sum() == 0
+    with pytest.raises(ValueError, match="found rank 1"):
+        traffic.matrix(1)
+
+
+def _one_of_each(size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank, n, x = dist.get_rank(), dist.get_world_size(), torch.ones(size)
+    dist.all_reduce(x)
+    dist.broadcast(x, src=3)
+    dist.all_gather([torch.empty(size) for _ in range(n)], x)
+    dist.all_to_all_single(torch.empty(n), torch.ones(n))
+    pair = dist.new_group([2, 9])
+    if rank in (2, 9):
+        dist.all_reduce(x, group=pair)
+    if rank == 0:
+        dist.send(x, dst=5)
+    if rank == 5:
+        dist.recv(x, src=0)
+
+
+def test_a_simulated_run_knows_who_sent_how_much_to_whom():
+    run = launch(_one_of_each, 4096, ranks=16, cluster="dgx-h100")
+    matrix = run.traffic.matrix(16)
+    assert matrix.sum(axis=1) == pytest.approx([run.traffic.sent_bytes(rank) for rank in range(16)], rel=1e-12)
+    assert all(transfer.is_routed for transfer in run.traffic.transfers) and run.traffic.devices_per_node == 8
+    assert matrix[2, 9] >= 4 * 4096 and matrix[0, 5] >= 4 * 4096 and matrix.trace() == 0
 
 
 @given(TRANSFERS)

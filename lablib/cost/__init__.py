@@ -16,6 +16,7 @@ One collective on one group of ranks:
 network.py      the edges that the rounds of a collective travel over
 collective.py   one collective, by algorithm: alpha-beta
 library.py      what a library does that has no choice of algorithms: gloo
+routes.py       who sends how much to whom in it
 """
 
 from lablib.cost.attention import attention_time_s

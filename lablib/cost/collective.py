@@ -23,7 +23,7 @@ Simplified: no pipelining of a tree in chunks, no reduction arithmetic, no conge
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, log2
 
 from lablib.cost.network import GroupNetwork, Round
@@ -41,12 +41,14 @@ class CollectiveCost:
         sent_bytes: bytes that leave each rank, in group order.
         latency_s: the part of `time_s` that no bandwidth shortens: the call, and alpha of the slowest edge of each
             round.
+        route: who sends how much to whom, worked out when called (routes.py); None where nobody asked for it.
     """
 
     algorithm: str
     time_s: float
     sent_bytes: tuple[float, ...]
     latency_s: float = 0.0
+    route: Callable[[], Mapping[tuple[int, int], float]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def transfer_s(self) -> float:

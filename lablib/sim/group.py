@@ -15,7 +15,7 @@ which receives were posted. One message occupies the sender's output port and th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
+from lablib.cost.routes import Route
 from lablib.errors import CollectiveMismatchError, Wait
 from lablib.run import Transfer
 from lablib.sim.call import Call, Joined
@@ -184,6 +185,7 @@ class Group:
                 start_s,
                 end_s,
                 tuple(joined.issue_s for joined in arrived),
+                cost.route,
             )
         )
         self._complete(call)
@@ -191,7 +193,8 @@ class Group:
     def _cost(self, kind: str, size_bytes: float, root: int) -> CollectiveCost:
         key = (kind, size_bytes, root)
         if key not in self._costs:
-            self._costs[key] = self._price(kind, size_bytes, self.network, root=root)
+            cost = self._price(kind, size_bytes, self.network, root=root)
+            self._costs[key] = replace(cost, route=Route(kind, cost.algorithm, self.network, size_bytes, root))
         return self._costs[key]
 
     # ---- point to point ----

@@ -52,6 +52,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "efficiency": figures.figure_scaling(ranks, {"ddp": [1.0, 0.95, 0.9, 0.8]}),
         "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
         "traffic": figures.figure_traffic(examples.some_traffic(), 4),
+        "traffic matrix": figures.figure_traffic_matrix(examples.some_traffic(), 4, devices_per_node=2),
         "waits": figures.figure_waits(deadlock),
         "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),

@@ -1,0 +1,112 @@
+"""The traffic matrix: its squares are the bytes between ranks, in blocks where ranks are many; its sentence is true."""
+
+# plotly and ipywidgets make their properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lablib import launch
+from lablib.cost import GroupNetwork
+from lablib.cost.routes import Route
+from lablib.figures import describe, figure_traffic_matrix, table
+from lablib.hardware import find_cluster
+from lablib.run import Traffic, Transfer
+
+
+def ring(ranks: range, size: float, cluster: str = "dgx-h100") -> Transfer:
+    """An all-gather of this many bytes by ring: each rank sends (n-1)/n of them to the next."""
+    route = Route("all_gather", "ring", GroupNetwork(find_cluster(cluster), ranks), size)
+    sent = (len(ranks) - 1) / len(ranks) * size
+    return Transfer("world", "all_gather", tuple(ranks), "ring", size, (sent,) * len(ranks), 0.0, 1.0, route=route)
+
+
+def send(a: int, b: int, size: float) -> Transfer:
+    return Transfer("world", "send", (a, b), "direct", size, (size, 0.0), 0.0, 1.0)
+
+
+def test_each_square_is_the_bytes_from_its_row_to_its_column():
+    traffic = Traffic((ring(range(4), 4e6), send(0, 2, 1e6), send(0, 2, 1e6)))
+    figure = figure_traffic_matrix(traffic)
+    (heat,) = figure.data
+    drawn = np.nan_to_num(np.array(heat.z, dtype=float)) * 1e6
+    np.testing.assert_allclose(drawn, traffic.matrix())
+    assert heat.colorbar.title.text == "bytes (MB)"
+    assert np.isnan(np.array(heat.z, dtype=float)[0, 0]), "nothing sent is no colour"
+    assert heat.hovertext[0][2] == "<b>rank 0 to rank 2</b><br>2 MB"
+    assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1]  # rank 0 on top
+    rows = table(figure).to_dict("records")
+    assert len(rows) == 5 and {"from": "0", "to": "2", "bytes (B)": 2e6} in rows
+    assert describe(figure) == (
+        "4 ranks send 14 MB to each other over 5 pairs; the most between two, 3 MB, goes from rank 0 to 1."
+    )
+
+
+def test_colours_are_logarithmic_where_sizes_are_far_apart():
+    figure = figure_traffic_matrix(Traffic((send(0, 1, 1e3), send(1, 0, 1e9))))
+    (heat,) = figure.data
+    assert (heat.z[0][1], heat.z[1][0]) == pytest.approx((3, 9))
+    assert dict(zip(heat.colorbar.tickvals, heat.colorbar.ticktext, strict=True))[6.0] == "1 MB"
+
+
+def test_lines_stand_between_nodes_and_the_sentence_says_what_leaves_them():
+    figure = figure_traffic_matrix(Traffic((ring(range(24), 24e6),)))  # 8 devices a node
+    assert sorted(shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1) == [7.5, 15.5]
+    assert sorted(shape.y0 for shape in figure.layout.shapes if shape.y0 == shape.y1) == [7.5, 15.5]
+    assert describe(figure).endswith("; 12% of the bytes leave their node.")  # 3 of 24 messages
+    assert not figure_traffic_matrix(Traffic((send(0, 9, 1.0),))).layout.shapes
+    assert len(figure_traffic_matrix(Traffic((send(0, 9, 1.0),)), devices_per_node=4).layout.shapes) == 4
+
+
+def test_many_ranks_are_drawn_in_blocks_that_keep_every_byte():
+    traffic = Traffic((ring(range(1024), 1024e3),))
+    figure = figure_traffic_matrix(traffic)
+    cells = table(figure)
+    assert cells["bytes (B)"].sum() == pytest.approx(traffic.sent_bytes())
+    # Blocks are whole nodes: 128 of them. Seven of eight messages stay in theirs.
+    inside = cells[cells["from"] == cells["to"]]
+    assert len(inside) == 128 and inside["bytes (B)"].sum() == pytest.approx(traffic.sent_bytes() * 7 / 8)
+    assert cells["from"].iloc[0] == "0-7" and figure.layout.xaxis.title.text == "to ranks (first of 8)"
+    assert describe(figure).endswith("A square stands for 8 x 8 ranks.")
+    assert len(figure.to_json()) < 2e6
+
+
+def test_routes_that_nobody_told_are_drawn_as_a_ring_and_the_sentence_says_so(examples):
+    figure = figure_traffic_matrix(examples.some_traffic(), 4)
+    # 5 all-reduces of 1.5 MB a rank, a broadcast of 2 and 1 MB, and a send of 3 MB.
+    rows = {(row["from"], row["to"]): row["bytes (B)"] for row in table(figure).to_dict("records")}
+    assert rows == {("0", "1"): 9.5e6, ("1", "2"): 11.5e6, ("2", "3"): 7.5e6, ("3", "0"): 7.5e6}
+    assert "6 of 7 communications (92% of the bytes) do not tell who sent to whom: they are drawn as a ring" in (
+        describe(figure)
+    )
+
+
+def test_nothing_sent_is_said():
+    assert describe(figure_traffic_matrix(Traffic(), 3)) == "Nothing was sent between the 3 ranks."
+    assert describe(figure_traffic_matrix(Traffic())) == "Nothing was sent between ranks."
+
+
+def test_impossible_choices_are_refused():
+    with pytest.raises(ValueError, match="num_ranks must cover"):
+        figure_traffic_matrix(Traffic((send(0, 4, 1.0),)), 4)
+    with pytest.raises(ValueError, match="devices_per_node must be at least 1"):
+        figure_traffic_matrix(Traffic(), 4, devices_per_node=0)
+
+
+def _shift() -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x, y = torch.ones(250), torch.empty(250)
+    for work in (dist.isend(x, (rank + 1) % n), dist.irecv(y, (rank - 1) % n)):
+        assert work is not None
+        work.wait()
+
+
+def test_a_run_draws_its_own_traffic():
+    figure = launch(_shift, ranks=4).traffic.figure(title="A shift")
+    rows = table(figure).to_dict("records")
+    assert rows == [{"from": str(r), "to": str((r + 1) % 4), "bytes (B)": 1000.0} for r in range(4)]
+    assert figure.layout.title.text == "A shift"
