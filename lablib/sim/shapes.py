@@ -14,19 +14,19 @@ A program that asks for a value (`item`, `tolist`, `if loss > 1`, `nonzero`) get
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
 from lablib.sim.meta_kernels import META, needs_value
+from lablib.sim.replaced import replaced
 
 # Code that computes with values on behalf of the program: what its calls make is real.
 _NEEDS_VALUES = (
@@ -147,42 +147,27 @@ def _attention(
     return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
-def _real(tensor: Tensor) -> Tensor:
-    """A real tensor of that size that takes no memory to speak of."""
-    return torch.empty_strided(tensor.shape, [0] * tensor.dim(), dtype=tensor.dtype, device="cpu")
-
-
 @contextmanager
 def torch_without_values() -> Iterator[None]:
     """Change, for the time of a run, what torch does where no mode sees it."""
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-    attend, verify = F.scaled_dot_product_attention, dist._verify_params_across_processes  # pyright: ignore
-
     engine = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
     devices = _foreach_utils._get_foreach_kernels_supported_devices()
 
     def attention(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return (_attention if query.is_meta else attend)(query, *args, **kwargs)
-
-    def verify_sizes(group: Any, params: list[Tensor], *rest: Any) -> Any:
-        """DDP's check that all ranks have the same parameters sends their sizes around, on the parameters' device."""
-        return verify(group, [_real(p) if p.is_meta else p for p in params], *rest)
+        return (_attention if query.is_meta else _ATTENTION)(query, *args, **kwargs)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         """`backward` is a torch function itself, and inside one the mode rests; the program's hooks run there."""
         with OnMeta():
             return engine(*args, **kwargs)
 
-    with ExitStack() as patches:
-        for owner, name, changed in (
-            (F, "scaled_dot_product_attention", attention),
-            (dist, "_verify_params_across_processes", verify_sizes),
-            (torch.autograd, "_engine_run_backward", run_backward),
-            # Foreach kernels are for the devices of this list, and for the CPU; "meta" stands for one of them.
-            (_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*devices, "meta"]),
-            (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),  # here they are as they should be
-        ):
-            patches.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, changed)
+    with replaced(
+        (F, "scaled_dot_product_attention", attention),
+        (torch.autograd, "_engine_run_backward", run_backward),
+        # Foreach kernels are for the devices of this list, and for the CPU; "meta" stands for one of them.
+        (_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*devices, "meta"]),
+        (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),  # here they are as they should be
+    ):
         yield

@@ -29,12 +29,14 @@ from lablib.hardware.device import FREE
 from lablib.ledger import Blocks, Memory
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
+from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.faults import Faults
 from lablib.sim.group import Group
 from lablib.sim.ledger import Books, watched_resizes
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier
 from lablib.sim.rank import ProcessState, Rank
+from lablib.sim.replaced import replaced
 from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
 from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.source import program_line
@@ -261,14 +263,16 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     if "SIM" not in plugins:
         dist.Backend.register_backend("sim", make_group, extended_api=True, devices=["cpu", "cuda"])
     dist.Backend._plugins["SIM"] = dist.Backend._BackendPlugin(make_group, True)
-    torchs_own = c10d.monitored_barrier
     _set_thread_isolation_mode(True)
-    dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier  # type: ignore[assignment]
+    own_answers = replaced(
+        (dist, "monitored_barrier", monitored_barrier),
+        (c10d, "monitored_barrier", monitored_barrier),
+        (dist, "_verify_params_across_processes", verify_params_across_processes),
+    )
     try:
-        with warnings.catch_warnings(), watched_resizes():
+        with warnings.catch_warnings(), watched_resizes(), own_answers:
             yield
     finally:
-        dist.monitored_barrier = c10d.monitored_barrier = torchs_own
         _set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         state.restore(ranks)
