@@ -5,12 +5,16 @@ Read in this order:
     scheduler.py       ranks take turns; a deadlock is a fact
     rank.py            what one rank has for itself
     source.py          the line of the program that made a call
+    event.py           what can be waited for: the data, and the end
     call.py            one collective: who has joined, and do they agree
     exchange.py        what each collective does with its tensors
     reduce.py          sums in rank order
     port.py            one end of a wire: one message at a time
+    wires.py           which wires a transfer uses
+    network.py         transfers under way on one wire share it
     group.py           where members meet: collectives, sends and receives, and their times
     work.py            waiting
+    pending.py         results that are waited for when they are touched
     process_group.py   torch.distributed's view of it all
     store.py           the key-value store
     clock.py           the price of every operator

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from lablib.errors import CollectiveMismatchError, Wait
+from lablib.sim.event import Event
 from lablib.sim.source import Source
 
 # What all ranks must give alike, as (label, value) pairs: (("dtype", torch.float32), ("shape", (4,)), ...)
@@ -37,17 +38,14 @@ class Joined:
         return f"called {self.name}({given}){self.handling}"
 
 
-@dataclass(slots=True)
-class Call:
+@dataclass(slots=True, eq=False)
+class Call(Event):
     """A collective in the making.
 
     Attributes:
         name: the collective, as in `torch.distributed`.
         index: how many calls of the group came before.
-        joined: by group rank.
-        is_done, end_s: set when the last rank has joined.
-        waiters: global ranks to wake then.
-        stopped: why it never ends, where a fault sees to that.
+        joined: by group rank, until all have.
     """
 
     group_label: str
@@ -55,10 +53,6 @@ class Call:
     name: str
     index: int
     joined: dict[int, Joined] = field(default_factory=dict)
-    is_done: bool = False
-    end_s: float = 0.0
-    waiters: list[int] = field(default_factory=list)
-    stopped: str = ""
 
     def join(self, group_rank: int, newcomer: Joined) -> CollectiveMismatchError | None:
         """Add a rank. Returns the error when it does not agree with those who came before."""

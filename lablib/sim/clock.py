@@ -195,9 +195,7 @@ class Clock(TorchDispatchMode):
         """An operator that touches the result of a communication waits for it, as a stream would."""
         for tensor in tensors_in((*args, *kwargs.values())):
             if tensor.layout == torch.strided:
-                end_s = self._rank.pending.pop(tensor.untyped_storage()._cdata, None)
-                if end_s is not None:
-                    self._rank.join(end_s)
+                self._rank.pending.join(tensor)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """The program called `resize_` of a storage."""

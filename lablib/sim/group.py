@@ -1,10 +1,10 @@
 """A process group as its members share it: where they meet, what moves, and when.
 
-Collectives. Members meet by counting calls (call.py). When the last one joins, the tensors move (exchange.py) and the
-time is fixed:
+Collectives. Members meet by counting calls (call.py). When the last one joins, the tensors move (exchange.py), and the
+network is told what is under way on which wires (network.py), which says later when it was over:
 
     start = max over members of (when it issued the call, when its stream of this group is free)
-    end   = start + cost of the collective (lablib/cost)
+    end   = start + cost of the collective (lablib/cost); later, when something else uses the same wires
 
 Point to point. A send and a receive are a rendezvous: the bytes move when both are posted, as in NCCL and in gloo
 (whose sender waits until the receiver is ready). A receive matches the sends of its source and tag in the order in
@@ -12,10 +12,14 @@ which receives were posted. One message occupies the sender's output port and th
 (NVLink, NIC) for alpha + S beta: the one-port model, full duplex.
 
     start = the first moment after both were issued from which both ports are free for so long (port.py)
+
+What is planned in that way is pushed back when a collective on the same wires slows a message down.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -27,16 +31,19 @@ from lablib.cost.routes import Route
 from lablib.errors import CollectiveMismatchError, Wait
 from lablib.run import Transfer
 from lablib.sim.call import Call, Joined
+from lablib.sim.event import Event
+from lablib.sim.network import Flow, Network
 from lablib.sim.port import first_common_gap
 from lablib.sim.rank import Rank
 from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source
+from lablib.sim.wires import collective_wires, pair_wires
 
 ANY_SOURCE = -1
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class Message(Event):
     """One posted send or receive. `peer` is a group rank, or ANY_SOURCE."""
 
     kind: str
@@ -44,17 +51,13 @@ class Message:
     member: int
     peer: int
     tag: int
-    tensor: Tensor
+    tensor: Tensor | None  # until it has moved
     issue_s: float
     phase: str
     source: Source
     peer_label: str
     group_label: str
-    is_done: bool = False
-    end_s: float = 0.0
     matched: int = ANY_SOURCE
-    waiters: list[int] = field(default_factory=list)
-    stopped: str = ""
 
     def describe(self, rank: int, source: Source, verb: str = "waits in") -> Callable[[], Wait]:
         def wait() -> Wait:
@@ -98,6 +101,21 @@ class Faults(Protocol):
     ) -> str: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Collective:
+    """A collective whose tensors have moved, on its way over the wires."""
+
+    call: Call
+    kind: str
+    root: int
+    cost: CollectiveCost
+    size_bytes: float
+    wires: int
+    issues_s: tuple[float, ...]
+    phases: tuple[str, ...]
+    sources: tuple[Source, ...]
+
+
 class Group:
     """What the members of one process group share.
 
@@ -105,6 +123,7 @@ class Group:
         label: "world", the description given to `new_group`, or the list of ranks.
         ranks: the members, in group order.
         network: their edges on the cluster.
+        wires: what else is under way on the same wires.
         scheduler: to wake those who wait.
         transfers: where finished communications are written down.
         faults: those of the run, if it has any.
@@ -115,6 +134,7 @@ class Group:
         label: str,
         ranks: Sequence[Rank],
         network: GroupNetwork,
+        wires: Network,
         scheduler: Scheduler,
         transfers: list[Transfer],
         faults: Faults | None = None,
@@ -123,14 +143,17 @@ class Group:
         self.members = list(ranks)
         self.network = network
         self.global_ranks = tuple(member.rank for member in ranks)
+        self._wires = wires
         self._scheduler = scheduler
         self._transfers = transfers
         self._calls: dict[int, Call] = {}
         self._num_calls = [0] * len(ranks)
-        self._stream_free_s = [0.0] * len(ranks)
+        self._stream: deque[_Collective] = deque()  # the first is under way
+        self._stream_free_s = 0.0
         self._sends: list[list[Message]] = [[] for _ in ranks]  # by receiver
         self._receives: list[list[Message]] = [[] for _ in ranks]  # by receiver
         self._costs: dict[tuple[str, float, int], CollectiveCost] = {}
+        self._wire_sets: dict[tuple[str, str, int], int] = {}
         self._faults = faults
         self._price = faults.cost if faults else collective_cost
         self._stopped: list[Stopped] = []
@@ -146,7 +169,7 @@ class Group:
         kind: str,
         root: int = 0,
     ) -> Call:
-        """One member joins its next call. The last to come moves the tensors and fixes the time."""
+        """One member joins its next call. The last to come moves the tensors."""
         index = self._num_calls[member]
         self._num_calls[member] += 1
         call = self._calls.get(index)
@@ -161,34 +184,65 @@ class Group:
             # tensors made in it may not be written outside.
             with torch.inference_mode(), torch._C._DisableTorchDispatch():
                 move(arrived)
-            self._finish(call, arrived, kind, size_bytes(arrived), root)
+            call.joined.clear()
+            self._issue(call, arrived, kind, size_bytes(arrived), root)
         return call
 
-    def _finish(self, call: Call, arrived: list[Joined], kind: str, size_bytes: float, root: int) -> None:
+    def _issue(self, call: Call, arrived: list[Joined], kind: str, size_bytes: float, root: int) -> None:
+        """All have joined: the collective follows the others of this group, on their communication streams."""
         cost = self._cost(kind, size_bytes, root)
-        start_s = max(max(j.issue_s, free_s) for j, free_s in zip(arrived, self._stream_free_s, strict=True))
-        call.end_s = end_s = start_s + cost.time_s
-        if self._faults and self._stops(call, arrived, kind, cost.algorithm, root, start_s, end_s):
-            return
-        self._stream_free_s = [end_s] * len(arrived)
-        stream = f"comm:{self.label}"
-        for member, joined in zip(self.members, arrived, strict=True):
-            member.communicate(stream, call.name, joined.phase, start_s, end_s, size_bytes, joined.source)
+        self._stream.append(
+            _Collective(
+                call,
+                kind,
+                root,
+                cost,
+                size_bytes,
+                self._wire_set(kind, cost.algorithm, root),
+                issues_s=tuple(joined.issue_s for joined in arrived),
+                phases=tuple(joined.phase for joined in arrived),
+                sources=tuple(joined.source for joined in arrived),
+            )
+        )
+        if len(self._stream) == 1:
+            self._start_next()
+        self._wake_for_data(call)
+
+    def _start_next(self) -> None:
+        first = self._stream[0]
+        cost = first.cost
+        start_s = max(self._stream_free_s, *first.issues_s)
+        # What has no bytes does not use the wires, whatever rounding leaves of the difference.
+        transfer_s = max(0.0, cost.transfer_s) if first.size_bytes else 0.0
+        self._wires.start(Flow(start_s, cost.time_s, transfer_s, first.wires, self._finish))
+
+    def _finish(self, start_s: float, end_s: float) -> None:
+        done = self._stream.popleft()
+        self._stream_free_s = end_s
+        if self._stream:
+            self._start_next()
+        if not self._stops(done, start_s, end_s):
+            self._record(done, start_s, end_s)
+            self._wake_for_end(done.call, end_s)
+
+    def _record(self, done: _Collective, start_s: float, end_s: float) -> None:
+        name, stream = done.call.name, f"comm:{self.label}"
+        for member, phase, source in zip(self.members, done.phases, done.sources, strict=True):
+            member.communicate(stream, name, phase, start_s, end_s, done.size_bytes, source)
         self._transfers.append(
             Transfer(
                 self.label,
-                call.name,
+                name,
                 self.global_ranks,
-                cost.algorithm,
-                size_bytes,
-                cost.sent_bytes,
+                done.cost.algorithm,
+                done.size_bytes,
+                done.cost.sent_bytes,
                 start_s,
                 end_s,
-                tuple(joined.issue_s for joined in arrived),
-                cost.route,
+                done.issues_s,
+                done.cost.route,
             )
         )
-        self._complete(call)
 
     def _cost(self, kind: str, size_bytes: float, root: int) -> CollectiveCost:
         key = (kind, size_bytes, root)
@@ -196,6 +250,13 @@ class Group:
             cost = self._price(kind, size_bytes, self.network, root=root)
             self._costs[key] = replace(cost, route=Route(kind, cost.algorithm, self.network, size_bytes, root))
         return self._costs[key]
+
+    def _wire_set(self, kind: str, algorithm: str, root: int) -> int:
+        key = (kind, algorithm, root)
+        if key not in self._wire_sets:
+            wires = collective_wires(kind, algorithm, self.network, root)
+            self._wire_sets[key] = self._wires.wires.number(wires)
+        return self._wire_sets[key]
 
     # ---- point to point ----
 
@@ -209,38 +270,61 @@ class Group:
 
     def post_receive(self, message: Message) -> None:
         """Post a receive; it meets the first posted send that fits it; one from anyone the send issued first."""
-        fitting = [send for send in self._sends[message.member] if _fits(send, message)]
+        if message.peer == ANY_SOURCE:
+            self._let_earlier_senders_come(message)
+        fitting = self._fitting_sends(message)
         if not fitting:
             self._receives[message.member].append(message)
             return
         # Posting follows the order in which ranks had their turns; virtual time decides between different senders.
-        send = min(fitting, key=lambda send: send.issue_s) if message.peer == ANY_SOURCE else fitting[0]
+        send = min(fitting, key=_issue_s) if message.peer == ANY_SOURCE else fitting[0]
         self._sends[message.member].remove(send)
         self._transfer(send, message)
 
+    def _let_earlier_senders_come(self, receive: Message) -> None:
+        """Give up the turn until no rank can send anything that is issued before the first send that is there."""
+        at_s = receive.issue_s
+        while True:
+            self._scheduler.give_way(at_s)
+            first_s = min(map(_issue_s, self._fitting_sends(receive)), default=at_s)
+            if first_s <= at_s:
+                return
+            at_s = first_s
+
+    def _fitting_sends(self, receive: Message) -> list[Message]:
+        return [send for send in self._sends[receive.member] if _fits(send, receive)]
+
     def _transfer(self, send: Message, receive: Message) -> None:
-        if send.tensor.dtype != receive.tensor.dtype or send.tensor.numel() != receive.tensor.numel():
+        """Both are posted: the bytes move, and travel when both ports are free."""
+        sent, received = send.tensor, receive.tensor
+        assert sent is not None and received is not None
+        if sent.dtype != received.dtype or sent.numel() != received.numel():
             self._scheduler.fail(_message_mismatch(send, receive))
         with torch.inference_mode(), torch._C._DisableTorchDispatch():
-            receive.tensor.copy_(send.tensor.reshape(receive.tensor.shape))
-        sender, receiver = send.rank, receive.rank
-        edge = self.network.cluster.edge(sender.rank, receiver.rank)
+            received.copy_(sent.reshape(received.shape))
+        send.tensor = receive.tensor = None
+        receive.matched = send.member
+        sender, receiver, cluster = send.rank, receive.rank, self.network.cluster
+        edge = cluster.edge(sender.rank, receiver.rank)
         out_port, in_port = sender.port(f"{edge.level}:out"), receiver.port(f"{edge.level}:in")
-        size_bytes = send.tensor.nbytes
-        time_s = edge.transfer_s(size_bytes)
+        time_s = edge.transfer_s(sent.nbytes)
         start_s = first_common_gap(out_port, in_port, max(send.issue_s, receive.issue_s), time_s)
-        end_s = start_s + time_s
-        if self._faults and self._stops_message(send, receive, start_s, end_s):
+        out_port.occupy(start_s, start_s + time_s)
+        in_port.occupy(start_s, start_s + time_s)
+        wires = self._wires.wires.number(pair_wires(cluster, [(sender.rank, receiver.rank)]))
+        on_end = partial(self._deliver, send, receive, sent.nbytes)
+        transfer_s = max(0.0, time_s - edge.latency_s) if sent.nbytes else 0.0
+        self._wires.start(Flow(start_s, time_s, transfer_s, wires, on_end, (out_port, in_port)))
+        for message in (send, receive):
+            self._wake_for_data(message)
+
+    def _deliver(self, send: Message, receive: Message, size_bytes: float, start_s: float, end_s: float) -> None:
+        if self._stops_message(send, receive, start_s, end_s):
             return
-        out_port.occupy(start_s, end_s)
-        in_port.occupy(start_s, end_s)
-        stream = f"comm:{self.label}"
-        sender.communicate(
-            f"{stream}:send", f"send to {receiver.rank}", send.phase, start_s, end_s, size_bytes, send.source
-        )
-        receiver.communicate(
-            f"{stream}:recv", f"recv from {sender.rank}", receive.phase, start_s, end_s, size_bytes, receive.source
-        )
+        sender, receiver = send.rank, receive.rank
+        for message, name in ((send, f"send to {receiver.rank}"), (receive, f"recv from {sender.rank}")):
+            stream = f"comm:{self.label}:{message.kind}"
+            message.rank.communicate(stream, name, message.phase, start_s, end_s, size_bytes, message.source)
         self._transfers.append(
             Transfer(
                 self.label,
@@ -254,27 +338,28 @@ class Group:
                 (send.issue_s, receive.issue_s),
             )
         )
-        receive.matched = send.member
         for message in (send, receive):
-            message.end_s = end_s
-            self._complete(message)
+            self._wake_for_end(message, end_s)
 
     # ---- faults ----
 
-    def _stops(
-        self, call: Call, arrived: list[Joined], kind: str, algorithm: str, root: int, start_s: float, end_s: float
-    ) -> bool:
-        """Whether a fault keeps the call from ever ending. Those who wait are not woken."""
-        assert self._faults is not None
+    def _stops(self, done: _Collective, start_s: float, end_s: float) -> bool:
+        """Whether a fault keeps a collective from ever ending. Those who wait are not woken."""
+        if self._faults is None:
+            return False
+        call = done.call
         what = f"{call.name} #{call.index} of group {self.label}"
-        call.stopped = self._faults.stop(what, kind, algorithm, self.global_ranks, root, start_s, end_s)
+        call.stopped = self._faults.stop(
+            what, done.kind, done.cost.algorithm, self.global_ranks, done.root, start_s, end_s
+        )
         if call.stopped:
-            joined = tuple((j.rank, j.issue_s, j.phase) for j in arrived)
+            joined = tuple(zip(self.global_ranks, done.issues_s, done.phases, strict=True))
             self._stopped.append(Stopped(self.label, call.name, self.global_ranks, joined, start_s))
         return bool(call.stopped)
 
     def _stops_message(self, send: Message, receive: Message, start_s: float, end_s: float) -> bool:
-        assert self._faults is not None
+        if self._faults is None:
+            return False
         pair = (send.rank.rank, receive.rank.rank)
         what = f"the message from rank {pair[0]} to rank {pair[1]} (tag {send.tag}) of group {self.label}"
         send.stopped = receive.stopped = self._faults.stop(what, "send", "direct", pair, 0, start_s, end_s)
@@ -299,12 +384,25 @@ class Group:
         peers = () if message.peer == ANY_SOURCE else (self.global_ranks[message.peer],)
         return Stopped(self.label, message.kind, (rank, *peers), ((rank, message.issue_s, message.phase),))
 
-    def _complete(self, event: Call | Message) -> None:
+    # ---- waking those who wait ----
+
+    def _wake_for_data(self, event: Event) -> None:
         event.is_done = True
-        for rank in event.waiters:
-            self._scheduler.wake_up(rank, event.end_s)
-        event.waiters.clear()
+        for rank in event.data_waiters:
+            self._scheduler.wake_up(rank)
+        event.data_waiters.clear()
         self._scheduler.progress()
+
+    def _wake_for_end(self, event: Event, end_s: float) -> None:
+        event.end_s, event.is_final = end_s, True
+        for rank in event.end_waiters:
+            self._scheduler.wake_up(rank, end_s)
+        event.end_waiters.clear()
+        self._scheduler.progress()
+
+
+def _issue_s(message: Message) -> float:
+    return message.issue_s
 
 
 def _fits(send: Message, receive: Message) -> bool:
@@ -313,6 +411,7 @@ def _fits(send: Message, receive: Message) -> bool:
 
 def _message_mismatch(send: Message, receive: Message) -> CollectiveMismatchError:
     def text(message: Message, direction: str) -> Wait:
+        assert message.tensor is not None
         what = f"{str(message.tensor.dtype).removeprefix('torch.')}{list(message.tensor.shape)}"
         return Wait(message.rank.rank, f"{message.kind}s {what} {direction} {message.peer_label}", str(message.source))
 

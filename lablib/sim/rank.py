@@ -22,6 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from lablib.rank_state import seed_rank
 from lablib.run import COMPUTE, Span
+from lablib.sim.pending import Pending
 from lablib.sim.port import Port
 from lablib.sim.random_state import RandomStates
 
@@ -102,7 +103,7 @@ class Rank:
         belongings: what else is swapped with the rank's turn, each with `put()` and `take()`.
         ledger: what it holds, while it runs with a clock (ledger.py).
         counts: which storages the ledger counts; None: all. (Host memory is not the device's.)
-        pending: storages written by a communication whose future the program holds -> when they are ready.
+        pending: results under way whose future the program holds.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Rank:
         self.is_priced = True
         self.spans: list[tuple] = []
         self.phases: list[str] = []
-        self.pending: dict[int, float] = {}
+        self.pending = Pending()
         self.ledger: Ledger | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self.belongings: list[Belonging] = []

@@ -2,7 +2,8 @@
 
 A real cluster runs its ranks at the same time, so what one sees of another depends on chance. Here a rank runs until it
 must wait (a collective, a receive, `wait`, `barrier`); then the runnable rank with the smallest virtual clock goes on,
-ties to the lowest rank. From that follow three things:
+ties to the lowest rank; or, when an event on the wires comes before that (network.py), the event happens first: whoever
+runs later can only start what comes after it. From that follow three things:
 
     deterministic    the order depends on the program alone, never on the host
     no locks         nothing else runs while a rank's Python code does
@@ -30,6 +31,7 @@ from lablib.errors import DeadlockError, LaunchError, Wait
 from lablib.sim.source import handling, is_program
 
 THREAD_NAME = "sim rank"
+_AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
 _MAX_IDLE_POLLS = 10_000  # this many polls in a row, with nothing happening in between, are a deadlock
 _SLICE_S = 0.2  # how soon an interrupt is noticed, at the latest
 _STEP_S = 0.02  # how often a rank that is being ended is looked at
@@ -76,6 +78,15 @@ class Turn(Protocol):
     def leave(self) -> None: ...
 
 
+class Network(Protocol):
+    """What happens in virtual time by itself: when next, and let it happen. It wakes those who wait for it."""
+
+    @property
+    def next_s(self) -> float | None: ...
+
+    def advance(self) -> None: ...
+
+
 class _Seat:
     """One rank's thread and what it waits for."""
 
@@ -99,15 +110,23 @@ class Scheduler:
 
     Args:
         turns: one for each rank, in rank order.
+        network: the transfers under way.
         blame: makes the error for a run in which no rank can go on, from a headline and what each waits for.
     """
 
-    def __init__(self, turns: Sequence[Turn], blame: Callable[[str, Sequence[Wait]], LaunchError] = DeadlockError):
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        network: Network,
+        blame: Callable[[str, Sequence[Wait]], LaunchError] = DeadlockError,
+    ):
+        self._network = network
         self._blame = blame
         self._seats = [_Seat(turn) for turn in turns]
-        # A heap of (virtual clock, number of the poll or 0, rank): those who poll come last, in the order of polling.
+        # A heap of (virtual clock, order, rank). Those who poll come last, in the order of polling.
         self._runnable: list[tuple[float, int, int]] = []
-        self._num_polls = 0
+        self._num_polls = _GIVING_WAY
+        self._num_bystanders = 0  # ranks that wait for data and will go on at their own clock, perhaps long ago
         self._num_idle_polls = 0
         self._over = threading.Event()
         self._ending = False
@@ -126,7 +145,7 @@ class Scheduler:
         for seat in self._seats:
             name = f"{THREAD_NAME} {seat.turn.rank}"
             seat.thread = threading.Thread(target=self._thread, args=(seat, body, on_error), name=name, daemon=True)
-            heapq.heappush(self._runnable, (seat.turn.clock_s, 0, seat.turn.rank))
+            heapq.heappush(self._runnable, (seat.turn.clock_s, _AT_ONCE, seat.turn.rank))
         for seat in self._seats:
             assert seat.thread is not None
             seat.thread.start()
@@ -217,7 +236,9 @@ class Scheduler:
         """
         seat = self._seats[self.current]
         seat.waiting, seat.joins, seat.handling = describe, joins, handling()
+        self._num_bystanders += not joins
         self._switch(seat)
+        self._num_bystanders -= not joins
         seat.waiting = None
 
     def poll(self, describe: Callable[[], Wait]) -> None:
@@ -233,6 +254,12 @@ class Scheduler:
         self._switch(seat)
         seat.waiting, seat.is_polling = None, False
 
+    def give_way(self, at_s: float) -> None:
+        """Go on when every rank has gone as far as it can before `at_s`, and until then."""
+        seat = self._seats[self.current]
+        heapq.heappush(self._runnable, (at_s, _GIVING_WAY, seat.turn.rank))
+        self._switch(seat)
+
     def progress(self) -> None:
         """Something happened that a polling rank may see."""
         self._num_idle_polls = 0
@@ -246,12 +273,27 @@ class Scheduler:
         """
         seat = self._seats[rank]
         clock_s = max(seat.turn.clock_s, at_s) if seat.joins else seat.turn.clock_s
-        heapq.heappush(self._runnable, (clock_s, 0, rank))
+        heapq.heappush(self._runnable, (clock_s, _AT_ONCE, rank))
 
     # ---- the baton ----
 
+    def _pass_time(self) -> None:
+        """Let everything happen on the wires that no rank can be in time to change."""
+        while (next_s := self._network.next_s) is not None and self._is_settled(next_s):
+            self._network.advance()
+
+    def _is_settled(self, at_s: float) -> bool:
+        """Whether nobody will start anything before `at_s`, or nobody can before this has happened."""
+        if not self._runnable:
+            return True
+        clock_s, order, _ = self._runnable[0]
+        if order > _GIVING_WAY:
+            return self._num_idle_polls >= len(self._runnable)  # all have looked, and wait for this
+        return at_s <= clock_s and not self._num_bystanders
+
     def _switch(self, seat: _Seat) -> None:
         self.check()
+        self._pass_time()
         if not self._runnable:
             self.fail(self._deadlock())
         if self._runnable[0][2] == seat.turn.rank:
@@ -296,7 +338,9 @@ class Scheduler:
         """This rank's thread is done: hand over, or end the run."""
         if self._ending:
             self._over.set()
-        elif self._runnable:
+            return
+        self._pass_time()
+        if self._runnable:
             self._hand_over(seat)
         elif all(seat.has_finished for seat in self._seats):
             self._over.set()

@@ -34,6 +34,7 @@ from lablib.sim.faults import Faults
 from lablib.sim.group import Group
 from lablib.sim.ledger import Books, watched_resizes
 from lablib.sim.meta_kernels import Answer, MetaKernels
+from lablib.sim.network import Network
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier
 from lablib.sim.rank import ProcessState, Rank
 from lablib.sim.replaced import replaced
@@ -107,7 +108,9 @@ class _Simulation:
             first = cluster.node(rank) * cluster.devices_per_node
             local_size = min(cluster.devices_per_node, num_ranks - first)
             self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
-        self._scheduler = Scheduler(list(self._ranks), self._blame if self._faults else DeadlockError)
+        self._network = Network()
+        blame = self._blame if self._faults else DeadlockError
+        self._scheduler = Scheduler(list(self._ranks), self._network, blame)
         if self._faults:
             self._faults.scheduler = self._scheduler
         self._store = SimStore(self._scheduler)
@@ -201,6 +204,7 @@ class _Simulation:
                 label=_label(members, len(self._ranks), is_default=not options.global_ranks_in_group),
                 ranks=[self._ranks[r] for r in members],
                 network=GroupNetwork(self._cluster, members),
+                wires=self._network,
                 scheduler=self._scheduler,
                 transfers=self._transfers,
                 faults=self._faults,

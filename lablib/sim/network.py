@@ -1,0 +1,186 @@
+"""Transfers under way at the same time on the same wire share it: a discrete-event simulation of the wires.
+
+A transfer is a *flow*: first its latency, which nobody slows; then its bytes, which take `transfer_s` seconds alone. A
+wire that carries k flows gives each of them 1/k of its bandwidth, and a flow is as fast as its fullest wire lets it be:
+
+    speed of a flow = 1 / max over its wires of (flows whose bytes are on that wire)
+
+    alone      |-latency-|====|
+    A          |-latency-|========|           both at half speed until A is over,
+    B          |-latency-|========|==|        then B has the wire for itself
+
+A message also holds the two ports between which it travels, and those planned after it on the same port (port.py) wait
+until it is over: they are pushed back when a collective slows it.
+
+When is an end final? Only when no rank can start something before it any more. So an end is an event in a queue, and
+the scheduler says when virtual time may go on to the next one (scheduler.py). Where no wire is shared a flow ends at
+`start_s + time_s`, to the bit.
+
+Source: processor sharing, Kleinrock, "Queueing Systems", volume 2, 1976, section 4.4; fluid flows over links as in
+Velho, Schnorr, Casanova, Legrand, "On the validity of flow-level TCP network models for grid and cloud simulations",
+ACM TOMACS 23(4), 2013.
+Simplified: equal shares. Where a flow is held up on one of its wires, the others do not take what it leaves there, as
+max-min fairness would let them. A flow that starts before a moment that is past already (a rank that polled, or took a
+future, while the others went on) has had its wires for itself until then.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lablib.sim.port import Port
+from lablib.sim.wires import WireSets
+
+# In this order at one moment: what ends makes room first.
+_END, _START, _BEGIN = range(3)
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One transfer.
+
+    Attributes:
+        start_s: when it starts; later, when a port that it needs is still taken.
+        time_s: seconds it takes alone, latency included.
+        transfer_s: the part of them in which bytes move.
+        wires: number of its set of wires.
+        on_end: told the start and the end, once both are final.
+        ports: what it holds meanwhile: nothing, for a collective.
+    """
+
+    start_s: float
+    time_s: float
+    transfer_s: float
+    wires: int
+    on_end: Callable[[float, float], None]
+    ports: tuple[Port, ...] = ()
+    _left_s: float = 0  # seconds at full speed until its last byte, at the moment `_since_s`
+    _since_s: float = 0
+    _share: int = 0  # flows on its fullest wire; 0: its bytes do not move
+    _was_shared: bool = False
+    _was_held_up: bool = False  # by another message on one of its ports
+    _event: int = -1  # the one that counts, of those in the queue
+
+
+class Network:
+    """The flows under way. `advance` moves virtual time to the next event.
+
+    Attributes:
+        wires: the sets of wires that flows use.
+        now_s: the moment of the last event.
+    """
+
+    def __init__(self) -> None:
+        self.wires = WireSets()
+        self.now_s: float = 0
+        self._events: list[tuple[float, int, int, Flow]] = []
+        self._num_events = 0
+        self._moving: dict[int, list[Flow]] = {}  # by set of wires: the flows whose bytes move
+        self._holders: dict[Port, Flow] = {}
+        self._queues: dict[Port, list[Flow]] = {}
+
+    def start(self, flow: Flow) -> None:
+        """Add a flow; its `on_end` is called from some later `advance`."""
+        if flow.ports:
+            self._schedule(flow.start_s, _START, flow)
+        else:
+            self._schedule(flow.start_s + (flow.time_s - flow.transfer_s), _BEGIN, flow)
+
+    @property
+    def next_s(self) -> float | None:
+        """The moment of the next event; None: there is none."""
+        while self._events and self._events[0][3]._event != self._events[0][2]:
+            heapq.heappop(self._events)
+        return self._events[0][0] if self._events else None
+
+    def advance(self) -> None:
+        """The next event happens, and every other end of the same moment."""
+        assert self.next_s is not None
+        at_s, kind, _, flow = heapq.heappop(self._events)
+        self.now_s = max(self.now_s, at_s)
+        if kind == _START:
+            self._take_ports(flow, at_s)
+        elif kind == _BEGIN:
+            self._begin(flow, at_s)
+        else:
+            over = [flow]
+            while self.next_s == at_s and self._events[0][1] == _END:
+                over.append(heapq.heappop(self._events)[3])
+            self._end(over, at_s)
+
+    def _schedule(self, at_s: float, kind: int, flow: Flow) -> None:
+        self._num_events += 1
+        flow._event = self._num_events
+        heapq.heappush(self._events, (at_s, kind, self._num_events, flow))
+
+    # ---- what happens to a flow, in order ----
+
+    def _take_ports(self, flow: Flow, at_s: float) -> None:
+        if at_s + flow.time_s <= self.now_s:
+            flow.ports = ()  # it fits into a gap of the past
+        busy = next((port for port in flow.ports if port in self._holders), None)
+        if busy is not None:
+            self._queues.setdefault(busy, []).append(flow)
+            flow._was_held_up = True
+            return
+        for port in flow.ports:
+            self._holders[port] = flow
+        flow.start_s = at_s
+        self._schedule(at_s + (flow.time_s - flow.transfer_s), _BEGIN, flow)
+
+    def _begin(self, flow: Flow, at_s: float) -> None:
+        flow._left_s = flow.transfer_s - (self.now_s - at_s)
+        if flow._left_s <= 0:  # no bytes, or all of them in the past
+            self._schedule(flow.start_s + flow.time_s, _END, flow)
+            return
+        self._moving.setdefault(flow.wires, []).append(flow)
+        self._share_out({flow.wires})
+
+    def _end(self, flows: list[Flow], at_s: float) -> None:
+        changed = {flow.wires for flow in flows if flow._share}
+        for flow in flows:
+            if flow._share:
+                self._moving[flow.wires].remove(flow)
+                if not self._moving[flow.wires]:
+                    del self._moving[flow.wires]
+        self._share_out(changed)
+        for flow in flows:
+            self._free_ports(flow, at_s)
+        for flow in flows:
+            flow.on_end(flow.start_s, at_s)
+
+    def _free_ports(self, flow: Flow, at_s: float) -> None:
+        for port in flow.ports:
+            del self._holders[port]
+            if flow._was_shared or flow._was_held_up:
+                port.occupy(flow.start_s, at_s)
+        waiting = [held_up for port in flow.ports for held_up in self._queues.pop(port, [])]
+        for held_up in sorted(waiting, key=lambda flow: (flow.start_s, flow._event)):
+            self._take_ports(held_up, at_s)
+
+    # ---- sharing ----
+
+    def _share_out(self, changed: set[int]) -> None:
+        """New speeds for all flows that share a wire with one of these sets, where something began or ended."""
+        for number in sorted(set().union(*(self._moving_rivals(one) for one in changed))):
+            rivals = self._moving_rivals(number)
+            count = sum(len(self._moving[rival]) for rival in rivals)
+            if count > 2:  # of two flows that share a wire the fullest wire has two
+                count = self.wires.load(number, tuple((r, len(self._moving[r])) for r in sorted(rivals)))
+            for flow in self._moving[number]:
+                if flow._share != count:
+                    self._set_share(flow, count)
+
+    def _moving_rivals(self, number: int) -> list[int]:
+        rivals = self.wires.rivals(number)
+        if len(rivals) < len(self._moving):
+            return [rival for rival in rivals if rival in self._moving]
+        return [other for other in self._moving if other in rivals]
+
+    def _set_share(self, flow: Flow, share: int) -> None:
+        if flow._share:
+            flow._left_s = max(0, flow._left_s - (self.now_s - flow._since_s) / flow._share)
+        flow._since_s, flow._share = self.now_s, share
+        flow._was_shared = flow._was_shared or share > 1
+        end_s = self.now_s + flow._left_s * share if flow._was_shared else flow.start_s + flow.time_s
+        self._schedule(end_s, _END, flow)

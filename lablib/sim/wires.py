@@ -1,0 +1,91 @@
+"""Which wires a transfer uses, and which transfers share one.
+
+A rank has four wires: into and out of its node's interconnect ("intra"), and into and out of its NIC ("inter"). A
+message from a to b uses a's way out and b's way in, of the level between them; a collective those of every message
+that its algorithm is made of (lablib/cost/routes.py).
+
+Simplified: a collective is on all its wires from its first byte to its last, and counts fully on each, though a ring
+across nodes leaves most of the wires inside them idle.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+from lablib.cost import GroupNetwork
+from lablib.cost.routes import routes
+from lablib.hardware.cluster import Cluster
+
+Pair = tuple[int, int]
+
+
+def collective_wires(kind: str, algorithm: str, net: GroupNetwork, root: int = 0) -> frozenset[Hashable]:
+    """The wires of one collective. `kind` and `algorithm` as in the cost model, `root` a group rank."""
+    if kind == "all_to_all":
+        return _all_levels(net)  # what its n (n - 1) messages use
+    return pair_wires(net.cluster, routes(kind, algorithm, net, 1.0, root))
+
+
+def pair_wires(cluster: Cluster, pairs: Iterable[Pair]) -> frozenset[Hashable]:
+    """The wires of messages between these pairs (from, to) of global ranks."""
+    wires = set()
+    for sender, receiver in pairs:
+        if sender != receiver:
+            level = "intra" if cluster.node(sender) == cluster.node(receiver) else "inter"
+            wires |= {(sender, level, "out"), (receiver, level, "in")}
+    return frozenset(wires)
+
+
+def _all_levels(net: GroupNetwork) -> frozenset[Hashable]:
+    outside = ["inter"] if len(net.by_node) > 1 else []
+    return frozenset(
+        (rank, level, way)
+        for members in net.by_node
+        for rank in members
+        for level in (["intra"] if len(members) > 1 else []) + outside
+        for way in ("in", "out")
+    )
+
+
+class WireSets:
+    """Sets of wires by number. What is asked of them again and again is worked out once."""
+
+    def __init__(self) -> None:
+        self._sets: list[frozenset[Hashable]] = []
+        self._number: dict[frozenset[Hashable], int] = {}
+        self._users: dict[Hashable, list[int]] = {}  # by wire: the sets that hold it
+        self._rivals: list[set[int]] = []
+        self._loads: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
+
+    def number(self, wires: frozenset[Hashable]) -> int:
+        """The number of this set: equal sets have the same."""
+        if wires in self._number:
+            return self._number[wires]
+        number = self._number[wires] = len(self._sets)
+        self._sets.append(wires)
+        for wire in wires:
+            self._users.setdefault(wire, []).append(number)
+        rivals = {number}.union(*(self._users[wire] for wire in wires))
+        self._rivals.append(rivals)
+        for rival in rivals:
+            self._rivals[rival].add(number)
+        return number
+
+    def rivals(self, number: int) -> set[int]:
+        """The sets that share a wire with this one, itself included."""
+        return self._rivals[number]
+
+    def load(self, number: int, flows: tuple[tuple[int, int], ...]) -> int:
+        """The number of flows on the fullest wire of a set.
+
+        Args:
+            number: the set.
+            flows: (set, how many flows use it), sorted, for every set under way that shares a wire with it.
+        """
+        key = (number, flows)
+        if key not in self._loads:
+            own, count = self._sets[number], Counter()
+            for other, num_flows in flows:
+                for wire in self._sets[other] & own:
+                    count[wire] += num_flows
+            self._loads[key] = max(count.values())
+        return self._loads[key]
