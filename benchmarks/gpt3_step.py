@@ -9,7 +9,9 @@ Source: Narayanan et al., "Efficient large-scale language model training on GPU 
 
 import argparse
 import resource
+import time
 from functools import partial
+from statistics import mean
 
 import torch
 import torch.distributed as dist
@@ -198,10 +200,24 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a model of toy size")
     options = parser.parse_args()
     program = partial(step, SMALL if options.small else GPT3, options.tensor, options.pipeline, options.micro_batches)
+    began_s = time.process_time()
     run = launch(program, ranks=options.tensor * options.pipeline, cluster=options.cluster, fidelity="shapes")
+    cpu_s = time.process_time() - began_s
     peak_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(run)
-    print(f"simulated in {run.wall_s:.0f} s, {peak_host / 1e9:.2f} GB of this machine, {len(run.timeline):,} spans")
+    summary = run.summary(timeline=run.timeline.without("setup"))
+    print(summary.sentence())
+    assert summary.mfu is not None and summary.hfu is not None
+    print(f"mean over ranks: MFU {mean(summary.mfu):.1%}, HFU {mean(summary.hfu):.1%}")
+    print("stage   peak GB   of which")
+    for stage in range(options.pipeline):
+        rank = stage * options.tensor
+        held = sorted(run.memory.at_peak(rank).items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{category} {size_bytes / 1e9:.2f}" for category, size_bytes in held if size_bytes)
+        print(f"{stage:5}   {run.memory.peak_bytes(rank) / 1e9:7.2f}   {parts}")
+    print(
+        f"simulated in {run.wall_s:.0f} s ({cpu_s:.0f} s of CPU), {peak_host / 1e9:.2f} GB of this machine in all; "
+        f"{len(run.timeline):,} spans, {len(run.memory):,} blocks, {len(run.traffic):,} communications"
+    )
 
 
 if __name__ == "__main__":
