@@ -24,7 +24,7 @@ Simplified: one depth of softmax for every device; no split of the keys over cor
 
 from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.cost.matmul import matmul_time_s
-from lablib.cost.memory import memory_bound_time_s
+from lablib.cost.memory import memory_bound_time_s, stream_time_s
 from lablib.cost.precision import bytes_per_number
 from lablib.errors import unknown_name
 from lablib.hardware.device import Device
@@ -99,7 +99,7 @@ def attention_time_s(
         # Q, K, V in and O out; in backward Q, K, V, O and its gradient in, three gradients out.
         passes = 2 if not backward else 4
         size_bytes = passes * pairs * (queries + keys) * d_head * size
-        return most(compute_s, memory_bound_time_s(size_bytes, device))
+        return most(compute_s, stream_time_s(size_bytes, device))
     scores = matmul_time_s(queries, keys, d_head, dtype, device, batch=pairs)
     values = matmul_time_s(queries, d_head, keys, dtype, device, batch=pairs)
     softmax_s = memory_bound_time_s((3 if backward else 2) * pairs * queries * keys * size, device)

@@ -11,7 +11,8 @@
 So one `_foreach_add_` over 1,000 tensors is 16 launches where a loop is 1,000.
 
 Source: torch, aten/src/ATen/native/cuda/MultiTensorApply.cuh (`depth_to_max_tensors`, `depth_to_max_blocks`,
-`kChunkSize`). Simplified: counted as on a GPU also for a CPU; splits of K, sorts and the like count as one.
+`kChunkSize`; builds for CUDA 12.1 and later hold seven times as many where the driver allows). Simplified: counted as
+on a GPU also for a CPU; splits of K, sorts and the like count as one.
 """
 
 from functools import cache
@@ -54,6 +55,8 @@ def num_kernels(op: Any, args: tuple) -> int:
     ]
     if not lists:
         return 1
-    tensors = -(-len(lists[0]) // _TENSORS_A_LAUNCH[min(len(lists), 5) - 1])
+    # A fused optimizer's numbers of steps, one a tensor, travel beside the lists.
+    depth = len(lists) - op._schema.name.startswith("aten::_fused_")
+    tensors = -(-len(lists[0]) // _TENSORS_A_LAUNCH[min(max(depth, 1), 5) - 1])
     chunks = sum(-(-t.numel() // _CHUNK) for t in tensors_in(lists[0]))
     return max(1, tensors, -(-chunks // _CHUNKS_A_LAUNCH))

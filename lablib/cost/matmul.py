@@ -23,7 +23,7 @@ Simplified: no alignment, no split of K over cores, no clock that sinks under lo
 from functools import cache
 
 from lablib.cost.arrays import Numbers, ceil_div, least, most
-from lablib.cost.memory import memory_bound_time_s
+from lablib.cost.memory import stream_time_s
 from lablib.cost.precision import bytes_per_number
 from lablib.hardware.device import Device
 
@@ -56,11 +56,13 @@ def matmul_time_s(m: Numbers, n: Numbers, k: Numbers, dtype: str, device: Device
 
     Arguments:
         m, n, k, batch: whole numbers, or numpy arrays of them.
-        dtype: "float64", "float32", "tfloat32", "float16", "bfloat16" or "float8", of operands and result alike.
+        dtype: "float64", "float32", "tfloat32", "float16", "bfloat16" or "float8": that of the operands. The result has
+            it too, but for float8, whose products are written in 16 bits.
         device: where.
     """
-    size_bytes = batch * (m * k + k * n + m * n) * bytes_per_number(dtype)
-    return most(matmul_compute_s(m, n, k, dtype, device, batch), memory_bound_time_s(size_bytes, device))
+    size = bytes_per_number(dtype)
+    size_bytes = batch * ((m * k + k * n) * size + m * n * max(size, 2))
+    return most(matmul_compute_s(m, n, k, dtype, device, batch), stream_time_s(size_bytes, device))
 
 
 @cache

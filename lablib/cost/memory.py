@@ -3,6 +3,9 @@
     time = bytes / (bandwidth * efficiency)        or, where all of them fit in the last-level cache,
     time = bytes / cache bandwidth                 if that is faster
 
+Small results are still in the cache when the next operation reads them. Products and attention read from memory: their
+weights were last used a step ago.
+
 Nearly everything in a training step but products and attention is of this kind: element-wise operations,
 normalization, softmax, embedding, the loss, the optimizer. Each operand counts once, as read or as written; one that
 is updated in place counts twice. Not what its shape says, but what is touched:
@@ -30,9 +33,14 @@ from lablib.cost.arrays import Numbers, least
 from lablib.hardware.device import Device
 
 
+def stream_time_s(size_bytes: Numbers, device: Device) -> Numbers:
+    """Seconds to move so many bytes from and to memory (a number or an array), whatever is in the cache."""
+    return size_bytes / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
+
+
 def memory_bound_time_s(size_bytes: Numbers, device: Device) -> Numbers:
-    """Seconds to move so many bytes (reads and writes together; a number or an array), without a launch."""
-    streamed_s = size_bytes / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
+    """Seconds of a kernel that moves so many bytes (reads and writes together; a number or an array), no launch."""
+    streamed_s = stream_time_s(size_bytes, device)
     if not device.cache_bytes:
         return streamed_s
     cached_s = least(streamed_s, size_bytes / device.cache_bandwidth_bytes_per_s)

@@ -29,7 +29,7 @@ import torch
 from lablib.cost.attention import flash_compute_s
 from lablib.cost.kernels import num_kernels
 from lablib.cost.matmul import matmul_compute_s
-from lablib.cost.memory import memory_bound_time_s, num_bytes, op_bytes, tensors_in
+from lablib.cost.memory import memory_bound_time_s, num_bytes, op_bytes, stream_time_s, tensors_in
 from lablib.cost.precision import peak_name
 from lablib.hardware.device import Device
 
@@ -264,9 +264,10 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
         device: where it would run.
     """
     size_bytes = op_bytes(op, args, kwargs, out)
-    flops, dtype, time_s = 0.0, "", memory_bound_time_s(size_bytes, device)
     if has_arithmetic(op):
         call = Call(op, args, kwargs, out)
-        flops, dtype = _flops(call), _dtype(call)
-        time_s = max(time_s, _SECONDS.get(op._schema.name.removeprefix("aten::"), _plain)(call, device))
+        compute_s = _SECONDS.get(op._schema.name.removeprefix("aten::"), _plain)(call, device)
+        flops, dtype, time_s = _flops(call), _dtype(call), max(compute_s, stream_time_s(size_bytes, device))
+    else:
+        flops, dtype, time_s = 0.0, "", memory_bound_time_s(size_bytes, device)
     return OpCost(float(time_s + num_kernels(op, args) * device.kernel_overhead_s), flops, size_bytes, dtype)

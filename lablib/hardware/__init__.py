@@ -4,13 +4,17 @@ device.py      one accelerator (or CPU): peak FLOP/s by dtype, memory, bandwidth
 link.py        one kind of wire: latency and bandwidth
 topology.py    how nodes are wired together: fat tree, dragonfly, torus
 cluster.py     devices, links and topology put together; the edge between two ranks
-catalogue.py   the machines that have a name
+devices.py     the accelerators that have a name
+links.py       the wires that have a name
+catalogue.py   the clusters that have a name
 """
 
-from lablib.hardware.catalogue import CLUSTERS, DEVICES, LINKS, find_cluster
+from lablib.hardware.catalogue import CLUSTERS, find_cluster
 from lablib.hardware.cluster import Cluster, Edge
 from lablib.hardware.device import Device
+from lablib.hardware.devices import DEVICES
 from lablib.hardware.link import Link
+from lablib.hardware.links import LINKS
 from lablib.hardware.topology import Dragonfly, FatTree, Topology, Torus
 
 __all__ = [

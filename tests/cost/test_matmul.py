@@ -107,6 +107,13 @@ def test_a_thin_product_takes_the_time_of_its_bytes():
     )
 
 
+def test_a_product_of_eight_bits_is_written_in_sixteen():
+    device = replace(PLAIN, memory_bandwidth_bytes_per_s=1e9)
+    assert isclose(
+        matmul_time_s(2, 1000, 500, "float8", device), (2 * 500 + 500 * 1000 + 2 * 2000) / 1e9, rel_tol=1e-12
+    )
+
+
 @given(st.lists(st.tuples(SIZES, SIZES, SIZES), min_size=1, max_size=8), st.sampled_from(["float32", "float16"]))
 def test_an_array_of_sizes_takes_what_each_of_them_takes(sizes, dtype):
     device = replace(TILED, matmul_tile=(128, 256), matmul_half_depth=64)

@@ -1,0 +1,220 @@
+"""The accelerators that have a name. Every figure says where it comes from.
+
+Peaks are dense (no sparsity). What large products reach is the measured maximum achievable matmul FLOP/s (MAMF), found
+by search over shapes: here, what a product 8,192 deep reaches whose tiles fill their waves. The half depth was chosen
+so that the model agrees with published products of other depths: MAMF's best shapes, and DeepGEMM's table of small
+ones (github.com/deepseek-ai/DeepGEMM, README at 55ab91f, 2025-03-25; H800 has the cores of an H100). For a device
+with no such measurement it is a guess from its neighbours, and its source says so.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lablib.hardware.device import Device
+
+_STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineering, 744d01e18b)"
+_ACCELERATORS = f"{_STAS}, compute/accelerator: TFLOPS, MAMF, memory and cache tables"
+_UNVERIFIED = "from memory, not verified:"
+# A CUDA kernel takes a few microseconds to launch; eager PyTorch adds its own dispatch. One figure for all.
+_KERNEL_OVERHEAD_S = 5e-6
+# Between what was published for thin products, which read one large matrix (DeepGEMM's reach 2,668 of 3,350 GB/s, 0.80)
+# and what copies are remembered to reach, about 0.9. One figure for all.
+_MEMORY_EFFICIENCY = 0.85
+_COMMON = f"{_UNVERIFIED} 0.85 of the bandwidth, 5 us a launch"
+
+GB = 1e9
+MIB = 2**20
+TFLOPS = 1e12
+
+
+def _efficiency(mamf: float, peak: float, half_depth: float) -> float:
+    """Share of the peak that endless depth would reach, where a depth of 8,192 reaches `mamf`."""
+    return mamf / peak * (1 + half_depth / 8192)
+
+
+def _gpu(**figures) -> Device:
+    return Device(kernel_overhead_s=_KERNEL_OVERHEAD_S, memory_efficiency=_MEMORY_EFFICIENCY, **figures)
+
+
+_HOPPER_PEAKS = {
+    "float64": 67 * TFLOPS,
+    "float32": 67 * TFLOPS,
+    "tfloat32": 494.5 * TFLOPS,
+    "float16": 989 * TFLOPS,
+    "bfloat16": 989 * TFLOPS,
+    "float8": 1979 * TFLOPS,
+}
+_AMPERE_PEAKS = {
+    "float64": 19.5 * TFLOPS,
+    "float32": 19.5 * TFLOPS,
+    "tfloat32": 156 * TFLOPS,
+    "float16": 312 * TFLOPS,
+    "bfloat16": 312 * TFLOPS,
+}
+_HOPPER_TILES = {"num_cores": 132, "matmul_tile": (128, 256), "matmul_half_depth": 160.0}
+_AMPERE = {
+    "peak_flops_per_s": _AMPERE_PEAKS,
+    "num_cores": 108,
+    "matmul_tile": (128, 256),
+    "matmul_half_depth": 85.0,
+    "matmul_efficiency": _efficiency(271.2, 312, 85),
+    "cache_bytes": 40 * MIB,
+    "cache_bandwidth_bytes_per_s": 5120 * 1.41e9,
+    "power_w": 400.0,
+}
+_AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A100 white paper), 400 W; {_COMMON}"
+
+DEVICES: Mapping[str, Device] = MappingProxyType(
+    {
+        device.name: device
+        for device in (
+            _gpu(
+                name="V100-32GB-SXM2",
+                peak_flops_per_s={"float64": 7.8 * TFLOPS, "float32": 15.7 * TFLOPS, "float16": 125 * TFLOPS},
+                matmul_efficiency=0.8,
+                num_cores=80,
+                matmul_tile=(128, 256),
+                matmul_half_depth=64.0,
+                memory_bytes=32 * GB,
+                memory_bandwidth_bytes_per_s=0.9e12,
+                power_w=300.0,
+                source=(
+                    "float16: bigscience experiments/gpt2.md, about 125 TFLOPS; no unit for bfloat16; "
+                    f"{_UNVERIFIED} float32, float64, memory, 80 SMs, 300 W; efficiency and half depth guessed; "
+                    f"{_COMMON}"
+                ),
+            ),
+            _gpu(
+                name="A100-40GB-SXM",
+                **_AMPERE,
+                memory_bytes=40 * GB,
+                memory_bandwidth_bytes_per_s=1.555e12,
+                source=(
+                    f"{_ACCELERATORS}; float64 tensor cores: NVIDIA A100 datasheet; "
+                    f"{_UNVERIFIED} 40 GB at 1.555 TB/s; {_AMPERE_NOTES}"
+                ),
+            ),
+            _gpu(
+                name="A100-80GB-SXM",
+                **_AMPERE,
+                memory_bytes=80 * GB,
+                memory_bandwidth_bytes_per_s=2.0e12,
+                source=f"{_ACCELERATORS}; float64 tensor cores: NVIDIA A100 datasheet; {_AMPERE_NOTES}",
+            ),
+            _gpu(
+                name="H100-80GB-SXM",
+                peak_flops_per_s=_HOPPER_PEAKS,
+                **_HOPPER_TILES,
+                matmul_efficiency=_efficiency(794.5, 989, 160),
+                matmul_efficiency_by_dtype={"float8": _efficiency(1402.6, 1979, 320)},
+                memory_bytes=80 * GB,
+                memory_bandwidth_bytes_per_s=3.35e12,
+                cache_bytes=50 * MIB,
+                cache_bandwidth_bytes_per_s=5.5e12,
+                power_w=700.0,
+                source=(
+                    f"{_ACCELERATORS}; float64 tensor cores: NVIDIA H100 datasheet; "
+                    f"{_UNVERIFIED} L2 at 5.5 TB/s, 700 W; {_COMMON}"
+                ),
+            ),
+            _gpu(
+                name="H200-SXM",
+                peak_flops_per_s=_HOPPER_PEAKS,
+                **_HOPPER_TILES,
+                matmul_efficiency=_efficiency(794.5, 989, 160),
+                matmul_efficiency_by_dtype={"float8": _efficiency(1453.4, 1979, 320)},
+                memory_bytes=141 * GB,
+                memory_bandwidth_bytes_per_s=4.8e12,
+                cache_bytes=50 * MIB,
+                cache_bandwidth_bytes_per_s=5.5e12,
+                power_w=700.0,
+                source=(
+                    f"{_ACCELERATORS}; float64 tensor cores: NVIDIA H200 datasheet; "
+                    f"{_UNVERIFIED} L2 at 5.5 TB/s, 700 W; {_COMMON}"
+                ),
+            ),
+            _gpu(
+                name="B200-SXM",
+                peak_flops_per_s={
+                    "float64": 40 * TFLOPS,
+                    "float32": 80 * TFLOPS,
+                    "tfloat32": 1125 * TFLOPS,
+                    "float16": 2250 * TFLOPS,
+                    "bfloat16": 2250 * TFLOPS,
+                    "float8": 4500 * TFLOPS,
+                },
+                matmul_efficiency=_efficiency(1745, 2250, 64),
+                matmul_efficiency_by_dtype={"float8": _efficiency(3432.5, 4500, 128)},
+                num_cores=148,
+                matmul_tile=(128, 256),
+                matmul_half_depth=64.0,
+                memory_bytes=180 * GB,
+                memory_bandwidth_bytes_per_s=8.0e12,
+                power_w=1000.0,
+                source=(
+                    f"{_ACCELERATORS}; {_UNVERIFIED} float64, 148 SMs, 1,000 W; "
+                    f"L2 of 126 MB left out, its bandwidth is not published; {_COMMON}"
+                ),
+            ),
+            _gpu(
+                name="MI300X",
+                peak_flops_per_s={
+                    "float64": 163.4 * TFLOPS,
+                    "float32": 163.4 * TFLOPS,
+                    "tfloat32": 653.7 * TFLOPS,
+                    "float16": 1300 * TFLOPS,
+                    "bfloat16": 1300 * TFLOPS,
+                    "float8": 2610 * TFLOPS,
+                },
+                matmul_efficiency=_efficiency(668.4, 1300, 128),
+                num_cores=304,
+                matmul_tile=(256, 256),
+                matmul_half_depth=128.0,
+                memory_bytes=192 * GB,
+                memory_bandwidth_bytes_per_s=5.3e12,
+                cache_bytes=256 * MIB,
+                cache_bandwidth_bytes_per_s=17.2e12,
+                power_w=750.0,
+                source=(
+                    f"{_ACCELERATORS} (bfloat16 is 1,307.4 TFLOPS by formula, 1,300 in the table); {_UNVERIFIED} "
+                    f"float64, 304 compute units, tile, half depth, Infinity Cache at 17.2 TB/s, 750 W; {_COMMON}"
+                ),
+            ),
+            _gpu(
+                name="TPU-v4",
+                # A matrix unit multiplies bfloat16; XLA makes a float32 product of six such.
+                peak_flops_per_s={"float32": 275 / 6 * TFLOPS, "bfloat16": 275 * TFLOPS},
+                matmul_efficiency=0.85,
+                num_cores=8,
+                matmul_tile=(128, 128),
+                memory_bytes=32 * GB,
+                memory_bandwidth_bytes_per_s=1.2e12,
+                source=(
+                    f"{_ACCELERATORS}; {_UNVERIFIED} 8 matrix units of 128 x 128 (Jouppi et al., TPU v4, ISCA 2023, "
+                    f"arXiv 2304.01433); float32 as six products of bfloat16; efficiency guessed; {_COMMON}"
+                ),
+            ),
+            _gpu(
+                name="TPU-v5p",
+                peak_flops_per_s={"float32": 459 / 6 * TFLOPS, "bfloat16": 459 * TFLOPS},
+                matmul_efficiency=0.85,
+                num_cores=8,
+                matmul_tile=(128, 128),
+                memory_bytes=95 * GB,
+                memory_bandwidth_bytes_per_s=2.76e12,
+                source=(
+                    f"{_ACCELERATORS}; {_UNVERIFIED} 8 matrix units of 128 x 128; float32 as six products of bfloat16; "
+                    f"efficiency guessed; {_COMMON}"
+                ),
+            ),
+            Device(
+                name="laptop-core",
+                peak_flops_per_s={"float32": 60e9, "float64": 30e9, "bfloat16": 20e9, "float16": 20e9},
+                memory_bytes=8 * GB,
+                memory_bandwidth_bytes_per_s=10e9,
+                kernel_overhead_s=10e-6,
+                source="order of magnitude of one core of a 2-core machine running eager PyTorch; not a specification",
+            ),
+        )
+    }
+)

@@ -1,0 +1,80 @@
+"""The wires that have a name, per device and direction. Every figure says where it comes from.
+
+Latencies are alpha of NCCL's own tuning model for the ring algorithm and the LL128 protocol (NVIDIA/nccl,
+src/graph/tuning.cc, `hwLat`): NVLink 1.9 us, PCIe 2.5 us, network 4.0 us; others as their source says.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lablib.hardware.link import Link
+
+_STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineering, 744d01e18b)"
+_NETWORK = f"{_STAS}, network: interconnect tables"
+_NCCL = "latency: NVIDIA/nccl src/graph/tuning.cc, hwLat, ring, LL128"
+_UNVERIFIED = "from memory, not verified:"
+
+GB = 1e9
+
+
+def _gbps(gigabits_per_s: float) -> float:
+    return gigabits_per_s * 1e9 / 8
+
+
+LINKS: Mapping[str, Link] = MappingProxyType(
+    {
+        "nvlink2": Link("NVLink 2", 1.9e-6, 150 * GB, f"{_NETWORK}; {_NCCL}"),
+        "nvlink3": Link("NVLink 3", 1.9e-6, 300 * GB, f"{_NETWORK}; {_NCCL}"),
+        "nvlink4": Link("NVLink 4", 1.9e-6, 450 * GB, f"{_NETWORK}; {_NCCL}"),
+        "nvlink5": Link("NVLink 5", 1.9e-6, 900 * GB, f"{_NETWORK}; {_NCCL}"),
+        # Seven wires of 64 GB/s to seven neighbours: a collective uses all of them, one message between two only one.
+        "xgmi": Link(
+            "xGMI, 7 wires of 64 GB/s", 1.9e-6, 448 * GB, f"{_NETWORK}; latency: that of NVLink, for want of another"
+        ),
+        # A ring along one axis of the torus sends both ways round.
+        "ici-v4": Link(
+            "TPU v4 ICI, one axis", 1e-6, 100 * GB, f"{_UNVERIFIED} 2 of 6 wires of about 50 GB/s each way; about 1 us"
+        ),
+        "pcie3": Link("PCIe 3 x16", 2.5e-6, 15.75 * GB, f"{_NETWORK}; {_NCCL}"),
+        "pcie4": Link("PCIe 4 x16", 2.5e-6, 31 * GB, f"{_NETWORK}; {_NCCL}"),
+        "pcie5": Link("PCIe 5 x16", 2.5e-6, 63 * GB, f"{_NETWORK}; {_NCCL}"),
+        "infiniband-edr": Link("InfiniBand EDR, 100 Gb/s", 4.0e-6, _gbps(100), f"line rate; {_NCCL}"),
+        "infiniband-edr-half": Link(
+            "InfiniBand EDR, 100 Gb/s for two GPUs", 4.0e-6, _gbps(50), f"half of the line rate; {_NCCL}"
+        ),
+        "infiniband-hdr": Link("InfiniBand HDR, 200 Gb/s", 4.0e-6, _gbps(200), f"{_NETWORK}; {_NCCL}"),
+        "infiniband-ndr": Link("InfiniBand NDR, 400 Gb/s", 4.0e-6, _gbps(400), f"{_NETWORK}; {_NCCL}"),
+        # RoCE runs the same verbs over Ethernet: the same NIC, switches about 1 us slower in all.
+        "roce-100": Link(
+            "RoCE v2, 100 Gb/s", 5.0e-6, _gbps(100), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"
+        ),
+        "roce-400": Link(
+            "RoCE v2, 400 Gb/s", 5.0e-6, _gbps(400), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"
+        ),
+        "slingshot-11": Link(
+            "Slingshot 11, 200 Gb/s", 4.0e-6, _gbps(200), f"{_UNVERIFIED} line rate of one NIC a GPU; {_NCCL}"
+        ),
+        "efa-v1": Link(
+            "EFA, 4 x 100 Gb/s for 8 GPUs",
+            15e-6,
+            _gbps(50),
+            f"{_NETWORK}: AWS P4d, 50 GB/s a node; {_UNVERIFIED} latency, order of magnitude",
+        ),
+        "efa-v2": Link(
+            "EFA v2, 32 x 100 Gb/s for 8 GPUs",
+            15e-6,
+            _gbps(400),
+            f"{_NETWORK}: AWS P5, 400 GB/s a node; {_UNVERIFIED} latency, order of magnitude",
+        ),
+        "ethernet-25": Link("Ethernet TCP, 25 Gb/s", 30e-6, _gbps(25), "line rate; latency: order of magnitude of TCP"),
+        "ethernet-100": Link(
+            "Ethernet TCP, 100 Gb/s", 30e-6, _gbps(100), "line rate; latency: order of magnitude of TCP"
+        ),
+        "loopback": Link(
+            "loopback TCP",
+            200e-6,
+            1.2e9,
+            "gloo on a 2-core machine: a 64 MB all-reduce of 4 ranks moves 96 MB a rank in about 0.09 s",
+        ),
+    }
+)
