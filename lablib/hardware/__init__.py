@@ -7,6 +7,8 @@ cluster.py     devices, links and topology put together; the edge between two ra
 devices.py     the accelerators that have a name
 links.py       the wires that have a name
 catalogue.py   the clusters that have a name
+toml_file.py   clusters of one's own, in TOML files
+plausible.py   figures that are probably in another unit
 """
 
 from lablib.hardware.catalogue import CLUSTERS, find_cluster
@@ -15,6 +17,7 @@ from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
 from lablib.hardware.link import Link
 from lablib.hardware.links import LINKS
+from lablib.hardware.toml_file import load_cluster, save_cluster
 from lablib.hardware.topology import Dragonfly, FatTree, Topology, Torus
 
 __all__ = [
@@ -30,4 +33,6 @@ __all__ = [
     "Topology",
     "Torus",
     "find_cluster",
+    "load_cluster",
+    "save_cluster",
 ]

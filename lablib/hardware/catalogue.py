@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.devices import DEVICES
 from lablib.hardware.links import LINKS
+from lablib.hardware.toml_file import load_cluster
 from lablib.hardware.topology import Dragonfly, FatTree, Topology, Torus
 
 _UNVERIFIED = "from memory, not verified"
@@ -94,10 +96,16 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
 )
 
 
-def find_cluster(name: str | Cluster) -> Cluster:
-    """The cluster of that name; a `Cluster` is returned as it is. Raises ValueError with the nearest names."""
+def find_cluster(name: str | Path | Cluster) -> Cluster:
+    """The cluster of that name, or of that TOML file (a path ending in .toml); a `Cluster` is returned as it is.
+
+    Raises:
+        ValueError: an unknown name, with the nearest ones; or what `load_cluster` finds wrong with the file.
+    """
     if isinstance(name, Cluster):
         return name
+    if isinstance(name, str | Path) and str(name).endswith(".toml"):
+        return load_cluster(name)
     if not isinstance(name, str) or name not in CLUSTERS:
         raise unknown_name("cluster", name, list(CLUSTERS))
     return CLUSTERS[name]

@@ -1,0 +1,62 @@
+"""Figures that no machine has: most likely they were given in another unit.
+
+A peak of 989 is 989 TFLOP/s for whoever wrote it and 989 FLOP/s for the cost model, which would go on without a word.
+The ranges are wide, from a microcontroller to a rack that nobody sells yet: they catch a figure given in tera, giga or
+microseconds, not one that is off by two. Zero where a record allows it means "none", infinity is an idealization.
+"""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from lablib.hardware.cluster import Cluster
+from lablib.hardware.device import Device
+from lablib.hardware.link import Link
+
+# Least, most and unit.
+_PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
+    (Device, "peak_flops_per_s"): (1e8, 1e17, "FLOP/s"),
+    (Device, "memory_bytes"): (1e7, 1e14, "B"),
+    (Device, "memory_bandwidth_bytes_per_s"): (1e8, 1e14, "B/s"),
+    (Device, "cache_bytes"): (1e4, 1e11, "B"),
+    (Device, "cache_bandwidth_bytes_per_s"): (1e8, 1e15, "B/s"),
+    (Device, "kernel_overhead_s"): (1e-9, 1e-2, "s"),
+    (Device, "power_w"): (1.0, 1e5, "W"),
+    (Link, "bandwidth_bytes_per_s"): (1e6, 1e13, "B/s"),
+    (Link, "latency_s"): (1e-9, 1e-1, "s"),
+    (Cluster, "collective_overhead_s"): (1e-9, 1.0, "s"),
+}
+_EXAMPLES = {
+    "FLOP/s": "989e12 for 989 TFLOP/s",
+    "B": "80e9 for 80 GB",
+    "B/s": "25e9 for 25 GB/s",
+    "s": "2e-6 for 2 us",
+    "W": "700 for 700 W",
+}
+
+
+def check_plausible(record: Any, file: str, where: str) -> None:
+    """Raise ValueError for a figure of a cluster, device or link outside its range, with what it reads as."""
+    for (kind, name), (least, most, unit) in _PLAUSIBLE.items():
+        if not isinstance(record, kind):
+            continue
+        value = getattr(record, name)
+        for key, figure in value.items() if isinstance(value, Mapping) else (("", value),):
+            if figure is None or figure in (0, inf) or least <= figure <= most:
+                continue
+            path = ".".join(part for part in (where, name, key) if part)
+            raise ValueError(
+                f"{file}: {path} = {figure:g} reads as {human(figure, unit)}, outside {human(least, unit)} to "
+                f"{human(most, unit)}: probably a unit error; give it in {unit}, as in {_EXAMPLES[unit]}"
+            )
+
+
+def human(value: float, unit: str) -> str:
+    """A figure with the prefix a person would use.
+
+    >>> human(3.35e12, "B/s"), human(1.9e-06, "s")
+    ('3.35 TB/s', '1.9 us')
+    """
+    prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u")]
+    scale, prefix = next((pair for pair in prefixes if value >= pair[0]), (1e-9, "n"))
+    return f"{value / scale:.4g} {prefix}{unit}"

@@ -1,0 +1,240 @@
+"""Clusters of one's own, in TOML files: read, checked and written.
+
+A file starts from a cluster of the catalogue and changes what differs, or gives everything:
+
+    base = "dgx-h100"                      # optional: what is not given below is this cluster's
+    devices_per_node = 4
+    inter = "roce-400"                     # a link of the catalogue, or a table as below
+    collective_overhead_s = 12e-6
+
+    [device]                               # or device = "A100-80GB-SXM"
+    base = "H100-80GB-SXM"                 # optional; without it, the device of the file's base
+    memory_bytes = 96e9
+    peak_flops_per_s = { bfloat16 = 800e12 }   # the other dtypes keep their peaks
+
+    [topology]
+    kind = "fat tree"                      # or "dragonfly", "torus"
+    oversubscription = 2.0
+
+    [profile]                              # free text: when and how the figures were measured
+    date = "2026-11-21"
+
+Names and units are those of the records (`Cluster`, `Device`, `Link`, the topologies): seconds, bytes, FLOP/s. A figure
+so far from any machine that it is probably in another unit is questioned (plausible.py).
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from lablib.errors import unknown_name
+from lablib.hardware.cluster import Cluster
+from lablib.hardware.device import Device
+from lablib.hardware.devices import DEVICES
+from lablib.hardware.link import Link
+from lablib.hardware.links import LINKS
+from lablib.hardware.plausible import check_plausible
+from lablib.hardware.topology import Dragonfly, FatTree, Torus
+
+_TOPOLOGIES: dict[str, type] = {"fat tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
+_RECORDS: dict[type, Mapping[str, Any]] = {Device: DEVICES, Link: LINKS}
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """The cluster that a TOML file describes.
+
+    Raises:
+        ValueError: no such file, not TOML, an unknown or missing key, a value of the wrong type, a figure that is
+            impossible or probably in another unit. The message names the file and the table.
+    """
+    file = Path(path)
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror}); give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: not TOML: {error}") from None
+    base = _base(table, _catalogue_clusters(), f"{file}", "cluster")
+    given = {"name": file.stem} | table
+    if base is not None and "source" not in table:
+        given["source"] = f"{base.source}; changed in {file.name}"
+    return _record(Cluster, given, base, str(file), "")
+
+
+def save_cluster(cluster: Cluster, path: str | Path) -> None:
+    """Write a cluster to a TOML file, every figure of it: `load_cluster(path)` gives an equal one.
+
+    Raises:
+        ValueError: a topology that is none of the three kinds, or a figure that `load_cluster` would question.
+    """
+    file = Path(path)
+    lines: list[str] = []
+    tables: list[str] = []
+    for name, value in _given(cluster).items():
+        if isinstance(value, Device | Link):
+            tables += ["", f"[{name}]", *_lines(_given(value))]
+        elif name == "topology":
+            tables += ["", "[topology]", *_lines({"kind": _kind(value, file)} | _given(value, but=("name",)))]
+        elif name == "profile":
+            tables += ["", "[profile]", *_lines(dict(value))] if value else []
+        else:
+            lines += _lines({name: value})
+    for record, where in (
+        (cluster, ""),
+        (cluster.device, "device"),
+        (cluster.intra, "intra"),
+        (cluster.inter, "inter"),
+    ):
+        check_plausible(record, str(file), where)
+    file.write_text("\n".join([*lines, *tables]) + "\n", encoding="utf-8", newline="\n")
+
+
+# ---- reading ----
+
+
+def _catalogue_clusters() -> Mapping[str, Cluster]:
+    from lablib.hardware.catalogue import CLUSTERS  # which asks this file for paths
+
+    return CLUSTERS
+
+
+def _base(table: Mapping[str, Any], known: Mapping[str, Any], where: str, kind: str) -> Any:
+    if "base" not in table:
+        return None
+    name = table["base"]
+    if not isinstance(name, str) or name not in known:
+        raise _at(where, unknown_name(kind, name, list(known)))
+    return known[name]
+
+
+def _at(where: str, error: Exception) -> ValueError:
+    return ValueError(f"{where}: {error}")
+
+
+def _record(kind: type, table: Any, base: Any, file: str, where: str) -> Any:
+    """A record from a table: unknown keys refused, values converted, the base's fields where none is given."""
+    place = f"{file}, [{where}]" if where else file
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind) if not (where == "topology" and field.name == "name")]
+    valid = [*names, "kind" if where == "topology" else "base"]
+    for key in table:
+        if key not in valid:
+            raise _at(place, unknown_name("key", key, valid))
+    values = {}
+    for name in names:
+        if name in table:
+            inherited = getattr(base, name, None)
+            values[name] = _value(hints[name], name, table[name], inherited, file, f"{where}.{name}" if where else name)
+    if base is None:
+        _require(kind, values, place)
+    try:
+        record = kind(**values) if base is None else replace(base, **values)
+    except ValueError as error:
+        raise _at(place, error) from None
+    check_plausible(record, file, where)
+    return record
+
+
+def _require(kind: type, values: Mapping[str, Any], place: str) -> None:
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(
+            f"{place}: missing {', '.join(missing)}; give {'it' if len(missing) == 1 else 'them'}, "
+            'or start from a known one with base = "..."'
+        )
+
+
+def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: str) -> Any:
+    """A TOML value as the record wants it. Raises ValueError that says what it should have been."""
+    if hint in _RECORDS:
+        if isinstance(value, str):
+            return _base({"base": value}, _RECORDS[hint], f"{file}, {where}", hint.__name__.lower())
+        if isinstance(value, dict):
+            start = _base(value, _RECORDS[hint], f"{file}, [{where}]", hint.__name__.lower())
+            return _record(hint, value, start or inherited, file, where)
+        raise _wrong(file, where, value, "a name of the catalogue or a table")
+    if name == "topology":
+        return _topology(value, inherited, file)
+    if hint is str:
+        return value if isinstance(value, str) else _refuse(file, where, value, "text")
+    if hint is int:
+        return (
+            value
+            if isinstance(value, int) and not isinstance(value, bool)
+            else _refuse(file, where, value, "a whole number")
+        )
+    if getattr(hint, "__origin__", None) is tuple:
+        is_list = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        return tuple(value) if is_list else _refuse(file, where, value, "a list of whole numbers")
+    if hint == Mapping[str, str]:
+        is_text = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        return value if is_text else _refuse(file, where, value, "a table of text")
+    if hint == Mapping[str, float]:
+        if not isinstance(value, dict):
+            raise _wrong(file, where, value, "a table of numbers")
+        return dict(inherited or {}) | {key: _number(v, file, f"{where}.{key}") for key, v in value.items()}
+    return _number(value, file, where)
+
+
+def _number(value: Any, file: str, where: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else _refuse(file, where, value, "a number")
+
+
+def _topology(value: Any, inherited: Any, file: str) -> Any:
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, dict):
+        raise _wrong(file, "topology", value, "a kind or a table")
+    kind = value.get("kind", getattr(inherited, "name", "fat tree"))
+    if kind not in _TOPOLOGIES:
+        raise _at(f"{file}, [topology]", unknown_name("kind", kind, list(_TOPOLOGIES)))
+    cls = _TOPOLOGIES[kind]
+    return _record(cls, value, inherited if isinstance(inherited, cls) else cls(), file, "topology")
+
+
+def _wrong(file: str, where: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{file}: {where} must be {expected}: got {value!r}")
+
+
+def _refuse(file: str, where: str, value: Any, expected: str) -> Any:
+    raise _wrong(file, where, value, expected)
+
+
+# ---- writing ----
+
+
+def _given(record: Any, but: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of a record that can be written: TOML has no None, which is every such field's default."""
+    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in but}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _kind(topology: Any, file: Path) -> str:
+    for kind, cls in _TOPOLOGIES.items():
+        if type(topology) is cls and topology.name == kind:
+            return kind
+    raise ValueError(f"{file}: a topology is one of {', '.join(_TOPOLOGIES)}: {topology!r} cannot be written")
+
+
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(name)} = {_toml(value)}" for name, value in values.items()]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but that TOML wants DEL escaped too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(_lines(value)) + " }" if value else "{}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)  # the shortest text that reads back as the same number; inf and nan are spelled so in TOML too

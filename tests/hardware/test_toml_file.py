@@ -1,0 +1,269 @@
+"""A cluster survives being written and read to the last bit; a file that is wrong is answered with what to change."""
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.hardware import (
+    CLUSTERS,
+    DEVICES,
+    LINKS,
+    Cluster,
+    Device,
+    Dragonfly,
+    FatTree,
+    Link,
+    Torus,
+    find_cluster,
+    load_cluster,
+    save_cluster,
+)
+from lablib.hardware.plausible import human
+
+
+def read(tmp_path: Path, text: str, name: str = "mine.toml") -> Cluster:
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    return load_cluster(file)
+
+
+# ---- round trip ----
+
+TEXT = st.text(max_size=20)
+COUNT = st.integers(1, 10**6)
+
+
+def within(least: float, most: float) -> st.SearchStrategy[float]:
+    return st.floats(least, most, allow_nan=False)
+
+
+DTYPES = st.dictionaries(st.sampled_from(["float64", "bfloat16", "float8", "odd name"]), within(1e8, 1e17))
+DEVICE = st.builds(
+    Device,
+    name=TEXT,
+    peak_flops_per_s=st.builds(lambda peaks, peak: peaks | {"float32": peak}, DTYPES, within(1e8, 1e17)),
+    memory_bytes=within(1e7, 1e14),
+    memory_bandwidth_bytes_per_s=within(1e8, 1e14),
+    matmul_efficiency=within(1e-3, 1),
+    kernel_overhead_s=st.just(0.0) | within(1e-9, 1e-2),
+    source=TEXT,
+    num_cores=st.integers(0, 1000),
+    matmul_tile=st.tuples(COUNT, COUNT),
+    matmul_half_depth=within(0, 1e6),
+    memory_efficiency=within(1e-3, 1),
+    cache_bytes=st.just(0.0) | within(1e4, 1e11),
+    cache_bandwidth_bytes_per_s=within(1e8, 1e15),
+    matmul_efficiency_by_dtype=st.dictionaries(st.just("float8"), within(1e-3, 1)),
+    power_w=st.none() | within(1, 1e5),
+)
+LINK = st.builds(
+    Link,
+    name=TEXT,
+    latency_s=st.just(0.0) | within(1e-9, 0.1),
+    bandwidth_bytes_per_s=within(1e6, 1e13) | st.just(float("inf")),
+    source=TEXT,
+)
+TOPOLOGY = (
+    st.builds(FatTree, COUNT, COUNT, within(1, 100), within(0, 1e-3))
+    | st.builds(Dragonfly, COUNT, COUNT, within(1e-3, 1), within(0, 1e-3))
+    | st.builds(Torus, st.lists(COUNT, min_size=1, max_size=4).map(tuple), within(0, 1e-3))
+)
+CLUSTER = st.builds(
+    Cluster,
+    name=TEXT,
+    device=DEVICE,
+    devices_per_node=COUNT,
+    intra=LINK,
+    inter=LINK,
+    topology=TOPOLOGY,
+    source=TEXT,
+    collective_overhead_s=st.just(0.0) | within(1e-9, 1),
+    library=st.sampled_from(["", "gloo"]),
+    profile=st.dictionaries(TEXT, TEXT, max_size=4),
+)
+
+
+@given(cluster=CLUSTER)
+def test_any_cluster_is_read_back_as_it_was_written(tmp_path_factory, cluster):
+    file = tmp_path_factory.mktemp("clusters") / "any.toml"
+    save_cluster(cluster, file)
+    assert load_cluster(file) == cluster
+
+
+@pytest.mark.parametrize("name", sorted(CLUSTERS))
+def test_every_cluster_of_the_catalogue_is_read_back_as_it_was_written(name, tmp_path):
+    cluster = CLUSTERS[name].but(profile={"date": "2026-11-21", "torch version": '2.13 "cpu"'})
+    save_cluster(cluster, tmp_path / "it.toml")
+    again = load_cluster(tmp_path / "it.toml")
+    assert again == cluster and again.profile == cluster.profile and again.device == cluster.device
+
+
+def test_what_is_written_is_written_again_in_the_same_bytes(tmp_path):
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    save_cluster(find_cluster("tpu-v4"), first)
+    save_cluster(load_cluster(first), second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+# ---- reading ----
+
+
+def test_a_file_may_start_from_a_cluster_and_change_single_fields(tmp_path):
+    cluster = read(tmp_path, 'base = "dgx-h100"\ndevices_per_node = 4\n[intra]\nlatency_s = 3e-6\n')
+    base = find_cluster("dgx-h100")
+    intra = replace(base.intra, latency_s=3e-6)
+    assert cluster == base.but(
+        name="mine", devices_per_node=4, intra=intra, source=f"{base.source}; changed in mine.toml"
+    )
+
+
+def test_the_dtypes_that_a_file_does_not_name_keep_their_peaks(tmp_path):
+    cluster = read(tmp_path, 'base = "dgx-h100"\n[device.peak_flops_per_s]\nbfloat16 = 800e12\n')
+    h100 = DEVICES["H100-80GB-SXM"]
+    assert cluster.device.peak_flops_per_s == {**h100.peak_flops_per_s, "bfloat16": 800e12}
+    assert h100.peak("bfloat16") == 989e12
+
+
+def test_devices_and_links_are_names_of_the_catalogue_or_tables_with_a_base_of_their_own(tmp_path):
+    text = """
+        devices_per_node = 2
+        device = "MI300X"
+        inter = "roce-400"
+        topology = { kind = "dragonfly", global_taper = 0.25 }
+        intra = { base = "xgmi", bandwidth_bytes_per_s = 64e9 }
+    """
+    cluster = read(tmp_path, text)
+    assert (cluster.name, cluster.device, cluster.inter) == ("mine", DEVICES["MI300X"], LINKS["roce-400"])
+    assert cluster.intra == replace(LINKS["xgmi"], bandwidth_bytes_per_s=64e9)
+    assert cluster.topology == Dragonfly(global_taper=0.25)
+
+
+def test_a_topology_of_the_same_kind_keeps_what_is_not_given_and_another_kind_starts_anew(tmp_path):
+    kept = read(tmp_path, 'base = "pcie-a100"\n[topology]\nnodes_per_leaf = 4\n')
+    assert kept.topology == FatTree(nodes_per_leaf=4, oversubscription=2.0)
+    anew = read(tmp_path, 'base = "pcie-a100"\n[topology]\nkind = "torus"\nshape = [2, 3]\n')
+    assert anew.topology == Torus((2, 3))
+
+
+def test_a_path_is_found_where_a_name_is_asked_for(tmp_path):
+    save_cluster(find_cluster("dgx-a100"), tmp_path / "my.toml")
+    assert find_cluster(str(tmp_path / "my.toml")) == find_cluster(tmp_path / "my.toml") == find_cluster("dgx-a100")
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('base = "dgx-h10"', "mine.toml: unknown cluster 'dgx-h10': did you mean 'dgx-h100'"),
+        ('base = "dgx-h100"\nnodes = 3', "mine.toml: unknown key 'nodes': "),
+        (
+            'base = "dgx-h100"\n[device]\nmemory_byte = 1e9',
+            "mine.toml, [device]: unknown key 'memory_byte': did you mean 'memory_bytes'",
+        ),
+        (
+            'base = "dgx-h100"\n[topology]\nnodes_per_leef = 2',
+            "mine.toml, [topology]: unknown key 'nodes_per_leef': did you mean 'nodes_per_leaf'",
+        ),
+        (
+            'base = "dgx-h100"\n[topology]\nkind = "fat-tree"',
+            "mine.toml, [topology]: unknown kind 'fat-tree': did you mean 'fat tree'",
+        ),
+        ('base = "dgx-h100"\ninter = "nvlink"', "mine.toml, inter: unknown link 'nvlink': did you mean 'nvlink"),
+        ('base = "dgx-h100"\ndevice = 3', "mine.toml: device must be a name of the catalogue or a table: got 3"),
+        ('base = "dgx-h100"\ndevices_per_node = 4.0', "mine.toml: devices_per_node must be a whole number: got 4.0"),
+        ('base = "dgx-h100"\ndevices_per_node = true', "mine.toml: devices_per_node must be a whole number: got True"),
+        ('base = "dgx-h100"\ndevices_per_node = 0', "mine.toml: devices_per_node must be at least 1: got 0"),
+        ('base = "dgx-h100"\nname = 7', "mine.toml: name must be text: got 7"),
+        (
+            'base = "dgx-h100"\n[intra]\nlatency_s = "2 us"',
+            "mine.toml: intra.latency_s must be a number: got '2 us'",
+        ),
+        (
+            'base = "dgx-h100"\n[intra]\nlatency_s = -1e-6',
+            "mine.toml, [intra]: latency_s must be 0 or more: got -1e-06",
+        ),
+        (
+            'base = "dgx-h100"\n[device]\nmatmul_tile = [128, 1.5]',
+            "mine.toml: device.matmul_tile must be a list of whole numbers: got [128, 1.5]",
+        ),
+        (
+            'base = "dgx-h100"\n[device.peak_flops_per_s]\nbfloat16 = "fast"',
+            "mine.toml: device.peak_flops_per_s.bfloat16 must be a number: got 'fast'",
+        ),
+        ('base = "dgx-h100"\n[profile]\ndate = 2026', "mine.toml: profile must be a table of text: got {'date': 2026}"),
+        ("devices_per_node = 4", "mine.toml: missing device, intra, inter; give them, or start from a known one"),
+        (
+            'devices_per_node = 4\ninter = "roce-400"\nintra = "pcie5"\n[device]\nname = "new"',
+            "mine.toml, [device]: missing peak_flops_per_s, memory_bytes, memory_bandwidth_bytes_per_s; give them",
+        ),
+        ("base = ", "mine.toml: not TOML: "),
+    ],
+)
+def test_a_wrong_file_is_answered_with_its_name_the_table_and_the_remedy(text, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            "[device.peak_flops_per_s]\nbfloat16 = 989",
+            "device.peak_flops_per_s.bfloat16 = 989 reads as 989 FLOP/s, outside 100 MFLOP/s to 100 PFLOP/s: probably "
+            "a unit error; give it in FLOP/s, as in 989e12 for 989 TFLOP/s",
+        ),
+        ("[device]\nmemory_bytes = 80", "device.memory_bytes = 80 reads as 80 B, outside 10 MB to 100 TB"),
+        (
+            "[device]\nmemory_bandwidth_bytes_per_s = 3350e12",
+            "memory_bandwidth_bytes_per_s = 3.35e+15 reads as 3.35 PB/s, outside 100 MB/s to 100 TB/s",
+        ),
+        ("[inter]\nbandwidth_bytes_per_s = 400", "inter.bandwidth_bytes_per_s = 400 reads as 400 B/s"),
+        ("[inter]\nlatency_s = 4.0", "inter.latency_s = 4 reads as 4 s, outside 1 ns to 100 ms: probably a unit error"),
+        ("[device]\nkernel_overhead_s = 5", "device.kernel_overhead_s = 5 reads as 5 s, outside 1 ns to 10 ms"),
+    ],
+)
+def test_a_figure_in_another_unit_is_questioned_with_what_it_reads_as(table, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(tmp_path, f'base = "dgx-h100"\n{table}\n')
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    cluster = find_cluster("dgx-h100")
+    slow = cluster.but(inter=replace(cluster.inter, bandwidth_bytes_per_s=3.0))
+    with pytest.raises(ValueError, match=r"inter.bandwidth_bytes_per_s = 3 reads as 3 B/s"):
+        save_cluster(slow, tmp_path / "slow.toml")
+
+    class Odd(FatTree):
+        pass
+
+    with pytest.raises(ValueError, match="a topology is one of fat tree, dragonfly, torus: .*Odd.* cannot be written"):
+        save_cluster(cluster.but(topology=Odd()), tmp_path / "odd.toml")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.toml: cannot be read \(No such file or directory\)"):
+        find_cluster(str(tmp_path / "none.toml"))
+
+
+def test_every_figure_of_a_cluster_can_be_given_in_a_file(tmp_path):
+    save_cluster(find_cluster("dgx-h100"), tmp_path / "all.toml")
+    text = (tmp_path / "all.toml").read_text(encoding="utf-8")
+    for record in (Cluster, Device, Link, FatTree):
+        for field in fields(record):
+            if field.name not in ("device", "intra", "inter", "topology", "profile"):
+                assert re.search(rf"^{field.name} = ", text, re.MULTILINE), field.name
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(3.35e12, "B/s", "3.35 TB/s"), (1.9e-6, "s", "1.9 us"), (5e-10, "s", "0.5 ns"), (989, "FLOP/s", "989 FLOP/s")],
+)
+def test_figures_are_shown_with_the_prefix_a_person_would_use(value, unit, text):
+    assert human(value, unit) == text
