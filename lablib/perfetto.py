@@ -24,6 +24,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lablib.ledger import Memory
 from lablib.timeline import COMPUTE, Span, Timeline
 from lablib.traffic import Traffic
@@ -41,7 +43,7 @@ def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None, tr
         for rank, own in rows.items():
             events = [*_names(rank, own), *_work(rank, own)]
             file.write((",\n" if rank else "") + _without_brackets(events))
-        for events in (_flows(rows, traffic), _counters(memory) if memory is not None else ()):
+        for events in (_flows(rows, traffic), _counters(memory, timeline.origin_s) if memory is not None else ()):
             if text := _without_brackets(list(events)):
                 file.write(",\n" + text)
         file.write("]}\n")
@@ -163,20 +165,20 @@ def _chain(number: int, stops: Sequence[Stop]) -> Iterator[Event]:
         yield event | {"pid": pid, "tid": tid} | ({"bp": "e"} if phase == "f" else {})
 
 
-def _counters(memory: Memory) -> Iterator[Event]:
-    """Each rank's bytes by category: an event wherever a category changes."""
-    changes: dict[tuple[int, str], dict[float, int]] = defaultdict(lambda: defaultdict(int))
-    for block in memory.blocks:
-        own = changes[block.rank, block.category]
-        own[block.start_s] += block.size_bytes
-        own[block.end_s] -= block.size_bytes
-    for (rank, category), own in sorted(changes.items()):
-        held = 0
-        for time_s, change in sorted(own.items()):
-            held += change
-            if change:
-                where = {"ph": "C", "pid": rank + 1, "name": f"memory: {category}", "ts": time_s * 1e6}
-                yield where | {"args": {"bytes": held}}
+def _counters(memory: Memory, origin_s: float) -> Iterator[Event]:
+    """Each rank's bytes by category: an event wherever a category has changed."""
+    for rank in range(memory.num_ranks):
+        times_s, held = memory.curve(rank)
+        if not len(times_s):
+            continue
+        last = np.append(np.flatnonzero(np.diff(times_s)), len(times_s) - 1)  # of several changes at one moment
+        for category, size_bytes in held.items():
+            after = size_bytes[last]
+            for i in np.flatnonzero(np.diff(after, prepend=0)):
+                where = {"ph": "C", "pid": rank + 1, "name": f"memory: {category}"}
+                time_us = (float(times_s[last[i]]) - origin_s) * 1e6
+                if time_us >= 0:
+                    yield where | {"ts": time_us, "args": {"bytes": int(after[i])}}
 
 
 def _without_brackets(events: Iterable[Event]) -> str:

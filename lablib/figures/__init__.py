@@ -10,8 +10,11 @@ from lablib.figures.units import in_words as in_words
 from lablib.figures.units import unit_for as unit_for
 from lablib.figures.timeline import figure_timeline as figure_timeline
 from lablib.figures.reconcile import figure_reconcile as figure_reconcile
+from lablib.figures.memory import figure_memory as figure_memory
+from lablib.figures.peaks import figure_peaks as figure_peaks
 from lablib.figures.traffic import figure_traffic as figure_traffic
 from lablib.figures.traffic_matrix import figure_traffic_matrix as figure_traffic_matrix
+from lablib.figures.roofline import figure_roofline as figure_roofline
 from lablib.figures.waits import figure_waits as figure_waits
 from lablib.figures.collectives import figure_collective_cost as figure_collective_cost
 from lablib.figures.collectives import figure_effective_bandwidth as figure_effective_bandwidth

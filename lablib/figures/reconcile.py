@@ -40,7 +40,7 @@ def figure_reconcile(
         predicted, measured: timelines with the same number of ranks.
         labels: what the two are called, predicted first.
         normalize: True draws each as a share of its own makespan, which compares shapes where speeds differ.
-        ranks: which ranks; None: all up to 16, otherwise the first 8.
+        ranks: which ranks; None: all up to 16, otherwise the first 4 and the last 4.
         title: None: the two makespans and the error.
         same_axis: True: both on one time axis; False: each on its own; None: one axis while the makespans are within a
             factor of 5, beyond which the shorter could not be read. Not for `normalize`.

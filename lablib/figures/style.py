@@ -60,6 +60,22 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
     }
 )
 
+# What memory is held for: the categories of lablib/blocks.py, from the bottom of a stack to its top. What is there all
+# the time stands below what comes and goes. A gradient has backward's colour, optimizer state the optimizer's.
+MEMORY_LOOKS: Mapping[str, Look] = MappingProxyType(
+    {
+        look.name: look
+        for look in (
+            Look("parameter", "P", "#40407A", "", ink="#FFFFFF"),
+            Look("optimizer state", "O", "#E69F00", "x"),
+            Look("gradient", "G", "#D55E00", "/"),
+            Look("activation", "A", "#009E73", "\\"),
+            Look("communication", "C", "#CC79A7", "."),
+            Look("other", "X", "#999999", "-"),
+        )
+    }
+)
+
 # Words by which a phase is recognised, in this order: "backward: weight gradient" is a weight gradient. They also
 # match the names torch gives by itself, such as "Optimizer.step#AdamW.step" and "DistributedDataParallel.forward".
 _WORDS = (
@@ -149,3 +165,8 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
         **look,
         **more,
     }
+
+
+def empty_axis(title: str) -> dict[str, Any]:
+    """The axis of a figure that has nothing to draw: its title, and no numbers that nobody measured."""
+    return axis(title, range=[0, 1], showticklabels=False, ticks="", showgrid=False)

@@ -43,6 +43,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "no rank can go on", [Wait(0, "waits in recv from rank 1"), Wait(1, "waits in recv from rank 0")]
     )
     nodes = [("a", 0.0, 0.0, "gpu"), ("b", 1.0, 0.0, "gpu"), ("s", 0.5, 1.0, "switch")]
+    memory, device = examples.some_memory(), examples.DEVICE
     return {
         "timeline": figures.figure_timeline(step),
         "reconcile": figures.figure_reconcile(step, slower),
@@ -53,6 +54,10 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
         "traffic": figures.figure_traffic(examples.some_traffic(), 4),
         "traffic matrix": figures.figure_traffic_matrix(examples.some_traffic(), 4, devices_per_node=2),
+        "memory": figures.figure_memory(memory, device=device),
+        "memory under timeline": figures.figure_memory(memory, step, rank=0),
+        "peaks": figures.figure_peaks(memory, device),
+        "roofline": figures.figure_roofline(step, device),
         "waits": figures.figure_waits(deadlock),
         "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from lablib.hardware import Device
+from lablib.ledger import Block, Memory
 from lablib.run import Span, Timeline, Traffic, Transfer
 
 
@@ -51,6 +53,21 @@ def many_tiny_spans(num_spans: int, seed: int = 0, num_ranks: int = 2) -> Timeli
 def lanes_of(timeline: Timeline) -> dict[tuple[int, str], int]:
     """A number for each rank and stream."""
     return {key: number for number, key in enumerate(sorted({(s.rank, s.stream) for s in timeline}))}
+
+
+DEVICE = Device("toy", {"float32": 1e12, "bfloat16": 4e12}, 2000.0, 1e12, matmul_efficiency=0.8)
+
+
+def some_memory() -> Memory:
+    """Two ranks hold 1000 bytes of parameters; rank 1 reaches 1750 bytes at 6 ms."""
+    blocks = [
+        Block(rank, "parameter", 1000, 0.0, 20e-3, "aten.empty", "setup", "train.py:3: Linear") for rank in (0, 1)
+    ]
+    for rank, size in ((0, 100), (1, 150)):
+        for layer in range(5):
+            times = (2e-3 + 1e-3 * layer, 12e-3 - 1e-3 * layer)
+            blocks.append(Block(rank, "activation", size, *times, "aten.mm", "forward", "train.py:7: model(x)"))
+    return Memory(tuple(blocks), 2)
 
 
 def some_traffic() -> Traffic:

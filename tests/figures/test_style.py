@@ -16,8 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import LOOKS, describe, in_words, kind_of_phase, table, unit_for
+from lablib.figures.style import MEMORY_LOOKS
+from lablib.ledger import CATEGORIES
 
 LANES = {"timeline", "reconcile", "reconcile normalized"}  # their y axes name ranks, not quantities
+ABOVE = {"memory under timeline": ("xaxis2", "yaxis2")}  # a panel of lanes that shares the time axis below it
 
 
 def visible_axes(name: str, figure: go.Figure) -> list:
@@ -25,7 +28,10 @@ def visible_axes(name: str, figure: go.Figure) -> list:
     return [
         axis
         for key, axis in layout.items()
-        if re.fullmatch(r"[xy]axis\d*", key) and axis.get("visible", True) and not (key[0] == "y" and name in LANES)
+        if re.fullmatch(r"[xy]axis\d*", key)
+        and axis.get("visible", True)
+        and not (key[0] == "y" and name in LANES)
+        and key not in ABOVE.get(name, ())
     ]
 
 
@@ -73,6 +79,12 @@ def test_kinds_of_work_differ_in_color_in_letter_and_in_pattern():
         assert len({getattr(look, aspect) for look in work}) == len(work), aspect
 
 
+def test_categories_of_memory_differ_in_color_in_letter_and_in_pattern():
+    assert sorted(MEMORY_LOOKS) == sorted(CATEGORIES)
+    for aspect in ("color", "letter", "pattern"):
+        assert len({getattr(look, aspect) for look in MEMORY_LOOKS.values()}) == len(MEMORY_LOOKS), aspect
+
+
 def luminance(color: str) -> float:
     """Relative luminance of #RRGGBB (WCAG 2.1)."""
     channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -81,7 +93,7 @@ def luminance(color: str) -> float:
 
 
 def test_letters_can_be_read_on_their_color():
-    for look in LOOKS.values():
+    for look in (*LOOKS.values(), *MEMORY_LOOKS.values()):
         low, high = sorted((luminance(look.color), luminance(look.ink)))
         assert (high + 0.05) / (low + 0.05) >= 4.5, look.name
 
@@ -94,6 +106,8 @@ def test_letters_can_be_read_on_their_color():
         ("Optimizer.step#AdamW.step", "optimizer"),
         ("backward: weight gradient", "weight gradient"),
         ("B", "backward"),
+        ("recompute", "recompute"),
+        ("recompute: forward", "recompute"),
         ("I", "input gradient"),
         ("load the batch", "other"),
         ("", "other"),
