@@ -4,6 +4,7 @@
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
     lab list, lab progress, lab doctor   what there is, what is done, what works
     lab build [--check] [NN ...]         notebooks from masters
+    lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
 
 Exit code 0: done. 1: tried and failed. 2: what was asked for makes no sense, and nothing was done. Whatever goes wrong,
 the user gets one sentence. Each command imports what it needs when it runs: `lab --help` must not wait for torch.
@@ -123,6 +124,13 @@ def _doctor(options: argparse.Namespace) -> int:
     return examine()
 
 
+def _calibrate(options: argparse.Namespace) -> int:
+    from lablib.cli_calibrate import calibrate_command
+
+    out = Path(options.out) if options.out else None
+    return calibrate_command(options.backend, options.ranks, options.quick, out)
+
+
 COMMANDS = {
     "open": _open,
     "run": _run_lab,
@@ -130,6 +138,7 @@ COMMANDS = {
     "progress": _progress,
     "doctor": _doctor,
     "build": _build,
+    "calibrate": _calibrate,
 }
 
 
@@ -167,6 +176,12 @@ def _parser() -> Parser:
     )
     command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
     command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
+
+    command = commands.add_parser("calibrate", help='measure this machine: the cluster "this-machine" of simulations')
+    command.add_argument("--backend", default="gloo", help="gloo (this CPU, the default) or nccl (its GPUs)")
+    command.add_argument("--ranks", type=int, default=4, help="processes that are busy at once; default 4")
+    command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
+    command.add_argument("--out", metavar="FILE.toml", help='where to write; default: where "this-machine" looks')
     return parser
 
 

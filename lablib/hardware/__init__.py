@@ -7,6 +7,7 @@ cluster.py     devices, links and topology put together; the edge between two ra
 devices.py     the accelerators that have a name
 links.py       the wires that have a name
 catalogue.py   the clusters that have a name
+this_machine.py  where the profile of this machine is kept
 toml_file.py   clusters of one's own, in TOML files
 plausible.py   figures that are probably in another unit
 """

@@ -11,6 +11,7 @@ from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.devices import DEVICES
 from lablib.hardware.links import LINKS
+from lablib.hardware.this_machine import THIS_MACHINE, this_machine
 from lablib.hardware.toml_file import load_cluster
 from lablib.hardware.topology import Dragonfly, FatTree, Topology, Torus
 
@@ -99,6 +100,8 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
 def find_cluster(name: str | Path | Cluster) -> Cluster:
     """The cluster of that name, or of that TOML file (a path ending in .toml); a `Cluster` is returned as it is.
 
+    "this-machine" is the profile that `lab calibrate` wrote (this_machine.py).
+
     Raises:
         ValueError: an unknown name, with the nearest ones; or what `load_cluster` finds wrong with the file.
     """
@@ -106,6 +109,8 @@ def find_cluster(name: str | Path | Cluster) -> Cluster:
         return name
     if isinstance(name, str | Path) and str(name).endswith(".toml"):
         return load_cluster(name)
+    if name == THIS_MACHINE:
+        return this_machine()
     if not isinstance(name, str) or name not in CLUSTERS:
-        raise unknown_name("cluster", name, list(CLUSTERS))
+        raise unknown_name("cluster", name, [*CLUSTERS, THIS_MACHINE])
     return CLUSTERS[name]

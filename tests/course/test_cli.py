@@ -33,7 +33,8 @@ def test_help_names_every_command_and_needs_nothing_heavy():
     command = [sys.executable, "-c", code, str(ROOT / "lablib")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(f"    {name} " in done.stdout for name in COMMANDS)
+    first_words = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("    ")]
+    assert set(COMMANDS) <= set(first_words)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""`lab calibrate`: measure, write the profile, and say what was found."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lablib.calibration.calibrate import Progress, calibrate
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.table import table
+from lablib.errors import LaunchError
+from lablib.hardware import Cluster
+from lablib.hardware.this_machine import THIS_MACHINE, profile_path
+from lablib.hardware.toml_file import save_cluster
+
+
+def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -> int:
+    """Measure this machine and write its profile to `out` (None: where `cluster="this-machine"` looks).
+
+    Raises:
+        CourseError: arguments that make no sense.
+        CourseFailure: the measurement failed, or the file cannot be written.
+    """
+    path = profile_path() if out is None else out
+    if path.suffix != ".toml":
+        raise CourseError(f"a profile is a TOML file, whose name ends in .toml: got {path}; try {path.stem}.toml")
+    try:
+        with _bar() as progress:
+            cluster = calibrate(backend, ranks, quick, progress)
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    except LaunchError as error:
+        raise CourseFailure(f"the machine could not be measured: {error}") from None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_cluster(cluster, path)
+    except OSError as error:
+        raise CourseFailure(f"the profile cannot be written to {path}: {error.strerror or error}") from None
+    name = THIS_MACHINE if out is None else str(path)
+    print(f'{report(cluster)}\n\n{path}\nTo predict for this machine: launch(program, cluster="{name}")')
+    return 0
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A progress bar on stderr, with what is being measured."""
+    from tqdm import tqdm
+
+    with tqdm(total=1, file=sys.stderr, bar_format="{l_bar}{bar}| {elapsed} {desc}", ascii=True) as bar:
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.total, bar.n = total, done
+            bar.set_description_str(what)
+
+        yield progress
+
+
+def report(cluster: Cluster) -> str:
+    """The figures and how well they fit, as text."""
+    device, link = cluster.device, cluster.intra
+    rows = [(f"{dtype} products", f"{peak / 1e9:.3g} GFLOP/s") for dtype, peak in device.peak_flops_per_s.items()]
+    rows.append(("memory", f"{device.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s"))
+    if device.cache_bytes:
+        cached = f"{device.cache_bandwidth_bytes_per_s / 1e9:.3g} GB/s up to {device.cache_bytes / 1e6:.3g} MB"
+        rows.append(("cache", cached))
+    rows.append(("an operation", f"{device.kernel_overhead_s * 1e6:.3g} us"))
+    bandwidth = f"{link.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
+    rows.append(("a message", f"{link.latency_s * 1e6:.3g} us + bytes / ({bandwidth})"))
+    rows.append(("a call", f"{cluster.collective_overhead_s * 1e6:.3g} us"))
+    figures = table(("figure", "of one rank, all busy"), rows)
+    fits = [(k.removeprefix("error_of_"), v) for k, v in cluster.profile.items() if k.startswith("error_of_")]
+    return f"{figures}\n\n{table(('part', 'error of the fit'), fits)}"
