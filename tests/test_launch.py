@@ -53,7 +53,7 @@ def test_a_time_limit_must_be_positive(timeout_s):
 def test_an_unknown_cluster_is_answered_with_the_nearest_name(wrong, nearest):
     with pytest.raises(ValueError, match=f"^unknown cluster '{wrong}': did you mean '{nearest}'") as caught:
         launch(rank, cluster=wrong)
-    assert str(caught.value).endswith(f"Valid: {', '.join(CLUSTERS)}.") and "\n" not in str(caught.value)
+    assert str(caught.value).endswith(f"Valid: {', '.join(CLUSTERS)}, this-machine.") and "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("nothing_starts")
