@@ -106,7 +106,7 @@ def _environment(home: Path) -> dict[str, str]:
         "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
         "IPYTHONDIR": "ipython",
     }
-    folders |= {"LAB_DATA": "corpora", "LAB_PROGRESS": "progress.json"}
+    folders |= {"LAB_DATA": "corpora", "LAB_PROGRESS": "progress.json", "LAB_MACHINE": "this-machine.toml"}
     return os.environ | {name: str(home / folder) for name, folder in folders.items()}
 
 

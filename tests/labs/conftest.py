@@ -4,6 +4,7 @@ A test that takes `lab` runs once for each master; one that takes `lab` and `exe
 """
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def nobodys_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_PROGRESS", "off")
     monkeypatch.delenv("LAB_STRICT", raising=False)
     monkeypatch.setenv("LAB_LABS", str(ROOT / "labs"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nobodys_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Labs measure this machine once for all tests, and leave the profile of whoever runs them alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAB_MACHINE", str(tmp_path_factory.mktemp("machine") / "this-machine.toml"))
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,94 @@
+"""The profile of this machine for a number of ranks: the one that was kept, or a quick one measured now and kept.
+
+A profile fits if it is of this machine, this backend and this number of ranks: the more ranks share the cores, the
+slower each is. Two places are looked at: that of `lab calibrate`, and one beside it for each backend and number of ranks,
+
+    this-machine.toml    this-machine-gloo-2.toml
+
+A new profile goes to the first of them that is free, else to the second: what `lab calibrate` wrote stays.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from lablib.calibration.calibrate import Progress, calibrate
+from lablib.hardware import Cluster
+from lablib.hardware.this_machine import profile_path
+from lablib.hardware.toml_file import load_cluster, save_cluster
+
+_WIDTH = 76  # a line of text in a notebook
+
+
+def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | None = None) -> Cluster:
+    """This machine as a cluster to predict for: measured in half a minute the first time, and then read from its file.
+
+    Args:
+        ranks: how many processes will be busy at once, at least 2.
+        backend: "gloo" (processes on this CPU) or "nccl" (one GPU a rank).
+        progress: as for `calibrate`; None: a line of text that is written over, and says at the end where to look.
+
+    Raises:
+        ValueError, LaunchError: as `calibrate`.
+    """
+    places = _places(ranks, backend)
+    kept = next((cluster for path in places if (cluster := _fitting(path, ranks, backend)) is not None), None)
+    if kept is not None:
+        return kept
+    line = _Line(ranks, backend)
+    cluster = calibrate(backend, ranks, quick=True, progress=progress or line)
+    path = places[1] if places[0].exists() else places[0]
+    is_kept = _keep(cluster, path)
+    if progress is None:
+        line.end(f"Kept in {path}" if is_kept else f"It cannot be kept in {path.parent}")
+    return cluster
+
+
+def _places(ranks: int, backend: str) -> tuple[Path, Path]:
+    path = profile_path()
+    return path, path.with_name(f"{path.stem}-{backend}-{ranks}{path.suffix}")
+
+
+def _fitting(path: Path, ranks: int, backend: str) -> Cluster | None:
+    """The profile in this file; None if there is none, it cannot be read, or it is of something else."""
+    from lablib.calibration.machine import machine_text  # here: `import lablib` does without torch
+
+    try:
+        cluster = load_cluster(path)
+        wanted = {"ranks": str(ranks), "backend": backend, "machine": machine_text(backend == "nccl")}
+    except ValueError:
+        return None
+    return cluster if wanted.items() <= cluster.profile.items() else None
+
+
+def _keep(cluster: Cluster, path: Path) -> bool:
+    """Write the profile in one step, so that no other lab reads half of it. False if nothing can be written there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".measured-") as folder:
+            save_cluster(cluster, unfinished := Path(folder) / path.name)
+            os.replace(unfinished, path)
+    except OSError:
+        return False
+    return True
+
+
+class _Line:
+    """One line of text that is written over: what is measured now, and how far it is."""
+
+    def __init__(self, ranks: int, backend: str):
+        self.what = f"Measuring this machine, {ranks} ranks on {backend}"
+        self.begun_s = time.monotonic()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        self._write(f"{self.what}: {done / total:.0%}, {what}")
+
+    def end(self, told: str) -> None:
+        self._write(f"{self.what}: {time.monotonic() - self.begun_s:.0f} s")
+        print(f"\n{told}")
+
+    def _write(self, text: str) -> None:
+        print(f"\r{text[:_WIDTH]:{_WIDTH}}", end="", flush=True)
