@@ -1,7 +1,7 @@
 """The profile of this machine for a number of ranks: the one that was kept, or a quick one measured now and kept.
 
 A profile fits if it is of this machine, this backend and this number of ranks: the more ranks share the cores, the
-slower each is. Two places are looked at: that of `lab calibrate`, and one beside it for each backend and number of ranks,
+slower each is. Two places are looked at: that of `lab calibrate`, and one beside it for each backend and each count:
 
     this-machine.toml    this-machine-gloo-2.toml
 
