@@ -66,10 +66,11 @@ def figure_memory(
     heading = title or f"Memory of rank {rank}"
     figure = go.Figure(layout=base_layout(heading, top + PLOT_PIXELS + PAPER_PIXELS, barmode="overlay"))
     figure.update_layout(showlegend=True, margin_b=figure.layout.margin.b + (22 if lanes else 0))  # pyright: ignore
-    figure.update_layout(xaxis=empty_axis(axis_title("time since launch", seconds)), yaxis=empty_axis("memory (B)"))
     steps = _steps(times_s, held, window)
     if len(times_s):
         _draw(figure, steps, window, seconds, device)
+    else:
+        _draw_nothing(figure, window, seconds)
     if timeline and lanes:
         _draw_above(figure, timeline, rank, lanes, seconds, top / (top + PLOT_PIXELS))
     return attach(figure, _summary(memory, rank, device, (times_s, held), steps, window, timeline), _columns(held))
@@ -153,6 +154,15 @@ def _draw(figure: go.Figure, steps: Course, window: tuple[float, float], seconds
         xaxis=axis(axis_title("time since launch", seconds), range=across),
         yaxis=axis(axis_title("memory", unit), range=[0, unit.of(ceiling) or 1.0]),
     )
+
+
+def _draw_nothing(figure: go.Figure, window: tuple[float, float], seconds: Unit) -> None:
+    """Axes alone. Under a timeline the time has its numbers."""
+    title = axis_title("time since launch", seconds)
+    across = axis(title, range=[seconds.of(edge) for edge in window]) if window[1] > window[0] else empty_axis(title)
+    figure.update_layout(xaxis=across, yaxis=empty_axis("memory (B)"))
+    if window[1] > window[0]:  # plotly leaves out axes on which nothing stands
+        figure.add_trace(go.Scatter(x=[seconds.of(window[0])], y=[0], opacity=0, showlegend=False, hoverinfo="skip"))
 
 
 def _longest(times_s: np.ndarray, is_thick: np.ndarray, at_least_s: float) -> float | None:

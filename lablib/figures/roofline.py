@@ -35,6 +35,7 @@ from lablib.run import COMPUTE, Timeline
 PLOT_PIXELS = 380
 NAMED = 6  # points that say their name in the picture: those that took longest
 SEEN = 0.001  # of the compute time: what took less is listed, and not drawn
+LOWEST = 0.001  # of its roof: what is lower is drawn there, so that the others can be told apart
 MEMORY, UNKNOWN = "memory", "unknown"
 
 
@@ -79,7 +80,7 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "") -> go.F
     figure.add_traces(_roofs(dtypes, device, first, last))
     total_s = sum(p.seconds for p in points)
     shown = [p for p in points if p.roof != UNKNOWN and p.seconds > SEEN * total_s]
-    places = _places(shown, (first, last))
+    places = _places(shown, (first, last), device)
     for index, roof in enumerate(dict.fromkeys([MEMORY, *dtypes])):
         some = [i for i, p in enumerate(shown) if p.roof == roof]
         if some:
@@ -125,15 +126,15 @@ def _extent(points: Sequence[Point], dtypes: Sequence[str], device: Device) -> t
     return min(inner) / 20, max(inner) * 8
 
 
-def _places(points: Sequence[Point], edges: tuple[float, float]) -> list[tuple[float, float]]:
+def _places(points: Sequence[Point], edges: tuple[float, float], device: Device) -> list[tuple[float, float]]:
     """Where each point stands: intensity and FLOP/s, or at an edge where one of them was not counted."""
     places, side_by_side = [], cycle(range(4))
     for p in points:
-        if p.flops:
-            places.append((min(p.intensity, edges[1]), p.flops / p.seconds))
-        else:  # along the memory's roof, and as far below it as its bandwidth is below the device's
-            x = edges[0] * 1.8 ** next(side_by_side)
-            places.append((x, x * p.size_bytes / p.seconds))
+        # Without FLOPs: along the memory's roof, and as far below it as its bandwidth is below the device's.
+        x = min(p.intensity, edges[1]) if p.flops else edges[0] * 1.8 ** next(side_by_side)
+        roof = min(device.peak(p.dtype or "float32"), device.memory_bandwidth_bytes_per_s * x)
+        y = p.flops / p.seconds if p.flops else x * p.size_bytes / p.seconds
+        places.append((x, max(y, LOWEST * roof)))
     return places
 
 
@@ -203,13 +204,15 @@ def _hover(point: Point, total_s: float, device: Device) -> str:
     return "<br>".join(lines)
 
 
-def _share(point: Point, device: Device) -> str:
-    """How near the roof it is."""
+def _reached(point: Point, device: Device) -> float:
+    """Which share of its roof it reaches."""
     if point.flops:
-        share = point.flops / point.seconds / _roof_flops_per_s(point, device)
-    else:
-        share = point.size_bytes / point.seconds / device.memory_bandwidth_bytes_per_s
-    return f"{share:.0%} of its roof"
+        return point.flops / point.seconds / _roof_flops_per_s(point, device)
+    return point.size_bytes / point.seconds / device.memory_bandwidth_bytes_per_s
+
+
+def _share(point: Point, device: Device) -> str:
+    return f"{_reached(point, device):.0%} of its roof"
 
 
 def _summary(points: Sequence[Point], device: Device) -> str:
@@ -229,7 +232,10 @@ def _summary(points: Sequence[Point], device: Device) -> str:
     if longest is None:
         return text + "."
     name = longest.name.removeprefix("aten.") + (f" in {longest.dtype}" if longest.dtype else "")
-    return f"{text}. {name} takes longest, {longest.seconds / total_s:.0%}, at {_share(longest, device)}."
+    text += f". {name} takes longest, {longest.seconds / total_s:.0%}, at {_share(longest, device)}."
+    low = [p for p in points if p.seconds > SEEN * total_s and p.roof != UNKNOWN and _reached(p, device) < LOWEST]
+    names = ", ".join(p.name.removeprefix("aten.") for p in low)
+    return text + (f" Drawn at {LOWEST:.1%} of the roof, and still lower: {names}." if low else "")
 
 
 def _columns(points: Sequence[Point], total_s: float, device: Device) -> dict[str, list[Any]]:

@@ -164,6 +164,20 @@ def test_nothing_recorded_is_said():
         assert json.loads(figure.to_json())["data"] == []
 
 
+def test_a_timeline_without_memory_keeps_its_time_axis(examples):
+    """A real run: nobody counted its memory."""
+    timeline = examples.ddp_step()
+    figure = figure_memory(Memory(), timeline)
+    assert describe(figure).startswith("No memory was recorded")
+    assert figure.layout.xaxis.range == pytest.approx((0.0, timeline.end_s * 1e3))
+    assert figure.layout.xaxis.showticklabels is None and not stack(figure)
+
+
+def test_axes_have_numbers_where_something_is_drawn(examples):
+    for figure in (figure_memory(examples.some_memory()), figure_peaks(examples.some_memory())):
+        assert figure.layout.xaxis.showticklabels is None and figure.layout.yaxis.showticklabels is None
+
+
 def test_a_rank_that_does_not_exist_is_refused(examples):
     with pytest.raises(ValueError, match="rank must be between 0 and 1: got 2"):
         figure_memory(examples.some_memory(), rank=2)

@@ -96,6 +96,14 @@ def test_a_real_run_without_bytes_stands_at_the_right_edge():
     assert "no bytes counted" in figure.data[-1].hovertext[0] and "20% of its roof" in describe(figure)
 
 
+def test_what_hardly_does_anything_is_drawn_at_a_thousandth_of_its_roof_and_named():
+    spans = [op("aten.mm", 1.0, 5e12, 1e11), op("aten.step", 0.5, 0.0, 4.0, "")]
+    figure = figure_roofline(Timeline.of(spans, 1), DEVICE)
+    _, x, y = drawn(figure)["aten.step"]
+    assert y == pytest.approx(1e-3 * 1e12 * x)
+    assert describe(figure).endswith(" Drawn at 0.1% of the roof, and still lower: step.")
+
+
 def test_no_compute_is_said_and_a_free_device_refused():
     assert describe(figure_roofline(Timeline((), 2), DEVICE)) == (
         "No compute was recorded, so nothing stands under the roofs."
