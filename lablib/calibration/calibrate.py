@@ -72,7 +72,7 @@ class _Calibration:
         self.done = self.total = 0
 
     def run(self) -> Cluster:
-        from lablib.calibration.fit_device import fit_device
+        from lablib.calibration.fit_device import fit_device, program_overhead_s
         from lablib.calibration.fit_network import fit_network
         from lablib.calibration.grid import device_cases
         from lablib.calibration.timing import supported_dtypes
@@ -81,15 +81,15 @@ class _Calibration:
         dtypes = self._launch(supported_dtypes)[0]
         cases, messages = device_cases(dtypes, self.on_gpu, self.quick), self._message_cases()
         programs = [case for case in cases if case.part == "program"]
-        self.total = -(-len(cases) // _BATCH) + -(-len(messages) // _BATCH) + 1
+        self.total = -(-len(cases) // _BATCH) + -(-len(messages) // _BATCH) + 2
         timings = self._time_cases(cases)
         traced = self._time_cases(programs, trace=True)
         times = self._time_messages(messages)
-        self.progress(self.total, self.total, "done")
-        bare = fit_device(timings, self._base_device())
+        self.progress(self.done, self.total, "fitting")
         device = fit_device([t for t in timings if t.case.part != "program"] + traced, self._base_device())
         network = fit_network(times, self._base_cluster(device.device), f"{self.backend}, measured", self._source())
-        profile = self._profile(bare.device.kernel_overhead_s, [*device.residuals, *network.residuals])
+        self.progress(self.total, self.total, "done")
+        profile = self._profile(program_overhead_s(timings), [*device.residuals, *network.residuals])
         return network.cluster.but(profile=profile)
 
     # ---- measuring ----

@@ -110,6 +110,12 @@ def _parts(timings: Iterable[Timing]) -> dict[str, list[_Measured]]:
     return parts
 
 
+def program_overhead_s(timings: Iterable[Timing]) -> float:
+    """`kernel_overhead_s` from programs alone: what they say when nothing watches them."""
+    programs = [timing for timing in timings if timing.case.part == "program"]
+    return _overhead_s([_Measured(timing.case, priced_ops(timing.case), timing.time_s) for timing in programs])
+
+
 def _overhead_s(measured: Sequence[_Measured]) -> float:
     return log_median([m.time_s / m.launches for m in measured])
 
