@@ -4,7 +4,8 @@
 
 The spans are made up: on each rank forward, recompute, backward and optimizer alternate, with a collective of all
 ranks after every 50 operations. Each question is asked of a fresh timeline, so that none profits from what another has
-computed; medians are printed.
+computed. Printed are medians of the host's seconds and of the processor's: where others use the machine as well, the
+latter say more.
 """
 
 import argparse
@@ -64,9 +65,7 @@ def main() -> None:
     args = parser.parse_args()
     spans = spans_of(args.spans, args.ranks)
     figure_timeline(Timeline.of(spans[:100], args.ranks))  # imports
-    print(
-        f"{len(spans):,} spans on {args.ranks} ranks, seconds of the host and of the processor, median of {args.repeats}"
-    )
+    print(f"{len(spans):,} spans on {args.ranks} ranks, host and processor seconds, median of {args.repeats}")
     middle_s = Timeline.of(spans, args.ranks).makespan_s / 2
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
