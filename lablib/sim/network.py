@@ -25,7 +25,7 @@ future, while the others went on) has had its wires for itself until then.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lablib.sim.port import Port
@@ -163,13 +163,27 @@ class Network:
     def _share_out(self, changed: set[int]) -> None:
         """New speeds for all flows that share a wire with one of these sets, where something began or ended."""
         for number in sorted(set().union(*(self._moving_rivals(one) for one in changed))):
-            rivals = self._moving_rivals(number)
-            count = sum(len(self._moving[rival]) for rival in rivals)
-            if count > 2:  # of two flows that share a wire the fullest wire has two
-                count = self.wires.load(number, tuple((r, len(self._moving[r])) for r in sorted(rivals)))
+            share = self._load(number)
             for flow in self._moving[number]:
-                if flow._share != count:
-                    self._set_share(flow, count)
+                if flow._share != share:
+                    self._set_share(flow, share)
+
+    def _load(self, number: int) -> int:
+        """Flows on the fullest wire of a set: without a look at the wires, where two bounds meet."""
+        others = [rival for rival in self._moving_rivals(number) if rival != number]
+        own = self._num_flows([number])
+        if not others:
+            return own
+        # A wire of the set that another is on has at least these two; and none but what shares a wire with both.
+        at_least = own + max(self._num_flows([other]) for other in others)
+        rivals = self.wires.rivals(number)
+        at_most = max(self._num_flows(r for r in self._moving_rivals(other) if r in rivals) for other in others)
+        if at_least == at_most:
+            return at_least
+        return self.wires.load(number, tuple((r, self._num_flows([r])) for r in sorted([number, *others])))
+
+    def _num_flows(self, numbers: Iterable[int]) -> int:
+        return sum(len(self._moving[number]) for number in numbers)
 
     def _moving_rivals(self, number: int) -> list[int]:
         rivals = self.wires.rivals(number)
