@@ -203,6 +203,11 @@ class Clock(TorchDispatchMode):
         if self.ledger is not None:
             self.ledger.resized(storage, self)
 
+    def forget(self, *tensors: torch.Tensor) -> None:
+        """These are about to change places."""
+        if self.ledger is not None:
+            self.ledger.forget(*tensors)
+
     def place(self) -> tuple[str, str]:
         """Phase and line of the operator under way."""
         if self._place is None:

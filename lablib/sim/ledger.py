@@ -212,6 +212,11 @@ class Ledger:
             else:
                 self._find_gradient(param)
 
+    def forget(self, *tensors: Tensor) -> None:
+        """Hold no reference to these: they are known again when an operator gets them."""
+        for tensor in tensors:
+            self._params.pop(id(tensor), None)
+
     def close(self) -> None:
         """The rank has ended: no storage is watched any more."""
         self.find_gradients()
@@ -363,7 +368,10 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 @contextmanager
 def watched_resizes() -> Iterator[None]:
-    """`UntypedStorage.resize_` passes no dispatcher: during a run it tells the ledger of the rank that calls."""
+    """`UntypedStorage.resize_` passes no dispatcher: during a run it tells the ledger of the rank that calls.
+
+    So does `torch.utils.swap_tensors` (`Module.to` of DTensors): it refuses a tensor that has weak references.
+    """
     from lablib.sim.clock import Clock
 
     resize = torch.UntypedStorage.resize_
@@ -375,8 +383,18 @@ def watched_resizes() -> Iterator[None]:
                 mode.resized(storage)
         return result
 
+    swap = torch.utils.swap_tensors
+
+    def swap_tensors(first: Tensor, second: Tensor) -> None:
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, Clock):
+                mode.forget(first, second)
+        swap(first, second)
+
     torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    torch.utils.swap_tensors = swap_tensors
     try:
         yield
     finally:
+        torch.utils.swap_tensors = swap
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+from torch.distributed.algorithms.join import Join
 
 from lablib.errors import CollectiveMismatchError, Wait
 from lablib.sim import exchange
@@ -442,6 +443,15 @@ def _payload(kind: str, joined: list[Joined], root: int) -> float:
         # Uneven splits: the round lasts as long as its largest message, so the fullest rank counts.
         return float(max(max(sum(t.nbytes for t in j.sent), sum(t.nbytes for t in j.received)) for j in joined))
     return float(sum(t.nbytes for t in joined[root].sent))
+
+
+_notify_join_context = Join.notify_join_context
+
+
+def notify_join_context(joinable: Any) -> Any:
+    """torch's own, with the work kept: DDP's reducer holds only the C++ side of it, which cannot wait by itself."""
+    joinable._join_work = work = _notify_join_context(joinable)
+    return work
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
+from torch.distributed.algorithms.join import Join
 
 from lablib.cost import GroupNetwork
 from lablib.errors import DeadlockError, FaultError, LaunchError, LaunchTimeoutError, RankError, Wait
@@ -34,8 +35,9 @@ from lablib.sim.faults import Faults
 from lablib.sim.group import Group
 from lablib.sim.ledger import Books, watched_resizes
 from lablib.sim.meta_kernels import Answer, MetaKernels
+from lablib.sim.module_state import ModuleState
 from lablib.sim.network import Network
-from lablib.sim.process_group import SimProcessGroup, monitored_barrier
+from lablib.sim.process_group import SimProcessGroup, monitored_barrier, notify_join_context
 from lablib.sim.rank import ProcessState, Rank
 from lablib.sim.replaced import replaced
 from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
@@ -119,6 +121,8 @@ class _Simulation:
         self._began_s = time.perf_counter()
         changed_torch = torch_without_values() if self._fidelity == "shapes" else nullcontext()
         with _borrowed_process(self._make_group, self._ranks), changed_torch:
+            for rank in self._ranks:
+                rank.belongings.append(ModuleState())
             error: BaseException | None = None
             try:
                 if not self._scheduler.run(self._body, _as_launch_error, timeout_s):
@@ -259,7 +263,7 @@ def _as_launch_error(rank: int, error: BaseException) -> BaseException:
 @contextmanager
 def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: list[Rank]):
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
-    state = ProcessState()
+    state, modules = ProcessState(), ModuleState(is_rank=False)
     unraisablehook = sys.unraisablehook
     # A rank that is ended in the middle of a destructor goes on: that is no error to print.
     sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
@@ -271,6 +275,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     own_answers = replaced(
         (dist, "monitored_barrier", monitored_barrier),
         (c10d, "monitored_barrier", monitored_barrier),
+        (Join, "notify_join_context", notify_join_context),
         (dist, "_verify_params_across_processes", verify_params_across_processes),
     )
     try:
@@ -280,6 +285,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         _set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         state.restore(ranks)
+        modules.put()
 
 
 @contextmanager

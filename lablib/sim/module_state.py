@@ -1,0 +1,59 @@
+"""What torch keeps in its modules and a program's context managers change: each rank gets its own.
+
+A process that enters `loss_parallel` or `context_parallel` changes torch for itself alone. Ranks share the modules, so
+what those two change is swapped with every turn:
+
+    loss_parallel      DTensor's table of operators with a handler of their own: entries added, then removed
+    context_parallel   the same table, replaced; torch.nn.functional.scaled_dot_product_attention, replaced
+
+Simplified: the sharding rules that `context_parallel` adds to DTensor stay shared.
+"""
+
+import sys
+from typing import Any
+
+import torch.nn.functional as F
+
+_DTENSOR = "torch.distributed.tensor._api"
+_ATTENTION = "torch.distributed.tensor.experimental._context_parallel._attention"
+
+
+class ModuleState:
+    """One owner's view: a rank's, or with `is_rank=False` the process's. It begins as things are when it is made.
+
+    DTensor may be imported in the middle of a run; then its table begins as a fresh one.
+    """
+
+    def __init__(self, is_rank: bool = True):
+        self._attention = F.scaled_dot_product_attention
+        dispatcher = _dispatcher()
+        handlers = dispatcher._custom_op_handlers if dispatcher else None
+        self._handlers = dict(handlers) if is_rank and handlers is not None else handlers
+        self._handlers_at_first = self._handlers
+
+    def put(self) -> None:
+        """Make torch's modules say what this owner left in them."""
+        F.scaled_dot_product_attention = self._attention
+        dispatcher = _dispatcher()
+        if dispatcher is None:
+            return
+        if self._handlers is None:
+            self._handlers = self._handlers_at_first = type(dispatcher)()._custom_op_handlers
+        dispatcher._custom_op_handlers = self._handlers
+        attention: Any = sys.modules.get(_ATTENTION)
+        if attention is not None:
+            attention.existing_custom_ops = self._handlers_at_first  # what context_parallel puts back
+
+    def take(self) -> None:
+        """Note what the owner leaves."""
+        self._attention = F.scaled_dot_product_attention
+        if (dispatcher := _dispatcher()) is not None:
+            self._handlers = dispatcher._custom_op_handlers
+            self._handlers_at_first = self._handlers_at_first or self._handlers
+
+
+def _dispatcher() -> Any:
+    """DTensor's dispatcher, or None while nobody has imported DTensor."""
+    api = sys.modules.get(_DTENSOR)
+    dtensor = getattr(api, "DTensor", None)
+    return getattr(dtensor, "_op_dispatcher", None)

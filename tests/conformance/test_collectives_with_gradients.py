@@ -1,0 +1,194 @@
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportOptionalMemberAccess=false
+"""Collectives that autograd goes through: the gradient is that of the same computation on one device.
+
+functional collectives    torch.distributed._functional_collectives
+autograd collectives      torch.distributed.nn.functional
+expert parallel           tokens go to their experts and back by all_to_all, as many as each rank has for each
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.distributed.nn.functional as dnn
+from torch import Tensor, nn
+
+from lablib import launch
+from tests.conformance.reference import assert_same
+
+RANKS = 4
+# Both names of a call are in use: torch 2.13 says so of the older one, which torch 2.11 has alone.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*:FutureWarning")
+
+
+def inputs() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randn(RANKS * 2, 3, dtype=torch.float64, generator=generator) for _ in range(RANKS)]
+
+
+def weights() -> list[Tensor]:
+    """What rank r's loss multiplies its output by: different on every rank, so that a mixed-up gradient shows."""
+    return [torch.full((), float(r + 1), dtype=torch.float64) for r in range(RANKS)]
+
+
+# Each: what a rank computes, and what all of them compute from the list of inputs on one device.
+Local = Callable[[Tensor], Tensor]
+Whole = Callable[[list[Tensor]], list[Any]]
+
+
+def wait(x: Any) -> Tensor:
+    return x.wait() if isinstance(x, funcol.AsyncCollectiveTensor) else x
+
+
+def cut(x: Tensor, rank: int) -> Tensor:
+    return x.chunk(RANKS)[rank]
+
+
+CASES: dict[str, tuple[Local, Whole]] = {
+    "nn.all_reduce": (lambda x: dnn.all_reduce(x), lambda xs: [sum(xs)] * RANKS),
+    "nn.all_gather": (lambda x: torch.cat(dnn.all_gather(x)), lambda xs: [torch.cat(xs)] * RANKS),
+    "nn.broadcast": (lambda x: dnn.broadcast(x, 1), lambda xs: [xs[1]] * RANKS),
+    "nn.reduce_scatter": (
+        lambda x: dnn.reduce_scatter(torch.empty(2, 3, dtype=x.dtype), list(x.chunk(RANKS))),
+        lambda xs: [cut(sum(xs), r) for r in range(RANKS)],
+    ),
+    "nn.all_to_all": (
+        lambda x: torch.cat(
+            dnn.all_to_all([torch.empty(2, 3, dtype=x.dtype) for _ in range(RANKS)], list(x.chunk(RANKS)))
+        ),
+        lambda xs: [torch.cat([cut(x, r) for x in xs]) for r in range(RANKS)],
+    ),
+    "nn.all_to_all_single": (
+        lambda x: dnn.all_to_all_single(torch.empty_like(x), x),
+        lambda xs: [torch.cat([cut(x, r) for x in xs]) for r in range(RANKS)],
+    ),
+    "funcol.all_to_all_single_autograd": (
+        lambda x: wait(funcol.all_to_all_single_autograd(x, None, None, dist.group.WORLD)),
+        lambda xs: [torch.cat([cut(x, r) for x in xs]) for r in range(RANKS)],
+    ),
+    "funcol.all_gather_tensor_autograd": (
+        lambda x: wait(funcol.all_gather_tensor_autograd(x, 0, dist.group.WORLD)),
+        lambda xs: [torch.cat(xs)] * RANKS,
+    ),
+    "funcol.reduce_scatter_tensor_autograd": (
+        lambda x: wait(funcol.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD)),
+        lambda xs: [cut(sum(xs), r) for r in range(RANKS)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_of_a_collective_is_that_of_one_device(name: str):
+    """Loss: the sum over ranks of weight_r x |output_r|^2. Each rank calls backward on its own term."""
+    local, whole = CASES[name]
+
+    def program() -> tuple[Tensor, Tensor]:
+        rank = dist.get_rank()
+        x = inputs()[rank].requires_grad_()
+        y = local(x)
+        (weights()[rank] * y.square().sum()).backward()
+        return y.detach(), torch.zeros_like(x) if x.grad is None else x.grad  # a broadcast uses the root's input only
+
+    xs = [x.requires_grad_() for x in inputs()]
+    ys = whole(xs)
+    torch.stack([w * y.square().sum() for w, y in zip(weights(), ys, strict=True)]).sum().backward()
+    for (y, grad), expected, x in zip(launch(program, ranks=RANKS).values, ys, xs, strict=True):
+        torch.testing.assert_close(y, expected.detach(), rtol=1e-12, atol=1e-12)
+        wanted = torch.zeros_like(x) if x.grad is None else x.grad
+        torch.testing.assert_close(grad, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_functional_collectives_return_new_tensors_and_leave_their_inputs():
+    def program() -> list[Tensor]:
+        rank, world = dist.get_rank(), dist.group.WORLD
+        x = torch.full((RANKS,), float(rank))
+        results = [
+            funcol.all_reduce(x, "avg", world),
+            funcol.all_gather_tensor(x[:1], 0, world),
+            funcol.reduce_scatter_tensor(x, "max", 0, world),
+            funcol.broadcast(x, 2, world),
+            funcol.all_to_all_single(x, None, None, world),
+            funcol.permute_tensor(x, [1, 2, 3, 0], world),
+            *funcol.all_reduce_coalesced([x, x + 1], "sum", world),
+        ]
+        assert torch.equal(x, torch.full((RANKS,), float(rank)))
+        return [wait(result) for result in results]
+
+    order = torch.arange(float(RANKS))
+    for rank, results in enumerate(launch(program, ranks=RANKS).values):
+        expected = [
+            torch.full((RANKS,), 1.5),
+            order,
+            torch.tensor([3.0]),
+            torch.full((RANKS,), 2.0),
+            order,
+            torch.full((RANKS,), float((rank - 1) % RANKS)),
+            torch.full((RANKS,), 6.0),
+            torch.full((RANKS,), 10.0),
+        ]
+        for found, wanted in zip(results, expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
+# ---- expert parallel ----
+
+WIDTH, TOKENS = 5, 9
+
+
+def expert(index: int) -> nn.Linear:
+    torch.manual_seed(100 + index)
+    return nn.Linear(WIDTH, WIDTH).double()
+
+
+def tokens(rank: int) -> Tensor:
+    return torch.randn(TOKENS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+
+
+def choice(rank: int) -> Tensor:
+    """Each token's expert, by a router that likes some more than others, and of rank 1 never asks expert 3."""
+    drawn = torch.randint(0, RANKS, (TOKENS,), generator=torch.Generator().manual_seed(50 + rank))
+    return drawn.clamp(max=2) if rank == 1 else drawn
+
+
+def test_tokens_go_to_experts_on_other_ranks_and_back_in_uneven_parts():
+    def program() -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        rank = dist.get_rank()
+        x = tokens(rank).requires_grad_()
+        mine = expert(rank)
+        order = choice(rank).argsort(stable=True)
+        sent = choice(rank).bincount(minlength=RANKS)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        there = funcol.all_to_all_single_autograd(x[order], received.tolist(), sent.tolist(), dist.group.WORLD)
+        back = funcol.all_to_all_single_autograd(
+            torch.tanh(mine(there)),
+            sent.tolist(),
+            received.tolist(),
+            dist.group.WORLD,
+        )
+        y = torch.empty_like(x).index_copy(0, order, wait(back))
+        (y.square().sum() * (rank + 1)).backward()
+        assert x.grad is not None
+        return (
+            y.detach(),
+            {name: param.grad for name, param in mine.named_parameters() if param.grad is not None},
+            x.grad,
+        )
+
+    experts = [expert(index) for index in range(RANKS)]
+    xs = [tokens(rank).requires_grad_() for rank in range(RANKS)]
+    total = torch.zeros((), dtype=torch.float64)
+    ys = []
+    for rank, x in enumerate(xs):
+        y = torch.stack([torch.tanh(experts[int(e)](row)) for row, e in zip(x, choice(rank), strict=True)])
+        ys.append(y.detach())
+        total = total + y.square().sum() * (rank + 1)
+    total.backward()
+    for rank, (y, grads, grad) in enumerate(launch(program, ranks=RANKS).values):
+        torch.testing.assert_close(y, ys[rank], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(grad, xs[rank].grad, rtol=1e-12, atol=1e-12)
+        assert_same(grads, {name: p.grad for name, p in experts[rank].named_parameters() if p.grad is not None})
