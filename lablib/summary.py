@@ -127,6 +127,17 @@ class Summary:
         return len(self.busy_s)
 
     @property
+    def bubble_fraction(self) -> float:
+        """Share of the step in which a mean rank neither computes nor communicates: it waits, or has nothing to do.
+
+        In a pipeline that is what the field calls the bubble, as a stage waits for the one before it. GPipe and 1F1B
+        with p equal stages, m micro-batches and links that take no time: (p - 1) / (m + p - 1) (Huang et al., "GPipe",
+        2018, arXiv 1811.06965; Narayanan et al., SC21, arXiv 2104.04473, section 2.2).
+        """
+        idle_s = _mean(self.waiting_s) + _mean(self.bubble_s)
+        return idle_s / self.step_time_s if self.step_time_s > 0 else 0.0
+
+    @property
     def straggler(self) -> int | None:
         """The rank for which the others waited longest; None where nobody waited for anybody."""
         worst_s = max(self.straggler_s, default=0.0)

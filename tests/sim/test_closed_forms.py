@@ -1,0 +1,130 @@
+"""What theory says exactly, the simulator gives exactly: pipeline bubbles, bytes of collectives, what overlap hides.
+
+The device of these tests takes one second for every operator, whatever its size, and links are free or have round
+numbers; so every time is a whole number, and `==` means equal.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lablib import Cluster, Device, Link, launch, phase
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*_tensor` is deprecated:FutureWarning")  # torch 2.13's new names
+
+UNIT = Device("unit", {"float32": 1e300}, 1e300, 1e300, kernel_overhead_s=1.0)
+INSTANT = Link("instant", 0.0, float("inf"))
+PIPES = Cluster("instant links", UNIT, 64, INSTANT, INSTANT)
+
+
+def work(seconds: int) -> None:
+    """Operators that take so many seconds."""
+    x = torch.empty(1)
+    for _ in range(seconds):
+        x.add_(1)
+
+
+def recv(peer: int) -> None:
+    if 0 <= peer < dist.get_world_size():
+        dist.recv(torch.empty(1), peer)
+
+
+def send(peer: int, pending: list) -> None:
+    if 0 <= peer < dist.get_world_size():
+        pending.append(dist.isend(torch.empty(1), peer))
+
+
+def pipeline(order: str, micro_batches: int, forward_s: int, backward_s: int) -> None:
+    """One step of a pipeline: each rank is a stage; only what is sent when differs between the schedules."""
+    stage, stages = dist.get_rank(), dist.get_world_size()
+    pending: list = []
+
+    def forward() -> None:
+        recv(stage - 1)
+        with phase("forward"):
+            work(forward_s)
+        send(stage + 1, pending)
+
+    def backward() -> None:
+        recv(stage + 1)
+        with phase("backward"):
+            work(backward_s)
+        send(stage - 1, pending)
+
+    warmup = micro_batches if order == "gpipe" else min(stages - stage - 1, micro_batches)
+    for _ in range(warmup):
+        forward()
+    for _ in range(micro_batches - warmup):
+        forward()
+        backward()
+    for _ in range(warmup):
+        backward()
+    for each in pending:
+        each.wait()
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@settings(max_examples=25, deadline=None)
+@given(p=st.integers(1, 6), m=st.integers(1, 9), forward_s=st.integers(1, 3), backward_s=st.integers(1, 5))
+def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(order, p, m, forward_s, backward_s):
+    run = launch(partial(pipeline, order, m, forward_s, backward_s), ranks=p, cluster=PIPES)
+    assert run.timeline.makespan_s == (m + p - 1) * (forward_s + backward_s)
+    for rank in range(p):
+        assert run.timeline.idle_s(rank) == (p - 1) * (forward_s + backward_s)
+    assert run.summary().bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-12)
+
+
+@given(n=st.integers(2, 9), shard=st.integers(1, 50))
+@settings(max_examples=25, deadline=None)
+def test_all_reduce_sends_2_n_minus_1_over_n_of_the_tensor_from_each_rank(n, shard):
+    run = launch(lambda: dist.all_reduce(torch.zeros(n * shard)), ranks=n, cluster=RINGS)
+    assert [run.traffic.sent_bytes(rank) for rank in range(n)] == [2 * (n - 1) * shard * 4] * n
+
+
+@given(n=st.integers(2, 9), shard=st.integers(1, 50))
+@settings(max_examples=25, deadline=None)
+def test_the_collectives_of_zero_move_their_volumes(n, shard):
+    """ZeRO (Rajbhandari et al., 2020, arXiv 1910.02054, section 7): with psi bytes of parameters, a reduce-scatter of
+    the gradients and an all-gather of the parameters send (n-1)/n psi each; stage 3 gathers twice: 3 (n-1)/n psi."""
+
+    def step() -> None:
+        whole, mine = torch.zeros(n * shard), torch.zeros(shard)
+        with phase("forward"):
+            dist.all_gather_into_tensor(whole, mine)
+        with phase("backward"):
+            dist.all_gather_into_tensor(whole, mine)
+            dist.reduce_scatter_tensor(mine, whole)
+
+    run = launch(step, ranks=n, cluster=RINGS)
+    each = (n - 1) * shard * 4
+    for rank in range(n):
+        assert run.traffic.sent_bytes(rank) == 3 * each
+    assert [sum(t.sent_bytes) for t in run.traffic.transfers] == [n * each] * 3
+
+
+# A wire of one byte a second, without latency: a ring all-reduce of S bytes takes 2 (n-1)/n S seconds.
+SLOW = Link("one byte a second", 0.0, 1.0)
+RINGS = Cluster("slow rings", UNIT, 64, SLOW, SLOW)
+
+
+@given(n=st.integers(2, 5), shard=st.integers(1, 6), left=st.integers(0, 60))
+@settings(max_examples=25, deadline=None)
+def test_overlap_hides_the_smaller_of_communication_and_the_backward_that_is_left(n, shard, left):
+    def step() -> None:
+        gradient = torch.empty(n * shard)
+        handle = dist.all_reduce(gradient, async_op=True)
+        with phase("backward"):
+            work(left)
+        assert handle is not None
+        handle.wait()
+
+    run = launch(step, ranks=n, cluster=RINGS)
+    communication = 2 * (n - 1) * shard * 4
+    for rank in range(n):
+        assert run.timeline.busy_s(rank, "comm") == communication
+        assert communication - run.timeline.exposed_s(rank) == min(communication, left)
+    assert run.timeline.makespan_s == max(communication, left)
