@@ -3,6 +3,7 @@
 launch      run a function on every rank and get a Run
 calibrate   measure this machine, for predictions that hold here
 reconcile   run it predicted and measured: where they differ
+simulate_script  run a script written for torchrun on every rank of a simulated cluster
 phase       name what the program is doing, for the timeline
 Run         values, timeline, memory, traffic, stdout
 Summary     where the time of a run went, rank by rank
@@ -31,6 +32,7 @@ from lablib.ledger import Block, Memory
 from lablib.phases import phase
 from lablib.reconcile import Reconciliation, reconcile
 from lablib.run import Run
+from lablib.script import simulate_script
 from lablib.summary import Summary
 from lablib.timeline import Span, Timeline
 from lablib.traffic import Traffic, Transfer
@@ -73,4 +75,5 @@ __all__ = [
     "launch",
     "phase",
     "reconcile",
+    "simulate_script",
 ]

@@ -2,6 +2,7 @@
 
     lab open [NN] [jupyter arguments]    JupyterLab on a lab
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
+    lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
     lab list, lab progress, lab doctor   what there is, what is done, what works
     lab build [--check] [NN ...]         notebooks from masters
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
@@ -131,9 +132,16 @@ def _calibrate(options: argparse.Namespace) -> int:
     return calibrate_command(options.backend, options.ranks, options.quick, out)
 
 
+def _sim(options: argparse.Namespace) -> int:
+    from lablib.script.command import simulate
+
+    return simulate(options)
+
+
 COMMANDS = {
     "open": _open,
     "run": _run_lab,
+    "sim": _sim,
     "list": _list,
     "progress": _progress,
     "doctor": _doctor,
@@ -160,6 +168,19 @@ def _parser() -> Parser:
     )
     command.add_argument("--instructor", action="store_true", help="with the solutions; every check must pass")
     command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/ beside labs/")
+
+    command = commands.add_parser(
+        "sim",
+        help="run a script written for torchrun on a simulated cluster",
+        usage="lab sim [--ranks N] [--cluster NAME] [--out FOLDER] SCRIPT [the script's own arguments]",
+    )
+    command.add_argument("--ranks", type=int, default=8, help="number of ranks; default 8")
+    command.add_argument("--cluster", default="dgx-h100", help="simulated cluster; default dgx-h100")
+    command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/SCRIPT-DATE/")
+    command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
+    command.add_argument("--quiet", action="store_true", help="do not show what rank 0 prints while it runs")
+    command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
 
     commands.add_parser("list", help="the labs: question, whether built, exercises done")
 

@@ -38,6 +38,13 @@ class Pending:
             self._entries = {key: entry for key, entry in self._entries.items() if not entry[0].expired()}
             self._room = max(16, 2 * len(self._entries))
 
+    def join_all(self) -> None:
+        """Wait for everything that the program still holds a result of."""
+        entries, self._entries = self._entries, {}
+        for _, awaited in entries.values():
+            for communication in awaited:
+                communication.wait()
+
     def join(self, tensor: Tensor) -> None:
         """Wait for what writes to the memory of `tensor`."""
         _, awaited = self._entries.pop(tensor.untyped_storage()._cdata, (None, []))

@@ -5,7 +5,7 @@ torch 2.13 calls `all_gather_single` and `reduce_scatter_single` where 2.11 call
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,14 @@ from lablib.sim.work import SimWork
 _CPU = torch.device("cpu")
 
 
+class Acceptance(Protocol):
+    """Where the tensors of a group must be (NCCL takes those on a device only); raises for any other."""
+
+    devices: list[torch.device]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None: ...
+
+
 class SimProcessGroup(dist.ProcessGroup):
     """One rank's end of a group.
 
@@ -35,6 +43,8 @@ class SimProcessGroup(dist.ProcessGroup):
         rank: this rank.
         scheduler: to wait.
         name: torch's internal name of the group.
+
+    `accepts` may be set to check the tensors of every call (script mode: what NCCL refuses).
     """
 
     def __init__(self, group: Group, member: int, rank: Rank, scheduler: Scheduler, name: str):
@@ -45,6 +55,7 @@ class SimProcessGroup(dist.ProcessGroup):
         self._scheduler = scheduler
         self._name = name
         self._coalesced: list[SimWork] | None = None
+        self.accepts: Acceptance | None = None
 
     # ---- identity ----
 
@@ -64,7 +75,7 @@ class SimProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [_CPU]
+        return self.accepts.devices if self.accepts else [_CPU]
 
     def __repr__(self) -> str:
         return f"SimProcessGroup({self._group.label}, rank {self._member} of {self.size()})"
@@ -311,6 +322,8 @@ class SimProcessGroup(dist.ProcessGroup):
         own: tuple[str, Any, Any] | None = None,
     ) -> SimWork:
         self._scheduler.check()
+        if self.accepts:
+            self.accepts((*sent, *received))
         if own and own[1] != own[2]:
             raise ValueError(
                 f"{name}: the {own[0]} must equal the shape of this rank's shard: got {own[1]} and {own[2]}"
@@ -345,6 +358,8 @@ class SimProcessGroup(dist.ProcessGroup):
 
     def _message(self, kind: str, tensor: Tensor, peer: int, tag: int) -> Message:
         self._scheduler.check()
+        if self.accepts:
+            self.accepts((tensor,))
         rank = self._rank_state
         peer_label = "any rank" if peer == ANY_SOURCE else f"rank {self._global(peer)}"
         return Message(

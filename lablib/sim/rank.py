@@ -98,6 +98,7 @@ class Rank:
     Attributes:
         rank: global rank.
         clock_s: how far its compute stream has come, in virtual seconds.
+        is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
         spans: what it did, as tuples in the order of `Span`'s fields.
         phases: names of the `record_function` blocks it is in, outermost first.
         belongings: what else is swapped with the rank's turn, each with `put()` and `take()`.

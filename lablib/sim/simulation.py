@@ -5,6 +5,7 @@ groups        where they meet (group.py), answered by a torch.distributed backen
 time          compute from the dispatched operators (clock.py), communication from the cost model (lablib/cost)
 """
 
+import os
 import signal
 import sys
 import threading
@@ -12,9 +13,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,6 +47,7 @@ from lablib.sim.source import program_line
 from lablib.sim.store import SimStore
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
+_LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
 _ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (torch's world, os.environ, sys.stdout)
 
 
@@ -59,8 +61,11 @@ def run_sim(
     trace: bool = True,
     fidelity: str = "values",
     faults: Sequence[Fault] = (),
+    surroundings: "Surroundings | None" = None,
 ) -> Run:
     """Run `fn(*args)` on every rank of a simulated cluster.
+
+    With `surroundings` (script mode) the program initializes its process group itself.
 
     Raises:
         RankError: an exception on one rank; its cause is the original.
@@ -74,7 +79,7 @@ def run_sim(
             "one simulation runs at a time in a process: a launch is under way in another thread; wait for its end."
         )
     try:
-        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults).run(timeout_s)
+        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults, surroundings).run(timeout_s)
     finally:
         _ONE_AT_A_TIME.release()
 
@@ -82,6 +87,18 @@ def run_sim(
 def is_rank() -> bool:
     """Whether the caller is a rank of a simulation: code that a launch runs."""
     return threading.current_thread().name.startswith(THREAD_NAME)
+
+
+class Surroundings(Protocol):
+    """What a program finds around it when it is a whole script (lablib/script), not a function."""
+
+    def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> AbstractContextManager[Any]:
+        """Entered once, before the first rank's turn, and left after the last."""
+        ...
+
+    def of_a_rank(self, rank: Rank) -> AbstractContextManager[Any]:
+        """Entered in the thread of each rank, beneath the clock."""
+        ...
 
 
 class _Simulation:
@@ -94,9 +111,10 @@ class _Simulation:
         trace: bool,
         fidelity: str,
         faults: Sequence[Fault],
+        surroundings: "Surroundings | None" = None,
     ):
         self._fn, self._args, self._cluster, self._trace = fn, args, cluster, trace
-        self._fidelity = fidelity
+        self._fidelity, self._surroundings = fidelity, surroundings
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._transfers: list[Transfer] = []
@@ -120,7 +138,10 @@ class _Simulation:
     def run(self, timeout_s: float | None) -> Run:
         self._began_s = time.perf_counter()
         changed_torch = torch_without_values() if self._fidelity == "shapes" else nullcontext()
-        with _borrowed_process(self._make_group, self._ranks), changed_torch:
+        around = nullcontext()
+        if self._surroundings is not None:
+            around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
+        with _borrowed_process(self._make_group, self._ranks), changed_torch, around:
             for rank in self._ranks:
                 rank.belongings.append(ModuleState())
             error: BaseException | None = None
@@ -176,9 +197,10 @@ class _Simulation:
         """What one rank's thread does."""
         rank = self._ranks[number]
         with torch.autograd.set_multithreading_enabled(False):
-            dist.init_process_group(
-                "sim", rank=number, world_size=len(self._ranks), store=self._store, timeout=_TIMEOUT
-            )
+            if self._surroundings is None:
+                dist.init_process_group(
+                    "sim", rank=number, world_size=len(self._ranks), store=self._store, timeout=_TIMEOUT
+                )
             try:
                 with self._modes(rank), self._faults.begin(rank) if self._faults else nullcontext():
                     rank.value = _returned(self._fn, self._args)
@@ -190,6 +212,8 @@ class _Simulation:
     def _modes(self, rank: Rank) -> ExitStack:
         """What sees the torch functions and the operators of this rank."""
         modes, run = ExitStack(), call
+        if self._surroundings is not None:
+            modes.enter_context(self._surroundings.of_a_rank(rank))
         if self._fidelity == "shapes":
             modes.enter_context(OnMeta())
             run = MetaKernels(self._meta_answers).run
@@ -252,9 +276,13 @@ def _as_launch_error(rank: int, error: BaseException) -> BaseException:
         return error
     tb = error.__traceback__
     # Skip the frames of the simulator at the bottom, so that the text begins in the program.
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(__file__.rsplit("/", 1)[0]):
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_LAUNCHERS):
         tb = tb.tb_next
-    text = "".join(traceback.format_exception(type(error), error, tb))
+    report = traceback.TracebackException(type(error), error, tb)
+    # In between, a script's calls of torch pass through functions that answer for a device (lablib/script).
+    frames = [frame for frame in report.stack if not frame.filename.startswith(_LAUNCHERS[1])]
+    report.stack = traceback.StackSummary.from_list(frames)
+    text = "".join(report.format())
     wrapped = RankError(rank, error, text)
     wrapped.__cause__ = error
     return wrapped

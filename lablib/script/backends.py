@@ -1,0 +1,173 @@
+"""`init_process_group("nccl")` on the simulator: whatever backend a script asks for, `sim` answers, under that name.
+
+torch makes every group in one function, `_new_process_group_helper`. It is given the backend "sim", and the name asked
+for is written down where `get_backend` reads it. Ranks meet in the run's own store, not at MASTER_ADDR.
+
+    asked for                    get_backend()   tensors may be on
+    "nccl"                       nccl            the device
+    "gloo", "mpi", "ucc"         that            the host (or the device: gloo copies)
+    None, "cpu:gloo,cuda:nccl"   as in torch     either
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from lablib.errors import unknown_name
+from lablib.script.patches import Patches
+from lablib.script.placement import index_of
+from lablib.script.process import Process, here
+from lablib.sim.source import is_program
+
+_LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_C10D = os.path.dirname(c10d.__file__) + os.sep
+_CALLERS = (_LABLIB, _C10D + "distributed_c10d.py", _C10D + "c10d_logger.py", torch.overrides.__file__)
+BACKENDS = ("nccl", "gloo", "mpi", "ucc", "sim", "undefined")
+
+
+def answer_backends(patches: Patches) -> None:
+    """Put the answers in place."""
+    helper = c10d._new_process_group_helper
+
+    def new_group(process: Process, *args: Any, **kwargs: Any) -> Any:
+        return _new_group(helper, process, *args, **kwargs)
+
+    patches.answer(c10d, "_new_process_group_helper", new_group)
+    patches.answer(c10d, "rendezvous", _rendezvous)
+    patches.answer(c10d, "_get_default_timeout", lambda process, backend: c10d.default_pg_timeout)
+    for owner in (dist, c10d):
+        for name in ("is_nccl_available", "is_mpi_available", "is_ucc_available"):
+            patches.answer(owner, name, lambda process: True)
+    patches.replace(dist, "Reducer", _placed_reducer())
+
+
+def _rendezvous(process: Process, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
+    """Who am I, of how many, and where do we meet.
+
+    Raises:
+        ValueError: the script says other than the launcher.
+    """
+    for said, is_so, name in ((rank, process.rank.rank, "rank"), (world_size, process.ranks, "world_size")):
+        if said not in (-1, is_so):
+            raise ValueError(
+                f"init_process_group(..., {name}={said}): this is rank {process.rank.rank} of {process.ranks}; "
+                f"leave {name} out, or take it from the environment as torchrun sets it"
+            )
+    yield process.store, process.rank.rank, process.ranks
+
+
+def _new_group(
+    helper: Callable[..., Any],
+    process: Process,
+    group_size: int,
+    group_rank: int,
+    global_ranks: list[int],
+    backend: Any,
+    store: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    names = _backend_names(str(backend))
+    kwargs.pop("device_id", None)  # binding a device opens NCCL's connections early: here there are none
+    args = tuple(None if position == 1 else value for position, value in enumerate(args))  # options of NCCL
+    kwargs.pop("backend_options", None)
+    group, prefix_store = helper(
+        process.ranks if group_size == -1 else group_size,
+        process.rank.rank if group_rank == -1 else group_rank,
+        global_ranks,
+        c10d.Backend("sim"),
+        process.store if str(backend) == "mpi" else store,
+        *args,
+        **kwargs,
+    )
+    if not isinstance(group, dist.ProcessGroup):
+        return group, prefix_store  # this rank is no member
+    if set(names) == {"nccl"}:
+        process.placement.use(process.placement.device_index)
+        group.accepts = _OnlyTheDevice(process)  # pyright: ignore[reportAttributeAccessIssue]
+    asked: Any = c10d.Backend(str(backend))
+    c10d._world.pg_map[group] = (asked, prefix_store)
+    c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(asked))
+    return group, prefix_store
+
+
+def _backend_names(text: str) -> list[str]:
+    """ "cpu:gloo,cuda:nccl" -> ["gloo", "nccl"].
+
+    Raises:
+        ValueError: a backend nobody knows.
+    """
+    names = [part.split(":")[-1].lower() for part in text.split(",")]
+    for name in names:
+        if name not in BACKENDS:
+            raise unknown_name("backend", name, BACKENDS)
+    return names
+
+
+class _OnlyTheDevice:
+    """What NCCL says of tensors that are not on the rank's own device.
+
+    Args:
+        process: whose group it is.
+    """
+
+    def __init__(self, process: Process):
+        self._process = process
+        self.devices = [torch.device("cuda")]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
+        process = self._process
+        for index in {index_of(t) for t in tensors}:
+            if index is None and _is_programs_own_call():
+                raise RuntimeError(
+                    "No backend type associated with device type cpu: NCCL communicates from the device's memory; "
+                    "move the tensor with .cuda() first, or create the group with gloo"
+                )
+            if index not in (None, process.local_rank):
+                raise RuntimeError(
+                    f"Duplicate GPU detected: rank {process.rank.rank} communicates from cuda:{index}, which belongs "
+                    f"to local rank {index} of its node; call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) "
+                    "before the first use of the device"
+                )
+
+
+def _is_programs_own_call() -> bool:
+    """Whether the script itself called torch.distributed, not torch's own code on its behalf.
+
+    What torch allocates below Python for DDP has no mark (placement.py) and is where it should be.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_CALLERS):
+        frame = frame.f_back
+    return frame is not None and is_program(frame)
+
+
+def _placed_reducer() -> type:
+    """DDP's reducer, whose buckets are where its parameters are: it allocates them below Python."""
+
+    class Reducer(dist.Reducer):  # pyright: ignore[reportPrivateImportUsage]
+        def __init__(self, params: Sequence[torch.Tensor], *args: Any, **kwargs: Any):
+            self._params = params[:1]
+            with _where(params):
+                super().__init__(list(params), *args, **kwargs)
+
+        def _rebuild_buckets(self) -> bool:
+            with _where(self._params):
+                return super()._rebuild_buckets()
+
+    return Reducer
+
+
+def _where(params: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """What torch allocates below Python inside is where the parameters are."""
+    process, index = here(), index_of(params[0]) if len(params) else None
+    return nullcontext() if process is None or index is None else process.placement.assuming(index)

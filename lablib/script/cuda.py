@@ -1,0 +1,347 @@
+"""`torch.cuda` and `torch.accelerator` of a simulated rank: what each function answers, and a sentence for the rest.
+
+    device_count, get_device_properties, ...   from the records of the cluster (lablib/hardware)
+    memory_allocated, max_memory_allocated     from the rank's ledger; reserved is what is allocated: nothing is cached
+    Event, Stream, synchronize                 virtual time (streams.py)
+    manual_seed, get_rng_state, ...            the device's own generator (placement.py)
+
+A public function that is not answered here raises `NotSimulatedError`, which names it. Compute capabilities: NVIDIA,
+"CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from lablib.script.patches import Patches
+from lablib.script.placement import DEFAULT_SEED
+from lablib.script.process import NotSimulatedError, Process, here, refuse
+from lablib.script.streams import Event, Stream, StreamContext
+
+_CAPABILITIES = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
+
+
+# ---- devices ----
+
+
+def _index(process: Process, device: Any = None) -> int:
+    """The device that an argument means; default: the current one."""
+    if device is None:
+        return process.placement.device_index
+    if isinstance(device, int) and not isinstance(device, bool):
+        index = device
+    else:
+        device = torch.device(device)
+        index = process.placement.device_index if device.index is None else device.index
+    if not 0 <= index < process.num_devices:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: this node has {process.num_devices}; got {device}")
+    return index
+
+
+def _set_device(process: Process, device: Any) -> None:
+    if not (isinstance(device, int) and device < 0):  # a negative number changes nothing, as in torch
+        process.placement.device_index = process.placement.use(_index(process, device))
+
+
+def _properties(process: Process, device: Any = None) -> Any:
+    _index(process, device)
+    record = process.cluster.device
+    major, minor = _capability(process, device)
+    return types.SimpleNamespace(
+        name=record.name,
+        major=major,
+        minor=minor,
+        total_memory=int(record.memory_bytes),
+        multi_processor_count=record.num_cores,
+        warp_size=32,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+    )
+
+
+def _capability(process: Process, device: Any = None) -> tuple[int, int]:
+    name = process.cluster.device.name
+    for prefix, capability in _CAPABILITIES.items():
+        if name.startswith(prefix):
+            return capability
+    refuse("torch.cuda.get_device_capability", f"{name} has no CUDA compute capability", "ask for the device's name")
+
+
+class DeviceGuard:
+    """Stands in for `torch.cuda.device(...)`: another current device inside the block."""
+
+    def __init__(self, device: Any):
+        process = here()
+        self.idx = -1 if device is None or process is None else _index(process, device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        if (process := here()) is not None and self.idx >= 0:
+            self.prev_idx, process.placement.device_index = process.placement.device_index, self.idx
+
+    def __exit__(self, *_: Any) -> None:
+        if (process := here()) is not None and self.idx >= 0:
+            process.placement.device_index = self.prev_idx
+
+
+class DeviceOfGuard(DeviceGuard):
+    """Stands in for `torch.cuda.device_of(tensor)`."""
+
+    def __init__(self, tensor: Any):
+        super().__init__(tensor.get_device() if tensor.is_cuda else None)
+
+
+# ---- memory ----
+
+
+def _ledger(process: Process, device: Any = None) -> Any:
+    ledger = getattr(process.rank, "ledger", None)
+    if ledger is None:
+        refuse("torch.cuda's memory statistics", "this run counts no memory", "run it with trace=True")
+    # A rank has one device of the node: on the others it holds nothing.
+    return ledger if _index(process, device) == process.local_rank else _Nothing()
+
+
+class _Nothing:
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def peak_bytes(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None:
+        pass
+
+
+def _allocated(process: Process, device: Any = None) -> int:
+    return _ledger(process, device).allocated_bytes()
+
+
+def _peak(process: Process, device: Any = None) -> int:
+    return _ledger(process, device).peak_bytes()
+
+
+def _reset_peak(process: Process, device: Any = None) -> None:
+    _ledger(process, device).reset_peak()
+
+
+def _mem_get_info(process: Process, device: Any = None) -> tuple[int, int]:
+    total = int(process.cluster.device.memory_bytes)
+    return total - _allocated(process, device), total
+
+
+def _memory_stats(process: Process, device: Any = None) -> dict[str, int]:
+    held, peak = _allocated(process, device), _peak(process, device)
+    kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
+    stats = {f"{kind}.all.current": held for kind in kinds} | {f"{kind}.all.peak": peak for kind in kinds}
+    return stats | {"num_alloc_retries": 0, "num_ooms": 0}
+
+
+def _memory_summary(process: Process, device: Any = None, abbreviated: bool = False) -> str:
+    held, peak = _allocated(process, device), _peak(process, device)
+    return f"simulated {process.cluster.device.name}: {held:,} bytes allocated, {peak:,} at the peak"
+
+
+# ---- random numbers ----
+
+
+def _manual_seed(process: Process, seed: int) -> None:
+    process.placement.generator.manual_seed(int(seed))
+
+
+def _seed(process: Process) -> None:
+    # The operating system's entropy would make every run another; a rank's own number makes ranks differ.
+    process.placement.generator.manual_seed(DEFAULT_SEED + process.rank.rank)
+
+
+def _get_rng_state(process: Process, device: Any = "cuda") -> torch.Tensor:
+    return process.placement.generator.get_state()
+
+
+def _set_rng_state(process: Process, new_state: torch.Tensor, device: Any = "cuda") -> None:
+    process.placement.generator.set_state(new_state)
+
+
+# ---- time ----
+
+
+def _synchronize(process: Process, device: Any = None) -> None:
+    process.streams.synchronize()
+
+
+def _nvtx_push(process: Process, msg: str) -> int:
+    process.rank.enter_block(msg)
+    return len(process.rank.phases) - 1
+
+
+def _nvtx_pop(process: Process) -> int:
+    process.rank.leave_block()
+    return len(process.rank.phases)
+
+
+@contextmanager
+def _nvtx_range(process: Process, msg: str, *args: Any, **kwargs: Any):
+    _nvtx_push(process, msg.format(*args, **kwargs))
+    try:
+        yield
+    finally:
+        _nvtx_pop(process)
+
+
+def _nothing(process: Process, *args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda process, *args, **kwargs: value
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "is_available": _always(True),
+    "is_initialized": lambda process: process.placement.is_used,
+    "is_bf16_supported": lambda process, *a, **k: "bfloat16" in process.cluster.device.peak_flops_per_s,
+    "is_tf32_supported": lambda process, *a, **k: "tfloat32" in process.cluster.device.peak_flops_per_s,
+    "init": _nothing,
+    "device_count": lambda process: process.num_devices,
+    "current_device": lambda process: process.placement.use(process.placement.device_index),
+    "set_device": _set_device,
+    "get_device_name": lambda process, device=None: _properties(process, device).name,
+    "get_device_properties": _properties,
+    "get_device_capability": _capability,
+    "can_device_access_peer": _always(True),
+    "get_arch_list": _always([]),
+    "synchronize": _synchronize,
+    "current_stream": lambda process, device=None: process.streams.current,
+    "default_stream": lambda process, device=None: process.streams.default,
+    "set_stream": lambda process, stream: process.streams.switch(stream),
+    "stream": lambda process, stream: StreamContext(stream),
+    "is_current_stream_capturing": _always(False),
+    "empty_cache": _nothing,
+    "ipc_collect": _nothing,
+    "memory_allocated": _allocated,
+    "max_memory_allocated": _peak,
+    "memory_reserved": _allocated,
+    "max_memory_reserved": _peak,
+    "memory_cached": _allocated,
+    "max_memory_cached": _peak,
+    "reset_peak_memory_stats": _reset_peak,
+    "reset_max_memory_allocated": _reset_peak,
+    "reset_max_memory_cached": _reset_peak,
+    "reset_accumulated_memory_stats": _nothing,
+    "memory_stats": _memory_stats,
+    "memory_summary": _memory_summary,
+    "mem_get_info": _mem_get_info,
+    "set_per_process_memory_fraction": _nothing,
+    "manual_seed": _manual_seed,
+    "manual_seed_all": _manual_seed,
+    "seed": _seed,
+    "seed_all": _seed,
+    "initial_seed": lambda process: process.placement.generator.seed,
+    "get_rng_state": _get_rng_state,
+    "get_rng_state_all": lambda process: [_get_rng_state(process)] * process.num_devices,
+    "set_rng_state": _set_rng_state,
+    "set_rng_state_all": lambda process, states: _set_rng_state(process, states[process.placement.device_index]),
+    "_get_rng_state_offset": lambda process, device="cuda": process.placement.generator.offset,
+    "_set_rng_state_offset": lambda process, offset, device="cuda": process.placement.generator.set_offset(offset),
+    "set_sync_debug_mode": _nothing,
+    "get_sync_debug_mode": _always(0),
+}
+ACCELERATOR: dict[str, Callable[..., Any]] = {
+    "is_available": _always(True),
+    "device_count": ANSWERS["device_count"],
+    "current_accelerator": lambda process, check_available=False: torch.device("cuda"),
+    "current_device_index": ANSWERS["current_device"],
+    "current_device_idx": ANSWERS["current_device"],
+    "set_device_index": _set_device,
+    "set_device_idx": _set_device,
+    "current_stream": ANSWERS["current_stream"],
+    "set_stream": ANSWERS["set_stream"],
+    "synchronize": _synchronize,
+    "empty_cache": _nothing,
+    "memory_allocated": _allocated,
+    "max_memory_allocated": _peak,
+    "memory_reserved": _allocated,
+    "max_memory_reserved": _peak,
+    "reset_peak_memory_stats": _reset_peak,
+    "reset_accumulated_memory_stats": _nothing,
+    "memory_stats": _memory_stats,
+    "get_memory_info": _mem_get_info,
+}
+NVTX = {"range_push": _nvtx_push, "range_pop": _nvtx_pop, "range": _nvtx_range, "mark": _nothing}
+CLASSES: dict[str, Any] = {
+    "Stream": Stream,
+    "Event": Event,
+    "StreamContext": StreamContext,
+    "device": DeviceGuard,
+    "_DeviceGuard": DeviceGuard,
+    "device_of": DeviceOfGuard,
+}
+_WHY = "it asks for what only a GPU and its driver have"
+_REMEDY = "leave the call out when simulating, or run the script on GPUs"
+
+
+def answer_cuda(patches: Patches) -> None:
+    """Put every answer in place."""
+    for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+        for name, value in vars(owner).copy().items():
+            if name in CLASSES:
+                patches.replace(owner, name, CLASSES[name])
+            elif name in ANSWERS and callable(value):
+                patches.answer(owner, name, ANSWERS[name])
+            elif _is_unanswered(name, value) and isinstance(value, type):
+                patches.replace(owner, name, _refusing_class(f"torch.cuda.{name}"))
+            elif _is_unanswered(name, value):
+                patches.answer(owner, name, _refusing(f"torch.cuda.{name}"))
+    for name, function in NVTX.items():
+        patches.answer(torch.cuda.nvtx, name, function)
+    for name in vars(torch.accelerator).copy():
+        if name in ACCELERATOR:
+            patches.answer(torch.accelerator, name, ACCELERATOR[name])
+    patches.replace(torch, "Stream", Stream)
+    patches.replace(torch, "Event", Event)
+    patches.replace(torch.cuda, "_lazy_init", _lazy_init)
+    patches.replace(torch.cuda, "_initialized", True)  # checkpointing looks at it before it keeps the random state
+    patches.answer(torch.cuda, "_is_in_bad_fork", _always(False))
+    patches.answer(torch._C, "_get_accelerator", lambda process, *a: torch.device("cuda", _index(process)))
+    patches.answer(import_module("torch.cuda.nccl"), "version", _always((0, 0, 0)))  # torch puts it into messages
+
+
+def _is_unanswered(name: str, value: Any) -> bool:
+    """Whether this is a public function or class of torch.cuda that needs a device."""
+    if name.startswith("_") or not (getattr(value, "__module__", None) or "").startswith("torch.cuda"):
+        return False
+    is_legacy = isinstance(value, type) and name.endswith(("Tensor", "Storage"))
+    return isinstance(value, types.FunctionType) or is_legacy or name in ("CUDAGraph", "MemPool", "ExternalStream")
+
+
+def _refusing(call: str) -> Callable[..., Any]:
+    return lambda process, *args, **kwargs: refuse(call, _WHY, _REMEDY)
+
+
+def _refusing_class(call: str) -> type:
+    """A class that nothing is an instance of, and that cannot be made one of."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        refuse(call, _WHY, _REMEDY)
+
+    return type(call.rsplit(".", 1)[-1], (), {"__new__": __new__})
+
+
+def _lazy_init() -> None:
+    """torch calls this before it would touch a GPU: a way to the device that nothing here answers.
+
+    Raises:
+        NotSimulatedError: always.
+    """
+    where = "in a thread that the script started itself" if here() is None else "in a call below Python"
+    raise NotSimulatedError(
+        f"CUDA has no answer on the simulator {where}: the simulated device is the rank's own thread's; "
+        "use the device from the script's main thread, through torch's Python functions"
+    )

@@ -1,0 +1,313 @@
+"""The script says "cuda": device arguments go to the memory the simulator uses, and tensors say where they are.
+
+A `TorchFunctionMode` sees every torch function and tensor attribute that Python code of a rank uses:
+
+    torch.zeros(3, device="cuda:1")      computes on the CPU; the result is marked (placement.py)
+    x.cuda(), x.to("cuda"), x.cpu()      copy between host and device
+    x.device, x.is_cuda, repr(x)         answer from the mark
+    x.numpy()                            refuses where the memory is the device's, as torch does
+    a @ b, with a on the host            refuses as torch does, naming both devices
+
+So mistakes with devices show here as they would on a GPU.
+
+Simplified: code inside torch's own C++ sees CPU tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, _tensor_str
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext, _device_constructors
+
+from lablib.script.patches import Patches
+from lablib.script.placement import HOST, index_of, mark
+from lablib.script.process import Process
+
+_MAPPED = torch.device("cpu")
+
+
+def answer_hooks(patches: Patches) -> None:
+    """Hooks that run inside a torch function (backward, saving a tensor) say "cuda" too: they get the mode back."""
+    run = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
+
+    autograd: Any = import_module("torch._C._autograd")
+    push = autograd._push_saved_tensors_default_hooks
+
+    def rank_runs_backward(process: Process, *args: Any, **kwargs: Any) -> Any:
+        with _switched_on(process):
+            return run(*args, **kwargs)
+
+    def rank_saves_tensors(process: Process, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        push(_with_mode(process, pack), _with_mode(process, unpack))
+
+    patches.answer(torch.autograd, "_engine_run_backward", rank_runs_backward)
+    patches.answer(autograd, "_push_saved_tensors_default_hooks", rank_saves_tensors)
+
+
+def _switched_on(process: Process) -> AbstractContextManager[Any]:
+    """The rank's mode, which rests inside a torch function, is on inside."""
+    stack = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
+    return nullcontext() if any(mode is process.calls for mode in stack) else process.calls
+
+
+def _with_mode(process: Process, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def hooked(value: Any) -> Any:
+        with _switched_on(process):
+            return hook(value)
+
+    return hooked
+
+
+class DeviceCalls(TorchFunctionMode):
+    """Answers one rank's device arguments and attributes. Enter it in the rank's thread."""
+
+    def __init__(self, process: Process):
+        super().__init__()
+        self.process = process
+        self.placement = process.placement
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self.placement.is_busy:
+            return func(*args, **kwargs)
+        special = _special().get(func)
+        if special is not None:
+            return special(self, *args, **kwargs)
+        if func in _device_constructors() or kwargs.get("device") is not None:
+            return self._constructed(func, args, kwargs)
+        if func in _same_device():
+            _check_same_device(func, args)
+        if not self.placement.is_used:
+            return func(*args, **kwargs)
+        # What torch allocates on the way, without saying where, goes where the arguments are.
+        index = next((i for t in _tensors((args, kwargs)) if (i := index_of(t)) is not None), HOST)
+        with self.placement.assuming(index):
+            return func(*args, **kwargs)
+
+    def index(self, device: Any) -> int | None:
+        """The index of a device argument ("cuda", "cuda:3", 3, a torch.device); HOST for the CPU; None for neither."""
+        if isinstance(device, int):
+            return self.placement.use(device)
+        if isinstance(device, str):
+            device = torch.device(device)
+        if not isinstance(device, torch.device) or device.type not in ("cuda", "cpu"):
+            return None
+        if device.type == "cpu":
+            return HOST
+        index = self.placement.device_index if device.index is None else device.index
+        if index >= self.process.num_devices:
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal: cuda:{index} does not exist; this node of "
+                f"{self.process.cluster.name} has cuda:0 to cuda:{self.process.num_devices - 1}"
+            )
+        return self.placement.use(index)
+
+    def _constructed(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A function that makes a tensor out of sizes or numbers, or out of another tensor."""
+        device = kwargs.get("device")
+        if device is None:
+            device = _default_device()
+        index = None if device is None else self.index(device)
+        kwargs.pop("pin_memory", None)
+        if index is None:
+            source = next((i for t in _tensors((args, kwargs)) if (i := index_of(t)) is not None), HOST)
+            with self.placement.assuming(source):
+                return func(*args, **kwargs)
+        kwargs["device"] = _MAPPED
+        with self.placement.wanting(index):
+            out = func(*args, **kwargs)
+            if not isinstance(out, Tensor) or index == HOST or index_of(out) == index:
+                return out
+            if func in (torch.as_tensor, torch.asarray):  # may have returned the memory that it was given
+                return out.to(_MAPPED, copy=True)
+        mark(out, index)
+        return out
+
+    # ---- moving tensors ----
+
+    def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        device, dtype, copy, memory_format = _parse_to(args, kwargs)
+        at = HOST if (found := index_of(tensor)) is None else found
+        if isinstance(device, Tensor):
+            index = HOST if (found := index_of(device)) is None else found
+        else:
+            index = at if device is None else self.index(device)
+        if index is None:  # a device that is neither: "meta"
+            return Tensor.to(tensor, *args, **kwargs)
+        if index == at and not copy and memory_format is torch.preserve_format and dtype in (None, tensor.dtype):
+            return tensor
+        with self.placement.wanting(index):
+            copy = copy or index != at
+            return Tensor.to(tensor, _MAPPED, dtype or tensor.dtype, copy=copy, memory_format=memory_format)
+
+    def cuda(self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
+        return self.to(tensor, "cuda" if device is None else device, non_blocking=non_blocking, **kwargs)
+
+    def cpu(self, tensor: Tensor, **kwargs: Any) -> Tensor:
+        return self.to(tensor, "cpu", **kwargs)
+
+    def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
+        if index_of(tensor) is not None:
+            raise RuntimeError(f"cannot pin {tensor.type()!r}: only dense CPU tensors can be pinned")
+        return tensor
+
+    # ---- what a tensor says of itself ----
+
+    def device(self, tensor: Tensor) -> torch.device:
+        index = index_of(tensor)
+        return _getter("device")(tensor) if index is None else torch.device("cuda", index)
+
+    def is_cuda(self, tensor: Tensor) -> bool:
+        return index_of(tensor) is not None
+
+    def is_cpu(self, tensor: Tensor) -> bool:
+        return index_of(tensor) is None and _getter("is_cpu")(tensor)
+
+    def get_device(self, tensor: Tensor) -> int:
+        index = index_of(tensor)
+        return -1 if index is None else index
+
+    def type(self, tensor: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        name = dtype if isinstance(dtype, str) else ""
+        if name.startswith("torch.cuda."):
+            with self:
+                return self.cuda(tensor).type(name.replace("torch.cuda.", "torch."))
+        if dtype is None:
+            name = Tensor.type(tensor)
+            return name if index_of(tensor) is None else name.replace("torch.", "torch.cuda.", 1)
+        return Tensor.type(tensor, dtype, *args, **kwargs)
+
+    def repr(self, tensor: Tensor, *, tensor_contents: Any = None) -> str:
+        with self:  # torch's own printing asks for the device
+            return _tensor_str._str(tensor, tensor_contents=tensor_contents)
+
+    def numpy(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_numpy(tensor)
+        return Tensor.numpy(tensor, *args, **kwargs)
+
+    def array(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_numpy(tensor)
+        return Tensor.__array__(tensor, *args, **kwargs)
+
+    def _refuse_numpy(self, tensor: Tensor) -> None:
+        index = index_of(tensor)
+        if index is not None:
+            raise TypeError(
+                f"can't convert cuda:{index} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+
+    def item(self, tensor: Tensor) -> Any:
+        if index_of(tensor) is not None:
+            self.process.streams.host_waits()  # for the value: the host goes on when the stream has come here
+        return Tensor.item(tensor)
+
+    def deepcopy(self, tensor: Tensor, memo: dict) -> Tensor:
+        copied = Tensor.__deepcopy__(tensor, memo)
+        index = index_of(tensor)
+        if index is not None and index_of(copied) is None:
+            mark(copied, index)
+        return copied
+
+    def nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def no(self, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+
+def _getter(name: str) -> Callable[[Tensor], Any]:
+    """What reads an attribute of a tensor, as a torch function."""
+    return vars(torch._C.TensorBase)[name].__get__
+
+
+@functools.cache
+def _special() -> dict[Any, Callable[..., Any]]:
+    """The functions that get more than a mapped device."""
+    calls = DeviceCalls
+    return {
+        Tensor.to: calls.to,
+        Tensor.cuda: calls.cuda,
+        Tensor.cpu: calls.cpu,
+        Tensor.pin_memory: calls.pin_memory,
+        Tensor.is_pinned: calls.no,
+        Tensor.record_stream: calls.nothing,
+        _getter("device"): calls.device,
+        _getter("is_cuda"): calls.is_cuda,
+        _getter("is_cpu"): calls.is_cpu,
+        Tensor.get_device: calls.get_device,
+        Tensor.type: calls.type,
+        Tensor.__repr__: calls.repr,
+        Tensor.numpy: calls.numpy,
+        Tensor.__array__: calls.array,
+        Tensor.item: calls.item,
+        Tensor.__deepcopy__: calls.deepcopy,
+    }
+
+
+@functools.cache
+def _same_device() -> frozenset[Any]:
+    """Functions whose tensors must be in one place. (An index may be on the host, and a number anywhere.)"""
+    f = torch.nn.functional
+    return frozenset(
+        (f.linear, f.conv1d, f.conv2d, f.conv3d, f.embedding, f.layer_norm, f.cross_entropy, f.mse_loss)
+        + (torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.cat, torch.stack, torch.where)
+        + (Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div)
+        + (Tensor.__add__, Tensor.__sub__, Tensor.__mul__, Tensor.__truediv__, Tensor.add_, Tensor.mul_, torch.add)
+    )
+
+
+def _check_same_device(func: Any, args: Iterable[Any]) -> None:
+    """Refuse what a GPU would: tensors of more than one number in different places.
+
+    Raises:
+        RuntimeError: with torch's own words.
+    """
+    places = {i for t in _tensors(args) if (i := index_of(t)) is not None or t.dim() > 0}
+    if len(places) > 1:
+        names = sorted("cpu" if i is None else f"cuda:{i}" for i in places)
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {names[-1]} and "
+            f"{names[0]}! (in {getattr(func, '__name__', func)}; move one of them with .to(device))"
+        )
+
+
+def _tensors(values: Any) -> Iterable[Tensor]:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _tensors(value)
+
+
+def _default_device() -> torch.device | None:
+    """What `torch.set_default_device` or `with torch.device(...)` asked for; None: nothing."""
+    if torch._C._len_torch_function_stack() == 0:
+        return None
+    bottom = torch._C._get_function_stack_at(0)
+    return bottom.device if isinstance(bottom, DeviceContext) else None
+
+
+def _parse_to(args: tuple, kwargs: dict) -> tuple[Any, torch.dtype | None, bool, torch.memory_format]:
+    """The device (or a tensor that has it), dtype, copy and memory format of a call of `Tensor.to`."""
+    device = kwargs.get("device", kwargs.get("other"))
+    dtype = kwargs.get("dtype")
+    flags = []
+    for value in args:
+        if isinstance(value, bool):
+            flags.append(value)
+        elif isinstance(value, torch.dtype):
+            dtype = value
+        elif value is not None:
+            device = value
+    if isinstance(device, Tensor):
+        dtype = device.dtype
+    copy = kwargs.get("copy", flags[1] if len(flags) > 1 else False)
+    return device, dtype, copy, kwargs.get("memory_format") or torch.preserve_format

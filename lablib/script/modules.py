@@ -1,0 +1,123 @@
+"""Each rank of a script has its own `__main__` and its own copies of the script's modules.
+
+A module is the script's if its file is neither in Python's library, nor in site-packages, nor in torch or lablib: the
+script's siblings, packages beside it, whatever PYTHONPATH adds. Library modules stay shared, as loading torch once a
+rank would take gigabytes.
+
+`sys.modules` is one dictionary that the interpreter holds on to, so it is not replaced: the entries that are a rank's
+own are put in at its turn and taken out after it. A finder in front of `sys.meta_path` notices every import of a
+script's module, so that only these few entries move. Modules of the host process that a script must not see (the
+notebook's `__main__`, a `model` imported from another folder) are out of sight during the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_LABLIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def is_library_file(path: str | None) -> bool:
+    """Whether a module of this file is shared by all ranks. Without a file (built in, frozen) it is."""
+    if path is None or path in ("built-in", "frozen"):
+        return True
+    path = os.path.abspath(path)
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    marks = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+    return path.startswith((_LABLIB, _TORCH, *(folder + os.sep for folder in folders))) or any(m in path for m in marks)
+
+
+class ModuleFinder:
+    """Notices which imports are of the script's modules. One for the run, in front of `sys.meta_path`."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()  # names that the rank whose turn it is calls its own
+
+    def find_spec(self, name: str, path: Iterable[str] | None = None, target: ModuleType | None = None):
+        """The spec of a script's module; None leaves a library's to the finders that follow."""
+        spec = importlib.machinery.PathFinder.find_spec(name, list(path) if path is not None else None, target)
+        if spec is None:
+            return None
+        places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+        if not all(is_library_file(place) for place in places):
+            self.names.add(name)
+        return None  # the usual finders load it; seeing it is enough
+
+
+class Modules:
+    """The entries of `sys.modules` that are one rank's own: a belonging (lablib/sim/rank.py).
+
+    Args:
+        finder: notices imports.
+        main: the rank's `__main__`.
+    """
+
+    def __init__(self, finder: ModuleFinder, main: ModuleType):
+        self._finder = finder
+        self._own: dict[str, ModuleType] = {"__main__": main}
+        self._names = {"__main__"}
+        self._locks: dict[str, Any] = {}
+
+    def put(self) -> None:
+        self._finder.names = self._names
+        sys.modules.update(self._own)
+        _module_locks().update(self._locks)
+
+    def take(self) -> None:
+        self._own = {name: sys.modules.pop(name) for name in self._names if name in sys.modules}
+        # A rank may wait in the middle of an import (a collective at the top of a module); the lock that it holds on
+        # the name must not block another rank's thread, which imports a module of its own.
+        locks = _module_locks()
+        self._locks = {name: locks.pop(name) for name in self._names if name in locks}
+
+
+def _module_locks() -> dict[str, Any]:
+    return importlib._bootstrap._module_locks  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class HostModules:
+    """Takes the host's own modules out of sight for the run, and puts everything back. A context manager.
+
+    Args:
+        folder: the script's; what it can import from there must come from there.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self.finder = ModuleFinder()
+
+    def __enter__(self) -> HostModules:
+        self._before = dict(sys.modules)
+        theirs = {entry.split(".")[0] for entry in os.listdir(self._folder)}
+        for name, module in self._before.items():
+            file = getattr(module, "__file__", None)
+            top = name.split(".")[0]
+            is_shadowed = top in theirs and top not in sys.stdlib_module_names and top not in ("torch", "lablib")
+            if name == "__main__" or not is_library_file(file) or (is_shadowed and self._is_there(top)):
+                del sys.modules[name]
+        sys.meta_path.insert(0, self.finder)  # pyright: ignore[reportArgumentType]
+        return self
+
+    def _is_there(self, top: str) -> bool:
+        """Whether the script's folder really has a module of this name."""
+        spec = importlib.machinery.PathFinder.find_spec(top, [self._folder])
+        return spec is not None and spec.origin is not None
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self.finder)  # pyright: ignore[reportArgumentType]
+        for name in [name for name, module in sys.modules.items() if name not in self._before]:
+            file = getattr(sys.modules[name], "__file__", None)
+            if not is_library_file(file) or getattr(sys.modules[name], "__spec__", None) is None:
+                del sys.modules[name]  # the script's; a library that was first imported meanwhile stays
+        hidden = {name: module for name, module in self._before.items() if sys.modules.get(name) is not module}
+        sys.modules.update(hidden)

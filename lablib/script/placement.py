@@ -1,0 +1,237 @@
+"""Which tensors are on the simulated device: every storage carries a mark, and operators pass it on.
+
+The simulator computes with CPU tensors, but a script has tensors in two places: the host's memory and the device's. A
+storage on the device is marked with the index of the device; its tensors say `cuda:3` when asked (devices.py). Marks
+spread in the dispatcher, where every operator passes:
+
+    some argument is marked        what the operator allocates is on that device, and it was the device's work
+    none, but the call says where  there: `torch.zeros(3, device="cuda")`, `x.to("cuda")`, `x.cpu()`
+    none, inside backward          on the device, once the script uses one: the engine allocates gradients there
+    none otherwise                 host memory, and the host's work, which takes no virtual time
+
+A script that never touches the device (gloo on CPU) has all its operators priced on the cluster's device, as `launch`
+does. A copy between host and device travels over PCIe:
+
+    time = alpha + S beta      S bytes; alpha, beta of the PCIe generation of the device
+
+Random numbers drawn on the device come from the device's own generator, as on a GPU: seeding it, or dropping out, does
+not disturb what the host draws (the order of a data set, say).
+
+Simplified: the host's own work is free, so data loading never limits a run; copies wait for the stream they are issued
+on, and pinned memory is as fast as any.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lablib.cost.op import tensors_in
+from lablib.hardware import LINKS, Link
+from lablib.hardware.device import Device
+from lablib.sim.clock import has_own_rule, is_fake
+from lablib.sim.rank import Rank
+
+_MARK = "lablib_device_index"
+HOST = -1  # an index that means the host's memory
+DEFAULT_SEED = 67280421310721  # torch's own for a generator nobody seeded (c10::detail::default_rng_seed_val)
+
+
+def index_of(tensor: torch.Tensor) -> int | None:
+    """The index of the simulated device that holds a tensor; None: host memory."""
+    inner = getattr(tensor, "_local_tensor", None)  # a DTensor is where its shard is
+    if inner is None:
+        inner = getattr(tensor, "elem", None) if type(tensor) is not torch.Tensor else None
+    if isinstance(inner, torch.Tensor):
+        return index_of(inner)
+    storage = _storage(tensor)
+    return getattr(storage, _MARK, None)
+
+
+def mark(tensor: torch.Tensor, index: int) -> None:
+    """Say that a tensor's storage is on device `index`."""
+    mark_storage(_storage(tensor), index)
+
+
+def mark_storage(storage: Any, index: int) -> None:
+    setattr(storage, _MARK, index)
+
+
+def index_of_storage(storage: Any) -> int | None:
+    return getattr(storage, _MARK, None)
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    if tensor.layout == torch.strided:
+        return tensor.untyped_storage()
+    values = tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
+    return values.untyped_storage()
+
+
+def host_link(device: Device) -> Link:
+    """The PCIe generation by which a device hangs on its host."""
+    generations = {"V100": "pcie3", "A100": "pcie4", "MI250": "pcie4"}
+    return LINKS[next((link for name, link in generations.items() if device.name.startswith(name)), "pcie5")]
+
+
+@cache
+def _is_random(op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+class DeviceGenerator:
+    """The device's random numbers: counted, as CUDA's are. A state is a seed and an offset, 16 bytes."""
+
+    def __init__(self) -> None:
+        self.manual_seed(DEFAULT_SEED)
+
+    def manual_seed(self, seed: int) -> None:
+        self.seed, self.offset = seed & (2**64 - 1), 0
+
+    def next_seed(self) -> int:
+        """What seeds the host's generator while it stands in for this one."""
+        return (self.seed * 0x9E3779B97F4A7C15 + self.offset) & (2**63 - 1)
+
+    def advance(self, numel: int) -> None:
+        """That many numbers were drawn; CUDA's generator makes four at a time."""
+        self.offset += -(-numel // 4) * 4
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+    def get_state(self) -> torch.Tensor:
+        return torch.tensor(list(struct.pack("<QQ", self.seed, self.offset)), dtype=torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> None:
+        if state.numel() != 16:
+            raise RuntimeError(f"RNG state is wrong size: a CUDA state has 16 bytes; got {state.numel()}")
+        self.seed, self.offset = struct.unpack("<QQ", bytes(state.tolist()))
+
+
+class Placement(TorchDispatchMode):
+    """Marks what one rank allocates. Enter it in the rank's thread, beneath the clock.
+
+    Attributes:
+        is_used: whether the script has touched the device yet.
+        device_index: the current device, as `torch.cuda.set_device` left it.
+        is_busy: inside the machinery here, where tensors are asked for their true properties.
+    """
+
+    def __init__(self, rank: Rank, device: Device):
+        super().__init__()
+        self._rank = rank
+        self._link = host_link(device)
+        self.is_used = False
+        self.device_index = 0
+        self.is_busy = False
+        self._wanted: int | None = None  # where the call under way said its result should be
+        self._assumed: int | None = None  # where a call without marked arguments allocates
+        self.generator = DeviceGenerator()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see lablib/sim/clock.py
+
+    @contextmanager
+    def wanting(self, index: int) -> Iterator[None]:
+        """Whatever is allocated inside is on device `index`, or on the HOST."""
+        before, self._wanted = self._wanted, index
+        try:
+            yield
+        finally:
+            self._wanted = before
+
+    @contextmanager
+    def assuming(self, index: int) -> Iterator[None]:
+        """What is allocated inside without marked arguments is on device `index`, or on the HOST."""
+        before, self._assumed = self._assumed, index
+        try:
+            yield
+        finally:
+            self._assumed = before
+
+    def use(self, index: int) -> int:
+        """The script touches device `index`."""
+        self.is_used = True
+        return index
+
+    def counts(self, storage: Any) -> bool:
+        """Whether the rank's ledger counts a storage: the device's memory, once the script uses the device."""
+        return not self.is_used or getattr(storage, _MARK, None) is not None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if has_own_rule(types):
+            # A wrapper (DTensor) first says which operators its shards get.
+            return func(*args, **kwargs) if is_fake(types) else NotImplemented
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            given = [(t, _storage(t)) for t in tensors_in((*args, *kwargs.values())) if _is_plain(t)]
+            index = next((i for _, s in given if (i := getattr(s, _MARK, None)) is not None), None)
+            if index is None and not given and self._wanted is None:
+                index = self._default()
+            out = self._computed(func, args, kwargs, self._wanted if self._wanted is not None else index)
+            self._mark_new(out, given, self._wanted if self._wanted is not None else index)
+            is_device_work = index is not None or self._wanted not in (None, HOST) or not self.is_used
+            self._rank.is_priced = is_device_work and not self._crosses(func, given, out)
+        finally:
+            self.is_busy = was_busy
+        return out
+
+    def _default(self) -> int | None:
+        """Where an operator without tensors allocates, when nobody said so."""
+        if self._assumed is not None:
+            return None if self._assumed == HOST else self._assumed
+        is_backward = torch._C._current_graph_task_id() != -1
+        return self.device_index if self.is_used and is_backward else None
+
+    def _computed(self, func: Any, args: tuple, kwargs: dict, index: int | None) -> Any:
+        """The operator's result, drawn from the device's generator where the device draws."""
+        if index is None or index == HOST or not _is_random(func) or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        host = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self.generator.next_seed())
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            torch.default_generator.set_state(host)
+        self.generator.advance(max((t.numel() for t in tensors_in((out,))), default=0))
+        return out
+
+    def _mark_new(self, out: Any, given: list, index: int | None) -> None:
+        if index is None or index == HOST:
+            return
+        for tensor in tensors_in((out,)):
+            if _is_plain(tensor):
+                storage = _storage(tensor)
+                # An in-place result or a view of an argument stays where it is.
+                if getattr(storage, _MARK, None) is None and not any(storage is s for _, s in given):
+                    setattr(storage, _MARK, index)
+
+    def _crosses(self, func: Any, given: list, out: Any) -> bool:
+        """Whether this was a copy between host and device; if so, the device's stream spends the time of PCIe on it."""
+        name = func._schema.name
+        if name not in ("aten::copy_", "aten::_to_copy", "aten::clone") or not given:
+            return False
+        if name == "aten::copy_":
+            target, source = given[0], given[-1]
+        else:
+            target, source = (out, _storage(out)), given[0]
+        to, come_from = getattr(target[1], _MARK, None), getattr(source[1], _MARK, None)
+        if (to is None) == (come_from is None):
+            return False
+        size_bytes = source[0].nbytes
+        label = "copy host to device" if come_from is None else "copy device to host"
+        self._rank.compute(label, self._link.latency_s + size_bytes / self._link.bandwidth_bytes_per_s, 0.0, size_bytes)
+        return True
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is memory, not a wrapper around other tensors."""
+    return type(tensor) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__")

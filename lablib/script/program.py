@@ -1,0 +1,80 @@
+"""Run a file as a rank's `__main__`, from its first line to its exit.
+
+What `python train.py ARGS` does: compile the file, execute it in a module named `__main__`, take `sys.exit` as the end,
+then run what was registered with `atexit`, last first. The file is compiled once for all ranks.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from lablib.script.process import here
+
+
+def compiled(path: Path) -> CodeType:
+    """The script's code.
+
+    Raises:
+        ValueError: there is no such file, or it is no Python.
+    """
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"a script must be a Python file: {path} {what}; give the path of the file torchrun would run")
+    try:
+        with io.open_code(str(path)) as file:
+            return compile(file.read(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        where = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise ValueError(f"a script must be Python that compiles: {path.name}{where}: {error.args[0]}") from error
+
+
+def main_module(path: Path) -> ModuleType:
+    """An empty `__main__` for one rank."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=str(path), __builtins__=__builtins__, __cached__=None)
+    return main
+
+
+class ScriptExit(RuntimeError):
+    """The script ended itself with an exit code other than 0."""
+
+
+def run_program(code: CodeType, main_of: Callable[[], ModuleType]) -> int:
+    """Execute the script on the rank whose thread this is, and return its exit code: 0.
+
+    Raises:
+        ScriptExit: it called `sys.exit` with anything else.
+        BaseException: whatever else it raises.
+    """
+    status: object = 0
+    try:
+        exec(code, main_of().__dict__)
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        _run_exit_handlers()
+    if status not in (None, 0):
+        text = status if isinstance(status, str) else f"exit code {status}"
+        raise ScriptExit(f"the script ended itself: {text}")
+    return 0
+
+
+def _run_exit_handlers() -> None:
+    """What the script registered with `atexit`, last first; an error in one is printed and does not stop the others."""
+    process = here()
+    while process is not None and process.exit_handlers:
+        function, args, kwargs = process.exit_handlers.pop()
+        try:
+            function(*args, **kwargs)
+        except Exception:
+            traceback.print_exc()
+
+
+def script_folder(path: Path) -> str:
+    """What Python puts first on `sys.path` for a script."""
+    return os.path.dirname(os.path.realpath(path))

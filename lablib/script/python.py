@@ -1,0 +1,196 @@
+"""Python's and torch's process-wide functions as a rank of a script finds them.
+
+    atexit.register     the rank's own list, run when the rank ends
+    signal.signal       remembered and never called: nobody signals a simulated rank
+    os._exit            ends the rank, not the process
+    torch.compile       runs the function as it is, eagerly, and says so
+    DataLoader          loads in the rank's own thread whatever `num_workers` says, and says so
+    torch.save, load    a checkpoint names the device of its tensors, as on a GPU; `map_location` is followed
+    torch.autocast      "cuda" switches the autocast of the CPU, which computes
+    torch.Generator     a generator of the device is one of the host's
+
+Simplified: the CPU's autocast keeps fewer operators in float32 than CUDA's does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import DataLoader
+
+from lablib.script.patches import Patches
+from lablib.script.placement import index_of_storage, mark_storage
+from lablib.script.process import Process, here
+from lablib.sim.source import is_program
+
+_WORKERS = (
+    "DataLoader(num_workers={}) loads in the rank's own thread: worker processes have nothing to gain here, as the "
+    "host's work takes no virtual time."
+)
+_LOADER_ARGUMENTS = (  # in the order in which they may be given without their names
+    "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last timeout "
+    "worker_init_fn multiprocessing_context generator"
+).split()
+_COMPILE = "torch.compile ran the model eagerly: the times are those of eager kernels, without fusion."
+
+
+def answer_python(patches: Patches) -> None:
+    """Put every answer in place."""
+    _answer_interpreter(patches)
+    _answer_compile(patches)
+    _answer_data_loader(patches)
+    _answer_checkpoints(patches)
+    _answer_autocast(patches)
+    patches.replace(torch, "Generator", _generator_class())
+
+
+# ---- Python ----
+
+
+def _answer_interpreter(patches: Patches) -> None:
+    register, unregister = atexit.register, atexit.unregister
+
+    def rank_registers(process: Process, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # A library that is first imported meanwhile registers for the process.
+        if not is_program(sys._getframe(2)):
+            return register(function, *args, **kwargs)
+        process.exit_handlers.append((function, args, kwargs))
+        return function
+
+    def rank_unregisters(process: Process, function: Callable[..., Any]) -> None:
+        process.exit_handlers[:] = [one for one in process.exit_handlers if one[0] != function]
+        unregister(function)
+
+    def rank_exits(process: Process, status: int) -> NoReturn:
+        process.exit_handlers.clear()  # os._exit runs none
+        raise SystemExit(status)
+
+    def rank_signals(process: Process, number: int, handler: Any) -> Any:
+        before = process.signal_handlers.get(number, signal.getsignal(number))
+        process.signal_handlers[number] = handler
+        return before
+
+    patches.answer(atexit, "register", rank_registers)
+    patches.answer(atexit, "unregister", rank_unregisters)
+    patches.answer(os, "_exit", rank_exits)
+    patches.answer(signal, "signal", rank_signals)
+
+
+# ---- torch.compile ----
+
+
+def _answer_compile(patches: Patches) -> None:
+    def rank_compiles(process: Process, model: Any = None, **_: Any) -> Any:
+        process.note(_COMPILE)
+        return (lambda function: function) if model is None else model
+
+    def rank_compiles_module(process: Process, module: Any, *args: Any, **kwargs: Any) -> None:
+        process.note(_COMPILE)
+
+    patches.answer(torch, "compile", rank_compiles)
+    patches.answer(torch.nn.Module, "compile", rank_compiles_module)
+
+
+# ---- data ----
+
+
+def _answer_data_loader(patches: Patches) -> None:
+    make: Any = DataLoader.__init__
+
+    def rank_loads(process: Process, loader: DataLoader, *args: Any, **kwargs: Any) -> None:
+        given: dict[str, Any] = dict(zip(_LOADER_ARGUMENTS, args, strict=False)) | kwargs
+        if workers := given.get("num_workers", 0):
+            process.note(_WORKERS.format(workers))
+            # These four mean something with workers only, and DataLoader refuses them without.
+            for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
+                given.pop(name, None)
+        make(loader, **(given | {"num_workers": 0}))
+
+    patches.answer(DataLoader, "__init__", rank_loads)
+
+
+# ---- checkpoints ----
+
+
+def _answer_checkpoints(patches: Patches) -> None:
+    def location(storage: Any) -> str | None:
+        index = index_of_storage(storage) if here() is not None else None
+        return None if index is None else f"cuda:{index}"
+
+    def at_location(storage: Any, text: str) -> Any:
+        process = here()
+        if process is None or not text.startswith("cuda"):
+            return None
+        index = torch.device(text).index
+        mark_storage(storage, process.placement.use(process.placement.device_index if index is None else index))
+        return storage
+
+    def to_device(process: Process, storage: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        copied = storage.clone()
+        index = device if isinstance(device, int) else torch.device(device or "cuda").index
+        mark_storage(copied, process.placement.use(process.placement.device_index if index is None else index))
+        return copied
+
+    # torch's own hook for devices it does not know: who names a storage's place, who brings it back there.
+    registry = [(0, location, at_location), *torch.serialization._package_registry]
+    patches.replace(torch.serialization, "_package_registry", registry)
+    patches.answer(torch.UntypedStorage, "cuda", to_device)
+
+
+# ---- autocast ----
+
+
+def _answer_autocast(patches: Patches) -> None:
+    is_enabled, set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
+    get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
+
+    def rank_is_enabled(process: Process, device_type: str = "cuda") -> bool:
+        return is_enabled("cpu" if device_type == "cuda" else device_type)
+
+    def rank_sets_enabled(process: Process, device_type: Any, enabled: bool | None = None) -> None:
+        if enabled is None:  # the older call: set_autocast_enabled(True)
+            device_type, enabled = "cuda", device_type
+        if device_type != "cuda":
+            return set_enabled(device_type, bool(enabled))
+        set_enabled("cpu", bool(enabled))
+        set_dtype("cpu", rank_dtype(process) if enabled else torch.bfloat16)
+
+    def rank_dtype(process: Process, device_type: str = "cuda") -> torch.dtype:
+        return process.autocast.get("dtype", torch.float16) if device_type == "cuda" else get_dtype(device_type)
+
+    def rank_sets_dtype(process: Process, device_type: str, dtype: torch.dtype) -> None:
+        if device_type != "cuda":
+            return set_dtype(device_type, dtype)
+        process.autocast["dtype"] = dtype
+        if is_enabled("cpu"):
+            set_dtype("cpu", dtype)
+
+    patches.answer(torch, "is_autocast_enabled", rank_is_enabled)
+    patches.answer(torch, "set_autocast_enabled", rank_sets_enabled)
+    patches.answer(torch, "get_autocast_dtype", rank_dtype)
+    patches.answer(torch, "set_autocast_dtype", rank_sets_dtype)
+    patches.answer(torch, "get_autocast_gpu_dtype", rank_dtype)
+
+
+# ---- generators ----
+
+
+def _generator_class() -> type:
+    """`torch.Generator` for which a CUDA device is the host; every generator is an instance of it."""
+    plain = torch.Generator
+
+    class Kind(type(plain)):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, plain)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            is_devices = here() is not None and torch.device(device).type == "cuda"
+            return plain("cpu" if is_devices else device)
+
+    return Kind("Generator", (), {})

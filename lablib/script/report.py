@@ -1,0 +1,120 @@
+"""What a simulated script leaves behind: a timeline, a memory report, a summary, and what each rank printed.
+
+timeline.json   for ui.perfetto.dev
+timeline.html   the figure, with its sentence and its numbers
+memory.txt      the peak of each rank by category, and the largest blocks alive then
+summary.txt     makespan, busy, exposed communication, traffic, peak memory; also printed
+rankN.txt       what rank N printed, standard error included
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from lablib.figures.show import caption_html, picture_bundle, without_subtitle
+from lablib.figures.timeline import figure_timeline
+from lablib.ledger import Memory
+from lablib.run import Run
+
+_MOST_LINES = 16
+_MOST_HOLDINGS = 6
+_FILES = ("timeline.json", "timeline.html", "memory.txt", "summary.txt")
+
+
+def default_folder(script: Path) -> Path:
+    """`runs/<script>-<date>/` where the command was called."""
+    return Path("runs") / f"{script.stem}-{datetime.now():%Y-%m-%d-%H%M%S}"
+
+
+def write_report(run: Run, folder: Path, script: str) -> str:
+    """Write all files of a run into `folder` (made if missing); return the summary as text.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    run.to_perfetto(folder / "timeline.json")
+    (folder / "timeline.html").write_text(_page(run, script), "utf-8")
+    if len(run.memory):
+        (folder / "memory.txt").write_text(memory_text(run.memory), "utf-8")
+    write_output(run.stdout, folder)
+    summary = summary_text(run, script)
+    (folder / "summary.txt").write_text(summary, "utf-8")
+    return summary
+
+
+def write_output(output: Iterable[str], folder: Path) -> None:
+    """What each rank printed, one file a rank; also of a run that failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, text in enumerate(output):
+        (folder / f"rank{rank}.txt").write_text(text, "utf-8")
+
+
+def summary_text(run: Run, script: str) -> str:
+    """Where the time went, in a few sentences and a table. All times are virtual, but for the last."""
+    table = run.summary().table()
+    shown = table.head(_MOST_LINES).to_string(float_format=lambda value: f"{value:.4g}")
+    if len(table) > _MOST_LINES:
+        shown += f"\n... {len(table) - _MOST_LINES} more ranks; timeline.json has them all"
+    lines = [
+        f"{script}: {run.ranks} ranks on {run.cluster}, simulated (virtual time).",
+        run.summary().sentence().replace("step ", "Makespan ", 1) + ".",
+        f"Traffic: {len(run.traffic)} communications, {_size(run.traffic.sent_bytes())} sent.",
+        _peak_line(run.memory),
+        "",
+        shown,
+        "",
+        *(f"Note: {note}" for note in run.notes),
+        f"The simulation itself took {run.wall_s:.1f} s.",
+    ]
+    return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+def memory_text(memory: Memory) -> str:
+    """The peak of each rank: when, bytes by category, and what made the most of them."""
+    parts = []
+    for rank in range(min(memory.num_ranks, _MOST_LINES)):
+        peak, phase = memory.peak_bytes(rank), memory.peak_phase(rank)
+        when = f"{memory.peak_at_s(rank) * 1e3:.4g} ms of virtual time" + (f" ({phase})" if phase else "")
+        parts.append(f"rank {rank}: the peak is {_size(peak)}, at {when}")
+        for category, size_bytes in memory.at_peak(rank).items():
+            if size_bytes:
+                parts.append(f"  {category:<16} {_size(size_bytes):>10}  {size_bytes / peak:4.0%}")
+        for held in memory.held_at_peak(rank)[:_MOST_HOLDINGS]:
+            made = " ".join(part for part in (held.name, held.phase, held.source) if part)
+            parts.append(f"    {_size(held.size_bytes):>10}  {held.category}, {held.num_blocks} made in {made}")
+    if memory.num_ranks > _MOST_LINES:
+        parts.append(f"... {memory.num_ranks - _MOST_LINES} more ranks")
+    return "\n".join(parts) + "\n"
+
+
+def _peak_line(memory: Memory) -> str | None:
+    if not len(memory):
+        return None
+    return f"Memory: {memory.explain()}"
+
+
+def _page(run: Run, script: str) -> str:
+    """The timeline as a page that needs no network."""
+    figure = figure_timeline(run.timeline, title=f"{script} on {run.cluster}: virtual time")
+    picture = picture_bundle(without_subtitle(figure), plotlyjs=True)["text/html"]
+    title = html.escape(f"Timeline of {script}")
+    head = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title></head>"
+    return f"{head}<body style='font-family:sans-serif'>{picture}{caption_html(figure)}</body></html>"
+
+
+def _size(size_bytes: float) -> str:
+    """3.2e9 -> "3.2 GB"."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.4g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def files_line(folder: Path) -> str:
+    """Where things are, for the terminal."""
+    names = [name for name in _FILES if (folder / name).exists()]
+    return f"written to {folder}: {', '.join(names)} and what each rank printed"

@@ -1,0 +1,151 @@
+"""A script, and what its ranks find around them: `Script("train.py", ["--steps", "10"], ranks=8).run()`.
+
+It is `launch`'s simulation (lablib/sim) with another function, "run this file as `__main__`", in surroundings that make
+each rank look like a process of its own with a CUDA device (process.py, modules.py, own.py, cuda.py, devices.py), and
+`nccl` and `gloo` like the simulator (backends.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from lablib.errors import LaunchError
+from lablib.hardware import Cluster, find_cluster
+from lablib.run import Run
+from lablib.script.backends import answer_backends
+from lablib.script.cuda import answer_cuda
+from lablib.script.devices import DeviceCalls, answer_hooks
+from lablib.script.modules import HostModules, Modules
+from lablib.script.own import Interpreter, Logging, MatmulPrecision, Output, WorkingFolder
+from lablib.script.patches import Patches
+from lablib.script.placement import Placement
+from lablib.script.process import Process
+from lablib.script.program import compiled, main_module, run_program, script_folder
+from lablib.script.python import answer_python
+from lablib.script.streams import Streams
+from lablib.sim import is_rank, run_sim
+from lablib.sim.rank import Rank
+from lablib.sim.store import SimStore
+
+
+class Script:
+    """A script, and what its ranks find around them (`lablib.sim.simulation.Surroundings`). Runs once.
+
+    Attributes:
+        processes: one a rank, once it runs.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        args: Sequence[str] = (),
+        ranks: int = 8,
+        cluster: str | Cluster = "dgx-h100",
+        show: TextIO | None = None,
+    ):
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise ValueError(f"ranks must be a whole number of 1 or more: got {ranks!r}; try ranks=8")
+        if isinstance(args, str):
+            raise ValueError(f'args must be a list of words: got {args!r}; try args=["--steps", "10"]')
+        self.path = Path(path)
+        self.cluster = find_cluster(cluster)
+        self.processes: list[Process] = []
+        self._code = compiled(self.path)
+        self._argv = [str(path), *map(str, args)]
+        self._num_ranks = ranks
+        self._show = show
+        self._mains = [main_module(self.path) for _ in range(ranks)]
+
+    def run(self, timeout_s: float | None = None, trace: bool = True) -> Run:
+        """Run it; arguments, result and errors are those of `simulate_script`."""
+        if is_rank():
+            raise LaunchError("this is inside a rank: simulate a script from outside, not from the program it runs.")
+        run = run_sim(
+            self._program,
+            (),
+            ranks=self._num_ranks,
+            cluster=self.cluster,
+            timeout_s=timeout_s,
+            trace=trace,
+            surroundings=self,
+        )
+        notes = dict.fromkeys(note for process in self.processes for note in process.notes)
+        return replace(run, notes=(*run.notes, *notes))
+
+    @property
+    def clock_s(self) -> float:
+        """Virtual seconds that the rank furthest behind has reached."""
+        return min((process.rank.clock_s for process in self.processes), default=0.0)
+
+    def output(self, rank: int) -> str:
+        """What a rank has printed so far."""
+        return self.processes[rank].rank.stdout.getvalue() if self.processes else ""
+
+    def _program(self) -> int:
+        number = threading.current_thread().script_process.rank.rank  # pyright: ignore[reportAttributeAccessIssue]
+        return run_program(self._code, lambda: self._mains[number])
+
+    @contextmanager
+    def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
+        """What the ranks share: replaced functions, and the host's modules out of sight."""
+        folder = script_folder(self.path)
+        with ExitStack() as stack:
+            flags = _torch_flags()
+            stack.callback(_restore_flags, flags)
+            hidden = stack.enter_context(HostModules(folder))
+            patches = stack.enter_context(Patches())
+            for answer in (answer_cuda, answer_hooks, answer_backends, answer_python):
+                answer(patches)
+            for rank in ranks:
+                output = Output(self._show if rank.rank == 0 else None)
+                rank.stdout = output
+                rank.belongings += [
+                    Modules(hidden.finder, self._mains[rank.rank]),
+                    Interpreter(self._argv, folder, output),
+                    Logging(),
+                    WorkingFolder(),
+                    MatmulPrecision(),
+                ]
+                first = cluster.node(rank.rank) * cluster.devices_per_node
+                self.processes.append(
+                    Process(
+                        rank=rank,
+                        ranks=len(ranks),
+                        local_rank=rank.rank - first,
+                        num_devices=min(cluster.devices_per_node, len(ranks) - first),
+                        cluster=cluster,
+                        store=store,
+                    )
+                )
+            yield
+
+    @contextmanager
+    def of_a_rank(self, rank: Rank) -> Iterator[None]:
+        """What a rank's thread has: the process it stands for, marked memory, and answers to device arguments."""
+        process = self.processes[rank.rank]
+        threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
+        process.placement = Placement(rank, self.cluster.device)
+        rank.counts = process.placement.counts
+        process.streams = Streams(rank, process.local_rank)
+        process.calls = DeviceCalls(process)
+        with process.placement, process.calls:
+            yield
+
+
+def _torch_flags() -> dict[str, Any]:
+    """Switches of torch's that scripts set and that hold for the process."""
+    cudnn = torch.backends.cudnn
+    return {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic, "allow_tf32": cudnn.allow_tf32}
+
+
+def _restore_flags(flags: dict[str, Any]) -> None:
+    for name, value in flags.items():
+        setattr(torch.backends.cudnn, name, value)

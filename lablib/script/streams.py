@@ -1,0 +1,171 @@
+"""CUDA streams and events in virtual time.
+
+A rank's clock is that of its current stream; the others keep theirs meanwhile. So work on two streams overlaps, unless
+an event orders it:
+
+    stream.wait_event(e)     t_stream = max(t_stream, t_e)
+    e.synchronize()          the host waits: nothing starts before t_e on any stream from now on
+    a.elapsed_time(b)        t_b - t_a in milliseconds of virtual time
+
+The host runs ahead of the device, as it does when kernels are long enough: a launch itself takes no time here (its
+overhead is part of the kernel's price).
+
+Simplified: kernels of two streams do not slow each other down. What a side stream sends may start in the virtual past
+of other ranks; it has had its wires for itself until then (lablib/sim/network.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lablib.script.process import Process, here, refuse
+from lablib.sim.rank import Rank
+
+
+class Streams:
+    """The streams of one rank."""
+
+    def __init__(self, rank: Rank, index: int):
+        self._rank = rank
+        self.default = Stream(_index=index)
+        self.current = self.default
+        self.host_s = 0.0
+        self._last_s = 0.0  # the latest end of anything on a stream that is not the current one
+
+    def time_s(self, stream: Stream) -> float:
+        """How far a stream has come."""
+        return self._rank.clock_s if stream is self.current else stream.clock_s
+
+    def delay(self, stream: Stream, until_s: float) -> None:
+        """A stream does nothing before `until_s`."""
+        if stream is self.current:
+            self._rank.join(until_s)
+        else:
+            stream.clock_s = max(stream.clock_s, until_s)
+
+    def switch(self, stream: Stream) -> None:
+        """What the program issues from now on goes to this stream."""
+        if stream is self.current:
+            return
+        self.current.clock_s = self._rank.clock_s
+        self._last_s = max(self._last_s, self._rank.clock_s)
+        self._rank.clock_s = max(stream.clock_s, self.host_s)
+        self.current = stream
+
+    def host_waits(self, until_s: float | None = None) -> None:
+        """The host waits for a moment (default: for the current stream): nothing is issued earlier."""
+        self.host_s = max(self.host_s, self._rank.clock_s if until_s is None else until_s)
+        self._rank.join(self.host_s)
+
+    def synchronize(self) -> None:
+        """The host waits for all streams, and for the communication whose result is still awaited."""
+        self._rank.pending.join_all()
+        self.host_waits(max(self._rank.clock_s, self._last_s))
+
+
+class Stream:
+    """Stands in for `torch.cuda.Stream`."""
+
+    def __init__(self, device: Any = None, priority: int = 0, _index: int | None = None, **_: Any):
+        process = here()
+        self.priority = priority
+        self.clock_s = 0.0
+        self.device_index = _index if _index is not None else (process.placement.device_index if process else 0)
+        self.device = torch.device("cuda", self.device_index)
+        self.device_type = 2  # c10::DeviceType::CUDA
+        self.stream_id = self.cuda_stream = 0 if _index is not None else id(self)
+        self._entered: list[Stream] = []
+
+    def wait_event(self, event: Event) -> None:
+        if event.time_s is not None:  # waiting for an event that nobody recorded is no wait, as in CUDA
+            _process().streams.delay(self, event.time_s)
+
+    def wait_stream(self, stream: Stream) -> None:
+        streams = _process().streams
+        streams.delay(self, streams.time_s(stream))
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        streams = _process().streams
+        streams.host_waits(streams.time_s(self))
+
+    def query(self) -> bool:
+        self.synchronize()  # a program that asks until it is done has waited
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def __enter__(self) -> Stream:
+        streams = _process().streams
+        self._entered.append(streams.current)
+        streams.switch(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _process().streams.switch(self._entered.pop())
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event:
+    """Stands in for `torch.cuda.Event`. `time_s` is its virtual time, None before it was recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kw: Any):
+        if interprocess:
+            refuse("torch.cuda.Event(interprocess=True)", "ranks share no CUDA memory", "use an event of one rank")
+        self.enable_timing = enable_timing or bool(kw.get("external"))
+        self.time_s: float | None = None
+
+    def record(self, stream: Stream | None = None) -> Event:
+        streams = _process().streams
+        self.time_s = streams.time_s(stream or streams.current)
+        return self
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or _process().streams.current).wait_event(self)
+
+    def query(self) -> bool:
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        if self.time_s is not None:
+            _process().streams.host_waits(self.time_s)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds of virtual time from this event to `end_event`."""
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.time_s is None or end_event.time_s is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end_event.time_s - self.time_s) * 1e3
+
+
+class StreamContext:
+    """Stands in for `torch.cuda.stream(...)`; None changes nothing."""
+
+    def __init__(self, stream: Stream | None):
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._stream is not None:
+            self._stream.__exit__(*exc)
+
+
+def _process() -> Process:
+    process = here()
+    if process is None:
+        refuse("a CUDA stream", "this thread is not a rank's own", "use the device in the script's main thread")
+    return process

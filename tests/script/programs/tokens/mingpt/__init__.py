@@ -1,0 +1,3 @@
+"""A package beside the script, with a registry that importing its modules fills."""
+
+REGISTRY = {}

@@ -1,0 +1,367 @@
+"""The CUDA device of a script: where tensors are, answers from the cluster's records, a sentence for the rest."""
+
+import pytest
+import torch
+
+from lablib import RankError, find_cluster
+from lablib.script.process import NotSimulatedError
+
+pytestmark = pytest.mark.usefixtures("everything_is_given_back")
+SETUP = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+"""
+
+
+def lines(run, rank=0):
+    return run.stdout[rank].splitlines()
+
+
+def test_the_device_is_the_clusters(simulated):
+    run = simulated(
+        SETUP
+        + """
+p = torch.cuda.get_device_properties(local_rank)
+print(torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.current_device(), torch.cuda.is_initialized())
+print(torch.cuda.get_device_name(), p.name, p.total_memory, torch.cuda.get_device_capability(), p.major)
+print(torch.accelerator.current_accelerator(), torch.accelerator.is_available(), torch.cuda.is_bf16_supported())
+""",
+        ranks=10,
+        cluster="dgx-a100",
+    )
+    device = find_cluster("dgx-a100").device
+    assert lines(run, 7)[0] == "True 8 7 True" and lines(run, 9)[0] == "True 2 1 True"
+    assert lines(run)[1] == f"{device.name} {device.name} {int(device.memory_bytes)} (8, 0) 8"
+    assert lines(run)[2] == "cuda True True"
+
+
+def test_tensors_say_where_they_are(simulated):
+    run = simulated(
+        SETUP
+        + """
+x = torch.ones(2, 3)
+for y in (x.cuda(), x.to("cuda"), x.to(torch.device("cuda", local_rank)), x.to(local_rank),
+          torch.ones(2, device="cuda"), x.to(x.cuda()), x.cuda() + 1, x.cuda().view(3, 2),
+          torch.zeros_like(x.cuda()), x.cuda().new_ones(4),
+          torch.tensor([1.0], device="cuda"), torch.as_tensor(x, device="cuda"), torch.zeros_like(x, device="cuda"),
+          nn.functional.one_hot(torch.tensor([1, 0]).cuda(), 3), nn.Linear(2, 2).cuda().weight,
+          x.cuda().type(torch.int)):
+    assert y.device == torch.device("cuda", local_rank) and y.is_cuda and y.get_device() == local_rank, y
+    assert not y.is_cpu and "cuda" in repr(y)
+for y in (x, x.cuda().cpu(), x.cuda().to("cpu"), torch.ones(2), x.cuda()[0].cpu() + x[0], torch.FloatTensor([1.0])):
+    assert y.device.type == "cpu" and not y.is_cuda and y.get_device() == -1 and "cuda" not in repr(y), y
+assert x.to("cuda") is not x and x.cuda().cuda().is_cuda and x.to("cpu") is x
+on = x.cuda()
+assert on.to("cuda") is on and on.to(torch.float32) is on and on.cuda(non_blocking=True) is on
+with torch.device("cuda"):
+    assert torch.empty(3).is_cuda and nn.Linear(2, 2).bias.is_cuda
+torch.set_default_device("cuda")
+assert torch.arange(3).is_cuda
+torch.set_default_device(None)
+assert not torch.arange(3).is_cuda
+print(on[0, :2].tolist(), on.type(), x.pin_memory().is_pinned())
+"""
+    )
+    assert lines(run, 1) == ["[1.0, 1.0] torch.cuda.FloatTensor False"]
+
+
+def test_moving_a_module_keeps_its_parameters_and_copies_their_values(simulated):
+    run = simulated(
+        SETUP
+        + """
+import copy
+model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+params = list(model.parameters())
+values = [p.detach().clone() for p in params]
+model.to("cuda", torch.float64)
+assert all(a is b for a, b in zip(params, model.parameters()))
+assert all(t.is_cuda for t in model.state_dict().values()) and model[1].running_mean.is_cuda
+assert all(torch.equal(a, b.cpu().float()) for a, b in zip(values, model.parameters()))
+assert copy.deepcopy(model)[0].weight.is_cuda
+loss = model(torch.randn(4, 2, dtype=torch.float64, device="cuda")).sum()
+loss.backward()
+assert loss.is_cuda and all(p.grad.is_cuda for p in params)
+print(not any(p.is_cuda for p in model.cpu().parameters()))
+"""
+    )
+    assert lines(run) == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("torch.ones(2, device='cuda') + torch.ones(2)", "Expected all tensors to be on the same device"),
+        ("nn.Linear(2, 2).cuda()(torch.ones(2))", "at least two devices, cuda:0 and cpu"),
+        ("torch.ones(2).cuda().numpy()", "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu"),
+        (
+            "torch.ones(2, device='cuda:7')",
+            "invalid device ordinal: cuda:7 does not exist; .* has cuda:0 to cuda:1",
+        ),
+        (
+            "dist.init_process_group('nccl'); dist.all_reduce(torch.ones(2))",
+            "No backend type associated with device type",
+        ),
+        (
+            "torch.cuda.set_device(0); dist.init_process_group('nccl'); dist.all_reduce(torch.ones(2).cuda())",
+            "Duplicate GPU detected: rank 1 communicates from cuda:0",
+        ),
+    ],
+)
+def test_mistakes_with_devices_are_those_of_a_gpu(simulated, line, says):
+    with pytest.raises(RankError, match=says):
+        simulated(SETUP + line)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.cuda.CUDAGraph()",
+        "torch.cuda.cudart()",
+        "torch.cuda.memory_snapshot()",
+        "torch.cuda.utilization()",
+        "torch.cuda.ExternalStream(0)",
+        "torch.cuda.FloatTensor(2)",
+    ],
+)
+def test_what_cannot_be_answered_is_named(simulated, call):
+    with pytest.raises(RankError) as caught:
+        simulated(SETUP + call, ranks=1)
+    assert isinstance(caught.value.__cause__, NotSimulatedError)
+    text, name = str(caught.value), call.split("(")[0]
+    assert "lablib/script" not in text  # the traceback shows the script, not what answers for the device
+    assert f"{name} has no answer on the simulator: " in text and "; leave the call out" in text
+    assert "script.py:5" in text and "not compiled with CUDA" not in text
+
+
+def test_every_public_function_of_torch_cuda_is_answered_or_refused(simulated):
+    run = simulated(
+        SETUP
+        + """
+import types
+from lablib.script.cuda import ANSWERS
+for name, value in sorted(vars(torch.cuda).items()):
+    if name.startswith("_") or not isinstance(value, types.FunctionType) or name in ANSWERS:
+        continue
+    if not (value.__module__ or "").startswith("torch.cuda"):
+        continue
+    try:
+        value()
+    except NotImplementedError as refusal:
+        assert f"torch.cuda.{name} has no answer" in str(refusal), name
+    else:
+        print(name)
+""",
+        ranks=1,
+    )
+    assert lines(run) == []
+
+
+def test_a_thread_that_the_script_started_is_told_that_the_device_is_not_its_own(simulated):
+    run = simulated(
+        SETUP
+        + """
+import threading
+def work():
+    try:
+        torch.ones(2).cuda()
+    except NotImplementedError as error:
+        print(error)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""",
+        ranks=1,
+    )
+    assert "CUDA has no answer on the simulator in a thread that the script started itself" in run.stdout[0]
+
+
+def test_the_devices_random_numbers_are_its_own(simulated):
+    run = simulated(
+        SETUP
+        + """
+torch.manual_seed(3)
+host = torch.rand(4)
+torch.manual_seed(3)
+on_device = torch.rand(4, device="cuda")
+assert torch.equal(torch.rand(4), host)  # the host draws as if the device had not
+torch.cuda.manual_seed(3)
+assert torch.equal(torch.rand(4, device="cuda"), on_device)
+assert not torch.equal(torch.rand(4, device="cuda"), on_device)
+state = torch.cuda.get_rng_state()
+a = nn.functional.dropout(torch.ones(32, device="cuda"))
+torch.cuda.set_rng_state(state)
+assert torch.equal(nn.functional.dropout(torch.ones(32, device="cuda")), a)
+torch.cuda.manual_seed_all(local_rank)
+generator = torch.Generator("cuda").manual_seed(1)
+print(torch.rand(1, device="cuda").item(), torch.randn(3, generator=generator, device="cuda").sum().item())
+"""
+    )
+    first, second = (text.split() for text in run.stdout)
+    assert first[0] != second[0] and first[1] == second[1]
+
+
+def test_checkpoints_recompute_the_same_dropout(simulated):
+    run = simulated(
+        SETUP
+        + """
+from torch.utils.checkpoint import checkpoint
+layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).cuda()
+def gradient(use_reentrant):
+    torch.manual_seed(1)
+    x = torch.ones(4, 8, device="cuda", requires_grad=True)
+    out = layer(x) if use_reentrant is None else checkpoint(layer, x, use_reentrant=use_reentrant)
+    out.sum().backward()
+    return x.grad
+print(torch.equal(gradient(None), gradient(True)), torch.equal(gradient(None), gradient(False)))
+""",
+        ranks=1,
+    )
+    assert lines(run) == ["True True"]
+
+
+def test_autocast_and_the_gradient_scaler_work_on_the_device(simulated):
+    run = simulated(
+        SETUP
+        + """
+model = nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+x = torch.ones(2, 4, device="cuda")
+with torch.autocast("cuda"):
+    out = model(x)
+    inside = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    assert model(x).dtype == torch.bfloat16
+    with torch.autocast("cuda", enabled=False):
+        assert model(x).dtype == torch.float32
+assert not torch.is_autocast_enabled("cuda") and model(x).dtype == torch.float32
+with torch.autocast("cpu"):
+    assert model(x).dtype == torch.bfloat16
+scaler.scale(out.float().sum()).backward()
+before = model.weight.detach().clone()
+scaler.step(optimizer)
+scaler.update()
+model.weight.grad.fill_(float("inf"))
+moved = model.weight.detach().clone()
+scaler.step(optimizer)
+scaler.update()
+print(out.dtype, inside, not torch.equal(before, moved), torch.equal(moved, model.weight), scaler.get_scale())
+""",
+        ranks=1,
+    )
+    assert lines(run) == ["torch.float16 (True, torch.float16) True True 512.0"]
+
+
+def test_a_checkpoint_names_the_device_and_map_location_is_followed(simulated, tmp_path):
+    path = str(tmp_path / "x.pt")
+    run = simulated(
+        SETUP
+        + f"""
+dist.init_process_group("nccl")
+if local_rank == 1:
+    torch.save({{"x": torch.arange(3, device="cuda"), "host": torch.ones(1)}}, {path!r})
+dist.barrier(device_ids=[local_rank])
+def load(to, name="x"):
+    return torch.load({path!r}, map_location=to, weights_only=False)[name]
+found = [load(to).device for to in (None, "cpu", "cuda", "cuda:0", {{"cuda:1": "cuda:0"}})]
+found += [load(lambda storage, place: storage).device, load(None, "host").device]
+found.append(load(lambda storage, place: storage.cuda(local_rank)).device)
+print(*found, load(None).tolist())
+"""
+    )
+    assert run.stdout[0].split()[:8] == ["cuda:1", "cpu", "cuda:0", "cuda:0", "cuda:0", "cpu", "cpu", "cuda:0"]
+    assert run.stdout[1].split()[2] == "cuda:1" and "[0, 1, 2]" in run.stdout[1]
+    with pytest.raises(RuntimeError, match="map_location"):
+        torch.load(tmp_path / "x.pt")  # the same as with a file from a GPU
+
+
+def test_compile_runs_eagerly_and_the_run_says_so(simulated):
+    run = simulated(
+        SETUP
+        + """
+@torch.compile
+def double(x):
+    return 2 * x
+@torch.compile(mode="max-autotune")
+def triple(x):
+    return 3 * x
+model = torch.compile(nn.Linear(2, 2).cuda())
+model.compile()
+print(double(torch.ones(1)).item(), triple(torch.ones(1)).item(), isinstance(model, nn.Linear))
+"""
+    )
+    assert lines(run) == ["2.0 3.0 True"] and len(run.notes) == 1 and "ran the model eagerly" in run.notes[0]
+
+
+def test_host_work_takes_no_virtual_time_and_a_copy_takes_that_of_pcie(simulated):
+    run = simulated(
+        SETUP
+        + """
+x = torch.ones(1 << 20)
+for _ in range(10):
+    x = x * 2
+x = x.cuda()
+""",
+        ranks=1,
+    )
+    (span,) = run.timeline
+    link = find_cluster("dgx-h100").device  # H100 hangs on PCIe 5 x16: 2.5 us + 4 MiB at 63 GB/s
+    assert link.name.startswith("H100") and span.name == "copy host to device"
+    assert span.duration_s == pytest.approx(2.5e-6 + 4 * 2**20 / 63e9, rel=1e-12)
+
+
+def test_a_collective_of_a_cuda_tensor_gives_the_same_as_one_of_the_cpu(simulated):
+    run = simulated(
+        SETUP
+        + """
+dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+x = torch.full((2,), float(local_rank + 1), device="cuda")
+outputs = [torch.empty_like(x) for _ in range(2)]
+dist.all_gather(outputs, x)
+dist.all_reduce(x)
+objects = [None, None]
+dist.all_gather_object(objects, {"rank": local_rank})
+holder = [outputs if local_rank == 0 else None]
+dist.broadcast_object_list(holder, src=0)
+print([o.tolist() for o in outputs], x.tolist(), objects, holder[0][1].tolist(), outputs[0].is_cuda)
+"""
+    )
+    assert lines(run, 1) == ["[[1.0, 1.0], [2.0, 2.0]] [3.0, 3.0] [{'rank': 0}, {'rank': 1}] [2.0, 2.0] True"]
+
+
+def test_allocation_statistics_answer_from_the_ledger_of_the_device(simulated):
+    run = simulated(
+        SETUP
+        + """
+def held():
+    return torch.cuda.memory_allocated() // 2**20, torch.cuda.max_memory_allocated() // 2**20
+MiB = 2**18  # float32 numbers in it
+print(*held())
+host = torch.ones(64 * MiB)
+a = torch.ones(8 * MiB, device="cuda")
+print(*held())
+b = a * 2
+print(*held())
+del a
+print(*held(), torch.cuda.memory_reserved() == torch.cuda.memory_allocated())
+torch.cuda.reset_peak_memory_stats()
+print(*held())
+moved = host[: 4 * MiB].cuda()
+back = moved.cpu()
+print(*held(), torch.cuda.memory_stats()["allocated_bytes.all.peak"] // 2**20)
+free, total = torch.cuda.mem_get_info()
+print((total - free) // 2**20, torch.cuda.memory_allocated(1 - local_rank), torch.accelerator.memory_allocated() > 0)
+torch.cuda.empty_cache()
+"""
+    )
+    assert lines(run) == ["0 0", "8 8", "16 16", "8 16 True", "8 8", "12 12 12", "12 0 True"]
+    assert run.memory.peak_bytes(0) == 16 * 2**20  # what is on the host is not the device's
+
+
+def test_nothing_of_the_device_is_left_outside(simulated):
+    simulated(SETUP + "torch.ones(1, device='cuda')", ranks=1)
+    assert torch.ones(1).device.type == "cpu"
+    if not torch.backends.cuda.is_built():
+        with pytest.raises((AssertionError, RuntimeError), match="not compiled with CUDA"):
+            torch.ones(1, device="cuda")

@@ -1,0 +1,149 @@
+"""Streams and events in virtual time: what overlaps, what waits, in closed form."""
+
+import pytest
+
+from lablib import find_cluster
+
+pytestmark = pytest.mark.usefixtures("everything_is_given_back")
+SETUP = """
+import torch
+def event():
+    return torch.cuda.Event(enable_timing=True)
+x = torch.ones(1 << 22, device="cuda")
+def work(times):
+    for _ in range(times):
+        x.add_(1.0)
+begin, end = event(), event()
+begin.record()
+work(1)
+end.record()
+one = begin.elapsed_time(end)
+def ms(start, stop):
+    return round(start.elapsed_time(stop) / one, 6)
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+a, b, c = event(), event(), event()
+"""
+
+
+def printed(run):
+    return [float(word) for word in run.stdout[0].split()]
+
+
+def test_an_events_time_is_the_virtual_time_of_its_stream(simulated):
+    run = simulated(SETUP + "a.record(); work(3); b.record(); torch.cuda.synchronize()\nprint(one, ms(a, b))", ranks=1)
+    one_ms, three = printed(run)
+    adds = [span for span in run.timeline if span.name == "aten.add_"]
+    assert three == 3 and one_ms * 1e-3 == pytest.approx(adds[0].duration_s, rel=1e-9)
+    device = find_cluster("dgx-h100").device
+    assert one_ms * 1e-3 >= 2 * 4 * 2**22 / device.memory_bandwidth_bytes_per_s  # reads and writes 16 MiB
+
+
+def test_work_on_two_streams_overlaps(simulated):
+    run = simulated(
+        SETUP
+        + """
+a.record()
+with torch.cuda.stream(side):
+    work(5)
+    b.record()
+work(3)
+c.record()
+print(ms(a, b), ms(a, c))
+""",
+        ranks=1,
+    )
+    assert printed(run) == [5, 3]
+
+
+def test_a_stream_waits_for_an_event_of_another(simulated):
+    run = simulated(
+        SETUP
+        + """
+a.record()
+work(4)
+ready = torch.cuda.current_stream().record_event()
+with torch.cuda.stream(side):
+    work(1)
+    side.wait_event(ready)
+    work(2)
+    b.record()
+torch.cuda.current_stream().wait_stream(side)
+work(1)
+c.record()
+print(ms(a, b), ms(a, c))
+""",
+        ranks=1,
+    )
+    assert printed(run) == [6, 7]
+
+
+def test_synchronizing_holds_back_what_every_stream_does_next(simulated):
+    run = simulated(
+        SETUP
+        + """
+a.record()
+with torch.cuda.stream(side):
+    work(5)
+torch.cuda.synchronize()
+work(1)
+b.record()
+other = torch.cuda.Stream()
+with torch.cuda.stream(other):
+    work(1)
+    c.record()
+print(ms(a, b), ms(a, c))
+""",
+        ranks=1,
+    )
+    assert printed(run) == [6, 6]
+
+
+def test_reading_a_value_makes_the_host_wait_for_the_stream(simulated):
+    run = simulated(
+        SETUP
+        + """
+a.record()
+work(4)
+x[0].item()
+with torch.cuda.stream(side):
+    work(1)
+    b.record()
+print(ms(a, b))
+""",
+        ranks=1,
+    )
+    assert printed(run) == [5]
+
+
+def test_a_communication_issued_on_a_side_stream_is_hidden_behind_compute(simulated):
+    text = """
+import os, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+x = x.cpu().cuda()
+dist.init_process_group("nccl")
+a.record()
+with torch.cuda.stream({stream}):
+    dist.all_reduce(torch.ones(1 << 22, device="cuda"))
+work(30)
+b.record()
+"""
+    hidden = simulated(SETUP + text.format(stream="side"))
+    exposed = simulated(SETUP + text.format(stream="torch.cuda.current_stream()"))
+    assert hidden.timeline.exposed_s(0) < 0.1 * exposed.timeline.exposed_s(0)
+    assert hidden.timeline.busy_s(0, "comm") == pytest.approx(exposed.timeline.busy_s(0, "comm"), rel=1e-9)
+
+
+def test_events_refuse_to_measure_what_was_not_recorded(simulated):
+    run = simulated(
+        SETUP
+        + """
+for first, second in ((a, event()), (torch.cuda.Event(), torch.cuda.Event())):
+    try:
+        first.elapsed_time(second)
+    except ValueError as error:
+        print(error)
+""",
+        ranks=1,
+    )
+    assert "must be recorded" in run.stdout[0] and "enable_timing=True" in run.stdout[0]
