@@ -1,4 +1,4 @@
-"""Printing an error for a notebook's reader: cells are called cells, frames of libraries left out, words kept whole.
+"""Printing long text, above all errors, for a notebook: cells named as such, frames of libraries left out, words whole.
 
 JupyterLab breaks a long line of text anywhere, also inside a word, and names a cell by a temporary file.
 """
@@ -11,9 +11,9 @@ _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+),
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
-def tell(error: BaseException) -> None:
-    """Print the message of an error, its lines wrapped between words."""
-    print("\n".join(wrapped for line in _lines_of_program(str(error)) for wrapped in _wrap(line)))
+def tell(message: BaseException | str) -> None:
+    """Print an error's message, or any other text, its lines wrapped between words."""
+    print("\n".join(wrapped for line in _lines_of_program(str(message)) for wrapped in _wrap(line)))
 
 
 def _lines_of_program(text: str) -> list[str]:

@@ -4,10 +4,10 @@
 # **Question.** What does a distributed program look like?
 #
 # You need Python and a little PyTorch, and no GPU. You will run one program on eight simulated GPUs and on real
-# processes. You will see who works and who waits, make it hang, and learn why it hung.
+# processes. You will see who works, who waits and where the bytes are; you will make it hang, and break it.
 
 # %% [markdown]
-# **How to use a lab.** Read from top to bottom, and run each cell with Shift+Enter. Four cells are exercises: replace
+# **How to use a lab.** Read from top to bottom, and run each cell with Shift+Enter. Five cells are exercises: replace
 # `raise NotImplementedError("your turn")` by your code, run the cell, then run the check below it. Change anything
 # you like: a lab cannot be broken for good, since *Kernel > Restart* starts it afresh.
 
@@ -19,9 +19,11 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import LaunchError, launch
+from lablib import LaunchError, find_cluster, launch, phase, reconcile
+from lablib.calibration import this_machine
 from lablib.course import checks_for, tell
-from lablib.figures import figure_reconcile, figure_timeline, figure_waits, show, table
+from lablib.faults import CorruptGradient, KillRank, SlowRank
+from lablib.figures import figure_memory, figure_timeline, figure_waits, show, table
 from lablib.figures.units import in_words
 from lablib.widgets import Choice, IntChoice, explore
 
@@ -186,16 +188,21 @@ show(figure_timeline(run.timeline, shown, title="The same step, rank 1 has more 
 
 # %% [markdown]
 # They wait. The collective starts when its last rank has come, so one slow rank, a **straggler**, slows down all. The
-# pale stretch of a compute lane is idle time. In numbers, for each rank:
+# pale stretch of a compute lane is idle time. On a thousand ranks nobody finds the straggler by eye; `run.summary()`
+# names it:
 
 # %%
-seconds = run.timeline.summary().rename(columns=lambda name: name.removesuffix("_s"))
-seconds.head(4).map(lambda value: in_words(value, "s"))
+summary = run.summary()
+tell(summary.sentence())
+seconds = summary.table()[["busy_s", "exposed_s", "waiting_s", "bubble_s"]]
+seconds.map(lambda value: in_words(value, "s"))
 
 # %% [markdown]
-# "Exposed" is communication during which the rank does not compute: time that it loses. Here all of it is exposed.
-# Lab 09 hides it behind the backward pass.
-#
+# Every second of a rank is one of four: **busy** computing; **exposed**, communicating while it computes nothing;
+# **waiting** for a rank that has not come; or **bubble**, with nothing to do. The last row is the mean. Lab 09 hides
+# communication behind the backward pass. (MFU is the share of the GPU's full speed that was used: lab 01.)
+
+# %% [markdown]
 # These are predicted seconds of the simulated cluster, not seconds of your computer. They come out the same on any
 # laptop, every time:
 
@@ -237,39 +244,123 @@ print(f"your guess {my_guess_mb:g} MB, sent {sent_mb:g} MB, by the formula {form
 # result. That is never more than twice the tensor. For small tensors a **tree** can be quicker: it has fewer steps.
 
 # %% [markdown]
-# A timeline can be saved for Perfetto, a viewer for long traces: open `ui.perfetto.dev` in a browser and drop the
-# file there. We write it to a folder that goes away again; choose your own path to keep it.
+# ## Where the bytes are
+#
+# Time is one budget, memory the other: an H100 has 80 GB. Backward needs what forward computed. A result that forward
+# must keep for it is an **activation**. Here is a step of a model with several layers; `phase` names a part of it.
+#
+# Predict: when does a rank's memory rise, and when does it fall?
+
+
+# %%
+def train(num_layers, rows, side):
+    with phase("setup"):
+        layers = [torch.nn.Linear(side, side, bias=False) for _ in range(num_layers)]
+        x = torch.randn(rows, side)
+    for layer in layers:
+        x = layer(x).relu()
+    x.mean().backward()
+    for layer in layers:
+        dist.all_reduce(layer.weight.grad)
+
+
+num_layers, rows, width = 4, 2 * side, side // 2
+run = launch(train, num_layers, rows, width, ranks=ranks, cluster=cluster)
+memory = figure_memory(run.memory, timeline=run.timeline, rank=0)
+show(memory)
+
+# %% [markdown]
+# Forward piles up: each layer leaves an activation. Backward takes the pile down, layer by layer, and leaves
+# gradients. The gray on top is the data, and what is needed for a moment only. So memory is highest soon after
+# backward begins. Which lines of the program made it?
+
+# %%
+tell(run.memory.explain(rank=0))
+
+# %% [markdown]
+# (`threshold_backward` is PyTorch's name for the backward of `relu`.) Such sizes can be known beforehand. In each layer
+# weights and gradients have `width` x `width` numbers of 4 bytes, activations `rows` x `width`. One more of these lives
+# while `relu` reads the last product. Formula beside count:
+
+# %%
+weights = num_layers * width**2 * 4
+activations = (num_layers + 1) * rows * width * 4
+formula = {"parameter": weights, "gradient": weights, "activation": activations}
+most = table(memory).set_index("category")["most (B)"]
+pd.DataFrame({"formula (B)": formula, "counted (B)": most[list(formula)]})
+
+# %% [markdown]
+# Equal to the byte. With so many rows, the activations outweigh everything else: they grow with the data, not with the
+# model alone. Lab 03 shows how to keep fewer of them.
+
+# %% [markdown]
+# A run can be saved for Perfetto, a viewer for long traces: open `ui.perfetto.dev` in a browser and drop the file
+# there. We write it to a folder that goes away again; choose your own path to keep it.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
-    path = run.timeline.to_perfetto(Path(folder) / "step.json")
+    path = run.to_perfetto(Path(folder) / "step.json")
     print(path.name, "holds", len(run.timeline), "bars in", path.stat().st_size, "bytes")
 
 # %% [markdown]
 # ## Predict, run, reconcile
 #
-# A prediction is worth something once it is compared with a run. We simulate the step on the cluster called `laptop`,
-# then run it on real processes. We run it three times, since real times vary, and draw the fastest.
+# A prediction is worth something once it is compared with a run. A `dgx-h100` may not be here, but your machine is.
+# First we **calibrate**: measure how fast its processes compute and send, and describe it as one more cluster. That
+# takes half a minute, once: the result is kept.
 
 # %%
 real = "gloo" if backend == "sim" else backend
-model = "laptop" if real == "gloo" else cluster  # what to simulate for it
-predicted = launch(step, 1024, 1024, ranks=real_ranks, cluster=model).timeline
-runs = [launch(step, 1024, 1024, ranks=real_ranks, backend=real) for _ in range(3)]
-measured = min((run.timeline for run in runs), key=lambda timeline: timeline.makespan_s)
-comparison = figure_reconcile(predicted, measured, labels=(f"predicted ({model})", real))
-show(comparison)
-
-# %%
-makespans = [in_words(run.timeline.makespan_s, "s") for run in runs]
-print("predicted", in_words(predicted.makespan_s, "s"), " real runs", ", ".join(makespans))
-table(comparison).set_index("part").map("{:.3g}".format)
+machine = this_machine(ranks=real_ranks, backend=real)
+print(f"{machine.device.name}, measured on {machine.profile['date']}")
 
 # %% [markdown]
-# **What explains the gap?** The simulator's `laptop` is a rough figure for one core and one connection, not your
-# machine. Real ranks also start a moment apart and share the cores with everything else that runs; if one is late,
-# the other waits in `all_reduce`. See how far the three runs are from each other: no prediction can be more exact
-# than that.
+# What was measured, and what the catalogue says of an H100. FLOP/s are floating-point operations in a second; one
+# multiplication and one addition are two of them.
+
+
+# %%
+def speeds(cluster):
+    device = cluster.device
+    rates = [in_words(device.peak("float32"), "FLOP/s")]
+    rates.append(in_words(device.memory_bandwidth_bytes_per_s, "B/s"))
+    starts = [device.kernel_overhead_s]
+    starts.append(cluster.collective_overhead_s + cluster.intra.latency_s)
+    return rates + [in_words(time_s, "s") for time_s in starts]
+
+
+both = {"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))}
+what = ["matrix products", "memory", "starting an operation", "starting a collective"]
+pd.DataFrame(both, index=what)
+
+# %% [markdown]
+# Now `reconcile` runs `train` on the simulated copy of your machine and on real processes: once to warm up, then five
+# times, since real times vary. It draws the run in the middle. The phase "setup" is left out: drawing random numbers
+# is no part of training.
+
+# %%
+sizes = (4, 512, 512)  # layers, rows, side
+where = {"ranks": real_ranks, "backend": real, "cluster": machine}
+comparison = reconcile(train, *sizes, **where, without="setup")
+show(comparison.figure())
+
+# %%
+parts = comparison.table().set_index("name")
+parts = parts[["predicted_s", "measured_s", "error_pct", "noise_pct", "share_pct"]]
+parts.map("{:.3g}".format, na_action="ignore")
+
+# %% [markdown]
+# An error of -30 percent means: predicted too short by that much. **Noise** is half the spread of the five runs, as a
+# share of their median; an error smaller than it says nothing. `share_pct` tells which rows matter: a wrong guess about
+# a hundredth of the step does no harm.
+
+# %% [markdown]
+# **What explains the errors?** Products of matrices are predicted best; other operations are priced by their bytes
+# alone. A message must first wake a process, which takes long on busy cores. Real ranks also start a moment apart, and
+# Python works between operations: predicted waiting and idle are zero.
+#
+# If all rows are off by one factor, your machine was calmer when it was measured, or busier. `lab calibrate --ranks 2`
+# in a terminal measures it anew.
 
 # %% [markdown]
 # ## Random numbers, rank by rank
@@ -376,6 +467,56 @@ except LaunchError as error:
 # 2. For every `recv` somebody sends, and not all wait at once.
 
 # %% [markdown]
+# ## Something breaks
+#
+# A correct program can stop as well. Llama 3 was trained on 16,384 GPUs, and in 54 days something unexpected
+# interrupted it 419 times: once in three hours.
+#
+# We let rank 1 die in the middle of a step. Nobody tells the others. Predict: where will each of them be found?
+
+# %%
+sizes = (num_layers, rows, width)
+healthy = launch(train, *sizes, ranks=4, cluster=cluster)
+death = KillRank(1, at_s=healthy.timeline.makespan_s / 2)
+try:
+    launch(train, *sizes, ranks=4, cluster=cluster, faults=[death])
+except LaunchError as error:
+    broken = error
+    print(type(error).__name__)
+    tell(error)
+
+# %% [markdown]
+# They finish what they can do alone, then stand in their first `all_reduce`. The simulator names the rank that died.
+# A real cluster may not: the others hang until a timeout, and the logs are full of ranks that waited. Look for the
+# rank that is missing there. The error holds the run as far as it came:
+
+# %%
+show(figure_timeline(broken.run.timeline, title="Rank 1 dies; the others wait for it"))
+
+# %% [markdown]
+# A death is at least noticed. A wrong number is not. The fault below puts one NaN ("not a number") into the gradient
+# of rank 2, as a defective chip might. Are the gradients finite before the ranks add them up, and after?
+
+
+# %%
+def finite_gradients():
+    layer = torch.nn.Linear(64, 64, bias=False)
+    layer(torch.randn(16, 64)).square().mean().backward()
+    grad = layer.weight.grad
+    before = grad.isfinite().all().item()
+    dist.all_reduce(grad)
+    return {"before the sum": before, "after the sum": grad.isfinite().all().item()}
+
+
+nan = CorruptGradient(2, kind="nan")
+run = launch(finite_gradients, ranks=4, cluster=cluster, faults=[nan])
+pd.DataFrame(run.values).rename_axis("rank")
+
+# %% [markdown]
+# The sum hands the NaN to everybody, and afterwards all ranks look alike. Who had it can be told only before. That is
+# exercise 5.
+
+# %% [markdown]
 # ## Explore
 #
 # Move the sliders and watch the timeline. Two questions to start with. On `dgx-h100`, double the rows: why do most
@@ -384,13 +525,14 @@ except LaunchError as error:
 
 # %%
 def simulate(ranks, rows, factor, cluster):
-    return launch(step, rows, 256, factor, ranks=ranks, cluster=cluster).timeline
+    faults = [SlowRank(1, factor)]  # each operation of rank 1 takes so many times as long
+    return launch(step, rows, 256, ranks=ranks, cluster=cluster, faults=faults).timeline
 
 
 controls = [
     IntChoice("ranks", "Ranks", (2, 3, 4, 6, 8), 4),
     IntChoice("rows", "Rows of data on each rank", (32, 64, 128, 256), 128),
-    IntChoice("factor", "Times as many rows on rank 1", (1, 2, 4, 8), 1),
+    IntChoice("factor", "Rank 1 is slower by a factor of", (1, 2, 4, 8), 1),
     Choice("cluster", "Cluster", ("dgx-h100", "dgx-a100", "pcie-a100", "laptop"), "dgx-h100"),
 ]
 examples = [{"factor": 8}, {"cluster": "laptop"}]  # shown where there are no widgets
@@ -513,11 +655,36 @@ def report(loss):
 check.report(report)
 
 # %% [markdown]
+# ## Exercise 5: whose gradient is it?
+#
+# Before the ranks add up their gradients, find out which of them hold a number that is not finite: NaN, or infinite.
+# Every rank returns the same list; an empty one if all is well. It may be more than one rank. The gradient stays as it
+# is.
+#
+# Budget: one collective, and no more than one number from each rank to each.
+
+
+# %% tags=["exercise"]
+def corrupted_ranks(grad):
+    """The ranks whose `grad` holds a NaN or an infinity, as a sorted list, on every rank."""
+    ### BEGIN SOLUTION
+    is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+    flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+    dist.all_gather(flags, is_bad)
+    return [rank for rank, flag in enumerate(flags) if flag.item()]
+    ### END SOLUTION
+
+
+# %% tags=["check"] points=2
+check.corrupted_ranks(corrupted_ranks)
+
+# %% [markdown]
 # ## Summary
 #
 # - A distributed program is one function run by many **ranks**, which share nothing but messages.
 # - A **collective** needs every rank of its group; `send` needs a `recv`. Break that, and the program hangs.
-# - The slowest rank sets the pace.
+# - The slowest rank sets the pace, and a dead one stops everybody.
+# - Memory grows in forward, by activations, and is highest soon after backward begins.
 # - Equal weights need equal seeds; data need different ones.
 # - Predict, run, reconcile: the gap shows what the prediction leaves out.
 
@@ -538,3 +705,4 @@ check.report(report)
 #   Parallel Computing 7(1), 1988: SPMD.
 # - P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009: the ring.
 # - E. Coffman, M. Elphick, A. Shoshani, "System deadlocks", ACM Computing Surveys 3(2), 1971.
+# - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.4: how often something breaks.

@@ -41,3 +41,10 @@ def test_long_lines_are_broken_between_words_and_keep_every_word(capsys: pytest.
 def test_an_empty_message_is_an_empty_line(capsys: pytest.CaptureFixture[str]):
     tell(RuntimeError(""))
     assert capsys.readouterr().out == "\n"
+
+
+def test_a_text_that_is_no_error_is_told_the_same_way(capsys: pytest.CaptureFixture[str]):
+    tell(HUNG)
+    told = capsys.readouterr().out
+    tell(RuntimeError(HUNG))
+    assert told == capsys.readouterr().out

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib import find_cluster, launch
+from lablib import CorruptGradient, find_cluster, launch
 from lablib.course import Expect, exercise
 
 CLUSTER = "dgx-h100"
@@ -116,3 +116,46 @@ def report(expect: Expect, report: Callable[[Tensor], str | None]) -> None:
     expect.budget("communications", len(run.traffic), 1, "calls")
     one_all_reduce = launch(lambda: dist.all_reduce(torch.ones(1)), ranks=4, cluster=CLUSTER)
     expect.budget("bytes sent by all ranks", run.traffic.sent_bytes(), one_all_reduce.traffic.sent_bytes(), "B")
+
+
+@exercise(
+    "Whose gradient is it?",
+    hints=[
+        "What can one rank find out without the others? What must all of them then learn?",
+        "`grad.isfinite().all()` is a rank's own answer: one number. Which collective shows everybody's to everybody?",
+        "Make `flags`, a list of n tensors of one number; dist.all_gather(flags, is_bad); keep the ranks with a 1.",
+    ],
+)
+def corrupted_ranks(expect: Expect, corrupted_ranks: Callable[[Tensor], list[int]]) -> None:
+    def program(features: int):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(features, features, bias=False)
+        layer(torch.ones(2, features)).sum().backward()
+        grad = layer.weight.grad
+        assert grad is not None
+        before = grad.clone()
+        found = corrupted_ranks(grad)
+        return found, torch.equal(grad.nan_to_num(7.0), before.nan_to_num(7.0))
+
+    def launched(*faults: CorruptGradient, ranks: int = 4, features: int = 4):
+        return launch(program, features, ranks=ranks, cluster=CLUSTER, faults=faults)
+
+    def found(*faults: CorruptGradient, ranks: int = 4):
+        return [ranks_found for ranks_found, _ in launched(*faults, ranks=ranks).values]
+
+    with_nan = launched(CorruptGradient(2, kind="nan"))
+    expect.equal("a NaN on rank 2: every rank returns [2]", [value for value, _ in with_nan.values], [[2]] * 4)
+    kept = all(is_kept for _, is_kept in with_nan.values)
+    expect.that("grad stays as it was", kept, "grad as it was" if kept else "grad changed", "leave grad alone")
+    infinite = CorruptGradient(1, kind="inf")
+    expect.equal("an infinite number on rank 1: every rank returns [1]", found(infinite), [[1]] * 4)
+    two = (CorruptGradient(3, kind="nan"), CorruptGradient(0, kind="inf", element=5))
+    expect.equal("ranks 0 and 3 are hit: every rank returns both", found(*two), [[0, 3]] * 4)
+    expect.equal("all is well on 3 ranks: an empty list", found(ranks=3), [[]] * 3)
+
+    run = launched(CorruptGradient(2, kind="nan"), features=64)
+    one_number_each = launch(lambda: dist.all_reduce(torch.zeros(4, dtype=torch.int64)), ranks=4, cluster=CLUSTER)
+    sent_bytes = max(run.traffic.sent_bytes(rank) for rank in range(4))
+    at_most = max(one_number_each.traffic.sent_bytes(rank) for rank in range(4))
+    expect.budget("communications", len(run.traffic), 1, "calls")
+    expect.budget("bytes a rank sends", sent_bytes, at_most, "B")

@@ -286,4 +286,102 @@ WRONG_ANSWERS = {
             "bytes sent by all ranks",
         ),
     ],
+    "corrupted_ranks": [
+        (
+            "looks after the sum",
+            """
+            def corrupted_ranks(grad):
+                total = grad.clone()
+                dist.all_reduce(total)
+                return [] if total.isfinite().all() else list(range(dist.get_world_size()))
+            """,
+            "[0, 1, 2, 3]",
+        ),
+        (
+            "each rank knows of itself alone",
+            """
+            def corrupted_ranks(grad):
+                return [] if grad.isfinite().all() else [dist.get_rank()]
+            """,
+            "0 items at [0]",
+        ),
+        (
+            "only rank 0 is told",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.gather(is_bad, flags if dist.get_rank() == 0 else None, dst=0)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "at [1]",
+        ),
+        (
+            "looks for NaN, not for infinity",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([1.0 if grad.isnan().any() else 0.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "an infinite number on rank 1",
+        ),
+        (
+            "knows one rank, the highest",
+            """
+            def corrupted_ranks(grad):
+                worst = torch.tensor([-1 if grad.isfinite().all() else dist.get_rank()])
+                dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+                return [worst.item()] if worst.item() >= 0 else []
+            """,
+            "ranks 0 and 3 are hit",
+        ),
+        (
+            "names rank -1 when all is well",
+            """
+            def corrupted_ranks(grad):
+                mine = torch.tensor([-1 if grad.isfinite().all() else dist.get_rank()])
+                ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(ranks, mine)
+                return sorted({rank.item() for rank in ranks} - {-1}) or [-1]
+            """,
+            "all is well on 3 ranks",
+        ),
+        (
+            "cleans the gradient",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                grad.nan_to_num_(0.0, 0.0, 0.0)
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "grad stays as it was",
+        ),
+        (
+            "asks one rank after another",
+            """
+            def corrupted_ranks(grad):
+                found = []
+                for rank in range(dist.get_world_size()):
+                    is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                    dist.broadcast(is_bad, src=rank)
+                    found += [rank] if is_bad.item() else []
+                return found
+            """,
+            "communications",
+        ),
+        (
+            "gathers the gradients",
+            """
+            def corrupted_ranks(grad):
+                grads = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
+                dist.all_gather(grads, grad)
+                return [rank for rank, each in enumerate(grads) if not each.isfinite().all()]
+            """,
+            "bytes a rank sends",
+        ),
+    ],
 }
