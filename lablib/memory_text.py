@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lablib.figures.units import in_words
+from lablib.units import in_words
 
 if TYPE_CHECKING:
     from lablib.hardware.device import Device

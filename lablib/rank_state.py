@@ -9,7 +9,7 @@ Both the simulator and the real workers call this before every launch: the same 
 
 import random
 
-import numpy
+import numpy.random
 import torch
 
 

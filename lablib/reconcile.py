@@ -20,6 +20,7 @@ from lablib.hardware import Cluster, find_cluster
 from lablib.launch import launch
 from lablib.run import Run
 from lablib.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
+from lablib.units import in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,8 +107,6 @@ class Reconciliation:
 
     def sentence(self) -> str:
         """The makespans, their error and noise, and the part that is furthest off."""
-        from lablib.figures.units import in_words
-
         table = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0})
         *rows, total = table.to_dict("records")
         text = f"Predicted {in_words(total['predicted_s'], 's')}, measured {in_words(total['measured_s'], 's')}"

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.lines import PLOT_PIXELS, check_lengths, line, log_axis
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
-from lablib.figures.units import axis_title, in_words, unit_for
+from lablib.units import axis_title, in_words, unit_for
 
 SIZE = "message size"
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout, series_look
-from lablib.figures.units import Unit, axis_title, in_words, log_ticks, unit_for
+from lablib.units import Unit, axis_title, in_words, log_ticks, unit_for
 
 PLOT_PIXELS = 300
 MARKERS_UP_TO = 40

@@ -19,10 +19,10 @@ from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, lanes_of, pixels
 from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.figures.timeline import SOURCE_COLUMNS, idle_bars, lane_axis, lane_index, letters, work_bars
-from lablib.figures.units import Unit, axis_title, in_words, unit_for
 from lablib.hardware.device import Device
 from lablib.ledger import Memory
 from lablib.run import Timeline
+from lablib.units import Unit, axis_title, in_words, unit_for
 
 PLOT_PIXELS, GAP_PIXELS = 260, 16
 MOST_STEPS = 1500

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
-from lablib.figures.units import axis_title, in_words, unit_for
 from lablib.hardware.device import Device
 from lablib.ledger import Memory
+from lablib.units import axis_title, in_words, unit_for
 
 PLOT_PIXELS = 260
 ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the highest peak

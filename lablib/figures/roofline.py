@@ -28,9 +28,9 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.lines import log_axis
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, series_look
-from lablib.figures.units import in_words
 from lablib.hardware.device import Device
 from lablib.run import COMPUTE, Timeline
+from lablib.units import in_words
 
 PLOT_PIXELS = 380
 NAMED = 6  # points that say their name in the picture: those that took longest

@@ -14,8 +14,8 @@ from lablib.figures.bars import KINDS, Bars, Picture, is_alone, picture_of, stre
 from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
 from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
-from lablib.figures.units import Unit, axis_title, in_words, unit_for
 from lablib.run import COMPUTE, Span, Timeline
+from lablib.units import Unit, axis_title, in_words, unit_for
 
 LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
 SOURCE_COLUMNS = 80  # of a hover

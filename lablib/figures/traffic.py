@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout
-from lablib.figures.units import axis_title, in_words, unit_for
 from lablib.run import Traffic
+from lablib.units import axis_title, in_words, unit_for
 
 # Shades of the colour of communication, told apart by pattern too: all of this is communication.
 _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, axis, base_layout
-from lablib.figures.units import in_words, log_ticks, unit_for
 from lablib.traffic import Traffic
+from lablib.units import in_words, log_ticks, unit_for
 
 MOST_RANKS = 128  # more are drawn in blocks of neighbours
 NUMBERS_UP_TO = 16  # ranks: the bytes are written into the cells

@@ -10,7 +10,7 @@ import ctypes
 import random
 from typing import Any
 
-import numpy
+import numpy.random  # numpy loads it on first use: a tenth of a second that belongs to the import, not to a launch
 import torch
 
 _TWISTER_BYTES = 624 * 4 + 4  # the key and the position

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lablib.figures.units import in_words
+from lablib.units import in_words
 
 if TYPE_CHECKING:
     import ipywidgets

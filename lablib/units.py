@@ -1,0 +1,86 @@
+"""Numbers with units: one helper picks the prefix, for axes, hovers, tables and summaries alike.
+
+Prefixes are decimal (1 kB = 1000 B), as network and memory bandwidths are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MICRO = "\N{MICRO SIGN}"
+_PREFIXES = {-9: "n", -6: MICRO, -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
+# A tenth of a byte does not exist; seconds go no higher than seconds.
+_RANGE = {"s": (-9, 0), "B": (0, 15), "B/s": (0, 15), "FLOP": (0, 15), "FLOP/s": (0, 15)}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit with its prefix: `value / scale` is the number to write before `symbol`."""
+
+    symbol: str
+    scale: float
+
+    def of(self, value: float) -> float:
+        """The number to write for a value given in the base unit."""
+        return value / self.scale
+
+
+def unit_for(values: float | Iterable[float], base: str) -> Unit:
+    """The unit in which the largest of `values` reads as a number from 1 to 999.
+
+    Args:
+        values: one number or several, in the base unit.
+        base: "s", "B", "B/s", "FLOP", "FLOP/s"; any other text is kept without a prefix.
+
+    >>> unit_for([0.0021, 0.0135], "s").symbol, unit_for(26_214_400, "B").symbol, unit_for(3, "steps").symbol
+    ('ms', 'MB', 'steps')
+    """
+    numbers = [values] if isinstance(values, (int, float)) else list(values)
+    largest = max((abs(float(v)) for v in numbers if math.isfinite(v)), default=0.0)
+    if base not in _RANGE or largest == 0.0:
+        return Unit(base, 1.0)
+    low, high = _RANGE[base]
+    # 0.9999999 counts as 1: a time of one millisecond computed in floating point is not "1000 us".
+    exponent = min(max(3 * math.floor((math.log10(largest) + 1e-9) / 3), low), high)
+    return Unit(_PREFIXES[exponent] + base, 10.0**exponent)
+
+
+def in_words(value: float, base: str, digits: int = 3) -> str:
+    """One number with the unit that suits it.
+
+    >>> in_words(0.01234, "s"), in_words(25e6, "B"), in_words(0, "B")
+    ('12.3 ms', '25 MB', '0 B')
+    """
+    if not math.isfinite(value):
+        return f"{value} {base}".strip()
+    unit = unit_for(value, base)
+    symbol = "" if base in ("count", "1") else unit.symbol
+    scaled = unit.of(value)
+    # `g` alone turns 1234 into 1.23e+03, so numbers past the digits are written whole.
+    number = f"{scaled:,.0f}" if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}"
+    return f"{number} {symbol}".strip()
+
+
+def axis_title(quantity: str, unit: Unit | str) -> str:
+    """The title of an axis: quantity, then unit in brackets.
+
+    >>> axis_title("time", "ms")
+    'time (ms)'
+    """
+    return f"{quantity} ({unit.symbol if isinstance(unit, Unit) else unit})"
+
+
+def log_ticks(values: Iterable[float], base: str, most: int = 10) -> tuple[list[float], list[str]]:
+    """Powers of ten over the values, with labels such as "10 kB", for a logarithmic axis in the base unit.
+
+    >>> log_ticks([900, 2e6], "B")
+    ([100.0, 1000.0, 10000.0, 100000.0, 1000000.0, 10000000.0], ['100 B', '1 kB', '10 kB', '100 kB', '1 MB', '10 MB'])
+    """
+    positive = [float(v) for v in values if v > 0 and math.isfinite(v)] or [1.0]
+    first = math.floor(math.log10(min(positive)) + 1e-9)
+    last = math.ceil(math.log10(max(positive)) - 1e-9)
+    step = max(1, math.ceil((last - first + 1) / most))
+    ticks = [10.0**e for e in range(first, last + 1, step)]
+    return ticks, [in_words(t, base) for t in ticks]
