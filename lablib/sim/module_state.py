@@ -1,10 +1,11 @@
 """What torch keeps in its modules and a program's context managers change: each rank gets its own.
 
 A process that enters `loss_parallel` or `context_parallel` changes torch for itself alone. Ranks share the modules, so
-what those two change is swapped with every turn:
+what these change is swapped with every turn:
 
     loss_parallel      DTensor's table of operators with a handler of their own: entries added, then removed
     context_parallel   the same table, replaced; torch.nn.functional.scaled_dot_product_attention, replaced
+    FSDP1              the set of what its profiler is timing, which may hold a name once
 
 Simplified: the sharding rules that `context_parallel` adds to DTensor stay shared.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import torch.nn.functional as F
 
 _DTENSOR = "torch.distributed.tensor._api"
+_PROFILER = "torch.distributed.fsdp._debug_utils"
 _ATTENTION = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -26,6 +28,7 @@ class ModuleState:
 
     def __init__(self, is_rank: bool = True):
         self._attention = F.scaled_dot_product_attention
+        self._timed: set[str] = set()
         dispatcher = _dispatcher()
         handlers = dispatcher._custom_op_handlers if dispatcher else None
         self._handlers = dict(handlers) if is_rank and handlers is not None else handlers
@@ -34,6 +37,9 @@ class ModuleState:
     def put(self) -> None:
         """Make torch's modules say what this owner left in them."""
         F.scaled_dot_product_attention = self._attention
+        profiler: Any = sys.modules.get(_PROFILER)
+        if profiler is not None:
+            profiler.SimpleProfiler.profiling = self._timed
         dispatcher = _dispatcher()
         if dispatcher is None:
             return

@@ -55,11 +55,16 @@ def test_every_option_of_ddp_gives_the_gradients_of_one_device(name: str, ranks:
     launched(partial(data_parallel, **OPTIONS[name]), ranks=ranks, expected=one_device())
 
 
-@pytest.mark.parametrize("bucket_cap_mb", [None, 1e-6, 0.002, 0.01, 25.0])
-def test_buckets_of_any_size_give_the_same_gradients_and_carry_the_same_bytes(bucket_cap_mb: float | None):
-    run = launched(partial(data_parallel, bucket_cap_mb, num_steps=1), expected=one_device())
+@pytest.mark.parametrize(("bucket_cap_mb", "num_buckets"), [(1e-6, 16), (0.002, 8), (0.01, 2), (25.0, 1), (None, 1)])
+def test_buckets_of_any_size_give_the_same_gradients_and_carry_the_same_bytes(
+    bucket_cap_mb: float | None, num_buckets: int
+):
+    """Weights have 2 KiB, biases 256 and 64 bytes; a bucket closes once it is full. The first step has one bucket."""
+    run = launched(partial(data_parallel, bucket_cap_mb, num_steps=2), expected=one_device())
+    sizes = [t.size_bytes for t in run.traffic.transfers if t.name == "all_reduce"]
     psi = sum(param.nbytes for param in build().parameters())
-    assert sum(t.size_bytes for t in run.traffic.transfers if t.name == "all_reduce") == psi
+    assert sizes[0] == psi and sum(sizes[1:]) == psi
+    assert len(sizes[1:]) == num_buckets
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
