@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lablib.ledger import Holding, Memory
 
 _SHOWN = 3  # categories and origins that one sentence names
+_LONGEST = 72  # characters of a line of the program
 _SMALL = 0.02  # of the peak; less is not worth naming
 
 
@@ -36,15 +37,23 @@ def explain(memory: Memory, rank: int) -> str:
 def _origins(holdings: list[Holding], size_bytes: int) -> str:
     """Where the largest of them were made: "made in model.py:12: h = gelu(x) (aten.gelu, 24 blocks, 1.2 GB)"."""
     named = [h for h in holdings[:_SHOWN] if h.size_bytes >= _SMALL * size_bytes]
-    text = "made in " + " and ".join(_origin(h) for h in named)
+    lines = [_line(h) for h in named]
+    is_new = [line not in lines[:i] for i, line in enumerate(lines)]
+    text = "made in " + " and ".join(_origin(h, new) for h, new in zip(named, is_new, strict=True))
     rest = len(holdings) - len(named)
     return text + (f" and {rest} more {'places' if rest > 1 else 'place'}" if rest else "")
 
 
-def _origin(holding: Holding) -> str:
+def _origin(holding: Holding, is_new: bool) -> str:
+    """The line (once: "there" stands for a line named before), the op, the bytes."""
     count = f"{holding.num_blocks} blocks, " if holding.num_blocks > 1 else ""
     op = holding.name.removeprefix("aten.") or "there before"
-    return f"{holding.source or holding.phase or 'torch'} ({op}, {count}{in_words(holding.size_bytes, 'B')})"
+    return f"{_line(holding) if is_new else 'there'} ({op}, {count}{in_words(holding.size_bytes, 'B')})"
+
+
+def _line(holding: Holding) -> str:
+    line = holding.source or holding.phase or "torch"
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 4] + " ..."
 
 
 def too_large(memory: Memory, device: Device) -> list[str]:

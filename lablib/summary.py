@@ -112,7 +112,8 @@ class Summary:
             communication_s=_each((length(communication[rank]) for rank in range(n)), steps),
             exposed_s=_each(exposed_s, steps),
             waiting_s=_each(waiting_s, steps),
-            bubble_s=_each((max(0.0, seconds) for seconds in bubble_s), steps),  # a sum's rounding is no time
+            # A sum's rounding is no time.
+            bubble_s=_each((s if s > 1e-12 * makespan_s else 0.0 for s in bubble_s), steps),
             straggler_s=_each(_blame(waits, n), steps),
             flops=_each(_flops(timeline), steps),
             sent_bytes=_each(_sent_bytes(transfers, n), steps),

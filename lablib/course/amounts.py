@@ -10,13 +10,17 @@ _SCALES: dict[str, list[tuple[float, str]]] = {
     "s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")],
     "B": [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")],
 }
+_OF_NOTHING = {"s": (1.0, "s")}  # zero is "0 s" and "0 B"
 _LONGEST = 160
 
 
 def amount(value: float, unit: str = "") -> str:
     """A quantity in the largest unit that leaves at least one before the point. `unit`: "s", "B", any other, or ""."""
     scales = _SCALES.get(unit, [(1.0, unit)])
-    factor, name = next((scale for scale in scales if abs(value) >= scale[0]), scales[-1] if value else scales[0])
+    factor, name = next(
+        (scale for scale in scales if abs(value) >= scale[0]),
+        _OF_NOTHING.get(unit, scales[-1]) if not value else scales[-1],
+    )
     return f"{value / factor:.4g} {name}".rstrip()
 
 
