@@ -10,21 +10,21 @@
 # %%
 import copy
 import inspect
-import os
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 
 import pandas as pd
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
-from lablib import find_cluster, launch, parallel
+from lablib import find_cluster, launch, parallel, phase, reconcile
+from lablib.calibration import this_machine
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.course import checks_for
 from lablib.data import batches, load_corpus, train_val_split
-from lablib.figures import figure_lines, figure_reconcile, figure_scaling, in_words, show, table
+from lablib.figures import figure_lines, figure_memory, figure_scaling, in_words, show
 from lablib.models import GPT, GPTConfig, model_config, next_token_loss, num_parameters
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
@@ -61,8 +61,8 @@ print(corpus.text(40_000, 40_300))
 
 # %%
 sequences, seq_len = 4, 64  # one rank's part of a batch
-config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=seq_len)
-model = GPT(config, seed=0)
+gpt_config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=seq_len)
+model = GPT(gpt_config, seed=0)
 gradient_bytes = sum(param.nbytes for param in model.parameters())
 num_gradients = len(list(model.parameters()))
 print(f"{gradient_bytes // 4:,} parameters in {num_gradients} tensors, 4 bytes each")
@@ -121,8 +121,7 @@ print(inspect.getsource(parallel.average_gradients))
 # ## Run it: the naive step
 #
 # First the batch: every rank reads its own sequences of bytes. Then one step, in the three ways of this lab. A
-# *phase* is a part of the program with a name, given by `record_function`. What is in phase "setup" is left out of
-# the pictures.
+# *phase* is a part of the program with a name, given by `phase`. What is in phase "setup" is left out of the pictures.
 
 # %%
 bucket_bytes = int(bucket_mb * 1e6)
@@ -135,19 +134,19 @@ for rank in range(ranks):
 
 
 # %%
-def prepared(module):
+def prepared():
     device = torch.get_default_device()  # the rank's GPU, where there is one
     inputs, targets = parts[dist.get_rank()]
-    return copy.deepcopy(module).to(device), inputs.to(device), targets.to(device)
+    return GPT(gpt_config, seed=0).to(device), inputs.to(device), targets.to(device)
 
 
 def one_step(method):
-    with record_function("setup"):
-        replica, inputs, targets = prepared(model)
+    with phase("setup"):
+        replica, inputs, targets = prepared()
         if method == "overlapped":
             replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
     next_token_loss(replica(inputs), targets).backward()
-    with record_function("average"):
+    with phase("average"):
         if method == "naive":
             parallel.average_gradients(replica)
         if method == "bucketed":
@@ -156,14 +155,14 @@ def one_step(method):
 
 def simulate(method, num_ranks=ranks):
     run = launch(one_step, method, ranks=num_ranks, cluster=cluster)
-    return run.timeline.without("setup")
+    return run, run.timeline.without("setup")
 
 
-alone = simulate("alone", num_ranks=1)
+_, alone = simulate("alone", num_ranks=1)
 print(f"a step of one GPU: {in_words(alone.makespan_s, 's')}")
 
 # %%
-naive = simulate("naive")
+naive_run, naive = simulate("naive")
 show(naive.figure(title="Naive: averaged after backward, one by one"))
 
 # %% [markdown]
@@ -174,7 +173,40 @@ show(naive.figure(title="Naive: averaged after backward, one by one"))
 # %%
 num_calls = len(naive.select(rank=0, stream="comm"))
 print(f"{num_calls} all-reduces, {in_words(naive.exposed_s(0), 's')} of exposed communication")
+print(naive_run.summary(timeline=naive).sentence())
 print(f"efficiency {alone.makespan_s / naive.makespan_s:.0%}; you guessed {my_guess_naive:.0%}")
+
+# %% [markdown]
+# *Waiting* is for a rank that comes later, and a *bubble* is time with nothing to do: equal ranks have neither. *MFU*
+# is the share of the device's best speed that the step reached. On a large GPU it is small here: this model's products
+# of matrices do not fill it.
+
+# %% [markdown]
+# ## What holds the bytes
+#
+# Time is one price, memory is the other: a GPU has so many bytes and no more. Forward has to keep what backward will
+# need, the *activations*: the inputs of its products and functions. Here is what rank 0 holds, under its step. Guess
+# first: when is it the most?
+
+# %%
+show(figure_memory(naive_run.memory, timeline=naive, rank=0))
+
+# %% [markdown]
+# Activations pile up all through forward. Backward takes them from the pile, last layer first, and leaves gradients.
+# So the most is held near the turn. Averaging adds nothing: it works in place. *Other* is what backward needs for a
+# moment.
+
+
+# %%
+def most(run):
+    """The most bytes that rank 0 ever held of each category."""
+    return {name: int(size_bytes.max()) for name, size_bytes in run.memory.curve(0)[1].items()}
+
+
+memory = naive_run.memory
+print(f"parameters {memory.at_peak(0)['parameter']:,} bytes, gradients in the end {most(naive_run)['gradient']:,}")
+print(f"by formula {4 * num_parameters(gpt_config):,} for each: 4 bytes a number")
+print(f"peak       {memory.peak_bytes(0):,} bytes, in {memory.peak_phase(0)}")
 
 # %% [markdown]
 # ## Many small calls
@@ -237,7 +269,7 @@ for number, bucket in enumerate(plan):
 print(inspect.getsource(parallel.average_gradients_in_buckets))
 
 # %%
-bucketed = simulate("bucketed")
+bucketed_run, bucketed = simulate("bucketed")
 show(bucketed.figure(title="Bucketed: averaged after backward, a bucket at a time"))
 
 # %% [markdown]
@@ -305,7 +337,7 @@ source = inspect.getsource(parallel.DataParallel)
 print(source[source.index("    # ---- 1.") :])
 
 # %%
-overlapped = simulate("overlapped")
+overlapped_run, overlapped = simulate("overlapped")
 show(overlapped.figure(title="Overlapped: a bucket leaves while backward goes on"))
 
 # %% [markdown]
@@ -314,13 +346,15 @@ show(overlapped.figure(title="Overlapped: a bucket leaves while backward goes on
 
 # %%
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
+runs = {"naive": naive_run, "bucketed": bucketed_run, "overlapped": overlapped_run}
 rows = {}
 for name, step in steps.items():
+    summary = runs[name].summary(timeline=step)
     rows[name] = {
         "all-reduces": len(step.select(rank=0, stream="comm")),
-        "step": in_words(step.makespan_s, "s"),
-        "communication": in_words(step.busy_s(0, "comm"), "s"),
-        "exposed": in_words(step.exposed_s(0), "s"),
+        "step": in_words(summary.step_time_s, "s"),
+        "communication": in_words(summary.communication_s[0], "s"),
+        "exposed": in_words(summary.exposed_s[0], "s"),
         "efficiency": f"{alone.makespan_s / step.makespan_s:.0%}",
     }
 print(f"You guessed {my_guess_naive:.0%} after backward, and {my_guess_best:.0%} at best.")
@@ -328,8 +362,30 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # The best is below 100% for two reasons: the last bucket, and the packing, which makes backward itself longer. This
-# model is small, so a kernel (one operation of the GPU) takes about 5 microseconds whatever it computes, and packing
-# weighs more than in a large model. You will change the size further down.
+# model is small: many of its kernels (a kernel is one operation of the GPU) take little more than the microseconds in
+# which a kernel starts. So packing weighs more than in a large model. You will change the size further down.
+
+# %% [markdown]
+# Overlap has a price in bytes. A bucket is a copy, and it must stay until its all-reduce has ended. How much more than
+# the naive step does this one hold at its peak, and where does the peak lie now?
+
+# %%
+show(figure_memory(overlapped_run.memory, timeline=overlapped, rank=0))
+
+# %%
+rows = {}
+for name, run in runs.items():
+    held = run.memory.at_peak(0)
+    rows[name] = {"peak": in_words(run.memory.peak_bytes(0), "B"), "in": run.memory.peak_phase(0)}
+    rows[name]["activations then"] = in_words(held["activation"], "B")
+    rows[name]["gradients and buckets then"] = in_words(held["gradient"], "B")
+print(f"the gradient {in_words(gradient_bytes, 'B')}, and twice that {in_words(2 * gradient_bytes, 'B')}")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Overlapped, all buckets are alive when backward ends: the gradients are there twice. "Bucketed" frees the gradients of
+# a bucket before it fills the next, so it never holds more than one bucket too much. PyTorch's own class can put the
+# gradients into the buckets from the start (`gradient_as_bucket_view=True`), which saves the copy.
 
 # %% [markdown]
 # ## All the same gradient
@@ -448,7 +504,7 @@ check.accumulate(accumulate)
 
 # %%
 def four_micro_batches(is_lazy):
-    replica, inputs, targets = prepared(model)
+    replica, inputs, targets = prepared()
     replica = parallel.DataParallel(replica)
     for number, (x, y) in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
         with replica.no_sync() if is_lazy and number < 3 else nullcontext():
@@ -496,7 +552,7 @@ print(inspect.getsource(parallel.HierarchicalAverage._stages))
 
 # %%
 def hierarchical_step():
-    with record_function("setup"):
+    with phase("setup"):
         average = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node=4))
         replica = copy.deepcopy(model)
         replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes, reduce=average)
@@ -522,11 +578,12 @@ show(step.figure(ranks=[0, 4], title="Hierarchical: ranks 0 and 4, on two nodes"
 
 
 # %%
-def train(num_steps, batch_size=4 * ranks):
+def train(num_steps, text=train_text):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    replica = parallel.DataParallel(GPT(small, seed=0).to(torch.get_default_device()))
-    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1, momentum=0.9)
-    stream = batches(train_text, batch_size, 64, rank=rank, world_size=world_size)
+    with phase("setup"):
+        replica = parallel.DataParallel(GPT(small, seed=0).to(torch.get_default_device()))
+        optimizer = torch.optim.SGD(replica.parameters(), lr=0.1, momentum=0.9)
+    stream = batches(text, 4 * ranks, 64, rank=rank, world_size=world_size)
     losses = []
     for batch in islice(stream, num_steps):
         inputs, targets = (tokens.to(torch.get_default_device()) for tokens in batch)
@@ -557,43 +614,82 @@ print(f"largest difference: {max(abs(a - b) for a, b in zip(one, mean, strict=Tr
 # training lets such differences grow slowly.
 
 # %% [markdown]
+# Momentum must be kept from step to step: it is *optimizer state*. How many bytes a parameter does training hold then,
+# when activations and buckets are left out? Here are two steps, on a few pages: the whole text would hide the rest.
+
+# %%
+pages = replace(train_text, tokens=train_text.tokens[:100_000].clone(), size_bytes=100_000)
+run = launch(train, 2, pages, ranks=ranks, cluster=cluster)
+show(figure_memory(run.memory, timeline=run.timeline.without("setup"), rank=0))
+
+# %%
+kept = {"parameter": 4, "gradient": 8, "optimizer state": 4}  # bytes a parameter, by formula
+formula = {name: each * num_parameters(small) for name, each in kept.items()}
+print(f"optimizer state {most(run)['optimizer state']:,} bytes, formula {formula['optimizer state']:,}")
+print(f"gradients and buckets {most(run)['gradient']:,} bytes, formula {formula['gradient']:,}")
+
+# %% [markdown]
+# Parameter, gradient, momentum: 12 bytes a parameter, and the buckets 4 more. Adam keeps two numbers where SGD keeps
+# one. In the second forward the gradients of the first step are still there, since `zero_grad` stands after it. Before
+# it, it would free them sooner.
+
+# %% [markdown]
 # ## Reconcile: predicted and measured
 #
-# The same program on two machines: the simulator's record of a laptop core, and real processes on this computer
-# (*gloo* is the library that connects them). A first step in "setup" warms up memory and caches. Which part do you
-# expect to be predicted best?
+# Now a step on real processes of this computer; *gloo* is the library that connects them. To predict it, we need this
+# computer as a cluster. To *calibrate* is to measure it: how fast its processes compute and send while all are busy.
+# That takes half a minute or a bit more the first time, and is kept.
+
+# %%
+real = "nccl" if backend == "nccl" else "gloo"
+calibrated = this_machine(ranks=real_ranks, backend=real)
+speed = in_words(calibrated.device.peak("float32"), "FLOP/s")
+bandwidth = in_words(calibrated.intra.bandwidth_bytes_per_s, "B/s")
+print(f"{real_ranks} ranks on {calibrated.profile['machine']}")
+print(f"each computes at most {speed} and sends {bandwidth}, while all are busy")
+
+# %% [markdown]
+# A first step in phase "setup" warms up memory and caches. `reconcile` predicts the program, runs it several times, and
+# compares. Which part do you expect to be predicted best, and which worst?
 
 
 # %%
 def warm_step():
-    with record_function("setup"):
-        replica, inputs, targets = prepared(model)
+    with phase("setup"):
+        replica, inputs, targets = prepared()
         replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
         next_token_loss(replica(inputs), targets).backward()
         dist.barrier()
     next_token_loss(replica(inputs), targets).backward()
 
 
-print(f"{real_ranks} ranks, {os.cpu_count()} CPU cores here")
-
-
-# %%
-real = "nccl" if backend == "nccl" else "gloo"
-predicted = launch(warm_step, ranks=real_ranks, cluster="laptop").timeline.without("setup")
-measured = launch(warm_step, ranks=real_ranks, backend=real).timeline.without("setup")
-figure = figure_reconcile(predicted, measured, labels=("simulated", f"measured on {real}"))
-show(figure)
+there = {"ranks": real_ranks, "backend": real, "cluster": calibrated}
+comparison = reconcile(warm_step, **there, repeats=3 if quick else 7, without="setup")
+show(comparison.figure(same_axis=None))
 
 # %%
-numbers = table(figure)
-numbers.iloc[:, 1:3] = (1e3 * numbers.iloc[:, 1:3]).round(2)
-numbers.columns = ["part", "simulated (ms)", "measured (ms)", "ratio", "error (%)"]
-numbers.round(2)
+numbers = comparison.table()
+sizes = [f" of {in_words(size, 'B')}" if size else "" for size in numbers["size_bytes"]]
+numbers.index = pd.Index(numbers["name"] + sizes, name="part")
+for side in ("predicted", "measured"):
+    numbers[f"{side} (ms)"] = 1e3 * numbers[f"{side}_s"]
+numbers["error (%)"], numbers["noise (%)"] = numbers["error_pct"], numbers["noise_pct"]
+numbers[["predicted (ms)", "measured (ms)", "error (%)", "noise (%)"]].round(6).map("{:.3g}".format)
 
 # %% [markdown]
-# What explains the errors? The record of the laptop core is an order of magnitude, not your machine. Here the cores
-# that compute also move the bytes, so overlap slows both; a GPU's links work by themselves. And a real all-reduce
-# counts from when a rank starts it, waiting for the other included.
+# An error is negative where the prediction is too short. *Noise* is half the spread of the runs over their median: an
+# error smaller than it says nothing. A row of an all-reduce counts all of its time, hidden or not; forward, backward,
+# exposed, waiting and idle add up to the makespan.
+
+# %% [markdown]
+# **What explains the errors?** Forward and backward are mostly products of matrices, which a calibration knows best.
+# All-reduces are another matter. They were measured while nobody computed; here gloo's threads move the bytes on the
+# very cores that run backward, and each message waits until a process is woken. A GPU's links work by themselves.
+
+# %% [markdown]
+# Simulated ranks are equally quick, so they do not wait for each other. Real ones do, the more so where processes
+# outnumber cores. And the machine is shared: other programs ran while it was calibrated than run now. After such a
+# change, `lab calibrate` measures it anew, and longer.
 
 # %% [markdown]
 # ## Explore: efficiency against ranks
@@ -603,7 +699,7 @@ numbers.round(2)
 # everything? When nothing?
 
 # %%
-MODELS = {"this lab's (3.2M)": config, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}
+MODELS = {"this lab's (3.2M)": gpt_config, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}
 
 
 @cache
