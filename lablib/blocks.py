@@ -144,3 +144,41 @@ class Blocks(Sequence[Block]):
 
     def __repr__(self) -> str:
         return f"Blocks({len(self)})"
+
+
+class Course:
+    """The allocations and deaths of one rank in the order in which they happened.
+
+    Attributes (arrays with one entry an event):
+        times_s: when.
+        changes: bytes gained or lost.
+        block: which block, counted in `blocks`.
+        held: bytes held from then on.
+    """
+
+    def __init__(self, blocks: Blocks):
+        self.blocks = blocks
+        columns, every = blocks.columns, np.arange(len(blocks))
+        dies = columns["end_event"] != NEVER
+        times_s = np.concatenate([columns["start_s"], columns["end_s"][dies]])
+        events = np.concatenate([columns["start_event"], columns["end_event"][dies]])
+        is_birth = np.concatenate([np.ones(len(blocks), bool), np.zeros(dies.sum(), bool)])
+        order = np.lexsort((is_birth, events, times_s))
+        sizes = columns["size_bytes"]
+        self.times_s = times_s[order]
+        self.changes = np.concatenate([sizes, -sizes[dies]])[order]
+        self.block = np.concatenate([every, every[dies]])[order]
+        self.held = np.cumsum(self.changes)
+        self.peak_index = int(np.argmax(self.held)) if len(order) else 0
+        self.peak_bytes = max(0, int(self.held[self.peak_index])) if len(order) else 0
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    @property
+    def held_at_peak(self) -> np.ndarray:
+        """Which blocks were alive at the peak: born by then and not dead yet."""
+        count = np.zeros(len(self.blocks), int)
+        upto = slice(0, self.peak_index + 1)
+        np.add.at(count, self.block[upto], np.sign(self.changes[upto]))
+        return count > 0

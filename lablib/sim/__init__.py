@@ -17,6 +17,13 @@ Read in this order:
     pending.py         results that are waited for when they are touched
     process_group.py   torch.distributed's view of it all
     store.py           the key-value store
+    lines.py           the line of the program behind every operator
+    place.py           phase and line of the operator under way
+    facts.py           what is asked of every operator
+    storages.py        watching a storage until it dies
+    account.py         what is held: blocks that begin and end
+    categories.py      what each block is
+    ledger.py          every storage of a rank
     clock.py           the price of every operator
     faulty_rank.py     a rank that is slow, late or dead
     faulty_network.py  links that are slow or down

@@ -330,8 +330,11 @@ class SimProcessGroup(dist.ProcessGroup):
             )
         source = program_line()
         rank = self._rank_state
+        raw_sent, raw_received = _raw(sent), _raw(received)
+        if rank.ledger is not None:
+            rank.ledger.communicates((*raw_sent, *raw_received))
         newcomer = Joined(
-            rank.rank, name, agree, _raw(sent), _raw(received), rank.clock_s, rank.phase(), source, handling()
+            rank.rank, name, agree, raw_sent, raw_received, rank.clock_s, rank.phase(), source, handling()
         )
 
         def execute(joined: list[Joined]) -> None:
@@ -361,6 +364,9 @@ class SimProcessGroup(dist.ProcessGroup):
         if self.accepts:
             self.accepts((tensor,))
         rank = self._rank_state
+        raw = _raw([tensor])
+        if rank.ledger is not None:
+            rank.ledger.communicates(raw)
         peer_label = "any rank" if peer == ANY_SOURCE else f"rank {self._global(peer)}"
         return Message(
             kind,
@@ -368,7 +374,7 @@ class SimProcessGroup(dist.ProcessGroup):
             self._member,
             peer,
             tag,
-            _raw([tensor])[0],
+            raw[0],
             rank.clock_s,
             rank.phase(),
             program_line(),
@@ -445,7 +451,8 @@ def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
     for t in tensors:
         if t.layout != torch.strided:
             raise ValueError(f"communication takes dense tensors: got one of layout {t.layout}; use to_dense()")
-    return [t.data for t in tensors]
+    with torch._C._DisableTorchDispatch():  # the program ran no operator here
+        return [t.data for t in tensors]
 
 
 def _payload(kind: str, joined: list[Joined], root: int) -> float:

@@ -24,17 +24,17 @@ from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ig
 from torch.distributed.algorithms.join import Join
 
 from lablib.cost import GroupNetwork
+from lablib.cost.pricer import Pricer
 from lablib.errors import DeadlockError, FaultError, LaunchError, LaunchTimeoutError, RankError, Wait
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
-from lablib.ledger import Blocks, Memory
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
 from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.faults import Faults
 from lablib.sim.group import Group
-from lablib.sim.ledger import Books, watched_resizes
+from lablib.sim.ledger import Books
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.module_state import ModuleState
 from lablib.sim.network import Network
@@ -44,6 +44,7 @@ from lablib.sim.replaced import replaced
 from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
 from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.source import program_line
+from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
@@ -123,6 +124,7 @@ class _Simulation:
         self._faults = Faults(faults, cluster) if faults else None
         if self._faults:
             self._cluster = self._faults.cluster
+        self._pricer = Pricer(self._cluster.device)
         make_rank = self._faults.rank if self._faults else Rank
         for rank in range(num_ranks):
             first = cluster.node(rank) * cluster.devices_per_node
@@ -141,7 +143,8 @@ class _Simulation:
         around = nullcontext()
         if self._surroundings is not None:
             around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
-        with _borrowed_process(self._make_group, self._ranks), changed_torch, around:
+        heard = heard_changes(self._resized, self._swapped)
+        with _borrowed_process(self._make_group, self._ranks), changed_torch, heard, around:
             for rank in self._ranks:
                 rank.belongings.append(ModuleState())
             error: BaseException | None = None
@@ -152,6 +155,7 @@ class _Simulation:
                 error = interrupt
             with _no_interrupts():
                 stuck = self._scheduler.end()
+                self._books.close(self._ranks)
             for rank in stuck:
                 text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
                 (error or self._scheduler.error or RuntimeError()).add_note(text)
@@ -177,8 +181,7 @@ class _Simulation:
         """What happened; of a run that a fault ended, also what never did."""
         spans = [*(span for rank in self._ranks for span in rank.named_spans()), *open_spans]
         transfers = [*self._transfers, *unfinished]
-        blocks = Blocks.joined([rank.ledger.blocks() for rank in self._ranks if rank.ledger is not None])
-        memory = Memory(blocks, len(self._ranks))
+        memory = self._books.memory(self._ranks)
         return Run(
             values=[rank.value for rank in self._ranks],
             timeline=Timeline.of(spans, len(self._ranks)),
@@ -218,9 +221,21 @@ class _Simulation:
             modes.enter_context(OnMeta())
             run = MetaKernels(self._meta_answers).run
         if self._trace or self._fidelity == "shapes":
-            device, books = (self._cluster.device, self._books) if self._trace else (FREE, None)
-            modes.enter_context(Clock(rank, device, run, books))
+            pricer, books = (self._pricer, self._books) if self._trace else (Pricer(FREE), None)
+            modes.enter_context(Clock(rank, pricer, run, books))
         return modes
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """The rank whose turn it is resized a storage."""
+        ledger = self._ranks[self._scheduler.current].ledger
+        if ledger is not None and is_rank():
+            ledger.resized(storage)
+
+    def _swapped(self, *tensors: torch.Tensor) -> None:
+        """The rank whose turn it is lets tensors change places; others may know them as well."""
+        for rank in self._ranks if is_rank() else ():
+            if rank.ledger is not None:
+                rank.ledger.categories.forget(*tensors)
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
         """torch asks for one rank's end of a group; the ends of one group share a `Group`."""
@@ -307,7 +322,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         (dist, "_verify_params_across_processes", verify_params_across_processes),
     )
     try:
-        with warnings.catch_warnings(), watched_resizes(), own_answers:
+        with warnings.catch_warnings(), own_answers:
             yield
     finally:
         _set_thread_isolation_mode(False)

@@ -1,0 +1,62 @@
+"""What clock and ledger ask of every operator: found once, from its schema."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from lablib.cost.op import is_free
+
+_READ = torch.ops.aten._local_scalar_dense.default  # what `item()` becomes
+
+
+class Facts(NamedTuple):
+    """The facts of one operator.
+
+    Attributes:
+        op: the operator.
+        name: "aten.mm".
+        first_name: what a block is called that this operator is the first to read; "": it was there before.
+        is_block: whether it opens or closes a `record_function` block.
+        is_free: takes no time (lablib/cost).
+        waits: whether it waits for a communication that fills one of its arguments.
+        allocates: whether its result may be new memory.
+        takes_lists: whether it has lists of tensors among its arguments.
+        resizes: whether it may change the size of a storage.
+        is_collective: whether it is a communication.
+        gives_gradient: whether autograd uses it to put a gradient into `.grad`.
+    """
+
+    op: Any
+    name: str
+    first_name: str
+    is_block: bool
+    is_free: bool
+    waits: bool
+    allocates: bool
+    takes_lists: bool
+    resizes: bool
+    is_collective: bool
+    gives_gradient: bool
+
+
+@cache
+def facts_of(op: Any) -> Facts:
+    """The facts of one operator."""
+    schema = op._schema
+    plain = schema.name.split("::")[-1]
+    return Facts(
+        op=op,
+        name=schema.name.replace("::", "."),
+        # torch.tensor() fills memory where no mode looks, and shows the result to this one.
+        first_name="aten.lift_fresh" if plain == "lift_fresh" else "",
+        is_block=op.namespace == "profiler",
+        is_free=is_free(op),
+        # A view only names the memory: nothing waits until its bytes are read or written.
+        waits=not is_free(op) or op is _READ,
+        allocates=any(r.alias_info is None and "Tensor" in str(r.type) for r in schema.returns),
+        takes_lists=any("Tensor" in str(a.type) and "List" in str(a.type) for a in schema.arguments),
+        resizes=plain.startswith(("resize", "set_")) or any(a.is_out for a in schema.arguments),
+        is_collective="c10d" in op.namespace,
+        gives_gradient=plain in ("detach", "clone", "new_empty_strided"),
+    )

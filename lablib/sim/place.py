@@ -1,0 +1,67 @@
+"""Where a rank's program is while an operator runs: phase, line, and whether forward code runs again for backward.
+
+Recomputation. Activation checkpointing runs forward code again inside backward, with autograd recording. Nothing else
+records there, but backward itself when it is asked to be differentiable (`create_graph=True`).
+"""
+
+import sys
+
+import torch
+
+from lablib.sim.lines import Lines
+from lablib.sim.rank import Rank
+
+_task_id = torch._C._current_graph_task_id
+
+
+class Place:
+    """Answers for one rank; found once for each operator, and only when somebody asks.
+
+    Args:
+        rank: whose.
+        lines: the lines of the run's programs.
+    """
+
+    def __init__(self, rank: Rank, lines: Lines):
+        self._rank = rank
+        self._lines = lines
+        self._now: tuple[str, str] | None = None
+        self._graph_task = (-1, False)  # the last one that recorded, and whether it was asked to
+
+    def moved(self) -> None:
+        """Another operator runs now."""
+        self._now = None
+
+    def now(self) -> tuple[str, str]:
+        """Phase and line: "forward", "train.py:12: loss = model(x)"."""
+        if self._now is None:
+            phase = self._rank.phase()
+            if phase == "backward" and self.is_recompute():
+                phase = "recompute"
+            self._now = phase, self._lines.here()
+        return self._now
+
+    def is_recompute(self) -> bool:
+        """Whether this is forward code run again inside backward."""
+        return _task_id() != -1 and torch.is_grad_enabled() and not self._is_creating_graph()
+
+    def is_forward(self) -> bool:
+        """Whether autograd records what runs now, for a backward that is still to come."""
+        return torch.is_grad_enabled() and (_task_id() == -1 or not self._is_creating_graph())
+
+    def _is_creating_graph(self) -> bool:
+        task = _task_id()
+        if self._graph_task[0] != task:
+            self._graph_task = task, _asked_for_graph()
+        return self._graph_task[1]
+
+
+def _asked_for_graph() -> bool:
+    """Look at the call of autograd's engine: `_engine_run_backward(outputs, gradients, retain_graph, create_graph)`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            given = frame.f_locals.get("args", ())
+            return len(given) > 2 and given[2] is True
+        frame = frame.f_back
+    return False

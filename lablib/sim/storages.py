@@ -1,0 +1,68 @@
+"""Storages: watching one until it dies, finding those of a tensor, and hearing of those that change their size.
+
+A storage is the memory behind one or more tensors. Python's object for it lives exactly as long as the memory does,
+whoever holds it (Python, autograd, torch's C++), so a weak reference to it tells of its death, before the address can
+be used again.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lablib.sim.replaced import replaced
+
+
+class Watch(weakref.ref):
+    """A weak reference to a storage.
+
+    Attributes:
+        key: its address.
+        block: the number of its block; the last one, of a storage that changed its size.
+    """
+
+    __slots__ = ("key", "block")
+    key: int
+    block: int
+
+
+def inner(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors with memory that a tensor consists of: a DTensor's shard, a sparse one's indices and values."""
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            part = getattr(tensor, name)
+            if isinstance(part, Tensor):
+                yield from inner(part)
+    elif tensor.layout == torch.strided:
+        yield tensor
+    elif tensor.layout == torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+
+
+def heard_changes(
+    resized: Callable[[torch.UntypedStorage], None], swapped: Callable[[Tensor, Tensor], None]
+) -> AbstractContextManager[None]:
+    """Have two functions of torch tell what they do, as it passes no dispatcher.
+
+    `UntypedStorage.resize_` (FSDP2 frees and restores memory with it) tells after it has resized a storage.
+    `torch.utils.swap_tensors` (`Module.to` of DTensors) tells before: it refuses a tensor that has weak references.
+    """
+    resize, swap = torch.UntypedStorage.resize_, torch.utils.swap_tensors
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        resized(storage)
+        return result
+
+    def swap_tensors(first: Tensor, second: Tensor) -> None:
+        swapped(first, second)
+        swap(first, second)
+
+    return replaced((torch.UntypedStorage, "resize_", resize_), (torch.utils, "swap_tensors", swap_tensors))
