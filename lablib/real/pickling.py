@@ -12,10 +12,12 @@ class of the notebook: cloudpickle recognizes it, but would also overwrite its m
 (bound to the worker's globals). `unpack` leaves a class alone that this process knows.
 """
 
+import importlib
 import io
 import pickle
 import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -56,6 +58,10 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
             memory: Any = torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj).cpu().numpy()  # pyright: ignore
             return _rebuild_storage, (pickle.PickleBuffer(memory),)
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            # torch's configuration modules, such as torch.distributed.config: cloudpickle takes one along when a
+            # program says `config` somewhere beside `torch.distributed`, and cannot pickle their class.
+            return importlib.import_module, (obj.__name__,)
         functional = sys.modules.get("torch.distributed._functional_collectives")
         if functional and isinstance(obj, functional.AsyncCollectiveTensor):
             return _itself, (obj.trigger_wait(),)  # pyright: ignore[reportAttributeAccessIssue]

@@ -26,6 +26,16 @@ def test_a_function_of_this_module_brings_its_helpers_and_globals():
     assert run_real(program, (2.0,), ranks=2, backend="gloo").values == [7.0, 7.0]
 
 
+config = {"layers": 4}
+
+
+def test_a_global_may_have_the_name_of_a_module_of_torch_distributed():
+    def program():
+        return config["layers"] + dist.get_rank()
+
+    assert run_real(program, ranks=2, backend="gloo").values == [4, 5]
+
+
 def test_a_notebook_cell_runs_as_it_is_now_and_its_classes_stay_the_notebooks(monkeypatch):
     notebook = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", notebook)
