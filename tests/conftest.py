@@ -1,5 +1,7 @@
 """What every test can rely on: no GPU needed, no network needed, nothing written outside temporary folders."""
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
@@ -12,6 +14,12 @@ install_import_hook(["lablib.models", "lablib.data"], "beartype.beartype")
 # Properties are tried on the same examples every time, and a busy machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_configure() -> None:
+    """Tests press the stop button. A shell starts its background jobs with SIGINT ignored, and they pass it on."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
