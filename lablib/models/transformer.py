@@ -1,0 +1,164 @@
+"""The sizes of a published transformer: what a planner needs to know of a model, and no more.
+
+A decoder of `num_layers` layers, each attention and an MLP, dense or a mixture of experts. `GPTConfig` (gpt.py) is the
+one that this project builds and trains; this record also describes those it only predicts: fewer heads of keys than of
+queries (GQA: Ainslie et al., 2023, arXiv 2305.13245), keys and values from a narrow latent (MLA: DeepSeek-V2, 2024,
+arXiv 2405.04434, section 2.1), gated MLPs (SwiGLU: Shazeer, 2020, arXiv 2002.05202), experts (Shazeer et al., 2017,
+arXiv 1701.06538; DeepSeekMoE, 2024, arXiv 2401.06066).
+
+Legend: L layers, D width, H heads of queries, G heads of keys and values, K width of a head, F hidden width of the MLP,
+V vocabulary, T positions.
+"""
+
+from dataclasses import dataclass
+
+from lablib.errors import unknown_name
+from lablib.models.gpt import GPTConfig
+
+ACTIVATIONS = ("gelu", "swiglu")
+POSITIONS = ("learned", "rotary", "alibi")
+NORMS = ("layer", "rms")
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (MLA): DeepSeek-V2, section 2.1 and appendix C.
+
+    Attributes:
+        query_rank: width of the queries' latent, d'_c; 0 where queries are made directly.
+        kv_rank: width of the latent of keys and values, d_c.
+        d_rotary: width of the part of a head that carries the position, d_h^R.
+        d_plain: width of the part that does not, d_h.
+        d_value: width of a head's values.
+    """
+
+    query_rank: int
+    kv_rank: int
+    d_rotary: int
+    d_plain: int
+    d_value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in the place of the MLP.
+
+    Attributes:
+        num_experts: routed experts E.
+        num_active: of which each token visits k.
+        d_ff: hidden width of one expert.
+        num_shared: experts that every token visits, beside those.
+        num_dense_layers: layers at the bottom that keep a dense MLP.
+    """
+
+    num_experts: int
+    num_active: int
+    d_ff: int
+    num_shared: int = 0
+    num_dense_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """Sizes of a decoder.
+
+    Attributes:
+        name: the model's.
+        num_layers, d_model, num_heads, vocab_size: L, D, H, V.
+        max_seq_len: T; how many position embeddings there are, and the length that is trained by default.
+        d_ff: F; None means 4 D.
+        num_kv_heads: G; None means H (plain multi-head attention), 1 is multi-query.
+        d_head: K; None means D / H.
+        activation: "gelu" (two matrices) or "swiglu" (three).
+        positions: "learned", "rotary" or "alibi".
+        norm: "layer" (scale and shift) or "rms" (scale).
+        has_bias: whether linear layers have biases.
+        tied_head: whether the head's matrix is the token embedding's.
+        latent: keys and values from a latent (MLA); None otherwise.
+        experts: a mixture of experts; None for a dense model.
+        source: where the sizes were published.
+    """
+
+    name: str
+    num_layers: int
+    d_model: int
+    num_heads: int
+    vocab_size: int
+    max_seq_len: int
+    d_ff: int | None = None
+    num_kv_heads: int | None = None
+    d_head: int | None = None
+    activation: str = "gelu"
+    positions: str = "learned"
+    norm: str = "layer"
+    has_bias: bool = True
+    tied_head: bool = True
+    latent: Latent | None = None
+    experts: Experts | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "num_heads", "vocab_size", "max_seq_len", "hidden_size", "kv_heads"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r} for {self.name!r}")
+        for kind, names in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("norm", NORMS)):
+            if getattr(self, kind) not in names:
+                raise unknown_name(kind, getattr(self, kind), names)
+        if self.d_head is None and self.d_model % self.num_heads:
+            near = max(1, round(self.d_model / self.num_heads)) * self.num_heads
+            raise ValueError(
+                f"d_model must be a multiple of num_heads, or d_head given: got {self.d_model} and {self.num_heads} "
+                f"for {self.name!r}; try {near}"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads: got {self.num_heads} and {self.kv_heads} "
+                f"for {self.name!r}"
+            )
+        if self.experts and not 1 <= self.experts.num_active <= self.experts.num_experts:
+            raise ValueError(
+                f"num_active must be 1 to num_experts: got {self.experts.num_active} of {self.experts.num_experts} "
+                f"for {self.name!r}"
+            )
+
+    @property
+    def hidden_size(self) -> int:
+        """F, the hidden width of a dense MLP."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def kv_heads(self) -> int:
+        """G, heads of keys and of values."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """K, the width of a head (of queries and keys)."""
+        if self.latent:
+            return self.latent.d_plain + self.latent.d_rotary
+        return self.d_model // self.num_heads if self.d_head is None else self.d_head
+
+    @property
+    def value_size(self) -> int:
+        """The width of a head's values."""
+        return self.latent.d_value if self.latent else self.head_size
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers whose MLP is a mixture of experts."""
+        return self.num_layers - self.experts.num_dense_layers if self.experts else 0
+
+    @classmethod
+    def of(cls, config: GPTConfig, name: str = "gpt") -> "Transformer":
+        """The record of a `GPTConfig`: plain multi-head attention, GELU, learned positions, biases."""
+        return cls(
+            name=name,
+            num_layers=config.num_layers,
+            d_model=config.d_model,
+            num_heads=config.num_heads,
+            vocab_size=config.vocab_size,
+            max_seq_len=config.max_seq_len,
+            d_ff=config.d_ff,
+            tied_head=config.tied_head,
+        )

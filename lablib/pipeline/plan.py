@@ -1,0 +1,103 @@
+"""A pipeline schedule as data: for every stage of the pipeline, the list of actions it performs, in order.
+
+A pipeline of p stages cuts the model's layers into p (or, with chunks, p times v) consecutive pieces. A micro-batch goes
+forward through the pieces in order and backward in reverse. A schedule says in which order each rank does its share:
+
+    stage 0   0F0  0F1  0B0  0B1          F forward    B whole backward (= I then W)
+    stage 1        1F0  1B0  1F1  1B1     I backward for the input alone    W backward for the weights alone
+
+The executor, the replay, the figure and the validator all read this one record. Times are not part of it.
+
+Legend: p ranks of the pipeline (`num_stages`), v chunks on each (`num_chunks`), m micro-batches; the p v pieces of the
+model are numbered 0 to p v - 1 from the input to the loss: an action's `stage` is that number, as in
+torch.distributed.pipelining, and equals the rank where v = 1.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What an action does to its micro-batch at its piece of the model."""
+
+    F = "F"  # forward
+    B = "B"  # backward, input and weights together
+    I = "I"  # noqa: E741  backward for the input: what the piece before waits for
+    W = "W"  # backward for the weights: nobody waits for it but the optimizer
+
+
+_TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """One action: `str(Action(1, Kind.F, 0))` is "1F0", piece 1, forward, micro-batch 0."""
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """The action that "1F0" stands for. Raises ValueError for anything else."""
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"an action is written as stage, kind and micro-batch, such as 1F0 or 12W3: got {text!r}")
+        return cls(int(match[1]), Kind(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule for p ranks and m micro-batches.
+
+    Attributes:
+        name: the schedule's, e.g. "1f1b".
+        num_stages: ranks of the pipeline p.
+        num_microbatches: m.
+        actions: of each rank, its actions in order.
+        rank_of: of each piece of the model, the rank that holds it; p v entries.
+    """
+
+    name: str
+    num_stages: int
+    num_microbatches: int
+    actions: tuple[tuple[Action, ...], ...]
+    rank_of: tuple[int, ...]
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of the model, p v: what an action's `stage` counts."""
+        return len(self.rank_of)
+
+    @property
+    def num_chunks(self) -> int:
+        """Pieces on each rank, v."""
+        return self.num_pieces // self.num_stages
+
+    @property
+    def num_actions(self) -> int:
+        return sum(map(len, self.actions))
+
+    def __iter__(self) -> Iterator[tuple[Action, ...]]:
+        return iter(self.actions)
+
+    def __str__(self) -> str:
+        lines = (f"stage {rank}  " + " ".join(map(str, actions)) for rank, actions in enumerate(self.actions))
+        return "\n".join(lines)
+
+    @classmethod
+    def parse(cls, name: str, lines: Sequence[str], rank_of: Sequence[int] | None = None) -> "Plan":
+        """A plan from text, one line of actions a rank: `Plan.parse("mine", ["0F0 0B0", "1F0 1B0"])`.
+
+        `rank_of` defaults to piece i on rank i mod p. Nothing but the spelling is checked: see validate.py.
+        """
+        actions = tuple(tuple(map(Action.parse, line.split())) for line in lines)
+        every = [action for row in actions for action in row]
+        pieces = max((action.stage for action in every), default=-1) + 1
+        placed = tuple(i % len(actions) for i in range(pieces)) if rank_of is None else tuple(rank_of)
+        return cls(name, len(actions), max((a.microbatch for a in every), default=-1) + 1, actions, placed)
