@@ -1,7 +1,8 @@
 """A pipeline schedule as data: for every stage of the pipeline, the list of actions it performs, in order.
 
-A pipeline of p stages cuts the model's layers into p (or, with chunks, p times v) consecutive pieces. A micro-batch goes
-forward through the pieces in order and backward in reverse. A schedule says in which order each rank does its share:
+A pipeline of p stages cuts the model's layers into p (or, with chunks, p times v) consecutive pieces. A micro-batch
+goes forward through the pieces in order and backward in reverse. A schedule says in which order each rank does its
+share:
 
     stage 0   0F0  0F1  0B0  0B1          F forward    B whole backward (= I then W)
     stage 1        1F0  1B0  1F1  1B1     I backward for the input alone    W backward for the weights alone
