@@ -2,7 +2,10 @@
 
 from lablib.models.catalogue import MODELS, ModelRecord, model_config
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
+from lablib.models.published import TRANSFORMERS, find_transformer
 from lablib.models.sizes import num_parameters, parameter_counts
+from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.models.transformer_sizes import transformer_parameters
 
 __all__ = [
     "GPT",
@@ -13,4 +16,10 @@ __all__ = [
     "MODELS",
     "ModelRecord",
     "model_config",
+    "Transformer",
+    "Latent",
+    "Experts",
+    "TRANSFORMERS",
+    "find_transformer",
+    "transformer_parameters",
 ]
