@@ -17,6 +17,8 @@ network.py      the edges that the rounds of a collective travel over
 collective.py   one collective, by algorithm: alpha-beta
 library.py      what a library does that has no choice of algorithms: gloo
 routes.py       who sends how much to whom in it
+regular_rounds.py  the edges of a mesh's groups, by formulas
+regular_group.py   collectives of a mesh's groups, for many plans at once
 """
 
 from lablib.cost.attention import attention_time_s
@@ -26,6 +28,7 @@ from lablib.cost.memory import memory_bound_time_s
 from lablib.cost.network import GroupNetwork
 from lablib.cost.op import OpCost, op_cost
 from lablib.cost.pricer import Pricer
+from lablib.cost.regular_group import regular_collective_s, regular_sent_bytes
 
 __all__ = [
     "CollectiveCost",
@@ -39,4 +42,6 @@ __all__ = [
     "matmul_time_s",
     "memory_bound_time_s",
     "op_cost",
+    "regular_collective_s",
+    "regular_sent_bytes",
 ]

@@ -1,0 +1,228 @@
+"""The rounds of a regular group's collectives without going through its ranks: the edges by formulas.
+
+A regular group is n ranks at a constant stride s: 0, s, 2 s, ... So are the groups of a mesh: tensor parallel s = 1,
+data parallel s = tensor * context, pipeline s = world / stages. Nodes, leaves and pods are blocks of B consecutive
+ranks, one inside the next, and a message is the slower the larger the block whose border it crosses:
+
+    ring        crosses a border if the group does: (n-1) s >= B; has a pair inside a node if s < D
+    exchange    so does every one of its n - 1 shifts: only the whole group is its own image under a shift. Shift k has
+                a pair inside a node if k s < D or (n-k) s < D
+    tree        round k pairs 2 m h with 2 m h + h, h = 2^k s: some multiple j B must fall into (2 m h, 2 m h + h].
+                With b = B mod 2 h that is j = 1 for 1 <= b <= h; never for b = 0; else the first j with
+                j (2 h - b) >= h, because each j falls that much further back from the end of its interval
+    by node     L = ceil(D / s) ranks on every node, if N L = n and the last node's last rank is still on it:
+                N (L s - D) < s. The ranks of one place (a rail) are on nodes 0 to N - 1
+
+Legend: n, s; D devices a node; L ranks of the group on each of N nodes.
+
+Where nodes are not such blocks (a torus) the pairs are gone through one by one. The group begins at rank 0: other
+groups of the axis are copies of it further on, and have the same edges wherever blocks and strides divide.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from lablib.cost.network import GroupNetwork, Round, round_of
+from lablib.hardware.cluster import Cluster, Edge
+from lablib.hardware.topology import Dragonfly, FatTree
+
+Line = tuple[float, float]  # alpha, beta: S bytes take alpha + S beta
+Lines = tuple[Line, ...]  # the edges of one round: the slowest counts
+
+
+class Rounds(Protocol):
+    """What a group's collectives travel over; `local` is L where every node holds L of it on N > 1 nodes, else 1."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def local(self) -> int: ...
+
+    @property
+    def ring(self) -> Lines: ...
+
+    @property
+    def neighbours(self) -> Lines:
+        """The ring without the way back from the last rank to the first."""
+        ...
+
+    @property
+    def tree(self) -> list[Lines]: ...
+
+    @property
+    def shifts(self) -> list[tuple[int, Lines]]:
+        """How many of the n - 1 shifts travel over what."""
+        ...
+
+    @property
+    def inside(self) -> Lines:
+        """The ring of the group's ranks on one node."""
+        ...
+
+    @property
+    def rail(self) -> "Rounds":
+        """The group's ranks that hold the same place on their nodes."""
+        ...
+
+
+def slowest(edges: Lines) -> Lines:
+    """The edges that are the slowest for some size: those to which no other is equal or worse in both figures."""
+    worst = sorted(set(edges), reverse=True)
+    return tuple(a for i, a in enumerate(worst) if all(b[1] < a[1] for b in worst[:i]))
+
+
+def line(edge: Edge) -> Line:
+    return edge.latency_s, 1 / edge.bandwidth_bytes_per_s
+
+
+def local_ranks(n: int, stride: int, devices: int) -> int:
+    """L of the legend where the group fills two or more nodes alike with two or more ranks, else 1."""
+    local = -(-devices // stride)
+    num_nodes, rest = divmod(n, local)
+    is_equal = rest == 0 and num_nodes > 1 and num_nodes * (local * stride - devices) < stride
+    return local if is_equal else 1
+
+
+# ---- blocks within blocks ----
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Sizes, in ranks, of the blocks of a network (node, leaf, pod), and what crossing the border of each costs."""
+
+    blocks: tuple[int, ...]
+    inside: Line
+    across: Lines
+
+
+def levels_of(cluster: Cluster) -> Levels | None:
+    """The blocks of a fat tree or a dragonfly; None for a network that has none."""
+    network = cluster.topology
+    if type(network) is FatTree:
+        inner, outer = network.nodes_per_leaf, network.leaves_per_pod
+    elif type(network) is Dragonfly:
+        inner, outer = network.nodes_per_router, network.routers_per_group
+    else:
+        return None
+    nodes = (1, inner, inner * outer)
+    blocks = tuple(cluster.devices_per_node * count for count in nodes)
+    inside = Edge("intra", cluster.intra.latency_s, cluster.intra.bandwidth_bytes_per_s)
+    return Levels(blocks, line(inside), tuple(line(cluster.wire(0, block)) for block in blocks))
+
+
+@dataclass(frozen=True)
+class BlockRounds:
+    """The rounds of `size` ranks at a stride on a network of blocks."""
+
+    levels: Levels
+    size: int
+    stride: int
+
+    def _edges(self, num_crossed: int, has_inside: bool) -> Lines:
+        inside = (self.levels.inside,) if has_inside else ()
+        across = self.levels.across[num_crossed - 1 : num_crossed] if num_crossed else ()
+        return slowest(inside + across)
+
+    @cached_property
+    def _spanned(self) -> int:
+        """How many of node, leaf and pod do not hold the whole group."""
+        return sum((self.size - 1) * self.stride >= block for block in self.levels.blocks)
+
+    @property
+    def local(self) -> int:
+        return local_ranks(self.size, self.stride, self.levels.blocks[0])
+
+    @property
+    def ring(self) -> Lines:
+        return self._edges(self._spanned, self.stride < self.levels.blocks[0])
+
+    neighbours = ring  # the border that the way back crosses is crossed on the way out
+
+    @property
+    def tree(self) -> list[Lines]:
+        return [self._tree_round(k) for k in range((self.size - 1).bit_length())]
+
+    def _tree_round(self, k: int) -> Lines:
+        step = self.stride << k
+        last_pair = (self.size - 1 - (1 << k)) >> (k + 1)
+        end = (2 * last_pair + 1) * step
+        num_crossed = sum(_crosses(block, step, end) for block in self.levels.blocks)
+        return self._edges(num_crossed, step < self.levels.blocks[0])
+
+    @property
+    def shifts(self) -> list[tuple[int, Lines]]:
+        total = self.size - 1
+        with_inside = min(total, 2 * (-(-self.levels.blocks[0] // self.stride) - 1))
+        kinds = ((with_inside, True), (total - with_inside, False))
+        return [(count, self._edges(self._spanned, has_inside)) for count, has_inside in kinds if count]
+
+    @property
+    def inside(self) -> Lines:
+        return (self.levels.inside,)
+
+    @property
+    def rail(self) -> "BlockRounds":
+        return BlockRounds(self.levels, self.size // self.local, self.levels.blocks[0])
+
+
+def _crosses(block: int, step: int, end: int) -> bool:
+    """Whether a pair (2 m step, 2 m step + step), none beyond `end`, lies on both sides of a multiple of `block`."""
+    rest = block % (2 * step)
+    if rest == 0:
+        return False
+    first = 1 if rest <= step else -(-step // (2 * step - rest))
+    return first * block <= end
+
+
+# ---- any network ----
+
+
+class PairRounds:
+    """The same for a network without blocks, pair by pair."""
+
+    def __init__(self, cluster: Cluster, ranks: range | tuple[int, ...]):
+        self._net = GroupNetwork(cluster, ranks)
+        self.size = self._net.size
+
+    @property
+    def local(self) -> int:
+        return len(self._net.by_node[0]) if self._net.is_hierarchical else 1
+
+    @property
+    def ring(self) -> Lines:
+        return _lines(self._net.ring)
+
+    @property
+    def neighbours(self) -> Lines:
+        ranks = self._net.ranks
+        return _lines(round_of(self._net.cluster, zip(ranks[:-1], ranks[1:], strict=True)))
+
+    @property
+    def tree(self) -> list[Lines]:
+        return [_lines(step) for step in self._net.tree]
+
+    @property
+    def shifts(self) -> list[tuple[int, Lines]]:
+        return [(1, _lines(step)) for step in self._net.shifts]
+
+    @property
+    def inside(self) -> Lines:
+        return _lines(self._net.nodes[0].ring)
+
+    @property
+    def rail(self) -> "PairRounds":
+        # Every rail is on the same nodes in the same order: one stands for all.
+        return PairRounds(self._net.cluster, self._net.rails[0].ranks)
+
+
+def _lines(step: Round) -> Lines:
+    return slowest(tuple(line(edge) for edge in step.edges))
+
+
+def rounds_of(cluster: Cluster, n: int, stride: int) -> Rounds:
+    """The rounds of ranks 0, stride, ..., (n - 1) stride."""
+    if levels := levels_of(cluster):
+        return BlockRounds(levels, n, stride)
+    return PairRounds(cluster, range(0, n * stride, stride))
