@@ -1,0 +1,257 @@
+"""What an optimizer costs: bytes it keeps, bytes and FLOPs of its step, kernels it launches.
+
+An optimizer keeps numbers beside each parameter (moments), and in mixed precision a master copy of it in 32 bits. Its
+step reads and writes all of them once and computes little, so it takes the time of its bytes. For P parameters, in
+matrices of r rows and c columns (P / (r c) of them):
+
+    name           state beside the master copy            why
+    sgd            0
+    sgd-momentum   4 P                                     one moment
+    adamw, adam    8 P                                     two moments
+    lamb           8 P                                     and the norms of each matrix and of its update
+    lion           4 P                                     the sign of one moment
+    sophia         8 P                                     a moment, and an estimate of the Hessian's diagonal
+    adafactor      4 P (1/r + 1/c)                         second moment as sums over rows and over columns
+    adam-8bit      2 P + 2 * 4 ceil(P / block)             each moment in 8 bits, one 32-bit scale a block
+    galore         4 P (2 k / min(r, c) + k / max(r, c))   Adam in a space of rank k, and the projection to it
+    master         + 4 P                                   in mixed precision
+
+    moved = gradient read + states read and written + parameter written, and what a second pass over an update takes
+
+Vectors (norms, biases) have no rows and columns: they keep full moments in every optimizer.
+
+Source: Loshchilov and Hutter, AdamW, arXiv 1711.05101; Shazeer and Stern, Adafactor, arXiv 1804.04235, algorithm 4;
+You et al., LAMB, arXiv 1904.00962, algorithm 2; Chen et al., Lion, arXiv 2302.06675, algorithm 2; Liu et al., Sophia,
+arXiv 2305.14342, algorithm 3; Dettmers et al., 8-bit optimizers, arXiv 2110.02861, section 2; Zhao et al., GaLore,
+arXiv 2403.03507, table 1; Micikevicius et al., mixed precision, arXiv 1710.03740, section 3.1 (master weights).
+Simplified: FLOPs are counted from the algorithms, a root or a quotient as one; GaLore's projection is renewed by a
+decomposition of about 4 min(r, c) FLOPs for each number; Adafactor has no first moment; 8-bit blocks that are nearly
+empty and the tensors that stay in 32 bits (fewer than 4,096 numbers) are not told apart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.errors import unknown_name
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
+
+_APPLY_FLOPS = 4.0  # w - rate * (update + decay * w)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What one optimizer keeps and does. `state_bytes` and `moved_bytes` are what a planner asks it.
+
+    Attributes:
+        name: by which it is found.
+        source: where it was published.
+        moments: numbers kept for each parameter.
+        moment_bytes: bytes of one of them: 4, or 1 for 8 bits.
+        block: moments that share one 32-bit scale; None where they need none.
+        is_factored: the second moment is kept as sums over rows and columns of each matrix.
+        rank: of the space that matrices are projected to; None for the full one.
+        flops_per_param: of one step, beside projections.
+        update_passes: how often the update is written out in 32 bits and read again, before it is applied.
+        extra_reads: further reads of each parameter or gradient, in 32 bits, for norms and sums.
+        kernels: launched a step by an implementation that fuses what can be.
+        is_per_tensor: whether those kernels are launched for each tensor, or once for all of them.
+        renew_every: steps between two renewals of the projection.
+        extra_gradients: forward and backward passes a step beside the training's own, as a share of those.
+    """
+
+    name: str
+    source: str
+    moments: int = 0
+    moment_bytes: int = 4
+    block: int | None = None
+    is_factored: bool = False
+    rank: int | None = None
+    flops_per_param: float = 2.0
+    update_passes: int = 0
+    extra_reads: int = 0
+    kernels: int = 1
+    is_per_tensor: bool = False
+    renew_every: int = 200
+    extra_gradients: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("block", "rank", "renew_every"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r} for {self.name!r}")
+
+    def state_bytes(
+        self,
+        params: Numbers,
+        *,
+        rows: Numbers | None = None,
+        columns: Numbers | None = None,
+        has_master: bool = True,
+    ) -> Numbers:
+        """Bytes kept from step to step, beside parameters and gradients.
+
+        Arguments:
+            params: how many parameters; a number or a numpy array.
+            rows, columns: shape of the matrices that they are in; None for vectors.
+            has_master: whether parameters are trained in 16 bits, with a copy in 32.
+        """
+        return self.moment_state_bytes(params, rows=rows, columns=columns) + (4 * params if has_master else 0)
+
+    def moment_state_bytes(
+        self, params: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None
+    ) -> Numbers:
+        """Bytes of `state_bytes` without the master copy."""
+        if rows is None or columns is None:
+            full = max(self.moments, 1 if self.is_factored else 0)
+            return full * (self.moment_bytes * params + self._scale_bytes(params))
+        if self.is_factored:
+            return self.moment_bytes * params * (1 / rows + 1 / columns)
+        if self.rank is not None:
+            small, large = least(rows, columns), most(rows, columns)
+            rank = least(self.rank, small)
+            return self.moment_bytes * params * (self.moments * rank / small + rank / large)
+        return self.moments * (self.moment_bytes * params + self._scale_bytes(params))
+
+    def moved_bytes(
+        self,
+        params: Numbers,
+        *,
+        rows: Numbers | None = None,
+        columns: Numbers | None = None,
+        has_master: bool = True,
+        param_bytes: int = 2,
+        grad_bytes: int = 4,
+    ) -> Numbers:
+        """Bytes that one step reads and writes in the device's memory.
+
+        Arguments:
+            param_bytes: of one parameter as the model uses it; 4 where there is no master copy in mixed precision.
+            grad_bytes: of one gradient as the optimizer reads it.
+            Others as in `state_bytes`.
+        """
+        # The master copy is read and written, the parameter only written; without one, it is both itself.
+        weights = (8 + param_bytes) * params if has_master else 2 * param_bytes * params
+        passes = (8 * self.update_passes + 4 * self.extra_reads) * params
+        if self.rank is not None and rows is not None and columns is not None:
+            # The gradient in the small space and the update made of it: each written and read.
+            passes = passes + 16 * params * least(self.rank, least(rows, columns)) / least(rows, columns)
+        return grad_bytes * params + weights + passes + 2 * self.moment_state_bytes(params, rows=rows, columns=columns)
+
+    def step_flops(self, params: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None) -> Numbers:
+        """FLOPs of one step; arguments as in `state_bytes`."""
+        flops = self.flops_per_param * params
+        if self.rank is None or rows is None or columns is None:
+            return flops
+        small = least(rows, columns)
+        rank = least(self.rank, small)
+        # To the small space and back, two FLOPs for each number and direction of it; now and then a new space.
+        return flops * rank / small + (4 * rank + _APPLY_FLOPS + 4 * small / self.renew_every) * params
+
+    def temporary_bytes(self, params: Numbers) -> Numbers:
+        """Bytes that the step needs besides for a tensor of so many parameters: its update, in 32 bits."""
+        return 4 * params if self.update_passes else 0 * params
+
+    def num_kernels(self, num_tensors: Numbers) -> Numbers:
+        """Kernels that one step launches for a model of so many tensors."""
+        return self.kernels * num_tensors if self.is_per_tensor else self.kernels
+
+    def _scale_bytes(self, params: Numbers) -> Numbers:
+        return 4 * ceil_div(params, self.block) if self.block else 0
+
+
+_ADAM_FLOPS = 12.0 + _APPLY_FLOPS  # 3 for the first moment, 4 for the second, 2 corrections, root, epsilon, quotient
+
+_RECORDS = (
+    Optimizer("sgd", "Robbins and Monro 1951", flops_per_param=_APPLY_FLOPS),
+    Optimizer("sgd-momentum", "Polyak 1964; torch.optim.SGD", moments=1, flops_per_param=2 + _APPLY_FLOPS),
+    Optimizer("adam", "Kingma and Ba, arXiv 1412.6980", moments=2, flops_per_param=_ADAM_FLOPS),
+    Optimizer("adamw", "Loshchilov and Hutter, arXiv 1711.05101", moments=2, flops_per_param=_ADAM_FLOPS),
+    Optimizer(
+        "lamb",
+        "You et al., arXiv 1904.00962, algorithm 2",
+        moments=2,
+        flops_per_param=_ADAM_FLOPS + 5,  # two norms, and the ratio of them
+        update_passes=1,
+        extra_reads=3,  # weight and update for their norms, the weight again to apply the update
+        kernels=4,
+    ),
+    Optimizer("lion", "Chen et al., arXiv 2302.06675, algorithm 2", moments=1, flops_per_param=7 + _APPLY_FLOPS),
+    Optimizer(
+        "sophia",
+        "Liu et al., arXiv 2305.14342, algorithm 3",
+        moments=2,
+        flops_per_param=8 + _APPLY_FLOPS,
+        extra_gradients=0.05,  # every tenth step, of half of the batch (section 3.1)
+    ),
+    Optimizer(
+        "adafactor",
+        "Shazeer and Stern, arXiv 1804.04235, algorithm 4",
+        is_factored=True,
+        flops_per_param=12 + _APPLY_FLOPS,
+        update_passes=1,
+        extra_reads=3,  # the gradient again after its sums, the update and the weight for their sizes
+        kernels=4,
+        is_per_tensor=True,
+    ),
+    Optimizer(
+        "adam-8bit",
+        "Dettmers et al., arXiv 2110.02861; blocks of 256 as in bitsandbytes since 0.45 (2,048 in the paper)",
+        moments=2,
+        moment_bytes=1,
+        block=256,
+        flops_per_param=_ADAM_FLOPS + 22,  # each moment: a product, a largest of the block, a quotient, 8 comparisons
+        is_per_tensor=True,
+    ),
+    Optimizer(
+        "galore",
+        "Zhao et al., arXiv 2403.03507, algorithm 2; the rank of its 7B model",
+        moments=2,
+        rank=1024,
+        flops_per_param=_ADAM_FLOPS,
+        update_passes=1,
+        kernels=4,
+        is_per_tensor=True,
+    ),
+)
+
+OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({record.name: record for record in _RECORDS})
+
+
+def find_optimizer(name: str | Optimizer) -> Optimizer:
+    """The optimizer of that name ("AdamW" is "adamw"); an `Optimizer` is returned as it is.
+
+    `dataclasses.replace(find_optimizer("galore"), rank=256)` is one of another rank.
+
+    Raises:
+        ValueError: nobody knows the name (the nearest ones are given).
+    """
+    if isinstance(name, Optimizer):
+        return name
+    found = OPTIMIZERS.get(name.lower().replace("_", "-"))
+    if found is None:
+        raise unknown_name("optimizer", name, list(OPTIMIZERS))
+    return found
+
+
+def model_state_bytes(optimizer: Optimizer, model: Transformer, *, has_master: bool = True) -> Numbers:
+    """Bytes that the optimizer keeps for a whole transformer, matrix by matrix.
+
+    Embedding and head are matrices too, but GaLore leaves them in the full space, as its authors do.
+    """
+    parameters = transformer_parameters(model)
+    layers = {False: parameters.num_dense_layers, True: parameters.num_expert_layers}
+    total, in_matrices = 0, 0
+    for is_expert_layer, count in layers.items():
+        for matrix in layer_matrices(model, is_expert_layer=is_expert_layer):
+            params = count * matrix.count * matrix.rows * matrix.columns
+            shape = {"rows": matrix.rows, "columns": matrix.columns}
+            total += optimizer.state_bytes(params, has_master=has_master, **shape)
+            in_matrices += params
+    for params in (parameters.embedding, parameters.positions, parameters.head):
+        shape = {"rows": params // model.d_model, "columns": model.d_model} if optimizer.is_factored else {}
+        total += optimizer.state_bytes(params, has_master=has_master, **shape) if params else 0
+        in_matrices += params
+    return total + optimizer.state_bytes(parameters.total - in_matrices, has_master=has_master)
