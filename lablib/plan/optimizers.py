@@ -198,7 +198,7 @@ _RECORDS = (
     ),
     Optimizer(
         "adam-8bit",
-        "Dettmers et al., arXiv 2110.02861; blocks of 256 as in bitsandbytes since 0.45 (2,048 in the paper)",
+        "Dettmers et al., arXiv 2110.02861; its blocks of 2,048 are now 256 in bitsandbytes (unverified)",
         moments=2,
         moment_bytes=1,
         block=256,

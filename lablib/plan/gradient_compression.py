@@ -1,0 +1,173 @@
+"""What compressing gradients saves and costs: bytes on the wire, passes over memory, memory for what was left out.
+
+Ranks exchange fewer bits, and pay with arithmetic. What a lossy method leaves out, it adds to the next step's gradient
+(error feedback), which takes a 32-bit number for each. For N gradients in matrices of r rows and c columns:
+
+    name        message S of one rank              exchanged by
+    none        N * bytes of a gradient            all_reduce    2 (n-1)/n S sent by each of n ranks
+    fp16, bf16  2 N                                all_reduce
+    int8, int4  N, N/2; + 4 for each block         two_phase     pieces to their owners, sums back: 2 (n-1)/n S
+    one-bit     N/8 + 4                            two_phase
+    top-k       8 k N: a value and an index        all_gather    nobody can add what lies elsewhere: (n-1) S
+    powersgd    4 k N (1/r + 1/c): two factors     all_reduce    twice; vectors go as they are
+
+    moved = gradients read, message written, message read, gradients written;  two_phase: the pieces' sums besides;
+            all_gather: n messages read;  error feedback: what was left out is read and written
+
+Source: Micikevicius et al., arXiv 1710.03740 (16 bits); Wang et al., ZeRO++, 2023, arXiv 2306.10209, section 3.3 (INT4
+in blocks, reduced by all-to-all); Tang et al., 1-bit Adam, 2021, arXiv 2102.02888, sections 3 and 5; Aji and Heafield,
+2017, arXiv 1704.05021, and Lin et al., Deep Gradient Compression, 2017, arXiv 1712.01887 (top-k); Vogels et al.,
+PowerSGD, 2019, arXiv 1905.13727, algorithm 1.
+Simplified: 1-bit Adam's first steps, which are not compressed, are for the caller to add; top-k's choice takes four
+readings (a search by eight bits at a time); PowerSGD's vectors are exchanged without loss.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lablib.cost.arrays import Numbers, ceil_div, least
+from lablib.errors import unknown_name
+
+ALL_REDUCE, ALL_GATHER, TWO_PHASE = "all_reduce", "all_gather", "two_phase"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCompression:
+    """How one method packs gradients.
+
+    Attributes:
+        name: by which it is found.
+        source: where it was published.
+        exchange: "all_reduce", "all_gather" or "two_phase" (all-to-all, sum, all-gather).
+        bits: of a number in the message; None for those of the gradient itself.
+        block: numbers that share a 32-bit scale; 0 where one serves the whole message; None where there is none.
+        ratio: share k of the numbers that are sent, each with a 32-bit index; None for all of them.
+        rank: of the two factors that are sent for a matrix; None for the matrix.
+        has_error_feedback: whether what was left out is kept for the next step.
+        choice_reads: how often gradients are read to choose what is sent.
+    """
+
+    name: str
+    source: str
+    exchange: str = ALL_REDUCE
+    bits: int | None = None
+    block: int | None = None
+    ratio: float | None = None
+    rank: int | None = None
+    has_error_feedback: bool = False
+    choice_reads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ratio is not None and not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio is a share of all gradients, above 0 and up to 1: got {self.ratio!r}; try 0.01")
+        if self.rank is not None and not (isinstance(self.rank, int) and self.rank >= 1):
+            raise ValueError(f"rank must be a whole number, 1 or more: got {self.rank!r}; try 2")
+
+    def wire_bytes(
+        self, grads: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None, grad_bytes: int = 4
+    ) -> Numbers:
+        """Bytes of the message S of one rank, that its exchange then sends more than once (`sent_bytes`).
+
+        Arguments:
+            grads: how many gradients; a number or a numpy array.
+            rows, columns: shape of the matrices that they are in; None for vectors.
+            grad_bytes: of one gradient before compression.
+        """
+        if self.rank is not None and rows is not None and columns is not None:
+            rank = least(self.rank, least(rows, columns))
+            return 4 * rank * grads * (1 / rows + 1 / columns)
+        bits = 8 * grad_bytes if self.bits is None else self.bits
+        if self.ratio is not None:
+            return self.ratio * grads * (bits / 8 + 4)
+        scales = 0 if self.block is None else ceil_div(grads, self.block) if self.block else 1
+        return bits * grads / 8 + 4 * scales
+
+    def sent_bytes(self, message_bytes: Numbers, ranks: Numbers) -> Numbers:
+        """Bytes that leave each of so many ranks for a message of that size (rings; lablib/cost/collective.py)."""
+        if self.exchange == ALL_GATHER:
+            return (ranks - 1) * message_bytes
+        return 2 * (ranks - 1) / ranks * message_bytes
+
+    def moved_bytes(
+        self,
+        grads: Numbers,
+        *,
+        ranks: Numbers = 2,
+        rows: Numbers | None = None,
+        columns: Numbers | None = None,
+        grad_bytes: int = 4,
+    ) -> Numbers:
+        """Bytes that packing and unpacking read and write in the device's memory, beside the exchange itself."""
+        if self._sends_gradients_as_they_are(grad_bytes):
+            return 0 * grads
+        message = self.wire_bytes(grads, rows=rows, columns=columns, grad_bytes=grad_bytes)
+        moved = 2 * grad_bytes * grads + (1 + (ranks if self.exchange == ALL_GATHER else 1)) * message
+        if self.exchange == TWO_PHASE:
+            moved = moved + message * (1 + 1 / ranks)  # n pieces of S/n read, one written
+        if self.rank is not None:
+            # The matrix is read for its second factor, and once more beside what was made of it, for the error.
+            moved = moved + 2 * grad_bytes * grads
+        feedback = 8 * grads if self.has_error_feedback else 0
+        return moved + feedback + self.choice_reads * grad_bytes * grads
+
+    def flops(self, grads: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None) -> Numbers:
+        """FLOPs of packing and unpacking that are products of matrices: two factors, and the matrix from them."""
+        if self.rank is None or rows is None or columns is None:
+            return 0 * grads
+        rank = least(self.rank, least(rows, columns))
+        return 6 * rank * grads + 2 * rank**2 * grads / columns  # and making the first factor's columns orthogonal
+
+    def memory_bytes(self, grads: Numbers, *, ranks: Numbers = 1) -> Numbers:
+        """Bytes kept from step to step for error feedback; of `ranks`, each also keeps that of the sums it owns."""
+        if not self.has_error_feedback:
+            return 0 * grads
+        return 4 * grads * (1 + (1 / ranks if self.exchange == TWO_PHASE else 0))
+
+    def _sends_gradients_as_they_are(self, grad_bytes: int) -> bool:
+        is_as_wide = self.bits is None or self.bits == 8 * grad_bytes
+        return is_as_wide and self.ratio is None and self.rank is None and self.block is None
+
+
+_ZERO_PLUS_PLUS = "Wang et al., arXiv 2306.10209, section 3.3; blocks of 256 and 32-bit scales are ours"
+
+_RECORDS = (
+    GradientCompression("none", "no compression"),
+    GradientCompression("fp16", "Micikevicius et al., arXiv 1710.03740", bits=16),
+    GradientCompression("bf16", "Kalamkar et al., arXiv 1905.12322", bits=16),
+    GradientCompression("int8", _ZERO_PLUS_PLUS, TWO_PHASE, bits=8, block=256),
+    GradientCompression("int4", _ZERO_PLUS_PLUS, TWO_PHASE, bits=4, block=256),
+    GradientCompression(
+        "one-bit", "Tang et al., arXiv 2102.02888, section 5.2", TWO_PHASE, bits=1, block=0, has_error_feedback=True
+    ),
+    GradientCompression(
+        "top-k",
+        "Aji and Heafield, arXiv 1704.05021; Lin et al., arXiv 1712.01887",
+        ALL_GATHER,
+        bits=32,
+        ratio=0.01,
+        has_error_feedback=True,
+        choice_reads=4,
+    ),
+    GradientCompression(
+        "powersgd", "Vogels et al., arXiv 1905.13727, algorithm 1", bits=32, rank=2, has_error_feedback=True
+    ),
+)
+
+COMPRESSIONS: Mapping[str, GradientCompression] = MappingProxyType({record.name: record for record in _RECORDS})
+
+
+def find_compression(name: str | GradientCompression | None) -> GradientCompression:
+    """The method of that name; None is "none"; a `GradientCompression` is returned as it is.
+
+    `dataclasses.replace(find_compression("powersgd"), rank=4)` is one of another rank.
+
+    Raises:
+        ValueError: nobody knows the name (the nearest ones are given).
+    """
+    if isinstance(name, GradientCompression):
+        return name
+    found = COMPRESSIONS.get("none" if name is None else name.lower().replace("_", "-"))
+    if found is None:
+        raise unknown_name("gradient compression", name, list(COMPRESSIONS))
+    return found
