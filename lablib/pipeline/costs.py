@@ -1,0 +1,97 @@
+"""What the actions of a pipeline take: seconds of a piece of the model and of a message, and bytes held.
+
+Every number may be given once for all pieces, or as a sequence with one for each piece (the first holds the embedding,
+the last the head and the loss, so they are rarely equal).
+
+    Costs()                                      F = I = W = 1, B = 2, messages free
+    Costs(forward_s=[3, 2, 2, 4])                I = W = F, B = 2 F, piece by piece
+    Costs(forward_s=1, backward_s=2, send_s=0.1, overlap=False)
+
+Legend: p ranks, v pieces on each, p v pieces in all; a boundary lies between piece i and piece i + 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lablib.pipeline.plan import Plan
+
+Each = float | Sequence[float]  # one number for all, or one for each
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds and bytes of one micro-batch.
+
+    Attributes:
+        forward_s: F of a piece.
+        backward_s: B of a piece, input and weights together; None: `input_s` + `weight_s`.
+        input_s, weight_s: I and W of a piece; None: half of `backward_s` where that is given, else `forward_s`.
+        send_s: a message between neighbouring pieces on different ranks, either way; one number or one for each of the
+            p v - 1 boundaries.
+        overlap: True: messages travel while the ranks compute. False: a message occupies its sender after the action
+            and its receiver before the next (Megatron's blocking calls); what it sends and what it receives between two
+            actions go at the same time.
+        activation_bytes: what a piece holds of one micro-batch, from the start of F to the end of B, or of W.
+        released_at_input: the share of it that is free after I already, in [0, 1].
+        static_bytes: what a rank holds all the time; one number or one for each rank.
+    """
+
+    forward_s: Each = 1.0
+    backward_s: Each | None = None
+    input_s: Each | None = None
+    weight_s: Each | None = None
+    send_s: Each = 0.0
+    overlap: bool = True
+    activation_bytes: Each = 1.0
+    released_at_input: float = 0.0
+    static_bytes: Each = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("forward_s", "backward_s", "input_s", "weight_s", "send_s", "activation_bytes", "static_bytes"):
+            value = getattr(self, name)
+            numbers = () if value is None else value if isinstance(value, Sequence) else (value,)
+            if not all(0 <= number < float("inf") for number in numbers):
+                raise ValueError(f"{name} must be 0 or more, and finite: got {value!r}")
+        if not 0 <= self.released_at_input <= 1:
+            raise ValueError(f"released_at_input is a share, between 0 and 1: got {self.released_at_input!r}")
+
+    def of_pieces(self, plan: Plan) -> "PieceCosts":
+        """The same costs written out for the pieces of a plan. Raises ValueError where the lengths do not match."""
+        pieces = plan.num_pieces
+        forward = _each("forward_s", self.forward_s, pieces, "pieces")
+        whole = None if self.backward_s is None else _each("backward_s", self.backward_s, pieces, "pieces")
+        half = forward if whole is None else [time_s / 2 for time_s in whole]
+        inputs = half if self.input_s is None else _each("input_s", self.input_s, pieces, "pieces")
+        weights = half if self.weight_s is None else _each("weight_s", self.weight_s, pieces, "pieces")
+        if whole is None:
+            whole = [i + w for i, w in zip(inputs, weights, strict=True)]
+        return PieceCosts(
+            forward,
+            whole,
+            inputs,
+            weights,
+            _each("send_s", self.send_s, pieces - 1, "boundaries between pieces"),
+            _each("activation_bytes", self.activation_bytes, pieces, "pieces"),
+            _each("static_bytes", self.static_bytes, plan.num_stages, "ranks"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PieceCosts:
+    """`Costs` with one entry for each piece (boundary, rank)."""
+
+    forward_s: list[float]
+    backward_s: list[float]
+    input_s: list[float]
+    weight_s: list[float]
+    send_s: list[float]
+    activation_bytes: list[float]
+    static_bytes: list[float]
+
+
+def _each(name: str, value: Each, count: int, what: str) -> list[float]:
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} takes one number, or one for each of the {count} {what}: got {len(value)}")
+    return list(value)

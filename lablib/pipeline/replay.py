@@ -1,0 +1,268 @@
+"""Replay a pipeline plan: when every action starts and ends, what each rank holds meanwhile, and how much it idles.
+
+An action starts when its rank is free and what it needs has arrived:
+
+    F of piece i    F of piece i - 1
+    B, I of piece i B or I of piece i + 1; of the last piece, its own F
+    W of piece i    its own I
+
+    start = max( end of the rank's action before + gap,  end of what it needs + send_s )        gap = 0 with overlap
+    bubble = 1 - sum of busy seconds / (p * makespan)
+
+where messages block, `gap` is what the rank then sends or receives (Megatron's send_forward_recv_backward goes both
+ways at once), and it counts as idle: nothing is computed. One pass over the actions: each rank runs until it needs what
+is not there yet, then the next rank has its turn.
+
+Cost: O(actions). Plans are checked only as far as replay needs it: see validate.py.
+Source: the dependencies of Huang et al., "GPipe", 2018, arXiv 1811.06965, and Qi et al., "Zero Bubble Pipeline
+Parallelism", 2023, arXiv 2401.10241, section 2 (B split into input and weight).
+Simplified: a link carries any number of messages at once; a blocking sender does not wait for its receiver to be ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+
+import numpy as np
+
+from lablib.pipeline.costs import Costs, PieceCosts
+from lablib.pipeline.plan import Action, Kind, Plan
+from lablib.timeline import COMPUTE, Span, Timeline
+
+_CODES = {Kind.F: 0, Kind.B: 1, Kind.I: 2, Kind.W: 3}
+_PHASES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}
+_FIELDS = attrgetter("stage", "kind", "microbatch")
+# B and I end the same wait, that of the piece before: they share a row of the table of ends.
+_ROWS = np.array([0, 1, 1, 2])
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What became of a plan. Times in seconds from its start.
+
+    Attributes:
+        plan, costs: what was replayed.
+        start_s, end_s: of each rank, one entry an action, in the plan's order.
+        makespan_s: the end of the last action.
+    """
+
+    plan: Plan
+    costs: Costs
+    start_s: tuple[np.ndarray, ...]
+    end_s: tuple[np.ndarray, ...]
+    makespan_s: float
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds each rank computes."""
+        return tuple(float((end - start).sum()) for start, end in zip(self.start_s, self.end_s, strict=True))
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of all ranks' time in which they compute nothing, in [0, 1)."""
+        time_s = self.plan.num_stages * self.makespan_s
+        return 1 - sum(self.busy_s) / time_s if time_s else 0.0
+
+    @property
+    def staggered_bubble_fraction(self) -> float:
+        """The same if the next step follows at once, no rank waiting for all before its optimizer step: the idle share
+        of the longest time from a rank's first action to its last."""
+        spans_s = [float(end[-1] - start[0]) for start, end in zip(self.start_s, self.end_s, strict=True) if len(end)]
+        time_s = self.plan.num_stages * max(spans_s, default=0.0)
+        return 1 - sum(self.busy_s) / time_s if time_s else 0.0
+
+    @cached_property
+    def in_flight(self) -> tuple[float, ...]:
+        """The most micro-batches each rank holds at once; a piece of a rank with v pieces counts 1/v.
+
+        A micro-batch is held from the start of F to the end of B, or of W.
+        """
+        ones = [1.0] * self.plan.num_pieces
+        return tuple(float(_held(row, ones, 0.0).max(initial=0.0)) / self.plan.num_chunks for row in self.plan)
+
+    @cached_property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """The most bytes each rank holds at once, `static_bytes` included."""
+        return tuple(float(size_bytes.max()) for _, size_bytes in self.memory)
+
+    @cached_property
+    def memory(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """The bytes each rank holds: (seconds, bytes) where they change, each value valid until the next second.
+
+        F takes its activations when it starts; B and W give them back when they end.
+        """
+        pieces = self.costs.of_pieces(self.plan)
+        curves = []
+        for rank, row in enumerate(self.plan):
+            held = _held(row, pieces.activation_bytes, self.costs.released_at_input)
+            is_forward = np.array([a.kind is Kind.F for a in row], bool)
+            times_s = np.where(is_forward, self.start_s[rank], self.end_s[rank])
+            size_bytes = pieces.static_bytes[rank] + np.concatenate(([0.0], held))
+            curves.append((np.concatenate(([0.0], times_s)), size_bytes))
+        return tuple(curves)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """One span an action, called as the plan writes it ("1F0")."""
+        return Timeline(tuple(self._spans()), self.plan.num_stages)
+
+    def _spans(self) -> Iterator[Span]:
+        for rank, row in enumerate(self.plan):
+            for action, start, end in zip(row, self.start_s[rank].tolist(), self.end_s[rank].tolist(), strict=True):
+                yield Span(rank, COMPUTE, str(action), _PHASES[action.kind], start, end)
+
+    def __repr__(self) -> str:
+        return (
+            f"Replay({self.plan.name}, {self.plan.num_stages} stages, {self.plan.num_microbatches} micro-batches, "
+            f"makespan {self.makespan_s:.4g} s, bubble {self.bubble_fraction:.1%})"
+        )
+
+
+def replay(plan: Plan, costs: Costs | None = None) -> Replay:
+    """What a plan takes.
+
+    Args:
+        plan: any order of actions that can be carried out.
+        costs: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing.
+
+    Raises:
+        ValueError: for costs that do not fit the plan, and for a plan in which ranks wait for each other for ever.
+    """
+    costs = costs or Costs()
+    rows = _Lowered.of(plan, costs.of_pieces(plan), costs.overlap)
+    start_s, end_s = _run(plan, rows)
+    makespan_s = max((float(end[-1]) for end in end_s if len(end)), default=0.0)
+    return Replay(plan, costs, start_s, end_s, makespan_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    """The actions of all ranks, one after the other, as columns of numbers.
+
+    `ends` numbers the moments that an action can wait for, 3 for each piece and micro-batch: the end of F, of B or I,
+    of W. The last number means: nothing.
+    """
+
+    key: np.ndarray  # the moment that the action makes
+    need: np.ndarray  # the moment that it waits for
+    lag_s: np.ndarray  # of the message between them
+    gap_s: np.ndarray  # messages between the rank's action before and this one, where they block
+    time_s: np.ndarray
+    bounds: list[int]  # where each rank begins, and the end
+    num_ends: int
+
+    @staticmethod
+    def of(plan: Plan, costs: PieceCosts, overlap: bool) -> _Lowered:
+        pieces, m = plan.num_pieces, plan.num_microbatches
+        bounds = [0, *np.cumsum([len(row) for row in plan]).tolist()]
+        columns = list(zip(*map(_FIELDS, chain.from_iterable(plan)), strict=True)) or [(), (), ()]
+        piece, microbatch = np.array(columns[0], np.int64), np.array(columns[2], np.int64)
+        kind = np.array([_CODES[k] for k in columns[1]], np.int64)
+        _check_range(plan, piece, microbatch)
+        row = _ROWS[kind]
+        nothing = 3 * pieces * m
+        key = (row * pieces + piece) * m + microbatch
+        is_turn = (row == 1) & (piece == pieces - 1)
+        # One row back, or one piece along; the flow of F goes down the pieces, that of B and I up.
+        need = np.where(row == 0, key - m, np.where(row == 1, key + m, key - pieces * m))
+        need[is_turn] = key[is_turn] - pieces * m
+        need[(row == 0) & (piece == 0)] = nothing
+        # The message that piece i receives forward crosses boundary i - 1, backward boundary i.
+        down, up = _messages(plan, costs.send_s)
+        lag = np.where(row == 0, down[piece], np.where(row == 1, up[piece], 0.0))
+        sent = np.where(row == 0, up[piece], np.where(row == 1, down[piece], 0.0))
+        gap = np.zeros(len(key))
+        if not overlap and len(key):
+            gap[1:] = np.maximum(sent[:-1], lag[1:])
+            gap[[b for b in bounds if b < len(key)]] = 0.0
+        times = np.array([costs.forward_s, costs.backward_s, costs.input_s, costs.weight_s], float)
+        return _Lowered(key, need, lag, gap, times[kind, piece], bounds, nothing + 1)
+
+
+def _messages(plan: Plan, send_s: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of the message over the boundary before and after each piece; 0 where there is none."""
+    crosses = [a != b for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
+    times = [time_s if is_sent else 0.0 for time_s, is_sent in zip(send_s, crosses, strict=True)]
+    return np.array([0.0, *times]), np.array([*times, 0.0])
+
+
+def _run(plan: Plan, rows: _Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Starts and ends of each rank's actions: a rank does all it can, and goes on when what it lacks is there."""
+    keys, needs, lags, gaps, times = (c.tolist() for c in (rows.key, rows.need, rows.lag_s, rows.gap_s, rows.time_s))
+    bounds = rows.bounds
+    ends: list[float | None] = [None] * rows.num_ends
+    ends[-1] = 0.0
+    starts = [0.0] * len(keys)
+    waiting = [-1] * rows.num_ends  # of each moment, the rank that waits for it: only one does
+    at, clock = bounds[:-1], [0.0] * plan.num_stages
+    ready = list(range(plan.num_stages - 1, -1, -1))
+    while ready:
+        rank = ready.pop()
+        now = clock[rank]
+        for i in range(at[rank], bounds[rank + 1]):
+            came = ends[needs[i]]
+            if came is None:
+                waiting[needs[i]] = rank
+                at[rank] = i
+                break
+            start, free = came + lags[i], now + gaps[i]
+            if free > start:
+                start = free
+            starts[i] = start
+            key = keys[i]
+            ends[key] = now = start + times[i]
+            if waiting[key] >= 0:
+                ready.append(waiting[key])
+        else:
+            at[rank] = bounds[rank + 1]
+        clock[rank] = now
+    if at != bounds[1:]:
+        raise ValueError(_deadlock(plan, at, rows))
+    begins, finals = np.array(starts), np.array(ends, float)[rows.key]
+    cuts = bounds[1:-1]
+    return tuple(np.split(begins, cuts)), tuple(np.split(finals, cuts))
+
+
+def _deadlock(plan: Plan, at: list[int], rows: _Lowered) -> str:
+    """Who waits for whom. `at` is the action each rank did not start, counted over all ranks."""
+    makers = {int(key): i for i, key in enumerate(rows.key.tolist())}
+    owners = [rank for rank, row in enumerate(plan) for _ in row]
+    every = list(chain.from_iterable(plan))
+    waits = []
+    for rank, i in enumerate(at):
+        if i == rows.bounds[rank + 1]:
+            continue
+        need = int(rows.need[i])
+        if need not in makers:
+            what = f"{_name(plan, need)}, which no rank does"
+        else:
+            owner = owners[makers[need]]
+            where = "itself, further on" if owner == rank else f"rank {owner}"
+            what = f"{every[makers[need]]} of {where}"
+        waits.append(f"rank {rank} waits before {every[i]} for {what}")
+    return (
+        f"the plan {plan.name!r} cannot be carried out, as the ranks wait for each other: {'; '.join(waits)}. "
+        "Every action must come after what it needs."
+    )
+
+
+def _name(plan: Plan, key: int) -> str:
+    """The action that makes a moment nobody makes, as the plan would write it."""
+    row, rest = divmod(key, plan.num_pieces * plan.num_microbatches)
+    return f"{rest // plan.num_microbatches}{'FBW'[row]}{rest % plan.num_microbatches}"
+
+
+def _check_range(plan: Plan, piece: np.ndarray, microbatch: np.ndarray) -> None:
+    for name, found, count in (("piece", piece, plan.num_pieces), ("micro-batch", microbatch, plan.num_microbatches)):
+        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
+            raise ValueError(f"a {name} of the plan is between 0 and {count - 1}: got {found.min()} to {found.max()}")
+
+
+def _held(row: tuple[Action, ...], sizes: list[float], released_at_input: float) -> np.ndarray:
+    """What a rank holds after each of its actions, if a piece holds `sizes[piece]` of one micro-batch."""
+    shares = {Kind.F: 1.0, Kind.B: -1.0, Kind.I: -released_at_input, Kind.W: released_at_input - 1.0}
+    return np.cumsum([shares[action.kind] * sizes[action.stage] for action in row])
