@@ -83,4 +83,5 @@ def _halves(extent: int) -> list[int]:
 
 def _fastest_rate(device: Device) -> float:
     """The rate of the fastest dtype wider than 8 bits: the one that `matmul_half_depth` is counted in."""
-    return max(device.matmul_rate(dtype) for dtype in device.peak_flops_per_s if dtype not in ("float8", "int8"))
+    narrow = ("float8", "float4", "int8")
+    return max(device.matmul_rate(dtype) for dtype in device.peak_flops_per_s if dtype not in narrow)

@@ -10,7 +10,7 @@ A row that a device lacks falls back on float32's: it computes, slowly (a V100 h
 
 import torch
 
-_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
+_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1, "float4": 0.5}
 
 
 def peak_name(dtype: torch.dtype) -> str:
@@ -22,8 +22,12 @@ def peak_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def bytes_per_number(name: str) -> int:
-    """Bytes of one number of a dtype, by its row's name. Raises ValueError for a name nobody knows."""
+def bytes_per_number(name: str) -> float:
+    """Bytes of one number of a dtype, by its row's name, without the scales that a block of float4 shares.
+
+    Raises:
+        ValueError: a name nobody knows.
+    """
     if name not in _BYTES:
         raise ValueError(f"unknown dtype {name!r}: choose from {', '.join(_BYTES)}")
     return _BYTES[name]

@@ -67,6 +67,21 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
                 "NVIDIA DGX B200: 8 GPUs, NVSwitch, 8 x 400 Gb/s (as AWS P6-B200: ml-engineering, 744d01e18b, network)",
             ),
             _cluster(
+                *("dgx-b300", "B300-SXM", "nvlink5", "infiniband-xdr"),
+                f"NVIDIA DGX B300: 8 GPUs, NVSwitch, 8 x 800 Gb/s ({_UNVERIFIED})",
+            ),
+            _cluster(
+                *("gb200-nvl72", "GB200", "nvlink5", "infiniband-ndr"),
+                f"NVIDIA GB200 NVL72: 72 GPUs in one NVLink domain, 400 Gb/s ConnectX-7 for each ({_UNVERIFIED})",
+                devices_per_node=72,
+            ),
+            _cluster(
+                *("gb300-nvl72", "GB300", "nvlink5", "infiniband-xdr"),
+                "NVIDIA GB300 NVL72: 72 GPUs in one NVLink domain, 800 Gb/s ConnectX-8 for each "
+                "(verda.com/blog/gb300-nvl72-architecture; glennklockwood.com/garden/processors/B300)",
+                devices_per_node=72,
+            ),
+            _cluster(
                 *("mi300x", "MI300X", "xgmi", "roce-400"),
                 f"AMD MI300X platform: 8 GPUs, each wired to the seven others; 8 x 400 Gb/s RoCE ({_UNVERIFIED})",
             ),

@@ -51,6 +51,20 @@ _AMPERE_PEAKS = {
     "float16": 312 * TFLOPS,
     "bfloat16": 312 * TFLOPS,
 }
+# A Blackwell GPU of any kind reaches the share of its peak that a B200 was measured to reach; float4: guessed.
+_BLACKWELL = {
+    "num_cores": 148,
+    "matmul_tile": (128, 256),
+    "matmul_half_depth": 64.0,
+    "matmul_efficiency": _efficiency(1745, 2250, 64),
+    "matmul_efficiency_by_dtype": {"float8": _efficiency(3432.5, 4500, 128), "float4": 0.7},
+}
+_BLACKWELL_NOTES = (
+    f"shares of the peak: those of a B200 in {_ACCELERATORS}; float4's share guessed; {_UNVERIFIED} 148 SMs; "
+    f"L2 of 126 MB left out, its bandwidth is not published; {_COMMON}"
+)
+_VERDA = "verda.com/blog/gb300-nvl72-architecture"
+_KLOCKWOOD = "glennklockwood.com/garden/processors"
 _HOPPER_TILES = {"num_cores": 132, "matmul_tile": (128, 256), "matmul_half_depth": 160.0}
 _AMPERE = {
     "peak_flops_per_s": _AMPERE_PEAKS,
@@ -118,6 +132,24 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 ),
             ),
             _gpu(
+                name="H100-96GB-SXM-500W",
+                peak_flops_per_s=_HOPPER_PEAKS,
+                **_HOPPER_TILES,
+                # Near its limit a chip's power grows with the cube of its clock: 500 of 700 W leave 0.89 of it.
+                matmul_efficiency=_efficiency(794.5 * (500 / 700) ** (1 / 3), 989, 160),
+                matmul_efficiency_by_dtype={"float8": _efficiency(1402.6 * (500 / 700) ** (1 / 3), 1979, 320)},
+                memory_bytes=96 * GB,
+                memory_bandwidth_bytes_per_s=2.4e12,
+                cache_bytes=50 * MIB,
+                cache_bandwidth_bytes_per_s=5.5e12,
+                power_w=500.0,
+                source=(
+                    "memory, power limit: github.com/pytorch/torchtitan, b5bcd76c66, benchmarks/"
+                    "llama3_h100_202412_torchtitan.md, which does not know its peak; peaks: those of an H100-80GB-SXM; "
+                    f"shares of them: by the cube root of the power, guessed; {_UNVERIFIED} L2 at 5.5 TB/s; {_COMMON}"
+                ),
+            ),
+            _gpu(
                 name="H200-SXM",
                 peak_flops_per_s=_HOPPER_PEAKS,
                 **_HOPPER_TILES,
@@ -142,19 +174,67 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                     "float16": 2250 * TFLOPS,
                     "bfloat16": 2250 * TFLOPS,
                     "float8": 4500 * TFLOPS,
+                    "float4": 9000 * TFLOPS,
                 },
-                matmul_efficiency=_efficiency(1745, 2250, 64),
-                matmul_efficiency_by_dtype={"float8": _efficiency(3432.5, 4500, 128)},
-                num_cores=148,
-                matmul_tile=(128, 256),
-                matmul_half_depth=64.0,
+                **_BLACKWELL,
                 memory_bytes=180 * GB,
                 memory_bandwidth_bytes_per_s=8.0e12,
                 power_w=1000.0,
+                source=f"{_ACCELERATORS}; {_UNVERIFIED} float64, 1,000 W; {_BLACKWELL_NOTES}",
+            ),
+            _gpu(
+                name="B300-SXM",
+                peak_flops_per_s={
+                    "float64": 1.25 * TFLOPS,
+                    "float32": 75 * TFLOPS,
+                    "tfloat32": 1125 * TFLOPS,
+                    "float16": 2250 * TFLOPS,
+                    "bfloat16": 2250 * TFLOPS,
+                    "float8": 4500 * TFLOPS,
+                    "float4": 13125 * TFLOPS,
+                },
+                **_BLACKWELL,
+                memory_bytes=270 * GB,
+                memory_bandwidth_bytes_per_s=7.7e12,
+                power_w=1100.0,
+                source=f"peaks: {_KLOCKWOOD}/B300; memory, power: {_VERDA}; {_BLACKWELL_NOTES}",
+            ),
+            _gpu(
+                name="GB200",
+                peak_flops_per_s={
+                    "float64": 45 * TFLOPS,
+                    "float32": 90 * TFLOPS,
+                    "tfloat32": 1250 * TFLOPS,
+                    "float16": 2500 * TFLOPS,
+                    "bfloat16": 2500 * TFLOPS,
+                    "float8": 5000 * TFLOPS,
+                    "float4": 10000 * TFLOPS,
+                },
+                **_BLACKWELL,
+                memory_bytes=186 * GB,
+                memory_bandwidth_bytes_per_s=8.0e12,
+                power_w=1200.0,
                 source=(
-                    f"{_ACCELERATORS}; {_UNVERIFIED} float64, 148 SMs, 1,000 W; "
-                    f"L2 of 126 MB left out, its bandwidth is not published; {_COMMON}"
+                    f"peaks at 1,200 W: {_KLOCKWOOD}/B200 ({_VERDA} gives those of a B200); "
+                    f"{_UNVERIFIED} a 72nd of the rack's 13.4 TB; {_BLACKWELL_NOTES}"
                 ),
+            ),
+            _gpu(
+                name="GB300",
+                peak_flops_per_s={
+                    "float64": 1.4 * TFLOPS,
+                    "float32": 80 * TFLOPS,
+                    "tfloat32": 1250 * TFLOPS,
+                    "float16": 2500 * TFLOPS,
+                    "bfloat16": 2500 * TFLOPS,
+                    "float8": 5000 * TFLOPS,
+                    "float4": 15000 * TFLOPS,
+                },
+                **_BLACKWELL,
+                memory_bytes=279 * GB,
+                memory_bandwidth_bytes_per_s=8.0e12,
+                power_w=1400.0,
+                source=f"{_VERDA}; {_UNVERIFIED} float64; {_BLACKWELL_NOTES}",
             ),
             _gpu(
                 name="MI300X",

@@ -44,6 +44,7 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         ),
         "infiniband-hdr": Link("InfiniBand HDR, 200 Gb/s", 4.0e-6, _gbps(200), f"{_NETWORK}; {_NCCL}"),
         "infiniband-ndr": Link("InfiniBand NDR, 400 Gb/s", 4.0e-6, _gbps(400), f"{_NETWORK}; {_NCCL}"),
+        "infiniband-xdr": Link("InfiniBand XDR, 800 Gb/s", 4.0e-6, _gbps(800), f"line rate; {_NCCL}"),
         # RoCE runs the same verbs over Ethernet: the same NIC, switches about 1 us slower in all.
         "roce-100": Link(
             "RoCE v2, 100 Gb/s", 5.0e-6, _gbps(100), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"

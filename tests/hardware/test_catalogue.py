@@ -21,7 +21,11 @@ from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Dragonfly
         ("A100-80GB-SXM", 312e12, 80, 2.0, 108),
         ("H100-80GB-SXM", 989e12, 80, 3.35, 132),
         ("H200-SXM", 989e12, 141, 4.8, 132),
+        ("H100-96GB-SXM-500W", 989e12, 96, 2.4, 132),
         ("B200-SXM", 2250e12, 180, 8.0, 148),
+        ("B300-SXM", 2250e12, 270, 7.7, 148),
+        ("GB200", 2500e12, 186, 8.0, 148),
+        ("GB300", 2500e12, 279, 8.0, 148),
         ("MI300X", 1300e12, 192, 5.3, 304),
     ],
 )
@@ -66,6 +70,21 @@ def test_a_gpu_has_the_peaks_of_its_data_sheet_without_sparsity(name, float64, t
 
 
 @pytest.mark.parametrize(
+    ("name", "float4"), [("B200-SXM", 9000e12), ("B300-SXM", 13125e12), ("GB200", 10000e12), ("GB300", 15000e12)]
+)
+def test_a_blackwell_multiplies_numbers_of_four_bits_at_its_published_peak(name, float4):
+    assert DEVICES[name].peak("float4") == float4
+
+
+@pytest.mark.parametrize(("cluster", "nic_gbit_per_s"), [("gb200-nvl72", 400), ("gb300-nvl72", 800)])
+def test_a_rack_of_72_is_one_nvlink_domain_and_has_a_nic_for_each_gpu(cluster, nic_gbit_per_s):
+    machine = CLUSTERS[cluster]
+    assert machine.devices_per_node == 72 and machine.edge(0, 71).level == "intra"
+    assert machine.intra.bandwidth_bytes_per_s == 900e9
+    assert machine.inter.bandwidth_bytes_per_s == nic_gbit_per_s * 1e9 / 8
+
+
+@pytest.mark.parametrize(
     ("cluster", "nvlink_gb_per_s", "nic_gbit_per_s"),
     [
         ("dgx-v100", 150, 50),
@@ -74,6 +93,7 @@ def test_a_gpu_has_the_peaks_of_its_data_sheet_without_sparsity(name, float64, t
         ("dgx-h100", 450, 400),
         ("hgx-h200", 450, 400),
         ("dgx-b200", 900, 400),
+        ("dgx-b300", 900, 800),
         ("mi300x", 448, 400),
     ],
 )
