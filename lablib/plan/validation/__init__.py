@@ -1,0 +1,29 @@
+"""How far off the planner is: published runs as rows, each put to the predictor by stated rules, and the error.
+
+rows.py             a file of published measurements, read strictly
+architecture.py     which transformer a row is about
+machine.py          which cluster
+case.py             what the predictor is asked
+measured.py         what the row says a step took
+baseline.py         the naive estimate beside which every error stands
+score.py            the errors, by family and in all
+cross_validate.py   are the constants physics? Leave one source out
+"""
+
+from lablib.plan.validation.case import Case, cases_of
+from lablib.plan.validation.cross_validate import Constant, HeldOut, cross_validate
+from lablib.plan.validation.rows import Row, published_rows, read_rows
+from lablib.plan.validation.score import Report, score
+
+__all__ = [
+    "Row",
+    "read_rows",
+    "published_rows",
+    "Case",
+    "cases_of",
+    "Report",
+    "score",
+    "Constant",
+    "HeldOut",
+    "cross_validate",
+]

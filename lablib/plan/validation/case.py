@@ -1,0 +1,270 @@
+"""From a row to what the predictor is asked: every convention is a rule here, in architecture.py or machine.py.
+
+    C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
+    C2  Batch: global; else local x dp; else micro x grad_accum x dp.
+    C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), all of it
+        without a pipeline, and a pp-th part of it with one (that software's defaults).
+    C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
+        kinds, and none at all, is bfloat16 where the GPU has it, else float16.
+    C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile", or
+        "fsdp-flash" where its notes do not say "compile"; Megatron and what is built on it "megatron-2021" on GPUs
+        before Hopper (unfused attention), else "transformer-engine". Any other source: by the GPU in the same way.
+    C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full).
+    C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp leaves the chunks open. A
+        pipeline and neither: 1F1B.
+    C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
+        HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group, 0 for none; else
+        zero_stage; else 1 for "transformer-engine" (Megatron-Core's distributed optimizer), 0 for others.
+    C9  Sequence parallelism: stated; else on with tensor parallelism, but for "megatron-2021", which has none.
+    C10 Notes with "LoRA" train adapters only.
+    C11 What is still open (micro-batch, chunks, recomputation) was tuned by those who published: of all choices that
+        divide, the fastest whose predicted memory the GPU has. `cases_of` returns them all; score.py takes that one.
+
+A row that no rule makes sense of raises ValueError, and is reported as skipped with that reason.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from lablib.hardware import Cluster
+from lablib.models import Transformer
+from lablib.plan.parallel import Parallel
+from lablib.plan.validation.architecture import transformer_of
+from lablib.plan.validation.machine import cluster_of
+from lablib.plan.validation.rows import Row
+
+MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
+BEFORE_HOPPER = ("V100", "A100")
+PRECISIONS = (
+    ("fp4", "float4"),
+    ("fp8", "float8"),
+    ("tf32", "tfloat32"),
+    ("bf16", "bfloat16"),
+    ("fp16", "float16"),
+    ("fp32", "float32"),
+)
+RECOMPUTE = ("none", "selective", "full")
+OPTIMIZERS = ("adafactor", "lamb", "lion", "sophia", "galore", "sgd")
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The arguments of one prediction. Attributes as those of `predict`."""
+
+    model: Transformer
+    cluster: Cluster
+    parallel: Parallel
+    batch: int
+    micro_batch: int
+    seq_len: int
+    precision: str
+    recompute: str
+    schedule: str
+    optimizer: str
+    stack: str
+    trainable: str
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `predict`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.batch // (self.parallel.data * self.micro_batch)
+
+
+def cases_of(row: Row) -> tuple[Case, ...]:
+    """All the runs that a row may be about: one, or as many as what it leaves open allows.
+
+    Raises:
+        ValueError: the row cannot be modelled, and why.
+    """
+    cluster = cluster_of(row)
+    stack = stack_of(row, cluster)
+    data, batch = _data(row), 0
+    if "fsdp" not in row.parallel and row.parallel.get("ep", 1) > 1 and not _may_have_experts(row):
+        raise ValueError(f"ep is {row.parallel['ep']}, but no experts are stated and the model's name is not known")
+    batch = batch_of(row, data)
+    if batch % data:
+        raise ValueError(f"the batch must be a multiple of dp: got {batch} and {data}")
+    case = Case(
+        model=transformer_of(row, pads_vocabulary="megatron" in stack or stack == "transformer-engine"),
+        cluster=cluster,
+        parallel=_parallel(row, data, stack, cluster),
+        batch=batch,
+        micro_batch=1,
+        seq_len=row.model["seq"],
+        precision=precision_of(row, cluster),
+        recompute="none",
+        schedule=_schedule(row),
+        optimizer=next((name for name in OPTIMIZERS if name in row.text("optimizer")), "adamw"),
+        stack=stack,
+        trainable="lora" if "lora" in row.text("notes") else "all",
+    )
+    return tuple(_choices(row, case))
+
+
+def _choices(row: Row, case: Case) -> Iterator[Case]:
+    """Rule C11."""
+    chunk_choices = _chunks(row, case)
+    for micro_batch, chunks, recompute in product(_micro_batches(row, case), chunk_choices, recompute_of(row)):
+        parallel = replace(case.parallel, chunks=chunks)
+        schedule = "interleaved" if chunks > 1 else "1f1b" if case.schedule == "interleaved" else case.schedule
+        choice = replace(case, micro_batch=micro_batch, parallel=parallel, recompute=recompute, schedule=schedule)
+        # Interleaving takes micro-batches in rounds of as many as there are stages.
+        if chunks == 1 or len(chunk_choices) == 1 or choice.num_microbatches % parallel.pipeline == 0:
+            yield choice
+
+
+def _data(row: Row) -> int:
+    """Rule C1."""
+    axes, gpus = row.parallel, row.hardware["gpus"]
+    others = axes.get("tp", 1) * axes.get("pp", 1) * axes.get("cp", 1)
+    data = axes.get("dp", gpus // others)
+    if data * others != gpus:
+        raise ValueError(f"dp x tp x pp x cp must be the number of GPUs: got {max(data, 1) * others} and {gpus}")
+    return data
+
+
+def batch_of(row: Row, data: int) -> int:
+    """Rule C2: sequences in a step, all ranks."""
+    batch = row.batch
+    if "global" in batch:
+        return batch["global"]
+    local = batch.get("local") or batch["micro"] * batch["grad_accum"]
+    return local * data
+
+
+def _micro_batches(row: Row, case: Case) -> tuple[int, ...]:
+    """Rule C3; where nothing is stated, the sizes that divide the batch of a replica."""
+    batch, local = row.batch, case.batch // case.parallel.data
+    if "micro" in batch:
+        choices = (batch["micro"],)
+    elif "grad_accum" in batch:
+        choices = (local // batch["grad_accum"],)
+    elif "local" in batch:
+        choices = (max(1, local // case.parallel.pipeline),)
+    else:
+        choices = tuple(size for size in MICRO_BATCHES if local % size == 0)
+    if choices[0] < 1 or local % choices[0]:
+        raise ValueError(f"the batch of a replica must be a multiple of the micro-batch: got {local} and {choices[0]}")
+    return choices
+
+
+def precision_of(row: Row, cluster: Cluster) -> str:
+    """Rule C4: the precision of matrix products.
+
+    Raises:
+        ValueError: a text with none of the names in it.
+    """
+    text = row.text("precision").split("(")[0]
+    half = "bfloat16" if "bfloat16" in cluster.device.peak_flops_per_s else "float16"
+    if not text.strip() or ("bf16" in text and "/fp16" in text):
+        return half
+    for word, name in PRECISIONS:
+        if word in text or (word == "fp4" and "mxfp4" in text):
+            return name
+    for name in ("bfloat16", "float16", "float32", "float8"):
+        if name in text:
+            return name
+    names = ", ".join(word for word, _ in PRECISIONS)
+    raise ValueError(f"precision must name one of {names}: got {row.texts['precision']!r}")
+
+
+def recompute_of(row: Row) -> tuple[str, ...]:
+    """Rule C6; all three where nothing is stated.
+
+    Raises:
+        ValueError: a text that begins with none of the words.
+    """
+    text = row.text("recompute").strip()
+    if not text:
+        return RECOMPUTE
+    for word in RECOMPUTE:
+        if text.startswith(word):
+            return (word,)
+    raise ValueError(f"recompute must begin with none, selective or full: got {row.texts['recompute']!r}")
+
+
+def stack_of(row: Row, cluster: Cluster) -> str:
+    """Rule C5."""
+    title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
+    if "llm-foundry" in title:
+        return "fsdp-flash"
+    if "torchtitan" in title:
+        notes = row.text("notes")
+        return "torch-compile" if not notes or "compile" in notes else "fsdp-flash"
+    if any(word in title for word in MEGATRON) or not title.strip():
+        return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "transformer-engine"
+    return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "torch-compile"
+
+
+def _schedule(row: Row) -> str:
+    """Rule C7, without the chunks."""
+    if row.parallel.get("vpp", 1) > 1 or "interleaved" in row.text("schedule"):
+        return "interleaved"
+    text = re.split(r"[\s(]", row.text("schedule"))[0]
+    return text or "1f1b"
+
+
+def _chunks(row: Row, case: Case) -> tuple[int, ...]:
+    """Rule C7: the chunks stated, or those that divide the layers of a stage."""
+    if case.parallel.pipeline == 1:
+        return (1,)
+    if "vpp" in row.parallel:
+        return (row.parallel["vpp"],)
+    is_open = case.schedule == "interleaved" or "vpp not stated" in row.text("notes")
+    if not is_open:
+        return (1,)
+    layers = case.model.num_layers // case.parallel.pipeline
+    return tuple(chunks for chunks in range(1, layers + 1) if layers % chunks == 0)
+
+
+def _parallel(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
+    """Rules C8 and C9."""
+    axes = row.parallel
+    sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "transformer-engine" else 0)}
+    if axes.get("fsdp") not in (None, 0, False):
+        sharding = _fsdp(axes["fsdp"], data, axes.get("cp", 1), cluster)
+    sequence_parallel = axes.get("sequence_parallel", False if stack == "megatron-2021" else None)
+    return Parallel(
+        data=data,
+        tensor=axes.get("tp", 1),
+        pipeline=axes.get("pp", 1),
+        context=axes.get("cp", 1),
+        expert=axes.get("ep", 1),
+        sequence_parallel=sequence_parallel,
+        **sharding,
+    )
+
+
+def _fsdp(given: Any, data: int, context: int, cluster: Cluster) -> dict[str, Any]:
+    """Rule C8 for `fsdp`."""
+    name = str(given).upper()
+    if name in ("FULL_SHARD", "TRUE", "1"):
+        return {"zero_stage": 3}
+    if name == "SHARD_GRAD_OP":
+        return {"zero_stage": 3, "reshard_after_forward": False}
+    if name == "NO_SHARD":
+        return {"zero_stage": 0}
+    if name == "HYBRID_SHARD":
+        return {"zero_stage": 3, "replicas": max(1, data // cluster.devices_per_node)}
+    if name.isdigit():
+        replicas = max(1, data * context // int(name))
+        return {"zero_stage": 3, "replicas": replicas if data % replicas == 0 else 1}
+    raise ValueError(
+        f"fsdp must be FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD or a number of ranks: got {given!r}"
+    )
+
+
+def _may_have_experts(row: Row) -> bool:
+    if "experts" in row.model:
+        return True
+    try:
+        return transformer_of(row, pads_vocabulary=False).experts is not None
+    except ValueError:
+        return True  # the reason is told where the model is made

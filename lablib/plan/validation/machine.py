@@ -1,0 +1,103 @@
+"""Which cluster a row was measured on: the GPU's own node from the catalogue, changed by what the row states.
+
+M1  The GPU's name is matched without punctuation; "A100" alone is the one with 80 GB,
+    "H100" alone the one with 80 GB. A name that matches no device as a whole is refused.
+M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states.
+M3  A rack of 72 GPUs holds 64 of a run whose GPUs are a multiple of 64: its 16 whole trays of 4 (from memory, not
+    verified: NVIDIA's block scheduling).
+M4  The text of the interconnect changes bandwidths. Each part of it (between ";" or ",") is inside the node where it
+    says "intra" or "in node" or "NVLink", else between nodes. "4 x 100 Gb/s" multiplies; "per node" or
+    "node-to-node" is shared by the node's GPUs; Gb are bits, GB bytes.
+M5  Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; else InfiniBand's). Nothing stated: the node's
+    own NICs.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lablib.errors import unknown_name
+from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Link
+from lablib.plan.validation.rows import Row
+
+# GPU names without punctuation -> device, cluster of the catalogue.
+GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "v100": ("V100-32GB-SXM2", "dgx-v100"),
+        "a100": ("A100-80GB-SXM", "dgx-a100"),
+        "a10080gb": ("A100-80GB-SXM", "dgx-a100"),
+        "a100sxm480gb": ("A100-80GB-SXM", "dgx-a100"),
+        "a10040gb": ("A100-40GB-SXM", "dgx-a100"),
+        "a100sxm440gb": ("A100-40GB-SXM", "dgx-a100"),
+        "h100": ("H100-80GB-SXM", "dgx-h100"),
+        "h10080gb": ("H100-80GB-SXM", "dgx-h100"),
+        "h10096gbhbm2e24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100"),
+        "h200": ("H200-SXM", "hgx-h200"),
+        "b200": ("B200-SXM", "dgx-b200"),
+        "b300": ("B300-SXM", "dgx-b300"),
+        "gb200": ("GB200", "gb200-nvl72"),
+        "gb300": ("GB300", "gb300-nvl72"),
+        "mi300x": ("MI300X", "mi300x"),
+    }
+)
+# Words of an interconnect -> a link whose latency it has.
+TECHNOLOGIES = {"roce": "roce-400", "efa": "efa-v2", "ethernet": "ethernet-100", "slingshot": "slingshot-11"}
+_BANDWIDTH = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])(b|B)(?:it)?(?:/s|ps)")
+_INSIDE = ("intra", "in node", "within", "nvlink", "nvswitch")
+_SHARED = ("per node", "node-to-node", "per host", "per server")
+_RACK, _WHOLE_TRAYS = 72, 64
+
+
+def cluster_of(row: Row) -> Cluster:
+    """The cluster of a row, by the rules above.
+
+    Raises:
+        ValueError: a GPU that the catalogue lacks (the nearest are named).
+    """
+    device, base = _gpu(row.hardware["gpu"])
+    cluster = CLUSTERS[base].but(device=DEVICES[device])
+    per_node = row.hardware.get("gpus_per_node", cluster.devices_per_node)
+    if per_node == _RACK and row.hardware["gpus"] % _WHOLE_TRAYS == 0:
+        per_node = _WHOLE_TRAYS
+    cluster = cluster.but(devices_per_node=per_node)
+    text = row.hardware.get("interconnect", "")
+    for part in re.split(r"[;,]", text):
+        bandwidth = bandwidth_bytes_per_s(part, per_node)
+        if bandwidth is None:
+            continue
+        level = "intra" if any(word in part.lower() for word in _INSIDE) else "inter"
+        changed = Link(part.strip(), _latency_s(text, getattr(cluster, level), level), bandwidth, f"row {row.id}")
+        cluster = cluster.but(**{level: changed})
+    return cluster
+
+
+def _gpu(name: str) -> tuple[str, str]:
+    """Rule M1."""
+    key = re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", ""))
+    key = re.sub(r"(sxm\d?|nvl72|hgx|dgx)$", "", re.sub(r"^(hgx|dgx)", "", key)) or key
+    if key not in GPUS:
+        raise unknown_name("GPU", name, list(GPUS))
+    return GPUS[key]
+
+
+def bandwidth_bytes_per_s(part: str, gpus_per_node: int) -> float | None:
+    """Rule M4: the bandwidth in a part of an interconnect's text, for one GPU and direction; None where it has none.
+
+    >>> bandwidth_bytes_per_s("4 x 100 Gb/s Omni-Path per node", 8), bandwidth_bytes_per_s("150 GB/s intra-node", 8)
+    (6250000000.0, 150000000000.0)
+    """
+    found = _BANDWIDTH.search(part)
+    if not found:
+        return None
+    times, number, prefix, unit = found.groups()
+    total = int(times or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
+    is_shared = any(word in part.lower() for word in _SHARED) or (times and "per gpu" not in part.lower())
+    return total / gpus_per_node if is_shared and "intra" not in part.lower() else total
+
+
+def _latency_s(text: str, link: Link, level: str) -> float:
+    """Rule M5."""
+    if level == "intra":
+        return link.latency_s
+    name = next((name for word, name in TECHNOLOGIES.items() if word in text.lower()), "infiniband-ndr")
+    return LINKS[name].latency_s

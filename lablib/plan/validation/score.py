@@ -1,0 +1,233 @@
+"""Every row put to the predictor, and how far off it was: per family, in all, and for memory.
+
+    error = predicted / measured - 1, in percent        mape: the mean of |error|;  median: of |error|;
+    bias: the mean of error;  max: the largest |error|;  naive_mape: mape of the naive estimate (baseline.py)
+
+Of what a row leaves open (rule C11 of case.py) the fastest choice counts whose predicted memory the GPU has; where
+none fits, the one that needs least. The naive estimate is that of the first choice. Rows that cannot be modelled, or
+that the predictor refuses, are listed with the reason.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, Protocol
+
+from lablib.plan.validation.architecture import transformer_of
+from lablib.plan.validation.baseline import naive_step_time_s
+from lablib.plan.validation.case import Case, cases_of
+from lablib.plan.validation.measured import Measured, measured_of
+from lablib.plan.validation.rows import Row
+
+
+class Prediction(Protocol):
+    """What is read of a prediction."""
+
+    @property
+    def step_time_s(self) -> float: ...
+    @property
+    def peak_memory_bytes(self) -> float: ...
+
+
+# Called with the keyword arguments of `Case.arguments`.
+Predictor = Callable[..., Prediction]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A row ready to be predicted: the runs it may be about, what was measured, and the naive estimate in seconds."""
+
+    row: Row
+    cases: tuple[Case, ...]
+    measured: Measured
+    naive_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that is not scored, and why."""
+
+    id: str
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One row: measured, predicted and naive step time in seconds, and memory in bytes where it was measured."""
+
+    row: Row
+    case: Case
+    measured: Measured
+    step_time_s: float
+    memory_bytes: float
+    naive_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1 of the step time, in percent."""
+        assert self.measured.step_time_s is not None
+        return 100 * (self.step_time_s / self.measured.step_time_s - 1)
+
+    @property
+    def naive_error(self) -> float:
+        assert self.measured.step_time_s is not None
+        return 100 * (self.naive_s / self.measured.step_time_s - 1)
+
+    @property
+    def memory_error(self) -> float:
+        assert self.measured.memory_bytes is not None
+        return 100 * (self.memory_bytes / self.measured.memory_bytes - 1)
+
+
+def statistics(errors: Sequence[float], naive_errors: Sequence[float] = ()) -> dict[str, float]:
+    """rows, mape, median, bias, max and, where given, naive_mape of signed errors in percent.
+
+    >>> statistics([10.0, -20.0])
+    {'rows': 2, 'mape': 15.0, 'median': 15.0, 'bias': -5.0, 'max': 20.0}
+    """
+    if not errors:
+        return {"rows": 0}
+    sizes = [abs(error) for error in errors]
+    figures = {"rows": len(sizes), "mape": fmean(sizes), "median": median(sizes), "bias": fmean(errors)}
+    figures["max"] = max(sizes)
+    return figures | ({"naive_mape": fmean(abs(error) for error in naive_errors)} if naive_errors else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All scored rows, and those that were not, in the order of the file."""
+
+    scored: tuple[Scored, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def timed(self) -> tuple[Scored, ...]:
+        """The rows that state how long a step took."""
+        return tuple(one for one in self.scored if one.measured.step_time_s is not None)
+
+    @property
+    def weighed(self) -> tuple[Scored, ...]:
+        """The rows that state memory."""
+        return tuple(one for one in self.scored if one.measured.memory_bytes is not None)
+
+    def families(self) -> dict[str, dict[str, float]]:
+        """Statistics of the step time by the part of the id before the first "-"."""
+        return {name: _time(ones) for name, ones in _by(self.timed, lambda row: row.family).items()}
+
+    def groups(self) -> dict[str, dict[str, float]]:
+        """The same by the first two parts, for families that have several kinds of rows under one source's name."""
+        by_family = _by(self.timed, lambda row: row.family)
+        groups: dict[str, dict[str, float]] = {}
+        for family, ones in by_family.items():
+            parts = _by(ones, lambda row: row.group)
+            # An id such as "mpt-L77" has a row of its own in its second part: no group.
+            is_grouped = 1 < len(parts) and len(parts) * 3 <= len(ones)
+            groups |= {name: _time(part) for name, part in parts.items()} if is_grouped else {family: _time(ones)}
+        return groups
+
+    def all(self) -> dict[str, float]:
+        """Statistics of the step time over all rows."""
+        return _time(self.timed)
+
+    def memory(self) -> dict[str, Any]:
+        """Statistics of memory over all rows that state it, and by family."""
+        families = _by(self.weighed, lambda row: row.family)
+        return statistics([one.memory_error for one in self.weighed]) | {
+            "families": {name: statistics([one.memory_error for one in ones]) for name, ones in families.items()}
+        }
+
+    def worst(self, number: int) -> list[Scored]:
+        """The rows with the largest errors of time, worst first."""
+        return sorted(self.timed, key=lambda one: (-abs(one.error), one.row.line))[:number]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain numbers, errors in percent."""
+        skipped = [{"id": one.id, "line": one.line, "reason": one.reason} for one in self.skipped]
+        return {"families": self.families(), "all": self.all(), "memory": self.memory(), "skipped": skipped}
+
+
+def score(rows: Iterable[Row], predict: Predictor) -> Report:
+    """The report of all rows. `predict` is called with the keyword arguments of a `Case`.
+
+    Raises:
+        ValueError: a row's figure that no GPU can have reached: another unit than its field says.
+    """
+    ready, skipped = prepare(rows)
+    return report(ready, predict, skipped)
+
+
+def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
+    """What does not depend on the predictor: the cases and the measurement of each row, and the rows without.
+
+    Raises:
+        ValueError: as `score`.
+    """
+    ready, skipped = [], []
+    for row in rows:
+        if not row.is_scorable:
+            skipped.append(Skipped(row.id, row.line, 'the file says "scorable": false'))
+            continue
+        try:
+            cases = cases_of(row)
+        except ValueError as error:
+            skipped.append(Skipped(row.id, row.line, str(error)))
+            continue
+        try:
+            ready.append(Prepared(row, cases, _measured(row, cases[0]), naive_step_time_s(cases[0])))
+        except ValueError as error:
+            if cases[0].model.experts is None:
+                raise ValueError(f"line {row.line}, {row.id}: {error}") from None
+            # Perhaps only the experts were misread: their fields have no settled names.
+            skipped.append(Skipped(row.id, row.line, str(error)))
+    return ready, skipped
+
+
+def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skipped] = ()) -> Report:
+    """`score` of prepared rows: what a fit calls again and again."""
+    scored, refused = [], []
+    for one in ready:
+        try:
+            case, prediction = best(one.cases, predict)
+        except ValueError as error:
+            refused.append(Skipped(one.row.id, one.row.line, f"the predictor refuses: {error}"))
+            continue
+        time_s, memory = prediction.step_time_s, prediction.peak_memory_bytes
+        scored.append(Scored(one.row, case, one.measured, time_s, memory, one.naive_s))
+    return Report(tuple(scored), tuple(sorted([*skipped, *refused], key=lambda one: one.line)))
+
+
+def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, Prediction]:
+    """Rule C11: the fastest case that fits the device's memory, or the one that needs least.
+
+    Raises:
+        ValueError: the predictor refuses every case; the reason of the first.
+    """
+    predictions, reasons = [], []
+    for case in cases:
+        try:
+            predictions.append((case, predict(**case.arguments())))
+        except ValueError as error:
+            reasons.append(error)
+    if not predictions:
+        raise reasons[0]
+    fitting = [one for one in predictions if one[1].peak_memory_bytes <= one[0].cluster.device.memory_bytes]
+    if fitting:
+        return min(fitting, key=lambda one: one[1].step_time_s)
+    return min(predictions, key=lambda one: one[1].peak_memory_bytes)
+
+
+def _measured(row: Row, case: Case) -> Measured:
+    model = transformer_of(row, pads_vocabulary=False)
+    return measured_of(row, model, case.cluster.device, case.batch, case.precision, case.recompute)
+
+
+def _by(ones: Iterable[Scored], key: Callable[[Row], str]) -> dict[str, list[Scored]]:
+    groups: dict[str, list[Scored]] = {}
+    for one in ones:
+        groups.setdefault(key(one.row), []).append(one)
+    return groups
+
+
+def _time(ones: Sequence[Scored]) -> dict[str, float]:
+    return statistics([one.error for one in ones], [one.naive_error for one in ones])

@@ -1,0 +1,90 @@
+"""What a row does not say of its model comes from rules: the published counts of parameters tell whether they hold."""
+
+import pytest
+
+from lablib.models import TRANSFORMERS, transformer_parameters
+from lablib.plan.validation.architecture import likely_heads, squeezed, transformer_of
+
+
+def test_the_sizes_of_every_row_of_llm_foundry_have_the_parameters_that_it_prints(published):
+    rows = [row for row in published if "params" in row.model]
+    assert len(rows) == 67
+    for row in rows:
+        assert transformer_parameters(transformer_of(row, pads_vocabulary=False)).total == row.model["params"], row.id
+
+
+def test_a_rounded_count_is_kept_within_three_percent(published):
+    for row in published:
+        if "params_b" in row.model:
+            count = transformer_parameters(transformer_of(row, pads_vocabulary=True)).total / 1e9
+            assert count == pytest.approx(row.model["params_b"], rel=0.03), row.id
+
+
+def test_a_rounded_count_tells_of_the_head_only_where_its_digits_do(row):
+    # 30 layers of 4096 and a vocabulary of 131,072 are 6.6 billion with a tied head and 7.1 without.
+    sizes = {"model.layers": 30, "model.vocab": 131072, "model.seq": 4096}
+    assert not transformer_of(row(sizes | {"model.params_b": 7.1}), True).tied_head
+    assert transformer_of(row(sizes | {"model.params_b": 6.6}), True).tied_head
+    assert transformer_of(row(sizes), True).tied_head
+
+
+def test_the_name_says_the_kind(row):
+    llama = transformer_of(row({"model.name": "Llama3.1-8B", "model.kv_heads": 8, "model.ffn": 14336}), False)
+    assert (llama.activation, llama.positions, llama.norm) == ("swiglu", "rotary", "rms")
+    assert not llama.tied_head and not llama.has_bias
+    gpt = transformer_of(row(), False)
+    assert (gpt.activation, gpt.positions, gpt.hidden_size, gpt.kv_heads) == ("gelu", "learned", 16384, 32)
+    assert transformer_of(row({"source.title": "BLOOM chronicles"}), False).positions == "alibi"
+
+
+def test_llama_by_its_stated_sizes_has_the_published_number_of_parameters(published):
+    counts = {"Llama3.1-8B": 8_030_261_248, "Llama3.1-70B": 70_553_706_496, "Llama3.1-405B": 405_853_388_800}
+    seen = set()
+    for row in published:
+        if row.model.get("name") in counts:
+            model = transformer_of(row, pads_vocabulary=False)
+            assert transformer_parameters(model).total == counts[row.model["name"]], row.id
+            seen.add(row.model["name"])
+    assert seen == set(counts)
+
+
+def test_a_vocabulary_is_padded_to_128_times_the_tensor_ranks_where_the_software_does(row):
+    assert transformer_of(row({"model.vocab": 50257}), pads_vocabulary=True).vocab_size == 50688  # 99 x 512
+    assert transformer_of(row({"model.vocab": 50257}), pads_vocabulary=False).vocab_size == 50257
+
+
+@pytest.mark.parametrize(
+    ("hidden", "tensor", "heads"), [(4096, 1, 32), (12288, 8, 96), (14336, 8, 112), (14400, 8, 120), (13824, 8, 96)]
+)
+def test_heads_that_are_not_stated_are_as_near_128_wide_as_the_split_allows(hidden, tensor, heads):
+    assert likely_heads(hidden, tensor) == heads
+    assert hidden % heads == heads % tensor == 0
+
+
+def test_a_name_is_enough_for_a_model_that_is_known(row):
+    nothing = {"model.layers": None, "model.hidden": None, "model.heads": None, "model.vocab": None}
+    model = transformer_of(row(nothing | {"model.name": "DeepSeek V3"}), False)
+    assert model.experts == TRANSFORMERS["deepseek-v3"].experts and model.num_layers == 61
+    with pytest.raises(ValueError, match="the sizes of 'Nobody 3B' are not stated, and not known here"):
+        transformer_of(row(nothing | {"model.name": "Nobody 3B"}), False)
+
+
+def test_a_truncated_mixture_keeps_its_experts_and_takes_its_layers_from_the_row(row):
+    sizes = {"model.name": "Qwen3_30B_A3B, truncated", "model.layers": 4, "model.hidden": 2048, "model.kv_heads": 4}
+    model = transformer_of(row(sizes), False)
+    assert model.experts == TRANSFORMERS["qwen3-30b-a3b"].experts
+    assert (model.num_layers, model.head_size, model.kv_heads) == (4, 128, 4)
+
+
+def test_experts_that_are_stated_hold(row):
+    experts = transformer_of(row({"model.experts": 16, "model.experts_per_token": 1, "model.ffn": 8192}), False).experts
+    assert experts and (experts.num_experts, experts.num_active, experts.d_ff) == (16, 1, 8192)
+
+
+def test_a_model_without_attention_is_refused(row):
+    with pytest.raises(ValueError, match="has layers that are no attention"):
+        transformer_of(row({"model.name": "Nemotron-H 56B"}), False)
+
+
+def test_spellings_of_one_name_are_one():
+    assert squeezed("Llama3.1-70B") == squeezed("llama 3 70b") == squeezed("llama3_70b")

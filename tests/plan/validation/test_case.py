@@ -1,0 +1,201 @@
+"""What a row leaves open is settled by rules, the same for every source."""
+
+import pytest
+
+from lablib.plan.parallel import Parallel
+from lablib.plan.validation.case import cases_of, stack_of
+from lablib.plan.validation.machine import cluster_of
+
+
+def only(row):
+    (case,) = cases_of(row)
+    return case
+
+
+def test_a_row_that_states_everything_is_one_case(row):
+    case = only(row())
+    assert (case.batch, case.micro_batch, case.num_microbatches, case.seq_len) == (64, 4, 8, 2048)
+    assert case.parallel == Parallel(data=2, tensor=4, sequence_parallel=False)
+    assert (case.precision, case.recompute, case.schedule) == ("bfloat16", "full", "1f1b")
+    assert (case.optimizer, case.stack, case.trainable) == ("adamw", "megatron-2021", "all")
+
+
+def test_every_published_row_can_be_modelled(published):
+    for row in published:
+        for case in cases_of(row):
+            assert case.parallel.num_ranks == row.hardware["gpus"]
+            assert case.num_microbatches * case.micro_batch * case.parallel.data == case.batch
+
+
+def test_most_published_rows_leave_nothing_open(published):
+    open_rows = {row.group for row in published if len(cases_of(row)) > 1}
+    assert {group.split("-")[0] for group in open_rows} == {"megatron", "mbridge"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "micro"),
+    [
+        ({"global": 64, "micro": 8}, 64, 8),
+        ({"global": 64, "grad_accum": 4}, 64, 8),
+        ({"micro": 2, "grad_accum": 4}, 16, 2),
+        ({"local": 6}, 12, 6),
+        ({"local": 6, "global": 12}, 12, 6),
+    ],
+)
+def test_batch_and_micro_batch_come_from_whatever_is_stated(row, batch, size, micro):
+    case = only(row({"batch": batch}))
+    assert (case.batch, case.micro_batch) == (size, micro)
+
+
+def test_a_local_batch_in_a_pipeline_is_cut_into_as_many_as_there_are_stages(row):
+    case = only(row({"batch": {"local": 32}, "parallel": {"dp": 1, "tp": 1, "pp": 8}}))
+    assert (case.batch, case.micro_batch, case.num_microbatches) == (32, 4, 8)
+
+
+def test_a_micro_batch_that_nobody_states_is_every_one_that_divides(row):
+    assert [case.micro_batch for case in cases_of(row({"batch": {"global": 24}}))] == [1, 2, 4]
+
+
+def test_data_parallel_ranks_that_are_not_stated_are_what_is_left(row):
+    assert only(row({"parallel": {"tp": 2, "pp": 2}})).parallel.data == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel.dp": 4}, "dp x tp x pp x cp must be the number of GPUs: got 16 and 8"),
+        ({"batch.global": 63}, "the batch must be a multiple of dp: got 63 and 2"),
+        ({"batch.micro": 3}, "the batch of a replica must be a multiple of the micro-batch: got 32 and 3"),
+        ({"precision": "int7"}, "precision must name one of fp4, fp8, tf32, bf16, fp16, fp32: got 'int7'"),
+        ({"recompute": "some"}, "recompute must begin with none, selective or full: got 'some'"),
+        ({"parallel.fsdp": "HALF"}, "fsdp must be FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD or a number"),
+        ({"parallel.ep": 2}, "ep is 2, but no experts are stated and the model's name is not known"),
+        ({"hardware.gpu": "H1000"}, "unknown GPU 'H1000'"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(row, changes, message):
+    with pytest.raises(ValueError) as caught:
+        cases_of(row(changes))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("fp16 (not stated in csv; Megatron-DeepSpeed)", "float16"),
+        ("bf16/fp16 (section dependent)", "bfloat16"),
+        ("bf16 (not stated in the table)", "bfloat16"),
+        ("amp_bf16", "bfloat16"),
+        ("amp_fp8", "float8"),
+        ("fp8 linear + fp8 all-gather", "float8"),
+        ("FP8-CS (FP8-MX)", "float8"),
+        ("MXFP8", "float8"),
+        ("NVFP4", "float4"),
+        ("fp8 (25.09 table, not stated)", "float8"),
+        ("tf32", "tfloat32"),
+        ("fp32", "float32"),
+        ("float32", "float32"),
+        (None, "bfloat16"),
+    ],
+)
+def test_a_precision_is_known_by_the_words_of_the_sources(row, text, precision):
+    assert only(row({"precision": text})).precision == precision
+
+
+def test_a_precision_that_is_not_stated_is_one_that_the_gpu_has(row):
+    assert only(row({"precision": None, "hardware.gpu": "V100"})).precision == "float16"
+
+
+@pytest.mark.parametrize(
+    ("text", "recompute"),
+    [
+        ("full (use_checkpoint=true in config/validation)", ["full"]),
+        ("selective (config default, not stated)", ["selective"]),
+        ("none (file lists full/selective separately; not stated per row)", ["none"]),
+        (None, ["none", "selective", "full"]),
+    ],
+)
+def test_recomputation_is_the_first_word_and_open_where_there_is_none(row, text, recompute):
+    assert [case.recompute for case in cases_of(row({"recompute": text}))] == recompute
+
+
+def test_chunks_that_are_stated_make_the_schedule_interleaved(row):
+    case = only(row({"parallel": {"dp": 1, "tp": 1, "pp": 8, "vpp": 2}}))
+    assert (case.parallel.chunks, case.schedule) == (2, "interleaved")
+    assert only(row({"parallel": {"dp": 1, "tp": 1, "pp": 8, "vpp": 1}})).schedule == "1f1b"
+
+
+def test_interleaved_without_chunks_is_every_number_that_divides_the_layers_of_a_stage(row):
+    changes = {"parallel": {"dp": 1, "tp": 1, "pp": 8}, "schedule": "interleaved for pp>1 (from memory)"}
+    cases = cases_of(row(changes))
+    assert [(case.parallel.chunks, case.schedule) for case in cases] == [
+        (1, "1f1b"),
+        (2, "interleaved"),
+        (4, "interleaved"),
+    ]
+    # 12 micro-batches are not in rounds of 8.
+    assert [case.parallel.chunks for case in cases_of(row(changes | {"batch": {"global": 12, "micro": 1}}))] == [1]
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "expected"),
+    [
+        ("FULL_SHARD", {"zero_stage": 3}),
+        ("SHARD_GRAD_OP", {"zero_stage": 3, "reshard_after_forward": False}),
+        ("NO_SHARD", {"zero_stage": 0}),
+        ("HYBRID_SHARD", {"zero_stage": 3, "replicas": 8}),
+        (64, {"zero_stage": 3}),
+        (16, {"zero_stage": 3, "replicas": 4}),
+        (1, {"zero_stage": 3}),
+        (0, {"zero_stage": 2}),
+    ],
+)
+def test_fsdp_is_read_as_its_sources_write_it(row, fsdp, expected):
+    changes = {"hardware.gpus": 64, "parallel": {"dp": 64, "tp": 1, "pp": 1, "fsdp": fsdp, "zero_stage": 2}}
+    parallel = only(row(changes | {"batch.micro": 1})).parallel
+    assert parallel == Parallel(data=64, sequence_parallel=False, **expected)
+
+
+def test_what_is_sharded_by_default_depends_on_the_software(row):
+    assert only(row()).parallel.zero_stage == 0
+    assert only(row({"hardware.gpu": "H100"})).parallel.zero_stage == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "stacks"),
+    [
+        ("korthikanti22", {"megatron-2021"}),
+        ("bloom", {"megatron-2021"}),
+        ("vtrain", {"megatron-2021"}),
+        ("megatron", {"megatron-2021", "transformer-engine"}),
+        ("mpt", {"fsdp-flash"}),
+        ("titan", {"torch-compile"}),
+        ("mbridge", {"transformer-engine"}),
+        ("simumax", {"transformer-engine"}),
+    ],
+)
+def test_the_software_follows_from_the_source(published, family, stacks):
+    assert {stack_of(row, cluster_of(row)) for row in published if row.family == family} == stacks
+
+
+def test_torchtitan_that_does_not_compile_is_not_compiled(row):
+    source = {"source.title": "torchtitan benchmarks", "hardware.gpu": "H100"}
+    assert only(row(source | {"notes": "eager"})).stack == "fsdp-flash"
+    assert only(row(source | {"notes": "compile+float8"})).stack == "torch-compile"
+
+
+def test_sequence_parallel_is_as_stated_or_what_the_software_can(row):
+    assert not only(row()).parallel.has_sequence_parallel
+    assert only(row({"hardware.gpu": "H100"})).parallel.has_sequence_parallel
+    assert not only(row({"hardware.gpu": "H100", "parallel.sequence_parallel": False})).parallel.has_sequence_parallel
+    assert only(row({"parallel.sequence_parallel": True})).parallel.has_sequence_parallel
+
+
+def test_lora_trains_adapters_only(row):
+    assert only(row({"notes": "LoRA Performance"})).trainable == "lora"
+    assert only(row({"notes": "SFT Performance"})).trainable == "all"
+
+
+def test_an_optimizer_is_known_by_its_name(row):
+    assert only(row({"optimizer": "decoupled_adamw (yaml default)"})).optimizer == "adamw"
+    assert only(row({"optimizer": "Adafactor"})).optimizer == "adafactor"

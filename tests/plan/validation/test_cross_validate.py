@@ -1,0 +1,67 @@
+"""A constant that is true of every source survives leaving one out; one that is true of one source does not."""
+
+from math import log
+
+import pytest
+
+from lablib.plan.validation.cross_validate import Constant, cross_validate, fit, loss
+from lablib.plan.validation.score import prepare
+
+SOURCES = ("one", "two", "three")
+
+
+@pytest.fixture
+def rows(row):
+    """Three sources whose steps take 0.125 s a layer."""
+    return [
+        row({"id": f"{source}-{layers}", "model.layers": layers, "measured.iteration_s": layers * 0.125})
+        for source in SOURCES
+        for layers in (8, 16, 32)
+    ]
+
+
+def maker(fixed):
+    return lambda values: lambda model, **_: fixed(values["s_per_layer"] * model.num_layers)
+
+
+def test_a_constant_that_holds_everywhere_is_found_and_held_out_as_well_as_fitted(rows, fixed):
+    results = cross_validate(rows, {"s_per_layer": Constant(0.3, 0.01, 1.0)}, maker(fixed), rounds=10)
+    assert [result.source for result in results] == list(SOURCES)
+    for result in results:
+        assert result.rows == 3
+        assert result.values["s_per_layer"] == pytest.approx(0.125, rel=0.01)
+        assert result.fitted < 1 and result.held_out < 1
+
+
+def test_a_source_that_is_different_shows_when_it_is_left_out(row, fixed):
+    rows = [
+        row({"id": f"{source}-{layers}", "model.layers": layers, "measured.iteration_s": layers * s_per_layer})
+        for source, s_per_layer in {"one": 0.1, "two": 0.1, "odd": 0.2}.items()
+        for layers in (8, 16, 32)
+    ]
+    results = {one.source: one for one in cross_validate(rows, {"s_per_layer": Constant(0.1, 0.01, 1)}, maker(fixed))}
+    assert results["odd"].held_out == pytest.approx(50, abs=1)
+    assert results["one"].fitted == pytest.approx(0, abs=1)
+
+
+def test_a_constant_stays_inside_its_bounds(rows, fixed):
+    ready, _ = prepare(rows)
+    assert fit(ready, {"s_per_layer": Constant(0.3, 0.2, 1.0)}, maker(fixed))["s_per_layer"] == 0.2
+
+
+def test_the_loss_counts_every_source_the_same(row, fixed):
+    ready, _ = prepare([row({"id": f"many-{n}"}) for n in range(9)] + [row({"id": "few-1"})])
+    assert loss(ready, lambda **_: fixed(4.0)) == 0
+    ready, _ = prepare([row({"id": f"many-{n}"}) for n in range(9)] + [row({"id": "few-1", "measured.iteration_s": 8})])
+    assert loss(ready, lambda **_: fixed(4.0)) == pytest.approx(log(2) / 2)
+
+
+def test_one_source_alone_cannot_be_left_out(row, fixed):
+    with pytest.raises(ValueError, match="leaving one source out needs two or more: got mine"):
+        cross_validate([row()], {}, maker(fixed))
+
+
+@pytest.mark.parametrize("figures", [(0.0, 0.0, 1.0), (2.0, 0.5, 1.0), (0.1, 0.5, 1.0)])
+def test_bounds_that_exclude_the_value_are_refused(figures):
+    with pytest.raises(ValueError, match="0 < least <= value <= most"):
+        Constant(*figures)

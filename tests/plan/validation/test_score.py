@@ -1,0 +1,88 @@
+"""Errors are put together as the report says, and every row that is not scored is named."""
+
+import json
+from statistics import fmean, median
+
+import pytest
+
+from lablib.plan.validation.case import cases_of
+from lablib.plan.validation.rows import parse_rows
+from lablib.plan.validation.score import best, score, statistics
+
+
+def test_errors_are_in_percent_of_what_was_measured(row, fixed):
+    report = score([row(), row({"id": "mine-two", "measured.iteration_s": 5.5})], lambda **_: fixed(4.4))
+    (family,) = report.to_json()["families"].items()
+    assert family[0] == "mine"
+    assert {name: family[1][name] for name in ("rows", "mape", "median", "bias", "max")} == pytest.approx(
+        {"rows": 2, "mape": 15.0, "median": 15.0, "bias": -5.0, "max": 20.0}
+    )
+    assert report.to_json()["all"] == family[1]
+
+
+def test_the_form_for_programs_has_exactly_the_promised_keys(published, fixed):
+    answer = json.loads(json.dumps(score(published, lambda **_: fixed()).to_json()))
+    assert list(answer) == ["families", "all", "memory", "skipped"]
+    assert answer["all"]["rows"] == sum(family["rows"] for family in answer["families"].values()) == 296
+    keys = {"rows", "mape", "median", "bias", "max", "naive_mape"}
+    assert all(set(family) == keys for family in [answer["all"], *answer["families"].values()])
+    assert answer["memory"]["rows"] == 33 and answer["skipped"] == []
+
+
+def test_the_naive_error_stands_beside_and_does_not_depend_on_the_predictor(row, fixed):
+    naive = [score([row()], lambda s=s, **_: fixed(s)).all()["naive_mape"] for s in (1.0, 9.0)]
+    assert naive[0] == naive[1] > 0
+
+
+def test_memory_is_scored_where_it_was_measured(row, fixed):
+    rows = [row({"measured.memory_gib_per_gpu": 25.0}), row({"id": "mine-two"})]
+    memory = score(rows, lambda **_: fixed(4.4, 30 * 2**30)).memory()
+    assert memory["rows"] == 1 and memory["mape"] == pytest.approx(20.0) and memory["bias"] == pytest.approx(20.0)
+    assert memory["families"]["mine"]["mape"] == pytest.approx(20.0)
+
+
+def test_a_row_with_memory_only_counts_for_memory_only(row, fixed):
+    report = score([row({"measured": {"memory_gib_per_gpu": 25.0}})], lambda **_: fixed())
+    assert report.all() == {"rows": 0} and report.memory()["rows"] == 1
+
+
+def test_a_row_that_is_not_scored_is_named_with_line_and_reason(line, fixed):
+    lines = [line(), line({"id": "mine-b", "parallel.dp": 4}), '{"id": "mine-c", "scorable": false}']
+    skipped = score(parse_rows(lines), lambda **_: fixed()).to_json()["skipped"]
+    assert [(one["id"], one["line"]) for one in skipped] == [("mine-b", 2), ("mine-c", 3)]
+    assert "must be the number of GPUs" in skipped[0]["reason"] and "scorable" in skipped[1]["reason"]
+
+
+def test_a_row_that_the_predictor_refuses_is_named_too(row):
+    def refuses(**_):
+        raise ValueError("32 layers do not divide")
+
+    (skipped,) = score([row()], refuses).skipped
+    assert skipped.reason == "the predictor refuses: 32 layers do not divide"
+
+
+def test_a_figure_in_another_unit_is_an_error_of_the_file(line, fixed):
+    rows = parse_rows([line(), line({"id": "mine-two", "measured.iteration_s": 4000.0})])
+    with pytest.raises(ValueError, match=r"^line 2, mine-two: measured.iteration_s = 4000 means"):
+        score(rows, lambda **_: fixed())
+
+
+def test_of_what_is_open_the_fastest_that_fits_counts(row, fixed):
+    cases = cases_of(row({"batch": {"global": 64}}))
+    by_micro = {1: fixed(5.0, 20e9), 2: fixed(4.0, 40e9), 4: fixed(3.0, 79e9), 8: fixed(2.0, 81e9), 16: fixed(1, 200e9)}
+    assert best(cases, lambda micro_batch, **_: by_micro[micro_batch])[0].micro_batch == 4
+    too_big = {micro: fixed(one.step_time_s, one.peak_memory_bytes + 80e9) for micro, one in by_micro.items()}
+    assert best(cases, lambda micro_batch, **_: too_big[micro_batch])[0].micro_batch == 1
+
+
+def test_statistics_are_those_of_the_definition():
+    errors = [3.0, -8.0, 1.0]
+    figures = statistics(errors, [10.0, -20.0, 0.0])
+    assert figures["mape"] == fmean([3, 8, 1]) and figures["median"] == median([3, 8, 1])
+    assert (figures["bias"], figures["max"], figures["naive_mape"]) == (fmean(errors), 8.0, 10.0)
+
+
+def test_families_with_several_kinds_of_rows_are_told_apart(published, fixed):
+    groups = score(published, lambda **_: fixed()).groups()
+    assert {"vtrain-multi", "vtrain-single", "megatron-sc21", "megatron-core", "mpt", "bloom", "titan"} <= set(groups)
+    assert groups["vtrain-multi"]["rows"] == 42 and groups["vtrain-single"]["rows"] == 79
