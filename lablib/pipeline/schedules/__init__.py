@@ -1,0 +1,102 @@
+"""The pipeline schedules, one a file, all with one contract: sizes in, a `Plan` out.
+
+    gpipe(p, m)                   all forwards, all backwards
+    one_f_one_b(p, m)             in turns
+    interleaved_1f1b(p, m, v)     in turns, over v small pieces a rank
+    breadth_first(p, m, v)        as gpipe, over v small pieces a rank
+    zb_h1(p, m) zb_h2(p, m)       weight gradients fill the bubble
+    zb_v(p, m) dualpipe_v(p, m)   the same, with two pieces a rank in a V
+    v_half(p, m) v_min(p, m)      the same, for less memory
+
+`SCHEDULES` has them by name, and `make("zb-v", 4, 8)` is `zb_v(4, 8)`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lablib.errors import unknown_name
+from lablib.pipeline.plan import Plan
+from lablib.pipeline.schedules.breadth_first import breadth_first
+from lablib.pipeline.schedules.dualpipe_v import dualpipe_v
+from lablib.pipeline.schedules.gpipe import gpipe
+from lablib.pipeline.schedules.interleaved_1f1b import interleaved_1f1b
+from lablib.pipeline.schedules.one_f_one_b import one_f_one_b
+from lablib.pipeline.schedules.v_half import v_half
+from lablib.pipeline.schedules.v_min import v_min
+from lablib.pipeline.schedules.zb_h1 import zb_h1
+from lablib.pipeline.schedules.zb_h2 import zb_h2
+from lablib.pipeline.schedules.zb_v import zb_v
+
+__all__ = [
+    "gpipe",
+    "one_f_one_b",
+    "interleaved_1f1b",
+    "breadth_first",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "dualpipe_v",
+    "v_half",
+    "v_min",
+    "SCHEDULES",
+    "Schedule",
+    "make",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule and what it asks for.
+
+    Attributes:
+        plan: the function that makes its plan.
+        takes_chunks: whether `plan` has a third argument, the pieces on each rank.
+        num_chunks: where it has not: the pieces on each rank that the schedule is made for.
+    """
+
+    plan: Callable[..., Plan]
+    takes_chunks: bool = False
+    num_chunks: int = 1
+
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        "gpipe": Schedule(gpipe),
+        "1f1b": Schedule(one_f_one_b),
+        "interleaved": Schedule(interleaved_1f1b, takes_chunks=True),
+        "breadth-first": Schedule(breadth_first, takes_chunks=True),
+        "zb-h1": Schedule(zb_h1),
+        "zb-h2": Schedule(zb_h2),
+        "zb-v": Schedule(zb_v, num_chunks=2),
+        "dualpipe-v": Schedule(dualpipe_v, num_chunks=2),
+        "v-half": Schedule(v_half, num_chunks=2),
+        "v-min": Schedule(v_min, num_chunks=2),
+    }
+)
+
+
+def make(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Plan:
+    """The plan of a schedule by its name.
+
+    Arguments:
+        name: one of `SCHEDULES`.
+        num_stages: ranks of the pipeline.
+        num_microbatches: in one step.
+        num_chunks: pieces of the model on each rank. The schedules in a V have 2 whatever stands here: 1 or 2.
+
+    Raises:
+        ValueError: a name nobody knows; sizes that the schedule is not defined for.
+    """
+    if name not in SCHEDULES:
+        raise unknown_name("schedule", name, list(SCHEDULES))
+    schedule = SCHEDULES[name]
+    if schedule.takes_chunks:
+        return schedule.plan(num_stages, num_microbatches, num_chunks)
+    if num_chunks not in (1, schedule.num_chunks):
+        takers = " or ".join(other for other, each in SCHEDULES.items() if each.takes_chunks)
+        raise ValueError(
+            f"{name} has {schedule.num_chunks} piece{'s' * (schedule.num_chunks > 1)} on each rank: "
+            f"got num_chunks={num_chunks}; try num_chunks={schedule.num_chunks}, or {takers}."
+        )
+    return schedule.plan(num_stages, num_microbatches)

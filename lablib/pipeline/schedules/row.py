@@ -1,0 +1,55 @@
+"""How the schedules are written down: one rank's actions as phases, each a pattern and how often it comes.
+
+    row = Row((1,), num_microbatches=4)
+    row.write(2, "F")         1F0 1F1                   two forwards
+    row.write(9, "F B")       1F2 1B0 1F3 1B1 1B2 1B3   one forward, one backward; what has run out is left out
+
+A step of a pattern is a kind and, where the rank holds several pieces, which of them: "F0 I1 W1". Each kind takes the
+micro-batches of a piece in order; "W" alone takes the oldest weight gradient that waits, of whichever piece.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from lablib.pipeline.plan import Action, Kind
+
+# A whole backward counts as both of its halves.
+_COUNTED_AS = {Kind.F: (Kind.F,), Kind.B: (Kind.I, Kind.W), Kind.I: (Kind.I,), Kind.W: (Kind.W,)}
+
+
+class Row:
+    """The actions of one rank, while they are written. `actions` holds those so far."""
+
+    def __init__(self, pieces: Sequence[int], num_microbatches: int):
+        self.actions: list[Action] = []
+        self._pieces = tuple(pieces)
+        self._num_microbatches = num_microbatches
+        self._next = {(kind, piece): 0 for kind in Kind for piece in self._pieces}
+        self._waiting: deque[int] = deque()  # the piece of each I that "W" has not come to
+
+    def write(self, times: int, pattern: str) -> None:
+        """Adds the steps of `pattern`, `times` times over; those whose micro-batches have run out are left out."""
+        steps = [self._parse(step) for step in pattern.split()]
+        for _ in range(times):
+            for kind, piece in steps:
+                self._add(kind, self._pop_waiting() if piece is None else piece)
+
+    def _parse(self, step: str) -> tuple[Kind, int | None]:
+        kind, which = Kind(step[0]), step[1:]
+        if not which and len(self._pieces) > 1:
+            assert kind is Kind.W, f"say which piece does {kind}"
+            return kind, None
+        return kind, self._pieces[int(which or 0)]
+
+    def _add(self, kind: Kind, piece: int | None) -> None:
+        counted = _COUNTED_AS[kind]
+        if piece is None or (microbatch := self._next[counted[0], piece]) >= self._num_microbatches:
+            return
+        self.actions.append(Action(piece, kind, microbatch))
+        for each in counted:
+            self._next[each, piece] = microbatch + 1
+        if kind is Kind.I:
+            self._waiting.append(piece)
+
+    def _pop_waiting(self) -> int | None:
+        return self._waiting.popleft() if self._waiting else None

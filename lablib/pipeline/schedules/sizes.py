@@ -1,0 +1,18 @@
+"""What every schedule asks of its sizes, and where the pieces of the model are put."""
+
+
+def check_sizes(name: str, **sizes: int) -> None:
+    """Raises ValueError unless every size is a whole number from 1: `check_sizes("gpipe", num_stages=4)`."""
+    for size, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}: {size} must be a whole number from 1: got {value!r}; try {size}=1 or more.")
+
+
+def loop(num_stages: int, num_chunks: int = 1) -> tuple[int, ...]:
+    """`rank_of` of pieces dealt around in turn: 0 1 2 0 1 2."""
+    return tuple(range(num_stages)) * num_chunks
+
+
+def vee(num_stages: int) -> tuple[int, ...]:
+    """`rank_of` of two pieces a rank in the shape of a V, 0 1 2 2 1 0: rank i holds pieces i and 2p-1-i."""
+    return (*range(num_stages), *reversed(range(num_stages)))
