@@ -1,14 +1,42 @@
 """Pipeline schedules as data: what each stage does, in which order; and what that costs.
 
-plan.py          an action, a plan
-costs.py         what the actions take
-replay.py        when each runs, what each rank holds
-closed_form.py   the same as formulas, for a planner
+plan.py             an action, a plan
+schedules/          GPipe, 1F1B and the others: each a function that returns a plan
+validate.py         the rules a plan must keep (rules.py, deadlock.py)
+communication.py    a plan with its sends and receives (messages.py)
+costs.py            what the actions take
+replay.py           when each runs, what each rank holds
+closed_form.py      the same as formulas, for a planner
 """
 
 # ruff: noqa: I001  (in reading order)
 from lablib.pipeline.plan import Action, Kind, Plan
+from lablib.pipeline import schedules
+from lablib.pipeline.rules import Finding, Rule
+from lablib.pipeline.validate import Report, check, peak_in_flight, validate
+from lablib.pipeline.messages import CommunicationPlan, Exchange, Message, MessageKind
+from lablib.pipeline.communication import naive_communication, with_communication
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.replay import Replay, replay
 
-__all__ = ["Action", "Kind", "Plan", "Costs", "Replay", "replay"]
+__all__ = [
+    "Action",
+    "Kind",
+    "Plan",
+    "schedules",
+    "Finding",
+    "Rule",
+    "Report",
+    "check",
+    "peak_in_flight",
+    "validate",
+    "CommunicationPlan",
+    "Exchange",
+    "Message",
+    "MessageKind",
+    "naive_communication",
+    "with_communication",
+    "Costs",
+    "Replay",
+    "replay",
+]

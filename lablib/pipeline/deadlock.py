@@ -1,0 +1,175 @@
+"""Whether a plan can run to its end; and where it cannot, who waits for whom.
+
+A plan is played through: a rank goes on while what its next step needs is there, and waits otherwise. If in the end
+nobody can go on and not all is done, some ranks wait for each other in a circle, and the circle is the explanation:
+
+    rank 0 waits at step 2, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 4);
+    rank 1 waits at step 3, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 3).
+
+An action needs the action before it in its micro-batch's way through the pieces. Where messages are steps of their own
+(messages.py), what comes from another rank is waited for in its receive; a receive waits until the other end has
+posted its send, and a send for its receive if sends block, as large ones do on most transports.
+
+Cost: a play through all steps, linear in their number.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from lablib.pipeline.messages import CommunicationPlan, Exchange, Message, Step
+from lablib.pipeline.plan import Action, Kind, Plan
+
+Computed = tuple[int, Kind, int]  # piece, F or I, micro-batch
+Event = Computed | Message  # something is computed, or one end of a message is posted
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Rank `rank` stands at its step `index`, which is `step`; `reason` says what for, of rank `on_rank`."""
+
+    rank: int
+    index: int
+    step: str
+    reason: str
+    on_rank: int | None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} waits at step {self.index}, {self.step}, {self.reason}"
+
+
+def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> tuple[Wait, ...]:
+    """The ranks that wait for each other in a circle, in its order; empty where the plan runs to its end.
+
+    Where a rank waits for something that no rank ever does, it stands at the end of a chain instead.
+
+    Arguments:
+        plan: with messages among its steps, or without: then what is computed is there for all at once.
+        blocking_sends: a send is done when the other end receives, not before.
+    """
+    rows, needs = _rows_and_needs(plan, blocking_sends)
+    stuck = {rank: at for rank, at in enumerate(_play(rows, needs)) if at < len(rows[rank])}
+    if not stuck:
+        return ()
+    done = {
+        event for rank, row in enumerate(rows) for step in row[: stuck.get(rank, len(row))] for event in _gives(step)
+    }
+    # A rank that stands at an exchange has posted it.
+    done |= {event for rank, at in stuck.items() for event in _posts(rows[rank][at])}
+    where = {
+        event: (rank, at) for rank, row in enumerate(rows) for at, step in enumerate(row) for event in _gives(step)
+    }
+    waits = {}
+    for rank, at in stuck.items():
+        missing = next(event for event in needs(rows[rank][at]) if event not in done)
+        waits[rank] = _wait(rank, at, rows[rank][at], missing, where.get(missing))
+    return _circle(waits)
+
+
+def needed(action: Action, num_pieces: int) -> Computed | None:
+    """What an action needs of another piece, or of the forward of its own where that is the last."""
+    stage, kind, microbatch = action.stage, action.kind, action.microbatch
+    if kind is Kind.F:
+        return (stage - 1, Kind.F, microbatch) if stage else None
+    if kind is Kind.W:
+        return (stage, Kind.I, microbatch)
+    return (stage + 1, Kind.I, microbatch) if stage + 1 < num_pieces else (stage, Kind.F, microbatch)
+
+
+def given(action: Action) -> Computed | None:
+    """What others may need of an action: its activation, or the gradient of its input."""
+    if action.kind is Kind.W:
+        return None
+    return (action.stage, Kind.F if action.kind is Kind.F else Kind.I, action.microbatch)
+
+
+def _gives(step: Step) -> Iterable[Event]:
+    if isinstance(step, Exchange):
+        return step.messages
+    event = given(step)
+    return () if event is None else (event,)
+
+
+def _posts(step: Step) -> Iterable[Event]:
+    return step.messages if isinstance(step, Exchange) else ()
+
+
+_Needs = Callable[[Step], Iterable[Event]]
+
+
+def _rows_and_needs(plan: Plan | CommunicationPlan, blocking_sends: bool) -> tuple[Sequence[Sequence[Step]], _Needs]:
+    """Of each rank its steps; and what a step needs."""
+    if isinstance(plan, Plan):
+        num_pieces = plan.num_pieces
+
+        def needs_of_action(step: Step) -> Iterable[Event]:
+            assert isinstance(step, Action)
+            event = needed(step, num_pieces)
+            return () if event is None else (event,)
+
+        return plan.actions, needs_of_action
+
+    rank_of = plan.plan.rank_of
+
+    def needs(step: Step) -> Iterable[Event]:
+        if isinstance(step, Exchange):
+            return [each.other_end for each in step.messages if blocking_sends or not each.is_send]
+        event = needed(step, len(rank_of))
+        # What another rank computes was waited for in the receive.
+        return () if event is None or rank_of[event[0]] != rank_of[step.stage] else (event,)
+
+    return plan.steps, needs
+
+
+def _play(rows: Sequence[Sequence[Step]], needs: _Needs) -> list[int]:
+    """How many steps of each rank can be done."""
+    at = [0] * len(rows)
+    done: set[Event] = set()
+    waiting: dict[Event, list[int]] = {}
+    can_go_on = deque(range(len(rows)))
+
+    def happen(events: Iterable[Event]) -> None:
+        for event in events:
+            done.add(event)
+            can_go_on.extend(waiting.pop(event, ()))
+
+    while can_go_on:
+        rank = can_go_on.popleft()
+        while at[rank] < len(rows[rank]):
+            step = rows[rank][at[rank]]
+            happen(_posts(step))
+            missing = next((event for event in needs(step) if event not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            if isinstance(step, Action):
+                happen(_gives(step))
+            at[rank] += 1
+    return at
+
+
+def _wait(rank: int, at: int, step: Step, missing: Event, where: tuple[int, int] | None) -> Wait:
+    on_rank, index = where or (None, None)
+    if isinstance(missing, Message):
+        verb = "send" if missing.is_send else "receive"
+        reason = f"for rank {on_rank} to {verb} ({missing}, its step {index})" if where else f"for {missing}"
+    else:
+        stage, kind, microbatch = missing
+        whose = "its own" if on_rank == rank else f"rank {on_rank}'s"
+        what = "activation" if kind is Kind.F else "gradient"
+        reason = f"for the {what} of micro-batch {microbatch} from piece {stage}"
+        reason += f", {whose} step {index}" if where else ""
+    if where is None:
+        reason += ", which nobody ever does"
+    return Wait(rank, at, str(step), reason, on_rank)
+
+
+def _circle(waits: dict[int, Wait]) -> tuple[Wait, ...]:
+    """Follows who waits for whom from the first rank that does, until one comes again."""
+    path: list[int] = []
+    rank: int | None = min(waits)
+    while rank is not None and rank in waits and rank not in path:
+        path.append(rank)
+        rank = waits[rank].on_rank
+    start = path.index(rank) if rank in path else 0
+    return tuple(waits[each] for each in path[start:])
