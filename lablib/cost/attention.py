@@ -14,11 +14,14 @@ rescaling of a sum, and cores have few units for it: an A100's has 1,024 multipl
 
 Legend: S queries, T keys, K width of a head (the mean of that of keys and of values).
 
+Its rows must be multiples of 16 bytes: a head of another width is padded, at 16 bits to the next multiple of 8.
+
 With `causal` the work is that of the pairs (query, key <= query): (S + 1) / 2 S of it where S = T. FLOPs are counted
 as torch and published figures count them, the masked half included; so a causal kernel may seem to pass the peak.
 
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135; Dao, "FlashAttention-2", 2023, arXiv 2307.08691 (up to
 73% of an A100's peak forward); Shah et al., "FlashAttention-3", 2024, arXiv 2407.08608 (up to 740 TFLOP/s on an H100).
+Padding: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py at 7153673 (issue 1347).
 Simplified: one depth of softmax for every device; no split of the keys over cores when there are few queries.
 """
 
@@ -59,6 +62,9 @@ def flash_compute_s(
     if device.num_cores:
         blocks = ceil_div(blocks, device.num_cores) * device.num_cores
     share = causal_share(queries, keys) if causal else 1.0
+    if device.row_alignment_bytes:
+        in_a_load = max(1, int(device.row_alignment_bytes / bytes_per_number(dtype)))
+        d_head = ceil_div(d_head, in_a_load) * in_a_load
     work = 2 * products * blocks * rows * keys * (d_head + softmax) * share
     return work / device.matmul_rate(dtype)
 
@@ -106,5 +112,5 @@ def attention_time_s(
     if not backward:
         return scores + softmax_s + values
     # Gradients of V and K have T rows and S steps; that of the scores is shaped as they are, that of Q as O is.
-    transposed = matmul_time_s(keys, d_head, queries, dtype, device, batch=pairs)
+    transposed = matmul_time_s(keys, d_head, queries, dtype, device, batch=pairs, rows=(keys, d_head))
     return scores + values + 2 * transposed + softmax_s

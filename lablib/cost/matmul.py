@@ -15,19 +15,39 @@ A library has smaller tiles too (cublasLtMatmulTile_t lists them from 256 x 128 
 tile multiplies fewer numbers for each one it loads, m n / (m + n), and runs at a share of the rate in proportion: the
 largest tile is the one whose loads just keep up.
 
-Source: NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001), 2023, sections 2.3 and 3; Williams,
-Waterman, Patterson, "Roofline", CACM 52(4), 2009. Checked against published measurements in tests/cost/test_matmul.py.
-Simplified: no alignment, no split of K over cores, no clock that sinks under load.
+A core loads 16 bytes at a time if every row of the matrices begins at a multiple of 16 bytes: 8 numbers of 16 bits.
+Else it loads less at once, as far as the rows allow, and the tensor cores wait for the loads that just kept up:
+
+    rows are multiples of       16 bytes    4 or 8 bytes, the least of an asynchronous copy    less
+    share of the rate           1           0.67                                               0.29
+
+What counts is what lies in one piece in memory: of [M, K] times [K, N], as torch stores them, K and N. So it is in a
+linear layer's forward pass and for its input's gradient; the gradient of its weight, [N, M] times [M, K], reads rows
+of N and K. The number of tokens, M, lies in no row and may be odd.
+
+Source: NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001), 2023, sections 2.1 (alignment), 2.3 and
+3; Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009. The two shares: medians of an A100's products beside
+their aligned neighbours, from Anthony et al., "The Case for Co-Designing Model Architectures with Hardware", 2024,
+arXiv 2401.14489 (github.com/EleutherAI/cookbook, 27dff48, sizing/results). Checked against published measurements in
+tests/cost/test_published.py.
+Simplified: no split of K over cores, no clock that sinks under load; the shares of an A100 for every GPU that has them
+(a V100 loses less, an H100 more); an operand's first address is taken to be aligned.
 """
 
-from functools import cache
+from functools import cache, lru_cache, reduce
 
-from lablib.cost.arrays import Numbers, ceil_div, least, most
+import numpy as np
+
+from lablib.cost.arrays import Numbers, most
 from lablib.cost.memory import stream_time_s
 from lablib.cost.precision import bytes_per_number
 from lablib.hardware.device import Device
 
 _SMALLEST_TILE = 32
+_TENSOR_CORE_DTYPES = ("tfloat32", "float16", "bfloat16", "float8", "int8", "float4")
+# Of the rate: loads of 4 bytes or 8, which may be asynchronous copies; and of less, which may not.
+_ASYNC_LOADS, _SHORT_LOADS = 0.67, 0.29
+_LEAST_COPY_BYTES = 4
 
 
 def matmul_flops(m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1) -> Numbers:
@@ -35,23 +55,36 @@ def matmul_flops(m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1) -> Numb
     return 2 * batch * m * n * k
 
 
-def matmul_compute_s(m: Numbers, n: Numbers, k: Numbers, dtype: str, device: Device, batch: Numbers = 1) -> Numbers:
+def matmul_compute_s(
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    dtype: str,
+    device: Device,
+    batch: Numbers = 1,
+    rows: tuple[Numbers, ...] | None = None,
+) -> Numbers:
     """Seconds of the arithmetic alone, if every operand were at hand. Arguments as in `matmul_time_s`."""
-    rate, fastest = device.matmul_rate(dtype), _fastest_rate(device)
+    rate, fastest = _rates(device, dtype)
     if not device.num_cores and device.matmul_tile == (1, 1):
         return 2 * batch * m * n * (k / rate + device.matmul_half_depth / fastest)
     # One more multiply-add for each number of the output, on all cores: what a wave is made of.
     step_s = 2 * max(1, device.num_cores) * (k / rate + device.matmul_half_depth / fastest)
-    cost = None
-    for rows, columns, share in _tiles(device.matmul_tile):
-        tiles = batch * ceil_div(m, rows) * ceil_div(n, columns)
-        waves = ceil_div(tiles, device.num_cores) if device.num_cores else tiles
-        time_s = waves * (rows * columns / share) * step_s
-        cost = time_s if cost is None else least(cost, time_s)
-    return cost
+    time_s = _least_work(m, n, batch, device.matmul_tile, device.num_cores or 1) * step_s
+    if not device.row_alignment_bytes:
+        return time_s
+    return time_s / alignment_share((k, n) if rows is None else rows, dtype, device)
 
 
-def matmul_time_s(m: Numbers, n: Numbers, k: Numbers, dtype: str, device: Device, batch: Numbers = 1) -> Numbers:
+def matmul_time_s(
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    dtype: str,
+    device: Device,
+    batch: Numbers = 1,
+    rows: tuple[Numbers, ...] | None = None,
+) -> Numbers:
     """Seconds of `batch` products [m, k] x [k, n] in one kernel, without its launch.
 
     Arguments:
@@ -59,10 +92,65 @@ def matmul_time_s(m: Numbers, n: Numbers, k: Numbers, dtype: str, device: Device
         dtype: "float64", "float32", "tfloat32", "float16", "bfloat16" or "float8": that of the operands. The result has
             it too, but for float8, whose products are written in 16 bits.
         device: where.
+        rows: how long the rows of operands and result are in memory, in numbers; None: k and n. For the gradient of a
+            weight, whose operand [m, k] lies transposed, (m, n).
     """
     size = bytes_per_number(dtype)
     size_bytes = batch * ((m * k + k * n) * size + m * n * max(size, 2))
-    return most(matmul_compute_s(m, n, k, dtype, device, batch), stream_time_s(size_bytes, device))
+    return most(matmul_compute_s(m, n, k, dtype, device, batch, rows), stream_time_s(size_bytes, device))
+
+
+def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Numbers:
+    """Share of the rate that rows of these lengths (in numbers) leave: 1 where all are multiples of 16 bytes.
+
+    Arguments:
+        rows: whole numbers, or numpy arrays of them.
+        dtype: of the operands; one that tensor cores do not compute (float32, float64) loses nothing.
+        device: where; its `row_alignment_bytes`.
+    """
+    if not device.row_alignment_bytes or dtype not in _TENSOR_CORE_DTYPES:
+        return 1.0
+    # The lowest bit set in any length: what all rows are a multiple of.
+    bits = 0
+    for row in rows:
+        bits = bits | (row if type(row) is int else _whole(row))
+    size = bytes_per_number(dtype)
+    off_load, off_copy = bits & (int(device.row_alignment_bytes / size) - 1), bits & (int(_LEAST_COPY_BYTES / size) - 1)
+    if isinstance(bits, np.ndarray):
+        return np.where(off_load == 0, 1.0, np.where(off_copy, _SHORT_LOADS, _ASYNC_LOADS))
+    return 1.0 if off_load == 0 else _SHORT_LOADS if off_copy else _ASYNC_LOADS
+
+
+def _whole(row: Numbers) -> Numbers:
+    return row.astype(np.int64) if isinstance(row, np.ndarray) else int(row)
+
+
+def _least_work(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int], cores: int) -> Numbers:
+    """The least, over the tiles of a library, of waves times the numbers in a tile over its share of the rate."""
+    if isinstance(m, np.ndarray) or isinstance(n, np.ndarray) or isinstance(batch, np.ndarray):
+        return _least_work_of_each(m, n, batch, largest, cores)
+    best, even_work = float("inf"), batch * m * n / cores * (1 - 1e-12)
+    for a, b, area, share in _by_share(largest):
+        # Not even full waves of this tile would be less work, nor of those after it: they have a smaller share.
+        if best * share < even_work:
+            break
+        best = min(best, -(-batch * -(-m // a) * -(-n // b) // cores) * area)
+    return best
+
+
+def _least_work_of_each(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int], cores: int) -> np.ndarray:
+    """The same for arrays. A quotient of floats, rounded up, is exact below 2^45, and five times as fast."""
+    tiles = _by_share(largest)
+    extents = {extent for tile in tiles for extent in tile[:2]}
+    down, across = ({extent: np.ceil(x / extent) for extent in extents} for x in (m, n))
+    work = (np.ceil(batch * down[a] * across[b] / cores) * area for a, b, area, _ in tiles)
+    return reduce(lambda x, y: np.minimum(x, y, out=x), work)
+
+
+@cache
+def _by_share(largest: tuple[int, int]) -> tuple[tuple[int, int, float, float], ...]:
+    """Each tile, with its numbers over its share of the rate, and the share; the largest share first."""
+    return tuple(sorted(((a, b, a * b / share, share) for a, b, share in _tiles(largest)), key=lambda tile: -tile[3]))
 
 
 @cache
@@ -81,7 +169,9 @@ def _halves(extent: int) -> list[int]:
     return halves
 
 
-def _fastest_rate(device: Device) -> float:
-    """The rate of the fastest dtype wider than 8 bits: the one that `matmul_half_depth` is counted in."""
+@lru_cache(maxsize=1024)
+def _rates(device: Device, dtype: str) -> tuple[float, float]:
+    """FLOP/s of a dtype, and of the fastest wider than 8 bits: the one that `matmul_half_depth` is counted in."""
     narrow = ("float8", "float4", "int8")
-    return max(device.matmul_rate(dtype) for dtype in device.peak_flops_per_s if dtype not in narrow)
+    fastest = max(device.matmul_rate(name) for name in device.peak_flops_per_s if name not in narrow)
+    return device.matmul_rate(dtype), fastest

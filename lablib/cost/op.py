@@ -111,9 +111,16 @@ def _product(first: str, second: str) -> _Seconds:
 
     def seconds(call: Call, device: Device) -> float:
         (*batch, m, k), n = call[first].shape, call[second].shape[-1]
-        return matmul_compute_s(m, n, k, peak_name(call[first].dtype), device, batch=prod(batch))
+        rows = (_row(call[first]), _row(call[second]), n)
+        return matmul_compute_s(m, n, k, peak_name(call[first].dtype), device, batch=prod(batch), rows=rows)
 
     return seconds
+
+
+def _row(matrix: torch.Tensor) -> int:
+    """How far apart the rows of a matrix are in memory, in numbers; the columns of one that lies transposed."""
+    down, right = matrix.stride()[-2:]
+    return down if right == 1 else right
 
 
 def _linear(call: Call, device: Device) -> float:

@@ -35,6 +35,7 @@ class Device:
         cache_bandwidth_bytes_per_s: that speed; positive where there is a cache.
         matmul_efficiency_by_dtype: the same share for dtypes that reach another one, by dtype name.
         power_w: thermal design power in watts, where the source states it.
+        row_alignment_bytes: a power of two; matrices whose rows are multiples of it are loaded at full width. 0: any.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Device:
     cache_bandwidth_bytes_per_s: float = 0.0
     matmul_efficiency_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
     power_w: float | None = None
+    row_alignment_bytes: int = 0
 
     def __post_init__(self) -> None:
         if "float32" not in self.peak_flops_per_s:
@@ -84,6 +86,9 @@ class Device:
     def _check_counts(self) -> None:
         if not (isinstance(self.num_cores, int) and self.num_cores >= 0):
             raise ValueError(f"num_cores is a whole number, 0 or more: got {self.num_cores!r} for {self.name}")
+        alignment = self.row_alignment_bytes
+        if not (isinstance(alignment, int) and alignment >= 0 and alignment & (alignment - 1) == 0):
+            raise ValueError(f"row_alignment_bytes is a power of two or 0: got {alignment!r} for {self.name}")
         tile = self.matmul_tile
         is_pair = isinstance(tile, tuple) and len(tile) == 2
         if not (is_pair and all(isinstance(extent, int) and extent >= 1 for extent in tile)):

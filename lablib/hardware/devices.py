@@ -5,6 +5,9 @@ by search over shapes: here, what a product 8,192 deep reaches whose tiles fill 
 so that the model agrees with published products of other depths: MAMF's best shapes, and DeepGEMM's table of small
 ones (github.com/deepseek-ai/DeepGEMM, README at 55ab91f, 2025-03-25; H800 has the cores of an H100). For a device
 with no such measurement it is a guess from its neighbours, and its source says so.
+
+NVIDIA's libraries load rows at full width that are multiples of 16 bytes (lablib/cost/matmul.py). On an MI250X products
+with other rows take as long (github.com/EleutherAI/cookbook, 27dff48, sizing/results/gemm_data/mm/ksweep_low).
 """
 
 from collections.abc import Mapping
@@ -56,6 +59,7 @@ _BLACKWELL = {
     "num_cores": 148,
     "matmul_tile": (128, 256),
     "matmul_half_depth": 64.0,
+    "row_alignment_bytes": 16,
     "matmul_efficiency": _efficiency(1745, 2250, 64),
     "matmul_efficiency_by_dtype": {"float8": _efficiency(3432.5, 4500, 128), "float4": 0.7},
 }
@@ -65,12 +69,13 @@ _BLACKWELL_NOTES = (
 )
 _VERDA = "verda.com/blog/gb300-nvl72-architecture"
 _KLOCKWOOD = "glennklockwood.com/garden/processors"
-_HOPPER_TILES = {"num_cores": 132, "matmul_tile": (128, 256), "matmul_half_depth": 160.0}
+_HOPPER_TILES = {"num_cores": 132, "matmul_tile": (128, 256), "matmul_half_depth": 160.0, "row_alignment_bytes": 16}
 _AMPERE = {
     "peak_flops_per_s": _AMPERE_PEAKS,
     "num_cores": 108,
     "matmul_tile": (128, 256),
     "matmul_half_depth": 85.0,
+    "row_alignment_bytes": 16,
     "matmul_efficiency": _efficiency(271.2, 312, 85),
     "cache_bytes": 40 * MIB,
     "cache_bandwidth_bytes_per_s": 5120 * 1.41e9,
@@ -89,6 +94,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 num_cores=80,
                 matmul_tile=(128, 256),
                 matmul_half_depth=64.0,
+                row_alignment_bytes=16,
                 memory_bytes=32 * GB,
                 memory_bandwidth_bytes_per_s=0.9e12,
                 power_w=300.0,

@@ -127,3 +127,31 @@ def test_a_fused_encoder_layer_has_the_flops_of_its_parts(priced):
     attention = 4 * 2 * 8 * 8 * 64
     cost = costs["aten::_transformer_encoder_layer_fwd"]
     assert cost.flops == products + attention and cost.time_s > cost.flops / 1e12
+
+
+# ---- alignment ----
+
+LOADS = replace(DEVICE, matmul_tile=(128, 256), num_cores=10, row_alignment_bytes=16)
+
+
+@given(st.integers(1, 40), st.integers(0, 7), st.booleans())
+def test_a_fused_kernel_pads_a_head_to_the_next_eight_numbers_of_sixteen_bits(eights, less, backward):
+    at = lambda d_head, device: flash_compute_s(2, 8, 512, 512, d_head, "float16", device, backward=backward)  # noqa: E731
+    padded_s = at(8 * eights, replace(LOADS, row_alignment_bytes=0))
+    assert at(8 * eights - less, LOADS) == padded_s
+    assert at(np.array([8 * eights - less]), LOADS).tolist() == [padded_s]
+
+
+@pytest.mark.parametrize(("d_head", "share"), [(96, 1.0), (100, 0.67), (98, 0.67), (99, 0.29)])
+def test_unfused_attention_multiplies_rows_of_its_heads_width_in_every_product(d_head, share):
+    for backward in (False, True):
+        times = [
+            attention_time_s(2, 8, 512, 512, d_head, "float16", device, backward=backward, algorithm="unfused")
+            for device in (LOADS, replace(LOADS, row_alignment_bytes=0))
+        ]
+        assert isclose(times[0], times[1] / share, rel_tol=1e-6)  # the memory of DEVICE takes almost no time
+
+
+def test_unfused_attention_with_an_odd_number_of_keys_reads_scores_in_short_loads():
+    at = lambda keys, device: attention_time_s(2, 8, 512, keys, 64, "float16", device, algorithm="unfused")  # noqa: E731
+    assert isclose(at(511, LOADS), at(511, replace(LOADS, row_alignment_bytes=0)) / 0.29, rel_tol=1e-6)

@@ -84,6 +84,35 @@ def test_a_library_has_the_halves_of_the_largest_tile_either_way_up():
     assert [tile[:2] for tile in _tiles((1, 1))] == [(1, 1)]
 
 
+def every_tile_s(m: int, n: int, k: int, dtype: str, device: Device, batch: int) -> float:
+    """The formula of matmul.py's head over every tile of the library, none left out."""
+    fastest = max(device.matmul_rate(name) for name in device.peak_flops_per_s if name != "float8")
+    step_s = 2 * max(1, device.num_cores) * (k / device.matmul_rate(dtype) + device.matmul_half_depth / fastest)
+    times = []
+    for rows, columns, share in _tiles(device.matmul_tile):
+        tiles = batch * -(-m // rows) * -(-n // columns)
+        waves = -(-tiles // device.num_cores) if device.num_cores else tiles
+        times.append(waves * (rows * columns / share) * step_s)
+    return min(times)
+
+
+EXTENTS = st.one_of(st.integers(0, 3000), st.sampled_from([2**i for i in range(17)]), st.integers(1, 10**6))
+
+
+@given(
+    *(EXTENTS,) * 3,
+    st.sampled_from(["float32", "float16", "float8"]),
+    st.sampled_from([(128, 256), (256, 256), (128, 128), (33, 33), (192, 320), (1, 7)]),
+    st.sampled_from([0, 1, 10, 108, 132]),
+    st.integers(1, 300),
+)
+def test_tiles_that_cannot_be_the_fastest_are_passed_over_without_changing_a_bit(m, n, k, dtype, tile, cores, batch):
+    device = replace(TILED, matmul_tile=tile, num_cores=cores, matmul_half_depth=85.0)
+    expected = every_tile_s(m, n, k, dtype, device, batch)
+    assert matmul_compute_s(m, n, k, dtype, device, batch) == expected
+    assert matmul_compute_s(np.array([m]), n, k, dtype, device, batch).tolist() == [expected]
+
+
 def test_a_small_product_takes_smaller_tiles_than_a_large_one():
     device = replace(TILED, matmul_tile=(128, 128), num_cores=4)
     # One large tile would leave three cores idle; four of 64 x 64, at half of the rate, are done in half the time.
@@ -122,6 +151,58 @@ def test_an_array_of_sizes_takes_what_each_of_them_takes(sizes, dtype):
     times = matmul_time_s(m, n, k, dtype, device)
     assert times.shape == m.shape
     assert times.tolist() == [matmul_time_s(*mnk, dtype=dtype, device=device) for mnk in sizes]
+
+
+# ---- alignment ----
+
+ALIGNED = replace(TILED, name="aligned", matmul_tile=(128, 256), matmul_half_depth=64, row_alignment_bytes=16)
+ANY_ROWS = replace(ALIGNED, name="any rows", row_alignment_bytes=0)
+WIDTHS = {"float16": 8, "float8": 16, "float4": 32, "tfloat32": 4}  # numbers in 16 bytes
+PEAKS = {"float32": 1e12, "tfloat32": 2e12, "float16": 4e12, "float8": 8e12, "float4": 16e12}
+ALIGNED, ANY_ROWS = (replace(device, peak_flops_per_s=PEAKS) for device in (ALIGNED, ANY_ROWS))
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from(sorted(WIDTHS)))
+def test_rows_of_whole_loads_lose_nothing_to_the_bit_whatever_the_number_of_rows(m, n, k, dtype):
+    n, k = n * WIDTHS[dtype], k * WIDTHS[dtype]
+    assert matmul_time_s(m, n, k, dtype, ALIGNED) == matmul_time_s(m, n, k, dtype, ANY_ROWS)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from(["float32", "float64"]))
+def test_what_tensor_cores_do_not_compute_loses_nothing(m, n, k, dtype):
+    assert matmul_time_s(m, n, k, dtype, ALIGNED) == matmul_time_s(m, n, k, dtype, ANY_ROWS)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from(sorted(WIDTHS)))
+def test_the_worst_aligned_row_decides_and_no_product_takes_four_times_as_long(m, n, k, dtype):
+    bytes_ = 16 / WIDTHS[dtype]
+    share = min(1.0 if row * bytes_ % 16 == 0 else 0.67 if row * bytes_ % 4 == 0 else 0.29 for row in (n, k))
+    compute_s = matmul_compute_s(m, n, k, dtype, ALIGNED)
+    assert isclose(compute_s, matmul_compute_s(m, n, k, dtype, ANY_ROWS) / share, rel_tol=1e-12)
+    assert matmul_time_s(m, n, k, dtype, ALIGNED) < 4 * matmul_time_s(m, n, k, dtype, ANY_ROWS)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from(["n", "k"]))
+def test_a_longer_row_is_slower_or_better_aligned(n, k, grown):
+    sizes = {"m": 512, "n": n, "k": k}
+    longer = sizes | {grown: sizes[grown] + 8}  # as well aligned as before
+    assert matmul_time_s(dtype="float16", device=ALIGNED, **sizes) <= matmul_time_s(
+        dtype="float16", device=ALIGNED, **longer
+    ) * (1 + 1e-12)
+
+
+def test_the_gradient_of_a_weight_reads_rows_of_its_two_widths_and_not_of_tokens():
+    at = lambda m, n, k, **how: matmul_compute_s(m, n, k, "float16", ALIGNED, **how)  # noqa: E731
+    assert at(512, 1024, 999, rows=(512, 1024)) == matmul_compute_s(512, 1024, 999, "float16", ANY_ROWS)
+    assert isclose(at(511, 1024, 999, rows=(511, 1024)), at(512, 1024, 999, rows=(512, 1024)) / 0.29, rel_tol=1e-12)
+
+
+@given(st.lists(st.tuples(SIZES, SIZES, SIZES), min_size=1, max_size=8))
+def test_an_array_of_rows_loses_what_each_of_them_loses(sizes):
+    m, n, k = (np.array(column) for column in zip(*sizes, strict=True))
+    expected = [matmul_compute_s(*mnk, dtype="float16", device=ALIGNED) for mnk in sizes]
+    assert matmul_compute_s(m, n, k, "float16", ALIGNED).tolist() == expected
+    assert matmul_compute_s(m * 1.0, n * 1.0, k * 1.0, "float16", ALIGNED).tolist() == expected
 
 
 def test_a_device_that_computes_in_no_time_takes_none():

@@ -1,6 +1,7 @@
 """The roofline of an operator: FLOPs by formula, bytes by operand, and the peak of the dtype that computes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import isclose
 from typing import Any
 
@@ -165,6 +166,41 @@ def test_an_h100_multiplies_matrices_of_bfloat16_at_the_measured_rate():
     large_s = 137.438953472e9 / 794.5e12  # 2 * 4096^3 at what a product 8,192 deep reaches in full waves
     shape = (4 * 132) / (32 * 16) * (1 + 160 / 4096) / (1 + 160 / 8192)
     assert isclose(product.time_s, large_s * shape + 5e-6, rel_tol=1e-12)
+
+
+# ---- alignment ----
+
+TILED = replace(DEVICE, matmul_tile=(128, 256), num_cores=10, memory_bandwidth_bytes_per_s=1e18)
+
+
+def slower(program: Callable[[], Any]) -> list[float]:
+    """How many times as long each of a program's products takes on a device that needs aligned rows."""
+    either = [costs_of(program, replace(TILED, row_alignment_bytes=needed)) for needed in (16, 0)]
+    return [
+        aligned.time_s / any_row.time_s for (_, aligned), (_, any_row) in zip(*either, strict=True) if any_row.flops
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "d_in", "d_out", "share"),
+    [
+        pytest.param(1000, 1024, 512, 1.0, id="aligned"),
+        pytest.param(999, 1024, 512, 1.0, id="tokens may be odd"),
+        pytest.param(1000, 1020, 512, 0.67, id="a width of 4 numbers more"),
+        pytest.param(1000, 1024, 511, 0.29, id="an odd width"),
+        pytest.param(1000, 1022, 511, 0.29, id="the worse of two"),
+    ],
+)
+def test_each_of_a_linear_layers_three_products_loads_rows_of_its_widths_and_none_of_tokens(tokens, d_in, d_out, share):
+    x, w, grad = (meta(*shape, dtype=torch.bfloat16) for shape in ((tokens, d_in), (d_out, d_in), (tokens, d_out)))
+    ratios = slower(lambda: (torch.mm(x, w.t()), torch.mm(grad, w), torch.mm(grad.t(), x)))
+    assert ratios == pytest.approx([1 / share] * 3, rel=1e-9)
+
+
+def test_a_slice_is_loaded_by_the_rows_of_the_matrix_it_was_cut_from():
+    whole, other = meta(512, 1004, dtype=torch.bfloat16), meta(1000, 512, dtype=torch.bfloat16)
+    assert slower(lambda: torch.mm(whole[:, :1000], other)) == pytest.approx([1 / 0.67], rel=1e-9)
+    assert slower(lambda: torch.mm(meta(512, 1000, dtype=torch.bfloat16), other)) == pytest.approx([1.0], rel=1e-9)
 
 
 # ---- the peak of the dtype ----

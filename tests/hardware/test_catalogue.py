@@ -238,6 +238,8 @@ DEVICE: dict[str, Any] = {
         ({"cache_bytes": -1, "cache_bandwidth_bytes_per_s": 1e12}, "cache_bytes must be 0 or more: got -1 for mine"),
         ({"cache_bandwidth_bytes_per_s": -1}, "cache_bandwidth_bytes_per_s must be 0 or more: got -1 for mine"),
         ({"power_w": 0}, "power_w must be positive: got 0 for mine"),
+        ({"row_alignment_bytes": 12}, "row_alignment_bytes is a power of two or 0: got 12 for mine"),
+        ({"row_alignment_bytes": 16.0}, "row_alignment_bytes is a power of two or 0: got 16.0 for mine"),
     ],
 )
 def test_an_impossible_device_is_refused(changes, message):

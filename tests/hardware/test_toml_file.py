@@ -59,6 +59,7 @@ DEVICE = st.builds(
     cache_bandwidth_bytes_per_s=within(1e8, 1e15),
     matmul_efficiency_by_dtype=st.dictionaries(st.just("float8"), within(1e-3, 1)),
     power_w=st.none() | within(1, 1e5),
+    row_alignment_bytes=st.sampled_from([0, 1, 16, 128]),
 )
 LINK = st.builds(
     Link,
