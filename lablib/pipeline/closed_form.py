@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, least, most
+from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.errors import unknown_name
 
 SCHEDULES = (
@@ -146,6 +146,7 @@ class _Case:
 
     __slots__ = (
         "b_s",
+        "busiest_s",
         "c_s",
         "e0",
         "e1",
@@ -175,7 +176,8 @@ class _Case:
         self.held_s = 0.0 * send_s if overlap else send_s  # of a message: what it holds up the ranks at its ends
         # Of the V-shaped schedules: one of a rank's two pieces, and what the first rank has to do.
         self.halves = (mid[0] / 2, mid[1] / 2, mid[2] / 2)
-        self.on_first_s = most(self.t0_s + self.t1_s - self.t_s, self.x[0] + self.x[1] + self.x[2])
+        self.on_first_s = self.t0_s + self.t1_s - self.t_s
+        self.busiest_s = self.x[0] + self.x[1] + self.x[2]
         # One micro-batch through all ranks, forward and backward, without messages.
         self.round_s = self.t0_s + self.t1_s + (p - 2) * self.t_s
 
@@ -204,7 +206,7 @@ def _one_f_one_b(case: _Case) -> Numbers:
     # Down and up, then on a rank between them, and down and up with the last micro-batch.
     below = least(p, m) - 2
     between_s = round_s + case.t1_s - t_s + (m - 1) * t_s + _where(held_s > 0, (2 * m - 3) * held_s, 2 * below * c_s)
-    between_s = between_s + (case.x[0] + case.x[1] + case.x[2] - t_s) * most(m - p / 2, 1)
+    between_s = between_s + (case.busiest_s - t_s) * most(m - p / 2, 1)
     # Down and up all the time: the way on which messages weigh most.
     num_rounds = (m + p - 1) // p
     rest = m + p - 1 - num_rounds * p
@@ -215,20 +217,34 @@ def _one_f_one_b(case: _Case) -> Numbers:
 
 
 def _interleaved(case: _Case) -> Numbers:
-    """1F1B on pieces: fill and drain are those of one piece a rank, and every piece sends its own messages."""
-    p, m, v = case.p, case.m, case.v
-    extra_s = most(case.t0_s, case.t1_s) - case.t_s
-    extra_s = most(extra_s, case.x[0] + case.x[1] + case.x[2] - case.t_s)
-    fill_s = (p - 1) / v * case.t_s + (case.t0_s + case.t1_s - 2 * case.t_s - extra_s)
-    messages_s = 2 * (p * v - 1) * case.c_s + 2 * (m - p) * v * case.held_s
-    return m * (case.t_s + extra_s) + fill_s + messages_s
+    """1F1B on pieces: fill and drain are those of one piece a rank, and every piece sends its own messages.
+
+    A rank with an extra does p pieces with it and then p (v - 1) without, so that ranks wait for each other:
+    the path stays on the last rank, on the first, or goes to and fro at the price of the ways between them.
+    """
+    p, m, v, e0 = case.p, case.m, case.v, case.e0
+    f_s, b_s = case.f_s / v, case.b_s / v
+    f0_s, b0_s, e0_s, e1_s = e0[0], e0[1] + e0[2], case.t0_s - case.t_s, case.t1_s - case.t_s
+    travels_s = case.c_s - case.held_s
+    # In and out: p pieces on the first rank one after the other, or one piece and on through all ranks.
+    into_s = f0_s + most((p - 1) * f0_s, p * travels_s) + b0_s + most((p - 1) * b0_s, p * travels_s)
+    last_s = m * e1_s + into_s
+    both_s = (m - p) * e0_s + least(m, 2 * p) * e1_s - f_s - b_s
+    half_s = most((m - p) * f0_s + m * b0_s - (p - 1) * f_s - b_s, m * f0_s + (m - p) * b0_s - (p - 1) * b_s - f_s)
+    first_s = most(half_s + p * e1_s, m * e0_s - (p - 1) * (f_s + b_s))
+    ends_s = most(most(last_s, both_s), first_s) + ((2 * v - 1) * m + 2 * p - 3) * case.held_s
+    # On a rank between them, every F and B sends a message; on the first and the last, one in 2 v does not.
+    between_s = into_s + p * e1_s - 2 * least(f_s, b_s) + (2 * v * m + 2 * p - 6) * case.held_s
+    between_s = between_s + m * (case.busiest_s - case.t_s)
+    uneven_s = _where(p > 2, most(ends_s, between_s), ends_s)
+    return m * case.t_s + (p - 1) * (f_s + b_s) + uneven_s + 2 * (p * v - p - 1) * travels_s
 
 
 def _breadth_first(case: _Case) -> Numbers:
     """GPipe on pieces: the first piece's extra holds up its own pass, the last piece's another."""
     p, m, v = case.p, case.m, case.v
     extra_s = case.t0_s + case.t1_s - 2 * case.t_s
-    busy_s = m * (case.t_s + most(extra_s, case.x[0] + case.x[1] + case.x[2] - case.t_s))
+    busy_s = m * (case.t_s + most(extra_s, case.busiest_s - case.t_s))
     full_s = busy_s + (p - 1) * (case.t_s / v + 2 * case.c_s) + 2 * (m * v - 1) * case.held_s
     # Few micro-batches are through a rank before the first of them is back for its next piece.
     alone_s = case.round_s + 2 * (p * v - 1) * case.c_s
@@ -237,62 +253,92 @@ def _breadth_first(case: _Case) -> Numbers:
 
 
 def _zb_h1(case: _Case) -> Numbers:
-    return _zero_bubble(case, 1)
+    p, m, held_s = case.p, case.m, case.held_s
+    return _zero_bubble(case, 1, (2 * m + p - 3) * held_s, (3 * m + p - 4) * held_s)
 
 
 def _zb_h2(case: _Case) -> Numbers:
-    return _zero_bubble(case, 2)
+    p, m, held_s = case.p, case.m, case.held_s
+    full_s = _zero_bubble(case, 2, (2 * m - p) * held_s, (3 * m - p + 1) * held_s)
+    # Few micro-batches are all ahead of the first gradient: W stand between those that others wait for.
+    (f_s, i_s, w_s), e0 = case.mid, case.e0
+    inputs = ceil_div(m + 2 * p - 2, 2)
+    few_s = (m + p - 1) * f_s + inputs * i_s + m * w_s + case.e1[0] + case.e1[1] + 3 * p * held_s
+    few_s = few_s + most(e0[0], e0[1]) * (m - p / 2) + m * e0[2]
+    return _where(m < 2 * p, most(full_s, few_s), full_s)
 
 
-def _zero_bubble(case: _Case, depth: int) -> Numbers:
+def _zero_bubble(case: _Case, depth: int, ends_held_s: Numbers, between_held_s: Numbers) -> Numbers:
     """1F1B with W apart: rank r runs depth * (p - 1 - r) forwards ahead, and leaves depth * r weights to the end."""
-    p = case.p
-    ends_s = most(_stay(case, depth, 0, case.e0, 1), _stay(case, depth, p - 1, case.e1, 2))
-    over = StageTime(case.x[0] - case.mid[0], case.x[1] - case.mid[1], case.x[2] - case.mid[2])
-    between_s = most(_stay(case, depth, 1, over, 3), _stay(case, depth, p - 2, over, 3))
+    p, x, mid = case.p, case.x, case.mid
+    ends_s = most(_stay(case, depth, 0, case.e0), _stay(case, depth, p - 1, case.e1)) + ends_held_s
+    over = StageTime(x[0] - mid[0], x[1] - mid[1], x[2] - mid[2])
+    between_s = most(_stay(case, depth, 1, over), _stay(case, depth, p - 2, over)) + between_held_s
     return _where(p > 2, most(ends_s, between_s), ends_s)
 
 
-def _stay(case: _Case, depth: int, rank: Numbers, extra: Any, num_messages: int) -> Numbers:
+def _stay(case: _Case, depth: int, rank: Numbers, extra: Any) -> Numbers:
     """The path that stays on one rank: what this works, what it waits for from below, and the ways in and out."""
-    (f_s, i_s, w_s), c_s, below = case.mid, case.c_s, case.p - 1 - rank
+    (f_s, i_s, w_s), below, travels_s = case.mid, case.p - 1 - rank, case.c_s - case.held_s
     f_here_s, back_here_s = f_s + extra[0], i_s + w_s + extra[1] + extra[2]
-    way_s = below * (f_s + i_s + 2 * c_s) + _where(below > 0, case.e1[0] + case.e1[1], 0.0)
+    way_s = below * (f_s + i_s + 2 * travels_s) + _where(below > 0, case.e1[0] + case.e1[1], 0.0)
     ahead = least(depth * below, case.m - 1)
     once_s = most(way_s - ahead * least(f_here_s, back_here_s), 0.0)
     twice_s = most(way_s - ahead * f_here_s, 0.0) + most(way_s - ahead * back_here_s, 0.0)
     waits_s = _where(case.m > depth * below + 1, twice_s, once_s)
-    into_s = rank * (f_s + c_s) + _where(rank > 0, case.e0[0], 0.0)
-    out_s = rank * (i_s + c_s) - least(depth * rank, case.m - 1) * (w_s + extra[2])
+    into_s = rank * (f_s + travels_s) + _where(rank > 0, case.e0[0], 0.0)
+    out_s = rank * (i_s + travels_s) - least(depth * rank, case.m - 1) * (w_s + extra[2])
     out_s = out_s + _where(rank > 0, case.e0[1], 0.0)
-    each_s = f_here_s + back_here_s + num_messages * case.held_s
-    return into_s + case.m * each_s + waits_s + most(out_s, 0.0)
+    return into_s + case.m * (f_here_s + back_here_s) + waits_s + most(out_s, 0.0)
 
 
 def _zb_v(case: _Case) -> Numbers:
     """Where F = I = W all ranks work from their first action to their last, each starting a step later."""
-    f_s, i_s, w_s = case.halves
-    q = case.p - 1
-    fill_s = most(most(q * i_s, 2 * q * (i_s - w_s)), (2 * q - 1) * f_s - (q - 1) * i_s)
-    return case.m * case.on_first_s + fill_s + 4 * q * case.c_s + 6 * case.m * case.held_s
+    (f_s, i_s, w_s), e0, e1 = case.halves, case.e0, case.e1
+    p, m, c_s, held_s = case.p, case.m, case.c_s - case.held_s, case.held_s
+    fill_s = most(most((p - 1) * i_s, 2 * (p - 1) * (i_s - w_s)), (2 * p - 3) * f_s - (p - 2) * i_s)
+    first_s = most((p - 2) * w_s - p * (e0[1] + e0[2]) - e1[2], 0.0) + (3 * m + 2 * p - 1) * held_s
+    away_s = (
+        fill_s + (2 * p - 1) * e0[0] + e1[0] + e1[1] + (5 * p - 7) * c_s + _where(p > 2, 6 * m - p - 1, 3 * m) * held_s
+    )
+    return _vee(case, first_s, away_s)
 
 
 def _dualpipe_v(case: _Case) -> Numbers:
-    f_s, i_s, w_s = case.halves
-    q = case.p - 1
-    fill_s = most(most(q * f_s, q * (f_s + i_s - w_s)), 2 * q * i_s - f_s - q * w_s)
-    return case.m * case.on_first_s + fill_s + 4 * q * case.c_s + 6 * case.m * case.held_s
+    """As ZB-V, with W apart only where that fills the ends: a gradient passes a rank in I + W."""
+    (f_s, i_s, w_s), e0, e1 = case.halves, case.e0, case.e1
+    q, m, c_s, held_s = case.p - 1, case.m, case.c_s - case.held_s, case.held_s
+    fill_s = most(q * (f_s + 3 * c_s), q * (f_s + i_s - w_s + 4 * c_s))
+    fill_s = most(fill_s, q * (2 * i_s - w_s + 6 * c_s) - f_s)
+    first_s = most(q * (i_s - w_s - e0[1] - e0[2]), 0.0) + (3 * m + 2 * q - 2) * held_s
+    away_s = fill_s + e0[0] + 2 * (e0[1] + e0[2]) + e1[1] + e1[2]
+    return _vee(case, first_s, away_s + _where(case.p > 2, 4 * m + 2 * q - 1, 3 * m - 1) * held_s)
 
 
 def _v_half(case: _Case) -> Numbers:
     """Less memory, more waits: a micro-batch has not enough others beside it to hide an I that is longer than F."""
-    f_s, i_s, w_s = case.halves
-    p, m = case.p, case.m
+    (f_s, i_s, w_s), e0, e1 = case.halves, case.e0, case.e1
+    p, m, c_s, held_s = case.p, case.m, case.c_s - case.held_s, case.held_s
     odd = p % 2
-    steady_s = m * case.on_first_s + (p + 1 - 2 * odd) * f_s + 3 * (p - 1) * i_s - (p + 1 - odd) * w_s
-    long_i_s = m * (4 * i_s + w_s) + (2 * p + 3 - 3 * odd) * f_s + (2 * p - 5 + odd) * i_s - (p + 2 - odd) / 2 * w_s
-    long_f_s = m * (4 * f_s + 2 * w_s) + (2 * p - 4) * f_s + (2 * p - 1 - odd) * i_s - (p - 2) * w_s
-    return most(most(steady_s, long_i_s), long_f_s) + 4 * (p - 1) * case.c_s + 6 * m * case.held_s
+    steady_s = (p + 1 - 2 * odd) * f_s + 3 * (p - 1) * (i_s + 2 * c_s) - (p + 1 - odd) * w_s
+    long_i_s = m * (2 * i_s - 2 * f_s - w_s + 2 * c_s) + (2 * p + 3 - 3 * odd) * f_s + (2 * p - 5 + odd) * i_s
+    long_i_s = long_i_s - (p + 2 - odd) / 2 * w_s + (5 * p - 8) * c_s
+    long_f_s = m * 2 * (f_s - i_s) + (2 * p - 4) * f_s + (2 * p - 1 - odd) * i_s - (p - 2) * w_s + (6 * p - 8) * c_s
+    fill_s = most(most(steady_s, long_i_s), long_f_s)
+    away_s = (
+        fill_s + 2 * (e0[0] + e0[1]) + e0[2] + e1[0] + e1[1] + _where(p > 2, 6 * m + 3.5 * p - 11, 3 * m + 1) * held_s
+    )
+    # On the first rank: the ways of the first and of the last micro-batch, less what it does meanwhile.
+    half = (p - odd) / 2
+    first_s = (3 * half - 1 + odd) * f_s - (half + 1) * w_s - half * (e0[0] + e0[1] + e0[2]) + e0[0] + e0[1] - e1[2]
+    more_s = half * most(i_s - e0[0] - e1[0] - e1[1] - e1[2], 0.0)
+    first_s = most(first_s + (3 * half - 1 + odd) * i_s + more_s, 0.0) + (3 * m + 2 * p) * held_s
+    return _vee(case, first_s, away_s)
+
+
+def _vee(case: _Case, first_s: Numbers, away_s: Numbers) -> Numbers:
+    """With all extras on the first rank: the path that stays there, or the one that stays away from it."""
+    return most(case.m * case.on_first_s + first_s, case.m * case.busiest_s + away_s)
 
 
 def _where(is_so: Any, a: Numbers, b: Numbers) -> Numbers:
