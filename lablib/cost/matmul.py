@@ -34,7 +34,7 @@ Simplified: no split of K over cores, no clock that sinks under load; the shares
 (a V100 loses less, an H100 more); an operand's first address is taken to be aligned.
 """
 
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -142,9 +142,14 @@ def _least_work_of_each(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[i
     """The same for arrays. A quotient of floats, rounded up, is exact below 2^45, and five times as fast."""
     tiles = _by_share(largest)
     extents = {extent for tile in tiles for extent in tile[:2]}
-    down, across = ({extent: np.ceil(x / extent) for extent in extents} for x in (m, n))
-    work = (np.ceil(batch * down[a] * across[b] / cores) * area for a, b, area, _ in tiles)
-    return reduce(lambda x, y: np.minimum(x, y, out=x), work)
+    down, across = {extent: batch * np.ceil(m / extent) for extent in extents}, {e: np.ceil(n / e) for e in extents}
+    least = np.full(np.broadcast_shapes(*(np.shape(x) for x in (m, n, batch))), np.inf)
+    waves = np.empty_like(least)
+    for a, b, area, _ in tiles:  # in place: a new array for each step would take longer than the step
+        np.multiply(down[a], across[b], out=waves)
+        np.ceil(np.divide(waves, cores, out=waves), out=waves)
+        np.minimum(least, np.multiply(waves, area, out=waves), out=least)
+    return least
 
 
 @cache
