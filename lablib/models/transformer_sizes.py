@@ -21,6 +21,7 @@ Simplified: no norms of queries and keys (Qwen3), none after the embedding (BLOO
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lablib.models.transformer import Transformer
 
@@ -155,11 +156,13 @@ def expert_matrices(model: Transformer) -> tuple[Matrix, ...]:
     return (router, *routed, *(shared if experts.num_shared else ()))
 
 
+@lru_cache(maxsize=1024)  # a search asks thousands of times for the same few models
 def layer_matrices(model: Transformer, *, is_expert_layer: bool = False) -> tuple[Matrix, ...]:
     """The linear layers of one layer: attention's, then those of the dense MLP or of the mixture."""
     return attention_matrices(model) + (expert_matrices(model) if is_expert_layer else mlp_matrices(model))
 
 
+@lru_cache(maxsize=1024)
 def transformer_parameters(model: Transformer) -> TransformerParameters:
     """The parameters of a transformer, part by part: `.total`, `.active`, `.parts()`, `.dense_layer.attention`, ..."""
     embedding = model.vocab_size * model.d_model

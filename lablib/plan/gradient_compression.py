@@ -106,8 +106,8 @@ class GradientCompression:
         if self.exchange == TWO_PHASE:
             moved = moved + message * (1 + 1 / ranks)  # n pieces of S/n read, one written
         if self.rank is not None:
-            # The matrix is read for its second factor, and once more beside what was made of it, for the error.
-            moved = moved + 2 * grad_bytes * grads
+            # The sum with the old error is written and read for each factor; it and the factors' product for the new.
+            moved = moved + 5 * grad_bytes * grads
         feedback = 8 * grads if self.has_error_feedback else 0
         return moved + feedback + self.choice_reads * grad_bytes * grads
 

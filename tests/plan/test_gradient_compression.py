@@ -78,6 +78,19 @@ def test_one_bit_reads_and_writes_gradients_errors_and_few_bits():
     assert moved == pytest.approx((4 + 4 + 8) * 8_000_000 + (3 + 1 / 4) * 1_000_000, rel=1e-6)
 
 
+def test_top_k_reads_its_gradients_to_choose_and_everybodys_choices():
+    # Gradient and error read; their sum written and read four times; the dense result written. Messages: one out, 8 in.
+    method = replace(find_compression("top-k"), ratio=0.01)
+    moved = method.moved_bytes(1_000_000, ranks=8)
+    assert moved == pytest.approx(4 * (2 + 1 + 4 + 1) * 1_000_000 + 9 * (8 * 10_000))
+
+
+def test_powersgd_moves_its_matrix_nine_times_and_its_factors_twice():
+    # Gradient and error read, sum written; sum read for P, for Q; product written; sum, product read, error written.
+    moved = find_compression("powersgd").moved_bytes(6000, rows=100, columns=60)
+    assert moved == pytest.approx(4 * 9 * 6000 + 2 * (4 * 2 * (100 + 60)))
+
+
 def test_powersgd_multiplies_the_matrix_three_times():
     method = replace(find_compression("powersgd"), rank=2)
     products = 3 * 2 * 100 * 60 * 2  # M Q, its transpose with P, P with Q's transpose

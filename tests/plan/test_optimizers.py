@@ -107,6 +107,34 @@ def test_a_mixed_precision_step_also_writes_the_16_bit_parameter():
     assert find_optimizer("adamw").moved_bytes(1000, grad_bytes=2) == 28_000
 
 
+def test_adafactor_reads_its_gradient_twice_and_goes_over_its_update_again():
+    # Sums of the gradient; the update from it, written, read for its size and read to be applied; weight read for its
+    # size, read and written. The sums themselves are read and written.
+    moved = find_optimizer("adafactor").moved_bytes(600, rows=20, columns=30, has_master=False, param_bytes=4)
+    assert moved == pytest.approx(4 * (1 + 1 + 3 + 3) * 600 + 8 * (20 + 30))
+
+
+def test_galore_moves_gradient_weight_and_update_in_full_and_the_rest_in_its_rank():
+    m, n, r = 64, 96, 16
+    full = 1 + 2 + 2  # gradient; weight read, written; update written, read
+    small = 2 * r * n + 2 * r * n + 2 * 2 * r * n + 2 * m * r  # gradient, update, moments, projection: each twice
+    moved = replace(find_optimizer("galore"), rank=r).moved_bytes(m * n, rows=m, columns=n, has_master=False)
+    # In 16 bits without a master copy, as its authors train: the weight has 2 bytes, all else 4.
+    assert moved == pytest.approx(4 * (full - 2) * m * n + 2 * 2 * m * n + 4 * small)
+
+
+def test_an_update_that_is_written_out_takes_room_and_a_fused_one_does_not():
+    needed = {name: optimizer.temporary_bytes(100) for name, optimizer in OPTIMIZERS.items()}
+    assert {name for name, size_bytes in needed.items() if size_bytes} == {"lamb", "adafactor", "galore"}
+    assert set(needed.values()) == {0, 400}
+
+
+def test_sophia_estimates_curvature_every_tenth_step_from_half_of_the_batch():
+    # Section 3.1: k = 10, 240 of 480 sequences; its own count of the overhead is 5%.
+    extra = {name: optimizer.extra_gradients for name, optimizer in OPTIMIZERS.items() if optimizer.extra_gradients}
+    assert extra == {"sophia": 240 / 480 / 10}
+
+
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_arrays_cost_what_each_of_their_numbers_costs(name):
     optimizer = replace(find_optimizer(name), rank=7 if name == "galore" else None)

@@ -264,6 +264,8 @@ def test_deepspeed_zero_3_needs_these_mib_for_t5_large_on_4_gpus(options, mib):
 def test_deepspeed_zero_3_divides_the_hosts_share_by_the_nodes():
     needs = [zero3_memory_needs(1000, 10, gpus_per_node=2, nodes=4, zero_init=init) for init in (True, False)]
     assert [need.host_bytes for need in needs] == [int(1000 * 18 / 4 * 1.5), int(1000 * 8 * 1.5)]
+    on_gpus = zero3_memory_needs(1001, 10, gpus_per_node=2, nodes=4, offload_params=False, offload_optimizer=False)
+    assert on_gpus.gpu_bytes == 40 + 2252  # 18 x 1001 / 8 = 2252.25
 
 
 def test_deepspeed_refuses_what_it_cannot_do():
