@@ -198,7 +198,7 @@ _RECORDS = (
     ),
     Optimizer(
         "adam-8bit",
-        "Dettmers et al., arXiv 2110.02861; its blocks of 2,048 are now 256 in bitsandbytes (unverified)",
+        "Dettmers et al., arXiv 2110.02861, with 2,048 a block; bitsandbytes' optim/optimizer.py has 256",
         moments=2,
         moment_bytes=1,
         block=256,
