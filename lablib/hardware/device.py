@@ -36,6 +36,10 @@ class Device:
         matmul_efficiency_by_dtype: the same share for dtypes that reach another one, by dtype name.
         power_w: thermal design power in watts, where the source states it.
         row_alignment_bytes: a power of two; matrices whose rows are multiples of it are loaded at full width. 0: any.
+        flops_per_joule: FLOPs of 16-bit products that a joule pays for, where it is known: under its power limit a
+            device keeps up power_w * flops_per_joule (the planner's concern; the simulator's devices never tire).
+        attention_generation: the generation of flash attention written for its matrix units: 2 for Ampere, 3 for
+            Hopper, 4 for Blackwell (the planner's concern).
     """
 
     name: str
@@ -54,6 +58,8 @@ class Device:
     matmul_efficiency_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
     power_w: float | None = None
     row_alignment_bytes: int = 0
+    flops_per_joule: float | None = None
+    attention_generation: int = 2
 
     def __post_init__(self) -> None:
         if "float32" not in self.peak_flops_per_s:

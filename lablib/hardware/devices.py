@@ -23,6 +23,11 @@ _KERNEL_OVERHEAD_S = 5e-6
 # Between what was published for thin products, which read one large matrix (DeepGEMM's reach 2,668 of 3,350 GB/s, 0.80)
 # and what copies are remembered to reach, about 0.9. One figure for all.
 _MEMORY_EFFICIENCY = 0.85
+# FLOPs of 16-bit products that a joule pays for over a whole training step, by process. Fitted to all published runs at
+# once (lablib/plan/validation); what they mean: an A100 keeps up 248 of its 312 TFLOP/s at 400 W, an H100 735 of 989 at
+# 700 W, a B200 1,050 of 2,250 at 1,000 W. Only the planner uses them.
+_FLOPS_PER_JOULE_7NM = 0.62e12
+_FLOPS_PER_JOULE_4NM = 1.05e12
 _COMMON = f"{_UNVERIFIED} 0.85 of the bandwidth, 5 us a launch"
 
 GB = 1e9
@@ -62,6 +67,8 @@ _BLACKWELL = {
     "row_alignment_bytes": 16,
     "matmul_efficiency": _efficiency(1745, 2250, 64),
     "matmul_efficiency_by_dtype": {"float8": _efficiency(3432.5, 4500, 128), "float4": 0.7},
+    "flops_per_joule": _FLOPS_PER_JOULE_4NM,
+    "attention_generation": 4,
 }
 _BLACKWELL_NOTES = (
     f"shares of the peak: those of a B200 in {_ACCELERATORS}; float4's share guessed; {_UNVERIFIED} 148 SMs; "
@@ -69,7 +76,14 @@ _BLACKWELL_NOTES = (
 )
 _VERDA = "verda.com/blog/gb300-nvl72-architecture"
 _KLOCKWOOD = "glennklockwood.com/garden/processors"
-_HOPPER_TILES = {"num_cores": 132, "matmul_tile": (128, 256), "matmul_half_depth": 160.0, "row_alignment_bytes": 16}
+_HOPPER_TILES = {
+    "num_cores": 132,
+    "matmul_tile": (128, 256),
+    "matmul_half_depth": 160.0,
+    "row_alignment_bytes": 16,
+    "flops_per_joule": _FLOPS_PER_JOULE_4NM,
+    "attention_generation": 3,
+}
 _AMPERE = {
     "peak_flops_per_s": _AMPERE_PEAKS,
     "num_cores": 108,
@@ -80,6 +94,8 @@ _AMPERE = {
     "cache_bytes": 40 * MIB,
     "cache_bandwidth_bytes_per_s": 5120 * 1.41e9,
     "power_w": 400.0,
+    "flops_per_joule": _FLOPS_PER_JOULE_7NM,
+    "attention_generation": 2,
 }
 _AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A100 white paper), 400 W; {_COMMON}"
 

@@ -1,13 +1,27 @@
 """What a run would cost, in closed form: step time, memory, communication; the best split; and how far off we are.
 
-parallel.py                 how a model is split over ranks
-optimizers.py               what an optimizer keeps, moves and computes
-gradient_compression.py     what compressing gradients saves and costs
-paper_*.py                  the formulas of the papers as printed, beside which ours are tested
+parallel.py     how a model is split over ranks
+stack.py        the software a run is made with
+losses.py       what real machines lose and the simulator does not
+machine.py      what pieces of a step take on one rank
+layer.py        one transformer layer: its passes, and what it keeps
+ends.py         embedding, head and loss
+held.py         parameters on one rank
+setup.py        the choices and the numbers of a plan, or of many
+step.py         one step as a sum
+memory.py       what each stage keeps at its peak
+prediction.py   what a prediction says
+predict.py      the front door
+
+optimizers.py, gradient_compression.py     what they keep, move and compute
+paper_*.py      formulas as their papers print them
+validation/     published runs, and how far off predictions of them are
 """
 
-from lablib.plan.gradient_compression import GradientCompression, find_compression
-from lablib.plan.optimizers import Optimizer, find_optimizer
+from lablib.plan.losses import NONE, Losses
 from lablib.plan.parallel import Parallel
+from lablib.plan.predict import predict
+from lablib.plan.prediction import Prediction
+from lablib.plan.stack import STACKS, Stack
 
-__all__ = ["Parallel", "Optimizer", "find_optimizer", "GradientCompression", "find_compression"]
+__all__ = ["NONE", "STACKS", "Losses", "Parallel", "Prediction", "Stack", "predict"]

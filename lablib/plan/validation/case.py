@@ -7,15 +7,19 @@
     C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
         kinds, and none at all, is bfloat16 where the GPU has it, else float16.
     C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile", or
-        "fsdp-flash" where its notes do not say "compile"; Megatron and what is built on it "megatron-2021" on GPUs
-        before Hopper (unfused attention), else "transformer-engine". Any other source: by the GPU in the same way.
+        "fsdp-flash" where its notes do not say "compile"; Megatron and what is built on it on GPUs before Hopper
+        (unfused attention): "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain (which measured it) is named,
+        "megatron-2022" where the paper's arXiv number is of 2022 or later, else "megatron-2021"; on later GPUs
+        "megatron-core". Any other source: by the GPU, "megatron-2021" or "torch-compile".
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full).
     C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp leaves the chunks open. A
         pipeline and neither: 1F1B.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
         HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group, 0 for none; else
-        zero_stage; else 1 for "transformer-engine" (Megatron-Core's distributed optimizer), 0 for others.
-    C9  Sequence parallelism: stated; else on with tensor parallelism, but for "megatron-2021", which has none.
+        zero_stage; else 1 for "megatron-core" (Megatron-Core's distributed optimizer), 0 for others. torchtitan
+        keeps parameters gathered where there is a pipeline (its default).
+    C9  Sequence parallelism: stated; else on with tensor parallelism, but for Megatron before flash attention, which
+        had none.
     C10 Notes with "LoRA" train adapters only.
     C11 What is still open (micro-batch, chunks, recomputation) was tuned by those who published: of all choices that
         divide, the fastest whose predicted memory the GPU has. `cases_of` returns them all; score.py takes that one.
@@ -38,6 +42,7 @@ from lablib.plan.validation.rows import Row
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
 BEFORE_HOPPER = ("V100", "A100")
+OLD_MEGATRON = ("megatron-2021", "megatron-2022", "megatron-deepspeed")
 PRECISIONS = (
     ("fp4", "float4"),
     ("fp8", "float8"),
@@ -92,7 +97,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
     if batch % data:
         raise ValueError(f"the batch must be a multiple of dp: got {batch} and {data}")
     case = Case(
-        model=transformer_of(row, pads_vocabulary="megatron" in stack or stack == "transformer-engine"),
+        model=transformer_of(row, pads_vocabulary="megatron" in stack),
         cluster=cluster,
         parallel=_parallel(row, data, stack, cluster),
         batch=batch,
@@ -199,8 +204,16 @@ def stack_of(row: Row, cluster: Cluster) -> str:
         notes = row.text("notes")
         return "torch-compile" if not notes or "compile" in notes else "fsdp-flash"
     if any(word in title for word in MEGATRON) or not title.strip():
-        return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "transformer-engine"
+        return _old_megatron(title) if cluster.device.name.startswith(BEFORE_HOPPER) else "megatron-core"
     return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "torch-compile"
+
+
+def _old_megatron(title: str) -> str:
+    """Which Megatron before flash attention."""
+    if any(word in title for word in ("deepspeed", "bloom", "bigscience", "vtrain")):
+        return "megatron-deepspeed"
+    numbers = [int(number) for number in re.findall(r"arxiv[: ]+(\d{4})\.\d{4,5}", title)]
+    return "megatron-2022" if numbers and max(numbers) >= 2201 else "megatron-2021"
 
 
 def _schedule(row: Row) -> str:
@@ -227,10 +240,11 @@ def _chunks(row: Row, case: Case) -> tuple[int, ...]:
 def _parallel(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
     """Rules C8 and C9."""
     axes = row.parallel
-    sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "transformer-engine" else 0)}
+    sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}
     if axes.get("fsdp") not in (None, 0, False):
         sharding = _fsdp(axes["fsdp"], data, axes.get("cp", 1), cluster)
-    sequence_parallel = axes.get("sequence_parallel", False if stack == "megatron-2021" else None)
+    reshards = sharding.pop("reshard_after_forward", not (stack == "torch-compile" and axes.get("pp", 1) > 1))
+    sequence_parallel = axes.get("sequence_parallel", False if stack in OLD_MEGATRON else None)
     return Parallel(
         data=data,
         tensor=axes.get("tp", 1),
@@ -239,6 +253,7 @@ def _parallel(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
         expert=axes.get("ep", 1),
         sequence_parallel=sequence_parallel,
         **sharding,
+        reshard_after_forward=reshards,
     )
 
 

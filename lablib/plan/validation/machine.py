@@ -5,8 +5,9 @@ M1  The GPU's name is matched without punctuation; "A100" alone is the one with 
 M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states.
 M3  A rack of 72 GPUs holds 64 of a run whose GPUs are a multiple of 64: its 16 whole trays of 4 (from memory, not
     verified: NVIDIA's block scheduling).
-M4  The text of the interconnect changes bandwidths. Each part of it (between ";" or ",") is inside the node where it
-    says "intra" or "in node" or "NVLink", else between nodes. "4 x 100 Gb/s" multiplies; "per node" or
+M4  The text of the interconnect changes bandwidths between nodes. Parts of it (between ";" or ",") that say "intra" or
+    "in node" or "NVLink" are left alone where the GPU has NVLink: that comes with the GPU, and a text that gives less
+    is about a model of it. The others are between nodes. "4 x 100 Gb/s" multiplies; "per node" or
     "node-to-node" is shared by the node's GPUs; Gb are bits, GB bytes.
 M5  Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; else InfiniBand's). Nothing stated: the node's
     own NICs.
@@ -66,6 +67,8 @@ def cluster_of(row: Row) -> Cluster:
         if bandwidth is None:
             continue
         level = "intra" if any(word in part.lower() for word in _INSIDE) else "inter"
+        if level == "intra" and cluster.intra.name.startswith("NVLink"):
+            continue
         changed = Link(part.strip(), _latency_s(text, getattr(cluster, level), level), bandwidth, f"row {row.id}")
         cluster = cluster.but(**{level: changed})
     return cluster

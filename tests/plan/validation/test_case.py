@@ -164,14 +164,14 @@ def test_what_is_sharded_by_default_depends_on_the_software(row):
 @pytest.mark.parametrize(
     ("family", "stacks"),
     [
-        ("korthikanti22", {"megatron-2021"}),
-        ("bloom", {"megatron-2021"}),
-        ("vtrain", {"megatron-2021"}),
-        ("megatron", {"megatron-2021", "transformer-engine"}),
+        ("korthikanti22", {"megatron-2022"}),
+        ("bloom", {"megatron-deepspeed"}),
+        ("vtrain", {"megatron-deepspeed"}),
+        ("megatron", {"megatron-2021", "megatron-core"}),
         ("mpt", {"fsdp-flash"}),
         ("titan", {"torch-compile"}),
-        ("mbridge", {"transformer-engine"}),
-        ("simumax", {"transformer-engine"}),
+        ("mbridge", {"megatron-core"}),
+        ("simumax", {"megatron-core"}),
     ],
 )
 def test_the_software_follows_from_the_source(published, family, stacks):

@@ -1,0 +1,49 @@
+"""How many parameters one rank holds: of a layer, of the embedding, of the head.
+
+    attention, MLP, shared experts    / t
+    routed experts                    / (t e)
+    router, norms                     on every rank
+
+Legend: t tensor ranks, e expert ranks. What is split by experts is reduced over fewer ranks, d c / e of them.
+"""
+
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_sizes import LayerParameters, transformer_parameters
+
+
+class Held(NamedTuple):
+    """Parameters on one rank.
+
+    Attributes:
+        layer: of a mean layer, what every rank of the data axis has.
+        expert_layer: of a mean layer, what only the ranks with the same experts have.
+        embedding: the table, its learned positions.
+        head: the head's own matrix and the final norm; tied: the norm alone.
+        tied: the head's copy of the embedding, where it is one parameter on two stages.
+    """
+
+    layer: Numbers
+    expert_layer: Numbers
+    embedding: Numbers
+    head: Numbers
+    tied: Numbers
+
+
+def held_parameters(model: Transformer, tensor: Numbers, expert: Numbers) -> Held:
+    """Parameters on one rank, of a model cut by `tensor` and `expert` ranks."""
+    sizes = transformer_parameters(model)
+    dense, many = sizes.num_dense_layers / model.num_layers, sizes.num_expert_layers / model.num_layers
+
+    def everywhere(layer: LayerParameters) -> Numbers:
+        return (layer.attention + layer.mlp + layer.shared_experts) / tensor + layer.router + layer.norms
+
+    return Held(
+        layer=dense * everywhere(sizes.dense_layer) + many * everywhere(sizes.expert_layer),
+        expert_layer=many * sizes.expert_layer.experts / (tensor * expert),
+        embedding=sizes.embedding / tensor + sizes.positions,
+        head=sizes.head / tensor + sizes.final_norm,
+        tied=sizes.embedding / tensor * model.tied_head,
+    )

@@ -1,0 +1,259 @@
+"""One transformer layer on one rank of a tensor-parallel group: its passes, and the bytes it keeps for backward.
+
+A layer is products, attention and what lies between. Tensor parallelism (t ranks) gives each rank 1/t of the heads and
+of the MLP's hidden width; a row-split product ends in a sum over ranks, so a layer has two all-reduces forward and two
+backward, or with sequence parallelism an all-gather and a reduce-scatter in the place of each.
+
+    products, forward     [R, D] x [D, (H + 2G) K / t],  [R, H K / t] x [H K / t, D],  [R, D] x [D, F / t] (twice if
+                          gated),  [R, F / t] x [F / t, D]
+    backward              for the input the transposed product; for the weight one that sums over the R tokens
+    attention             B sequences, H / t heads, S queries, T keys
+    communication         B S D numbers, twice forward, twice backward
+
+Legend: B sequences of a micro-batch, S tokens of each on this rank (T / c with c context ranks), R = B S, D width,
+H and G heads of queries and of keys, K their width, F hidden width, t tensor ranks.
+
+Kept for backward (Korthikanti's accounting, arXiv 2205.05198, section 4.1): every product's input, every norm's, the
+activation's, masks of one byte; of attention Q, K, V, the output and a number a row (flash), or two or three times the
+scores (unfused).
+
+Source: Shoeybi et al., 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198; Liu et al., "Ring
+Attention", 2023, arXiv 2310.01889; DeepSeek-V2, 2024, arXiv 2405.04434 (MLA); GShard, 2020, arXiv 2006.16668 (experts).
+Simplified: tokens are spread evenly over experts; context ranks share the causal work evenly (zigzag).
+"""
+
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, most
+from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.plan.machine import Machine, Pass
+
+
+class Sizes(NamedTuple):
+    """How one layer is cut: numbers or arrays.
+
+    `sequence_shards` divides what lies outside the products: t with sequence parallelism, else 1.
+    """
+
+    micro_batch: Numbers
+    tokens: Numbers  # of each sequence, on this rank
+    tensor: Numbers
+    context: Numbers
+    expert: Numbers
+    sequence_shards: Numbers
+    stride_expert: Numbers = 1
+
+    @property
+    def rows(self) -> Numbers:
+        return self.micro_batch * self.tokens
+
+
+class Work(NamedTuple):
+    """A layer's passes and what it keeps.
+
+    Attributes:
+        forward, input, weight: the passes of one micro-batch.
+        core: what of the forward pass selective recomputation runs again: attention between its products.
+        saved_bytes: kept from forward to backward.
+        core_bytes: of which selective recomputation keeps nothing.
+        peak_bytes: what backward needs besides for a moment.
+    """
+
+    forward: Pass
+    input: Pass
+    weight: Pass
+    core: Pass = Pass()
+    saved_bytes: Numbers = 0.0
+    core_bytes: Numbers = 0.0
+    peak_bytes: Numbers = 0.0
+
+    def plus(self, other: "Work") -> "Work":
+        return Work(
+            self.forward.plus(other.forward),
+            self.input.plus(other.input),
+            self.weight.plus(other.weight),
+            self.core.plus(other.core),
+            self.saved_bytes + other.saved_bytes,
+            self.core_bytes + other.core_bytes,
+            most(self.peak_bytes, other.peak_bytes),
+        )
+
+    def times(self, n: Numbers) -> "Work":
+        """So many of them (or a share of one)."""
+        return Work(
+            self.forward.times(n),
+            self.input.times(n),
+            self.weight.times(n),
+            self.core.times(n),
+            n * self.saved_bytes,
+            n * self.core_bytes,
+            self.peak_bytes,
+        )
+
+
+def linear(on: Machine, rows: Numbers, k: Numbers, n: Numbers, dtype: str = "", keeps_input: bool = True) -> Work:
+    """A linear layer [rows, k] x [k, n]; its gradients are one product each."""
+    width = on.width
+    dtype = dtype or on.precision
+    cast_forward = cast_backward = 0.0
+    if dtype in ("float8", "float4"):
+        # Operands are cast where they are made: 2 bytes read, 1 written, and a transposed copy for the backward pass.
+        cast_forward = on.stream_s(rows * k * (width + 2))
+        cast_backward = on.stream_s(rows * n * (width + 2))
+    weight_passes = 0.0 if on.stack.fused_accumulation else on.stream_s(k * n * on.gradient_bytes * 3)
+    size = (0.5625 if dtype == "float4" else 1) if dtype in ("float8", "float4") else width
+    return Work(
+        Pass(product_s=on.product_s(rows, n, k, dtype=dtype), memory_s=cast_forward, kernels=1),
+        Pass(product_s=on.product_s(rows, k, n, dtype=dtype), memory_s=cast_backward, kernels=1),
+        Pass(product_s=on.product_s(k, n, rows, dtype=dtype), memory_s=weight_passes, kernels=2),
+        saved_bytes=rows * k * size if keeps_input else 0.0,
+    )
+
+
+def passes(on: Machine, numbers: Numbers, forward: float, backward: float, saved_bytes: Numbers = 0.0) -> Work:
+    """A kernel that reads and writes a tensor of so many numbers so many times."""
+    size = numbers * on.width
+    return Work(
+        Pass(memory_s=on.stream_s(size * forward), kernels=1),
+        Pass(memory_s=on.stream_s(size * backward), kernels=1),
+        Pass(),
+        saved_bytes=saved_bytes,
+    )
+
+
+def tensor_exchange(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """What one block sends over the tensor axis: a sum forward, a sum backward (or both halves of each)."""
+    size = at.rows * model.d_model * on.width
+    time_s = on.collective_s("all_reduce", size, at.tensor)
+    gather_s = on.collective_s("all_gather", size, at.tensor)
+    split = at.sequence_shards > 1
+    forward = time_s + split * (2 * gather_s - time_s)
+    # With sequence parallelism backward gathers the product's input once more, for the weight's gradient.
+    backward = forward + split * gather_s * 0
+    kernels = (at.tensor > 1) * 1.0
+    return Work(Pass(tensor_s=forward, kernels=kernels), Pass(tensor_s=backward, kernels=kernels), Pass())
+
+
+def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Attention between its products, on H / t heads and T / c queries."""
+    heads, tokens, batch = model.num_heads / at.tensor, at.tokens, at.micro_batch
+    keys = tokens * at.context
+    d = (model.head_size + model.value_size) / 2
+    width = on.width
+    if on.stack.attention == "flash":
+        # Ring attention: c rounds, in each the keys of another rank; causal work shared evenly.
+        forward = Pass(attention_s=on.attention_s(batch, heads, tokens, keys, d, False), kernels=1)
+        backward = Pass(attention_s=on.attention_s(batch, heads, tokens, keys, d, True), kernels=3)
+        ring = on.collective_s(
+            "all_gather", 2 * batch * keys * model.kv_heads / at.tensor * d * width, at.context, at.tensor
+        )
+        forward = forward.plus(Pass(context_s=most(0.0, ring - forward.attention_s)))
+        backward = backward.plus(Pass(context_s=most(0.0, 2 * ring - backward.attention_s)))
+        rows = at.rows * model.num_heads / at.tensor
+        saved = rows * model.value_size * width + rows * 4
+        return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved)
+    pairs = batch * heads
+    scores = pairs * tokens * keys
+    products = on.product_s(tokens, keys, d, pairs, on.plain) + on.product_s(tokens, d, keys, pairs, on.plain)
+    backward_products = 2 * on.product_s(keys, d, tokens, pairs, on.plain) + products
+    dropped = on.stack.has_dropout
+    # Softmax: scores read and written; dropout: read, written, its mask written.
+    forward = Pass(products, 0.0, on.stream_s(scores * (2 * width + dropped * (2 * width + 1))), kernels=4)
+    backward = Pass(backward_products, 0.0, on.stream_s(scores * (3 * width + dropped * (2 * width + 1))), kernels=6)
+    saved = scores * (width + dropped * (1 + width))
+    return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=saved)
+
+
+def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Norm, queries, keys and values, attention, output, residual."""
+    width, stack = on.width, on.stack
+    rows, d_model = at.rows, model.d_model
+    outside = rows * d_model / at.sequence_shards
+    heads, kv_heads = model.num_heads / at.tensor, most(model.kv_heads / at.tensor, 1)
+    work = passes(on, outside, *stack.passes_norm, saved_bytes=outside * width)
+    if model.latent:
+        work = work.plus(_latent(on, model, model.latent, at))
+    else:
+        q_width, kv_width = heads * model.head_size, 2 * kv_heads * model.head_size
+        projected = linear(on, rows, d_model, q_width + kv_width)
+        # With sequence parallelism the input is kept as its shard and gathered again in backward.
+        work = work.plus(projected._replace(saved_bytes=projected.saved_bytes / at.sequence_shards))
+        work = work._replace(saved_bytes=work.saved_bytes + rows * (q_width + kv_width) * width)
+        if model.positions == "rotary":
+            work = work.plus(passes(on, rows * (q_width + kv_width / 2), 2, 2))
+    if stack.copies:
+        work = work.plus(passes(on, rows * heads * model.head_size, 2 * stack.copies, 2 * stack.copies))
+    core = core_attention(on, model, at)
+    work = work.plus(core)
+    out = linear(on, rows, heads * model.value_size, d_model)
+    kept = out.saved_bytes if on.stack.attention == "unfused" else 0.0 * out.saved_bytes  # flash keeps it already
+    work = work.plus(out._replace(saved_bytes=kept)).plus(tensor_exchange(on, model, at))
+    return work.plus(_residual(on, outside))
+
+
+def _residual(on: Machine, outside: Numbers) -> Work:
+    return passes(on, outside, *on.stack.passes_residual, saved_bytes=outside * on.stack.has_dropout)
+
+
+def _latent(on: Machine, model: Transformer, latent: Latent, at: Sizes) -> Work:
+    """Queries, keys and values through their latents (down is whole on every rank, up is split by heads)."""
+    rows, heads, width = at.rows, model.num_heads / at.tensor, on.width
+    key_width = latent.d_plain + latent.d_rotary
+    down = latent.kv_rank + latent.d_rotary
+    work = linear(on, rows, model.d_model, down)
+    if latent.query_rank:
+        work = work.plus(linear(on, rows, model.d_model, latent.query_rank, keeps_input=False))
+        work = work.plus(passes(on, rows * latent.query_rank, 2, 3))
+        work = work.plus(linear(on, rows, latent.query_rank, heads * key_width))
+    else:
+        work = work.plus(linear(on, rows, model.d_model, heads * key_width, keeps_input=False))
+    work = work.plus(passes(on, rows * down, 2, 3, saved_bytes=rows * down * width))
+    work = work.plus(linear(on, rows, latent.kv_rank, heads * (latent.d_plain + latent.d_value)))
+    kept = rows * heads * (2 * key_width + latent.d_value) * width
+    return work.plus(passes(on, rows * heads * 2 * key_width, 2, 2, saved_bytes=kept))
+
+
+def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Norm, the MLP or the experts, residual."""
+    width, stack = on.width, on.stack
+    outside = at.rows * model.d_model / at.sequence_shards
+    work = passes(on, outside, *stack.passes_norm, saved_bytes=outside * width)
+    work = work.plus(_dense(on, model, at, at.rows, model.hidden_size / at.tensor, at.sequence_shards))
+    return work.plus(tensor_exchange(on, model, at)).plus(_residual(on, outside))
+
+
+def _dense(on: Machine, model: Transformer, at: Sizes, rows: Numbers, hidden: Numbers, shards: Numbers) -> Work:
+    gated = model.activation == "swiglu"
+    up = linear(on, rows, model.d_model, hidden * (2 if gated else 1))
+    forward, backward = on.stack.passes_activation
+    # A gated activation reads two tensors for one, and its gradient writes two.
+    extra = 1 if gated else 0
+    act = passes(on, rows * hidden, forward + extra, backward + 2 * extra, rows * hidden * on.width * (1 + extra))
+    down = linear(on, rows, hidden, model.d_model)
+    return up._replace(saved_bytes=up.saved_bytes / shards).plus(act).plus(down)
+
+
+def experts(on: Machine, model: Transformer, mixture: Experts, at: Sizes) -> Work:
+    """Norm, router, tokens to their experts and back (two all-to-alls a pass), shared experts, residual."""
+    width, stack = on.width, on.stack
+    outside = at.rows * model.d_model / at.sequence_shards
+    work = passes(on, outside, *stack.passes_norm, saved_bytes=outside * width)
+    routed = at.rows * mixture.num_active
+    local = mixture.num_experts / at.expert
+    router = linear(on, at.rows, model.d_model, mixture.num_experts, on.plain, keeps_input=False)
+    exchange_s = on.collective_s("all_to_all", routed * model.d_model * width, at.expert, at.stride_expert)
+    exchange = Pass(expert_s=2 * exchange_s, kernels=2)
+    one = _dense(on, model, at, routed / local, mixture.d_ff / at.tensor, at.sequence_shards)
+    many = one.times(local)
+    grouped = many._replace(
+        # The experts of a rank are one grouped kernel.
+        forward=many.forward._replace(kernels=one.forward.kernels),
+        input=many.input._replace(kernels=one.input.kernels),
+        weight=many.weight._replace(kernels=one.weight.kernels),
+    )
+    moved = passes(on, routed * model.d_model, 4, 4, saved_bytes=routed * model.d_model * width)
+    work = work.plus(router).plus(Work(exchange, exchange, Pass())).plus(moved).plus(grouped)
+    if mixture.num_shared:
+        hidden = mixture.num_shared * mixture.d_ff / at.tensor
+        work = work.plus(_dense(on, model, at, at.rows, hidden, at.sequence_shards))
+    return work.plus(tensor_exchange(on, model, at)).plus(_residual(on, outside))

@@ -1,0 +1,155 @@
+"""What pieces of a training step take on one rank: the cost model seen through a stack and its losses.
+
+    product     matmul_time_s at the training dtype / product share
+    attention   attention_time_s, flash or unfused; softmax, mask and dropout of unfused attention as passes
+    stream      bytes / (bandwidth * memory share)
+    collective  regular_collective_s over the wires at their shares
+
+A `Pass` adds such pieces up: forward, backward for the input, or backward for the weights. The device works through its
+kernels one after another while the host starts them; whoever is slower sets the pace:
+
+    time = max( sum of kernels + kernels * kernel overhead,  kernels * dispatch )  + exposed communication
+
+Everything is a number or a numpy array (lablib/cost/arrays.py).
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, most
+from lablib.cost.attention import attention_time_s, causal_share
+from lablib.cost.matmul import matmul_time_s
+from lablib.cost.memory import memory_bound_time_s
+from lablib.cost.regular_group import RegularGroups
+from lablib.hardware.cluster import Cluster
+from lablib.hardware.device import Device
+from lablib.plan.losses import Losses
+from lablib.plan.stack import Stack
+
+
+class Pass(NamedTuple):
+    """Seconds of one pass through some layers, by what they are spent on, and the kernels that were started."""
+
+    product_s: Numbers = 0.0
+    attention_s: Numbers = 0.0
+    memory_s: Numbers = 0.0
+    tensor_s: Numbers = 0.0
+    context_s: Numbers = 0.0
+    expert_s: Numbers = 0.0
+    kernels: Numbers = 0.0
+
+    def plus(self, other: "Pass") -> "Pass":
+        return Pass(*[a + b for a, b in zip(self, other, strict=True)])
+
+    def times(self, n: Numbers) -> "Pass":
+        return Pass(*[n * a for a in self])
+
+    @property
+    def compute_s(self) -> Numbers:
+        """Seconds of kernels that compute, without their launches."""
+        return self.product_s + self.attention_s + self.memory_s
+
+    @property
+    def communication_s(self) -> Numbers:
+        return self.tensor_s + self.context_s + self.expert_s
+
+
+NOTHING = Pass()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster's device and wires, the software on it, and what both lose.
+
+    Attributes:
+        cluster: the cluster.
+        stack: the software.
+        losses: what real machines lose.
+        precision: dtype of the linear layers' products; other work is in 16 bits, or 32 where this is 32.
+    """
+
+    cluster: Cluster
+    stack: Stack
+    losses: Losses
+    precision: str
+
+    @property
+    def device(self) -> Device:
+        return self.cluster.device
+
+    @cached_property
+    def width(self) -> int:
+        """Bytes of a number of an activation."""
+        return {"float64": 8, "float32": 4, "tfloat32": 4}.get(self.precision, 2)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Bytes of a number of a gradient that is accumulated and reduced."""
+        return self.stack.float16_gradient_bytes if self.precision == "float16" else self.stack.gradient_bytes
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the optimizer keeps a copy of the parameters in 32 bits."""
+        return self.width == 2 and self.stack.has_master
+
+    @cached_property
+    def plain(self) -> str:
+        """The dtype of products that are never in 8 bits or less: attention's, the head's."""
+        return "bfloat16" if self.precision in ("float8", "float4") else self.precision
+
+    @cached_property
+    def product_shares(self) -> dict[str, float]:
+        """Of each dtype: what products reach in a training step of what the cost model says of them."""
+        return {dtype: self.losses.sustained_share(dtype, self.device) for dtype in self.device.peak_flops_per_s}
+
+    def product_s(self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, dtype: str = "") -> Numbers:
+        dtype = dtype or self.precision
+        time_s = matmul_time_s(m, n, k, dtype, self.device, batch)
+        return time_s / self.product_shares.get(dtype, self.losses.product_share)
+
+    def stream_s(self, size_bytes: Numbers) -> Numbers:
+        return memory_bound_time_s(size_bytes, self.device) / self.losses.memory_share
+
+    def attention_s(
+        self, batch: Numbers, heads: Numbers, queries: Numbers, keys: Numbers, d: Numbers, backward: bool
+    ) -> Numbers:
+        is_flash = self.stack.attention == "flash"
+        time_s = attention_time_s(batch, heads, queries, keys, d, self.plain, self.device, backward=backward)
+        # These queries are some of a sequence of T, from its beginning and its end: they see half of it in the mean.
+        time_s = time_s * (causal_share(keys, keys) if is_flash else 1.0)
+        return time_s / self.attention_share
+
+    @cached_property
+    def attention_share(self) -> float:
+        """Kernels written for an older generation of matrix units reach half the rate, a generation (stack.py)."""
+        if not self.losses.has_generations:
+            return self.losses.product_share
+        behind = max(0, self.device.attention_generation - self.stack.attention_generation)
+        return self.product_shares.get(self.plain, self.losses.product_share) * self.losses.generation_share**behind
+
+    @cached_property
+    def wires(self) -> Cluster:
+        """The cluster, its wires at what collectives reach."""
+        inside, outside = self.losses.inside_share, self.losses.outside_share
+        if inside == outside == 1.0:
+            return self.cluster
+        intra, inter = self.cluster.intra, self.cluster.inter
+        return self.cluster.but(
+            intra=replace(intra, bandwidth_bytes_per_s=intra.bandwidth_bytes_per_s * inside),
+            inter=replace(inter, bandwidth_bytes_per_s=inter.bandwidth_bytes_per_s * outside),
+        )
+
+    def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
+        return self.groups.time_s(name, size_bytes, n, stride)
+
+    @cached_property
+    def groups(self) -> RegularGroups:
+        return RegularGroups(self.wires)
+
+    def time_s(self, work: Pass) -> Numbers:
+        """Seconds of a pass: device or host, whichever is slower, and what communication the stack does not hide."""
+        exposed = work.communication_s - self.stack.tensor_overlap * work.tensor_s
+        device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + exposed
+        host_s = work.kernels * (self.losses.dispatch_s * self.stack.dispatch_share)
+        return most(device_s, host_s)

@@ -1,0 +1,115 @@
+"""What one rank keeps at its peak, by category, for a stage of the pipeline.
+
+    parameter           P w                       / s with ZeRO-3
+    gradient            P g                       / s with ZeRO-2 and 3
+    optimizer state     P (master + moments)      / s with ZeRO-1, 2 and 3
+    activation          (layers of the stage) (kept a layer) (micro-batches in flight) + what one layer needs at work
+    communication       with ZeRO-3 the layers that are gathered at the moment; messages of the pipeline
+    other               the logits and their gradient (last stage), and what the driver and the library take
+
+Kept a layer: everything (no recomputation), everything but attention's core (selective), its input alone (full; every
+k layers 1/k of that, and k layers at work).
+
+Legend: P parameters on the rank, w and g bytes of a parameter and of a gradient, s ranks that share states.
+
+Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4.
+Simplified: no fragmentation; the peak is that of the last moment before the first gradient is freed.
+"""
+
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, least, most
+from lablib.pipeline.closed_form import in_flight
+from lablib.plan.layer import Work
+from lablib.plan.setup import Choices, Split
+from lablib.plan.step import Step, checkpoint_length, sizes_of
+
+CATEGORIES = ("parameter", "gradient", "optimizer state", "activation", "communication buffer", "other")
+
+
+class Memory(NamedTuple):
+    """Bytes of one rank by category (numbers, or arrays)."""
+
+    parameter: Numbers
+    gradient: Numbers
+    optimizer_state: Numbers
+    activation: Numbers
+    communication_buffer: Numbers
+    other: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        return sum(self)
+
+
+def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> Memory:
+    """What a rank of pipeline stage `rank` keeps at its peak."""
+    on, model = choices.machine, choices.model
+    first, last = rank == 0, rank == split.pipeline - 1
+    layers = _layers_of(choices, split, rank)
+    held = step.held
+    both_ends = first * last
+    outside = first * held.embedding + last * (held.head + held.tied) - both_ends * held.tied
+    shared = layers * held.layer + outside
+    expert = layers * held.expert_layer
+    shards, expert_shards = split.shards, most(split.data * split.context // split.expert, 1)
+
+    def kept(size: Numbers, from_stage: int) -> Numbers:
+        """Bytes of `size` a parameter, split from this ZeRO stage on."""
+        if choices.zero_stage < from_stage:
+            return (shared + expert) * size
+        return shared * size / shards + expert * size / expert_shards
+
+    trained = 1.0 if choices.trainable == "all" else 0.0
+    state = choices.optimizer.state_bytes(1.0, rows=model.d_model, columns=model.d_model, has_master=on.has_master)
+    state = state * (0.0 if "optimizer" in choices.offload else 1.0)
+    error = choices.compression.memory_bytes(shared, ranks=split.data * split.context)
+    gathered = 2 * held.layer * on.width + held.layer * on.gradient_bytes if choices.zero_stage == 3 else 0.0
+    message = split.micro_batch * (split.seq_len // split.context) * model.d_model * on.width
+    message = message * (split.pipeline > 1) * 2 / (split.tensor if choices.sequence_parallel else 1)
+    logits = last * (step.head.saved_bytes + step.head.peak_bytes)
+    return Memory(
+        parameter=kept(on.width, 3),
+        gradient=kept(on.gradient_bytes * trained, 2),
+        optimizer_state=kept(state * trained, 1),
+        activation=_activations(choices, split, step.work, layers, rank)
+        + first * step.embedding.saved_bytes * _held_microbatches(choices, split, rank),
+        communication_buffer=gathered + message + error,
+        other=logits + on.losses.base_bytes,
+    )
+
+
+def _layers_of(choices: Choices, split: Split, rank: Numbers) -> Numbers:
+    """Layers of a stage: where p does not divide L, the stages in the middle have the extra ones."""
+    total, p = choices.model.num_layers, split.pipeline
+    few, extra = total // p, total % p
+    begin = (p - extra) // 2
+    return few + (extra > 0) * ((rank >= begin) & (rank < begin + extra))
+
+
+def _held_microbatches(choices: Choices, split: Split, rank: Numbers) -> Numbers:
+    return in_flight(choices.schedule, split.pipeline, split.num_microbatches, split.chunks, rank)
+
+
+def saved_bytes(choices: Choices, split: Split, work: Work) -> Numbers:
+    """What one layer keeps of one micro-batch from forward to backward."""
+    if choices.recompute == "none":
+        return work.saved_bytes
+    if choices.recompute == "selective":
+        return choices.machine.stack.selective_saved * (work.saved_bytes - work.core_bytes)
+    at = sizes_of(choices, split)
+    entering = at.rows * choices.model.d_model * choices.machine.width / at.sequence_shards
+    return entering / checkpoint_length(choices.recompute)
+
+
+def _activations(choices: Choices, split: Split, work: Work, layers: Numbers, rank: Numbers) -> Numbers:
+    each = saved_bytes(choices, split, work)
+    if "activations" in choices.offload:
+        each = each * least(2 / layers, 1.0)  # what is on its way to the host or back
+    total = layers * each * _held_microbatches(choices, split, rank) + work.peak_bytes
+    if choices.recompute == "none":
+        return total
+    if choices.recompute == "selective":
+        return total + work.saved_bytes - each
+    # One stretch of layers at work: all that it would keep, made again.
+    return total + least(checkpoint_length(choices.recompute), layers) * work.saved_bytes

@@ -1,0 +1,242 @@
+"""What one training step of a model on a cluster would take and keep: the front door of the planner.
+
+    predict("gpt3-175b", "dgx-a100", Parallel(data=8, tensor=8, pipeline=8), batch=1536)
+
+Everything that is asked for is checked here, once; the formulas behind (step.py, memory.py) take it as given.
+"""
+
+from math import gcd
+
+from lablib.errors import unknown_name
+from lablib.hardware.catalogue import find_cluster
+from lablib.hardware.cluster import Cluster
+from lablib.hardware.link import Link
+from lablib.hardware.links import LINKS
+from lablib.models.gpt import GPTConfig
+from lablib.models.published import find_transformer
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_flops import step_flops
+from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED
+from lablib.plan.gradient_compression import GradientCompression, find_compression
+from lablib.plan.losses import Losses
+from lablib.plan.machine import Machine
+from lablib.plan.memory import CATEGORIES, stage_memory
+from lablib.plan.optimizers import Optimizer, find_optimizer
+from lablib.plan.parallel import Parallel
+from lablib.plan.prediction import Prediction
+from lablib.plan.setup import Choices, Split
+from lablib.plan.stack import Stack, find_stack
+from lablib.plan.step import Step, step_of
+
+PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
+RECOMPUTE = ("none", "selective", "full")
+TRAINABLE = ("all", "lora")
+OFFLOAD = ("optimizer", "activations")
+_CHUNKED = ("interleaved", "breadth-first")
+
+
+def predict(
+    model: str | Transformer | GPTConfig,
+    cluster: str | Cluster,
+    parallel: Parallel | None = None,
+    batch: int = 1,
+    *,
+    micro_batch: int = 1,
+    seq_len: int | None = None,
+    precision: str = "bfloat16",
+    recompute: str = "none",
+    schedule: str = "1f1b",
+    optimizer: str | Optimizer = "adamw",
+    stack: str | Stack = "megatron-core",
+    compression: str | GradientCompression = "none",
+    offload: tuple[str, ...] = (),
+    trainable: str = "all",
+    losses: Losses | None = None,
+    host_link: str | Link = "pcie4",
+) -> Prediction:
+    """One training step, predicted.
+
+    Args:
+        model: sizes, or a name of the catalogue of published models.
+        cluster: a cluster, a name of the catalogue, or a TOML file.
+        parallel: the split; one rank by default.
+        batch: sequences of a step, on all ranks together.
+        micro_batch: sequences that go through a stage at once, on one rank of the data axis.
+        seq_len: tokens of a sequence; the model's longest by default.
+        precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4".
+        recompute: "none", "selective" (attention's core), "full" (every layer), or "every k" layers, as "every 4".
+        schedule: of the pipeline, one of `lablib.pipeline.closed_form.SCHEDULES`.
+        optimizer: a name, or a record of optimizers.py.
+        stack: the software, a name or a record of stack.py.
+        compression: of the data axis's gradients, a name or a record of gradient_compression.py.
+        offload: any of "optimizer" and "activations": kept in the host's memory.
+        trainable: "all", or "lora": the model's own weights have no gradients.
+        losses: what real machines lose; `lablib.plan.losses.NONE` predicts what the simulator would measure.
+        host_link: what lies between device and host.
+
+    Raises:
+        ValueError: names nobody knows, splits that do not divide, negative sizes.
+    """
+    model = find_transformer(model)
+    cluster = find_cluster(cluster)
+    parallel = parallel or Parallel()
+    seq_len = model.max_seq_len if seq_len is None else seq_len
+    choices = choices_of(
+        *(model, cluster, parallel, precision, recompute, schedule, optimizer, stack, compression, offload),
+        *(trainable, losses, host_link),
+    )
+    for reason in obstacles(model, parallel, schedule, batch, micro_batch, seq_len):
+        raise ValueError(reason)
+    split = Split(
+        *(parallel.data, parallel.tensor, parallel.pipeline, parallel.context, parallel.expert, parallel.chunks),
+        *(parallel.replicas, micro_batch, batch // (parallel.data * micro_batch), seq_len),
+    )
+    return _prediction(choices, parallel, split, batch, step_of(choices, split))
+
+
+def choices_of(
+    model: Transformer,
+    cluster: Cluster,
+    parallel: Parallel,
+    precision: str,
+    recompute: str,
+    schedule: str,
+    optimizer: str | Optimizer,
+    stack: str | Stack,
+    compression: str | GradientCompression,
+    offload: tuple[str, ...],
+    trainable: str,
+    losses: Losses | None,
+    host_link: str | Link,
+) -> Choices:
+    """The choices of a run, names resolved. Raises ValueError for those nobody knows."""
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    if not (
+        recompute in RECOMPUTE or (recompute.startswith("every ") and recompute[6:].isdigit() and recompute[6:] != "0")
+    ):
+        raise ValueError(
+            f'recompute is "none", "selective", "full" or "every k" layers: got {recompute!r}; try "every 4"'
+        )
+    if schedule not in SCHEDULES:
+        raise unknown_name("schedule", schedule, SCHEDULES)
+    if trainable not in TRAINABLE:
+        raise unknown_name("trainable", trainable, TRAINABLE)
+    for each in offload:
+        if each not in OFFLOAD:
+            raise unknown_name("offload", each, OFFLOAD)
+    if isinstance(host_link, str):
+        if host_link not in LINKS:
+            raise unknown_name("link", host_link, list(LINKS))
+        host_link = LINKS[host_link]
+    found = find_stack(stack)
+    return Choices(
+        model=model,
+        machine=Machine(cluster, found, Losses() if losses is None else losses, precision),
+        recompute=recompute,
+        schedule=schedule,
+        optimizer=find_optimizer(optimizer),
+        compression=find_compression(compression),
+        zero_stage=parallel.zero_stage,
+        reshard_after_forward=parallel.reshard_after_forward,
+        zero_plus_plus=parallel.zero_plus_plus,
+        sequence_parallel=parallel.has_sequence_parallel,
+        trainable=trainable,
+        offload=tuple(offload),
+        host_link=host_link,
+    )
+
+
+def obstacles(
+    model: Transformer, parallel: Parallel, schedule: str, batch: int, micro_batch: int, seq_len: int
+) -> list[str]:
+    """Why a split is impossible, each reason with a remedy; empty where it is possible."""
+    found: list[str] = []
+    for name, value in (("batch", batch), ("micro_batch", micro_batch), ("seq_len", seq_len)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            return [f"{name} must be a whole number, 1 or more: got {value!r}"]
+    _divides(found, "num_heads", model.num_heads, "tensor", parallel.tensor)
+    _divides(found, "the hidden size of the MLP", model.hidden_size, "tensor", parallel.tensor)
+    _divides(found, "seq_len", seq_len, "context", parallel.context)
+    _divides(found, "batch", batch, "data * micro_batch", parallel.data * micro_batch)
+    if model.kv_heads % parallel.tensor and parallel.tensor % model.kv_heads:
+        found.append(
+            f"tensor must divide num_kv_heads, or be a multiple of it: got {parallel.tensor} and {model.kv_heads}"
+        )
+    # Embedding and head may be pieces of their own (126 layers in 128 pieces: Llama 3 405B).
+    if parallel.pipeline * parallel.chunks > model.num_layers + 2 * (parallel.pipeline > 1):
+        found.append(
+            f"a pipeline needs a layer for each piece: got pipeline * chunks = "
+            f"{parallel.pipeline * parallel.chunks} and {model.num_layers} layers; try {model.num_layers} or fewer"
+        )
+    if parallel.expert > 1 and model.experts is None:
+        found.append(f"expert > 1 needs a mixture of experts: got expert={parallel.expert} and {model.name!r}")
+    if model.experts:
+        _divides(found, "num_experts", model.experts.num_experts, "expert", parallel.expert)
+    if parallel.chunks > 1 and schedule not in (*_CHUNKED, *V_SHAPED):
+        found.append(
+            f"schedule {schedule!r} has one piece on each stage: got chunks={parallel.chunks}; try interleaved"
+        )
+    if schedule in V_SHAPED and parallel.pipeline > 1 and parallel.chunks != 2:
+        found.append(f"schedule {schedule!r} has two pieces on each stage: got chunks={parallel.chunks}; give chunks=2")
+    if schedule == "interleaved" and parallel.pipeline > 1 and not found:
+        num_microbatches = batch // (parallel.data * micro_batch)
+        _divides(found, "the number of micro-batches", num_microbatches, "pipeline", parallel.pipeline)
+    return found
+
+
+def _divides(found: list[str], what: str, size: int, axis: str, ranks: int) -> None:
+    if size % ranks:
+        found.append(f"{axis} must divide {what}: got {ranks} and {size}; try {gcd(size, ranks)}")
+
+
+def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, step: Step) -> Prediction:
+    model, machine = choices.model, choices.machine
+    device = machine.device
+    memory = [stage_memory(choices, split, step, rank) for rank in range(parallel.pipeline)]
+    model_flops = step_flops(model, batch * split.seq_len, split.seq_len)
+    again = "full" if choices.recompute.startswith("every") else choices.recompute
+    share = 2 / 3 if choices.trainable != "all" else 1.0
+    return Prediction(
+        name=model.name,
+        cluster=machine.cluster.name,
+        parallel=parallel,
+        num_gpus=parallel.num_ranks,
+        batch=batch,
+        micro_batch=split.micro_batch,
+        num_microbatches=split.num_microbatches,
+        seq_len=split.seq_len,
+        schedule=choices.schedule,
+        recompute=choices.recompute,
+        precision=choices.machine.precision,
+        step_time_s=step.step_s,
+        model_flops=model_flops * share,
+        hardware_flops=share * step_flops(model, batch * split.seq_len, split.seq_len, recompute=again),
+        peak_flops_per_s=device.peak(machine.precision),
+        parts=parts_of(choices, step),
+        communication={
+            name: tuple(getattr(step, name)) for name in ("tensor", "context", "expert", "data", "pipeline")
+        },
+        bubble_fraction=step.bubble_s / step.pipeline_s,
+        memory=tuple(dict(zip(CATEGORIES, stage, strict=True)) for stage in memory),
+        memory_limit_bytes=device.memory_bytes,
+        power_w=device.power_w,
+    )
+
+
+def parts_of(choices: Choices, step: Step) -> dict[str, float]:
+    """The step as a sum, in the order of a waterfall: what the layers compute, then what is added to it."""
+    return {
+        "products": step.products_s,
+        "attention": step.attention_s,
+        "memory-bound kernels": step.memory_s,
+        "launches": step.launch_s,
+        "tensor axis": step.tensor.exposed_s,
+        "context axis": step.context.exposed_s,
+        "expert axis": step.expert.exposed_s,
+        "embedding, head, loss": step.ends_s,
+        "bubble and messages": step.bubble_s,
+        "data axis": step.data.exposed_s,
+        "optimizer": step.optimizer_s,
+        "fixed": step.fixed_s,
+    }

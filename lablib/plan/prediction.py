@@ -1,0 +1,121 @@
+"""What a prediction says: time, its parts, memory of every stage, and whether it fits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lablib.plan.parallel import Parallel
+from lablib.units import in_words
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one training step of a run would take.
+
+    Attributes:
+        name: the model's.
+        cluster: the cluster's name.
+        parallel: the split.
+        num_gpus: ranks.
+        batch, micro_batch, num_microbatches, seq_len: sequences a step, sequences and number of its micro-batches on a
+            rank, tokens of a sequence.
+        step_time_s: seconds of one step.
+        model_flops, hardware_flops: of one step on all GPUs; the second counts what is computed again.
+        peak_flops_per_s: of one GPU at the training precision: MFU and HFU are shares of it.
+        parts: the step as a sum: seconds by what the busiest stage does, in the order of a waterfall.
+        communication: axis -> (seconds in all, seconds not hidden), a rank a step.
+        bubble_fraction: share of the pipeline's time in which the busiest stage waits.
+        memory: of each stage, bytes by category at its peak.
+        memory_limit_bytes: of one GPU.
+        power_w: of one GPU, where the catalogue has it.
+    """
+
+    name: str
+    cluster: str
+    parallel: Parallel
+    num_gpus: int
+    batch: int
+    micro_batch: int
+    num_microbatches: int
+    seq_len: int
+    schedule: str
+    recompute: str
+    precision: str
+    step_time_s: float
+    model_flops: float
+    hardware_flops: float
+    peak_flops_per_s: float
+    parts: Mapping[str, float]
+    communication: Mapping[str, tuple[float, float]]
+    bubble_fraction: float
+    memory: tuple[Mapping[str, float], ...]
+    memory_limit_bytes: float
+    power_w: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.seq_len
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens_per_step / self.step_time_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.tokens_per_s / self.num_gpus
+
+    @property
+    def model_flops_per_s_per_gpu(self) -> float:
+        return self.model_flops / self.step_time_s / self.num_gpus
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: the share of the peak that the model's own FLOPs take."""
+        return self.model_flops_per_s_per_gpu / self.peak_flops_per_s
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilization: the same with what is computed again."""
+        return self.mfu * self.hardware_flops / self.model_flops
+
+    @property
+    def stage_bytes(self) -> tuple[float, ...]:
+        """Peak of each stage."""
+        return tuple(sum(stage.values()) for stage in self.memory)
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        return max(self.stage_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage's peak is within the GPU's memory."""
+        return self.peak_memory_bytes <= self.memory_limit_bytes
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return sum(exposed for _, exposed in self.communication.values())
+
+    def gpu_hours(self, tokens: float) -> float:
+        """GPU hours to train on so many tokens."""
+        return tokens / self.tokens_per_s * self.num_gpus / 3600
+
+    def energy_j(self, tokens: float | None = None) -> float | None:
+        """Joules of the GPUs at their thermal design power, for so many tokens (one step by default); None unknown."""
+        if self.power_w is None:
+            return None
+        seconds = self.step_time_s if tokens is None else tokens / self.tokens_per_s
+        return seconds * self.power_w * self.num_gpus
+
+    def sentence(self) -> str:
+        """The prediction in one sentence."""
+        time, held = in_words(self.step_time_s, "s"), in_words(self.peak_memory_bytes, "B")
+        fits = "fits" if self.fits else "does not fit"
+        return (
+            f"{self.name} on {self.num_gpus} GPUs of {self.cluster} ({self.parallel}): "
+            f"a step of {self.batch} sequences takes {time}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
+            f"{held} of {in_words(self.memory_limit_bytes, 'B')} a GPU: {fits}."
+        )
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.sentence()})"

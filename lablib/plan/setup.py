@@ -1,0 +1,77 @@
+"""One run, or many of the same kind: everything a prediction depends on, the choices apart from the numbers.
+
+Choices (a model, a cluster, the software, the precision, the schedule) are the same for all plans of one call. Numbers
+(the split, the batch) are plain numbers for one plan and numpy arrays for many: the formulas do not care.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from lablib.cost.arrays import Numbers, most
+from lablib.hardware.link import Link
+from lablib.models.transformer import Transformer
+from lablib.plan.gradient_compression import GradientCompression
+from lablib.plan.machine import Machine
+from lablib.plan.optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What does not change from plan to plan.
+
+    Attributes:
+        model: the model's sizes.
+        machine: cluster, software, losses, precision.
+        recompute: "none", "selective", "full", or how many layers share one checkpoint, as "every 4".
+        schedule: of the pipeline.
+        optimizer, compression: records of optimizers.py and gradient_compression.py.
+        zero_stage, reshard_after_forward, zero_plus_plus: as in `Parallel`.
+        sequence_parallel: whether tensor ranks split what lies outside the products.
+        trainable: "all", or "lora": then the model's own weights have no gradients and no states.
+        offload: any of "optimizer" and "activations": kept in the host's memory.
+        host_link: what lies between device and host.
+        tensor_first: (reserved) the order of axes is tensor, context, data, pipeline.
+    """
+
+    model: Transformer
+    machine: Machine
+    recompute: str
+    schedule: str
+    optimizer: Optimizer
+    compression: GradientCompression
+    zero_stage: int
+    reshard_after_forward: bool
+    zero_plus_plus: tuple[str, ...]
+    sequence_parallel: bool
+    trainable: str
+    offload: tuple[str, ...]
+    host_link: Link
+
+
+@dataclass(frozen=True)
+class Split:
+    """The numbers of a plan, or of many (arrays of one length)."""
+
+    data: Numbers
+    tensor: Numbers
+    pipeline: Numbers
+    context: Numbers
+    expert: Numbers
+    chunks: Numbers
+    replicas: Numbers
+    micro_batch: Numbers
+    num_microbatches: Numbers
+    seq_len: Numbers
+
+    @cached_property
+    def num_ranks(self) -> Numbers:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @cached_property
+    def tokens_per_step(self) -> Numbers:
+        return self.micro_batch * self.num_microbatches * self.data * self.seq_len
+
+    @cached_property
+    def shards(self) -> Numbers:
+        """Ranks over which ZeRO splits: data and context axes, but for copies of the whole (`replicas`)."""
+        return most(self.data * self.context // self.replicas, 1)

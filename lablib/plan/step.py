@@ -1,0 +1,317 @@
+"""One training step as a sum: pipeline, data axis, optimizer. The heart of the planner.
+
+    step = makespan of the pipeline (m micro-batches over p stages)
+         + what the data axis cannot hide
+         + the optimizer + a fixed few milliseconds
+
+The stage in the middle holds L / p layers; the first also the embedding, the last also head and loss. Where p does not
+divide L the fullest stages have one layer more.
+
+    data axis, ZeRO-0      one all-reduce of the stage's gradients, after the last micro-batch or during its backward
+    ZeRO-1, 2              a reduce-scatter of gradients, an all-gather of updated parameters
+    ZeRO-3                 every layer's parameters gathered before its forward and, if they were dropped, before its
+                           backward; its gradients reduced after; a layer takes as long as the slower of the two
+    optimizer              its state read and written once: bytes / bandwidth (or over the host's link)
+
+Legend: m micro-batches, p stages, L layers, t tensor, d data, c context ranks, P parameters on a rank.
+
+Source: Narayanan et al., SC21, arXiv 2104.04473, section 3; Rajbhandari et al., 2019, arXiv 1910.02054; Zhao et al.,
+"PyTorch FSDP", 2023, arXiv 2304.11277; Wang et al., ZeRO++, 2023, arXiv 2306.10209; Micikevicius et al., 2017, arXiv
+1710.03740 (master weights).
+Simplified: compute does not slow down while communication runs beside it; prefetch is perfect after the first layer.
+"""
+
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.pipeline.closed_form import StageTime, makespan_s
+from lablib.plan import ends, layer
+from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
+from lablib.plan.held import Held, held_parameters
+from lablib.plan.layer import Sizes, Work
+from lablib.plan.machine import Machine, Pass
+from lablib.plan.setup import Choices, Split
+
+
+class Axis(NamedTuple):
+    """Seconds of one rank a step on one axis: in all, and those not hidden behind compute."""
+
+    total_s: Numbers = 0.0
+    exposed_s: Numbers = 0.0
+
+
+class Step(NamedTuple):
+    """What one step is made of. Seconds are those of the busiest stage, and add up to `step_s`."""
+
+    step_s: Numbers
+    products_s: Numbers
+    attention_s: Numbers
+    memory_s: Numbers
+    launch_s: Numbers
+    recompute_s: Numbers
+    ends_s: Numbers
+    bubble_s: Numbers
+    optimizer_s: Numbers
+    fixed_s: Numbers
+    tensor: Axis
+    context: Axis
+    expert: Axis
+    data: Axis
+    pipeline: Axis
+    work: Work
+    embedding: Work
+    head: Work
+    held: Held
+    pipeline_s: Numbers
+
+
+def layer_work(choices: Choices, split: Split) -> Work:
+    """A mean layer: dense ones and those with experts in their proportion."""
+    on, model = choices.machine, choices.model
+    at = sizes_of(choices, split)
+    attention = layer.attention(on, model, at)
+    if not model.experts:
+        return attention.plus(layer.mlp(on, model, at))
+    share = model.num_expert_layers / model.num_layers
+    mixed = layer.experts(on, model, model.experts, at).times(share)
+    return attention.plus(mixed).plus(layer.mlp(on, model, at).times(1 - share))
+
+
+def sizes_of(choices: Choices, split: Split) -> Sizes:
+    shards = split.tensor if choices.sequence_parallel else split.tensor * 0 + 1
+    return Sizes(
+        micro_batch=split.micro_batch,
+        tokens=split.seq_len // split.context,
+        tensor=split.tensor,
+        context=split.context,
+        expert=split.expert,
+        sequence_shards=shards,
+        stride_expert=split.tensor,
+    )
+
+
+def checkpoint_length(recompute: str) -> int:
+    """Layers that share one checkpoint: 1 for "full", 4 for "every 4"."""
+    return int(recompute.removeprefix("every ")) if recompute.startswith("every ") else 1
+
+
+def recomputed(choices: Choices, work: Work) -> Pass:
+    """What of a layer's forward pass runs a second time."""
+    if choices.recompute == "none":
+        return Pass()
+    if choices.recompute == "selective":
+        if choices.machine.stack.selective == "products":
+            return work.forward._replace(product_s=0.5 * work.forward.product_s, attention_s=0.0, tensor_s=0.0)
+        return work.core
+    return work.forward
+
+
+def step_of(choices: Choices, split: Split) -> Step:
+    """The step of a plan, or of many."""
+    on, model = choices.machine, choices.model
+    at = sizes_of(choices, split)
+    work = layer_work(choices, split)
+    if choices.trainable != "all":
+        work = work._replace(weight=Pass())
+    again = recomputed(choices, work)
+    forward_s = on.time_s(work.forward)
+    weight_s = on.time_s(work.weight)
+    hidden_s = least(work.input.tensor_s, work.weight.product_s) if on.stack.hides_backward_exchange else 0.0
+    shown = work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
+    backward_s, again_s = on.time_s(shown), on.time_s(again)
+    held = held_parameters(model, split.tensor, split.expert)
+    sharded = _sharded_layer(choices, split, held, forward_s, backward_s + weight_s + again_s)
+
+    layers = model.num_layers / split.pipeline
+    fullest = ceil_div(model.num_layers, split.pipeline)
+    one = StageTime(forward_s + sharded.forward_s, backward_s + again_s + sharded.backward_s, weight_s)
+    middle, busiest = _scaled(one, layers), _scaled(one, fullest)
+    embedding, head = ends.embedding(on, model, at), ends.head(on, model, at)
+    # Where p does not divide L, the ends of the pipeline are those with a layer less.
+    short = layers - model.num_layers // split.pipeline
+    first = _less(_stage_time(on, embedding), one, short)
+    last = _less(_stage_time(on, head), one, short)
+
+    # Tensor ranks hold the same activations (or each its share of them): each sends 1/t, and gathers in the node.
+    size = at.rows * model.d_model * on.width
+    part = split.tensor if on.stack.splits_messages else 1
+    send_s = on.collective_s("send", size / part, split.pipeline, split.num_ranks // split.pipeline)
+    if on.stack.splits_messages and not choices.sequence_parallel:
+        send_s = send_s + on.collective_s("all_gather", size, split.tensor) * (split.pipeline > 1)
+    pipeline_s = makespan_s(
+        *(choices.schedule, split.pipeline, split.num_microbatches, split.chunks, middle, first, last),
+        *(send_s, on.stack.pipeline_overlap, busiest),
+    )
+    busy_s = split.num_microbatches * most(_total(middle) + most(_total(first), _total(last)), _total(busiest))
+    single = split.pipeline == 1
+    busy_s = busy_s + single * split.num_microbatches * least(_total(first), _total(last))
+
+    data = _data_axis(choices, split, held, layers, one)
+    optimizer_s = _optimizer_s(choices, split, held, layers)
+    m = split.num_microbatches
+    both = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, again, strict=True)]
+    spent = Pass(*[m * layers * each for each in both])
+    exposed_tensor = (spent.tensor_s - m * layers * hidden_s) * (1 - on.stack.tensor_overlap)
+    compute_s = spent.compute_s + spent.communication_s - spent.tensor_s + exposed_tensor
+    layers_s = m * layers * (forward_s + backward_s + weight_s + again_s)
+    return Step(
+        step_s=pipeline_s + data.exposed_s + optimizer_s + on.losses.step_s,
+        products_s=spent.product_s,
+        attention_s=spent.attention_s,
+        memory_s=spent.memory_s,
+        launch_s=layers_s - compute_s,
+        recompute_s=m * layers * again_s,
+        ends_s=busy_s - layers_s - m * layers * (sharded.forward_s + sharded.backward_s),
+        bubble_s=pipeline_s - busy_s,
+        optimizer_s=optimizer_s,
+        fixed_s=on.losses.step_s,
+        tensor=Axis(spent.tensor_s, exposed_tensor),
+        context=Axis(spent.context_s, spent.context_s),
+        expert=Axis(spent.expert_s, spent.expert_s),
+        data=Axis(
+            data.total_s + m * layers * sharded.total_s,
+            data.exposed_s + m * layers * (sharded.forward_s + sharded.backward_s),
+        ),
+        pipeline=Axis(2 * m * split.chunks * send_s, 0.0 * send_s),
+        work=work,
+        embedding=embedding,
+        head=head,
+        held=held,
+        pipeline_s=pipeline_s,
+    )
+
+
+def _scaled(time: StageTime, n: Numbers) -> StageTime:
+    return StageTime(n * time.forward_s, n * time.input_s, n * time.weight_s)
+
+
+def _less(time: StageTime, layer_time: StageTime, n: Numbers) -> StageTime:
+    return StageTime(*[a - n * b for a, b in zip(time, layer_time, strict=True)])
+
+
+def _total(time: StageTime) -> Numbers:
+    return time.forward_s + time.input_s + time.weight_s
+
+
+def _stage_time(on: Machine, work: Work) -> StageTime:
+    return StageTime(on.time_s(work.forward), on.time_s(work.input), on.time_s(work.weight))
+
+
+class _Sharded(NamedTuple):
+    """What ZeRO-3 adds to one layer of one micro-batch."""
+
+    forward_s: Numbers = 0.0
+    backward_s: Numbers = 0.0
+    total_s: Numbers = 0.0
+
+
+def _gather_s(choices: Choices, split: Split, numbers: Numbers, is_backward: bool = False) -> Numbers:
+    """All-gather of so many parameters over the ranks that share them."""
+    on = choices.machine
+    width = 1 if "qwZ" in choices.zero_plus_plus else on.width
+    stride = split.tensor
+    n = split.shards
+    if is_backward and "hpZ" in choices.zero_plus_plus:
+        n = least(n, most(on.cluster.devices_per_node // stride, 1))
+    return on.collective_s("all_gather", numbers * width, n, stride)
+
+
+def _reduce_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """Reduce-scatter of so many gradients over the ranks that share their sum, then all-reduce over the replicas."""
+    on = choices.machine
+    size = numbers * on.gradient_bytes
+    if "qgZ" in choices.zero_plus_plus:
+        # Two all-to-alls in INT4, in the node and across, in the place of a ring.
+        return on.collective_s("all_to_all", numbers * 0.5, split.shards, split.tensor)
+    time_s = on.collective_s("reduce_scatter", size, split.shards, split.tensor)
+    return time_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
+
+
+def _sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers) -> _Sharded:
+    """ZeRO-3, one layer: its traffic hides behind the layer's own compute; what is left over holds everybody up."""
+    if choices.zero_stage < 3:
+        return _Sharded()
+    gather_s = _gather_s(choices, split, held.layer)
+    regather_s = _gather_s(choices, split, held.layer, is_backward=True) * choices.reshard_after_forward
+    reduce_s = _reduce_s(choices, split, held.layer) * (choices.trainable == "all")
+    return _Sharded(
+        most(gather_s - forward_s, 0.0),
+        most(regather_s + reduce_s - backward_s, 0.0),
+        gather_s + regather_s + reduce_s,
+    )
+
+
+def _data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one: StageTime) -> Axis:
+    """What travels once a step on the data axis. The fullest stage is the first: layers and embedding."""
+    on, stack = choices.machine, choices.machine.stack
+    if choices.trainable != "all":
+        return Axis()
+    outside = held.embedding + (split.pipeline == 1) * held.head
+    numbers = layers * held.layer + outside
+    if choices.zero_stage == 3:
+        # The ends' own gathers and the first layer's have nothing to hide behind.
+        once_s = _gather_s(choices, split, held.layer) + _reduce_s(choices, split, held.layer)
+        ends_s = 2 * _gather_s(choices, split, outside) + _reduce_s(choices, split, outside)
+        total_s = split.num_microbatches * (once_s + ends_s)
+        return Axis(total_s, total_s)
+    if choices.compression.name != "none":
+        reduce_s = _compressed_s(choices, split, numbers)
+    elif choices.zero_stage == 0 or not stack.has_reduce_scatter:
+        size = numbers * on.gradient_bytes
+        reduce_s = on.collective_s("all_reduce", size, split.data * split.context, split.tensor)
+    else:
+        reduce_s = _reduce_s(choices, split, numbers)
+    gather_s = _gather_s(choices, split, numbers) * (choices.zero_stage > 0)
+    expert_s = on.collective_s(
+        "all_reduce",
+        layers * held.expert_layer * on.gradient_bytes,
+        split.data * split.context // split.expert,
+        split.tensor * split.expert,
+    )
+    reduce_s = reduce_s + expert_s
+    if choices.model.tied_head:
+        pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, most(split.num_ranks - 1, 1))
+        reduce_s = reduce_s + pair_s * (split.pipeline > 1)
+    if not stack.data_overlap:
+        return Axis(reduce_s + gather_s, reduce_s + gather_s)
+    # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward; the
+    # last bucket's and the first layer's wait for nobody.
+    behind_backward_s = most(reduce_s - layers * (one.input_s + one.weight_s), reduce_s / most(layers, 1))
+    behind_forward_s = most(gather_s - layers * one.forward_s, gather_s / most(layers, 1))
+    return Axis(reduce_s + gather_s, behind_backward_s + behind_forward_s)
+
+
+def _compressed_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """The same exchange of compressed gradients, with packing and unpacking them."""
+    on, method = choices.machine, choices.compression
+    n, shape = split.data * split.context, {"rows": choices.model.d_model, "columns": choices.model.d_model}
+    size = method.wire_bytes(numbers, **shape, grad_bytes=on.gradient_bytes)
+    packing_s = on.stream_s(method.moved_bytes(numbers, ranks=n, **shape, grad_bytes=on.gradient_bytes))
+    if method.exchange == ALL_GATHER:
+        return packing_s + on.collective_s("all_gather", n * size, n, split.tensor)
+    if method.exchange == TWO_PHASE:
+        pieces_s = on.collective_s("all_to_all", size, n, split.tensor)
+        return packing_s + pieces_s + on.collective_s("all_gather", size, n, split.tensor)
+    return packing_s + on.collective_s("all_reduce", size, n, split.tensor)
+
+
+def _optimizer_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
+    on = choices.machine
+    if choices.trainable != "all":
+        return 0.0 * layers
+    outside = held.embedding + (split.pipeline == 1) * held.head
+    shards = split.shards if choices.zero_stage else split.shards * 0 + 1
+    own = (layers * held.layer + outside) / shards
+    expert_shards = most(split.data * split.context // split.expert, 1) if choices.zero_stage else 1
+    own = own + layers * held.expert_layer / expert_shards
+    # Clipping reads every gradient once more; unscaling and casting read and write it.
+    width = choices.model.d_model
+    step_bytes = choices.optimizer.moved_bytes(
+        1.0, rows=width, columns=width, has_master=on.has_master, param_bytes=on.width, grad_bytes=4
+    )
+    moved = own * (step_bytes + 12)
+    if "optimizer" in choices.offload:
+        return most(on.stream_s(moved) * 0, own * (on.gradient_bytes + on.width)) / (
+            choices.host_link.bandwidth_bytes_per_s
+        )
+    return on.stream_s(moved)

@@ -1,0 +1,168 @@
+"""The planner's front door: what adds up, what scales as theory says, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lablib.models.published import find_transformer
+from lablib.plan import NONE, Parallel, predict
+
+GPT3 = Parallel(data=8, tensor=8, pipeline=8)
+
+
+def gpt3(**changes):
+    arguments = {"parallel": GPT3, "batch": 1536, "recompute": "full"} | changes
+    return predict("gpt3-175b", "dgx-a100", **arguments)
+
+
+splits = st.builds(
+    Parallel,
+    data=st.sampled_from([1, 2, 8]),
+    tensor=st.sampled_from([1, 2, 8]),
+    pipeline=st.sampled_from([1, 2, 4, 8]),
+    zero_stage=st.sampled_from([0, 1, 2, 3]),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    parallel=splits,
+    micro_batch=st.sampled_from([1, 2, 4]),
+    recompute=st.sampled_from(["none", "selective", "full", "every 4"]),
+    stack=st.sampled_from(
+        ["torch", "megatron-2021", "megatron-deepspeed", "fsdp-flash", "torch-compile", "megatron-core"]
+    ),
+    schedule=st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-h2"]),
+)
+def test_the_parts_of_a_waterfall_add_up_to_the_step(parallel, micro_batch, recompute, stack, schedule):
+    prediction = predict(
+        *("gpt3-6.7b", "dgx-a100", parallel, 64 * parallel.data),
+        **{"micro_batch": micro_batch, "recompute": recompute, "stack": stack, "schedule": schedule},
+    )
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
+    assert all(part >= -1e-9 * prediction.step_time_s for part in prediction.parts.values())
+    assert all(exposed <= total * (1 + 1e-9) for total, exposed in prediction.communication.values())
+
+
+def test_one_gpu_without_losses_takes_its_flops_and_bytes():
+    prediction = predict("gpt2", "dgx-a100", batch=8, losses=NONE, stack="torch")
+    ideal_s = prediction.model_flops / 312e12
+    assert ideal_s < prediction.step_time_s < 6 * ideal_s
+    assert prediction.communication == dict.fromkeys(prediction.communication, (0.0, 0.0))
+
+
+def test_a_gpt3_step_counts_its_flops_as_the_paper_does():
+    # Narayanan et al., SC21, equation 3: 96 B s l h^2 (1 + s/6h + V/16lh) with full recomputation.
+    model = replace(find_transformer("gpt3-175b"), vocab_size=51200)
+    batch, s, layers, h, vocab = 1536, 2048, 96, 12288, 51200
+    paper = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
+    prediction = predict(model, "dgx-a100", GPT3, batch, recompute="full")
+    assert prediction.hardware_flops == pytest.approx(paper, rel=1e-3)
+    assert prediction.hfu / prediction.mfu == pytest.approx(4 / 3, rel=0.01)
+
+
+def test_the_bubble_is_that_of_its_schedule():
+    # 1F1B: (p - 1) / (m + p - 1) with equal stages; the embedding and the head make them a little unequal.
+    p, m = 8, 24
+    prediction = gpt3(batch=8 * m, losses=NONE)
+    assert prediction.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), abs=0.02)
+    interleaved = gpt3(batch=8 * m, losses=NONE, schedule="interleaved", parallel=replace(GPT3, chunks=3))
+    assert interleaved.bubble_fraction == pytest.approx((p - 1) / (3 * m + p - 1), abs=0.02)
+    assert gpt3(batch=8 * m, losses=NONE, schedule="zb-h1").bubble_fraction < 0.6 * prediction.bubble_fraction
+
+
+def test_zero_divides_states_by_the_ranks_that_share_them():
+    # Rajbhandari et al., 2019, section 3: of 2 + 4 + 12 bytes (gradients in 32 bits), those of the stage over 8 ranks.
+    bytes_of = {}
+    for stage in range(4):
+        first = gpt3(parallel=replace(GPT3, zero_stage=stage)).memory[0]
+        bytes_of[stage] = [first[name] for name in ("parameter", "gradient", "optimizer state")]
+    parameter, gradient, state = bytes_of[0]
+    assert [gradient / parameter, state / parameter] == [2, 6]
+    assert bytes_of[1] == pytest.approx([parameter, gradient, state / 8])
+    assert bytes_of[2] == pytest.approx([parameter, gradient / 8, state / 8])
+    assert bytes_of[3] == pytest.approx([parameter / 8, gradient / 8, state / 8])
+
+
+def test_recomputation_trades_time_for_memory():
+    none, selective, full = (gpt3(recompute=name, stack="megatron-2022") for name in ("none", "selective", "full"))
+    assert none.peak_memory_bytes > selective.peak_memory_bytes > full.peak_memory_bytes
+    assert none.step_time_s < selective.step_time_s < full.step_time_s
+    assert none.model_flops == full.model_flops
+
+
+def test_a_plan_that_does_not_fit_is_predicted_and_says_so():
+    prediction = predict("gpt3-175b", "dgx-a100", Parallel(tensor=8), batch=8)
+    assert not prediction.fits
+    assert "does not fit" in prediction.sentence()
+    assert prediction.peak_memory_bytes > 175e9 * 18 / 8
+
+
+def test_energy_is_known_where_the_catalogue_has_power():
+    prediction = gpt3()
+    assert prediction.energy_j() == pytest.approx(512 * 400 * prediction.step_time_s)
+    assert prediction.gpu_hours(300e9) == pytest.approx(300e9 / prediction.tokens_per_s * 512 / 3600)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "llama-3-70b", "gpt2"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lamb", "lion", "sophia", "adam-8bit", "galore"])
+def test_every_kind_of_model_and_optimizer_is_predicted(name, optimizer):
+    is_mixture = find_transformer(name).experts is not None
+    parallel = Parallel(data=8, tensor=4, expert=8 if is_mixture else 1)
+    prediction = predict(name, "dgx-h100", parallel, 64, seq_len=1024, optimizer=optimizer)
+    assert 0 < prediction.mfu < 1
+    assert (prediction.communication["expert"][0] > 0) == is_mixture
+
+
+@pytest.mark.parametrize("compression", ["fp16", "int8", "int4", "one-bit", "powersgd"])
+def test_compressed_gradients_take_less_of_a_slow_network(compression):
+    slow = {"parallel": Parallel(data=64), "batch": 64, "stack": "megatron-2021", "precision": "bfloat16"}
+    plain = predict("gpt3-1.3b", "pcie-a100", **slow)
+    packed = predict("gpt3-1.3b", "pcie-a100", **slow, compression=compression)
+    assert packed.communication["data"][0] < plain.communication["data"][0]
+
+
+def test_zero_plus_plus_sends_less_than_zero_3():
+    three = Parallel(data=64, zero_stage=3)
+    for method in ("qwZ", "hpZ", "qgZ"):
+        plus = replace(three, zero_plus_plus=(method,))
+        sent = [predict("gpt3-13b", "dgx-a100", each, 64).communication["data"][0] for each in (plus, three)]
+        assert sent[0] < sent[1], method
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": 1537}, "data \\* micro_batch must divide batch: got 8 and 1537; try 1"),
+        ({"batch": -4}, "batch must be a whole number, 1 or more: got -4"),
+        ({"parallel": Parallel(tensor=7)}, "tensor must divide num_heads: got 7 and 96; try 1"),
+        ({"parallel": Parallel(pipeline=128), "batch": 128}, "a pipeline needs a layer for each piece"),
+        ({"parallel": Parallel(data=8, expert=4), "batch": 8}, "expert > 1 needs a mixture of experts"),
+        ({"precision": "bf16"}, "unknown precision 'bf16'"),
+        ({"recompute": "some"}, 'recompute is "none", "selective", "full" or "every k" layers: got \'some\''),
+        ({"schedule": "1f1c"}, "did you mean '1f1b'"),
+        ({"optimizer": "adamv"}, "did you mean 'adamw'"),
+        ({"stack": "megatron"}, "unknown stack 'megatron'"),
+        ({"seq_len": 2047, "parallel": Parallel(context=2)}, "context must divide seq_len: got 2 and 2047; try 1"),
+        ({"parallel": replace(GPT3, chunks=2)}, "schedule '1f1b' has one piece on each stage"),
+        (
+            {"parallel": replace(GPT3, chunks=2), "schedule": "interleaved", "batch": 72},
+            "pipeline must divide the number",
+        ),
+        ({"offload": ("gradients",)}, "unknown offload 'gradients'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(changes, words):
+    with pytest.raises(ValueError, match=words):
+        gpt3(**changes)
+
+
+def test_names_nobody_knows_are_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="gpt3-175b"):
+        predict("gpt3-170b", "dgx-a100", batch=1)
+    with pytest.raises(ValueError, match="dgx-a100"):
+        predict("gpt2", "dgx-a10", batch=1)
+    with pytest.raises(ValueError, match="data must be a whole number, 1 or more: got 0"):
+        Parallel(data=0)
