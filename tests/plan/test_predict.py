@@ -70,7 +70,9 @@ def test_the_bubble_is_that_of_its_schedule():
     assert prediction.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), abs=0.02)
     interleaved = gpt3(batch=8 * m, losses=NONE, schedule="interleaved", parallel=replace(GPT3, chunks=3))
     assert interleaved.bubble_fraction == pytest.approx((p - 1) / (3 * m + p - 1), abs=0.02)
-    assert gpt3(batch=8 * m, losses=NONE, schedule="zb-h1").bubble_fraction < 0.6 * prediction.bubble_fraction
+    # Qi et al., 2023: about a third of it where F, I and W are alike, that is without recomputation.
+    kept, zero = (gpt3(batch=8 * m, losses=NONE, recompute="none", schedule=name) for name in ("1f1b", "zb-h1"))
+    assert zero.bubble_fraction < 0.45 * kept.bubble_fraction
 
 
 def test_zero_divides_states_by_the_ranks_that_share_them():
@@ -143,7 +145,7 @@ def test_zero_plus_plus_sends_less_than_zero_3():
         ({"precision": "bf16"}, "unknown precision 'bf16'"),
         ({"recompute": "some"}, 'recompute is "none", "selective", "full" or "every k" layers: got \'some\''),
         ({"schedule": "1f1c"}, "did you mean '1f1b'"),
-        ({"optimizer": "adamv"}, "did you mean 'adamw'"),
+        ({"optimizer": "adamv"}, "did you mean 'adam' or 'adamw'"),
         ({"stack": "megatron"}, "unknown stack 'megatron'"),
         ({"seq_len": 2047, "parallel": Parallel(context=2)}, "context must divide seq_len: got 2 and 2047; try 1"),
         ({"parallel": replace(GPT3, chunks=2)}, "schedule '1f1b' has one piece on each stage"),

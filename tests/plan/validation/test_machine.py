@@ -12,7 +12,7 @@ def first(published, family):
 @pytest.mark.parametrize(
     ("family", "device", "intra_gb_per_s", "inter_gb_per_s", "inter_latency_us"),
     [
-        ("vtrain", "A100-80GB-SXM", 150, 12.5, 4),  # 800 Gb/s for 8 GPUs
+        ("vtrain", "A100-80GB-SXM", 300, 12.5, 4),  # 800 Gb/s for 8 GPUs; NVLink is the GPU's
         ("bloom", "A100-80GB-SXM", 300, 6.25, 4),  # 4 x 100 Gb/s for 8 GPUs
         ("korthikanti22", "A100-80GB-SXM", 300, 25, 4),  # Selene: DGX A100
         ("titan", "H100-96GB-SXM-500W", 450, 50, 4),
