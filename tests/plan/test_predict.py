@@ -70,9 +70,10 @@ def test_the_bubble_is_that_of_its_schedule():
     assert prediction.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), abs=0.02)
     interleaved = gpt3(batch=8 * m, losses=NONE, schedule="interleaved", parallel=replace(GPT3, chunks=3))
     assert interleaved.bubble_fraction == pytest.approx((p - 1) / (3 * m + p - 1), abs=0.02)
-    # Qi et al., 2023: about a third of it where F, I and W are alike, that is without recomputation.
+    # Qi et al., 2023, table 1: (p - 1)(F + I - W) where 1F1B has (p - 1)(F + I + W). Without recomputation the three
+    # are alike, but for messages and sums over ranks, which F and I have and W has not.
     kept, zero = (gpt3(batch=8 * m, losses=NONE, recompute="none", schedule=name) for name in ("1f1b", "zb-h1"))
-    assert zero.bubble_fraction < 0.45 * kept.bubble_fraction
+    assert 1 / 3 < zero.bubble_fraction / kept.bubble_fraction < 0.5
 
 
 def test_zero_divides_states_by_the_ranks_that_share_them():
