@@ -22,9 +22,10 @@ Simplified: the play gives every action one step of time.
 from collections.abc import Iterator
 from itertools import groupby
 
-from lablib.pipeline.deadlock import find_deadlock, given, needed
+from lablib.pipeline.deadlock import given, needed
 from lablib.pipeline.messages import CommunicationPlan, Exchange, Step, receives, sends
 from lablib.pipeline.plan import Action, Plan
+from lablib.pipeline.validate import check
 
 
 def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPlan:
@@ -49,14 +50,13 @@ def with_communication(plan: Plan, *, batched: bool = True) -> CommunicationPlan
     """Every message is received when it is sent: as a plan that runs without messages, it runs with them.
 
     Arguments:
-        plan: a valid one (validate.py).
+        plan: a valid one.
         batched: join messages that no action stands between into one exchange.
 
     Raises:
-        ValueError: the plan itself waits for ever; the message says who for whom.
+        ValueError: the plan breaks a rule (validate.py).
     """
-    if circle := find_deadlock(plan):
-        raise ValueError(f"{plan.name} cannot run: " + "; ".join(map(str, circle)) + ". See validate(plan).")
+    check(plan)
     rows: list[list[Step]] = [[] for _ in plan.actions]
     for moment in _play(plan):
         for rank, action in moment:

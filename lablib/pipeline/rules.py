@@ -205,9 +205,8 @@ def deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool) -> Iterator[F
         yield Finding(Rule.DEADLOCK, first.rank, first.index, first.step, f"nobody can go on: {words}")
 
 
-def memory(plan: Plan, max_in_flight: int | Sequence[int]) -> Iterator[Finding]:
+def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
     """R6. On each rank, the first action after which it holds more than it may."""
-    limits = [max_in_flight] * len(plan.actions) if isinstance(max_in_flight, int) else max_in_flight
     for rank, (actions, limit) in enumerate(zip(plan.actions, limits, strict=True)):
         for index, held in enumerate(held_after(actions)):
             if held > limit:

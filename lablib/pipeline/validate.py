@@ -51,12 +51,15 @@ class Report:
 def validate(
     plan: Plan | CommunicationPlan, *, max_in_flight: int | Sequence[int] | None = None, blocking_sends: bool = True
 ) -> Report:
-    """Checks a plan by the rules above. Changes nothing and raises nothing.
+    """Checks a plan by the rules above. Changes nothing; a broken rule is a finding, not an error.
 
     Arguments:
         plan: with messages or without.
         max_in_flight: for R6: activations that a rank may hold at once, one number for all ranks or one for each.
         blocking_sends: for R5: a send waits until the other end receives.
+
+    Raises:
+        ValueError: `max_in_flight` has not one number for each rank.
     """
     computed = plan if isinstance(plan, Plan) else plan.plan
     findings = [*rules.places(computed)]
@@ -67,7 +70,7 @@ def validate(
     if not findings:
         findings = [*rules.deadlock(plan, blocking_sends)]
     if max_in_flight is not None:
-        findings += rules.memory(computed, max_in_flight)
+        findings += rules.memory(computed, _limits(max_in_flight, len(computed.actions)))
     return Report(plan.name, tuple(findings))
 
 
@@ -79,6 +82,15 @@ def check(
     if findings:
         more = f" (and {len(findings) - _MOST} more: see validate)" if len(findings) > _MOST else ""
         raise ValueError(f"{plan.name}: " + " ".join(map(str, findings[:_MOST])) + more)
+
+
+def _limits(max_in_flight: int | Sequence[int], num_ranks: int) -> Sequence[int]:
+    limits = [max_in_flight] * num_ranks if isinstance(max_in_flight, int) else max_in_flight
+    if len(limits) != num_ranks:
+        raise ValueError(
+            f"max_in_flight must be one number, or one for each rank: got {len(limits)} for {num_ranks} ranks."
+        )
+    return limits
 
 
 def peak_in_flight(plan: Plan) -> tuple[int, ...]:

@@ -122,16 +122,16 @@ def test_at_the_bottom_of_a_v_nothing_is_sent():
     assert not any(end in text for end in ("1SEND_F", "2RECV_F", "2SEND_B", "1RECV_B"))
 
 
-def test_a_plan_that_waits_for_ever_is_not_given_messages():
-    with pytest.raises(
-        ValueError, match="mine cannot run: rank 0 waits at step 1, 0B0, .*; rank 1 waits at step 1, 1F1"
-    ):
-        with_communication(Plan.parse("mine", ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"]))
-
-
-def test_a_plan_whose_action_is_missing_says_who_misses_it():
-    with pytest.raises(ValueError, match="1F1, for the activation of micro-batch 1 from piece 0, which nobody"):
-        with_communication(Plan.parse("mine", ["0F0 0B0 0B1", "1F0 1B0 1F1 1B1"]))
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "R5: nobody can go on: rank 0 waits at step 1, 0B0"),
+        (["0F0 0B0 0B1", "1F0 1B0 1F1 1B1"], "R1: 0F1 is missing"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_not_given_messages(lines, words):
+    with pytest.raises(ValueError, match=f"mine: {words}"):
+        with_communication(Plan.parse("mine", lines))
 
 
 def test_steps_read_what_they_wrote():

@@ -168,6 +168,12 @@ def test_bubbles_are_those_of_the_papers(p, more):
             assert end_s[-1] - start_s[0] == 3 * m * plan.num_chunks  # none between a rank's first action and its last
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 16), st.integers(0, 20))
+def test_v_half_needs_only_half_as_many_micro_batches_as_ranks(p, more):
+    assert idle_steps(schedules.v_half(p, p // 2 + 1 + more)) <= 3 * (p - 1)
+
+
 @pytest.mark.parametrize("p", range(2, 13))
 def test_v_min_has_about_two_thirds_of_the_bubble_of_1f1b(p):
     assert 3 * (p - 1) <= idle_steps(schedules.v_min(p, 4 * p)) <= 4.5 * (p - 1)

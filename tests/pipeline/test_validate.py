@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.pipeline import Action, CommunicationPlan, Kind, Plan, check, peak_in_flight, schedules, validate
+from lablib.pipeline.deadlock import find_deadlock
 from lablib.pipeline.schedules import SCHEDULES, make
 
 PLANS = [make(name, 3, 6, 2 if schedule.takes_chunks else 1) for name, schedule in SCHEDULES.items()]
@@ -183,6 +184,19 @@ def test_r5_names_the_circle_and_not_who_waits_behind_it():
     (finding,) = validate(plan).findings
     waiting = [part.split(" waits")[0].split(": ")[-1] for part in finding.text.split("; ")]
     assert waiting == ["rank 1", "rank 2"]
+
+
+def test_a_wait_for_what_nobody_does_is_the_end_of_a_chain():
+    chain = find_deadlock(parse("0F0 0B0 0B1", "1F0 1B0 1F1 1B1"))
+    assert [(wait.rank, wait.on_rank) for wait in chain] == [(0, 1), (1, None)]
+    assert str(chain[1]) == (
+        "rank 1 waits at step 2, 1F1, for the activation of micro-batch 1 from piece 0, which nobody ever does"
+    )
+
+
+def test_limits_are_one_for_all_ranks_or_one_for_each():
+    with pytest.raises(ValueError, match="one for each rank: got 3 for 2 ranks"):
+        validate(schedules.gpipe(2, 2), max_in_flight=[1, 2, 3])
 
 
 def test_r6_says_which_action_is_one_too_many():
