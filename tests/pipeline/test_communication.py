@@ -122,6 +122,12 @@ def test_at_the_bottom_of_a_v_nothing_is_sent():
     assert not any(end in text for end in ("1SEND_F", "2RECV_F", "2SEND_B", "1RECV_B"))
 
 
+def test_with_messages_too_a_rank_can_wait_for_itself():
+    plan = CommunicationPlan.parse("turned", ["1F0 0F0 1B0 0B0"], rank_of=(0, 0))
+    (finding,) = validate(plan).findings
+    assert finding.rule == 5 and finding.text.endswith("from piece 0, its own step 1")
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
