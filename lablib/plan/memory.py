@@ -22,7 +22,7 @@ from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.closed_form import in_flight
 from lablib.plan.layer import Work
 from lablib.plan.setup import Choices, Split
-from lablib.plan.step import Step, checkpoint_length, sizes_of
+from lablib.plan.step import Step, sizes_of
 
 CATEGORIES = ("parameter", "gradient", "optimizer state", "activation", "communication buffer", "other")
 
@@ -91,25 +91,11 @@ def _held_microbatches(choices: Choices, split: Split, rank: Numbers) -> Numbers
     return in_flight(choices.schedule, split.pipeline, split.num_microbatches, split.chunks, rank)
 
 
-def saved_bytes(choices: Choices, split: Split, work: Work) -> Numbers:
-    """What one layer keeps of one micro-batch from forward to backward."""
-    if choices.recompute == "none":
-        return work.saved_bytes
-    if choices.recompute == "selective":
-        return choices.machine.stack.selective_saved * (work.saved_bytes - work.core_bytes)
-    at = sizes_of(choices, split)
-    entering = at.rows * choices.model.d_model * choices.machine.width / at.sequence_shards
-    return entering / checkpoint_length(choices.recompute)
-
-
 def _activations(choices: Choices, split: Split, work: Work, layers: Numbers, rank: Numbers) -> Numbers:
-    each = saved_bytes(choices, split, work)
+    at, policy = sizes_of(choices, split), choices.recompute
+    entering = at.rows * choices.model.d_model * choices.machine.width / at.sequence_shards
+    kept = policy.kept_bytes(work, choices.machine.stack, entering, layers)
+    working = policy.working_bytes(work, kept, layers)
     if "activations" in choices.offload:
-        each = each * least(2 / layers, 1.0)  # what is on its way to the host or back
-    total = layers * each * _held_microbatches(choices, split, rank) + work.peak_bytes
-    if choices.recompute == "none":
-        return total
-    if choices.recompute == "selective":
-        return total + work.saved_bytes - each
-    # One stretch of layers at work: all that it would keep, made again.
-    return total + least(checkpoint_length(choices.recompute), layers) * work.saved_bytes
+        kept = kept * least(2 / layers, 1.0)  # what is on its way to the host or back
+    return layers * kept * _held_microbatches(choices, split, rank) + work.peak_bytes + working

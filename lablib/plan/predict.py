@@ -24,12 +24,12 @@ from lablib.plan.memory import CATEGORIES, stage_memory
 from lablib.plan.optimizers import Optimizer, find_optimizer
 from lablib.plan.parallel import Parallel
 from lablib.plan.prediction import Prediction
+from lablib.plan.recompute import recompute_policy
 from lablib.plan.setup import Choices, Split
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.step import Step, step_of
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
-RECOMPUTE = ("none", "selective", "full")
 TRAINABLE = ("all", "lora")
 OFFLOAD = ("optimizer", "activations")
 _CHUNKED = ("interleaved", "breadth-first")
@@ -64,7 +64,7 @@ def predict(
         micro_batch: sequences that go through a stage at once, on one rank of the data axis.
         seq_len: tokens of a sequence; the model's longest by default.
         precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4".
-        recompute: "none", "selective" (attention's core), "full" (every layer), or "every k" layers, as "every 4".
+        recompute: "none", "selective" (attention's core), "full" (every layer), "every k" or "first k" layers.
         schedule: of the pipeline, one of `lablib.pipeline.closed_form.SCHEDULES`.
         optimizer: a name, or a record of optimizers.py.
         stack: the software, a name or a record of stack.py.
@@ -112,12 +112,6 @@ def choices_of(
     """The choices of a run, names resolved. Raises ValueError for those nobody knows."""
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
-    if not (
-        recompute in RECOMPUTE or (recompute.startswith("every ") and recompute[6:].isdigit() and recompute[6:] != "0")
-    ):
-        raise ValueError(
-            f'recompute is "none", "selective", "full" or "every k" layers: got {recompute!r}; try "every 4"'
-        )
     if schedule not in SCHEDULES:
         raise unknown_name("schedule", schedule, SCHEDULES)
     if trainable not in TRAINABLE:
@@ -133,7 +127,7 @@ def choices_of(
     return Choices(
         model=model,
         machine=Machine(cluster, found, Losses() if losses is None else losses, precision),
-        recompute=recompute,
+        recompute=recompute_policy(recompute),
         schedule=schedule,
         optimizer=find_optimizer(optimizer),
         compression=find_compression(compression),
@@ -194,8 +188,10 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
     model, machine = choices.model, choices.machine
     device = machine.device
     memory = [stage_memory(choices, split, step, rank) for rank in range(parallel.pipeline)]
-    model_flops = step_flops(model, batch * split.seq_len, split.seq_len)
-    again = "full" if choices.recompute.startswith("every") else choices.recompute
+    tokens = batch * split.seq_len
+    policy = choices.recompute
+    useful, computed = (step_flops(model, tokens, split.seq_len, recompute=kind) for kind in ("none", policy.kind))
+    computed = useful + policy.share(model.num_layers / split.pipeline) * (computed - useful)
     share = 2 / 3 if choices.trainable != "all" else 1.0
     return Prediction(
         name=model.name,
@@ -207,11 +203,11 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         num_microbatches=split.num_microbatches,
         seq_len=split.seq_len,
         schedule=choices.schedule,
-        recompute=choices.recompute,
+        recompute=policy.name,
         precision=choices.machine.precision,
         step_time_s=step.step_s,
-        model_flops=model_flops * share,
-        hardware_flops=share * step_flops(model, batch * split.seq_len, split.seq_len, recompute=again),
+        model_flops=share * useful,
+        hardware_flops=share * computed,
         peak_flops_per_s=device.peak(machine.precision),
         parts=parts_of(choices, step),
         communication={

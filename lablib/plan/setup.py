@@ -13,6 +13,7 @@ from lablib.models.transformer import Transformer
 from lablib.plan.gradient_compression import GradientCompression
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import Optimizer
+from lablib.plan.recompute import Recompute
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Choices:
     Attributes:
         model: the model's sizes.
         machine: cluster, software, losses, precision.
-        recompute: "none", "selective", "full", or how many layers share one checkpoint, as "every 4".
+        recompute: what is computed again in backward.
         schedule: of the pipeline.
         optimizer, compression: records of optimizers.py and gradient_compression.py.
         zero_stage, reshard_after_forward, zero_plus_plus: as in `Parallel`.
@@ -35,7 +36,7 @@ class Choices:
 
     model: Transformer
     machine: Machine
-    recompute: str
+    recompute: Recompute
     schedule: str
     optimizer: Optimizer
     compression: GradientCompression

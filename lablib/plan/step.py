@@ -90,22 +90,6 @@ def sizes_of(choices: Choices, split: Split) -> Sizes:
     )
 
 
-def checkpoint_length(recompute: str) -> int:
-    """Layers that share one checkpoint: 1 for "full", 4 for "every 4"."""
-    return int(recompute.removeprefix("every ")) if recompute.startswith("every ") else 1
-
-
-def recomputed(choices: Choices, work: Work) -> Pass:
-    """What of a layer's forward pass runs a second time."""
-    if choices.recompute == "none":
-        return Pass()
-    if choices.recompute == "selective":
-        if choices.machine.stack.selective == "products":
-            return work.forward._replace(product_s=0.5 * work.forward.product_s, attention_s=0.0, tensor_s=0.0)
-        return work.core
-    return work.forward
-
-
 def step_of(choices: Choices, split: Split) -> Step:
     """The step of a plan, or of many."""
     on, model = choices.machine, choices.model
@@ -113,7 +97,7 @@ def step_of(choices: Choices, split: Split) -> Step:
     work = layer_work(choices, split)
     if choices.trainable != "all":
         work = work._replace(weight=Pass())
-    again = recomputed(choices, work)
+    again = choices.recompute.again(work, on.stack, model.num_layers / split.pipeline)
     forward_s = on.time_s(work.forward)
     weight_s = on.time_s(work.weight)
     hidden_s = least(work.input.tensor_s, work.weight.product_s) if on.stack.hides_backward_exchange else 0.0

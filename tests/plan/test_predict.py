@@ -30,7 +30,7 @@ splits = st.builds(
 @given(
     parallel=splits,
     micro_batch=st.sampled_from([1, 2, 4]),
-    recompute=st.sampled_from(["none", "selective", "full", "every 4"]),
+    recompute=st.sampled_from(["none", "selective", "full", "every 4", "first 3"]),
     stack=st.sampled_from(
         ["torch", "megatron-2021", "megatron-deepspeed", "fsdp-flash", "torch-compile", "megatron-core"]
     ),
@@ -144,7 +144,10 @@ def test_zero_plus_plus_sends_less_than_zero_3():
         ({"parallel": Parallel(pipeline=128), "batch": 128}, "a pipeline needs a layer for each piece"),
         ({"parallel": Parallel(data=8, expert=4), "batch": 8}, "expert > 1 needs a mixture of experts"),
         ({"precision": "bf16"}, "unknown precision 'bf16'"),
-        ({"recompute": "some"}, 'recompute is "none", "selective", "full" or "every k" layers: got \'some\''),
+        (
+            {"recompute": "some"},
+            'recompute is "none", "selective", "full", "every k" or "first k" layers: got \'some\'',
+        ),
         ({"schedule": "1f1c"}, "did you mean '1f1b'"),
         ({"optimizer": "adamv"}, "did you mean 'adam' or 'adamw'"),
         ({"stack": "megatron"}, "unknown stack 'megatron'"),

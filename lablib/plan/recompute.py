@@ -1,0 +1,83 @@
+"""Activation recomputation: what is kept from forward to backward, and what is computed a second time for that.
+
+    none         keeps all, repeats nothing
+    selective    attention's core is repeated (scores, softmax, dropout); or what the stack calls so
+    full         a layer keeps its input alone, and its forward pass is repeated
+    every k      one input kept for k layers: k times less, but k layers' worth at work
+    first k      the first k layers of each stage as full, the others as none
+
+Cost: time + (share of layers) * forward; kept bytes of a layer: all, all but the core, or R D w / k.
+
+Legend: R tokens of a micro-batch on a rank, D width, w bytes of a number.
+Source: Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174 (every k); Korthikanti et
+al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-method block` (first k).
+"""
+
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, least
+from lablib.plan.layer import Work
+from lablib.plan.machine import Pass
+from lablib.plan.stack import Stack
+
+KINDS = ("none", "selective", "full")
+
+
+class Recompute(NamedTuple):
+    """One policy.
+
+    Attributes:
+        name: as it was asked for.
+        kind: "none", "selective" or "full".
+        every: layers that share one checkpoint.
+        first: how many layers of a stage are recomputed; None: all.
+    """
+
+    name: str
+    kind: str
+    every: int = 1
+    first: int | None = None
+
+    def share(self, layers: Numbers) -> Numbers:
+        """Of a stage's layers, the share that is recomputed."""
+        return 1.0 if self.first is None else least(self.first / layers, 1.0)
+
+    def again(self, work: Work, stack: Stack, layers: Numbers) -> Pass:
+        """What of a mean layer's forward pass runs a second time."""
+        if self.kind == "none":
+            return Pass()
+        if self.kind == "full":
+            return work.forward if self.first is None else work.forward.times(self.share(layers))
+        if stack.selective == "products":
+            # Every second product, and all that is cheap; attention and what came over the wires are kept.
+            return work.forward._replace(product_s=0.5 * work.forward.product_s, attention_s=0.0, tensor_s=0.0)
+        return work.core
+
+    def kept_bytes(self, work: Work, stack: Stack, entering_bytes: Numbers, layers: Numbers) -> Numbers:
+        """What a mean layer keeps of one micro-batch; `entering_bytes` are those of its input."""
+        if self.kind == "none":
+            return work.saved_bytes
+        if self.kind == "selective":
+            return stack.selective_saved * (work.saved_bytes - work.core_bytes)
+        share = self.share(layers)
+        return share * entering_bytes / self.every + (1 - share) * work.saved_bytes
+
+    def working_bytes(self, work: Work, kept_bytes: Numbers, layers: Numbers) -> Numbers:
+        """What is there besides while backward is at work: the stretch that was made again."""
+        if self.kind == "none":
+            return 0.0 * kept_bytes
+        if self.kind == "selective":
+            return work.saved_bytes - kept_bytes
+        return least(self.every, layers) * work.saved_bytes
+
+
+def recompute_policy(text: str) -> Recompute:
+    """The policy of that name. Raises ValueError for another text."""
+    if text in KINDS:
+        return Recompute(text, text)
+    word, _, number = text.partition(" ")
+    if word in ("every", "first") and number.isdigit() and int(number) >= 1:
+        return Recompute(text, "full", **{word: int(number)})
+    raise ValueError(
+        f'recompute is "none", "selective", "full", "every k" or "first k" layers: got {text!r}; try "every 4"'
+    )
