@@ -6,6 +6,7 @@
     lab list, lab progress, lab doctor   what there is, what is done, what works
     lab build [--check] [NN ...]         notebooks from masters
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
+    lab validate [FILE.jsonl] ...        how far off the planner is, on published runs
 
 Exit code 0: done. 1: tried and failed. 2: what was asked for makes no sense, and nothing was done. Whatever goes wrong,
 the user gets one sentence. Each command imports what it needs when it runs: `lab --help` must not wait for torch.
@@ -132,6 +133,13 @@ def _calibrate(options: argparse.Namespace) -> int:
     return calibrate_command(options.backend, options.ranks, options.quick, out)
 
 
+def _validate(options: argparse.Namespace) -> int:
+    from lablib.cli_validate import validate_command
+
+    file, page, readme = (Path(path) if path else None for path in (options.file, options.page, options.readme))
+    return validate_command(file, options.json, page, readme)
+
+
 def _sim(options: argparse.Namespace) -> int:
     from lablib.script.command import simulate
 
@@ -147,6 +155,7 @@ COMMANDS = {
     "doctor": _doctor,
     "build": _build,
     "calibrate": _calibrate,
+    "validate": _validate,
 }
 
 
@@ -203,6 +212,12 @@ def _parser() -> Parser:
     command.add_argument("--ranks", type=int, default=4, help="processes that are busy at once; default 4")
     command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
     command.add_argument("--out", metavar="FILE.toml", help='where to write; default: where "this-machine" looks')
+
+    command = commands.add_parser("validate", help="put published runs to the planner: how far off is it?")
+    command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: those that come with lablib")
+    command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
+    command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture beside it")
+    command.add_argument("--readme", metavar="README.md", help="put picture and error between its validation marks")
     return parser
 
 

@@ -19,6 +19,8 @@ from lablib.figures.waits import figure_waits as figure_waits
 from lablib.figures.collectives import figure_collective_cost as figure_collective_cost
 from lablib.figures.collectives import figure_effective_bandwidth as figure_effective_bandwidth
 from lablib.figures.scaling import figure_scaling as figure_scaling
+from lablib.figures.validation import figure_validation as figure_validation
+from lablib.figures.validation_picture import validation_svg as validation_svg
 from lablib.figures.lines import figure_lines as figure_lines
 from lablib.figures.topology import Edge as Edge
 from lablib.figures.topology import Node as Node

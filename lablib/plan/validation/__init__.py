@@ -7,6 +7,7 @@ case.py             what the predictor is asked
 measured.py         what the row says a step took
 baseline.py         the naive estimate beside which every error stands
 score.py            the errors, by family and in all
+page.py             the report for people
 cross_validate.py   are the constants physics? Leave one source out
 """
 

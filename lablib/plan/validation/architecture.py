@@ -16,6 +16,7 @@ A6  Heads not stated: the divisor of the width, and multiple of the tensor paral
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from lablib.models import TRANSFORMERS, Experts, Transformer, transformer_parameters
@@ -38,6 +39,8 @@ LLAMA_KIND: Mapping[str, Any] = {
 }
 # Layers that are no attention (state space models): this planner has no price for them.
 NOT_TRANSFORMERS = ("nemotronh", "nemotron3", "nemotronnano", "mamba", "qwen3next", "jamba", "hyena")
+# A convention that a source states once for all of its tables.
+HEADS_BY_SOURCE: Mapping[str, int] = MappingProxyType({"bigscience": 64})
 _SOURCE = "config.json of the released weights, from memory, not verified"
 _OSS = replace(
     TRANSFORMERS["llama-3-8b"], d_model=2880, num_heads=64, num_kv_heads=8, d_head=64, d_ff=2880, vocab_size=201088
@@ -98,9 +101,7 @@ def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
     kind = dict(LLAMA_KIND if any(word in name for word in GATED) else GPT_KIND)
     if "bloom" in (name + row.source.get("title", "").lower()):
         kind["positions"] = "alibi"
-    heads = model.get("heads") or (
-        known.num_heads if known else likely_heads(model["hidden"], row.parallel.get("tp", 1))
-    )
+    heads = model.get("heads") or (known.num_heads if known else unstated_heads(row))
     transformer = Transformer(
         name=model.get("name", row.id),
         num_layers=model["layers"],
@@ -143,8 +144,17 @@ def _experts(model: Mapping[str, Any]) -> Experts | None:
     )
 
 
+def unstated_heads(row: Row) -> int:
+    """Rule A6."""
+    title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
+    said = next((heads for word, heads in HEADS_BY_SOURCE.items() if word in title), None)
+    if said and row.model["hidden"] % said == 0:
+        return said
+    return likely_heads(row.model["hidden"], row.parallel.get("tp", 1))
+
+
 def likely_heads(hidden: int, tensor: int) -> int:
-    """Rule A6.
+    """The number of heads nearest to 128 wide that divides the width and that `tensor` ranks can share.
 
     >>> likely_heads(4096, 1), likely_heads(14400, 8)
     (32, 120)

@@ -2,8 +2,8 @@
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
     C2  Batch: global; else local x dp; else micro x grad_accum x dp.
-    C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), all of it
-        without a pipeline, and a pp-th part of it with one (that software's defaults).
+    C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), as many
+        micro-batches as the pipeline has pieces: pp x vpp, and one without (pipeline_parallel_microbatches' default).
     C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
         kinds, and none at all, is bfloat16 where the GPU has it, else float16.
     C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile", or
@@ -11,9 +11,11 @@
         (unfused attention): "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain (which measured it) is named,
         "megatron-2022" where the paper's arXiv number is of 2022 or later, else "megatron-2021"; on later GPUs
         "megatron-core". Any other source: by the GPU, "megatron-2021" or "torch-compile".
-    C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full).
-    C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp leaves the chunks open. A
-        pipeline and neither: 1F1B.
+    C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full). Not stated is none for
+        "megatron-core": flash attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's
+        memory what does not fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc).
+    C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
+        is stated (torchtitan's default), else open. A pipeline and neither: 1F1B.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
         HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group, 0 for none; else
         zero_stage; else 1 for "megatron-core" (Megatron-Core's distributed optimizer), 0 for others. torchtitan
@@ -116,13 +118,14 @@ def cases_of(row: Row) -> tuple[Case, ...]:
 def _choices(row: Row, case: Case) -> Iterator[Case]:
     """Rule C11."""
     chunk_choices = _chunks(row, case)
-    for micro_batch, chunks, recompute in product(_micro_batches(row, case), chunk_choices, recompute_of(row)):
+    for chunks, recompute in product(chunk_choices, recompute_of(row, case.stack)):
         parallel = replace(case.parallel, chunks=chunks)
         schedule = "interleaved" if chunks > 1 else "1f1b" if case.schedule == "interleaved" else case.schedule
-        choice = replace(case, micro_batch=micro_batch, parallel=parallel, recompute=recompute, schedule=schedule)
-        # Interleaving takes micro-batches in rounds of as many as there are stages.
-        if chunks == 1 or len(chunk_choices) == 1 or choice.num_microbatches % parallel.pipeline == 0:
-            yield choice
+        for micro_batch in _micro_batches(row, case, parallel.pipeline * chunks):
+            choice = replace(case, micro_batch=micro_batch, parallel=parallel, recompute=recompute, schedule=schedule)
+            # Interleaving takes micro-batches in rounds of as many as there are stages.
+            if chunks == 1 or len(chunk_choices) == 1 or choice.num_microbatches % parallel.pipeline == 0:
+                yield choice
 
 
 def _data(row: Row) -> int:
@@ -144,15 +147,15 @@ def batch_of(row: Row, data: int) -> int:
     return local * data
 
 
-def _micro_batches(row: Row, case: Case) -> tuple[int, ...]:
-    """Rule C3; where nothing is stated, the sizes that divide the batch of a replica."""
+def _micro_batches(row: Row, case: Case, pieces: int) -> tuple[int, ...]:
+    """Rule C3, for a pipeline of so many pieces; where nothing is stated, the sizes that divide a replica's batch."""
     batch, local = row.batch, case.batch // case.parallel.data
     if "micro" in batch:
         choices = (batch["micro"],)
     elif "grad_accum" in batch:
         choices = (local // batch["grad_accum"],)
     elif "local" in batch:
-        choices = (max(1, local // case.parallel.pipeline),)
+        choices = (max(1, local // pieces),)
     else:
         choices = tuple(size for size in MICRO_BATCHES if local % size == 0)
     if choices[0] < 1 or local % choices[0]:
@@ -180,15 +183,15 @@ def precision_of(row: Row, cluster: Cluster) -> str:
     raise ValueError(f"precision must name one of {names}: got {row.texts['precision']!r}")
 
 
-def recompute_of(row: Row) -> tuple[str, ...]:
-    """Rule C6; all three where nothing is stated.
+def recompute_of(row: Row, stack: str) -> tuple[str, ...]:
+    """Rule C6; all three where it stays open.
 
     Raises:
         ValueError: a text that begins with none of the words.
     """
     text = row.text("recompute").strip()
     if not text:
-        return RECOMPUTE
+        return ("none",) if stack == "megatron-core" else RECOMPUTE
     for word in RECOMPUTE:
         if text.startswith(word):
             return (word,)
@@ -230,6 +233,8 @@ def _chunks(row: Row, case: Case) -> tuple[int, ...]:
         return (1,)
     if "vpp" in row.parallel:
         return (row.parallel["vpp"],)
+    if case.schedule == "interleaved" and "local" in row.batch:
+        return (2,)
     is_open = case.schedule == "interleaved" or "vpp not stated" in row.text("notes")
     if not is_open:
         return (1,)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lablib.plan.validation.rows import Row, parse_rows, published_rows
+from lablib.plan.validation.score import Report, score
 
 # A 7B GPT on one node, as the files write it.
 PLAIN: dict[str, Any] = {
@@ -68,3 +69,14 @@ class Fixed:
 @pytest.fixture
 def fixed() -> type[Fixed]:
     return Fixed
+
+
+@pytest.fixture(scope="session")
+def made_up(published: list[Row]) -> Report:
+    """The published rows, with a predictor that knows nothing but how many layers and tokens there are."""
+
+    def predict(**case: Any) -> Fixed:
+        tokens = case["batch"] * case["seq_len"] * case["model"].num_layers * case["model"].d_model ** 2
+        return Fixed(tokens * 96 / case["parallel"].num_ranks / 150e12, 40e9)
+
+    return score(published, predict)

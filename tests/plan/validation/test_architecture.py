@@ -61,6 +61,12 @@ def test_heads_that_are_not_stated_are_as_near_128_wide_as_the_split_allows(hidd
     assert hidden % heads == heads % tensor == 0
 
 
+def test_heads_that_a_source_states_once_for_all_its_tables_hold_for_all_its_rows(published):
+    rows = [row for row in published if "heads" not in row.model]
+    assert len(rows) == 3 and {row.family for row in rows} == {"bloom"}
+    assert {transformer_of(row, pads_vocabulary=True).num_heads for row in rows} == {64}
+
+
 def test_a_name_is_enough_for_a_model_that_is_known(row):
     nothing = {"model.layers": None, "model.hidden": None, "model.heads": None, "model.vocab": None}
     model = transformer_of(row(nothing | {"model.name": "DeepSeek V3"}), False)

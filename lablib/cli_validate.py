@@ -1,0 +1,98 @@
+"""`lab validate`: put published runs to the planner, and say how far off it is."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.table import table
+from lablib.plan.validation.page import (
+    HEADING,
+    MEMORY_HEADING,
+    WORST_HEADING,
+    markdown,
+    memory_lines,
+    time_lines,
+    with_section,
+    worst_lines,
+)
+from lablib.plan.validation.rows import Row, published_rows, read_rows
+from lablib.plan.validation.score import Predictor, Report, score
+
+_WORST = 5
+
+
+def validate_command(
+    file: Path | None,
+    as_json: bool = False,
+    page: Path | None = None,
+    readme: Path | None = None,
+    predictor: Predictor | None = None,
+) -> int:
+    """Score the rows of `file` (None: the published ones that come with lablib) and print the report.
+
+    Arguments:
+        as_json: print the form for programs instead of tables.
+        page: write the report there too, with its picture beside it.
+        readme: a file whose marked section gets the picture and the error; needs `page`.
+        predictor: asked instead of the planner.
+
+    Raises:
+        CourseError: the rows cannot be read or mean something impossible, or the arguments make no sense.
+        CourseFailure: a file cannot be written.
+    """
+    if page is not None and page.suffix != ".md":
+        raise CourseError(f"a page is a Markdown file, whose name ends in .md: got {page}; try {page.stem}.md")
+    if readme is not None and page is None:
+        raise CourseError("--readme needs --page: the README links to the page; add --page docs/validation.md")
+    try:
+        rows = published_rows() if file is None else read_rows(file)
+        report = score(rows, predictor or _planner())
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    print(json.dumps(report.to_json(), indent=2) if as_json else text(report, rows))
+    if page is not None:
+        _write(report, page, readme)
+    return 0
+
+
+def text(report: Report, rows: Sequence[Row] = ()) -> str:
+    """The report as tables for a terminal; of `rows`, the fields that nobody used are named."""
+    parts = [table(HEADING, time_lines(report))]
+    if report.weighed:
+        parts.append(table(MEMORY_HEADING, memory_lines(report)))
+    if report.timed:
+        parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
+    if report.skipped:
+        parts.append(
+            table(("not scored", "line", "why"), [(one.id, str(one.line), one.reason) for one in report.skipped])
+        )
+    if unused := Counter(name for row in rows for name in row.unused):
+        parts.append("Fields not used: " + ", ".join(f"{name} ({n} rows)" for name, n in sorted(unused.items())))
+    return "\n\n".join(parts)
+
+
+def _planner() -> Predictor:
+    from lablib.plan.predict import predict
+
+    return predict
+
+
+def _write(report: Report, page: Path, readme: Path | None) -> None:
+    """The page, its picture beside it, and the README's section."""
+    from lablib.figures.validation_picture import validation_svg
+
+    picture = page.with_suffix(".svg")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(markdown(report, picture.name), "utf-8")
+        picture.write_text(validation_svg(report), "utf-8")
+        if readme is not None:
+            to_picture, to_page = (Path(os.path.relpath(path, readme.parent)).as_posix() for path in (picture, page))
+            readme.write_text(with_section(readme.read_text("utf-8"), report, to_picture, to_page), "utf-8")
+    except OSError as error:
+        raise CourseFailure(f"the page cannot be written to {page}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CourseError(f"{readme}: {error}") from None

@@ -1,0 +1,100 @@
+"""The figures of the validation: every row is a point, where its numbers say."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+from lablib.figures import describe, figure_validation, table, validation_svg
+from lablib.plan.validation import Report, published_rows, score
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Predicted(NamedTuple):
+    step_time_s: float
+    peak_memory_bytes: float = 1e9
+
+
+def drawn(report: Report) -> Any:
+    """The figure; plotly's own types do not know what is in it."""
+    return figure_validation(report)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """A tenth too slow on every second row, exact on the others."""
+    rows = [row for row in published_rows() if "iteration_s" in row.measured][::4]
+    factors = iter([1.0, 1.1] * len(rows))
+    seconds = {row.id: row.measured["iteration_s"] * next(factors) for row in rows}
+    ids = iter(seconds)
+    return score(rows, lambda **_: Predicted(seconds[next(ids)]))
+
+
+def test_every_row_is_a_point_in_the_color_and_shape_of_its_source(report):
+    figure = drawn(report)
+    traces = [trace for trace in figure.data if trace.mode == "markers"]
+    assert sum(len(trace.x) for trace in traces) == len(report.timed)
+    assert (
+        len({trace.marker.color for trace in traces}) == len({trace.marker.symbol for trace in traces}) == len(traces)
+    )
+    points = {(x, y) for trace in traces for x, y in zip(trace.x, trace.y, strict=True)}
+    assert points == {(one.measured.step_time_s, one.step_time_s) for one in report.timed}
+
+
+def test_both_axes_are_logarithmic_and_the_band_is_a_tenth_wide(report):
+    figure = drawn(report)
+    assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
+    low, high = figure.data[0], figure.data[1]
+    assert [y / x for x, y in zip(low.x, low.y, strict=True)] == pytest.approx([0.9, 0.9])
+    assert [y / x for x, y in zip(high.x, high.y, strict=True)] == pytest.approx([1.1, 1.1])
+
+
+def test_the_sentence_and_the_table_have_the_numbers(report):
+    figure = drawn(report)
+    assert f"Of {len(report.timed)} published runs" in describe(figure)
+    frame = table(figure)
+    assert list(frame["row"]) == [one.row.id for one in report.timed]
+    assert set(frame["error (%)"].round(6)) == {0.0, 10.0}
+
+
+def test_a_report_without_rows_can_be_drawn():
+    assert describe(figure_validation(Report(()))) == "There is nothing to draw yet."
+    assert ElementTree.fromstring(validation_svg(Report(()))).tag == f"{SVG}svg"
+
+
+def test_the_picture_has_every_row_twice_and_each_inside(report):
+    picture = ElementTree.fromstring(validation_svg(report))
+    width, height = map(float, picture.attrib["viewBox"].split()[2:])
+    tips = [element.text or "" for element in picture.iter(f"{SVG}title")]
+    assert sorted(tips) == sorted([f"{one.row.id}: {one.error:+.1f}%" for one in report.timed] * 2)
+    for circle in picture.iter(f"{SVG}circle"):
+        assert 0 < float(circle.attrib["cx"]) < width and 0 < float(circle.attrib["cy"]) < height
+    for polygon in picture.iter(f"{SVG}polygon"):
+        corners = [tuple(map(float, corner.split(","))) for corner in polygon.attrib["points"].split()]
+        assert all(0 < x < width and 0 < y < height for x, y in corners)
+
+
+def test_an_exact_prediction_stands_on_the_diagonal(report):
+    picture = ElementTree.fromstring(validation_svg(report))
+    exact = {one.row.id for one in report.timed if abs(one.error) < 1e-9}
+    seen = 0
+    for circle in picture.iter(f"{SVG}circle"):
+        tip = circle.find(f"{SVG}title")
+        x, y = float(circle.attrib["cx"]), float(circle.attrib["cy"])
+        if tip is not None and (tip.text or "").split(":")[0] in exact and x < 460:
+            seen += 1
+            assert math.isclose(x - 74, 58 + 380 - y, abs_tol=0.11)
+    assert seen > 5
+
+
+def test_the_same_report_gives_the_same_picture(report):
+    assert validation_svg(report) == validation_svg(report)
+    assert len(validation_svg(report)) < 300_000
+
+
+def test_the_picture_needs_no_script_and_nothing_from_elsewhere(report, tmp_path: Path):
+    text = validation_svg(report)
+    assert "<script" not in text and text.count("http") == 1  # the name space
