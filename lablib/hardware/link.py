@@ -20,12 +20,15 @@ class Link:
         latency_s: alpha, seconds before the first byte arrives.
         bandwidth_bytes_per_s: 1 / beta, bytes per second in one direction for one device.
         source: where the figures come from.
+        collective_share: of the bandwidth, what collectives of many ranks reach where one message has all of it; for
+            networks that were measured so (the planner's concern).
     """
 
     name: str
     latency_s: float
     bandwidth_bytes_per_s: float
     source: str = ""
+    collective_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.latency_s >= 0:
@@ -33,6 +36,11 @@ class Link:
         if not self.bandwidth_bytes_per_s > 0:
             raise ValueError(
                 f"bandwidth_bytes_per_s must be positive: got {self.bandwidth_bytes_per_s} for link {self.name!r}"
+            )
+
+        if not 0 < self.collective_share <= 1:
+            raise ValueError(
+                f"collective_share is a share in (0, 1]: got {self.collective_share} for link {self.name!r}"
             )
 
     def transfer_s(self, size_bytes: float) -> float:

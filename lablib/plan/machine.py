@@ -86,7 +86,14 @@ class Machine:
     @cached_property
     def gradient_bytes(self) -> int:
         """Bytes of a number of a gradient that is accumulated and reduced."""
-        return self.stack.float16_gradient_bytes if self.precision == "float16" else self.stack.gradient_bytes
+        if self.precision == "float16":
+            return self.stack.float16_gradient_bytes
+        return self.stack.narrow_gradient_bytes if self.is_narrow else self.stack.gradient_bytes
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether products are in 8 bits or less."""
+        return self.precision in ("float8", "float4")
 
     @property
     def has_master(self) -> bool:
@@ -128,24 +135,34 @@ class Machine:
         behind = max(0, self.device.attention_generation - self.stack.attention_generation)
         return self.product_shares.get(self.plain, self.losses.product_share) * self.losses.generation_share**behind
 
-    @cached_property
-    def wires(self) -> Cluster:
-        """The cluster, its wires at what collectives reach."""
-        inside, outside = self.losses.inside_share, self.losses.outside_share
-        if inside == outside == 1.0:
+    def _wires(self, is_collective: bool) -> Cluster:
+        """The cluster, its wires at what collectives or single messages reach."""
+        shares = self.losses.inside_share, self.losses.outside_share
+        links = self.cluster.intra, self.cluster.inter
+        if shares == (1.0, 1.0):
             return self.cluster
-        intra, inter = self.cluster.intra, self.cluster.inter
-        return self.cluster.but(
-            intra=replace(intra, bandwidth_bytes_per_s=intra.bandwidth_bytes_per_s * inside),
-            inter=replace(inter, bandwidth_bytes_per_s=inter.bandwidth_bytes_per_s * outside),
-        )
+        slower = [
+            replace(
+                link,
+                bandwidth_bytes_per_s=link.bandwidth_bytes_per_s
+                * share
+                * (link.collective_share if is_collective else 1.0),
+            )
+            for link, share in zip(links, shares, strict=True)
+        ]
+        return self.cluster.but(intra=slower[0], inter=slower[1])
 
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
-        return self.groups.time_s(name, size_bytes, n, stride)
+        groups = self.messages if name == "send" else self.groups
+        return groups.time_s(name, size_bytes, n, stride)
 
     @cached_property
     def groups(self) -> RegularGroups:
-        return RegularGroups(self.wires)
+        return RegularGroups(self._wires(is_collective=True))
+
+    @cached_property
+    def messages(self) -> RegularGroups:
+        return RegularGroups(self._wires(is_collective=False))
 
     def time_s(self, work: Pass) -> Numbers:
         """Seconds of a pass: device or host, whichever is slower, and what communication the stack does not hide."""

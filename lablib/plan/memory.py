@@ -64,19 +64,34 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     state = choices.optimizer.state_bytes(1.0, rows=model.d_model, columns=model.d_model, has_master=on.has_master)
     state = state * (0.0 if "optimizer" in choices.offload else 1.0)
     error = choices.compression.memory_bytes(shared, ranks=split.data * split.context)
-    gathered = 2 * held.layer * on.width + held.layer * on.gradient_bytes if choices.zero_stage == 3 else 0.0
+    gathered = _gathered(choices, split, layers * held.layer, held.layer, outside) if choices.zero_stage == 3 else 0.0
     message = split.micro_batch * (split.seq_len // split.context) * model.d_model * on.width
-    message = message * (split.pipeline > 1) * 2 / (split.tensor if choices.sequence_parallel else 1)
+    in_flight = _held_microbatches(choices, split, rank)
+    messages = 1 + (in_flight if on.stack.keeps_outputs else 1)
+    message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
+    bucket = on.stack.bucket_bytes * (split.data * split.context > 1)
+    half = on.stack.extra_gradient_bytes if on.gradient_bytes == 4 else 0
     logits = last * (step.head.saved_bytes + step.head.peak_bytes)
     return Memory(
         parameter=kept(on.width, 3),
-        gradient=kept(on.gradient_bytes * trained, 2),
+        gradient=kept((on.gradient_bytes + half) * trained, 2),
         optimizer_state=kept(state * trained, 1),
         activation=_activations(choices, split, step.work, layers, rank)
-        + first * step.embedding.saved_bytes * _held_microbatches(choices, split, rank),
-        communication_buffer=gathered + message + error,
+        + first * step.embedding.saved_bytes * in_flight,
+        communication_buffer=gathered + message + error + bucket,
         other=logits + on.losses.base_bytes,
     )
+
+
+def _gathered(choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers) -> Numbers:
+    """ZeRO-3: parameters that are whole at the moment, and gradients that are not yet split."""
+    on = choices.machine
+    if choices.reshard_after_forward:
+        # The layer at work and the next one; the gradients of one.
+        return 2 * layer * on.width + most(layer, outside) * on.gradient_bytes
+    # Gathered for the whole step; with a pipeline, gradients are summed over micro-batches before they are split.
+    unsplit = (split.pipeline > 1) * (stage + outside) * on.gradient_bytes
+    return (stage + outside) * on.width + most(unsplit, layer * on.gradient_bytes)
 
 
 def _layers_of(choices: Choices, split: Split, rank: Numbers) -> Numbers:

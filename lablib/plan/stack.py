@@ -57,6 +57,12 @@ class Stack:
     dispatch_share: float = 1.0
     gradient_bytes: int = 4
     float16_gradient_bytes: int = 2
+    narrow_gradient_bytes: int = 4
+    extra_gradient_bytes: int = 0
+    bucket_bytes: float = 0.0
+    keeps_outputs: bool = False
+    loss_kept_bytes: float = 4.0
+    loss_peak_bytes: float = 2.0
     hides_backward_exchange: bool = False
     data_overlap: bool = True
     tensor_overlap: float = 0.0
@@ -109,6 +115,9 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 kernels_forward=30,
                 data_overlap=False,
                 splits_messages=False,
+                extra_gradient_bytes=2,
+                bucket_bytes=2e9,
+                keeps_outputs=True,
                 has_reduce_scatter=False,
             ),
             Stack(
@@ -132,6 +141,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack(
                 "megatron-core",
                 attention_generation=4,
+                narrow_gradient_bytes=2,
                 passes_residual=(3, 1),
                 kernels_forward=16,
                 dispatch_share=0.5,

@@ -5,7 +5,8 @@
     C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), as many
         micro-batches as the pipeline has pieces: pp x vpp, and one without (pipeline_parallel_microbatches' default).
     C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
-        kinds, and none at all, is bfloat16 where the GPU has it, else float16.
+        kinds, and none at all, is bfloat16 where the GPU has it, else float16. But "bf16/fp16" of BLOOM's topology
+        search is float16 except where its notes say "load-balanced": from there on its text has the BF16 optimizer.
     C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile", or
         "fsdp-flash" where its notes do not say "compile"; Megatron and what is built on it on GPUs before Hopper
         (unfused attention): "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain (which measured it) is named,
@@ -171,6 +172,8 @@ def precision_of(row: Row, cluster: Cluster) -> str:
     """
     text = row.text("precision").split("(")[0]
     half = "bfloat16" if "bfloat16" in cluster.device.peak_flops_per_s else "float16"
+    if "bf16/fp16" in text and row.family == "bloom":
+        return half if "load-balanced" in row.text("notes") else "float16"
     if not text.strip() or ("bf16" in text and "/fp16" in text):
         return half
     for word, name in PRECISIONS:

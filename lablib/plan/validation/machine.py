@@ -9,6 +9,8 @@ M4  The text of the interconnect changes bandwidths between nodes. Parts of it (
     "in node" or "NVLink" are left alone where the GPU has NVLink: that comes with the GPU, and a text that gives less
     is about a model of it. The others are between nodes. "4 x 100 Gb/s" multiplies; "per node" or
     "node-to-node" is shared by the node's GPUs; Gb are bits, GB bytes.
+    Collectives over Omni-Path reach a fifth of it: 10 of 50 GB/s a node, measured with 4 nodes of 8 A100
+    (bigscience-workshop/bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt, 41.8 Gb/s of all-reduce).
 M5  Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; else InfiniBand's). Nothing stated: the node's
     own NICs.
 """
@@ -46,6 +48,7 @@ TECHNOLOGIES = {"roce": "roce-400", "efa": "efa-v2", "ethernet": "ethernet-100",
 _BANDWIDTH = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])(b|B)(?:it)?(?:/s|ps)")
 _INSIDE = ("intra", "in node", "within", "nvlink", "nvswitch")
 _SHARED = ("per node", "node-to-node", "per host", "per server")
+_OMNI_PATH_SHARE = 0.2
 _RACK, _WHOLE_TRAYS = 72, 64
 
 
@@ -69,7 +72,9 @@ def cluster_of(row: Row) -> Cluster:
         level = "intra" if any(word in part.lower() for word in _INSIDE) else "inter"
         if level == "intra" and cluster.intra.name.startswith("NVLink"):
             continue
-        changed = Link(part.strip(), _latency_s(text, getattr(cluster, level), level), bandwidth, f"row {row.id}")
+        latency_s = _latency_s(text, getattr(cluster, level), level)
+        share = _OMNI_PATH_SHARE if "omni-path" in part.lower() else 1.0
+        changed = Link(part.strip(), latency_s, bandwidth, f"row {row.id}", share)
         cluster = cluster.but(**{level: changed})
     return cluster
 
