@@ -57,6 +57,9 @@ class Work(NamedTuple):
         saved_bytes: kept from forward to backward.
         core_bytes: of which selective recomputation keeps nothing.
         peak_bytes: what backward needs besides for a moment.
+        output_bytes: of its linear layers' outputs.
+        attention_bytes: of attention's own output, with a number a row.
+        is_narrow: whether its products are in 8 bits or less.
     """
 
     forward: Pass
@@ -66,6 +69,9 @@ class Work(NamedTuple):
     saved_bytes: Numbers = 0.0
     core_bytes: Numbers = 0.0
     peak_bytes: Numbers = 0.0
+    output_bytes: Numbers = 0.0
+    attention_bytes: Numbers = 0.0
+    is_narrow: bool = False
 
     def plus(self, other: "Work") -> "Work":
         return Work(
@@ -76,6 +82,9 @@ class Work(NamedTuple):
             self.saved_bytes + other.saved_bytes,
             self.core_bytes + other.core_bytes,
             most(self.peak_bytes, other.peak_bytes),
+            self.output_bytes + other.output_bytes,
+            self.attention_bytes + other.attention_bytes,
+            self.is_narrow or other.is_narrow,
         )
 
     def times(self, n: Numbers) -> "Work":
@@ -88,6 +97,9 @@ class Work(NamedTuple):
             n * self.saved_bytes,
             n * self.core_bytes,
             self.peak_bytes,
+            n * self.output_bytes,
+            n * self.attention_bytes,
+            self.is_narrow,
         )
 
 
@@ -107,6 +119,8 @@ def linear(on: Machine, rows: Numbers, k: Numbers, n: Numbers, dtype: str = "", 
         Pass(product_s=on.product_s(rows, k, n, dtype=dtype), memory_s=cast_backward, kernels=1),
         Pass(product_s=on.product_s(k, n, rows, dtype=dtype), memory_s=weight_passes, kernels=2),
         saved_bytes=rows * k * size if keeps_input else 0.0,
+        output_bytes=rows * n * width,
+        is_narrow=dtype in ("float8", "float4"),
     )
 
 
@@ -151,7 +165,9 @@ def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
         backward = backward.plus(Pass(context_s=most(0.0, 2 * ring - backward.attention_s)))
         rows = at.rows * model.num_heads / at.tensor
         saved = rows * model.value_size * width + rows * 4
-        return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved)
+        return Work(
+            forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved
+        )
     pairs = batch * heads
     scores = pairs * tokens * keys
     products = on.product_s(tokens, keys, d, pairs, on.plain) + on.product_s(tokens, d, keys, pairs, on.plain)
@@ -230,7 +246,10 @@ def _dense(on: Machine, model: Transformer, at: Sizes, rows: Numbers, hidden: Nu
     extra = 1 if gated else 0
     act = passes(on, rows * hidden, forward + extra, backward + 2 * extra, rows * hidden * on.width * (1 + extra))
     down = linear(on, rows, hidden, model.d_model)
-    return up._replace(saved_bytes=up.saved_bytes / shards).plus(act).plus(down)
+    work = up._replace(saved_bytes=up.saved_bytes / shards).plus(act).plus(down)
+    # In backward: the gradients of the activation and of what it read; the input and its gradient, whole again.
+    whole = (shards > 1) * 2 * rows * model.d_model
+    return work._replace(peak_bytes=(rows * hidden * (2 + extra) + whole) * on.width)
 
 
 def experts(on: Machine, model: Transformer, mixture: Experts, at: Sizes) -> Work:

@@ -1,7 +1,9 @@
-"""What real machines lose and the simulator does not: the few constants of the planner, each physical and global.
+"""What real machines lose and the simulator does not: the planner's constants, each physical, one for everything.
 
 They are shares of what the cost model says, the same for every model, cluster and publication; none belongs to one data
-set. `NONE` turns them off: then a prediction is what the simulator would measure.
+set. `NONE` turns them off: then a prediction is what the simulator would measure. Where a constant comes from is said
+with it; "fitted" means: to all published runs at once, within the bounds that physics allows
+(lablib/plan/validation/constants.py), and held against the fit that leaves each source out.
 """
 
 from dataclasses import dataclass
@@ -14,29 +16,44 @@ class Losses:
     """What is lost.
 
     Attributes:
-        product_share: what products reach in a training step of what they reach alone and repeated: clocks sink under
-            sustained power, and operands come cold.
-        memory_share: the same for kernels limited by memory.
-        inside_share: of a node's wires, what collectives reach (NCCL's bus bandwidth over the specification).
-        outside_share: of the network cards' line rate.
-        dispatch_s: seconds in which the host starts one eager operator; when that is longer than the kernels take, the
-            device waits.
-        step_s: fixed seconds a step: data, logging, the clipping's synchronization.
+        product_share: what products reach in a training step of what they reach alone and repeated, where power does
+            not limit them (Device.flops_per_joule): operands come cold, kernels differ. Fitted.
+        memory_share: the same for kernels limited by memory. Fitted.
+        inside_share: of a node's wires, what collectives reach. Fitted; NCCL's bus bandwidth over NVLink was measured
+            at 0.81 (8 H200: 366 of 450 GB/s) to 0.84 (8 A100: 253 of 300).
+        outside_share: of the network cards' line rate. Fitted.
+        dispatch_s: seconds in which the host starts one eager operator; where that is longer than the kernels take, the
+            device waits. Fitted, mostly to small models on few GPUs.
+        step_s: fixed seconds a step: the data's first batch, the clipping's synchronization, logging. An estimate.
+        generation_share: the rate of an attention kernel on a device one generation newer than the one it was written
+            for. Fitted; FlashAttention-2 reaches 35% of an H100 where FlashAttention-3 reaches up to 75% (Shah et al.,
+            2024, arXiv 2407.08608), a share of 0.47, and FlashAttention half of FlashAttention-2 (arXiv 2307.08691).
+        is_power_limited, has_generations: whether these two are there at all.
+        base_bytes: of each GPU's memory, workspaces of libraries. An estimate.
+        cached_share: what torch's allocator keeps in its cache, as a share of what is allocated. Fitted to memory that
+            was read from nvidia-smi or from the allocator.
+        driver_bytes: what driver, kernels and communication library take: 1.3 GB for the first two (bigscience's
+            chronicle of BLOOM, 1,271 MiB), the rest an estimate of NCCL's buffers.
     """
 
     product_share: float = 0.85
     memory_share: float = 0.95
     inside_share: float = 0.83
     outside_share: float = 0.91
-    dispatch_s: float = 57e-6
+    dispatch_s: float = 23e-6
     step_s: float = 5e-3
-    base_bytes: float = 1.0e9
+    generation_share: float = 0.55
     is_power_limited: bool = True
     has_generations: bool = True
-    generation_share: float = 0.55
+    base_bytes: float = 1.0e9
+    cached_share: float = 0.14
+    driver_bytes: float = 2.8e9
 
     def sustained_share(self, dtype: str, device: Device) -> float:
-        """The share of the rate of large products that a device keeps up under its power limit."""
+        """The share of the rate of large products that a device keeps up under its power limit.
+
+        FLOPs of a narrower dtype take less energy, as much less as its peak is higher.
+        """
         if not (self.is_power_limited and device.power_w and device.flops_per_joule):
             return self.product_share
         scale = device.peak(dtype) / device.peak("float16")
@@ -51,7 +68,9 @@ NONE = Losses(
     outside_share=1.0,
     dispatch_s=0.0,
     step_s=0.0,
-    base_bytes=0.0,
     is_power_limited=False,
     has_generations=False,
+    base_bytes=0.0,
+    cached_share=0.0,
+    driver_bytes=0.0,
 )

@@ -168,5 +168,5 @@ class Machine:
         """Seconds of a pass: device or host, whichever is slower, and what communication the stack does not hide."""
         exposed = work.communication_s - self.stack.tensor_overlap * work.tensor_s
         device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + exposed
-        host_s = work.kernels * (self.losses.dispatch_s * self.stack.dispatch_share)
+        host_s = work.kernels * (self.losses.dispatch_s * self.stack.calls_per_kernel)
         return most(device_s, host_s)

@@ -3,9 +3,10 @@
     parameter           P w                       / s with ZeRO-3
     gradient            P g                       / s with ZeRO-2 and 3
     optimizer state     P (master + moments)      / s with ZeRO-1, 2 and 3
-    activation          (layers of the stage) (kept a layer) (micro-batches in flight) + what one layer needs at work
+    activation          (layers of the stage) (kept a layer) (micro-batches in flight), and the larger of what one layer
+                        needs at work and of the logits with their gradients (last stage)
     communication       with ZeRO-3 the layers that are gathered at the moment; messages of the pipeline
-    other               the logits and their gradient (last stage), and what the driver and the library take
+    other               what the library takes
 
 Kept a layer: everything (no recomputation), everything but attention's core (selective), its input alone (full; every
 k layers 1/k of that, and k layers at work).
@@ -20,7 +21,6 @@ from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.closed_form import in_flight
-from lablib.plan.layer import Work
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step, sizes_of
 
@@ -71,15 +71,13 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
     bucket = on.stack.bucket_bytes * (split.data * split.context > 1)
     half = on.stack.extra_gradient_bytes if on.gradient_bytes == 4 else 0
-    logits = last * (step.head.saved_bytes + step.head.peak_bytes)
     return Memory(
         parameter=kept(on.width, 3),
         gradient=kept((on.gradient_bytes + half) * trained, 2),
         optimizer_state=kept(state * trained, 1),
-        activation=_activations(choices, split, step.work, layers, rank)
-        + first * step.embedding.saved_bytes * in_flight,
+        activation=_activations(choices, split, step, layers, rank),
         communication_buffer=gathered + message + error + bucket,
-        other=logits + on.losses.base_bytes,
+        other=0.0 * message + on.losses.base_bytes,
     )
 
 
@@ -106,11 +104,15 @@ def _held_microbatches(choices: Choices, split: Split, rank: Numbers) -> Numbers
     return in_flight(choices.schedule, split.pipeline, split.num_microbatches, split.chunks, rank)
 
 
-def _activations(choices: Choices, split: Split, work: Work, layers: Numbers, rank: Numbers) -> Numbers:
-    at, policy = sizes_of(choices, split), choices.recompute
+def _activations(choices: Choices, split: Split, step: Step, layers: Numbers, rank: Numbers) -> Numbers:
+    """What the layers keep of all micro-batches in flight; and the larger of what a layer and what the head need."""
+    at, policy, work = sizes_of(choices, split), choices.recompute, step.work
     entering = at.rows * choices.model.d_model * choices.machine.width / at.sequence_shards
     kept = policy.kept_bytes(work, choices.machine.stack, entering, layers)
-    working = policy.working_bytes(work, kept, layers)
+    # While a layer's backward is at work there is what it made again, and its gradients.
+    working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in choices.offload:
         kept = kept * least(2 / layers, 1.0)  # what is on its way to the host or back
-    return layers * kept * _held_microbatches(choices, split, rank) + work.peak_bytes + working
+    logits = (rank == split.pipeline - 1) * (step.head.saved_bytes + step.head.peak_bytes)
+    first = (rank == 0) * step.embedding.saved_bytes
+    return (layers * kept + first) * _held_microbatches(choices, split, rank) + most(working, logits)

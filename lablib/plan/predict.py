@@ -216,6 +216,8 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         bubble_fraction=step.bubble_s / step.pipeline_s,
         memory=tuple(dict(zip(CATEGORIES, stage, strict=True)) for stage in memory),
         memory_limit_bytes=device.memory_bytes,
+        cached_share=machine.losses.cached_share,
+        driver_bytes=machine.losses.driver_bytes,
         power_w=device.power_w,
     )
 

@@ -26,6 +26,8 @@ class Prediction:
         bubble_fraction: share of the pipeline's time in which the busiest stage waits.
         memory: of each stage, bytes by category at its peak.
         memory_limit_bytes: of one GPU.
+        cached_share: what the allocator keeps in its cache beside what is allocated, as a share of that.
+        driver_bytes: what the driver and the communication library take of the GPU's memory.
         power_w: of one GPU, where the catalogue has it.
     """
 
@@ -49,6 +51,8 @@ class Prediction:
     bubble_fraction: float
     memory: tuple[Mapping[str, float], ...]
     memory_limit_bytes: float
+    cached_share: float = 0.0
+    driver_bytes: float = 0.0
     power_w: float | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -88,9 +92,19 @@ class Prediction:
         return max(self.stage_bytes)
 
     @property
+    def reserved_bytes(self) -> float:
+        """What torch's allocator holds of the fullest GPU: what is allocated, and its cache."""
+        return self.peak_memory_bytes * (1 + self.cached_share)
+
+    @property
+    def device_bytes(self) -> float:
+        """What nvidia-smi shows: that, and what the driver and the communication library take."""
+        return self.reserved_bytes + self.driver_bytes
+
+    @property
     def fits(self) -> bool:
-        """Whether every stage's peak is within the GPU's memory."""
-        return self.peak_memory_bytes <= self.memory_limit_bytes
+        """Whether the fullest stage is within the GPU's memory; a full allocator empties its cache first."""
+        return self.peak_memory_bytes + self.driver_bytes <= self.memory_limit_bytes
 
     @property
     def exposed_communication_s(self) -> float:

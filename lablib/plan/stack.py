@@ -4,16 +4,21 @@ The same model on the same GPUs takes twice as long in an eager program with unf
 stack describes such software by what it does, in physical terms; there is one record a generation of it, not one a
 published run.
 
-    torch              torch's eager operators, one kernel each, flash attention: what this project's own GPT runs
-    megatron-2021      Megatron-LM and Megatron-DeepSpeed before flash attention: scores are written out, softmax with
-                       its scale and mask is one kernel, bias and GELU and bias, dropout and residual are one each
-    fsdp-flash         eager FSDP with flash attention and a fused norm (llm-foundry)
-    torch-compile      FSDP2 with compiled layers: everything between two products is one kernel (torchtitan)
-    transformer-engine Megatron-Core with Transformer Engine: fused norms, flash attention, gradients of weights
-                       accumulated by the product itself, communication of the data axis hidden
+    torch               torch's eager operators, one kernel each, flash attention: what this project's own programs run
+    megatron-2021       Megatron-LM before flash attention: scores are written out; softmax with its scale and mask is
+                        one kernel, so are bias and GELU, and bias, dropout and residual
+    megatron-2022       the same a year later: a weight's gradient is added up by its product, and the sums over the
+                        tensor axis in backward hide behind that product
+    megatron-deepspeed  the layers of megatron-2021 in DeepSpeed's pipeline: every tensor rank sends the whole message,
+                        stages keep their inputs and outputs, ZeRO-1 sums with all-reduces
+    fsdp-flash          eager FSDP with the first flash attention (llm-foundry)
+    torch-compile       FSDP2 with compiled layers: what stands between two products is one kernel (torchtitan)
+    megatron-core       Megatron-Core with Transformer Engine: fused norms, the newest attention, gradients added up by
+                        products, the data axis and messages hidden
 
-Source: Shoeybi et al., 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198; Liang et al., "TorchTitan",
-2024, arXiv 2410.06511; Narayanan et al., SC21, arXiv 2104.04473, section 4.2 (fused kernels).
+Source: Shoeybi et al., 2019, arXiv 1909.08053; Narayanan et al., SC21, arXiv 2104.04473, sections 4.1 and 4.2 (messages
+split over tensor ranks, fused kernels); Korthikanti et al., 2022, arXiv 2205.05198; Zhao et al., FSDP, 2023, arXiv
+2304.11277; Liang et al., "TorchTitan", 2024, arXiv 2410.06511; the programs' own sources.
 Simplified: one record for each generation; versions in between differ by some percent.
 """
 
@@ -31,18 +36,30 @@ class Stack:
     Attributes:
         name: the catalogue's.
         attention: "flash" or "unfused".
+        attention_generation: of flash attention: 1, 2 (written for Ampere), 3 (Hopper) or 4 (Blackwell). On a newer
+            device than its own it reaches a share of the rate (losses.py).
         has_dropout: whether masks are drawn, stored and applied.
-        passes_norm, passes_activation, passes_residual: how often the tensor at hand is read or written forward and
-            backward by a norm, by the MLP's activation, and by bias, dropout and residual.
-        copies: passes over a tensor of the model's width for transposes and copies around attention, forward.
-        kernels_forward: kernels of a dense layer forward, of the host's point of view (each is one dispatch).
-        dispatch_share: how long the host takes to start one of them, as a share of an eager operator's time.
-        gradient_bytes: of a number of a gradient that is accumulated over micro-batches and reduced.
-        data_overlap: whether gradients (and with sharding parameters) of the data axis travel during compute.
-        tensor_overlap: share of the tensor axis's communication that hides behind products.
-        pipeline_overlap: whether messages between stages travel during compute.
-        fused_accumulation: whether a weight's gradient is added up inside the product that makes it.
+        passes_norm, passes_activation, passes_residual: how often the tensor at hand is read or written, forward and
+            backward, by a norm, by the MLP's activation, and by bias, dropout and residual.
+        copies: tensors of the model's width that are copied around attention to move heads, forward.
         loss_bytes: bytes moved for one logit by the loss, forward and backward together.
+        loss_kept_bytes, loss_peak_bytes: of one logit: kept until backward, and besides while that is at work.
+        calls_per_kernel: what the host has to do for one kernel, in eager operators: views, autograd, Python.
+        selective: what selective recomputation repeats: "attention" (its core), or "products" (every second one, and
+            all that is cheap).
+        gradient_bytes: of a number of a gradient that is accumulated and reduced; float16_gradient_bytes where the
+            training is in float16, narrow_gradient_bytes where products are in 8 bits or less.
+        extra_gradient_bytes: of a second copy of each gradient, where they are accumulated in 32 bits.
+        fused_accumulation: whether a weight's gradient is added up inside the product that makes it.
+        has_master: whether 16-bit parameters have a copy in 32 bits.
+        has_reduce_scatter: whether ZeRO-1 reduces each gradient to its owner alone.
+        bucket_bytes: buffers of the data axis's communication.
+        data_overlap: whether the data axis communicates during compute.
+        hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
+        tensor_overlap: share of the tensor axis's communication that hides behind products everywhere.
+        pipeline_overlap: whether messages between stages travel during compute.
+        splits_messages: whether tensor ranks share a message between stages and gather it there.
+        keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
     """
 
     name: str
@@ -53,103 +70,71 @@ class Stack:
     passes_activation: tuple[float, float] = (2, 3)
     passes_residual: tuple[float, float] = (3, 1)
     copies: float = 0
-    kernels_forward: int = 20
-    dispatch_share: float = 1.0
+    loss_bytes: float = 20.0
+    loss_kept_bytes: float = 4.0
+    loss_peak_bytes: float = 2.0
+    calls_per_kernel: float = 2.5
+    selective: str = "attention"
     gradient_bytes: int = 4
     float16_gradient_bytes: int = 2
     narrow_gradient_bytes: int = 4
     extra_gradient_bytes: int = 0
+    fused_accumulation: bool = False
+    has_master: bool = True
+    has_reduce_scatter: bool = True
     bucket_bytes: float = 0.0
-    keeps_outputs: bool = False
-    loss_kept_bytes: float = 4.0
-    loss_peak_bytes: float = 2.0
-    hides_backward_exchange: bool = False
     data_overlap: bool = True
+    hides_backward_exchange: bool = False
     tensor_overlap: float = 0.0
     pipeline_overlap: bool = False
-    fused_accumulation: bool = False
-    loss_bytes: float = 20.0
-    has_reduce_scatter: bool = True
-    selective: str = "attention"
     splits_messages: bool = True
-    selective_saved: float = 1.0
-    has_master: bool = True
+    keeps_outputs: bool = False
 
+
+_MEGATRON_2021 = {
+    "attention": "unfused",
+    "has_dropout": True,
+    "passes_norm": (2, 4),
+    "passes_residual": (3.5, 2.5),
+    "copies": 4,
+    "has_reduce_scatter": False,
+    "data_overlap": False,
+}
 
 STACKS: Mapping[str, Stack] = MappingProxyType(
     {
         stack.name: stack
         for stack in (
-            Stack("torch", copies=4, gradient_bytes=2, data_overlap=True),
-            Stack(
-                "megatron-2021",
-                attention="unfused",
-                has_dropout=True,
-                passes_norm=(2, 4),
-                passes_residual=(3.5, 2.5),
-                copies=4,
-                kernels_forward=30,
-                data_overlap=False,
-                has_reduce_scatter=False,
-            ),
-            Stack(
-                "megatron-2022",
-                attention="unfused",
-                has_dropout=True,
-                passes_norm=(2, 4),
-                passes_residual=(3.5, 2.5),
-                copies=4,
-                kernels_forward=30,
-                data_overlap=False,
-                fused_accumulation=True,
-                hides_backward_exchange=True,
-                has_reduce_scatter=False,
-            ),
+            Stack("torch", copies=4, gradient_bytes=2),
+            Stack("megatron-2021", **_MEGATRON_2021),
+            Stack("megatron-2022", **_MEGATRON_2021, fused_accumulation=True, hides_backward_exchange=True),
             Stack(
                 "megatron-deepspeed",
-                attention="unfused",
-                has_dropout=True,
-                passes_norm=(2, 4),
-                passes_residual=(3.5, 2.5),
-                copies=4,
-                kernels_forward=30,
-                data_overlap=False,
-                splits_messages=False,
+                **_MEGATRON_2021,
                 extra_gradient_bytes=2,
                 bucket_bytes=2e9,
+                splits_messages=False,
                 keeps_outputs=True,
-                has_reduce_scatter=False,
             ),
-            Stack(
-                "fsdp-flash",
-                attention_generation=1,
-                passes_norm=(2, 4),
-                passes_residual=(3, 1),
-                kernels_forward=20,
-                loss_bytes=16,
-            ),
+            Stack("fsdp-flash", attention_generation=1, passes_norm=(2, 4), loss_bytes=16),
             Stack(
                 "torch-compile",
-                selective="products",
-                selective_saved=0.6,
                 passes_norm=(1.5, 3),
                 passes_residual=(1.5, 1),
-                kernels_forward=12,
-                dispatch_share=0.4,
                 loss_bytes=12,
+                loss_peak_bytes=8,
+                calls_per_kernel=1.0,
+                selective="products",
             ),
             Stack(
                 "megatron-core",
                 attention_generation=4,
+                loss_bytes=12,
+                calls_per_kernel=1.25,
                 narrow_gradient_bytes=2,
-                passes_residual=(3, 1),
-                kernels_forward=16,
-                dispatch_share=0.5,
-                tensor_overlap=0.0,
-                pipeline_overlap=True,
                 fused_accumulation=True,
                 hides_backward_exchange=True,
-                loss_bytes=12,
+                pipeline_overlap=True,
             ),
         )
     }

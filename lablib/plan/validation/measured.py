@@ -15,8 +15,12 @@ GPTs 72 B s l h^2 (1 + s/6h + V/12lh) of the model, and 96 B s l h^2 (1 + s/6h +
 recomputation (Narayanan et al., SC21, arXiv 2104.04473, section 5.1). Of selective recomputation no source here counts
 more than the model's.
 
-Memory: memory_gib_per_gpu in units of 2^30 bytes. memory_gb_per_gpu the same: the tools that print it (nvidia-smi,
-torch.cuda.memory_summary, Megatron's log) divide by 2^30 and write GB.
+Memory: memory_gib_per_gpu in units of 2^30 bytes. memory_gb_per_gpu the same: the tools that print it divide by 2^30
+and write GB. They do not measure the same thing, and a prediction is read accordingly:
+
+    Y1  memory_gb_per_gpu                   nvidia-smi: the allocator's cache, the driver and the library included
+    Y2  memory_gib_per_gpu of torchtitan    what the allocator has reserved, its cache included
+    Y3  memory_gib_per_gpu of others        what was allocated at the peak
 """
 
 from dataclasses import dataclass
@@ -33,12 +37,13 @@ LEAST_SHARE, MOST_SHARE = 1e-3, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row's figures: seconds of a step (None: only memory), bytes on the fullest GPU (None: only time), and which
-    field the time was made of."""
+    """One row's figures: seconds of a step (None: only memory), bytes on the fullest GPU (None: only time), which field
+    the time was made of, and which attribute of a prediction the memory is (rules Y1 to Y3)."""
 
     step_time_s: float | None
     memory_bytes: float | None
     field: str = ""
+    memory_kind: str = "peak_memory_bytes"
 
 
 def hardware_flops(model: Transformer, batch: int, seq_len: int, recompute: str) -> float:
@@ -76,7 +81,14 @@ def measured_of(row: Row, model: Transformer, device: Device, batch: int, precis
     field, step_time_s = _step_time_s(row, model, device, batch, precision, recompute)
     if step_time_s is not None:
         _check_share(row, field, model_flops(model, batch, row.model["seq"]), step_time_s, device, precision)
-    return Measured(step_time_s, memory_bytes, field)
+    return Measured(step_time_s, memory_bytes, field, _memory_kind(row))
+
+
+def _memory_kind(row: Row) -> str:
+    """Rules Y1 to Y3."""
+    if "memory_gib_per_gpu" not in row.measured:
+        return "device_bytes"
+    return "reserved_bytes" if "torchtitan" in row.source.get("title", "").lower() else "peak_memory_bytes"
 
 
 def _step_time_s(

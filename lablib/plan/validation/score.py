@@ -27,6 +27,12 @@ class Prediction(Protocol):
     def step_time_s(self) -> float: ...
     @property
     def peak_memory_bytes(self) -> float: ...
+    @property
+    def reserved_bytes(self) -> float: ...
+    @property
+    def device_bytes(self) -> float: ...
+    @property
+    def fits(self) -> bool: ...
 
 
 # Called with the keyword arguments of `Case.arguments`.
@@ -192,7 +198,7 @@ def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skip
         except ValueError as error:
             refused.append(Skipped(one.row.id, one.row.line, f"the predictor refuses: {error}"))
             continue
-        time_s, memory = prediction.step_time_s, prediction.peak_memory_bytes
+        time_s, memory = prediction.step_time_s, getattr(prediction, one.measured.memory_kind)
         scored.append(Scored(one.row, case, one.measured, time_s, memory, one.naive_s))
     return Report(tuple(scored), tuple(sorted([*skipped, *refused], key=lambda one: one.line)))
 
@@ -211,7 +217,7 @@ def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, Prediction]:
             reasons.append(error)
     if not predictions:
         raise reasons[0]
-    fitting = [one for one in predictions if one[1].peak_memory_bytes <= one[0].cluster.device.memory_bytes]
+    fitting = [one for one in predictions if one[1].fits]
     if fitting:
         return min(fitting, key=lambda one: one[1].step_time_s)
     return min(predictions, key=lambda one: one[1].peak_memory_bytes)

@@ -64,6 +64,19 @@ class Fixed:
     step_time_s: float = 4.4
     peak_memory_bytes: float = 30e9
     model_flops: float = 1e15
+    limit_bytes: float = 80e9
+
+    @property
+    def reserved_bytes(self) -> float:
+        return 1.1 * self.peak_memory_bytes
+
+    @property
+    def device_bytes(self) -> float:
+        return self.reserved_bytes + 1e9
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_memory_bytes <= self.limit_bytes
 
 
 @pytest.fixture
