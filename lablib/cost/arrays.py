@@ -24,3 +24,30 @@ def most(a: Numbers, b: Numbers) -> Numbers:
 def ceil_div(a: Numbers, b: Numbers) -> Numbers:
     """a / b, rounded up."""
     return -(-a // b)
+
+
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct whole numbers of an array, and which of them each element is.
+
+    As np.unique with its inverse: by a table where the numbers are small, which takes no sorting.
+    """
+    if not values.size or values.min() < 0 or values.max() > 4 * values.size + 65536:
+        return np.unique(values, return_inverse=True)
+    table = np.zeros(int(values.max()) + 1, np.intp)
+    table[values] = 1
+    found = np.flatnonzero(table)
+    table[found] = np.arange(len(found))
+    return found, table[values]
+
+
+def distinct_rows(*columns: Numbers) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The distinct rows of some columns of whole numbers (arrays of one length, or one number for all), as columns;
+    and which of them each row is."""
+    arrays = np.broadcast_arrays(*columns)
+    which = np.zeros(arrays[0].shape, np.intp)
+    for column in arrays:
+        values, of_column = distinct(column)
+        _, which = distinct(which * len(values) + of_column)
+    place = np.empty(which.max(initial=-1) + 1, np.intp)
+    place[which] = np.arange(len(which))
+    return tuple(column[place] for column in arrays), which

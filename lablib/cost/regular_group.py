@@ -26,7 +26,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers
+from lablib.cost.arrays import Numbers, distinct
 from lablib.cost.regular_rounds import Lines, Rounds, rounds_of
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
@@ -228,21 +228,10 @@ def _one_by_one(sums: list[tuple[Sum, ...]], which: np.ndarray, size_bytes: np.n
 
 def _distinct(n: np.ndarray, stride: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
     """The distinct pairs, and which of them each element is."""
-    sizes, which_size = _distinct_values(n)
-    strides, which_stride = _distinct_values(stride)
-    pairs, which = _distinct_values(which_size * len(strides) + which_stride)
+    sizes, which_size = distinct(n)
+    strides, which_stride = distinct(stride)
+    pairs, which = distinct(which_size * len(strides) + which_stride)
     return [(int(sizes[p // len(strides)]), int(strides[p % len(strides)])) for p in pairs], which
-
-
-def _distinct_values(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """np.unique with its inverse: by a table where the values are small, which takes no sorting."""
-    if not values.size or values.min() < 0 or values.max() > 4 * values.size + 65536:
-        return np.unique(values, return_inverse=True)
-    table = np.zeros(int(values.max()) + 1, np.intp)
-    table[values] = 1
-    distinct = np.flatnonzero(table)
-    table[distinct] = np.arange(len(distinct))
-    return distinct, table[values]
 
 
 @lru_cache(maxsize=64)

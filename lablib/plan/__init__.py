@@ -7,6 +7,7 @@ machine.py      what pieces of a step take on one rank
 layer.py        one transformer layer: its passes, and what it keeps
 ends.py         embedding, head and loss
 held.py         parameters on one rank
+pieces.py       what plans share, worked out once
 setup.py        the choices and the numbers of a plan, or of many
 step.py         one step as a sum
 memory.py       what each stage keeps at its peak

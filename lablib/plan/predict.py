@@ -5,7 +5,10 @@
 Everything that is asked for is checked here, once; the formulas behind (step.py, memory.py) take it as given.
 """
 
+from functools import lru_cache
 from math import gcd
+
+import numpy as np
 
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
@@ -123,10 +126,9 @@ def choices_of(
         if host_link not in LINKS:
             raise unknown_name("link", host_link, list(LINKS))
         host_link = LINKS[host_link]
-    found = find_stack(stack)
     return Choices(
         model=model,
-        machine=Machine(cluster, found, Losses() if losses is None else losses, precision),
+        machine=_machine(cluster, find_stack(stack), Losses() if losses is None else losses, precision),
         recompute=recompute_policy(recompute),
         schedule=schedule,
         optimizer=find_optimizer(optimizer),
@@ -139,6 +141,12 @@ def choices_of(
         offload=tuple(offload),
         host_link=host_link,
     )
+
+
+@lru_cache(maxsize=64)
+def _machine(cluster: Cluster, stack: Stack, losses: Losses, precision: str) -> Machine:
+    """One machine for all who ask for the same: it remembers its groups and its layers' pieces."""
+    return Machine(cluster, stack, losses, precision)
 
 
 def obstacles(
@@ -187,10 +195,9 @@ def _divides(found: list[str], what: str, size: int, axis: str, ranks: int) -> N
 def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, step: Step) -> Prediction:
     model, machine = choices.model, choices.machine
     device = machine.device
-    memory = [stage_memory(choices, split, step, rank) for rank in range(parallel.pipeline)]
     tokens = batch * split.seq_len
     policy = choices.recompute
-    useful, computed = (step_flops(model, tokens, split.seq_len, recompute=kind) for kind in ("none", policy.kind))
+    useful, computed = (tokens * _token_flops(model, split.seq_len, kind) for kind in ("none", policy.kind))
     computed = useful + policy.share(model.num_layers / split.pipeline) * (computed - useful)
     share = 2 / 3 if choices.trainable != "all" else 1.0
     return Prediction(
@@ -214,12 +221,27 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
             name: tuple(getattr(step, name)) for name in ("tensor", "context", "expert", "data", "pipeline")
         },
         bubble_fraction=step.bubble_s / step.pipeline_s,
-        memory=tuple(dict(zip(CATEGORIES, stage, strict=True)) for stage in memory),
+        memory=_stages(choices, split, step),
         memory_limit_bytes=device.memory_bytes,
         cached_share=machine.losses.cached_share,
         driver_bytes=machine.losses.driver_bytes,
         power_w=device.power_w,
     )
+
+
+def _stages(choices: Choices, split: Split, step: Step) -> tuple[dict[str, float], ...]:
+    """What each stage keeps, by category: all stages at once, as an array of ranks."""
+    if split.pipeline == 1:
+        return (dict(zip(CATEGORIES, stage_memory(choices, split, step, 0), strict=True)),)
+    memory = stage_memory(choices, split, step, np.arange(split.pipeline))
+    columns = [each.tolist() if isinstance(each, np.ndarray) else [each] * split.pipeline for each in memory]
+    return tuple(dict(zip(CATEGORIES, stage, strict=True)) for stage in zip(*columns, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _token_flops(model: Transformer, seq_len: int, recompute: str) -> float:
+    """FLOPs of one token of a step: a search asks for the same few again and again."""
+    return step_flops(model, 1, seq_len, recompute=recompute)
 
 
 def parts_of(choices: Choices, step: Step) -> dict[str, float]:

@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.pipeline.closed_form import StageTime, makespan_s
-from lablib.plan import ends, layer
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
-from lablib.plan.held import Held, held_parameters
+from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Pass
+from lablib.plan.pieces import pieces_of
 from lablib.plan.setup import Choices, Split
 
 
@@ -65,18 +65,6 @@ class Step(NamedTuple):
     pipeline_s: Numbers
 
 
-def layer_work(choices: Choices, split: Split) -> Work:
-    """A mean layer: dense ones and those with experts in their proportion."""
-    on, model = choices.machine, choices.model
-    at = sizes_of(choices, split)
-    attention = layer.attention(on, model, at)
-    if not model.experts:
-        return attention.plus(layer.mlp(on, model, at))
-    share = model.num_expert_layers / model.num_layers
-    mixed = layer.experts(on, model, model.experts, at).times(share)
-    return attention.plus(mixed).plus(layer.mlp(on, model, at).times(1 - share))
-
-
 def sizes_of(choices: Choices, split: Split) -> Sizes:
     shards = split.tensor if choices.sequence_parallel else split.tensor * 0 + 1
     return Sizes(
@@ -94,27 +82,21 @@ def step_of(choices: Choices, split: Split) -> Step:
     """The step of a plan, or of many."""
     on, model = choices.machine, choices.model
     at = sizes_of(choices, split)
-    work = layer_work(choices, split)
-    if choices.trainable != "all":
-        work = work._replace(weight=Pass())
+    pieces = pieces_of(choices, split)
+    work, held, hidden_s = pieces.layer, pieces.held, pieces.hidden_s
     again = choices.recompute.again(work, on.stack, model.num_layers / split.pipeline)
-    forward_s = on.time_s(work.forward)
-    weight_s = on.time_s(work.weight)
-    hidden_s = least(work.input.tensor_s, work.weight.product_s) if on.stack.hides_backward_exchange else 0.0
-    shown = work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
-    backward_s, again_s = on.time_s(shown), on.time_s(again)
-    held = held_parameters(model, split.tensor, split.expert)
+    forward_s, backward_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
+    again_s = on.time_s(again)
     sharded = _sharded_layer(choices, split, held, forward_s, backward_s + weight_s + again_s)
 
     layers = model.num_layers / split.pipeline
     fullest = ceil_div(model.num_layers, split.pipeline)
     one = StageTime(forward_s + sharded.forward_s, backward_s + again_s + sharded.backward_s, weight_s)
     middle, busiest = _scaled(one, layers), _scaled(one, fullest)
-    embedding, head = ends.embedding(on, model, at), ends.head(on, model, at)
     # Where p does not divide L, the ends of the pipeline are those with a layer less.
     short = layers - model.num_layers // split.pipeline
-    first = _less(_stage_time(on, embedding), one, short)
-    last = _less(_stage_time(on, head), one, short)
+    first = _less(pieces.embedding_s, one, short)
+    last = _less(pieces.head_s, one, short)
 
     # Tensor ranks hold the same activations (or each its share of them): each sends 1/t, and gathers in the node.
     size = at.rows * model.d_model * on.width
@@ -158,8 +140,8 @@ def step_of(choices: Choices, split: Split) -> Step:
         ),
         pipeline=Axis(2 * m * split.chunks * send_s, 0.0 * send_s),
         work=work,
-        embedding=embedding,
-        head=head,
+        embedding=pieces.embedding,
+        head=pieces.head,
         held=held,
         pipeline_s=pipeline_s,
     )
@@ -175,10 +157,6 @@ def _less(time: StageTime, layer_time: StageTime, n: Numbers) -> StageTime:
 
 def _total(time: StageTime) -> Numbers:
     return time.forward_s + time.input_s + time.weight_s
-
-
-def _stage_time(on: Machine, work: Work) -> StageTime:
-    return StageTime(on.time_s(work.forward), on.time_s(work.input), on.time_s(work.weight))
 
 
 class _Sharded(NamedTuple):

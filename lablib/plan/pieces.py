@@ -1,0 +1,121 @@
+"""The pieces of a step that plans share: each is worked out once for each way to cut a layer, and then looked up.
+
+A layer, the embedding and the head do not ask how many stages, micro-batches or replicas there are, nor when a schedule
+runs them. They depend on five numbers,
+
+    micro-batch, tokens of a sequence, tensor, context and expert ranks
+
+which take few values: of 100,000 plans of a search some 100 differ in them. So one plan's pieces are remembered, and
+those of many plans are computed for the distinct cuts alone and handed out to each.
+
+Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer.py and ends.py.
+
+Legend and source: as layer.py.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lablib.cost.arrays import Numbers, distinct_rows, least
+from lablib.models.transformer import Transformer
+from lablib.pipeline.closed_form import StageTime
+from lablib.plan import ends, layer
+from lablib.plan.held import Held, held_parameters
+from lablib.plan.layer import Sizes, Work
+from lablib.plan.machine import Machine, Pass
+from lablib.plan.setup import Choices, Split
+
+
+class Pieces(NamedTuple):
+    """What one micro-batch takes and keeps of each kind of piece.
+
+    Attributes:
+        layer: of a mean layer, dense ones and those with experts in their proportion.
+        embedding, head: the ends of the model.
+        held: parameters.
+        forward_s, input_s, weight_s: of the layer.
+        hidden_s: of its exchanges over the tensor axis, what hides behind the weights' products.
+        embedding_s, head_s: of the ends.
+    """
+
+    layer: Work
+    embedding: Work
+    head: Work
+    held: Held
+    forward_s: Numbers
+    input_s: Numbers
+    weight_s: Numbers
+    hidden_s: Numbers
+    embedding_s: StageTime
+    head_s: StageTime
+
+
+class _Table:
+    """The pieces of one model on one machine, by how a layer is cut."""
+
+    def __init__(self, on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool):
+        self.on, self.model = on, model
+        self.sequence_parallel, self.has_weight_gradients = sequence_parallel, has_weight_gradients
+        self.of_one = lru_cache(maxsize=4096)(self.of)
+
+    def of(self, micro_batch: Numbers, seq_len: Numbers, tensor: Numbers, context: Numbers, expert: Numbers) -> Pieces:
+        on, model = self.on, self.model
+        shards = tensor if self.sequence_parallel else tensor * 0 + 1
+        at = Sizes(micro_batch, seq_len // context, tensor, context, expert, shards, stride_expert=tensor)
+        work = layer_work(on, model, at)
+        if not self.has_weight_gradients:
+            work = work._replace(weight=Pass())
+        hides = on.stack.hides_backward_exchange
+        hidden_s = least(work.input.tensor_s, work.weight.product_s) if hides else 0.0
+        shown = work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
+        embedding, head = ends.embedding(on, model, at), ends.head(on, model, at)
+        return Pieces(
+            layer=work,
+            embedding=embedding,
+            head=head,
+            held=held_parameters(model, tensor, expert),
+            forward_s=on.time_s(work.forward),
+            input_s=on.time_s(shown),
+            weight_s=on.time_s(work.weight),
+            hidden_s=hidden_s,
+            embedding_s=_stage_time(on, embedding),
+            head_s=_stage_time(on, head),
+        )
+
+
+@lru_cache(maxsize=256)
+def _table(on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool) -> _Table:
+    return _Table(on, model, sequence_parallel, has_weight_gradients)
+
+
+def pieces_of(choices: Choices, split: Split) -> Pieces:
+    """The pieces of a plan, or of many."""
+    table = _table(choices.machine, choices.model, choices.sequence_parallel, choices.trainable == "all")
+    cut = (split.micro_batch, split.seq_len, split.tensor, split.context, split.expert)
+    if not any(isinstance(number, np.ndarray) for number in cut):
+        return table.of_one(*cut)
+    distinct, which = distinct_rows(*cut)
+    return _handed_out(table.of(*distinct), which)
+
+
+def layer_work(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """A mean layer: dense ones and those with experts in their proportion."""
+    attention = layer.attention(on, model, at)
+    if not model.experts:
+        return attention.plus(layer.mlp(on, model, at))
+    share = model.num_expert_layers / model.num_layers
+    mixed = layer.experts(on, model, model.experts, at).times(share)
+    return attention.plus(mixed).plus(layer.mlp(on, model, at).times(1 - share))
+
+
+def _stage_time(on: Machine, work: Work) -> StageTime:
+    return StageTime(on.time_s(work.forward), on.time_s(work.input), on.time_s(work.weight))
+
+
+def _handed_out(piece: Any, which: np.ndarray) -> Any:
+    """Arrays of one number a cut as arrays of one a plan, in records of records; what all cuts share stays a number."""
+    if isinstance(piece, tuple):
+        return type(piece)(*(_handed_out(each, which) for each in piece))
+    return piece[which] if isinstance(piece, np.ndarray) else piece
