@@ -42,7 +42,7 @@ class Losses:
     outside_share: float = 0.91
     dispatch_s: float = 23e-6
     step_s: float = 5e-3
-    generation_share: float = 0.55
+    generation_share: float = 0.58
     is_power_limited: bool = True
     has_generations: bool = True
     base_bytes: float = 1.0e9
