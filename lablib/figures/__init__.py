@@ -15,6 +15,11 @@ from lablib.figures.peaks import figure_peaks as figure_peaks
 from lablib.figures.traffic import figure_traffic as figure_traffic
 from lablib.figures.traffic_matrix import figure_traffic_matrix as figure_traffic_matrix
 from lablib.figures.roofline import figure_roofline as figure_roofline
+from lablib.figures.waterfall import figure_waterfall as figure_waterfall
+from lablib.figures.waterfall import figure_waterfalls as figure_waterfalls
+from lablib.figures.communication import figure_communication as figure_communication
+from lablib.figures.plan_memory import figure_plan_memory as figure_plan_memory
+from lablib.figures.plans import figure_plans as figure_plans
 from lablib.figures.waits import figure_waits as figure_waits
 from lablib.figures.collectives import figure_collective_cost as figure_collective_cost
 from lablib.figures.collectives import figure_effective_bandwidth as figure_effective_bandwidth

@@ -1,10 +1,18 @@
 """What a prediction says: time, its parts, memory of every stage, and whether it fits."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from lablib.plan.parallel import Parallel
 from lablib.units import in_words
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True)
@@ -131,5 +139,45 @@ class Prediction:
             f"{held} of {in_words(self.memory_limit_bytes, 'B')} a GPU: {fits}."
         )
 
+    def table(self) -> pd.DataFrame:
+        """One row a part of the step: seconds, and its share of the step. A part of zero is left out."""
+        import pandas as pd
+
+        parts = {name: time_s for name, time_s in self.parts.items() if abs(time_s) > 1e-9 * self.step_time_s}
+        frame = pd.DataFrame({"time_s": parts | {"step": self.step_time_s}}).rename_axis("part")
+        return frame.assign(share=frame["time_s"] / self.step_time_s)
+
+    def memory_table(self) -> pd.DataFrame:
+        """One row a stage: its peak, the bytes of each category then, and whether they fit into a GPU."""
+        import pandas as pd
+
+        frame = pd.DataFrame([dict(stage) for stage in self.memory]).rename_axis("stage")
+        frame.insert(0, "peak_bytes", self.stage_bytes)
+        return frame.assign(fits=frame["peak_bytes"] <= self.memory_limit_bytes)
+
+    def figure(self, **options: Any) -> go.Figure:
+        """The step as a waterfall."""
+        from lablib.figures import figure_waterfall
+
+        return figure_waterfall(self, **options)
+
+    def figure_memory(self, **options: Any) -> go.Figure:
+        """What every stage keeps at its peak, by category, under the GPU's limit."""
+        from lablib.figures import figure_plan_memory
+
+        return figure_plan_memory(self, **options)
+
+    def figure_communication(self, **options: Any) -> go.Figure:
+        """Seconds of communication on every axis, exposed and hidden."""
+        from lablib.figures import figure_communication
+
+        return figure_communication(self, **options)
+
     def __repr__(self) -> str:
         return f"Prediction({self.sentence()})"
+
+    def _repr_html_(self) -> str:
+        table = self.table()
+        table["share"] = [f"{share:.1%}" for share in table["share"]]
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<p>{escape(self.sentence())}</p>{table.to_html(float_format='{:.4g}'.format)}{notes}"

@@ -43,7 +43,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "no rank can go on", [Wait(0, "waits in recv from rank 1"), Wait(1, "waits in recv from rank 0")]
     )
     nodes = [("a", 0.0, 0.0, "gpu"), ("b", 1.0, 0.0, "gpu"), ("s", 0.5, 1.0, "switch")]
-    memory, device = examples.some_memory(), examples.DEVICE
+    memory, device, plan = examples.some_memory(), examples.DEVICE, examples.some_prediction()
     return {
         "timeline": figures.figure_timeline(step),
         "reconcile": figures.figure_reconcile(step, slower),
@@ -58,6 +58,11 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "memory under timeline": figures.figure_memory(memory, step, rank=0),
         "peaks": figures.figure_peaks(memory, device),
         "roofline": figures.figure_roofline(step, device),
+        "waterfall": figures.figure_waterfall(plan),
+        "waterfalls": figures.figure_waterfalls([plan, examples.some_prediction(recompute="full")]),
+        "communication of a plan": figures.figure_communication(plan),
+        "memory of a plan": figures.figure_plan_memory(plan),
+        "plans": figures.figure_plans([1.0, 2.0, 0.5], [9e9, 4e9, 99e9], 80e9, ["a", "b", "c"]),
         "waits": figures.figure_waits(deadlock),
         "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),

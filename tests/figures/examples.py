@@ -1,11 +1,13 @@
-"""Made-up runs to draw: data-parallel steps with bucketed all-reduces, and long runs of tiny operations."""
+"""Made-up runs to draw: data-parallel steps with bucketed all-reduces, long runs of tiny operations, a prediction."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from lablib.hardware import Device
 from lablib.ledger import Block, Memory
+from lablib.plan import Parallel, Prediction
 from lablib.run import Span, Timeline, Traffic, Transfer
 
 
@@ -80,3 +82,34 @@ def some_traffic() -> Traffic:
             Transfer("world", "send", (1, 2), "direct", 3e6, (3e6, 0.0), 0.0, 1.0),
         )
     )
+
+
+def some_prediction(**changes: Any) -> Prediction:
+    """A step of 10 s on two stages, with round numbers: 60% compute, 23% communication, 10% bubble, 7% the rest."""
+    parts = {"products": 5.0, "attention": 1.0, "launches": 0.2, "tensor axis": 2.0, "context axis": 0.0}
+    parts |= {"bubble and messages": 1.0, "data axis": 0.3, "optimizer": 0.4, "fixed": 0.1}
+    stage = {"parameter": 4e9, "gradient": 8e9, "optimizer state": 24e9, "activation": 20e9}
+    stage |= {"communication buffer": 1e9, "other": 3e9}
+    numbers: dict[str, Any] = {
+        "name": "toy",
+        "cluster": "toy-cluster",
+        "parallel": Parallel(data=4, tensor=2, pipeline=2),
+        "num_gpus": 16,
+        "batch": 32,
+        "micro_batch": 1,
+        "num_microbatches": 8,
+        "seq_len": 1000,
+        "schedule": "1f1b",
+        "recompute": "none",
+        "precision": "bfloat16",
+        "step_time_s": 10.0,
+        "model_flops": 16 * 10.0 * 4e13,
+        "hardware_flops": 16 * 10.0 * 4e13,
+        "peak_flops_per_s": 1e14,
+        "parts": parts,
+        "communication": {"tensor": (3.0, 2.0), "context": (0.0, 0.0), "data": (0.3, 0.3), "pipeline": (0.2, 0.0)},
+        "bubble_fraction": 0.1,
+        "memory": (stage, stage | {"activation": 10e9}),
+        "memory_limit_bytes": 80e9,
+    }
+    return Prediction(**numbers | changes)

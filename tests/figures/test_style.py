@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import LOOKS, describe, in_words, kind_of_phase, table, unit_for
-from lablib.figures.style import MEMORY_LOOKS
+from lablib.figures.style import COMPUTE, MEMORY_LOOKS
 from lablib.ledger import CATEGORIES
 
-LANES = {"timeline", "reconcile", "reconcile normalized"}  # their y axes name ranks, not quantities
+# Their y axes name ranks or parts, not quantities.
+LANES = {"timeline", "reconcile", "reconcile normalized", "waterfall", "waterfalls", "communication of a plan"}
 ABOVE = {"memory under timeline": ("xaxis2", "yaxis2")}  # a panel of lanes that shares the time axis below it
 
 
@@ -93,7 +94,7 @@ def luminance(color: str) -> float:
 
 
 def test_letters_can_be_read_on_their_color():
-    for look in (*LOOKS.values(), *MEMORY_LOOKS.values()):
+    for look in (*LOOKS.values(), *MEMORY_LOOKS.values(), COMPUTE):
         low, high = sorted((luminance(look.color), luminance(look.ink)))
         assert (high + 0.05) / (low + 0.05) >= 4.5, look.name
 

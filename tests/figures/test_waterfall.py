@@ -1,0 +1,161 @@
+"""The waterfall of a predicted step: each part begins where the one before it ends, and all together are the step."""
+
+# plotly and ipywidgets make their properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lablib.figures import describe, figure_communication, figure_waterfall, figure_waterfalls, table
+from lablib.figures.style import LOOKS
+from lablib.figures.waterfall import MOST_PLANS, differences, kind_of_part
+from lablib.plan import Parallel
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}
+
+
+def bars(figure, x="x") -> dict[str, list[tuple[float, float]]]:
+    """Row's name -> (beginning, seconds) of each of its bars, from the left."""
+    axis = figure.layout["xaxis" + x[1:]]
+    unit = SECONDS[axis.title.text.split("(")[1].rstrip(")")]
+    names = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
+    for trace in figure.data:
+        if trace.type == "bar" and trace.xaxis == x:
+            for row, start, length in zip(trace.y, trace.base, trace.x, strict=True):
+                found[names[row]].append((start * unit, length * unit))
+    return {name: sorted(each) for name, each in found.items()}
+
+
+def test_each_part_begins_where_the_one_before_it_ends(examples):
+    figure = figure_waterfall(examples.some_prediction())
+    drawn = bars(figure)
+    kinds = [(0.0, 6.0), (6.0, 2.3), (8.3, 1.0), (9.3, 0.4), (9.7, 0.3)]  # compute, communication, idle, ...
+    assert drawn.pop("<b>step</b>") == [pytest.approx(each) for each in kinds]
+    assert {name: each[0] for name, each in drawn.items()} == {
+        "products": pytest.approx((0.0, 5.0)),
+        "attention": pytest.approx((5.0, 1.0)),
+        "launches": pytest.approx((6.0, 0.2)),
+        "tensor axis": pytest.approx((6.2, 2.0)),
+        "bubble and messages": pytest.approx((8.2, 1.0)),
+        "data axis": pytest.approx((9.2, 0.3)),
+        "optimizer": pytest.approx((9.5, 0.4)),
+        "fixed": pytest.approx((9.9, 0.1)),
+    }
+
+
+@settings(deadline=None, max_examples=40)
+@given(seconds=st.lists(st.floats(0, 1e3), min_size=9, max_size=9).filter(lambda s: sum(s) > 1e-6))
+def test_any_parts_end_at_the_step_time_and_a_part_of_nothing_is_left_out(examples, seconds):
+    names = examples.some_prediction().parts
+    prediction = examples.some_prediction(
+        parts=dict(zip(names, seconds, strict=True)), step_time_s=sum(seconds), model_flops=1.0, hardware_flops=1.0
+    )
+    drawn = bars(figure_waterfall(prediction))
+    kinds = drawn.pop("<b>step</b>")
+    assert sum(length for _, length in kinds) == pytest.approx(sum(seconds))
+    ends = [start + length for each in drawn.values() for start, length in each]
+    assert ends[-1] == pytest.approx(sum(seconds)) and ends == sorted(ends)
+    assert list(drawn) == [n for n, s in zip(names, seconds, strict=True) if s > 1e-9 * sum(seconds)]
+
+
+def test_axes_look_like_communication_and_the_bubble_like_idle_time(examples):
+    figure = figure_waterfall(examples.some_prediction())
+    names = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    rows = {t.legendgroup: [names[row] for row in t.y] for t in figure.data if t.type == "bar"}
+    assert rows["communication"] == ["tensor axis", "data axis", "<b>step</b>"]
+    assert rows["idle"] == ["bubble and messages", "<b>step</b>"]
+    colors = {t.legendgroup: t.marker.color for t in figure.data if t.type == "bar"}
+    assert all(colors[name] == LOOKS[name].color for name in ("communication", "idle", "optimizer", "other"))
+    assert len(set(colors.values())) == 5
+
+
+def test_the_sentence_has_the_shares_and_what_does_not_fit(examples):
+    assert describe(figure_waterfall(examples.some_prediction())) == (
+        "A step on 16 GPUs of toy-cluster (data 4, tensor 2, pipeline 2) takes 10 s: 60.0% compute, 23.0% exposed "
+        "communication, 10.0% bubble, 4.0% optimizer, 3.0% launches and the rest; MFU 40.0%."
+    )
+    small = describe(figure_waterfall(examples.some_prediction(memory_limit_bytes=40e9, hardware_flops=8e15)))
+    assert "(HFU 50.0% with what is computed again)" in small and small.endswith("it needs 60 GB of 40 GB a GPU.")
+
+
+def test_labels_say_seconds_and_percent_and_stay_beside_their_bars(examples):
+    figure = figure_waterfall(examples.some_prediction())
+    (labels,) = [t for t in figure.data if getattr(t, "mode", None) == "text"]
+    texts = [text.strip("\N{NO-BREAK SPACE}") for text in labels.text]
+    assert texts[:4] == ["5 s, 50%", "1 s, 10%", "200 ms, 2.0%", "2 s, 20%"]
+    # Inside where there is room, at the left where the bar begins far from the left edge.
+    assert labels.textposition[:4] == ("middle center", "middle left", "middle left", "middle center")
+    assert labels.x[:3] == pytest.approx((2.5, 5.0, 6.0))
+
+
+def test_the_hover_of_an_axis_tells_what_is_hidden(examples):
+    figure = figure_waterfall(examples.some_prediction())
+    hovers = [text for t in figure.data if t.type == "bar" for text in t.hovertext]
+    (tensor,) = [text for text in hovers if "tensor axis" in text]
+    assert "2 s of 10 s, 20.00%" in tensor and "1 s are hidden" in tensor
+
+
+def test_plans_stand_side_by_side_on_one_scale(examples):
+    slow = dict(examples.some_prediction().parts) | {"data axis": 5.3}
+    slower = examples.some_prediction(parts=slow, step_time_s=15.0, parallel=Parallel(data=8, tensor=2))
+    figure = figure_waterfalls([examples.some_prediction(), slower])
+    assert figure.layout.xaxis.range == figure.layout.xaxis2.range
+    assert figure.layout.xaxis.domain[1] < figure.layout.xaxis2.domain[0]
+    assert bars(figure, "x2")["data axis"] == [pytest.approx((9.2, 5.3))]
+    assert len([t for t in figure.data if t.type == "bar" and t.showlegend]) == 5
+    # 32 sequences of 1000 tokens in 10 s on 16 GPUs.
+    assert (
+        describe(figure)
+        == "Most tokens a second and GPU: A (200, MFU 40.0%); B (133), 50.0% slower, mostly by data axis."
+    )
+    headings = [note.text for note in figure.layout.annotations]
+    assert headings == ["<b>A: data 4, tensor 2, pipeline 2</b>", "<b>B: data 8, tensor 2</b>"]
+    assert set(table(figure)["plan"]) == {"A: data 4, tensor 2, pipeline 2", "B: data 8, tensor 2"}
+
+
+def test_plans_are_called_by_what_they_differ_in(examples):
+    a, b = examples.some_prediction(), examples.some_prediction(recompute="full", micro_batch=4)
+    assert differences([a, b]) == ["micro-batch 1, recompute none", "micro-batch 4, recompute full"]
+    assert differences([a]) == ["data 4, tensor 2, pipeline 2"]
+
+
+def test_too_many_plans_and_names_that_do_not_match_are_refused(examples):
+    plan = examples.some_prediction()
+    with pytest.raises(ValueError, match="1 to 4 plans fit side by side: got 5; draw many with figure_plans"):
+        figure_waterfalls([plan] * (MOST_PLANS + 1))
+    with pytest.raises(ValueError, match="each of the 2 plans: got 1"):
+        figure_waterfalls([plan, plan], ["only one"])
+
+
+def test_every_part_of_the_planner_has_a_kind_of_its_own_name():
+    kinds = {part: kind_of_part(part) for part in ("products", "attention", "embedding, head, loss", "launches")}
+    assert kinds == dict.fromkeys(("products", "attention", "embedding, head, loss"), "compute") | {"launches": "other"}
+
+
+def test_communication_draws_exposed_and_hidden_seconds_that_add_up(examples):
+    figure = figure_communication(examples.some_prediction())
+    exposed, hidden = (t for t in figure.data if t.type == "bar")
+    assert list(exposed.y) == ["tensor", "data", "pipeline"]  # the context axis is not used
+    assert list(exposed.x) == pytest.approx([2.0, 0.3, 0.0]) and list(hidden.x) == pytest.approx([1.0, 0.0, 0.2])
+    assert list(hidden.base) == list(exposed.x)
+    assert exposed.marker.color == LOOKS["communication"].color and hidden.marker.pattern.shape == "/"
+    (labels,) = [t for t in figure.data if getattr(t, "mode", None) == "text"]
+    assert [text.strip("\N{NO-BREAK SPACE}") for text in labels.text] == [
+        "3 s, 1 s hidden",
+        "300 ms, none hidden",
+        "200 ms, all hidden",
+    ]
+    assert describe(figure) == (
+        "A rank communicates for 3.5 s of a step of 10 s; 2.3 s of it (23.0% of the step) are not hidden, most of that "
+        "on the tensor axis (2 s). What a stage waits for messages counts as bubble."
+    )
+    assert list(table(figure)["exposed (s)"]) == [2.0, 0.0, 0.3, 0.0]
+
+
+def test_a_plan_on_one_gpu_does_not_communicate(examples):
+    figure = figure_communication(examples.some_prediction(communication={"tensor": (0.0, 0.0)}))
+    assert describe(figure) == "The ranks of this plan do not communicate."
+    assert not [t for t in figure.data if len(t.x or ())]
