@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check lint format build readme picture lock setup clean
+.PHONY: help lab test check lint format build readme picture validation lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -42,6 +42,9 @@ readme: $(STAMP)  ## write the README's list of files from their docstrings
 
 picture: $(STAMP)  ## draw the README's timeline anew, from a simulated run
 	@$(BIN)/python tools/timeline_picture.py
+
+validation: $(STAMP)  ## put published runs to the planner and write docs/validation.md; ARGS=--cross-validate: minutes
+	@$(BIN)/lab validate --page docs/validation.md --readme README.md $(ARGS)
 
 lock:  ## pin every package anew in requirements.lock; ARGS=--upgrade takes the newest
 	@sh tools/lock.sh $(ARGS)

@@ -137,7 +137,7 @@ def _validate(options: argparse.Namespace) -> int:
     from lablib.cli_validate import validate_command
 
     file, page, readme = (Path(path) if path else None for path in (options.file, options.page, options.readme))
-    return validate_command(file, options.json, page, readme)
+    return validate_command(file, options.json, page, readme, options.cross_validate)
 
 
 def _sim(options: argparse.Namespace) -> int:
@@ -217,6 +217,7 @@ def _parser() -> Parser:
     command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: those that come with lablib")
     command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
     command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture beside it")
+    command.add_argument("--cross-validate", action="store_true", help="fit without each source in turn (minutes)")
     command.add_argument("--readme", metavar="README.md", help="put picture and error between its validation marks")
     return parser
 

@@ -2,16 +2,20 @@
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
+from lablib.plan.validation.cross_validate import HeldOut, cross_validate, kept, read_kept
 from lablib.plan.validation.page import (
     HEADING,
+    HELD_OUT_HEADING,
     MEMORY_HEADING,
     WORST_HEADING,
+    held_out_lines,
     markdown,
     memory_lines,
     time_lines,
@@ -29,6 +33,7 @@ def validate_command(
     as_json: bool = False,
     page: Path | None = None,
     readme: Path | None = None,
+    leaves_out: bool = False,
     predictor: Predictor | None = None,
 ) -> int:
     """Score the rows of `file` (None: the published ones that come with lablib) and print the report.
@@ -37,6 +42,7 @@ def validate_command(
         as_json: print the form for programs instead of tables.
         page: write the report there too, with its picture beside it.
         readme: a file whose marked section gets the picture and the error; needs `page`.
+        leaves_out: fit the constants without each source in turn, which takes minutes; kept beside the page.
         predictor: asked instead of the planner.
 
     Raises:
@@ -50,19 +56,22 @@ def validate_command(
     try:
         rows = published_rows() if file is None else read_rows(file)
         report = score(rows, predictor or _planner())
+        held_out = _leave_out(rows) if leaves_out else []
     except ValueError as error:
         raise CourseError(str(error)) from None
-    print(json.dumps(report.to_json(), indent=2) if as_json else text(report, rows))
+    print(json.dumps(report.to_json(), indent=2) if as_json else text(report, rows, held_out))
     if page is not None:
-        _write(report, page, readme)
+        _write(report, held_out, page, readme)
     return 0
 
 
-def text(report: Report, rows: Sequence[Row] = ()) -> str:
+def text(report: Report, rows: Sequence[Row] = (), held_out: Sequence[HeldOut] = ()) -> str:
     """The report as tables for a terminal; of `rows`, the fields that nobody used are named."""
     parts = [table(HEADING, time_lines(report))]
     if report.weighed:
         parts.append(table(MEMORY_HEADING, memory_lines(report)))
+    if held_out:
+        parts.append(table(HELD_OUT_HEADING, held_out_lines(held_out)))
     if report.timed:
         parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
     if report.skipped:
@@ -80,19 +89,44 @@ def _planner() -> Predictor:
     return predict
 
 
-def _write(report: Report, page: Path, readme: Path | None) -> None:
-    """The page, its picture beside it, and the README's section."""
-    from lablib.figures.validation_picture import validation_svg
+def _leave_out(rows: Sequence[Row]) -> list[HeldOut]:
+    """Every source left out in turn, under a progress bar."""
+    from tqdm import tqdm
 
-    picture = page.with_suffix(".svg")
+    from lablib.plan.validation.constants import constants, planner_with
+
+    with tqdm(total=len({row.family for row in rows}) + 1, file=sys.stderr, ascii=True) as bar:
+
+        def progress(source: str) -> None:
+            bar.set_description_str(f"without {source}")
+            bar.update()
+
+        return cross_validate(rows, constants(), planner_with, progress=progress)
+
+
+def held_out_path(page: Path) -> Path:
+    """Where the errors of left-out sources are kept for a page."""
+    return page.with_name(f"{page.stem}_held_out.json")
+
+
+def _write(report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None) -> None:
+    """The page, its picture and what was held out beside it, and the README's section."""
+    from lablib.figures.validation_picture import validation_svg
+    from lablib.plan.validation.constants import constants
+
+    picture, beside = page.with_suffix(".svg"), held_out_path(page)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(markdown(report, picture.name), "utf-8")
+        if held_out:
+            beside.write_text(kept(held_out, constants()), "utf-8")
+        elif beside.exists():
+            held_out, _ = read_kept(beside.read_text("utf-8"))
+        page.write_text(markdown(report, picture.name, held_out), "utf-8")
         picture.write_text(validation_svg(report), "utf-8")
         if readme is not None:
             to_picture, to_page = (Path(os.path.relpath(path, readme.parent)).as_posix() for path in (picture, page))
-            readme.write_text(with_section(readme.read_text("utf-8"), report, to_picture, to_page), "utf-8")
+            readme.write_text(with_section(readme.read_text("utf-8"), report, to_picture, to_page, held_out), "utf-8")
     except OSError as error:
         raise CourseFailure(f"the page cannot be written to {page}: {error.strerror or error}") from None
     except ValueError as error:
-        raise CourseError(f"{readme}: {error}") from None
+        raise CourseError(f"{readme or beside}: {error}") from None

@@ -112,18 +112,16 @@ def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
         max_seq_len=model["seq"],
         d_ff=model.get("ffn"),
         d_head=model.get("head_dim"),
-        experts=_experts(model),
+        experts=_experts(model, known.experts if known else None),
         source=row.source.get("url", ""),
         **kind,
     )
-    if known and known.experts and transformer.experts is None:
-        experts = replace(known.experts, num_dense_layers=min(known.experts.num_dense_layers, model["layers"] - 1))
+    if known and known.experts:
         transformer = replace(
             transformer,
             d_ff=known.d_ff,
-            experts=experts,
             latent=known.latent,
-            d_head=known.d_head,
+            d_head=model.get("head_dim", known.d_head),
             num_kv_heads=model.get("kv_heads", known.num_kv_heads),
             has_bias=known.has_bias,
         )
@@ -132,16 +130,24 @@ def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
     return transformer
 
 
-def _experts(model: Mapping[str, Any]) -> Experts | None:
-    if "experts" not in model or model["experts"] == 1:
+def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
+    """The experts of a row: what it states, the rest from the known model of that name."""
+    stated = {
+        "num_experts": model.get("experts"),
+        "num_active": model.get("experts_per_token"),
+        "d_ff": model.get("expert_ffn"),
+        "num_shared": model.get("shared_experts"),
+        "num_dense_layers": model.get("dense_layers"),
+    }
+    stated = {name: value for name, value in stated.items() if value is not None}
+    if known:
+        # A model that was cut short keeps a layer with experts.
+        dense = {"num_dense_layers": min(known.num_dense_layers, model["layers"] - 1)}
+        return replace(known, **(dense | stated))
+    if model.get("experts", 1) == 1:
         return None
-    return Experts(
-        num_experts=model["experts"],
-        num_active=model.get("experts_per_token", 2),
-        d_ff=model.get("expert_ffn", model.get("ffn", 4 * model["hidden"])),
-        num_shared=model.get("shared_experts", 0),
-        num_dense_layers=model.get("dense_layers", 0),
-    )
+    usual = {"num_active": 2, "d_ff": model.get("ffn", 4 * model["hidden"])}
+    return Experts(**(usual | stated))
 
 
 def unstated_heads(row: Row) -> int:

@@ -1,17 +1,19 @@
 """From a row to what the predictor is asked: every convention is a rule here, in architecture.py or machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
+        Experts are spread over data and context ranks, and what is left of ep over the tensor ranks.
     C2  Batch: global; else local x dp; else micro x grad_accum x dp.
     C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), as many
         micro-batches as the pipeline has pieces: pp x vpp, and one without (pipeline_parallel_microbatches' default).
     C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
         kinds, and none at all, is bfloat16 where the GPU has it, else float16. But "bf16/fp16" of BLOOM's topology
         search is float16 except where its notes say "load-balanced": from there on its text has the BF16 optimizer.
-    C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile", or
-        "fsdp-flash" where its notes do not say "compile"; Megatron and what is built on it on GPUs before Hopper
-        (unfused attention): "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain (which measured it) is named,
-        "megatron-2022" where the paper's arXiv number is of 2022 or later, else "megatron-2021"; on later GPUs
-        "megatron-core". Any other source: by the GPU, "megatron-2021" or "torch-compile".
+    C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile"
+        where its notes say "compile" or it has FP8 (which it speeds up only so), else "fsdp-flash"; Megatron and what
+        is built on it on GPUs before Hopper (unfused attention): "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain
+        (which measured it) is named, "megatron-2022" where the paper's arXiv number is of 2022 or later, else
+        "megatron-2021"; on later GPUs "megatron-core". Any other source: by the GPU, "megatron-2021" or
+        "torch-compile".
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full). Not stated is none for
         "megatron-core": flash attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's
         memory what does not fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc).
@@ -34,6 +36,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
 from typing import Any
 
 from lablib.hardware import Cluster
@@ -94,7 +97,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
     cluster = cluster_of(row)
     stack = stack_of(row, cluster)
     data, batch = _data(row), 0
-    if "fsdp" not in row.parallel and row.parallel.get("ep", 1) > 1 and not _may_have_experts(row):
+    if row.parallel.get("ep", 1) > 1 and not _may_have_experts(row):
         raise ValueError(f"ep is {row.parallel['ep']}, but no experts are stated and the model's name is not known")
     batch = batch_of(row, data)
     if batch % data:
@@ -172,7 +175,7 @@ def precision_of(row: Row, cluster: Cluster) -> str:
     """
     text = row.text("precision").split("(")[0]
     half = "bfloat16" if "bfloat16" in cluster.device.peak_flops_per_s else "float16"
-    if "bf16/fp16" in text and row.family == "bloom":
+    if "bf16/fp16" in text and "bloom" in row.source.get("title", "").lower():
         return half if "load-balanced" in row.text("notes") else "float16"
     if not text.strip() or ("bf16" in text and "/fp16" in text):
         return half
@@ -207,8 +210,9 @@ def stack_of(row: Row, cluster: Cluster) -> str:
     if "llm-foundry" in title:
         return "fsdp-flash"
     if "torchtitan" in title:
-        notes = row.text("notes")
-        return "torch-compile" if not notes or "compile" in notes else "fsdp-flash"
+        notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
+        is_compiled = "compile" in notes and not any(word in notes for word in ("no compile", "without", "eager"))
+        return "torch-compile" if is_compiled or is_float8 else "fsdp-flash"
     if any(word in title for word in MEGATRON) or not title.strip():
         return _old_megatron(title) if cluster.device.name.startswith(BEFORE_HOPPER) else "megatron-core"
     return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "torch-compile"
@@ -258,7 +262,7 @@ def _parallel(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
         tensor=axes.get("tp", 1),
         pipeline=axes.get("pp", 1),
         context=axes.get("cp", 1),
-        expert=axes.get("ep", 1),
+        expert=gcd(axes.get("ep", 1), data * axes.get("cp", 1)),
         sequence_parallel=sequence_parallel,
         **sharding,
         reshard_after_forward=reshards,

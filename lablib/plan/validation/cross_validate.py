@@ -5,21 +5,27 @@ is held out. Beside it stands the error when all sources were fitted: the nearer
 machines and the less of the rows.
 
 What is made small is the mean over sources of the mean |ln(predicted / measured)| of the step time: every source counts
-the same, however many rows it has, and twice as long is as far off as half. The search goes along one constant at a
-time, in steps that shrink (pattern search: Hooke and Jeeves, "Direct search", J. ACM 8(2), 1961): it needs no
-derivative, repeats to the last bit, and never leaves the bounds.
+the same, however many rows it has, and twice as long is as far off as half. The search starts in the middle of the
+bounds, so that nothing is carried over from constants that had seen the source, and goes along one constant at a time,
+in steps that shrink (pattern search: Hooke and Jeeves, "Direct search", J. ACM 8(2), 1961): it needs no derivative,
+repeats to the last bit, and never leaves the bounds. A constant that the remaining sources say nothing about stays.
 
 Source of the procedure: Stone, "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974.
-Simplified: a source is a family of row ids; the search finds a local minimum from the constants as they are.
+Simplified: a source is a family of row ids; the search finds a local minimum; what a row leaves open is chosen once,
+with the constants as they are.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import log
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import log, sqrt
 from statistics import fmean
 
 from lablib.plan.validation.rows import Row
-from lablib.plan.validation.score import Predictor, Prepared, prepare, report
+from lablib.plan.validation.score import Predictor, Prepared, best, prepare, report
+
+_WORTHWHILE = 1e-3  # the share of the loss that a step must save
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +50,24 @@ Maker = Callable[[Values], Predictor]
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One source: mean |error| in percent when it was fitted with the others, and when it was left out."""
+    """One source: its mean |error| in percent with the constants as they are, fitted on all sources, and fitted on all
+    but this one; and those last constants."""
 
     source: str
     rows: int
+    as_is: float
     fitted: float
     held_out: float
     values: Values
 
 
 def cross_validate(
-    rows: Iterable[Row], constants: Mapping[str, Constant], predictor: Maker, *, rounds: int = 4
+    rows: Iterable[Row],
+    constants: Mapping[str, Constant],
+    predictor: Maker,
+    *,
+    rounds: int = 5,
+    progress: Callable[[str], None] = lambda source: None,
 ) -> list[HeldOut]:
     """The error of every source with constants that were fitted without it, in the order of the rows.
 
@@ -63,41 +76,57 @@ def cross_validate(
         constants: name to value and bounds.
         predictor: called with the values of all constants, returns what `score` takes.
         rounds: passes over all constants, the steps halved from one to the next.
+        progress: called before each fit with the source that is left out, "none" first.
 
     Raises:
         ValueError: rows of a single source.
     """
-    ready, _ = prepare(rows)
-    ready = [one for one in ready if one.measured.step_time_s is not None]
+    as_is = predictor({name: constant.value for name, constant in constants.items()})
+    ready = _settled(rows, as_is)
     sources = list(dict.fromkeys(one.row.family for one in ready))
     if len(sources) < 2:
         raise ValueError(f"leaving one source out needs two or more: got {', '.join(sources) or 'none'}")
-    fitted = fit(ready, constants, predictor, rounds=rounds)
+    progress("none")
+    fitted = predictor(fit(ready, constants, predictor, rounds=rounds))
     results = []
     for source in sources:
-        inside = [one for one in ready if one.row.family == source]
+        progress(source)
         values = fit([one for one in ready if one.row.family != source], constants, predictor, rounds=rounds)
-        with_all, without = (report(inside, predictor(v)).all().get("mape", float("nan")) for v in (fitted, values))
-        results.append(HeldOut(source, len(inside), with_all, without, values))
+        inside = [one for one in ready if one.row.family == source]
+        errors = [_error(inside, predict) for predict in (as_is, fitted, predictor(values))]
+        results.append(HeldOut(source, len(inside), errors[0], errors[1], errors[2], values))
     return results
 
 
+def _settled(rows: Iterable[Row], predict: Predictor) -> list[Prepared]:
+    """The rows that state a time and can be predicted, each with the one case that counts: a fit does not choose."""
+    settled = []
+    for one in prepare(rows)[0]:
+        if one.measured.step_time_s is not None:
+            with suppress(ValueError):  # a row that the predictor refuses
+                settled.append(replace(one, cases=(best(one.cases, predict)[0],)))
+    return settled
+
+
+def _error(ready: Sequence[Prepared], predict: Predictor) -> float:
+    return report(ready, predict).all()["mape"]
+
+
 def fit(
-    ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor: Maker, *, rounds: int = 4
+    ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor: Maker, *, rounds: int = 5
 ) -> dict[str, float]:
-    """The constants with the smallest loss near where they are, inside their bounds. Arguments as `cross_validate`."""
-    values = {name: constant.value for name, constant in constants.items()}
-    least, step = loss(ready, predictor(values)), 0.5
+    """The constants with the smallest loss that the search finds inside their bounds. Arguments as `cross_validate`."""
+    values = {name: sqrt(constant.least * constant.most) for name, constant in constants.items()}
+    least, step = loss(ready, predictor(values)), 0.4
     for _ in range(rounds):
         for name, constant in constants.items():
             for factor in (1 + step, 1 / (1 + step)):
-                # Keep going in a direction while it helps.
-                while True:
+                moved = True
+                while moved:  # on in a direction as long as it helps
                     tried = values | {name: min(constant.most, max(constant.least, values[name] * factor))}
                     found = loss(ready, predictor(tried)) if tried != values else least
-                    if not found < least:
-                        break
-                    values, least = tried, found
+                    if moved := found < (1 - _WORTHWHILE) * least:
+                        values, least = tried, found
         step /= 2
     return values
 
@@ -109,3 +138,24 @@ def loss(ready: Iterable[Prepared], predict: Predictor) -> float:
         ratio = one.step_time_s / (one.measured.step_time_s or 1.0)
         by_source.setdefault(one.row.family, []).append(abs(log(ratio)))
     return fmean(fmean(distances) for distances in by_source.values()) if by_source else float("inf")
+
+
+def kept(results: Iterable[HeldOut], constants: Mapping[str, Constant]) -> str:
+    """The results as JSON, with the constants that the planner had: what stands beside the page until the next time."""
+    now = {name: constant.value for name, constant in constants.items()}
+    return json.dumps({"constants": now, "sources": [asdict(one) for one in results]}, indent=1) + "\n"
+
+
+def read_kept(text: str) -> tuple[list[HeldOut], dict[str, float]]:
+    """The results and the constants of `kept`.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    try:
+        record = json.loads(text)
+        return [HeldOut(**one) for one in record["sources"]], record["constants"]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"these are no results of leaving sources out ({error}): make them with --cross-validate"
+        ) from None

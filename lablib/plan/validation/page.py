@@ -5,6 +5,7 @@ All say the same figures: the error as it is, and the target beside it. The same
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +32,7 @@ MARKED = re.compile(r"(?<=<!-- validation -->\n).*?(?=<!-- /validation -->)", re
 _WORST_ON_PAGE = 15
 HEADING = ("rows of", "rows", "mean error", "median", "bias", "worst", "naive", "target")
 MEMORY_HEADING = ("memory of", *HEADING[1:6], "target")
+HELD_OUT_HEADING = ("source", "rows", "as it is", "fitted on all", "fitted without it")
 WORST_HEADING = ("row", "measured", "predicted", "error")
 
 
@@ -72,7 +74,7 @@ def markdown(report: Report, picture: str, held_out: Sequence[HeldOut] = ()) -> 
     return "\n\n".join(parts) + "\n"
 
 
-def with_section(readme: str, report: Report, picture: str, page: str) -> str:
+def with_section(readme: str, report: Report, picture: str, page: str, held_out: Sequence[HeldOut] = ()) -> str:
     """The README with what stands between its marks replaced: the picture, the error, a link to the page.
 
     Arguments:
@@ -90,7 +92,8 @@ def with_section(readme: str, report: Report, picture: str, page: str) -> str:
         f"Predicted against published step time of {report.all()['rows']} runs, one point a row, coloured by source."
     )
     link = f"By source, with memory and the worst rows: [{page}]({page})."
-    section = f"![{words}]({picture})\n\n{sentence(report)} {link}\n"
+    said = [sentence(report), *([_held_out_sentence(held_out)] if held_out else []), link]
+    section = f"![{words}]({picture})\n\n{' '.join(said)}\n"
     return MARKED.sub(lambda _: section, readme)
 
 
@@ -144,16 +147,37 @@ def _memory(report: Report) -> list[str]:
     return ["## Memory", "Peak of the fullest GPU.", _table(MEMORY_HEADING, memory_lines(report))]
 
 
+def held_out_lines(held_out: Sequence[HeldOut]) -> list[tuple[str, ...]]:
+    """A line a source, and their mean: the columns of HELD_OUT_HEADING."""
+    lines = [(one.source, str(one.rows), *map(_percent, (one.as_is, one.fitted, one.held_out))) for one in held_out]
+    rows = str(sum(one.rows for one in held_out))
+    return [*lines, ("mean of sources", rows, *map(_percent, held_out_means(held_out)))]
+
+
+def held_out_means(held_out: Sequence[HeldOut]) -> tuple[float, float, float]:
+    """Means over sources of the error as it is, fitted on all and held out."""
+    columns = zip(*((one.as_is, one.fitted, one.held_out) for one in held_out), strict=True)
+    as_is, fitted, without = (fmean(column) for column in columns)
+    return as_is, fitted, without
+
+
+def _held_out_sentence(held_out: Sequence[HeldOut]) -> str:
+    _, fitted, without = held_out_means(held_out)
+    return (
+        f"Constants fitted on all sources are off by {fitted:.1f}% in the mean of sources; on a source that was left"
+        f" out of the fit, by {without:.1f}%."
+    )
+
+
 def _cross(held_out: Sequence[HeldOut]) -> list[str]:
     if not held_out:
         return []
-    lines = [(f"`{one.source}`", str(one.rows), f"{one.fitted:.1f}%", f"{one.held_out:.1f}%") for one in held_out]
     words = (
-        "The constants of the model are few and global. Fitted on all sources, and on all but the one they are then "
-        "put to: the nearer the two errors, the less was learned from the rows themselves."
+        "The constants of the planner are few and global (`lablib/plan/losses.py`). Here is the mean error with them as"
+        " they are, fitted on all sources, and fitted on all but the one they are then put to: the nearer these, the"
+        " less was learned from the rows and the more of machines. Fits count every source the same."
     )
-    heading = ("source", "rows", "fitted on all", "fitted without it")
-    return ["## Leave one source out", words, _table(heading, lines)]
+    return ["## Leave one source out", words, _table(HELD_OUT_HEADING, held_out_lines(held_out))]
 
 
 def _sources(report: Report) -> Iterable[str]:

@@ -63,7 +63,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     "hardware": _texts("gpu interconnect cluster")
     | _counts("gpus nodes", 10_000_000)
     | _counts("gpus_per_node", 100_000),
-    "parallel": _counts("dp tp pp cp ep model_parallel", 10_000_000)
+    "parallel": _counts("dp tp pp cp ep etp model_parallel", 10_000_000)
     | _counts("vpp", 10_000)
     | {"sequence_parallel": Field(FLAG), "zero_stage": Field(COUNT, 0, 3), "fsdp": Field(ANY)},
     "batch": _counts("global micro local grad_accum", 100_000_000),
@@ -80,6 +80,18 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "memory_gb_per_gpu": _MEMORY,
     },
     "source": _texts("title url"),
+}
+# Other names of the same fields: of experts above all, whose names no two tables share.
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "model": {
+        **dict.fromkeys(("num_experts", "n_experts", "moe_experts"), "experts"),
+        **dict.fromkeys(("top_k", "topk", "moe_top_k", "active_experts", "experts_active"), "experts_per_token"),
+        **dict.fromkeys(("moe_ffn", "expert_hidden", "moe_hidden", "ffn_expert", "ffn_moe"), "expert_ffn"),
+        **dict.fromkeys(("shared_expert", "n_shared_experts", "num_shared_experts"), "shared_experts"),
+        **dict.fromkeys(("d_head", "head_size", "kv_channels"), "head_dim"),
+    },
+    "parallel": {"vp": "vpp"},
+    "batch": {"gbs": "global", "mbs": "micro", "ga": "grad_accum"},
 }
 SECTIONS = tuple(name for name in FIELDS if name)
 # The sizes of a model: all are needed, or none and a name (architecture.py knows some).
@@ -175,7 +187,7 @@ def _row(line: str, number: int) -> Row:
         given = record.get(section, {})
         if not isinstance(given, dict):
             raise ValueError(f"field {section}: must be an object, {{...}}: got {_shown(given)}")
-        given = _without_null(given)
+        given = {ALIASES.get(section, {}).get(key, key): value for key, value in _without_null(given).items()}
         unused += _unknown(section, given, FIELDS[section])
         sections[section] = _checked(section, given)
     top = _checked("", {key: value for key, value in record.items() if key not in SECTIONS})

@@ -82,6 +82,13 @@ def test_a_truncated_mixture_keeps_its_experts_and_takes_its_layers_from_the_row
     assert (model.num_layers, model.head_size, model.kv_heads) == (4, 128, 4)
 
 
+def test_what_a_row_states_of_known_experts_holds_and_the_rest_is_known(row):
+    model = transformer_of(
+        row({"model.name": "Mixtral 8x7B", "model.experts_per_token": 1, "model.kv_heads": 8}), False
+    )
+    assert model.experts and (model.experts.num_experts, model.experts.num_active, model.experts.d_ff) == (8, 1, 14336)
+
+
 def test_experts_that_are_stated_hold(row):
     experts = transformer_of(row({"model.experts": 16, "model.experts_per_token": 1, "model.ffn": 8192}), False).experts
     assert experts and (experts.num_experts, experts.num_active, experts.d_ff) == (16, 1, 8192)

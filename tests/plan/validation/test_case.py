@@ -188,10 +188,26 @@ def test_the_software_follows_from_the_source(published, family, stacks):
     assert {stack_of(row, cluster_of(row)) for row in published if row.family == family} == stacks
 
 
-def test_torchtitan_that_does_not_compile_is_not_compiled(row):
+@pytest.mark.parametrize(
+    ("notes", "precision", "stack"),
+    [
+        ("compile", "bf16", "torch-compile"),
+        ("compile+float8", "fp8 linear", "torch-compile"),
+        ("eager", "bf16", "fsdp-flash"),
+        ("no compile", "bf16", "fsdp-flash"),
+        (None, "bf16", "fsdp-flash"),
+        (None, "fp8 linear + fp8 all-gather", "torch-compile"),
+    ],
+)
+def test_torchtitan_is_compiled_where_it_says_so_or_multiplies_eight_bits(row, notes, precision, stack):
     source = {"source.title": "torchtitan benchmarks", "hardware.gpu": "H100"}
-    assert only(row(source | {"notes": "eager"})).stack == "fsdp-flash"
-    assert only(row(source | {"notes": "compile+float8"})).stack == "torch-compile"
+    assert only(row(source | {"notes": notes, "precision": precision})).stack == stack
+
+
+def test_experts_spread_over_the_tensor_ranks_too_count_for_those_of_the_data_axis(row):
+    experts = {"model.name": "Qwen3 30B A3B", "model.hidden": 2048, "hardware.gpu": "H100"}
+    assert only(row(experts | {"parallel.ep": 2})).parallel.expert == 2
+    assert only(row(experts | {"parallel.ep": 8})).parallel.expert == 2  # of 2 data ranks; each expert in 4 parts
 
 
 def test_sequence_parallel_is_as_stated_or_what_the_software_can(row):

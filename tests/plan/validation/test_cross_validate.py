@@ -4,7 +4,7 @@ from math import log
 
 import pytest
 
-from lablib.plan.validation.cross_validate import Constant, cross_validate, fit, loss
+from lablib.plan.validation.cross_validate import Constant, HeldOut, cross_validate, fit, kept, loss, read_kept
 from lablib.plan.validation.score import prepare
 
 SOURCES = ("one", "two", "three")
@@ -30,6 +30,7 @@ def test_a_constant_that_holds_everywhere_is_found_and_held_out_as_well_as_fitte
     for result in results:
         assert result.rows == 3
         assert result.values["s_per_layer"] == pytest.approx(0.125, rel=0.01)
+        assert result.as_is == pytest.approx(140)  # 0.3 for 0.125
         assert result.fitted < 1 and result.held_out < 1
 
 
@@ -58,10 +59,24 @@ def test_the_loss_counts_every_source_the_same(row, fixed):
 
 def test_one_source_alone_cannot_be_left_out(row, fixed):
     with pytest.raises(ValueError, match="leaving one source out needs two or more: got mine"):
-        cross_validate([row()], {}, maker(fixed))
+        cross_validate([row()], {"s_per_layer": Constant(0.1, 0.01, 1.0)}, maker(fixed))
 
 
 @pytest.mark.parametrize("figures", [(0.0, 0.0, 1.0), (2.0, 0.5, 1.0), (0.1, 0.5, 1.0)])
 def test_bounds_that_exclude_the_value_are_refused(figures):
     with pytest.raises(ValueError, match="0 < least <= value <= most"):
         Constant(*figures)
+
+
+def test_results_are_kept_and_read_again():
+    results = [HeldOut("one", 3, 9.5, 8.25, 9.75, {"s_per_layer": 0.125})]
+    text = kept(results, {"s_per_layer": Constant(0.1, 0.01, 1.0)})
+    assert read_kept(text) == (results, {"s_per_layer": 0.1})
+    with pytest.raises(ValueError, match="these are no results of leaving sources out"):
+        read_kept('{"sources": [{"source": "one"}], "constants": {}}')
+
+
+def test_a_constant_that_the_rows_say_nothing_about_stays_in_the_middle_of_its_bounds(rows, fixed):
+    ready, _ = prepare(rows)
+    constants = {"s_per_layer": Constant(0.3, 0.01, 1.0), "idle": Constant(0.5, 0.04, 1.0)}
+    assert fit(ready, constants, maker(fixed))["idle"] == pytest.approx(0.2)

@@ -50,8 +50,8 @@ def test_rows_that_were_left_out_are_on_the_page(line, fixed):
 
 
 def test_errors_held_out_stand_beside_those_that_were_fitted(made_up):
-    page = markdown(made_up, "a.svg", [HeldOut("bloom", 38, 8.25, 9.75, {})])
-    assert "| `bloom` | 38 | 8.2% | 9.8% |" in page
+    page = markdown(made_up, "a.svg", [HeldOut("bloom", 38, 9.5, 8.25, 9.75, {})])
+    assert "| bloom | 38 | 9.5% | 8.2% | 9.8% |" in page
     assert "Leave one source out" not in markdown(made_up, "a.svg")
 
 

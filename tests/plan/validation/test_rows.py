@@ -82,6 +82,16 @@ def test_a_field_of_quite_another_name_is_kept_aside_and_named(row):
     assert row({"model.router_jitter": 0.1, "weather": "fine"}).unused == ("weather", "model.router_jitter")
 
 
+def test_other_names_of_experts_are_understood(row):
+    sizes = row({"model.num_experts": 128, "model.top_k": 8, "model.moe_ffn": 768, "model.n_shared_experts": 1}).model
+    assert [sizes[name] for name in ("experts", "experts_per_token", "expert_ffn", "shared_experts")] == [
+        128,
+        8,
+        768,
+        1,
+    ]
+
+
 def test_null_is_the_same_as_not_stated(line):
     record = json.loads(line())
     record["model"]["kv_heads"] = None
