@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 960, 524
 LEFT, TOP, SIDE = 74, 58, 380  # the square of the scatter
 STRIP_LEFT, STRIP_WIDTH = 524, 420  # the errors beside it
-MOST_ERROR = 60.0  # percent; what is further off is drawn on the edge
+MOST_ERROR = 40.0  # percent; what is further off is drawn on the edge
 _DOT = 3.4
 _BAND_COLOR = "#DDE7EE"
 

@@ -4,12 +4,13 @@ All say the same figures: the error as it is, and the target beside it. The same
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 from lablib.plan.validation.cross_validate import HeldOut
+from lablib.plan.validation.measured import GIB
 from lablib.plan.validation.score import Report, Scored
 
 # The mean absolute error in percent that this planner set out to stay under, by group of rows; of memory at the end.
@@ -59,7 +60,7 @@ def markdown(report: Report, picture: str, held_out: Sequence[HeldOut] = ()) -> 
         "(1 + bubble). What a source leaves open is settled by numbered rules, never by row: "
         "`lablib/plan/validation/` (`case.py`, `architecture.py`, `machine.py`, `measured.py`).",
         _table(HEADING, time_lines(report)),
-        *_missed(report),
+        *_missed(report.groups(), TARGETS.get),
         *_memory(report),
         *_cross(held_out),
         "## The worst rows",
@@ -131,20 +132,33 @@ def _worst_line(one: Scored) -> tuple[str, ...]:
     return one.row.id, f"{measured:.4g} s", f"{one.step_time_s:.4g} s", f"{one.error:+.1f}%"
 
 
-def _missed(report: Report) -> list[str]:
-    """By how much targets are missed, in words; nothing where none is."""
-    missed = [
-        f"- `{name}` by {figures['mape'] - TARGETS[name]:.1f} points (bias {figures['bias']:+.1f}%)"
-        for name, figures in report.groups().items()
-        if name in TARGETS and figures["mape"] > TARGETS[name]
-    ]
+def _missed(groups: Mapping[str, Mapping[str, Any]], targets: Callable[[str], float | None]) -> list[str]:
+    """By how much targets are missed, in words, worst rows named by the tables; nothing where none is."""
+    missed = []
+    for name, figures in groups.items():
+        target = targets(name)
+        if target is not None and figures["mape"] > target:
+            missed.append(f"- `{name}` by {figures['mape'] - target:.1f} points (bias {figures['bias']:+.1f}%)")
     return ["Targets that are missed:", "\n".join(missed)] if missed else []
 
 
 def _memory(report: Report) -> list[str]:
-    if not report.memory()["rows"]:
+    memory = report.memory()
+    if not memory["rows"]:
         return []
-    return ["## Memory", "Peak of the fullest GPU.", _table(MEMORY_HEADING, memory_lines(report))]
+    heaviest = sorted(report.weighed, key=lambda one: (-abs(one.memory_error), one.row.line))[:_WORST_ON_PAGE]
+    return [
+        "## Memory",
+        "Peak of the fullest GPU, and the rows that are furthest off.",
+        _table(MEMORY_HEADING, memory_lines(report)),
+        *_missed(memory["families"], lambda name: MEMORY_TARGETS.get(name, MEMORY_TARGET)),
+        _table(WORST_HEADING, [_memory_line(one) for one in heaviest]),
+    ]
+
+
+def _memory_line(one: Scored) -> tuple[str, ...]:
+    measured = (one.measured.memory_bytes or 0.0) / GIB
+    return one.row.id, f"{measured:.1f} GiB", f"{one.memory_bytes / GIB:.1f} GiB", f"{one.memory_error:+.1f}%"
 
 
 def held_out_lines(held_out: Sequence[HeldOut]) -> list[tuple[str, ...]]:
