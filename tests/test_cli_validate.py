@@ -26,6 +26,9 @@ ROW: dict[str, Any] = {
 class Predicted(NamedTuple):
     step_time_s: float
     peak_memory_bytes: float = 50 * 2**30
+    reserved_bytes: float = 52 * 2**30
+    device_bytes: float = 54 * 2**30
+    fits: bool = True
 
 
 @pytest.fixture(autouse=True)

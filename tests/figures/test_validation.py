@@ -16,6 +16,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 class Predicted(NamedTuple):
     step_time_s: float
     peak_memory_bytes: float = 1e9
+    reserved_bytes: float = 1e9
+    device_bytes: float = 1e9
+    fits: bool = True
 
 
 def drawn(report: Report) -> Any:

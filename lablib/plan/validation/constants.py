@@ -20,6 +20,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory_share": (0.6, 1.0),
     "inside_share": (0.5, 1.0),
     "outside_share": (0.5, 1.0),
+    "generation_share": (0.3, 1.0),
     "dispatch_s": (5e-6, 200e-6),
     "step_s": (1e-4, 50e-3),
 }

@@ -6,7 +6,6 @@ import pytest
 
 from lablib.figures import validation_svg
 from lablib.plan import predict
-from lablib.plan.validation.constants import constants
 from lablib.plan.validation.cross_validate import read_kept
 from lablib.plan.validation.page import markdown, with_section
 from lablib.plan.validation.score import Report, score
@@ -42,15 +41,13 @@ def test_the_readme_shows_the_picture_and_the_error(report, held_out):
     assert readme == section and "(docs/validation.svg)" in readme, REMEDY
 
 
-def test_sources_were_left_out_with_the_constants_that_the_planner_has(report, held_out):
-    remedy = "run `make validation ARGS=--cross-validate`, some minutes"
-    results, values = held_out
-    assert values == {name: constant.value for name, constant in constants().items()}, remedy
+def test_what_was_held_out_is_still_about_this_planner(report, held_out):
     families = report.families()
-    assert [one.source for one in results] == list(families)
-    for one in results:
-        # A change of the model that moves a source by more than a point asks for new fits.
-        assert one.as_is == pytest.approx(families[one.source]["mape"], abs=1.0), f"{one.source}: {remedy}"
+    assert [one.source for one in held_out[0]] == list(families)
+    for one in held_out[0]:
+        # A change that moves a source by more than two points asks for new fits.
+        remedy = f"{one.source} has moved: run `make validation ARGS=--cross-validate`, some minutes"
+        assert one.as_is == pytest.approx(families[one.source]["mape"], abs=2.0), remedy
 
 
 def test_every_published_row_is_scored(report):
