@@ -6,7 +6,8 @@ validate.py         the rules a plan must keep (rules.py, deadlock.py)
 communication.py    a plan with its sends and receives (messages.py)
 costs.py            what the actions take
 replay.py           when each runs, what each rank holds
-closed_form.py      the same as formulas, for a planner
+steady_state.py     the same for very many micro-batches, from a few
+closed_form.py      the same as formulas, for a planner (case.py, longest_paths.py, longest_paths_split.py)
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -18,6 +19,7 @@ from lablib.pipeline.messages import CommunicationPlan, Exchange, Message, Messa
 from lablib.pipeline.communication import naive_communication, with_communication
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.replay import Replay, replay
+from lablib.pipeline.steady_state import SteadyState, steady_state
 
 __all__ = [
     "Action",
@@ -39,4 +41,6 @@ __all__ = [
     "Costs",
     "Replay",
     "replay",
+    "SteadyState",
+    "steady_state",
 ]

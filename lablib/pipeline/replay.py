@@ -22,10 +22,10 @@ Simplified: a link carries any number of messages at once; a blocking sender doe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,11 +33,64 @@ from lablib.pipeline.costs import Costs, PieceCosts
 from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.timeline import COMPUTE, Span, Timeline
 
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
 _CODES = {Kind.F: 0, Kind.B: 1, Kind.I: 2, Kind.W: 3}
 _PHASES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}
-_FIELDS = attrgetter("stage", "kind", "microbatch")
 # B and I end the same wait, that of the piece before: they share a row of the table of ends.
 _ROWS = np.array([0, 1, 1, 2])
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The actions of all ranks, one after the other, as columns of numbers.
+
+    `ends` numbers the moments that an action can wait for, 3 for each piece and micro-batch: the end of F, of B or I,
+    of W. The last number means: nothing.
+    """
+
+    key: np.ndarray  # the moment that the action makes
+    need: np.ndarray  # the moment that it waits for
+    lag_s: np.ndarray  # of the message between them
+    gap_s: np.ndarray  # messages between the rank's action before and this one, where they block
+    time_s: np.ndarray
+    bounds: list[int]  # where each rank begins, and the end
+    num_ends: int
+
+    @staticmethod
+    def of(plan: Plan, costs: PieceCosts, overlap: bool) -> Lowered:
+        pieces, m = plan.num_pieces, plan.num_microbatches
+        bounds = [0, *np.cumsum([len(row) for row in plan]).tolist()]
+        piece = np.array([action.stage for row in plan for action in row], np.int64)
+        kind = np.array([_CODES[action.kind] for row in plan for action in row], np.int64)
+        microbatch = np.array([action.microbatch for row in plan for action in row], np.int64)
+        _check_range(plan, piece, microbatch)
+        row = _ROWS[kind]
+        nothing = 3 * pieces * m
+        key = (row * pieces + piece) * m + microbatch
+        is_turn = (row == 1) & (piece == pieces - 1)
+        # One row back, or one piece along; the flow of F goes down the pieces, that of B and I up.
+        need = np.where(row == 0, key - m, np.where(row == 1, key + m, key - pieces * m))
+        need[is_turn] = key[is_turn] - pieces * m
+        need[(row == 0) & (piece == 0)] = nothing
+        # The message that piece i receives forward crosses boundary i - 1, backward boundary i.
+        down, up = _messages(plan, costs.send_s)
+        lag = np.where(row == 0, down[piece], np.where(row == 1, up[piece], 0.0))
+        sent = np.where(row == 0, up[piece], np.where(row == 1, down[piece], 0.0))
+        gap = np.zeros(len(key))
+        if not overlap and len(key):
+            gap[1:] = np.maximum(sent[:-1], lag[1:])
+            gap[[b for b in bounds if b < len(key)]] = 0.0
+        times = np.array([costs.forward_s, costs.backward_s, costs.input_s, costs.weight_s], float)
+        return Lowered(key, need, lag, gap, times[kind, piece], bounds, nothing + 1)
+
+
+def _messages(plan: Plan, send_s: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of the message over the boundary before and after each piece; 0 where there is none."""
+    crosses = [a != b for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
+    times = [time_s if is_sent else 0.0 for time_s, is_sent in zip(send_s, crosses, strict=True)]
+    return np.array([0.0, *times]), np.array([*times, 0.0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +101,7 @@ class Replay:
         plan, costs: what was replayed.
         start_s, end_s: of each rank, one entry an action, in the plan's order.
         makespan_s: the end of the last action.
+        rows: the plan as numbers.
     """
 
     plan: Plan
@@ -55,6 +109,7 @@ class Replay:
     start_s: tuple[np.ndarray, ...]
     end_s: tuple[np.ndarray, ...]
     makespan_s: float
+    rows: Lowered = field(repr=False)
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
@@ -81,8 +136,7 @@ class Replay:
 
         A micro-batch is held from the start of F to the end of B, or of W.
         """
-        ones = [1.0] * self.plan.num_pieces
-        return tuple(float(_held(row, ones, 0.0).max(initial=0.0)) / self.plan.num_chunks for row in self.plan)
+        return tuple(float(self.held(rank)[1].max()) for rank in range(self.plan.num_stages))
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
@@ -95,15 +149,21 @@ class Replay:
 
         F takes its activations when it starts; B and W give them back when they end.
         """
-        pieces = self.costs.of_pieces(self.plan)
-        curves = []
-        for rank, row in enumerate(self.plan):
-            held = _held(row, pieces.activation_bytes, self.costs.released_at_input)
-            is_forward = np.array([a.kind is Kind.F for a in row], bool)
-            times_s = np.where(is_forward, self.start_s[rank], self.end_s[rank])
-            size_bytes = pieces.static_bytes[rank] + np.concatenate(([0.0], held))
-            curves.append((np.concatenate(([0.0], times_s)), size_bytes))
-        return tuple(curves)
+        costs = self.costs.of_pieces(self.plan)
+        released = self.costs.released_at_input
+        courses = [self._course(rank, costs.activation_bytes, released) for rank in range(self.plan.num_stages)]
+        return tuple((times_s, size + held) for size, (times_s, held) in zip(costs.static_bytes, courses, strict=True))
+
+    def held(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """The micro-batches a rank holds, counted as in `in_flight`: (seconds, micro-batches), as `memory`."""
+        times_s, held = self._course(rank, [1.0] * self.plan.num_pieces, 0.0)
+        return times_s, held / self.plan.num_chunks
+
+    def _course(self, rank: int, sizes: list[float], released_at_input: float) -> tuple[np.ndarray, np.ndarray]:
+        row = self.plan.actions[rank]
+        is_forward = np.array([action.kind is Kind.F for action in row], bool)
+        times_s = np.where(is_forward, self.start_s[rank], self.end_s[rank])
+        return np.concatenate(([0.0], times_s)), np.concatenate(([0.0], _held(row, sizes, released_at_input)))
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -114,6 +174,12 @@ class Replay:
         for rank, row in enumerate(self.plan):
             for action, start, end in zip(row, self.start_s[rank].tolist(), self.end_s[rank].tolist(), strict=True):
                 yield Span(rank, COMPUTE, str(action), _PHASES[action.kind], start, end)
+
+    def figure(self, **options: Any) -> go.Figure:
+        """The timeline above, what each rank holds below."""
+        from lablib.figures.pipeline import figure_pipeline
+
+        return figure_pipeline(self, **options)
 
     def __repr__(self) -> str:
         return (
@@ -133,64 +199,13 @@ def replay(plan: Plan, costs: Costs | None = None) -> Replay:
         ValueError: for costs that do not fit the plan, and for a plan in which ranks wait for each other for ever.
     """
     costs = costs or Costs()
-    rows = _Lowered.of(plan, costs.of_pieces(plan), costs.overlap)
+    rows = Lowered.of(plan, costs.of_pieces(plan), costs.overlap)
     start_s, end_s = _run(plan, rows)
     makespan_s = max((float(end[-1]) for end in end_s if len(end)), default=0.0)
-    return Replay(plan, costs, start_s, end_s, makespan_s)
+    return Replay(plan, costs, start_s, end_s, makespan_s, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lowered:
-    """The actions of all ranks, one after the other, as columns of numbers.
-
-    `ends` numbers the moments that an action can wait for, 3 for each piece and micro-batch: the end of F, of B or I,
-    of W. The last number means: nothing.
-    """
-
-    key: np.ndarray  # the moment that the action makes
-    need: np.ndarray  # the moment that it waits for
-    lag_s: np.ndarray  # of the message between them
-    gap_s: np.ndarray  # messages between the rank's action before and this one, where they block
-    time_s: np.ndarray
-    bounds: list[int]  # where each rank begins, and the end
-    num_ends: int
-
-    @staticmethod
-    def of(plan: Plan, costs: PieceCosts, overlap: bool) -> _Lowered:
-        pieces, m = plan.num_pieces, plan.num_microbatches
-        bounds = [0, *np.cumsum([len(row) for row in plan]).tolist()]
-        columns = list(zip(*map(_FIELDS, chain.from_iterable(plan)), strict=True)) or [(), (), ()]
-        piece, microbatch = np.array(columns[0], np.int64), np.array(columns[2], np.int64)
-        kind = np.array([_CODES[k] for k in columns[1]], np.int64)
-        _check_range(plan, piece, microbatch)
-        row = _ROWS[kind]
-        nothing = 3 * pieces * m
-        key = (row * pieces + piece) * m + microbatch
-        is_turn = (row == 1) & (piece == pieces - 1)
-        # One row back, or one piece along; the flow of F goes down the pieces, that of B and I up.
-        need = np.where(row == 0, key - m, np.where(row == 1, key + m, key - pieces * m))
-        need[is_turn] = key[is_turn] - pieces * m
-        need[(row == 0) & (piece == 0)] = nothing
-        # The message that piece i receives forward crosses boundary i - 1, backward boundary i.
-        down, up = _messages(plan, costs.send_s)
-        lag = np.where(row == 0, down[piece], np.where(row == 1, up[piece], 0.0))
-        sent = np.where(row == 0, up[piece], np.where(row == 1, down[piece], 0.0))
-        gap = np.zeros(len(key))
-        if not overlap and len(key):
-            gap[1:] = np.maximum(sent[:-1], lag[1:])
-            gap[[b for b in bounds if b < len(key)]] = 0.0
-        times = np.array([costs.forward_s, costs.backward_s, costs.input_s, costs.weight_s], float)
-        return _Lowered(key, need, lag, gap, times[kind, piece], bounds, nothing + 1)
-
-
-def _messages(plan: Plan, send_s: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of the message over the boundary before and after each piece; 0 where there is none."""
-    crosses = [a != b for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
-    times = [time_s if is_sent else 0.0 for time_s, is_sent in zip(send_s, crosses, strict=True)]
-    return np.array([0.0, *times]), np.array([*times, 0.0])
-
-
-def _run(plan: Plan, rows: _Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+def _run(plan: Plan, rows: Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Starts and ends of each rank's actions: a rank does all it can, and goes on when what it lacks is there."""
     keys, needs, lags, gaps, times = (c.tolist() for c in (rows.key, rows.need, rows.lag_s, rows.gap_s, rows.time_s))
     bounds = rows.bounds
@@ -227,7 +242,7 @@ def _run(plan: Plan, rows: _Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.n
     return tuple(np.split(begins, cuts)), tuple(np.split(finals, cuts))
 
 
-def _deadlock(plan: Plan, at: list[int], rows: _Lowered) -> str:
+def _deadlock(plan: Plan, at: list[int], rows: Lowered) -> str:
     """Who waits for whom. `at` is the action each rank did not start, counted over all ranks."""
     makers = {int(key): i for i, key in enumerate(rows.key.tolist())}
     owners = [rank for rank, row in enumerate(plan) for _ in row]

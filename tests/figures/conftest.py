@@ -14,6 +14,7 @@ import pytest
 
 from lablib import figures
 from lablib.errors import DeadlockError, Wait
+from lablib.pipeline import Plan, replay
 
 
 def _load_examples() -> ModuleType:
@@ -56,6 +57,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "traffic matrix": figures.figure_traffic_matrix(examples.some_traffic(), 4, devices_per_node=2),
         "memory": figures.figure_memory(memory, device=device),
         "memory under timeline": figures.figure_memory(memory, step, rank=0),
+        "pipeline": figures.figure_pipeline(replay(Plan.parse("1f1b", ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))),
         "peaks": figures.figure_peaks(memory, device),
         "roofline": figures.figure_roofline(step, device),
         "waterfall": figures.figure_waterfall(plan),

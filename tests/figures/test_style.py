@@ -20,8 +20,10 @@ from lablib.figures.style import COMPUTE, MEMORY_LOOKS
 from lablib.ledger import CATEGORIES
 
 # Their y axes name ranks or parts, not quantities.
-LANES = {"timeline", "reconcile", "reconcile normalized", "waterfall", "waterfalls", "communication of a plan"}
-ABOVE = {"memory under timeline": ("xaxis2", "yaxis2")}  # a panel of lanes that shares the time axis below it
+LANES = {"timeline", "reconcile", "reconcile normalized", "pipeline"}
+LANES |= {"waterfall", "waterfalls", "communication of a plan"}
+# Panels of lanes that share the time axis below them.
+ABOVE = {"memory under timeline": ("xaxis2", "yaxis2"), "pipeline": ("xaxis2", "yaxis2")}
 
 
 def visible_axes(name: str, figure: go.Figure) -> list:

@@ -1,0 +1,71 @@
+"""One question to the formulas of closed_form.py, with the sums that the longest paths of every schedule need."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lablib.cost.arrays import Numbers
+
+
+class StageTime(NamedTuple):
+    """Seconds of one micro-batch on one rank (all its pieces together): F, I and W."""
+
+    forward_s: Numbers = 0.0
+    input_s: Numbers = 0.0
+    weight_s: Numbers = 0.0
+
+    @property
+    def backward_s(self) -> Numbers:
+        return self.input_s + self.weight_s
+
+    @property
+    def total_s(self) -> Numbers:
+        return self.forward_s + self.input_s + self.weight_s
+
+
+class Case:
+    """One question, with the sums that every schedule needs."""
+
+    __slots__ = (
+        "b_s",
+        "busiest_s",
+        "c_s",
+        "e0",
+        "e1",
+        "f_s",
+        "halves",
+        "held_s",
+        "m",
+        "mid",
+        "on_first_s",
+        "p",
+        "round_s",
+        "t0_s",
+        "t1_s",
+        "t_s",
+        "v",
+        "x",
+    )
+
+    def __init__(self, p: Any, m: Any, v: Any, mid: Any, e0: Any, e1: Any, send_s: Any, overlap: bool, busiest: Any):
+        self.p, self.m, self.v, self.mid, self.e0, self.e1 = p, m, v, mid, e0, e1
+        self.x = mid if busiest is None else busiest
+        self.f_s, self.b_s = mid[0], mid[1] + mid[2]
+        self.t_s = self.f_s + self.b_s
+        self.t0_s = self.t_s + e0[0] + e0[1] + e0[2]
+        self.t1_s = self.t_s + e1[0] + e1[1] + e1[2]
+        self.c_s = send_s
+        self.held_s = 0.0 * send_s if overlap else send_s  # of a message: what it holds up the ranks at its ends
+        # Of the V-shaped schedules: one of a rank's two pieces, and what the first rank has to do.
+        self.halves = (mid[0] / 2, mid[1] / 2, mid[2] / 2)
+        self.on_first_s = self.t0_s + self.t1_s - self.t_s
+        self.busiest_s = self.x[0] + self.x[1] + self.x[2]
+        # One micro-batch through all ranks, forward and backward, without messages.
+        self.round_s = self.t0_s + self.t1_s + (p - 2) * self.t_s
+
+
+def where(is_so: Any, a: Numbers, b: Numbers) -> Numbers:
+    """a where it is so, else b; numbers stay numbers."""
+    if isinstance(is_so, np.ndarray):
+        return np.where(is_so, a, b)
+    return a if is_so else b

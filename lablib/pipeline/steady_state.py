@@ -1,0 +1,170 @@
+"""What a plan of very many micro-batches takes, from a few small ones: exactly, once the pipeline repeats itself.
+
+After the fill, a schedule repeats its rows every q micro-batches, and after a while so do the times: q micro-batches
+more make every moment later by the same number of seconds.
+
+    x(k)            the ends that what follows waits for, after k rounds of q micro-batches
+    x(k + 1)      = M(x(k))          the same max-plus map each round (maxima and sums only)
+    x(k + 1)      = x(k) + c         seen once, on all ranks: then for ever, as M(x + c) = M(x) + c
+    makespan(m + q) = makespan(m) + c
+
+Two plans, of m and of m + q micro-batches, show it. The rows must be one beginning, q micro-batches, and one end that
+is the same but for the numbers; and every end after some slice through all ranks must be c later, with what it needs.
+The makespans alone would not do: a rank that is slower by a little takes long to be the one that all wait for.
+
+Cost: that of plans of some 4 p to 16 p micro-batches, whatever m. Where nothing repeats, the full replay: GPipe and
+breadth-first let a fast rank run ahead without bound (closed_form.py has both), V-Min mostly ends in a way of its own.
+Legend: p ranks, m micro-batches, q the period, c its seconds.
+Source: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, section 3.7 (a max-plus matrix is
+ultimately periodic).
+Simplified: the schedule is trusted to go on with m as it did from m to m + q.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lablib.pipeline.costs import Costs
+from lablib.pipeline.plan import Plan
+from lablib.pipeline.replay import Replay, replay
+
+_ROUNDING = 1e-12  # of the makespan
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """What a plan takes, and how that was found.
+
+    Attributes:
+        makespan_s, bubble_fraction: as `replay` of the whole plan would find them.
+        period: micro-batches q after which the times repeat; 0 where they do not, and the whole plan was replayed.
+        period_s: seconds that q micro-batches more take.
+        num_replayed: micro-batches of the largest plan that was replayed.
+    """
+
+    makespan_s: float
+    bubble_fraction: float
+    period: int
+    period_s: float
+    num_replayed: int
+
+
+def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None = None) -> SteadyState:
+    """What the plan of many micro-batches takes.
+
+    Args:
+        plan_of: a schedule with everything but the number of micro-batches given, e.g.
+            `partial(one_f_one_b, 16)`. Numbers that it refuses with a ValueError are passed over.
+        num_microbatches: m; `plan_of` must take it.
+        costs: as for `replay`, the same for every number of micro-batches.
+
+    Raises:
+        ValueError: where `plan_of(m)` or `replay` would.
+    """
+    num_stages = _first_plan(plan_of, num_microbatches).num_stages
+    size = 4 * num_stages
+    while 2 * size < num_microbatches:
+        # Of the same remainder as m, so that whole rounds lead from one to the other.
+        small = _replay_or_none(plan_of, size + (num_microbatches - size) % num_stages, costs)
+        for period in _periods(small) if small else ():
+            found = _extend(plan_of, small, period, num_microbatches, costs) if small else None
+            if found:
+                return found
+        size *= 2
+    whole = replay(plan_of(num_microbatches), costs)
+    return SteadyState(whole.makespan_s, whole.bubble_fraction, 0, 0.0, num_microbatches)
+
+
+def _first_plan(plan_of: Callable[[int], Plan], num_microbatches: int) -> Plan:
+    """The smallest plan that there is: to see the number of stages."""
+    for number in range(1, num_microbatches):
+        try:
+            return plan_of(number)
+        except ValueError:
+            continue
+    return plan_of(num_microbatches)
+
+
+def _replay_or_none(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None) -> Replay | None:
+    try:
+        plan = plan_of(num_microbatches)
+    except ValueError:
+        return None
+    return replay(plan, costs)
+
+
+def _periods(small: Replay) -> list[int]:
+    """Numbers of micro-batches after which the middle of a plan seems to repeat; the smallest two."""
+    ends, m, tolerance = _ends(small), small.plan.num_microbatches, _tolerance(small)
+    found = []
+    for period in range(1, small.plan.num_stages + 1):
+        middle = ends[:, m // 2 : m // 2 + period] - ends[:, m // 2 - period : m // 2]
+        if np.ptp(middle[~np.isnan(middle)]) <= tolerance:
+            found.append(period)
+    return found[:1] + [small.plan.num_stages] * (small.plan.num_stages not in found[:1] and bool(found))
+
+
+def _extend(
+    plan_of: Callable[[int], Plan], small: Replay, period: int, num_microbatches: int, costs: Costs | None
+) -> SteadyState | None:
+    """What m micro-batches take, if `period` micro-batches more than the small plan's make everything later at once."""
+    m = small.plan.num_microbatches
+    if (num_microbatches - m) % period:
+        return None
+    large = _replay_or_none(plan_of, m + period, costs)
+    if large is None or not _repeats(small, large, period):
+        return None
+    rounds = (num_microbatches - m) // period
+    period_s = large.makespan_s - small.makespan_s
+    makespan_s = small.makespan_s + rounds * period_s
+    busy_s = sum(small.busy_s) + rounds * (sum(large.busy_s) - sum(small.busy_s))
+    time_s = small.plan.num_stages * makespan_s
+    return SteadyState(makespan_s, 1 - busy_s / time_s if time_s else 0.0, period, period_s, m + period)
+
+
+def _repeats(small: Replay, large: Replay, period: int) -> bool:
+    """Whether all is later by the same after some slice through all ranks, in what both plans begin with."""
+    before, after, tolerance = _ends(small), _ends(large), _tolerance(small)
+    period_s = large.makespan_s - small.makespan_s
+    is_later = np.abs(after[:, period:] - before - period_s) <= tolerance
+    is_same = np.abs(after[:, : before.shape[1]] - before) <= tolerance
+    for rank in range(small.plan.num_stages):
+        moments, needs = _row(small, rank)
+        others, _ = _row(large, rank)
+        later = is_later[tuple(moments.T)] & (is_later[tuple(needs.T)] | (needs[:, 0] < 0))
+        slice_at = len(later) - _count_true(later[::-1])
+        common = _count_true((moments == others[: len(moments)]).all(1))
+        if slice_at >= common or not is_same[tuple(moments[slice_at])]:
+            return False
+        # The end of the longer plan is that of the shorter, renumbered.
+        end = others[len(others) - len(moments) + slice_at :] - (0, period)
+        if not (moments[slice_at:] == end).all():
+            return False
+    return True
+
+
+def _count_true(flags: np.ndarray) -> int:
+    """How many are true before the first that is not."""
+    return len(flags) if flags.all() else int(np.argmin(flags))
+
+
+def _ends(of: Replay) -> np.ndarray:
+    """The end of each moment that an action can wait for: [F, B or I, and W of each piece, micro-batch]; NaN: none."""
+    m = of.plan.num_microbatches
+    ends = np.full(3 * of.plan.num_pieces * m, np.nan)
+    ends[of.rows.key] = np.concatenate(of.end_s)
+    return ends.reshape(-1, m)
+
+
+def _row(of: Replay, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of a rank's actions, the moment each makes and the one it needs, as places in `_ends`; (-1, 0): nothing."""
+    m, here = of.plan.num_microbatches, slice(of.rows.bounds[rank], of.rows.bounds[rank + 1])
+    moments = np.stack(np.divmod(of.rows.key[here], m), 1)
+    needs = np.stack(np.divmod(of.rows.need[here], m), 1)
+    needs[of.rows.need[here] == of.rows.num_ends - 1] = (-1, 0)
+    return moments, needs
+
+
+def _tolerance(of: Replay) -> float:
+    return _ROUNDING * max(of.makespan_s, 1e-300)

@@ -1,0 +1,126 @@
+"""The picture of a replay: a bar an action where and when it ran, and under it, to the second, what each rank holds."""
+
+# plotly and ipywidgets make their properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from lablib.figures import describe, figure_pipeline, table
+from lablib.pipeline import Costs, Plan, Replay, replay
+
+
+def one_f_one_b(p: int, m: int, costs: Costs | None = None) -> Replay:
+    rows = []
+    for rank in range(p):
+        ahead = min(p - 1 - rank, m)
+        row = [f"{rank}F{j}" for j in range(ahead)]
+        row += [action for j in range(m - ahead) for action in (f"{rank}F{ahead + j}", f"{rank}B{j}")]
+        rows.append(" ".join(row + [f"{rank}B{j}" for j in range(m - ahead, m)]))
+    return replay(Plan.parse("1f1b", rows), costs)
+
+
+def bars(figure: go.Figure) -> list[tuple[str, str, float, float]]:
+    """(lane, kind, start, end) of every bar of work."""
+    names = dict(zip(figure.layout.yaxis2.tickvals, figure.layout.yaxis2.ticktext, strict=True))
+    return sorted(
+        (names[y], trace.legendgroup, float(base), float(base + width))
+        for trace in figure.data
+        if trace.type == "bar" and trace.legendgroup != "idle"
+        for y, base, width in zip(trace.y, trace.base, trace.x, strict=True)
+    )
+
+
+def labels(figure: go.Figure) -> dict[tuple[float, float], str]:
+    (text,) = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "text"]
+    return dict(zip(zip(text.x, text.y, strict=True), text.text, strict=True))
+
+
+def strips(figure: go.Figure) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each rank, the corners of its strip: seconds, and height above its own floor."""
+    (trace,) = [trace for trace in figure.data if trace.type == "scatter" and trace.fill == "toself"]
+    found, x, y = [], [], []
+    for a, b in zip(trace.x, trace.y, strict=True):
+        if a is None:
+            found.append((np.array(x), y[0] - np.array(y)))
+            x, y = [], []
+        else:
+            x.append(a)
+            y.append(b)
+    return found
+
+
+def test_every_action_is_a_bar_where_and_when_it_ran():
+    found = one_f_one_b(3, 4)
+    kinds = {"F": "forward", "B": "backward"}
+    expected = sorted(
+        (f"<b>rank {rank}</b>", kinds[action.kind], float(start), float(end))
+        for rank, row in enumerate(found.plan)
+        for action, start, end in zip(row, found.start_s[rank], found.end_s[rank], strict=True)
+    )
+    assert bars(figure_pipeline(found)) == expected
+
+
+def test_a_label_names_kind_and_micro_batch_in_the_middle_of_its_bar():
+    figure = figure_pipeline(one_f_one_b(2, 3))
+    top, bottom = figure.layout.yaxis2.tickvals
+    found = labels(figure)
+    assert found[0.5, top] == "F0" and found[1.5, bottom] == "F0" and found[3.0, bottom] == "B0"
+    assert len(found) == 12
+
+
+def test_the_pieces_of_a_rank_are_told_apart_by_letters():
+    plan = Plan.parse("vee", ["0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"], rank_of=[0, 1, 1, 0])
+    assert set(labels(figure_pipeline(replay(plan))).values()) == {"F0a", "F0b", "B0a", "B0b"}
+
+
+def test_bars_too_short_for_labels_have_the_letter_of_their_stretch():
+    figure = figure_pipeline(one_f_one_b(8, 64))
+    assert set(labels(figure).values()) <= {"<b>F</b>", "<b>B</b>"}
+    assert len(json.dumps(figure.to_plotly_json(), default=str)) < 2e6
+
+
+@pytest.mark.parametrize("in_bytes", [False, True])
+def test_a_strip_stands_as_high_as_what_its_rank_holds(in_bytes):
+    found = one_f_one_b(3, 5, Costs(activation_bytes=[4, 8, 16], static_bytes=[1, 2, 3]))
+    figure = figure_pipeline(found, in_bytes=in_bytes)
+    courses = found.memory if in_bytes else [found.held(rank) for rank in range(3)]
+    top = max(held.max() for _, held in courses)
+    for (x, height), (times_s, held) in zip(strips(figure), courses, strict=True):
+        for moment in np.arange(0.5, found.makespan_s):
+            truth = held[np.searchsorted(times_s, moment, "right") - 1]
+            drawn = height[np.flatnonzero(x <= moment)[-1]]
+            assert drawn == pytest.approx(truth / top)
+
+
+def test_both_panels_have_one_time_and_the_lanes_one_order():
+    layout = figure_pipeline(one_f_one_b(4, 8)).layout
+    assert layout.xaxis2.matches == "x" and layout.yaxis.domain[1] < layout.yaxis2.domain[0]
+    assert [text.split("<b>")[1] for text in layout.yaxis.ticktext] == [f"rank {rank}</b>" for rank in range(4)]
+    assert list(layout.yaxis.tickvals) == list(layout.yaxis2.tickvals)
+    assert "at most 4<" in layout.yaxis.ticktext[0] and "at most 1<" in layout.yaxis.ticktext[3]
+
+
+def test_the_sentence_and_the_table_have_the_numbers_of_the_replay():
+    found = one_f_one_b(4, 8)
+    figure = found.figure()
+    assert describe(figure) == (
+        "1f1b takes 33 s, of which 27.3% is idle; rank 0 holds the most, 4 micro-batches at once."
+    )
+    rows = table(figure)
+    assert list(rows["busy (s)"]) == [24] * 4 and list(rows["idle (s)"]) == [9] * 4
+    assert list(rows["micro-batches at most"]) == [4, 3, 2, 1]
+    heavy = figure_pipeline(one_f_one_b(4, 8, Costs(activation_bytes=1e9, static_bytes=[0, 0, 0, 9e9])))
+    assert describe(heavy).endswith("4 micro-batches at once, and 10 GB is the highest peak (rank 3).")
+
+
+def test_of_many_ranks_the_first_and_the_last_are_shown_and_said():
+    figure = figure_pipeline(one_f_one_b(20, 4))
+    assert len(figure.layout.yaxis2.tickvals) == 8
+    assert describe(figure).endswith("Shown: ranks 0 to 3, 16 to 19 of 20.")
+    with pytest.raises(ValueError, match="ranks must be between 0 and 19: got \\[20\\]"):
+        figure_pipeline(one_f_one_b(20, 4), ranks=[20])
