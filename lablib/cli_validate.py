@@ -59,9 +59,9 @@ def validate_command(
         held_out = _leave_out(rows) if leaves_out else []
     except ValueError as error:
         raise CourseError(str(error)) from None
-    print(json.dumps(report.to_json(), indent=2) if as_json else text(report, rows, held_out))
     if page is not None:
         _write(report, held_out, page, readme)
+    print(json.dumps(report.to_json(), indent=2) if as_json else text(report, rows, held_out))
     return 0
 
 
