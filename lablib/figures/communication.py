@@ -40,21 +40,23 @@ def figure_communication(prediction: Prediction, title: str = "Communication of 
         words = {"hovertext": hover, "hoverinfo": "text", "name": name, "legendgroup": f"axis: {name}"}
         figure.add_trace(go.Bar(orientation="h", marker=marker, **place, **words))
         start = seconds
-    texts = [_label(total, shown) for total, shown in axes.values()]
+    texts = [_label(name, *each) for name, each in axes.items()]
     ends = [unit.of(total) for total, _ in axes.values()]
     same: dict[str, Any] = {"mode": "text", "textposition": "middle right", "hoverinfo": "skip", "showlegend": False}
     figure.add_trace(go.Scatter(x=ends, y=names, text=texts, textfont={"size": 12, "color": INK}, **same))
     figure.update_layout(
         barmode="overlay",
         # Room at the right for the label of the longest bar.
-        xaxis=axis(axis_title("time", unit), range=[0, 1.35 * unit.of(longest_s)]) if names else empty_axis("time (s)"),
+        xaxis=axis(axis_title("time", unit), range=[0, 1.4 * unit.of(longest_s)]) if names else empty_axis("time (s)"),
         yaxis=axis("", autorange="reversed", ticks="", showgrid=False, type="category", tickcolor=FAINT_INK),
     )
     return attach(figure, _summary(prediction), _columns(prediction))
 
 
-def _label(total_s: float, exposed_s: float) -> str:
+def _label(name: str, total_s: float, exposed_s: float) -> str:
     space = "\N{NO-BREAK SPACE}" * 2
+    if name == "pipeline":
+        return f"{space}{in_words(total_s, 's')}, hidden or within the bubble"
     if exposed_s <= 1e-9 * total_s:
         return f"{space}{in_words(total_s, 's')}, all hidden"
     if exposed_s >= (1 - 1e-9) * total_s:

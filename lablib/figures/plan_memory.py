@@ -37,16 +37,14 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     figure = go.Figure(layout=base_layout(title or f"Memory of {_stages(len(peaks))}", PLOT_PIXELS + PAPER_PIXELS))
     figure.update_layout(barmode="stack", bargap=0.3 if len(stages) <= MOST_SUMS else 0.12, showlegend=True)
     figure.add_traces([_bars(name, stages, unit, ceiling) for name in MEMORY_LOOKS if any(s[name] for s in stages)])
-    if len(stages) <= MOST_SUMS:
-        figure.add_trace(_sums(peaks, limit, unit))
-    if limit <= ROOM_FOR_LIMIT * high:
-        label = {"text": f"a GPU has {in_words(limit, 'B')}", "font": {"size": 12}, "yshift": 2}
-        line: dict[str, Any] = {"line": {"dash": "dash", "color": TOO_MUCH, "width": 2}, "annotation": label}
-        figure.add_hline(y=unit.of(limit), annotation_position="top right", **line)
     beside = max(FEWEST - len(stages), 0) / 2 + 0.6
     ticks = list(range(0, len(stages), 1 if len(stages) <= 32 else 8))
     across = axis("stage (number)", showgrid=False, range=[-beside, len(stages) - 1 + beside], tickvals=ticks)
     figure.update_layout(xaxis=across, yaxis=axis(axis_title("memory", unit), range=[0, unit.of(ceiling)]))
+    if limit <= ROOM_FOR_LIMIT * high:
+        _limit(figure, limit, unit, len(stages) - 1 + beside)
+    if len(stages) <= MOST_SUMS:  # after the limit: where they meet, the words are in front
+        figure.add_trace(_sums(peaks, limit, unit))
     columns: dict[str, list[Any]] = {"stage": list(range(len(stages)))}
     columns |= {f"{name} (B)": [stage[name] for stage in stages] for name in MEMORY_LOOKS}
     return attach(figure, _summary(prediction, stages, peaks), columns | {"peak (B)": peaks})
@@ -80,6 +78,15 @@ def _bars(name: str, stages: Sequence[Mapping[str, float]], unit: Unit, ceiling:
         hovertext=[f"<b>{name}</b><br>stage {i}: {in_words(size, 'B', 4)}" for i, size in enumerate(sizes)],
         hoverinfo="text",
     )
+
+
+def _limit(figure: go.Figure, limit: float, unit: Unit, right: float) -> None:
+    """The memory of a GPU as a line across the whole figure."""
+    look = {"dash": "dash", "color": TOO_MUCH, "width": 2}
+    ends = {"x": list(figure.layout.xaxis.range), "y": [unit.of(limit)] * 2}  # pyright: ignore[reportAttributeAccessIssue]
+    figure.add_trace(go.Scatter(**ends, mode="lines", line=look, name="limit", hoverinfo="skip", showlegend=False))
+    place = {"x": right, "y": unit.of(limit), "xanchor": "right", "yanchor": "bottom", "showarrow": False}
+    figure.add_annotation(text=f"a GPU has {in_words(limit, 'B')}", font={"size": 12}, yshift=2, **place)
 
 
 def _sums(peaks: Sequence[float], limit: float, unit: Unit) -> go.Scatter:

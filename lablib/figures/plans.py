@@ -6,8 +6,9 @@ one of these costs memory, to be smaller costs time. Plans beyond the limit woul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import floor, log10
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import floor, isfinite, log10
 from typing import Any
 
 import plotly.graph_objects as go
@@ -28,7 +29,7 @@ def figure_plans(
     times_s: Sequence[float],
     memory_bytes: Sequence[float],
     limit_bytes: float,
-    names: Sequence[str],
+    names: Sequence[str] | Callable[[int], str],
     front: Sequence[int] | None = None,
     groups: Sequence[str] | None = None,
     title: str = "Plans in time and memory",
@@ -38,10 +39,10 @@ def figure_plans(
     Of more than 2,000 plans as many, evenly spaced in time, are drawn beside the front, and the summary says so.
 
     Args:
-        times_s: of one step (the same batch for all).
+        times_s: of one step (the same batch for all); NaN for a plan that is impossible, which is not drawn.
         memory_bytes: at the peak of the fullest GPU.
         limit_bytes: of a GPU; what is beyond does not fit.
-        names: what to say of each plan.
+        names: what to say of each plan, or a function that says it of the plan with this index.
         front: which plans no other one beats, as indices; None: found here, among the plans that fit.
         groups: of each plan, such as its recomputation: each group gets its own colour and symbol.
 
@@ -52,31 +53,66 @@ def figure_plans(
         ValueError: lengths that differ, or an index that is none.
     """
     times, sizes = [float(t) for t in times_s], [float(b) for b in memory_bytes]
-    for what, values in (("memory_bytes", sizes), ("names", names), ("groups", groups)):
+    for what, values in (("memory_bytes", sizes), ("names", None if callable(names) else names), ("groups", groups)):
         if values is not None and len(values) != len(times):
             raise ValueError(f"{what} must have one value for each of the {len(times)} plans: got {len(values)}.")
-    fits = [size <= limit_bytes for size in sizes]
-    if any(not 0 <= i < len(times) for i in front or ()):
+    if any(not 0 <= i < len(times) for i in (() if front is None else front)):
         raise ValueError(f"front holds indices of the {len(times)} plans: got {list(front or ())}.")
-    best = pareto_front(times, sizes, fits) if front is None else sorted(front, key=lambda i: times[i])
+    fits = [size <= limit_bytes for size in sizes]
+    best = set(pareto_front(times, sizes, fits) if front is None else map(int, front))
+    name = names if callable(names) else names.__getitem__
+    plans = [
+        _Plan(time, size, is_in, i in best, groups[i] if groups is not None else "fits", i, name)
+        for i, (time, size, is_in) in enumerate(zip(times, sizes, fits, strict=True))
+        if isfinite(time) and isfinite(size)
+    ]
+    plans.sort(key=lambda plan: (plan.time_s, plan.size_bytes))
     figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, showlegend=True))
-    x_most = MOST_LIMITS * max(limit_bytes, min(sizes, default=0.0))
-    y_most = MOST_TIMES * min((t for t, is_in in zip(times, fits, strict=True) if is_in), default=min(times, default=0))
-    y_most = max([y_most, *(times[i] for i in best)])
-    x_axis, x_scale, x_ends = _axis([*sizes, limit_bytes], x_most, "memory of the fullest GPU", "B")
+    note = _draw(figure, plans, limit_bytes)
+    impossible = len(times) - len(plans)
+    note += f" {impossible:,} more are impossible." if impossible else ""
+    return attach(figure, _summary(plans, limit_bytes) + note, _columns(plans, groups is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    time_s: float
+    size_bytes: float
+    fits: bool
+    is_on_front: bool
+    group: str
+    index: int
+    namer: Callable[[int], str]
+
+    @property
+    def name(self) -> str:
+        """Made when it is asked for: of many thousand plans few are drawn."""
+        return self.namer(self.index)
+
+    @property
+    def hover(self) -> str:
+        return (
+            f"<b>{self.name}</b><br>{in_words(self.time_s, 's', 4)} a step<br>{in_words(self.size_bytes, 'B', 4)} a GPU"
+        )
+
+
+def _draw(figure: go.Figure, plans: Sequence[_Plan], limit: float) -> str:
+    """Points, front and limit; returns what the reader must know about points that are not seen."""
+    sizes, times = [plan.size_bytes for plan in plans], [plan.time_s for plan in plans]
+    x_most = MOST_LIMITS * max(limit, min(sizes, default=0.0))
+    fastest = next((plan.time_s for plan in plans if plan.fits), min(times, default=0.0))
+    y_most = max([MOST_TIMES * fastest, *(plan.time_s for plan in plans if plan.is_on_front)])
+    x_axis, x_scale, x_ends = _axis([*sizes, limit], x_most, "memory of the fullest GPU", "B")
     y_axis, y_scale, _ = _axis(times, y_most, "step time", "s")
     figure.update_layout(xaxis=x_axis, yaxis=y_axis)
-    scales, shown = (x_scale, y_scale), _thinned(times, best)
-    outside = sum(sizes[i] > x_most or times[i] > y_most for i in shown)
-    plans = [(sizes[i], times[i], names[i]) for i in range(len(times))]
-    figure.add_traces(_clouds(plans, shown, fits, groups, scales))
-    figure.add_traces(_front([plans[i] for i in best], scales))
-    if times:
-        _limit(figure, limit_bytes, x_scale, (x_ends[0], max([x_ends[1], *sizes])), x_axis.get("type") == "log")
-    summary = _summary(plans, fits, best, limit_bytes)
-    summary += f" {len(shown):,} of them are drawn." if len(shown) < len(times) else ""
-    summary += f" Beyond the edges: {outside:,}; zoom out to see them." if outside else ""
-    return attach(figure, summary, _columns(plans, fits, best, groups))
+    shown = _thinned(plans)
+    figure.add_traces(_clouds(shown, (x_scale, y_scale)))
+    figure.add_traces(_front([plan for plan in plans if plan.is_on_front], (x_scale, y_scale)))
+    if plans:
+        _limit(figure, limit, x_scale, max([x_ends[1], *sizes]), x_axis.get("type") == "log")
+    outside = sum(plan.size_bytes > x_most or plan.time_s > y_most for plan in shown)
+    note = f" {len(shown):,} of them are drawn." if len(shown) < len(plans) else ""
+    return note + (f" Beyond the edges: {outside:,}; zoom out to see them." if outside else "")
 
 
 def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: Sequence[bool]) -> list[int]:
@@ -86,20 +122,21 @@ def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: 
     [1, 0]
     """
     order = sorted((i for i in range(len(times_s)) if fits[i]), key=lambda i: (times_s[i], memory_bytes[i]))
-    front, least = [], float("inf")
+    front: list[int] = []
+    least = float("inf")
     for i in order:
         if memory_bytes[i] < least:
-            front, least = [*front, i], memory_bytes[i]
+            front.append(i)
+            least = memory_bytes[i]
     return front
 
 
-def _thinned(times: Sequence[float], front: Sequence[int]) -> list[int]:
-    """The plans to draw: all, or so many of them in the order of time, with the front."""
-    order = sorted(range(len(times)), key=lambda i: times[i])
-    if len(order) <= MOST_POINTS:
-        return order
-    step = len(order) / MOST_POINTS
-    return sorted({order[int(k * step)] for k in range(MOST_POINTS)} | set(front), key=lambda i: times[i])
+def _thinned(plans: Sequence[_Plan]) -> Sequence[_Plan]:
+    """The plans to draw: all, or so many of them in the order of time, and the front."""
+    if len(plans) <= MOST_POINTS:
+        return plans
+    chosen = {int(k * len(plans) / MOST_POINTS) for k in range(MOST_POINTS)}
+    return [plan for i, plan in enumerate(plans) if i in chosen or plan.is_on_front]
 
 
 def _axis(
@@ -127,24 +164,16 @@ def _ticks(low: float, high: float, base: str) -> tuple[list[float], list[str]]:
     return ticks, [in_words(tick, base) for tick in ticks]
 
 
-_Plan = tuple[float, float, str]  # bytes, seconds, what it is called
-
-
-def _clouds(
-    plans: Sequence[_Plan],
-    shown: Sequence[int],
-    fits: Sequence[bool],
-    groups: Sequence[str] | None,
-    scales: tuple[float, float],
-) -> list[go.Scatter]:
-    """The points beside the front: grey crosses for what does not fit, a look for each group of what does."""
-    beyond = [i for i in shown if not fits[i]]
+def _clouds(plans: Sequence[_Plan], scales: tuple[float, float]) -> list[go.Scatter]:
+    """The points: grey crosses for what does not fit, a look for each group of what does."""
+    beyond = [plan for plan in plans if not plan.fits]
     cross = {"symbol": "x-thin", "size": 7, "color": GREY, "line": {"color": GREY, "width": 1.3}}
-    traces = [_points("does not fit", [plans[i] for i in beyond], cross, scales)] if beyond else []
-    named = list(dict.fromkeys(groups)) if groups else ["fits"]
+    traces = [_points("does not fit", beyond, cross, scales)] if beyond else []
+    groups: dict[str, list[_Plan]] = {group: [] for group in sorted({plan.group for plan in plans})}
+    for plan in plans:
+        groups[plan.group] += [plan] if plan.fits else []
     # Small groups last, so that large ones do not cover them.
-    for index, name in sorted(enumerate(named), key=lambda item: -list(groups or ()).count(item[1])):
-        own = [plans[i] for i in shown if fits[i] and (groups is None or groups[i] == name)]
+    for index, (name, own) in sorted(enumerate(groups.items()), key=lambda item: -len(item[1][1])):
         look = series_look(index)
         marker = {"symbol": look.symbol, "size": 7, "color": look.color, "opacity": 0.65}
         if own:
@@ -155,18 +184,13 @@ def _clouds(
 def _points(name: str, plans: Sequence[_Plan], marker: dict[str, Any], scales: tuple[float, float]) -> go.Scatter:
     return go.Scatter(
         name=name,
-        x=[size / scales[0] for size, _, _ in plans],
-        y=[time / scales[1] for _, time, _ in plans],
+        x=[plan.size_bytes / scales[0] for plan in plans],
+        y=[plan.time_s / scales[1] for plan in plans],
         mode="markers",
         marker=marker,
-        hovertext=[_hover(plan) for plan in plans],
+        hovertext=[plan.hover for plan in plans],
         hoverinfo="text",
     )
-
-
-def _hover(plan: _Plan) -> str:
-    size, time, name = plan
-    return f"<b>{name}</b><br>{in_words(time, 's', 4)} a step<br>{in_words(size, 'B', 4)} a GPU"
 
 
 def _front(plans: Sequence[_Plan], scales: tuple[float, float]) -> list[go.Scatter]:
@@ -175,22 +199,20 @@ def _front(plans: Sequence[_Plan], scales: tuple[float, float]) -> list[go.Scatt
         return []
     across: list[float] = []
     up: list[float] = []
-    for (size, time, _), after in zip(plans, [*plans[1:], None], strict=True):
-        across.append(size / scales[0])
-        up.append(time / scales[1])
-        if after:  # slower and smaller
-            across.append(size / scales[0])
-            up.append(after[1] / scales[1])
-    line = go.Scatter(x=across, y=up, mode="lines", line={"color": INK, "width": 1.5}, hoverinfo="skip")
-    line.update(showlegend=False)
+    for plan, after in zip(plans, [*plans[1:], None], strict=True):
+        for corner in (plan, after) if after else (plan,):  # to be smaller is to be slower
+            across.append(plan.size_bytes / scales[0])
+            up.append(corner.time_s / scales[1])
+    line = {"color": INK, "width": 1.5}
+    staircase = go.Scatter(x=across, y=up, mode="lines", line=line, hoverinfo="skip", showlegend=False)
     ring = {"symbol": "circle-open", "size": 12, "color": INK, "line": {"color": INK, "width": 1.8}}
-    return [line, _points("Pareto front", plans, ring, scales)]
+    return [staircase, _points("Pareto front", plans, ring, scales)]
 
 
-def _limit(figure: go.Figure, limit: float, scale: float, ends: tuple[float, float], is_log: bool) -> None:
+def _limit(figure: go.Figure, limit: float, scale: float, end: float, is_log: bool) -> None:
     """The memory of a GPU as a line, and a shade over what lies beyond it."""
     at = limit / scale
-    figure.add_vrect(x0=at, x1=ends[1] / scale, fillcolor=GRID, opacity=0.35, line_width=0, layer="below")
+    figure.add_vrect(x0=at, x1=end / scale, fillcolor=GRID, opacity=0.35, line_width=0, layer="below")
     figure.add_vline(x=at, line={"dash": "dash", "color": LIMIT, "width": 2})
     view = figure.layout.xaxis.range  # pyright: ignore[reportAttributeAccessIssue]
     place = log10(at) if is_log else at
@@ -208,33 +230,32 @@ def _limit(figure: go.Figure, limit: float, scale: float, ends: tuple[float, flo
     )
 
 
-def _summary(plans: Sequence[_Plan], fits: Sequence[bool], front: Sequence[int], limit: float) -> str:
+def _summary(plans: Sequence[_Plan], limit: float) -> str:
     if not plans:
         return "There is no plan to draw."
-    many = sum(fits)
+    front, many = [plan for plan in plans if plan.is_on_front], sum(plan.fits for plan in plans)
     text = f"{many:,} of {len(plans):,} plans fit into the {in_words(limit, 'B')} of a GPU"
     if front:
-        (size, time, name), (least, slowest, _) = plans[front[0]], plans[front[-1]]
-        text += f"; the fastest ({name}) takes {in_words(time, 's')} and {in_words(size, 'B')}"
+        best, smallest = front[0], front[-1]
+        text += f"; the fastest ({best.name}) takes {in_words(best.time_s, 's')} and {in_words(best.size_bytes, 'B')}"
         if len(front) > 1:
-            text += f", the smallest of the {len(front)} of the front {in_words(slowest, 's')} and "
-            text += in_words(least, "B")
+            text += f", the smallest of the {len(front)} of the front {in_words(smallest.time_s, 's')} and "
+            text += in_words(smallest.size_bytes, "B")
     elif not many:
-        size, time, name = min(plans)
-        text += f"; the smallest ({name}) needs {in_words(size, 'B')} and takes {in_words(time, 's')}"
+        least = min(plans, key=lambda plan: plan.size_bytes)
+        text += f"; the smallest ({least.name}) needs {in_words(least.size_bytes, 'B')} and takes "
+        text += in_words(least.time_s, "s")
     return text + "."
 
 
-def _columns(
-    plans: Sequence[_Plan], fits: Sequence[bool], front: Sequence[int], groups: Sequence[str] | None
-) -> dict[str, list[Any]]:
-    others = sorted(set(range(len(plans))) - set(front), key=lambda i: (not fits[i], plans[i][1]))
-    rows = [*front, *others][:MOST_ROWS]
-    columns: dict[str, list[Any]] = {"plan": [plans[i][2] for i in rows]}
-    columns |= {"group": [groups[i] for i in rows]} if groups is not None else {}
+def _columns(plans: Sequence[_Plan], has_groups: bool) -> dict[str, list[Any]]:
+    """The front, then what fits, then the rest; each the fastest first."""
+    rows = sorted(plans, key=lambda plan: (not plan.is_on_front, not plan.fits))[:MOST_ROWS]
+    columns: dict[str, list[Any]] = {"plan": [plan.name for plan in rows]}
+    columns |= {"group": [plan.group for plan in rows]} if has_groups else {}
     return columns | {
-        "step time (s)": [plans[i][1] for i in rows],
-        "memory (B)": [plans[i][0] for i in rows],
-        "fits": [fits[i] for i in rows],
-        "on the front": [i in set(front) for i in rows],
+        "step time (s)": [plan.time_s for plan in rows],
+        "memory (B)": [plan.size_bytes for plan in rows],
+        "fits": [plan.fits for plan in rows],
+        "on the front": [plan.is_on_front for plan in rows],
     }

@@ -45,13 +45,16 @@ def test_categories_look_as_in_the_memory_of_a_run(examples):
 
 def test_the_limit_is_a_line_where_it_is_near_and_in_the_sentence_in_any_case(examples):
     figure = figure_plan_memory(examples.some_prediction())
-    assert figure.layout.shapes[0].y0 == pytest.approx(80.0) and figure.layout.yaxis.range[1] > 80
+    (line,) = [t for t in figure.data if t.name == "limit"]
+    assert list(line.y) == [80, 80] and list(line.x) == list(figure.layout.xaxis.range)
+    assert figure.layout.yaxis.range[1] > 80
     assert describe(figure) == (
         "Stage 0, the fullest of 2, keeps 60 GB at its peak: 40% optimizer state, 33% activation, 13% gradient, "
         "7% parameter, 5% other, 2% communication; that fits into the 80 GB of a GPU, with 20 GB to spare."
     )
     roomy = figure_plan_memory(examples.some_prediction(memory_limit_bytes=1e12))
-    assert not roomy.layout.shapes and "1 TB of a GPU" in describe(roomy) and roomy.layout.yaxis.range[1] < 80
+    assert "limit" not in [t.name for t in roomy.data]
+    assert "1 TB of a GPU" in describe(roomy) and roomy.layout.yaxis.range[1] < 80
 
 
 def test_a_stage_that_does_not_fit_is_marked_and_counted(examples):

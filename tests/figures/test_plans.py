@@ -107,6 +107,18 @@ def test_no_plan_and_lengths_that_differ():
         figure_plans(TIMES, SIZES, 80e9, ["a"])
 
 
+def test_names_may_be_made_for_what_is_drawn_and_impossible_plans_are_counted():
+    asked = []
+
+    def name(i: int) -> str:
+        asked.append(i)
+        return f"plan {i}"
+
+    figure = figure_plans([10.0, math.nan, 20.0], [60e9, math.nan, 30e9], 80e9, name)
+    assert points(figure)["fits"] == [(60, 10), (30, 20)] and list(table(figure)["plan"]) == ["plan 0", "plan 2"]
+    assert set(asked) == {0, 2} and describe(figure).endswith("1 more are impossible.")
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=30))
 def test_the_front_is_what_no_fitting_plan_beats(rows):
     times, sizes, fits = ([row[i] for row in rows] for i in range(3))

@@ -146,7 +146,7 @@ def test_communication_draws_exposed_and_hidden_seconds_that_add_up(examples):
     assert [text.strip("\N{NO-BREAK SPACE}") for text in labels.text] == [
         "3 s, 1 s hidden",
         "300 ms, none hidden",
-        "200 ms, all hidden",
+        "200 ms, hidden or within the bubble",
     ]
     assert describe(figure) == (
         "A rank communicates for 3.5 s of a step of 10 s; 2.3 s of it (23.0% of the step) are not hidden, most of that "
