@@ -115,6 +115,7 @@ class Stage(nn.Module):
     def __init__(self, config, stage: int, num_stages: int, group):
         super().__init__()
         hidden, heads, vocab, seq = config["hidden"], config["heads"], config["vocab"], config["seq"]
+        self.recompute = config.get("recompute", True)
         self.embedding = Embedding(vocab, seq, hidden, group) if stage == 0 else None
         self.layers = nn.ModuleList(Layer(hidden, heads, group) for _ in range(config["layers"] // num_stages))
         self.head = Head(vocab, hidden, group) if stage == num_stages - 1 else None
@@ -123,7 +124,7 @@ class Stage(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False)
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
         return self.head(x, targets) if self.head is not None else x
 
 
@@ -136,7 +137,14 @@ def step(config, tensor: int, pipeline: int, micro_batches: int) -> None:
         model = Stage(config, stage, pipeline, tp).to(torch.bfloat16)
         masters = [p.detach().float() for p in model.parameters()]
         optimizer = torch.optim.AdamW(masters, lr=1e-4, foreach=True)
-    shape = (1, config["seq"], config["hidden"])
+        # A first step makes the optimizer's state: what follows is a step like all others.
+        for master in masters:
+            master.grad = torch.zeros_like(master)
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+    micro_batch = config.get("micro_batch", 1)
+    shape = (micro_batch, config["seq"], config["hidden"])
     before = rank - tensor if stage > 0 else None
     after = rank + tensor if stage < pipeline - 1 else None
     held: list[tuple[Tensor, Tensor]] = []
@@ -152,7 +160,7 @@ def step(config, tensor: int, pipeline: int, micro_batches: int) -> None:
         return buffers
 
     def forward(received: list[Tensor]) -> Tensor:
-        ids = torch.zeros(1, config["seq"], dtype=torch.long)
+        ids = torch.zeros(micro_batch, config["seq"], dtype=torch.long)
         x = received[0].requires_grad_() if received else ids
         with phase("forward"):
             y = model(x, ids)

@@ -60,6 +60,8 @@ class Work(NamedTuple):
         output_bytes: of its linear layers' outputs.
         attention_bytes: of attention's own output, with a number a row.
         is_narrow: whether its products are in 8 bits or less.
+        accumulate: what every micro-batch after the first does to add to gradients, where no product does it.
+        skipped: what of the forward pass recomputation leaves out.
     """
 
     forward: Pass
@@ -72,6 +74,8 @@ class Work(NamedTuple):
     output_bytes: Numbers = 0.0
     attention_bytes: Numbers = 0.0
     is_narrow: bool = False
+    accumulate: Pass = Pass()
+    skipped: Pass = Pass()
 
     def plus(self, other: "Work") -> "Work":
         return Work(
@@ -85,6 +89,8 @@ class Work(NamedTuple):
             self.output_bytes + other.output_bytes,
             self.attention_bytes + other.attention_bytes,
             self.is_narrow or other.is_narrow,
+            self.accumulate.plus(other.accumulate),
+            self.skipped.plus(other.skipped),
         )
 
     def times(self, n: Numbers) -> "Work":
@@ -100,6 +106,8 @@ class Work(NamedTuple):
             n * self.output_bytes,
             n * self.attention_bytes,
             self.is_narrow,
+            self.accumulate.times(n),
+            self.skipped.times(n),
         )
 
 

@@ -86,6 +86,8 @@ class Machine:
     @cached_property
     def gradient_bytes(self) -> int:
         """Bytes of a number of a gradient that is accumulated and reduced."""
+        if self.stack.is_eager:
+            return self.width
         if self.precision == "float16":
             return self.stack.float16_gradient_bytes
         return self.stack.narrow_gradient_bytes if self.is_narrow else self.stack.gradient_bytes

@@ -21,7 +21,7 @@ import numpy as np
 from lablib.cost.arrays import Numbers, distinct_rows, least
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
-from lablib.plan import ends, layer
+from lablib.plan import eager, ends, layer
 from lablib.plan.held import Held, held_parameters
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
@@ -70,7 +70,8 @@ class _Table:
         hides = on.stack.hides_backward_exchange
         hidden_s = least(work.input.tensor_s, work.weight.product_s) if hides else 0.0
         shown = work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
-        embedding, head = ends.embedding(on, model, at), ends.head(on, model, at)
+        both = eager if on.stack.is_eager else ends
+        embedding, head = both.embedding(on, model, at), both.head(on, model, at)
         return Pieces(
             layer=work,
             embedding=embedding,
@@ -100,14 +101,29 @@ def pieces_of(choices: Choices, split: Split) -> Pieces:
     return _handed_out(table.of(*distinct), which)
 
 
+def accumulated(on: Machine, pieces: Pieces, num_microbatches: Numbers) -> Pieces:
+    """With the mean, over micro-batches, of what all but the first do to add to gradients that are there."""
+    if not on.stack.is_eager:
+        return pieces
+    later = 1 - 1 / num_microbatches
+    work = pieces.layer._replace(weight=pieces.layer.weight.plus(pieces.layer.accumulate.times(later)))
+    ends_s = (
+        time._replace(weight_s=time.weight_s + later * on.time_s(end.accumulate))
+        for time, end in ((pieces.embedding_s, pieces.embedding), (pieces.head_s, pieces.head))
+    )
+    embedding_s, head_s = ends_s
+    return pieces._replace(layer=work, weight_s=on.time_s(work.weight), embedding_s=embedding_s, head_s=head_s)
+
+
 def layer_work(on: Machine, model: Transformer, at: Sizes) -> Work:
     """A mean layer: dense ones and those with experts in their proportion."""
-    attention = layer.attention(on, model, at)
+    block = eager if on.stack.is_eager else layer
+    attention = block.attention(on, model, at)
     if not model.experts:
-        return attention.plus(layer.mlp(on, model, at))
+        return attention.plus(block.mlp(on, model, at))
     share = model.num_expert_layers / model.num_layers
-    mixed = layer.experts(on, model, model.experts, at).times(share)
-    return attention.plus(mixed).plus(layer.mlp(on, model, at).times(1 - share))
+    mixed = block.experts(on, model, model.experts, at).times(share)
+    return attention.plus(mixed).plus(block.mlp(on, model, at).times(1 - share))
 
 
 def _stage_time(on: Machine, work: Work) -> StageTime:

@@ -47,7 +47,8 @@ class Recompute(NamedTuple):
         if self.kind == "none":
             return Pass()
         if self.kind == "full":
-            return work.forward if self.first is None else work.forward.times(self.share(layers))
+            once = work.forward.plus(work.skipped.times(-1 / self.every))
+            return once if self.first is None else once.times(self.share(layers))
         if stack.selective == "products":
             # What is cheap, and the products whose outputs are not kept; attention and what came over the wires are.
             share = 1 - kept_products(work, stack)

@@ -4,7 +4,8 @@ The same model on the same GPUs takes twice as long in an eager program with unf
 stack describes such software by what it does, in physical terms; there is one record a generation of it, not one a
 published run.
 
-    torch               torch's eager operators, one kernel each, flash attention: what this project's own programs run
+    torch               torch's eager operators one by one (eager.py), flash attention: this project's own GPT
+    torch-megatron      the same, but one product for queries, keys and values, as in Megatron's tensor parallelism
     megatron-2021       Megatron-LM before flash attention: scores are written out; softmax with its scale and mask is
                         one kernel, so are bias and GELU, and bias, dropout and residual
     megatron-2022       the same a year later: a weight's gradient is added up by its product, and the sums over the
@@ -60,6 +61,9 @@ class Stack:
         pipeline_overlap: whether messages between stages travel during compute.
         splits_messages: whether tensor ranks share a message between stages and gather it there.
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
+        is_eager: whether the operators are torch's own, one by one, as eager.py lists them; then the passes above do
+            not count, and gradients have the dtype of their parameters.
+        one_qkv_product: of an eager stack: whether queries, keys and values are one product, or three.
     """
 
     name: str
@@ -89,6 +93,8 @@ class Stack:
     pipeline_overlap: bool = False
     splits_messages: bool = True
     keeps_outputs: bool = False
+    is_eager: bool = False
+    one_qkv_product: bool = False
 
 
 _MEGATRON_2021 = {
@@ -105,7 +111,8 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
     {
         stack.name: stack
         for stack in (
-            Stack("torch", copies=4, gradient_bytes=2),
+            Stack("torch", is_eager=True, splits_messages=False),
+            Stack("torch-megatron", is_eager=True, splits_messages=False, one_qkv_product=True),
             Stack("megatron-2021", **_MEGATRON_2021),
             Stack("megatron-2022", **_MEGATRON_2021, fused_accumulation=True, hides_backward_exchange=True),
             Stack(

@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.pipeline.closed_form import StageTime, makespan_s
+from lablib.plan import eager_optimizer
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
 from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Pass
-from lablib.plan.pieces import pieces_of
+from lablib.plan.pieces import accumulated, pieces_of
 from lablib.plan.setup import Choices, Split
 
 
@@ -82,7 +83,7 @@ def step_of(choices: Choices, split: Split) -> Step:
     """The step of a plan, or of many."""
     on, model = choices.machine, choices.model
     at = sizes_of(choices, split)
-    pieces = pieces_of(choices, split)
+    pieces = accumulated(on, pieces_of(choices, split), split.num_microbatches)
     work, held, hidden_s = pieces.layer, pieces.held, pieces.hidden_s
     again = choices.recompute.again(work, on.stack, model.num_layers / split.pipeline)
     forward_s, backward_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
@@ -261,6 +262,8 @@ def _optimizer_s(choices: Choices, split: Split, held: Held, layers: Numbers) ->
     on = choices.machine
     if choices.trainable != "all":
         return 0.0 * layers
+    if on.stack.is_eager and choices.optimizer.name in eager_optimizer.PASSES:
+        return eager_optimizer.step_s(choices, split, held, layers)
     outside = held.embedding + (split.pipeline == 1) * held.head
     shards = split.shards if choices.zero_stage else split.shards * 0 + 1
     own = (layers * held.layer + outside) / shards

@@ -1,0 +1,195 @@
+"""A layer and the ends of a model as eager torch runs them: operator by operator, each with its bytes and its launch.
+
+A compiler or a fused kernel goes over a tensor once; eager torch once for each operator. In tensors of R D numbers of
+w bytes that each reads or writes, where products (forward one, backward one for the input and one for the weight) are
+counted as such:
+
+    operator                    forward    backward
+    norm                        2          3, two kernels: the input's gradient, the sums over rows
+    product with bias           -          the output's gradient once more, summed over rows for the bias
+    queries, keys, values       -          one product: 2 x 2 over [R, 3 D / t] (stack, clone); three: 2 x 3 over [R, D]
+    attention                   flash      flash, three kernels
+    residual                    3          3 (two gradients of one tensor are added)
+    GELU over [R, F / t]        2          3
+    gradient of a weight        -          3 over the weight, from the second micro-batch on: added in place
+
+    embedding                   rows gathered, masked, positions added; backward zeros a table and adds rows to it
+    loss over R V / t logits    t > 1: Megatron's: to 32 bits, largest, minus, exponential, sum; backward zeros,
+                                scatter, product, sum, to 16 bits. t = 1: torch's cross-entropy in 32 bits
+
+Recomputation stops where all that backward needs is there again: before a layer's last product, its sum over ranks and
+its residual.
+
+Legend: as layer.py; w bytes of a number, V vocabulary.
+
+Source: the operators that torch 2.13 dispatches for such a layer, as a timeline of the simulator lists them;
+torch/utils/checkpoint.py (the early stop).
+Simplified: mixtures of experts and latent attention are those of layer.py.
+"""
+
+from lablib.cost.arrays import Numbers, most
+from lablib.models.transformer import Transformer
+from lablib.plan import layer
+from lablib.plan.layer import Sizes, Work
+from lablib.plan.machine import Machine, Pass
+
+experts = layer.experts
+
+
+def kernel(on: Machine, size_bytes: Numbers, kernels: Numbers = 1) -> Pass:
+    """One operator that moves so many bytes."""
+    return Pass(memory_s=on.stream_s(size_bytes), kernels=kernels)
+
+
+def kernels(on: Machine, *sizes_bytes: Numbers) -> Pass:
+    """Several, one after another."""
+    total = Pass()
+    for size_bytes in sizes_bytes:
+        total = total.plus(kernel(on, size_bytes))
+    return total
+
+
+def norm(on: Machine, model: Transformer, rows: Numbers) -> Work:
+    """Scale and shift (or scale alone); its mean and deviation are kept, 8 bytes a row."""
+    size, own = rows * model.d_model * on.width, model.d_model * on.width
+    params = 2 if model.norm == "layer" else 1
+    return Work(
+        kernel(on, 2 * size + params * own + 8 * rows),
+        kernel(on, 3 * size + 2 * params * own + 8 * rows, 2),
+        Pass(),
+        saved_bytes=size + 8 * rows,
+        accumulate=kernel(on, 3 * own).times(params),
+    )
+
+
+def linear(on: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers) -> Work:
+    """[rows, k] x [k, n], with its bias. What it keeps is counted where it is made."""
+    width = on.width
+    weight = Pass(product_s=on.product_s(k, n, rows), kernels=1)
+    accumulate = kernel(on, 3 * k * n * width)
+    if model.has_bias:
+        weight = weight.plus(kernel(on, (rows + 1) * n * width))
+        accumulate = accumulate.plus(kernel(on, 3 * n * width))
+    return Work(
+        Pass(product_s=on.product_s(rows, n, k), kernels=1),
+        Pass(product_s=on.product_s(rows, k, n), kernels=1),
+        weight,
+        accumulate=accumulate,
+    )
+
+
+def exchange(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """The sums over the tensor axis; a collective starts no kernel of the device's compute stream."""
+    sums = layer.tensor_exchange(on, model, at)
+    return Work(sums.forward._replace(kernels=0.0), sums.input._replace(kernels=0.0), Pass())
+
+
+def residual(on: Machine, size_bytes: Numbers) -> Work:
+    return Work(kernel(on, 3 * size_bytes), kernel(on, 3 * size_bytes), Pass(), saved_bytes=size_bytes)
+
+
+def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Norm, queries, keys and values, attention, output, residual."""
+    if model.latent:
+        return layer.attention(on, model, at)
+    rows, width = at.rows, on.width
+    outside = rows * model.d_model * width / at.sequence_shards
+    q, kv = model.num_heads / at.tensor * model.head_size, most(model.kv_heads / at.tensor, 1) * model.head_size
+    work = norm(on, model, rows / at.sequence_shards)
+    if on.stack.one_qkv_product:
+        work = work.plus(linear(on, model, rows, model.d_model, q + 2 * kv))
+        together = 2 * rows * (q + 2 * kv) * width
+        work = work.plus(Work(Pass(), kernels(on, together, together), Pass()))
+    else:
+        each = [linear(on, model, rows, model.d_model, n) for n in (q, kv, kv)]
+        work = work.plus(each[0]).plus(each[1]).plus(each[2])
+        sums = 3 * rows * model.d_model * width
+        work = work.plus(Work(Pass(), kernels(on, sums, sums), Pass()))
+    work = work._replace(saved_bytes=work.saved_bytes + rows * (q + 2 * kv) * width)
+    if model.positions == "rotary":
+        work = work.plus(layer.passes(on, rows * (q + kv), 6, 6))
+    work = work.plus(layer.core_attention(on, model, at))
+    work = work.plus(linear(on, model, rows, q, model.d_model)).plus(exchange(on, model, at))
+    return work.plus(residual(on, outside))
+
+
+def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Norm, the MLP, residual. Memory peaks in its backward pass: see eager_memory.py."""
+    rows, width, hidden = at.rows, on.width, model.hidden_size / at.tensor
+    outside = rows * model.d_model * width / at.sequence_shards
+    inner = rows * hidden * width
+    work = norm(on, model, rows / at.sequence_shards)
+    up, down = linear(on, model, rows, model.d_model, hidden), linear(on, model, rows, hidden, model.d_model)
+    work = work.plus(up)
+    if model.activation == "swiglu":
+        work = work.plus(up).plus(Work(Pass(), kernel(on, 3 * rows * model.d_model * width), Pass()))
+        gate = Work(kernels(on, 2 * inner, 3 * inner), kernels(on, 3 * inner, 3 * inner, 3 * inner), Pass())
+        work = work.plus(gate._replace(saved_bytes=4 * inner))
+    else:
+        work = work.plus(Work(kernel(on, 2 * inner), kernel(on, 3 * inner), Pass(), saved_bytes=2 * inner))
+    last = down.plus(exchange(on, model, at)).plus(residual(on, outside)._replace(saved_bytes=0.0))
+    # The gradient of the MLP's inner tensor, and that of the weight it is multiplied with.
+    peak = inner + hidden * model.d_model * width
+    return work.plus(last)._replace(skipped=last.forward, peak_bytes=peak)
+
+
+def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Tokens (of this rank's part of the vocabulary), their sum over ranks, learned positions."""
+    width, is_split = on.width, at.tensor > 1
+    size = at.rows * model.d_model * width
+    places, table = at.tokens * model.d_model * width, model.vocab_size / at.tensor * model.d_model * width
+    masked = kernel(on, 2 * size).times(is_split)
+    # The tokens themselves, which of them are here, their places: numbers too few to count.
+    forward = kernel(on, 2 * size).plus(masked).plus(Pass(kernels=1 + 5 * is_split))
+    backward = kernel(on, table + size, 2).plus(masked)
+    accumulate = kernel(on, 3 * table)
+    if model.positions == "learned":
+        everywhere = model.max_seq_len * model.d_model * width
+        forward = forward.plus(kernels(on, 2 * places, 2 * size + places)).plus(Pass(kernels=1))
+        backward = backward.plus(kernel(on, size + places)).plus(kernel(on, places + everywhere, 2))
+        accumulate = accumulate.plus(kernel(on, 3 * everywhere))
+    sum_s = on.collective_s("all_reduce", size, at.tensor)
+    forward = forward._replace(tensor_s=sum_s)
+    return Work(forward, Pass(), backward, saved_bytes=0.0 * size, accumulate=accumulate)
+
+
+def head(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Final norm, logits, cross-entropy in 32 bits."""
+    width, rows, columns = on.width, at.rows, model.vocab_size / at.tensor
+    plain = _without_bias(on, rows, model.d_model, columns)
+    if model.tied_head:
+        # One parameter with two gradients, which are added first.
+        table = kernel(on, 3 * columns * model.d_model * width)
+        plain = plain._replace(weight=plain.weight.plus(table), accumulate=Pass())
+    work = norm(on, model, rows / at.sequence_shards).plus(plain)
+    sum_s = on.collective_s("all_reduce", rows * model.d_model * width, at.tensor)
+    work = work.plus(Work(Pass(), Pass(tensor_s=sum_s), Pass()))
+    size, is_split = 4 * rows * columns, at.tensor > 1
+    split, whole = _split_loss(on, at, size), _whole_loss(on, size)
+    loss = split.times(1.0 * is_split).plus(whole.times(1.0 - is_split))
+    if width < 4:
+        cast = kernel(on, size * (1 + width / 4))
+        loss = loss.plus(Work(cast, cast, Pass()))
+    return work.plus(loss._replace(saved_bytes=size * (1 + is_split), peak_bytes=2 * size))
+
+
+def _without_bias(on: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Work:
+    return Work(
+        Pass(product_s=on.product_s(rows, n, k, dtype=on.plain), kernels=1),
+        Pass(product_s=on.product_s(rows, k, n, dtype=on.plain), kernels=1),
+        Pass(product_s=on.product_s(k, n, rows, dtype=on.plain), kernels=1),
+        accumulate=kernel(on, 3 * k * n * on.width),
+    )
+
+
+def _split_loss(on: Machine, at: Sizes, size: Numbers) -> Work:
+    """Megatron's: three small sums over ranks, of a number a row each."""
+    sums_s = 3 * on.collective_s("all_reduce", 4 * at.rows, at.tensor)
+    forward = kernels(on, size, 2 * size, 2 * size, size).plus(Pass(tensor_s=sums_s, kernels=11))
+    backward = kernels(on, size, 2 * size, 2 * size, 3 * size).plus(Pass(kernels=4))
+    return Work(forward, backward, Pass())
+
+
+def _whole_loss(on: Machine, size: Numbers) -> Work:
+    """torch's: log-softmax, the targets picked; their gradient, that of the log-softmax."""
+    return Work(kernel(on, 2 * size).plus(Pass(kernels=2)), kernels(on, size, 3 * size), Pass())

@@ -1,0 +1,86 @@
+"""The step of torch's own optimizers (`foreach=True`, the default on GPUs): one pass over all parameters an operator.
+
+A fused optimizer reads and writes its state once. `foreach` has one kernel for each operator of the formula, so each
+moves all the numbers again, and what it makes on the way is as large as the parameters:
+
+    optimizer       passes over P numbers (reads and writes)                                     temporaries
+    adamw, adam     21 = decay 2, lerp 3, mul 2, addcmul 4, sqrt 2, div 2, add 2, addcdiv 4      P (the denominator)
+    sgd-momentum     8 = mul 2, add 3, add 3                                                     0
+    sgd              3 = add 3                                                                   0
+
+With masters in 32 bits beside parameters in 16: every gradient is copied to 32 bits before (6 bytes a number; the
+16-bit one is freed as soon), and every parameter from its master after (6 bytes), tensor by tensor.
+
+Source: torch/optim/adamw.py, adam.py, sgd.py (`_multi_tensor_*`), torch 2.13; launches: lablib/cost/kernels.py.
+Simplified: no clipping, no weight decay in sgd, no amsgrad, no maximize.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lablib.cost.arrays import Numbers, ceil_div, most
+from lablib.models.transformer_sizes import layer_matrices
+from lablib.plan.held import Held
+from lablib.plan.machine import Machine
+from lablib.plan.setup import Choices, Split
+
+_ADAM = (2, 3, 2, 4, 2, 2, 2, 4)
+PASSES: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"adamw": _ADAM, "adam": _ADAM[1:], "sgd-momentum": (2, 3, 3), "sgd": (3,)}
+)
+_NUMBERS_A_LAUNCH = 320 * 65536
+
+
+def state_width(on: Machine) -> int:
+    """Bytes of a number of the masters and of the moments: those of the parameters where there are no masters."""
+    return 4 if on.has_master else on.width
+
+
+def state_bytes(choices: Choices) -> float:
+    """Bytes a parameter: the moments, and the masters with their gradients."""
+    moments = choices.optimizer.moments * state_width(choices.machine)
+    return moments + 4 * choices.machine.has_master
+
+
+def temporary_bytes(choices: Choices) -> float:
+    """Bytes a parameter that the step needs for a moment."""
+    return state_width(choices.machine) * (choices.optimizer.name in ("adamw", "adam"))
+
+
+def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
+    """Seconds of the optimizer's step on a stage with so many layers and the embedding."""
+    on = choices.machine
+    outside = held.embedding + (split.pipeline == 1) * held.head
+    shards = split.shards if choices.zero_stage else 1
+    own = (layers * (held.layer + held.expert_layer) + outside) / shards
+    width, overhead_s = state_width(on), on.device.kernel_overhead_s
+    launches = most(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
+    time_s = 0.0 * own
+    for numbers in PASSES[choices.optimizer.name]:
+        time_s = time_s + on.stream_s(numbers * width * own) + launches * overhead_s
+    if choices.optimizer.name in ("adamw", "adam"):
+        time_s = time_s + overhead_s  # the numbers of steps, of all tensors at once
+    if on.has_master:
+        size = 4 + on.width
+        time_s = time_s + 2 * (layers * _tensors_s(choices, split, size) + on.stream_s(outside * size) + 2 * overhead_s)
+    return time_s
+
+
+def _tensors_s(choices: Choices, split: Split, size: float) -> Numbers:
+    """One operator for each tensor of a layer, which moves `size` bytes a number."""
+    on, model = choices.machine, choices.model
+    time_s = 0.0
+    for rows, columns, _ in layer_tensors(choices):
+        time_s = time_s + on.stream_s(rows * columns / split.tensor * size) + on.device.kernel_overhead_s
+    vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(layer_tensors(choices))
+    return time_s + vectors * on.device.kernel_overhead_s
+
+
+def layer_tensors(choices: Choices) -> tuple[tuple[int, int, int], ...]:
+    """Rows, columns and copies of a layer's matrices; queries, keys and values may be one."""
+    model = choices.model
+    found = [(m.rows, m.columns, m.count) for m in layer_matrices(model, is_expert_layer=model.experts is not None)]
+    if not choices.machine.stack.one_qkv_product or model.latent:
+        return tuple(found)
+    together = sum(columns for _, columns, _ in found[:3])
+    return ((found[0][0], together, 1), *found[3:])
