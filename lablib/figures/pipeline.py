@@ -88,9 +88,10 @@ def _labels(replay: Replay, spans: Sequence[Span], lanes: Sequence[Lane], second
         piece, kind, microbatch = _parts(span.name)
         texts.append(f"{kind}{microbatch}" + (chr(ord("a") + chunks[piece]) if plan.num_chunks > 1 else ""))
     room = np.array([span.duration_s for span in spans]) / ROOM / max(replay.makespan_s, 1e-300)
-    shown = [i for i, text in enumerate(texts) if room[i] >= len(text)]
-    if 2 * len(shown) < len(spans) or not spans:
+    if not spans or np.mean(room >= [len(text) for text in texts]) < 0.5:
         return None
+    shown = np.flatnonzero(room >= 1).tolist()
+    texts = [text if len(text) <= space else text[0] for text, space in zip(texts, room, strict=True)]
     y = {lane.rank: lane.y for lane in lanes}
     looks = [LOOKS[_KINDS[texts[i][0]]] for i in shown]
     return go.Scatter(

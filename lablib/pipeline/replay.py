@@ -24,12 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lablib.pipeline.costs import Costs, PieceCosts
+from lablib.pipeline.deadlock import find_deadlock
 from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.timeline import COMPUTE, Span, Timeline
 
@@ -236,39 +236,13 @@ def _run(plan: Plan, rows: Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.nd
             at[rank] = bounds[rank + 1]
         clock[rank] = now
     if at != bounds[1:]:
-        raise ValueError(_deadlock(plan, at, rows))
+        waits = "; ".join(map(str, find_deadlock(plan)))
+        raise ValueError(
+            f"the plan {plan.name!r} cannot be carried out: {waits}. Put every action after what it needs."
+        )
     begins, finals = np.array(starts), np.array(ends, float)[rows.key]
     cuts = bounds[1:-1]
     return tuple(np.split(begins, cuts)), tuple(np.split(finals, cuts))
-
-
-def _deadlock(plan: Plan, at: list[int], rows: Lowered) -> str:
-    """Who waits for whom. `at` is the action each rank did not start, counted over all ranks."""
-    makers = {int(key): i for i, key in enumerate(rows.key.tolist())}
-    owners = [rank for rank, row in enumerate(plan) for _ in row]
-    every = list(chain.from_iterable(plan))
-    waits = []
-    for rank, i in enumerate(at):
-        if i == rows.bounds[rank + 1]:
-            continue
-        need = int(rows.need[i])
-        if need not in makers:
-            what = f"{_name(plan, need)}, which no rank does"
-        else:
-            owner = owners[makers[need]]
-            where = "itself, further on" if owner == rank else f"rank {owner}"
-            what = f"{every[makers[need]]} of {where}"
-        waits.append(f"rank {rank} waits before {every[i]} for {what}")
-    return (
-        f"the plan {plan.name!r} cannot be carried out, as the ranks wait for each other: {'; '.join(waits)}. "
-        "Every action must come after what it needs."
-    )
-
-
-def _name(plan: Plan, key: int) -> str:
-    """The action that makes a moment nobody makes, as the plan would write it."""
-    row, rest = divmod(key, plan.num_pieces * plan.num_microbatches)
-    return f"{rest // plan.num_microbatches}{'FBW'[row]}{rest % plan.num_microbatches}"
 
 
 def _check_range(plan: Plan, piece: np.ndarray, microbatch: np.ndarray) -> None:

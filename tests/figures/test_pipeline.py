@@ -78,6 +78,11 @@ def test_the_pieces_of_a_rank_are_told_apart_by_letters():
     assert set(labels(figure_pipeline(replay(plan))).values()) == {"F0a", "F0b", "B0a", "B0b"}
 
 
+def test_a_bar_too_short_for_its_label_beside_longer_ones_has_its_letter():
+    found = one_f_one_b(4, 8, Costs(forward_s=0.4, backward_s=2.0))
+    assert set(labels(figure_pipeline(found)).values()) == {"F"} | {f"B{j}" for j in range(8)}
+
+
 def test_bars_too_short_for_labels_have_the_letter_of_their_stretch():
     figure = figure_pipeline(one_f_one_b(8, 64))
     assert set(labels(figure).values()) <= {"<b>F</b>", "<b>B</b>"}
