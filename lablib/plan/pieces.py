@@ -37,6 +37,7 @@ class Pieces(NamedTuple):
         held: parameters.
         forward_s, input_s, weight_s: of the layer.
         hidden_s: of its exchanges over the tensor axis, what hides behind the weights' products.
+        hidden_expert_s: of its exchanges with experts, what hides behind another micro-batch's compute.
         embedding_s, head_s: of the ends.
     """
 
@@ -48,6 +49,7 @@ class Pieces(NamedTuple):
     input_s: Numbers
     weight_s: Numbers
     hidden_s: Numbers
+    hidden_expert_s: Numbers
     embedding_s: StageTime
     head_s: StageTime
 
@@ -55,8 +57,10 @@ class Pieces(NamedTuple):
 class _Table:
     """The pieces of one model on one machine, by how a layer is cut."""
 
-    def __init__(self, on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool):
-        self.on, self.model = on, model
+    def __init__(
+        self, on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool, hides_experts: bool
+    ):
+        self.on, self.model, self.hides_experts = on, model, hides_experts
         self.sequence_parallel, self.has_weight_gradients = sequence_parallel, has_weight_gradients
         self.of_one = lru_cache(maxsize=4096)(self.of)
 
@@ -69,7 +73,15 @@ class _Table:
             work = work._replace(weight=Pass())
         hides = on.stack.hides_backward_exchange
         hidden_s = least(work.input.tensor_s, work.weight.product_s) if hides else 0.0
-        shown = work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
+        forward, backward = work.forward, work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
+        hidden_expert_s = 0.0 * hidden_s
+        if self.hides_experts:
+            # DualPipe pairs a forward with a backward of another micro-batch: tokens of one travel while the other
+            # computes (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1).
+            behind = [least(each.expert_s, each.compute_s) for each in (forward, backward)]
+            forward = forward._replace(expert_s=forward.expert_s - behind[0])
+            backward = backward._replace(expert_s=backward.expert_s - behind[1])
+            hidden_expert_s = behind[0] + behind[1]
         both = eager if on.stack.is_eager else ends
         embedding, head = both.embedding(on, model, at), both.head(on, model, at)
         return Pieces(
@@ -77,23 +89,32 @@ class _Table:
             embedding=embedding,
             head=head,
             held=held_parameters(model, tensor, expert),
-            forward_s=on.time_s(work.forward),
-            input_s=on.time_s(shown),
+            forward_s=on.time_s(forward),
+            input_s=on.time_s(backward),
             weight_s=on.time_s(work.weight),
             hidden_s=hidden_s,
+            hidden_expert_s=hidden_expert_s,
             embedding_s=_stage_time(on, embedding),
             head_s=_stage_time(on, head),
         )
 
 
 @lru_cache(maxsize=256)
-def _table(on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool) -> _Table:
-    return _Table(on, model, sequence_parallel, has_weight_gradients)
+def _table(
+    on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool, hides_experts: bool
+) -> _Table:
+    return _Table(on, model, sequence_parallel, has_weight_gradients, hides_experts)
 
 
 def pieces_of(choices: Choices, split: Split) -> Pieces:
     """The pieces of a plan, or of many."""
-    table = _table(choices.machine, choices.model, choices.sequence_parallel, choices.trainable == "all")
+    table = _table(
+        choices.machine,
+        choices.model,
+        choices.sequence_parallel,
+        choices.trainable == "all",
+        choices.schedule == "dualpipe-v",
+    )
     cut = (split.micro_batch, split.seq_len, split.tensor, split.context, split.expert)
     if not any(isinstance(number, np.ndarray) for number in cut):
         return table.of_one(*cut)

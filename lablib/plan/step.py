@@ -119,7 +119,8 @@ def step_of(choices: Choices, split: Split) -> Step:
     both = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, again, strict=True)]
     spent = Pass(*[m * layers * each for each in both])
     exposed_tensor = (spent.tensor_s - m * layers * hidden_s) * (1 - on.stack.tensor_overlap)
-    compute_s = spent.compute_s + spent.communication_s - spent.tensor_s + exposed_tensor
+    exposed_expert = spent.expert_s - m * layers * pieces.hidden_expert_s
+    compute_s = spent.compute_s + spent.context_s + exposed_expert + exposed_tensor
     layers_s = m * layers * (forward_s + backward_s + weight_s + again_s)
     return Step(
         step_s=pipeline_s + data.exposed_s + optimizer_s + on.losses.step_s,
@@ -134,7 +135,7 @@ def step_of(choices: Choices, split: Split) -> Step:
         fixed_s=on.losses.step_s,
         tensor=Axis(spent.tensor_s, exposed_tensor),
         context=Axis(spent.context_s, spent.context_s),
-        expert=Axis(spent.expert_s, spent.expert_s),
+        expert=Axis(spent.expert_s, exposed_expert),
         data=Axis(
             data.total_s + m * layers * sharded.total_s,
             data.exposed_s + m * layers * (sharded.forward_s + sharded.backward_s),
