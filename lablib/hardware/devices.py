@@ -23,11 +23,12 @@ _KERNEL_OVERHEAD_S = 5e-6
 # Between what was published for thin products, which read one large matrix (DeepGEMM's reach 2,668 of 3,350 GB/s, 0.80)
 # and what copies are remembered to reach, about 0.9. One figure for all.
 _MEMORY_EFFICIENCY = 0.85
-# FLOPs of 16-bit products that a joule pays for over a whole training step, by process. Fitted to all published runs at
-# once (lablib/plan/validation); what they mean: an A100 keeps up 248 of its 312 TFLOP/s at 400 W, an H100 735 of 989 at
-# 700 W, a B200 1,050 of 2,250 at 1,000 W. Only the planner uses them.
-_FLOPS_PER_JOULE_7NM = 0.62e12
-_FLOPS_PER_JOULE_4NM = 1.05e12
+# FLOPs of 16-bit products that a joule pays for over a whole training step, by generation. Fitted to all published runs
+# at once (lablib/plan/validation); what they mean: an A100 keeps up 248 of its 312 TFLOP/s at 400 W, an H100 595 of 989
+# at 700 W, a B200 1,050 of 2,250 at 1,000 W. Only the planner uses them.
+_AMPERE_FLOPS_PER_JOULE = 0.62e12
+_HOPPER_FLOPS_PER_JOULE = 0.85e12
+_BLACKWELL_FLOPS_PER_JOULE = 1.05e12
 _COMMON = f"{_UNVERIFIED} 0.85 of the bandwidth, 5 us a launch"
 
 GB = 1e9
@@ -67,7 +68,7 @@ _BLACKWELL = {
     "row_alignment_bytes": 16,
     "matmul_efficiency": _efficiency(1745, 2250, 64),
     "matmul_efficiency_by_dtype": {"float8": _efficiency(3432.5, 4500, 128), "float4": 0.7},
-    "flops_per_joule": _FLOPS_PER_JOULE_4NM,
+    "flops_per_joule": _BLACKWELL_FLOPS_PER_JOULE,
     "attention_generation": 4,
 }
 _BLACKWELL_NOTES = (
@@ -81,7 +82,7 @@ _HOPPER_TILES = {
     "matmul_tile": (128, 256),
     "matmul_half_depth": 160.0,
     "row_alignment_bytes": 16,
-    "flops_per_joule": _FLOPS_PER_JOULE_4NM,
+    "flops_per_joule": _HOPPER_FLOPS_PER_JOULE,
     "attention_generation": 3,
 }
 _AMPERE = {
@@ -94,7 +95,7 @@ _AMPERE = {
     "cache_bytes": 40 * MIB,
     "cache_bandwidth_bytes_per_s": 5120 * 1.41e9,
     "power_w": 400.0,
-    "flops_per_joule": _FLOPS_PER_JOULE_7NM,
+    "flops_per_joule": _AMPERE_FLOPS_PER_JOULE,
     "attention_generation": 2,
 }
 _AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A100 white paper), 400 W; {_COMMON}"
@@ -156,7 +157,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             _gpu(
                 name="H100-96GB-SXM-500W",
                 peak_flops_per_s=_HOPPER_PEAKS,
-                **_HOPPER_TILES,
+                **(_HOPPER_TILES | {"flops_per_joule": _HOPPER_FLOPS_PER_JOULE * (700 / 500) ** (2 / 3)}),
                 # Near its limit a chip's power grows with the cube of its clock: 500 of 700 W leave 0.89 of it.
                 matmul_efficiency=_efficiency(794.5 * (500 / 700) ** (1 / 3), 989, 160),
                 matmul_efficiency_by_dtype={"float8": _efficiency(1402.6 * (500 / 700) ** (1 / 3), 1979, 320)},
