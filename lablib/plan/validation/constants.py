@@ -1,37 +1,74 @@
-"""The constants of the planner that may be fitted, with the bounds that physics allows: those of plan/losses.py.
+"""The planner's constants that were fitted, with the least and the most that physics allows; and a planner with others.
 
-product_share, memory_share     of what kernels reach alone: 0.6 to 1
-inside_share, outside_share     of a wire's specification: 0.5 to 1
-dispatch_s                      of one eager operator on the host: 5 to 200 us
-step_s                          fixed a step: 0.1 to 50 ms
+    product_share         0.70 to 0.95    a training step's products against the same product repeated
+    memory_share          0.80 to 1.00    of what the catalogue already takes for streaming (0.85 of the bandwidth)
+    inside_share          0.75 to 0.88    NCCL over NVLink: 0.81 to 0.84 measured
+    outside_share         0.70 to 0.95    NCCL over network cards
+    generation_share      0.35 to 0.75    FlashAttention one generation behind its device: 0.47 to 0.5 published
+    dispatch_s            10 to 30 us     an eager operator on the host, with autograd and Python
+    FLOPs a joule         A100 0.50 to 0.75 T (its peak at 400 W is 0.78), H100 0.70 to 1.10 T (1.41), B200 0.85 to
+                          1.40 T (2.25); a Hopper GPU under a lower limit keeps its ratio to the H100
+
+Everything else in the planner is a published figure, a count of what the software does, or an estimate that says so.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
+from lablib.hardware import DEVICES, Cluster
 from lablib.plan.losses import Losses
 from lablib.plan.predict import predict
+from lablib.plan.prediction import Prediction
 from lablib.plan.validation.cross_validate import Constant
 from lablib.plan.validation.score import Predictor
 
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "product_share": (0.6, 1.0),
-    "memory_share": (0.6, 1.0),
-    "inside_share": (0.5, 1.0),
-    "outside_share": (0.5, 1.0),
-    "generation_share": (0.3, 1.0),
-    "dispatch_s": (5e-6, 200e-6),
-    "step_s": (1e-4, 50e-3),
-}
+BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "product_share": (0.70, 0.95),
+        "memory_share": (0.80, 1.00),
+        "inside_share": (0.75, 0.88),
+        "outside_share": (0.70, 0.95),
+        "generation_share": (0.35, 0.75),
+        "dispatch_s": (10e-6, 30e-6),
+    }
+)
+# A generation of devices, by the one that stands for it: bounds of its FLOPs a joule.
+PER_JOULE: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"A100-80GB-SXM": (0.50e12, 0.75e12), "H100-80GB-SXM": (0.70e12, 1.10e12), "B200-SXM": (0.85e12, 1.40e12)}
+)
 
 
 def constants() -> dict[str, Constant]:
     """The constants as they are now."""
     now = Losses()
-    return {name: Constant(getattr(now, name), least, most) for name, (least, most) in BOUNDS.items()}
+    shares = {name: Constant(getattr(now, name), least, most) for name, (least, most) in BOUNDS.items()}
+    return shares | {name: Constant(_per_joule(name), least, most) for name, (least, most) in PER_JOULE.items()}
 
 
 def planner_with(values: Mapping[str, float]) -> Predictor:
     """The planner with these values in the place of its own."""
-    return partial(predict, losses=replace(Losses(), **values))
+    losses = replace(Losses(), **{name: value for name, value in values.items() if name in BOUNDS})
+    # attention_generation tells the generations of devices apart.
+    scale = {
+        DEVICES[name].attention_generation: value / _per_joule(name)
+        for name, value in values.items()
+        if name in PER_JOULE
+    }
+    return partial(_predict, losses, scale)
+
+
+def _per_joule(name: str) -> float:
+    figure = DEVICES[name].flops_per_joule
+    assert figure is not None
+    return figure
+
+
+def _predict(losses: Losses, scale: Mapping[int, float], *, cluster: Cluster, **arguments: Any) -> Prediction:
+    device = cluster.device
+    factor = scale.get(device.attention_generation, 1.0)
+    if device.flops_per_joule and factor != 1.0:
+        cluster = cluster.but(device=replace(device, flops_per_joule=device.flops_per_joule * factor))
+    return predict(cluster=cluster, losses=losses, **arguments)
