@@ -6,16 +6,19 @@ one of these costs memory, to be smaller costs time. Plans beyond the limit woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import GRID, INK, PAPER_PIXELS, axis, base_layout, series_look
 from lablib.units import axis_title, in_words, log_ticks, unit_for
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PLOT_PIXELS, MOST_POINTS, MOST_ROWS = 400, 2000, 200
 LIMIT, GREY = "#B00020", "#A9A9A9"
@@ -26,8 +29,8 @@ MOST_LIMITS, MOST_TIMES = 4.0, 4.0
 
 
 def figure_plans(
-    times_s: Sequence[float],
-    memory_bytes: Sequence[float],
+    times_s: Sequence[float] | np.ndarray,
+    memory_bytes: Sequence[float] | np.ndarray,
     limit_bytes: float,
     names: Sequence[str] | Callable[[int], str],
     front: Sequence[int] | None = None,
@@ -113,6 +116,37 @@ def _draw(figure: go.Figure, plans: Sequence[_Plan], limit: float) -> str:
     outside = sum(plan.size_bytes > x_most or plan.time_s > y_most for plan in shown)
     note = f" {len(shown):,} of them are drawn." if len(shown) < len(plans) else ""
     return note + (f" Beyond the edges: {outside:,}; zoom out to see them." if outside else "")
+
+
+class ManyPlans(Protocol):
+    """What `lablib.plan.predict_many` returns, as far as it is drawn: arrays with one entry a plan."""
+
+    @property
+    def step_time_s(self) -> Sequence[float] | np.ndarray: ...
+    @property
+    def peak_memory_bytes(self) -> Sequence[float] | np.ndarray: ...
+    @property
+    def memory_limit_bytes(self) -> float: ...
+    def arguments(self, i: int) -> Mapping[str, Any]:
+        """The keyword arguments of `predict` for plan `i`."""
+        ...
+
+
+def figure_predictions(predictions: ManyPlans, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
+    """Many predicted plans, each called by its split, its micro-batch and its recomputation.
+
+    Args:
+        predictions: of `predict_many`, all of one batch.
+        options: `front` and `groups` of `figure_plans`.
+    """
+    p = predictions
+    options["title"] = title
+    return figure_plans(p.step_time_s, p.peak_memory_bytes, p.memory_limit_bytes, lambda i: _called(p, i), **options)
+
+
+def _called(predictions: ManyPlans, i: int) -> str:
+    chosen = predictions.arguments(i)
+    return f"{chosen['parallel']}, micro-batch {chosen['micro_batch']}, recompute {chosen['recompute']}"
 
 
 def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: Sequence[bool]) -> list[int]:

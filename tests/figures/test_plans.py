@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_plans, table
+from lablib.figures import describe, figure_plans, figure_predictions, table
 from lablib.figures.plans import MOST_POINTS, pareto_front
+from lablib.plan import Parallel
 
 # Two on the front (a, b), one that b beats in both (c), one beyond the limit and faster than all (d).
 TIMES, SIZES, NAMES = [10.0, 20.0, 21.0, 9.0], [60e9, 30e9, 40e9, 120e9], ["a", "b", "c", "d"]
@@ -117,6 +120,20 @@ def test_names_may_be_made_for_what_is_drawn_and_impossible_plans_are_counted():
     figure = figure_plans([10.0, math.nan, 20.0], [60e9, math.nan, 30e9], 80e9, name)
     assert points(figure)["fits"] == [(60, 10), (30, 20)] and list(table(figure)["plan"]) == ["plan 0", "plan 2"]
     assert set(asked) == {0, 2} and describe(figure).endswith("1 more are impossible.")
+
+
+def test_predictions_are_called_by_their_choices():
+    class Two:
+        step_time_s = np.array([10.0, np.nan])
+        peak_memory_bytes = np.array([60e9, np.nan])
+        memory_limit_bytes = 80e9
+
+        def arguments(self, i: int) -> dict[str, Any]:
+            return {"parallel": Parallel(data=2, tensor=4), "micro_batch": 8, "recompute": "full"}
+
+    figure = figure_predictions(Two(), groups=["full", "none"])
+    assert list(table(figure)["plan"]) == ["data 2, tensor 4, micro-batch 8, recompute full"]
+    assert list(points(figure)) == ["full", "Pareto front"]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=30))
