@@ -13,7 +13,9 @@ setup.py        the choices and the numbers of a plan, or of many
 step.py         one step as a sum
 memory.py       what each stage keeps at its peak
 prediction.py   what a prediction says
+rules.py        which splits are possible
 predict.py      the front door
+predict_many.py the same for a million plans
 
 optimizers.py, gradient_compression.py     what they keep, move and compute
 paper_*.py      formulas as their papers print them
@@ -23,7 +25,8 @@ validation/     published runs, and how far off predictions of them are
 from lablib.plan.losses import NONE, Losses
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
+from lablib.plan.predict_many import Predictions, predict_many
 from lablib.plan.prediction import Prediction
 from lablib.plan.stack import STACKS, Stack
 
-__all__ = ["NONE", "STACKS", "Losses", "Parallel", "Prediction", "Stack", "predict"]
+__all__ = ["NONE", "STACKS", "Losses", "Parallel", "Prediction", "Predictions", "Stack", "predict", "predict_many"]

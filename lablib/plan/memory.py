@@ -85,6 +85,17 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     )
 
 
+def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
+    """Bytes of the stage that keeps most: the first, the first of those with a layer more, or the last.
+
+    Another one has as many layers as a stage before it, no more micro-batches in flight, and neither end of the model.
+    """
+    p, extra = split.pipeline, choices.model.num_layers % split.pipeline
+    stages = (0 * p, (p - extra) // 2, p - 1)
+    first, fuller, last = (stage_memory(choices, split, step, least(stage, p - 1)).total for stage in stages)
+    return most(most(first, fuller), last)
+
+
 def _gathered(choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers) -> Numbers:
     """ZeRO-3: parameters that are whole at the moment, and gradients that are not yet split."""
     on = choices.machine
@@ -116,7 +127,7 @@ def _activations(choices: Choices, split: Split, step: Step, layers: Numbers, ra
     # While a layer's backward is at work there is what it made again, and its gradients.
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in choices.offload:
-        kept = kept * least(2 / layers, 1.0)  # what is on its way to the host or back
+        kept = kept * least(2 / most(layers, 1), 1.0)  # what is on its way to the host or back
     logits = (rank == split.pipeline - 1) * (step.head.saved_bytes + step.head.peak_bytes)
     first = (rank == 0) * step.embedding.saved_bytes
     return (layers * kept + first) * _held_microbatches(choices, split, rank) + most(working, logits)

@@ -13,6 +13,7 @@ Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of lay
 Legend and source: as layer.py.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -27,13 +28,15 @@ from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
 from lablib.plan.setup import Choices, Split
 
+_FEW = 512  # cuts that are worked out one by one and remembered; more at once are cheaper as arrays
+
 
 class Pieces(NamedTuple):
     """What one micro-batch takes and keeps of each kind of piece.
 
     Attributes:
         layer: of a mean layer, dense ones and those with experts in their proportion.
-        embedding, head: the ends of the model.
+        embedding, head: what the ends of the model keep; their passes are in embedding_s and head_s.
         held: parameters.
         forward_s, input_s, weight_s: of the layer.
         hidden_s: of its exchanges over the tensor axis, what hides behind the weights' products.
@@ -86,8 +89,8 @@ class _Table:
         embedding, head = both.embedding(on, model, at), both.head(on, model, at)
         return Pieces(
             layer=work,
-            embedding=embedding,
-            head=head,
+            embedding=embedding._replace(forward=Pass(), input=Pass(), weight=Pass()),
+            head=head._replace(forward=Pass(), input=Pass(), weight=Pass()),
             held=held_parameters(model, tensor, expert),
             forward_s=on.time_s(forward),
             input_s=on.time_s(backward),
@@ -119,7 +122,11 @@ def pieces_of(choices: Choices, split: Split) -> Pieces:
     if not any(isinstance(number, np.ndarray) for number in cut):
         return table.of_one(*cut)
     distinct, which = distinct_rows(*cut)
-    return _handed_out(table.of(*distinct), which)
+    if len(distinct[0]) > _FEW:
+        return _handed_out(table.of(*distinct), which)
+    return _handed_out(
+        _side_by_side([table.of_one(*one) for one in zip(*map(np.ndarray.tolist, distinct), strict=True)]), which
+    )
 
 
 def accumulated(on: Machine, pieces: Pieces, num_microbatches: Numbers) -> Pieces:
@@ -151,8 +158,16 @@ def _stage_time(on: Machine, work: Work) -> StageTime:
     return StageTime(on.time_s(work.forward), on.time_s(work.input), on.time_s(work.weight))
 
 
+def _side_by_side(pieces: Sequence[Any]) -> Any:
+    """Records of numbers as one record of arrays; a number that all have stays one."""
+    first = pieces[0]
+    if isinstance(first, tuple):
+        return type(first)(*map(_side_by_side, zip(*pieces, strict=True)))
+    return first if all(each == first for each in pieces) else np.array(pieces)
+
+
 def _handed_out(piece: Any, which: np.ndarray) -> Any:
     """Arrays of one number a cut as arrays of one a plan, in records of records; what all cuts share stays a number."""
     if isinstance(piece, tuple):
         return type(piece)(*(_handed_out(each, which) for each in piece))
-    return piece[which] if isinstance(piece, np.ndarray) else piece
+    return piece.take(which) if isinstance(piece, np.ndarray) else piece

@@ -6,7 +6,7 @@ Everything that is asked for is checked here, once; the formulas behind (step.py
 """
 
 from functools import lru_cache
-from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lablib.models.gpt import GPTConfig
 from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
-from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED
+from lablib.pipeline.closed_form import SCHEDULES
 from lablib.plan.gradient_compression import GradientCompression, find_compression
 from lablib.plan.losses import Losses
 from lablib.plan.machine import Machine
@@ -28,6 +28,7 @@ from lablib.plan.optimizers import Optimizer, find_optimizer
 from lablib.plan.parallel import Parallel
 from lablib.plan.prediction import Prediction
 from lablib.plan.recompute import recompute_policy
+from lablib.plan.rules import Question, obstacles
 from lablib.plan.setup import Choices, Split
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.step import Step, step_of
@@ -35,7 +36,6 @@ from lablib.plan.step import Step, step_of
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
 TRAINABLE = ("all", "lora")
 OFFLOAD = ("optimizer", "activations")
-_CHUNKED = ("interleaved", "breadth-first")
 
 
 def predict(
@@ -88,12 +88,11 @@ def predict(
         *(model, cluster, parallel, precision, recompute, schedule, optimizer, stack, compression, offload),
         *(trainable, losses, host_link),
     )
-    for reason in obstacles(model, parallel, schedule, batch, micro_batch, seq_len):
+    _check(batch=batch, micro_batch=micro_batch, seq_len=seq_len)
+    axes = (parallel.data, parallel.tensor, parallel.pipeline, parallel.context, parallel.expert, parallel.chunks)
+    for reason in obstacles(Question(model, cluster, schedule, *axes, parallel.replicas, micro_batch, batch, seq_len)):
         raise ValueError(reason)
-    split = Split(
-        *(parallel.data, parallel.tensor, parallel.pipeline, parallel.context, parallel.expert, parallel.chunks),
-        *(parallel.replicas, micro_batch, batch // (parallel.data * micro_batch), seq_len),
-    )
+    split = Split(*axes, parallel.replicas, micro_batch, batch // (parallel.data * micro_batch), seq_len)
     return _prediction(choices, parallel, split, batch, step_of(choices, split))
 
 
@@ -149,47 +148,10 @@ def _machine(cluster: Cluster, stack: Stack, losses: Losses, precision: str) -> 
     return Machine(cluster, stack, losses, precision)
 
 
-def obstacles(
-    model: Transformer, parallel: Parallel, schedule: str, batch: int, micro_batch: int, seq_len: int
-) -> list[str]:
-    """Why a split is impossible, each reason with a remedy; empty where it is possible."""
-    found: list[str] = []
-    for name, value in (("batch", batch), ("micro_batch", micro_batch), ("seq_len", seq_len)):
+def _check(**sizes: Any) -> None:
+    for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            return [f"{name} must be a whole number, 1 or more: got {value!r}"]
-    _divides(found, "num_heads", model.num_heads, "tensor", parallel.tensor)
-    _divides(found, "the hidden size of the MLP", model.hidden_size, "tensor", parallel.tensor)
-    _divides(found, "seq_len", seq_len, "context", parallel.context)
-    _divides(found, "batch", batch, "data * micro_batch", parallel.data * micro_batch)
-    if model.kv_heads % parallel.tensor and parallel.tensor % model.kv_heads:
-        found.append(
-            f"tensor must divide num_kv_heads, or be a multiple of it: got {parallel.tensor} and {model.kv_heads}"
-        )
-    # Embedding and head may be pieces of their own (126 layers in 128 pieces: Llama 3 405B).
-    if parallel.pipeline * parallel.chunks > model.num_layers + 2 * (parallel.pipeline > 1):
-        found.append(
-            f"a pipeline needs a layer for each piece: got pipeline * chunks = "
-            f"{parallel.pipeline * parallel.chunks} and {model.num_layers} layers; try {model.num_layers} or fewer"
-        )
-    if parallel.expert > 1 and model.experts is None:
-        found.append(f"expert > 1 needs a mixture of experts: got expert={parallel.expert} and {model.name!r}")
-    if model.experts:
-        _divides(found, "num_experts", model.experts.num_experts, "expert", parallel.expert)
-    if parallel.chunks > 1 and schedule not in (*_CHUNKED, *V_SHAPED):
-        found.append(
-            f"schedule {schedule!r} has one piece on each stage: got chunks={parallel.chunks}; try interleaved"
-        )
-    if schedule in V_SHAPED and parallel.pipeline > 1 and parallel.chunks != 2:
-        found.append(f"schedule {schedule!r} has two pieces on each stage: got chunks={parallel.chunks}; give chunks=2")
-    if schedule == "interleaved" and parallel.pipeline > 1 and not found:
-        num_microbatches = batch // (parallel.data * micro_batch)
-        _divides(found, "the number of micro-batches", num_microbatches, "pipeline", parallel.pipeline)
-    return found
-
-
-def _divides(found: list[str], what: str, size: int, axis: str, ranks: int) -> None:
-    if size % ranks:
-        found.append(f"{axis} must divide {what}: got {ranks} and {size}; try {gcd(size, ranks)}")
+            raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r}")
 
 
 def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, step: Step) -> Prediction:

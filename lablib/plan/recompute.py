@@ -15,7 +15,7 @@ al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-m
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, least
+from lablib.cost.arrays import Numbers, least, most
 from lablib.plan.layer import Work
 from lablib.plan.machine import Pass
 from lablib.plan.stack import Stack
@@ -40,7 +40,7 @@ class Recompute(NamedTuple):
 
     def share(self, layers: Numbers) -> Numbers:
         """Of a stage's layers, the share that is recomputed."""
-        return 1.0 if self.first is None else least(self.first / layers, 1.0)
+        return 1.0 if self.first is None else least(self.first / most(layers, 1), 1.0)
 
     def again(self, work: Work, stack: Stack, layers: Numbers) -> Pass:
         """What of a mean layer's forward pass runs a second time."""

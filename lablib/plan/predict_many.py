@@ -1,0 +1,335 @@
+"""Predictions of many plans at once: the formulas of `predict` on arrays.
+
+    found = predict_many("gpt3-175b", "dgx-a100", data=64 // tensor, tensor=tensor, batch=1536)     tensor an array
+    found.step_time_s.argmin()         found[3] is the whole Prediction of the fourth plan
+
+Plans with the same choices (schedule, recomputation, ...) form a group, and a group is one evaluation of step.py and
+memory.py on arrays. What lies in a layer is worked out for its distinct cuts alone (pieces.py). A group is gone through
+in blocks of some thousand plans, so that its numbers stay in the processor's cache.
+
+A plan that breaks a rule (rules.py) has no numbers: NaN, and the rule's number.
+
+Cost: some 500 operations on arrays for a block; nothing depends on the number of micro-batches or of stages.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lablib.hardware.catalogue import find_cluster
+from lablib.hardware.cluster import Cluster
+from lablib.hardware.link import Link
+from lablib.models.gpt import GPTConfig
+from lablib.models.published import find_transformer
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_flops import step_flops
+from lablib.plan.losses import Losses
+from lablib.plan.memory import peak_bytes
+from lablib.plan.parallel import Parallel
+from lablib.plan.predict import choices_of, predict
+from lablib.plan.prediction import Prediction
+from lablib.plan.rules import RULES, Question
+from lablib.plan.setup import Choices, Split
+from lablib.plan.step import step_of
+
+AXES = ("tensor", "context", "expert", "data", "pipeline")
+NUMBERS = (
+    *("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"),
+    *("micro_batch", "batch", "seq_len"),
+)
+_BLOCK = 16384
+_SPLIT = ("zero_stage", "sequence_parallel", "reshard_after_forward")
+Progress = Callable[[int, int], None]
+
+
+class Column(NamedTuple):
+    """A choice of each of many plans: the values there are, and which of them each plan has."""
+
+    values: tuple[Any, ...]
+    codes: np.ndarray
+
+    @staticmethod
+    def of(given: Any) -> "Column":
+        """From a column, an array or list of values, or one value for all."""
+        if isinstance(given, Column):
+            return given
+        if not isinstance(given, (np.ndarray, list)):
+            return Column((given,), np.zeros(1, np.intp))
+        seen: dict[Any, int] = {}
+        items = given.tolist() if isinstance(given, np.ndarray) else given
+        codes = np.array([seen.setdefault(item, len(seen)) for item in items], np.intp)
+        return Column(tuple(seen), codes)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.values[self.codes[i]]
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions:
+    """What many plans would take. Arrays have one entry a plan; NaN where a plan is impossible.
+
+    Attributes:
+        numbers: name -> array: the split, micro_batch, batch, seq_len.
+        choices: name -> `Column`.
+        fixed: what is the same for all.
+        step_time_s: seconds of one step.
+        tokens_per_s: on all GPUs.
+        mfu, hfu: shares of the peak.
+        peak_memory_bytes: of the stage that keeps most.
+        bubble_fraction: share of the pipeline's time in which the busiest stage waits.
+        exposed_s: axis -> seconds a step of communication that nothing hides.
+        obstacle: number of the first rule of rules.py that a plan breaks; -1 where it is possible.
+        memory_limit_bytes: of one GPU.
+        driver_bytes: of those, what the driver takes.
+    """
+
+    numbers: Mapping[str, np.ndarray]
+    choices: Mapping[str, Column]
+    fixed: Mapping[str, Any]
+    step_time_s: np.ndarray
+    tokens_per_s: np.ndarray
+    mfu: np.ndarray
+    hfu: np.ndarray
+    peak_memory_bytes: np.ndarray
+    bubble_fraction: np.ndarray
+    exposed_s: Mapping[str, np.ndarray]
+    obstacle: np.ndarray
+    memory_limit_bytes: float
+    driver_bytes: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.step_time_s)
+
+    @property
+    def is_possible(self) -> np.ndarray:
+        return self.obstacle < 0
+
+    @property
+    def fits(self) -> np.ndarray:
+        """Whether the fullest stage is within the GPU's memory; False where a plan is impossible."""
+        return self.over_bytes <= 0
+
+    @property
+    def over_bytes(self) -> np.ndarray:
+        """By how much the fullest stage is beyond the GPU's memory; below 0 where it fits."""
+        return self.peak_memory_bytes + self.driver_bytes - self.memory_limit_bytes
+
+    @property
+    def num_gpus(self) -> np.ndarray:
+        n = self.numbers
+        return n["data"] * n["tensor"] * n["pipeline"] * n["context"]
+
+    def arguments(self, i: int) -> dict[str, Any]:
+        """The keyword arguments of `predict` for plan `i`. Raises ValueError where `Parallel` refuses it."""
+        given: dict[str, Any] = {name: int(column[i]) for name, column in self.numbers.items()}
+        given |= {name: column[i] for name, column in self.choices.items()}
+        outside = {name: given.pop(name) for name in tuple(given) if name in (*NUMBERS[7:], *_OUTSIDE)}
+        parallel = Parallel(**given, zero_plus_plus=self.fixed["zero_plus_plus"])
+        others = {name: value for name, value in self.fixed.items() if name != "zero_plus_plus"}
+        return {**others, "parallel": parallel, **outside}
+
+    def __getitem__(self, i: int) -> Prediction:
+        """The whole prediction of one plan. Raises ValueError, with the reason, where it is impossible."""
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"there are {len(self)} plans: got {i}")
+        return predict(**self.arguments(i))
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return (self[i] for i in range(len(self)))
+
+    def reason(self, i: int) -> str:
+        """Why plan `i` is impossible, with the remedy; empty where it is possible."""
+        if self.obstacle[i] < 0:
+            return ""
+        numbers = {name: int(column[i]) for name, column in self.numbers.items()}
+        question = Question(self.fixed["model"], self.fixed["cluster"], self.choices["schedule"][i], **numbers)
+        return RULES[self.obstacle[i]].sentence(question)
+
+    def __repr__(self) -> str:
+        possible, fits = int(self.is_possible.sum()), int(self.fits.sum())
+        return f"Predictions({len(self)} plans: {possible} possible, {fits} fit)"
+
+
+_OUTSIDE = ("precision", "recompute", "schedule", "optimizer", "stack", "compression")
+
+
+def predict_many(
+    model: str | Transformer | GPTConfig,
+    cluster: str | Cluster,
+    *,
+    data: Any = 1,
+    tensor: Any = 1,
+    pipeline: Any = 1,
+    context: Any = 1,
+    expert: Any = 1,
+    chunks: Any = 1,
+    replicas: Any = 1,
+    micro_batch: Any = 1,
+    batch: Any = 1,
+    seq_len: Any = None,
+    zero_stage: Any = 0,
+    sequence_parallel: Any = None,
+    reshard_after_forward: Any = True,
+    zero_plus_plus: tuple[str, ...] = (),
+    precision: Any = "bfloat16",
+    recompute: Any = "none",
+    schedule: Any = "1f1b",
+    optimizer: Any = "adamw",
+    stack: Any = "megatron-core",
+    compression: Any = "none",
+    offload: tuple[str, ...] = (),
+    trainable: str = "all",
+    losses: Losses | None = None,
+    host_link: str | Link = "pcie4",
+    progress: Progress | None = None,
+) -> Predictions:
+    """One training step of each of many plans, predicted: what `predict` says of each, to rounding.
+
+    Args:
+        data to seq_len: whole numbers, 1 or more, or arrays of them; they broadcast.
+        zero_stage to compression, but for zero_plus_plus: as in `Parallel` and `predict`; one value for all plans, or
+            an array or list with one for each.
+        zero_plus_plus, offload, trainable, losses, host_link: as there; the same for all plans.
+        progress: called with the number of plans done and of all.
+
+    Raises:
+        ValueError: names nobody knows, numbers below 1, columns of different lengths. A plan that breaks a rule of
+            rules.py raises nothing: see `Predictions.obstacle`.
+    """
+    model, cluster = find_transformer(model), find_cluster(cluster)
+    seq_len = model.max_seq_len if seq_len is None else seq_len
+    given = (data, tensor, pipeline, context, expert, chunks, replicas, micro_batch, batch, seq_len)
+    numbers = {name: _whole_numbers(name, each) for name, each in zip(NUMBERS, given, strict=True)}
+    columns = dict(
+        zip(
+            (*_SPLIT, *_OUTSIDE),
+            map(
+                Column.of,
+                (
+                    *(zero_stage, sequence_parallel, reshard_after_forward),
+                    *(precision, recompute, schedule, optimizer, stack, compression),
+                ),
+            ),
+            strict=True,
+        )
+    )
+    length = _length({**numbers, **{name: column.codes for name, column in columns.items()}})
+    numbers = {name: np.broadcast_to(each, length) for name, each in numbers.items()}
+    columns = {name: Column(each.values, np.broadcast_to(each.codes, length)) for name, each in columns.items()}
+    fixed = {
+        "model": model,
+        "cluster": cluster,
+        "zero_plus_plus": tuple(zero_plus_plus),
+        **{"offload": tuple(offload), "trainable": trainable, "losses": losses, "host_link": host_link},
+    }
+    found = _Sheet(length)
+    done = 0
+    for plans, values in _groups(columns, length):
+        choices = _choices(fixed, values)
+        for begin in range(0, len(plans), _BLOCK):
+            block = plans[begin : begin + _BLOCK]
+            _fill(found, choices, block, {name: each[block] for name, each in numbers.items()})
+            done += len(block)
+            if progress:
+                progress(done, length)
+    driver_bytes = (Losses() if losses is None else losses).driver_bytes
+    return Predictions(
+        numbers,
+        columns,
+        fixed,
+        **vars(found),
+        memory_limit_bytes=cluster.device.memory_bytes,
+        driver_bytes=driver_bytes,
+    )
+
+
+def _whole_numbers(name: str, given: Any) -> np.ndarray:
+    array = np.atleast_1d(np.asarray(given))
+    if array.dtype.kind not in "iu" or array.ndim != 1 or (array.size and array.min() < 1):
+        raise ValueError(f"{name} must be whole numbers, 1 or more, in one dimension: got {given!r}")
+    return array.astype(np.int64)
+
+
+def _length(columns: Mapping[str, np.ndarray]) -> int:
+    lengths = {name: len(column) for name, column in columns.items() if len(column) != 1}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns must have one length, or be one value for all plans: got {lengths}")
+    return next(iter(lengths.values()), 1)
+
+
+def _groups(columns: Mapping[str, Column], length: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    """Plans with the same choices, and those choices."""
+    key = np.zeros(length, np.int64)
+    for column in columns.values():
+        key = key * len(column.values) + column.codes
+    order = np.argsort(key, kind="stable")
+    for plans in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        if len(plans):
+            yield plans, {name: column[plans[0]] for name, column in columns.items()}
+
+
+def _choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Choices:
+    split = {name: values[name] for name in _SPLIT}
+    if split["sequence_parallel"] is None:
+        split["sequence_parallel"] = True  # on where tensor > 1; elsewhere it divides by 1
+    parallel = Parallel(**split, zero_plus_plus=fixed["zero_plus_plus"])
+    others = {name: values[name] for name in _OUTSIDE}
+    return choices_of(
+        parallel=parallel,
+        **{name: fixed[name] for name in ("model", "cluster", "offload", "trainable", "losses", "host_link")},
+        **others,
+    )
+
+
+class _Sheet:
+    """The columns of results, to be filled in."""
+
+    def __init__(self, length: int):
+        for name in ("step_time_s", "tokens_per_s", "mfu", "hfu", "peak_memory_bytes", "bubble_fraction"):
+            setattr(self, name, np.full(length, np.nan))
+        self.exposed_s = {axis: np.full(length, np.nan) for axis in AXES}
+        self.obstacle = np.full(length, -1, np.int16)
+
+
+def _fill(found: Any, choices: Choices, plans: np.ndarray, numbers: dict[str, np.ndarray]) -> None:
+    """Rules first; then numbers for those that break none."""
+    model, machine = choices.model, choices.machine
+    broken = first_broken(Question(model, machine.cluster, choices.schedule, **numbers))
+    found.obstacle[plans] = broken
+    if (broken >= 0).any():
+        possible = np.flatnonzero(broken < 0)
+        plans, numbers = plans[possible], {name: each[possible] for name, each in numbers.items()}
+    if not len(plans):
+        return
+    batch = numbers.pop("batch")
+    split = Split(**numbers, num_microbatches=batch // (numbers["data"] * numbers["micro_batch"]))
+    step = step_of(choices, split)
+    useful, hardware = _flops(choices, split, batch * split.seq_len)
+    peak = machine.device.peak(machine.precision) * split.num_ranks * step.step_s
+    found.step_time_s[plans] = step.step_s
+    found.tokens_per_s[plans] = batch * split.seq_len / step.step_s
+    found.mfu[plans], found.hfu[plans] = useful / peak, hardware / peak
+    found.bubble_fraction[plans] = step.bubble_s / step.pipeline_s
+    found.peak_memory_bytes[plans] = peak_bytes(choices, split, step)
+    for axis in AXES:
+        found.exposed_s[axis][plans] = getattr(step, axis).exposed_s
+
+
+def first_broken(question: Question) -> np.ndarray:
+    """The number of the first rule that each plan breaks; -1 where it breaks none."""
+    broken = np.full(len(question.data), -1, np.int16)
+    for number in reversed(range(len(RULES))):
+        broken[np.broadcast_to(RULES[number].is_broken(question), broken.shape)] = number
+    return broken
+
+
+def _flops(choices: Choices, split: Split, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Model and hardware FLOPs of the steps, as predict.py has them."""
+    model, policy = choices.model, choices.recompute
+    tokens = tokens.astype(float)  # the FLOPs of a step may be beyond 2^63
+    useful, computed = (step_flops(model, tokens, split.seq_len, recompute=kind) for kind in ("none", policy.kind))
+    share = 2 / 3 if choices.trainable != "all" else 1.0
+    again = policy.share(model.num_layers / split.pipeline) * (computed - useful)
+    return share * useful, share * (useful + again)
