@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 from lablib.hardware import Device
 from lablib.ledger import Block, Memory
 from lablib.plan import Parallel, Prediction
+from lablib.plan.validation import Report, published_rows, score
 from lablib.run import Span, Timeline, Traffic, Transfer
 
 
@@ -113,3 +114,18 @@ def some_prediction(**changes: Any) -> Prediction:
         "memory_limit_bytes": 80e9,
     }
     return Prediction(**numbers | changes)
+
+
+class Predicted(NamedTuple):
+    """What a planner that knows nothing says of every run."""
+
+    step_time_s: float = 3.0
+    peak_memory_bytes: float = 1e9
+    reserved_bytes: float = 1e9
+    device_bytes: float = 1e9
+    fits: bool = True
+
+
+def some_report() -> Report:
+    """Every fifth published run, predicted to take 3 s."""
+    return score(published_rows()[::5], lambda **_: Predicted())

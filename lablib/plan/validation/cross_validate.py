@@ -6,9 +6,9 @@ machines and the less of the rows.
 
 What is made small is the mean over sources of the mean |ln(predicted / measured)| of the step time: every source counts
 the same, however many rows it has, and twice as long is as far off as half. The search starts in the middle of the
-bounds, so that nothing is carried over from constants that had seen the source, and goes along one constant at a time,
-in steps that shrink (pattern search: Hooke and Jeeves, "Direct search", J. ACM 8(2), 1961): it needs no derivative,
-repeats to the last bit, and never leaves the bounds. A constant that the remaining sources say nothing about stays.
+bounds, so that nothing is carried over from constants that had seen the source. It steps along one constant at a time,
+repeats the moves that helped, and halves the step where none does (Hooke and Jeeves, "Direct search", J. ACM 8(2),
+1961): it needs no derivative and never leaves the bounds. A constant that the other sources say nothing about stays.
 
 Source of the procedure: Stone, "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974.
 Simplified: a source is a family of row ids; the search finds a local minimum; what a row leaves open is chosen once,
@@ -21,11 +21,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import log, sqrt
 from statistics import fmean
+from typing import NamedTuple
 
 from lablib.plan.validation.rows import Row
 from lablib.plan.validation.score import Predictor, Prepared, best, prepare, report
 
-_WORTHWHILE = 1e-3  # the share of the loss that a step must save
+_FIRST_STEP, _LAST_STEP = 0.4, 0.05  # shares of a constant
+_WORTHWHILE = 5e-4  # the share of the loss that a step must save
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,6 @@ def cross_validate(
     constants: Mapping[str, Constant],
     predictor: Maker,
     *,
-    rounds: int = 5,
     progress: Callable[[str], None] = lambda source: None,
 ) -> list[HeldOut]:
     """The error of every source with constants that were fitted without it, in the order of the rows.
@@ -75,7 +76,6 @@ def cross_validate(
         rows: of at least two sources.
         constants: name to value and bounds.
         predictor: called with the values of all constants, returns what `score` takes.
-        rounds: passes over all constants, the steps halved from one to the next.
         progress: called before each fit with the source that is left out, "none" first.
 
     Raises:
@@ -87,11 +87,11 @@ def cross_validate(
     if len(sources) < 2:
         raise ValueError(f"leaving one source out needs two or more: got {', '.join(sources) or 'none'}")
     progress("none")
-    fitted = predictor(fit(ready, constants, predictor, rounds=rounds))
+    fitted = predictor(fit(ready, constants, predictor))
     results = []
     for source in sources:
         progress(source)
-        values = fit([one for one in ready if one.row.family != source], constants, predictor, rounds=rounds)
+        values = fit([one for one in ready if one.row.family != source], constants, predictor)
         inside = [one for one in ready if one.row.family == source]
         errors = [_error(inside, predict) for predict in (as_is, fitted, predictor(values))]
         results.append(HeldOut(source, len(inside), errors[0], errors[1], errors[2], values))
@@ -112,23 +112,42 @@ def _error(ready: Sequence[Prepared], predict: Predictor) -> float:
     return report(ready, predict).all()["mape"]
 
 
-def fit(
-    ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor: Maker, *, rounds: int = 5
-) -> dict[str, float]:
+def fit(ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor: Maker) -> dict[str, float]:
     """The constants with the smallest loss that the search finds inside their bounds. Arguments as `cross_validate`."""
-    values = {name: sqrt(constant.least * constant.most) for name, constant in constants.items()}
-    least, step = loss(ready, predictor(values)), 0.4
-    for _ in range(rounds):
-        for name, constant in constants.items():
-            for factor in (1 + step, 1 / (1 + step)):
-                moved = True
-                while moved:  # on in a direction as long as it helps
-                    tried = values | {name: min(constant.most, max(constant.least, values[name] * factor))}
-                    found = loss(ready, predictor(tried)) if tried != values else least
-                    if moved := found < (1 - _WORTHWHILE) * least:
-                        values, least = tried, found
-        step /= 2
-    return values
+
+    def at(values: Values) -> _Point:
+        inside = {name: min(c.most, max(c.least, values[name])) for name, c in constants.items()}
+        return _Point(loss(ready, predictor(inside)), inside)
+
+    here, step = at({name: sqrt(c.least * c.most) for name, c in constants.items()}), _FIRST_STEP
+    while step > _LAST_STEP:
+        there = _explore(here, step, at)
+        if there is here:
+            step /= 2
+        while there is not here:
+            # What helped once often helps twice: the same move again, and a look around there.
+            leap = {name: there.values[name] ** 2 / here.values[name] for name in constants}
+            here, beyond = there, _explore(at(leap), step, at)
+            there = beyond if beyond.loss < here.loss * (1 - _WORTHWHILE) else here
+    return here.values
+
+
+class _Point(NamedTuple):
+    """Constants, and the loss with them."""
+
+    loss: float
+    values: dict[str, float]
+
+
+def _explore(here: _Point, step: float, at: Callable[[Values], _Point]) -> _Point:
+    """One step up or down along each constant in turn, where it helps; `here` itself where none does."""
+    for name in here.values:
+        for factor in (1 + step, 1 / (1 + step)):
+            there = at(here.values | {name: here.values[name] * factor})
+            if there.loss < here.loss * (1 - _WORTHWHILE):
+                here = there
+                break
+    return here
 
 
 def loss(ready: Iterable[Prepared], predict: Predictor) -> float:

@@ -116,7 +116,9 @@ def _step_time_s(
 
 
 def _check_share(row: Row, field: str, flops: float, step_time_s: float, device: Device, precision: str) -> None:
-    share = flops / step_time_s / row.hardware["gpus"] / device.peak(precision)
+    # A dtype that the device lacks is emulated in 16 bits, not in float32.
+    peak = max(device.peak(precision), device.peak("float16"))
+    share = flops / step_time_s / row.hardware["gpus"] / peak
     if not LEAST_SHARE <= share <= MOST_SHARE:
         raise ValueError(
             f"measured.{field} = {row.measured[field]:g} means {share:.3g} of the peak of {device.name}, outside "
