@@ -23,7 +23,7 @@ from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.closed_form import in_flight
 from lablib.plan import eager_memory
 from lablib.plan.setup import Choices, Split
-from lablib.plan.step import Step, sizes_of
+from lablib.plan.step import Step, entering_bytes
 
 CATEGORIES = ("parameter", "gradient", "optimizer state", "activation", "communication buffer", "other")
 
@@ -121,9 +121,8 @@ def _held_microbatches(choices: Choices, split: Split, rank: Numbers) -> Numbers
 
 def _activations(choices: Choices, split: Split, step: Step, layers: Numbers, rank: Numbers) -> Numbers:
     """What the layers keep of all micro-batches in flight; and the larger of what a layer and what the head need."""
-    at, policy, work = sizes_of(choices, split), choices.recompute, step.work
-    entering = at.rows * choices.model.d_model * choices.machine.width / at.sequence_shards
-    kept = policy.kept_bytes(work, choices.machine.stack, entering, layers)
+    policy, work = choices.recompute, step.work
+    kept = policy.kept_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
     # While a layer's backward is at work there is what it made again, and its gradients.
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in choices.offload:

@@ -180,7 +180,7 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         peak_flops_per_s=device.peak(machine.precision),
         parts=parts_of(choices, step),
         communication={
-            name: tuple(getattr(step, name)) for name in ("tensor", "context", "expert", "data", "pipeline")
+            name: tuple(getattr(step, name)) for name in ("tensor", "context", "expert", "data", "pipeline", "host")
         },
         bubble_fraction=step.bubble_s / step.pipeline_s,
         memory=_stages(choices, split, step),
@@ -219,6 +219,7 @@ def parts_of(choices: Choices, step: Step) -> dict[str, float]:
         "embedding, head, loss": step.ends_s,
         "bubble and messages": step.bubble_s,
         "data axis": step.data.exposed_s,
+        "host link": step.host.exposed_s,
         "optimizer": step.optimizer_s,
         "fixed": step.fixed_s,
     }

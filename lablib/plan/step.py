@@ -59,6 +59,7 @@ class Step(NamedTuple):
     expert: Axis
     data: Axis
     pipeline: Axis
+    host: Axis
     work: Work
     embedding: Work
     head: Work
@@ -92,7 +93,9 @@ def step_of(choices: Choices, split: Split) -> Step:
 
     layers = model.num_layers / split.pipeline
     fullest = ceil_div(model.num_layers, split.pipeline)
-    one = StageTime(forward_s + sharded.forward_s, backward_s + again_s + sharded.backward_s, weight_s)
+    moved = _offloaded_layer(choices, split, work, layers, forward_s, backward_s + weight_s + again_s)
+    waiting_s = sharded.forward_s + moved.forward_s, sharded.backward_s + moved.backward_s
+    one = StageTime(forward_s + waiting_s[0], backward_s + again_s + waiting_s[1], weight_s)
     middle, busiest = _scaled(one, layers), _scaled(one, fullest)
     # Where p does not divide L, the ends of the pipeline are those with a layer less.
     short = layers - model.num_layers // split.pipeline
@@ -129,7 +132,7 @@ def step_of(choices: Choices, split: Split) -> Step:
         memory_s=spent.memory_s,
         launch_s=layers_s - compute_s,
         recompute_s=m * layers * again_s,
-        ends_s=busy_s - layers_s - m * layers * (sharded.forward_s + sharded.backward_s),
+        ends_s=busy_s - layers_s - m * layers * (waiting_s[0] + waiting_s[1]),
         bubble_s=pipeline_s - busy_s,
         optimizer_s=optimizer_s,
         fixed_s=on.losses.step_s,
@@ -141,6 +144,7 @@ def step_of(choices: Choices, split: Split) -> Step:
             data.exposed_s + m * layers * (sharded.forward_s + sharded.backward_s),
         ),
         pipeline=Axis(2 * m * split.chunks * send_s, 0.0 * send_s),
+        host=Axis(m * layers * moved.total_s, m * layers * (moved.forward_s + moved.backward_s)),
         work=work,
         embedding=pieces.embedding,
         head=pieces.head,
@@ -161,8 +165,8 @@ def _total(time: StageTime) -> Numbers:
     return time.forward_s + time.input_s + time.weight_s
 
 
-class _Sharded(NamedTuple):
-    """What ZeRO-3 adds to one layer of one micro-batch."""
+class _Added(NamedTuple):
+    """What waiting for parameters, or for the host, adds to one layer of one micro-batch; and what is moved in all."""
 
     forward_s: Numbers = 0.0
     backward_s: Numbers = 0.0
@@ -191,18 +195,35 @@ def _reduce_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
     return time_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
 
 
-def _sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers) -> _Sharded:
+def _sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers) -> _Added:
     """ZeRO-3, one layer: its traffic hides behind the layer's own compute; what is left over holds everybody up."""
     if choices.zero_stage < 3:
-        return _Sharded()
+        return _Added()
     gather_s = _gather_s(choices, split, held.layer)
     regather_s = _gather_s(choices, split, held.layer, is_backward=True) * choices.reshard_after_forward
     reduce_s = _reduce_s(choices, split, held.layer) * (choices.trainable == "all")
-    return _Sharded(
+    return _Added(
         most(gather_s - forward_s, 0.0),
         most(regather_s + reduce_s - backward_s, 0.0),
         gather_s + regather_s + reduce_s,
     )
+
+
+def _offloaded_layer(
+    choices: Choices, split: Split, work: Work, layers: Numbers, forward_s: Numbers, backward_s: Numbers
+) -> _Added:
+    """Activations kept by the host: each layer's go there while the next computes, and come back ahead of backward."""
+    if "activations" not in choices.offload:
+        return _Added()
+    size = choices.recompute.kept_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
+    one_way_s = size / choices.host_link.bandwidth_bytes_per_s
+    return _Added(most(one_way_s - forward_s, 0.0), most(one_way_s - backward_s, 0.0), 2 * one_way_s)
+
+
+def entering_bytes(choices: Choices, split: Split) -> Numbers:
+    """A layer's input for one micro-batch, on one rank."""
+    at = sizes_of(choices, split)
+    return at.rows * choices.model.d_model * choices.machine.width / at.sequence_shards
 
 
 def _data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one: StageTime) -> Axis:
