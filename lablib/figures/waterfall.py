@@ -32,8 +32,14 @@ NOTHING = 1e-9  # share of the step: the rounding of a sum
 HEADING_COLUMNS = 100  # characters of one line above the plot, for all plans together
 
 # The kind of each part; what ends in "axis" is communication, and what is not named is compute.
-_KINDS = {"bubble and messages": "idle", "optimizer": "optimizer", "launches": "other", "fixed": "other"}
-_DRAWN = (COMPUTE, LOOKS["communication"], LOOKS["idle"], LOOKS["optimizer"], LOOKS["other"])
+_KINDS = {
+    "recomputation": "recompute",
+    "bubble and messages": "idle",
+    "optimizer": "optimizer",
+    "launches": "other",
+    "fixed": "other",
+}
+_DRAWN = (COMPUTE, LOOKS["recompute"], LOOKS["communication"], LOOKS["idle"], LOOKS["optimizer"], LOOKS["other"])
 _WORDS = {"communication": "exposed communication", "idle": "bubble", "other": "launches and the rest"}
 
 
@@ -135,7 +141,7 @@ def kind_of_part(part: str) -> str:
     >>> kind_of_part("products"), kind_of_part("data axis"), kind_of_part("bubble and messages")
     ('compute', 'communication', 'idle')
     """
-    return "communication" if part.endswith(" axis") else _KINDS.get(part, COMPUTE.name)
+    return "communication" if part.endswith((" axis", " link")) else _KINDS.get(part, COMPUTE.name)
 
 
 def _kinds(pieces: Sequence[_Piece]) -> list[str]:

@@ -207,15 +207,22 @@ def _token_flops(model: Transformer, seq_len: int, recompute: str) -> float:
 
 
 def parts_of(choices: Choices, step: Step) -> dict[str, float]:
-    """The step as a sum, in the order of a waterfall: what the layers compute, then what is added to it."""
+    """The step as a sum, in the order of a waterfall: what the layers compute, then what is added to it.
+
+    What is computed a second time is one part, whatever it consists of.
+    """
+    again = step.repeated
+    again_tensor_s = again.tensor_s * (1 - choices.machine.stack.tensor_overlap)
+    kernels_s = again.compute_s + again.context_s + again.expert_s + again_tensor_s
     return {
-        "products": step.products_s,
-        "attention": step.attention_s,
-        "memory-bound kernels": step.memory_s,
-        "launches": step.launch_s,
-        "tensor axis": step.tensor.exposed_s,
-        "context axis": step.context.exposed_s,
-        "expert axis": step.expert.exposed_s,
+        "products": step.products_s - again.product_s,
+        "attention": step.attention_s - again.attention_s,
+        "memory-bound kernels": step.memory_s - again.memory_s,
+        "launches": step.launch_s - (step.recompute_s - kernels_s),
+        "recomputation": step.recompute_s,
+        "tensor axis": step.tensor.exposed_s - again_tensor_s,
+        "context axis": step.context.exposed_s - again.context_s,
+        "expert axis": step.expert.exposed_s - again.expert_s,
         "embedding, head, loss": step.ends_s,
         "bubble and messages": step.bubble_s,
         "data axis": step.data.exposed_s,

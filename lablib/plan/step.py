@@ -50,6 +50,7 @@ class Step(NamedTuple):
     memory_s: Numbers
     launch_s: Numbers
     recompute_s: Numbers
+    repeated: Pass
     ends_s: Numbers
     bubble_s: Numbers
     optimizer_s: Numbers
@@ -132,6 +133,7 @@ def step_of(choices: Choices, split: Split) -> Step:
         memory_s=spent.memory_s,
         launch_s=layers_s - compute_s,
         recompute_s=m * layers * again_s,
+        repeated=again.times(m * layers),
         ends_s=busy_s - layers_s - m * layers * (waiting_s[0] + waiting_s[1]),
         bubble_s=pipeline_s - busy_s,
         optimizer_s=optimizer_s,

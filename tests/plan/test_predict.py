@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lablib.hardware import CLUSTERS
 from lablib.models.published import find_transformer
 from lablib.plan import NONE, Parallel, predict
 
@@ -172,3 +173,35 @@ def test_names_nobody_knows_are_answered_with_the_nearest():
         predict("gpt2", "dgx-a10", batch=1)
     with pytest.raises(ValueError, match="data must be a whole number, 1 or more: got 0"):
         Parallel(data=0)
+
+
+def test_activations_on_the_host_free_memory_and_take_its_link():
+    plain, moved = (gpt3(recompute="none", offload=each) for each in ((), ("activations",)))
+    total_s, exposed_s = moved.communication["host"]
+    assert moved.peak_memory_bytes < plain.peak_memory_bytes
+    assert moved.step_time_s >= plain.step_time_s
+    assert 0 <= exposed_s < total_s and plain.communication["host"] == (0.0, 0.0)
+    # Twice what is kept over the link: 31 GB/s of PCIe 4, every layer of every micro-batch.
+    narrow = gpt3(recompute="none", offload=("activations",), host_link="pcie3", losses=NONE)
+    assert narrow.communication["host"][1] > 0
+    assert narrow.communication["host"][0] == pytest.approx(total_s * 31 / 15.75)
+
+
+def test_what_is_computed_again_is_a_part_of_its_own():
+    none, full = gpt3(recompute="none"), gpt3(recompute="full")
+    assert none.parts["recomputation"] == 0
+    assert full.parts["recomputation"] == pytest.approx(full.step_time_s - none.step_time_s, rel=0.15)
+    for name in ("products", "attention", "memory-bound kernels", "tensor axis"):
+        assert full.parts[name] == pytest.approx(none.parts[name], rel=1e-9)
+
+
+def test_deepseek_v3_takes_about_the_hours_that_were_published():
+    # DeepSeek-V3, 2024, arXiv 2412.19437, table 1 and section 3: 2.664 million H800 hours for 14.8e12 tokens; pipeline
+    # 16, experts over 64 ranks of 8 nodes, DualPipe, FP8. An H800 is an H100 with NVLink at 200 GB/s a direction. No
+    # constant was fitted to it.
+    h100 = CLUSTERS["dgx-h100"]
+    h800 = h100.but(intra=replace(h100.intra, bandwidth_bytes_per_s=200e9))
+    parallel = Parallel(data=128, pipeline=16, expert=64, chunks=2, zero_stage=1)
+    settings = {"seq_len": 4096, "precision": "float8", "schedule": "dualpipe-v"}
+    prediction = predict("deepseek-v3", h800, parallel, 15360, **settings)
+    assert prediction.gpu_hours(14.8e12) == pytest.approx(2.664e6, rel=0.2)
