@@ -36,6 +36,8 @@ Qi et al., 2024, arXiv 2405.15362 (V-shaped). Max-plus: Baccelli et al., "Synchr
 Simplified: see replay.py, which these are tested against.
 """
 
+import numpy as np
+
 from lablib.cost.arrays import Numbers, least
 from lablib.errors import unknown_name
 from lablib.pipeline.case import Case, StageTime, where
@@ -89,7 +91,13 @@ def makespan_s(
     if schedule not in _MAKESPANS:
         raise unknown_name("schedule", schedule, SCHEDULES)
     case = Case(num_stages, num_microbatches, num_chunks, middle, first_extra, last_extra, send_s, overlap, busiest)
-    return where(num_stages == 1, num_microbatches * case.round_s, _MAKESPANS[schedule](case))
+    longest_s = _MAKESPANS[schedule](case)
+    if schedule == "interleaved":
+        # With one piece on each rank there is nothing to interleave.
+        is_plain = num_chunks == 1
+        if is_plain.any() if isinstance(is_plain, np.ndarray) else is_plain:
+            longest_s = where(is_plain, one_f_one_b_s(case), longest_s)
+    return where(num_stages == 1, num_microbatches * case.round_s, longest_s)
 
 
 def bubble_fraction(
@@ -152,7 +160,8 @@ _NONE_IF_STAGGERED = ("zb-h2", "zb-v")
 _IN_FLIGHT = {
     "gpipe": lambda p, m, v, rank: m,
     "1f1b": lambda p, m, v, rank: p - rank,
-    "interleaved": lambda p, m, v, rank: p + (p - 1 - 2 * rank) / v,
+    # One piece on each rank is 1F1B.
+    "interleaved": lambda p, m, v, rank: where(v == 1, p - rank, p + (p - 1 - 2 * rank) / v),
     "breadth-first": lambda p, m, v, rank: m,
     "zb-h1": lambda p, m, v, rank: p,
     "zb-h2": lambda p, m, v, rank: 2 * p - 1,

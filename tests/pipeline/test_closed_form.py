@@ -188,3 +188,11 @@ def test_an_unknown_schedule_is_refused_with_the_nearest():
             ask()
     with pytest.raises(ValueError, match="unknown schedule 'f1b1': did you mean '1f1b'"):
         in_flight("f1b1", 2, 4)
+
+
+@given(p=st.integers(1, 8), rounds=st.integers(1, 4), send_s=st.floats(0, 0.3))
+def test_interleaving_one_piece_is_1f1b(p, rounds, send_s):
+    arguments = (p, p * rounds, 1, StageTime(1.0, 1.2, 0.9), StageTime(0.3, 0.1, 0.2), StageTime(0.5, 0.4, 0.1), send_s)
+    assert makespan_s("interleaved", *arguments) == makespan_s("1f1b", *arguments)
+    for rank in range(p):
+        assert in_flight("interleaved", p, p * rounds, 1, rank) == in_flight("1f1b", p, p * rounds, 1, rank)
