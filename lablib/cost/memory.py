@@ -15,6 +15,7 @@ is updated in place counts twice. Not what its shape says, but what is touched:
     index_add_, index_put_, scatter_           the rows that are changed, read and written
     nll_loss                                   one number a row forward; the gradient, mostly zeros, backward
     copy_, fill_, zeros_like, empty_like       nothing of what is overwritten, or gives only its shape
+    FSDP2's all_gather_copy_in                 its shards, read and written; not the buffer that is gathered in
     fused optimizers                           parameter and moments read and written, the gradient read
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009; what torch's operators read and write.
@@ -153,6 +154,11 @@ def _picked(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     return targets.numel() * scores.element_size() + _total((*others, out))
 
 
+def _copied_in(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
+    """FSDP2's own shards, read and written to their place in the buffer that a gather will fill."""
+    return 2 * _total(args[:1])
+
+
 def _filled(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """nll_loss backward: the scores are not read again; their gradient is zeros but for one number a row."""
     return _total((args[0], *args[2:], out))
@@ -177,6 +183,7 @@ _RULES: dict[str, _Rule] = {
     ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _picked),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _filled),
+    "all_gather_copy_in": _copied_in,
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _updated),
 }
 

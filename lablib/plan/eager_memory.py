@@ -21,18 +21,18 @@ from typing import NamedTuple
 import numpy as np
 
 from lablib.cost.arrays import Numbers
-from lablib.plan import eager_optimizer
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step, sizes_of
 
 
 class Moment(NamedTuple):
-    """Bytes of one moment, beside parameters and the optimizer's state."""
+    """Bytes of one moment, beside a rank's own parameters and its optimizer's state."""
 
     gradient: Numbers = 0.0
     activation: Numbers = 0.0
     communication: Numbers = 0.0
     other: Numbers = 0.0
+    parameter: Numbers = 0.0
 
     def plus(self, moment: "Moment", times: Numbers = 1.0) -> "Moment":
         return Moment(*[a + times * b for a, b in zip(self, moment, strict=True)])
@@ -46,7 +46,7 @@ class Stage(NamedTuple):
         entering: a layer's input.
         kept: of a layer, from forward to backward, its output among it.
         again: of a layer, made a second time for backward.
-        inner: the gradients of the MLP's inner tensor and of its last weight.
+        inner, last_weight: the gradients of the MLP's inner tensor and of its last weight; of the latter alone.
         head, loss: what the head keeps, and what backward of the loss needs besides.
         layer_gradient, head_gradient, embedding_gradient: of the parameters.
         tied: of a table that both ends share.
@@ -59,6 +59,7 @@ class Stage(NamedTuple):
     kept: Numbers
     again: Numbers
     inner: Numbers
+    last_weight: Numbers
     head: Numbers
     loss: Numbers
     layer_gradient: Numbers
@@ -79,11 +80,15 @@ class Stage(NamedTuple):
     def at_head(self) -> Moment:
         return Moment(other=self.is_last * self.loss)
 
+    @property
+    def freed(self) -> Numbers:
+        """What is gone once the head's backward is done: its own, and what entered it."""
+        return self.is_last * (self.head + self.entering)
+
     def at_layer(self) -> Moment:
         """The head's share is free again; the gradient of the layer's output came in a buffer, or from the head."""
         received = (1 - self.is_last) * self.entering
-        freed = self.is_last * self.head
-        return Moment(0.0, self.again - freed, received, self.inner + self.is_last * self.entering)
+        return Moment(0.0, self.again - self.freed, received, self.inner + self.is_last * self.entering)
 
     def at_embedding(self) -> Moment:
         """The gradients of a shared table and their sum, or the gradient of one that is no other's."""
@@ -91,28 +96,9 @@ class Stage(NamedTuple):
         return Moment(other=self.is_first * (self.entering + table))
 
 
-def peak(
-    choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers, in_flight: Numbers
-) -> tuple[Numbers, ...]:
-    """Parameter, gradient, optimizer state, activation, communication buffer and other bytes of a stage at its peak."""
-    on = choices.machine
-    stage = _stage_of(choices, split, step, rank, layers)
-    numbers = stage.gradient / on.width
-    shards = split.shards if choices.zero_stage else 1
-    moments = backward_moments(stage, in_flight, split.num_microbatches)
-    states = eager_optimizer.state_bytes(choices) * numbers / shards
-    if choices.trainable != "all" or "optimizer" in choices.offload:
-        states = 0.0 * states
-    else:
-        moments.append(_at_optimizer(choices, stage, numbers, shards))
-    found = largest(moments)
-    buckets = numbers * on.width * (split.data > 1)
-    return numbers * on.width, found.gradient, states, found.activation, found.communication + buckets, found.other
-
-
 def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
     """The largest moments of backward passes, with k of m micro-batches in flight."""
-    none, all_kept = Moment(gradient=stage.head_gradient), Moment(gradient=stage.gradient)
+    none, all_kept = Moment(gradient=stage.head_gradient, other=stage.tied), Moment(gradient=stage.gradient)
     others = stage.layers - 1
     done = Moment(gradient=others * stage.layer_gradient, activation=-others * stage.kept)
     first = [
@@ -131,10 +117,9 @@ def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
     return first + [Moment().plus(moment, 1.0 * (m > 1)) for moment in later]
 
 
-def _at_optimizer(choices: Choices, stage: Stage, numbers: Numbers, shards: Numbers) -> Moment:
-    """Gradients are in 32 bits where masters are, and are freed with the step."""
-    width = eager_optimizer.state_width(choices.machine)
-    return Moment(gradient=numbers * width, other=numbers / shards * eager_optimizer.temporary_bytes(choices))
+def optimizer_moment(numbers: Numbers, shards: Numbers, width: float, temporary_bytes: float) -> Moment:
+    """`numbers` gradients, as wide as the states they go into; temporaries of this rank's share of the step."""
+    return Moment(gradient=numbers * width, other=numbers / shards * temporary_bytes)
 
 
 def largest(moments: list[Moment]) -> Moment:
@@ -149,7 +134,7 @@ def largest(moments: list[Moment]) -> Moment:
     return best
 
 
-def _stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers) -> Stage:
+def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers) -> Stage:
     on, held, policy, at = choices.machine, step.held, choices.recompute, sizes_of(choices, split)
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == split.pipeline - 1)
     entering = at.rows * choices.model.d_model * on.width / at.sequence_shards
@@ -165,6 +150,7 @@ def _stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers:
         kept=kept,
         again=again,
         inner=step.work.peak_bytes,
+        last_weight=choices.model.hidden_size / split.tensor * choices.model.d_model * on.width,
         head=step.head.saved_bytes,
         loss=step.head.peak_bytes,
         layer_gradient=(held.layer + held.expert_layer) * on.width,

@@ -53,6 +53,8 @@ def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbe
     outside = held.embedding + (split.pipeline == 1) * held.head
     shards = split.shards if choices.zero_stage else 1
     own = (layers * (held.layer + held.expert_layer) + outside) / shards
+    if choices.zero_stage in (1, 2):
+        own = most(own, largest_tensor(choices, split))
     width, overhead_s = state_width(on), on.device.kernel_overhead_s
     launches = most(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
     time_s = 0.0 * own
@@ -62,16 +64,26 @@ def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbe
         time_s = time_s + overhead_s  # the numbers of steps, of all tensors at once
     if on.has_master:
         size = 4 + on.width
-        time_s = time_s + 2 * (layers * _tensors_s(choices, split, size) + on.stream_s(outside * size) + 2 * overhead_s)
+        time_s = time_s + 2 * (
+            layers * layer_pass_s(choices, split, size) + on.stream_s(outside * size) + 2 * overhead_s
+        )
     return time_s
 
 
-def _tensors_s(choices: Choices, split: Split, size: float) -> Numbers:
-    """One operator for each tensor of a layer, which moves `size` bytes a number."""
+def largest_tensor(choices: Choices, split: Split) -> Numbers:
+    """Numbers of the largest tensor: where optimizer states are split, tensors go to ranks as a whole."""
+    model = choices.model
+    matrices = max(rows * columns for rows, columns, _ in layer_tensors(choices))
+    return max(matrices, model.vocab_size * model.d_model) / split.tensor
+
+
+def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 1) -> Numbers:
+    """One operator for each tensor of a layer, or for this rank's share of it: it moves `size` bytes a number."""
     on, model = choices.machine, choices.model
     time_s = 0.0
-    for rows, columns, _ in layer_tensors(choices):
-        time_s = time_s + on.stream_s(rows * columns / split.tensor * size) + on.device.kernel_overhead_s
+    for rows, columns, count in layer_tensors(choices):
+        one_s = on.stream_s(rows * columns / (split.tensor * shards) * size) + on.device.kernel_overhead_s
+        time_s = time_s + count * one_s
     vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(layer_tensors(choices))
     return time_s + vectors * on.device.kernel_overhead_s
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.closed_form import in_flight
-from lablib.plan import eager_memory
+from lablib.plan import eager_peak
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step, entering_bytes
 
@@ -49,7 +49,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     first, last = rank == 0, rank == split.pipeline - 1
     layers = _layers_of(choices, split, rank)
     if on.stack.is_eager:
-        found = eager_memory.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
+        found = eager_peak.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
         return Memory(*found)._replace(other=found[-1] + on.losses.base_bytes)
     held = step.held
     both_ends = first * last

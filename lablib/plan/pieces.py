@@ -129,9 +129,10 @@ def pieces_of(choices: Choices, split: Split) -> Pieces:
     )
 
 
-def accumulated(on: Machine, pieces: Pieces, num_microbatches: Numbers) -> Pieces:
+def accumulated(choices: Choices, pieces: Pieces, num_microbatches: Numbers) -> Pieces:
     """With the mean, over micro-batches, of what all but the first do to add to gradients that are there."""
-    if not on.stack.is_eager:
+    on = choices.machine
+    if not on.stack.is_eager or choices.zero_stage == 3:  # only shards are added: eager_data.py
         return pieces
     later = 1 - 1 / num_microbatches
     work = pieces.layer._replace(weight=pieces.layer.weight.plus(pieces.layer.accumulate.times(later)))

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.pipeline.closed_form import StageTime, makespan_s
-from lablib.plan import eager_optimizer
+from lablib.plan import eager_data, eager_optimizer
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
 from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
@@ -85,7 +85,7 @@ def step_of(choices: Choices, split: Split) -> Step:
     """The step of a plan, or of many."""
     on, model = choices.machine, choices.model
     at = sizes_of(choices, split)
-    pieces = accumulated(on, pieces_of(choices, split), split.num_microbatches)
+    pieces = accumulated(choices, pieces_of(choices, split), split.num_microbatches)
     work, held, hidden_s = pieces.layer, pieces.held, pieces.hidden_s
     again = choices.recompute.again(work, on.stack, model.num_layers / split.pipeline)
     forward_s, backward_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
@@ -201,6 +201,8 @@ def _sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Number
     """ZeRO-3, one layer: its traffic hides behind the layer's own compute; what is left over holds everybody up."""
     if choices.zero_stage < 3:
         return _Added()
+    if choices.machine.stack.is_eager:
+        return _Added(*eager_data.sharded_layer_s(choices, split, held, forward_s, backward_s))
     gather_s = _gather_s(choices, split, held.layer)
     regather_s = _gather_s(choices, split, held.layer, is_backward=True) * choices.reshard_after_forward
     reduce_s = _reduce_s(choices, split, held.layer) * (choices.trainable == "all")
@@ -235,6 +237,11 @@ def _data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one:
         return Axis()
     outside = held.embedding + (split.pipeline == 1) * held.head
     numbers = layers * held.layer + outside
+    if stack.is_eager and choices.zero_stage == 3:
+        total_s = split.num_microbatches * eager_data.sharded_ends_s(choices, split, held)
+        return Axis(total_s, total_s)
+    if stack.is_eager and choices.compression.name == "none":
+        return Axis(*eager_data.reduced_s(choices, split, held, layers, layers * (one.input_s + one.weight_s)))
     if choices.zero_stage == 3:
         # The ends' own gathers and the first layer's have nothing to hide behind.
         once_s = _gather_s(choices, split, held.layer) + _reduce_s(choices, split, held.layer)

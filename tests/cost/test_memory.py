@@ -95,6 +95,15 @@ def test_an_operator_moves_what_it_touches(program, size_bytes, place, calls_of,
     assert [cost.size_bytes for _, cost in priced(lambda: program(x, i), DEVICE)] == [size_bytes]
 
 
+def test_fsdp_copies_its_shards_and_not_the_buffer_they_are_gathered_in(priced):
+    import torch.distributed.fsdp._fully_shard._fsdp_collectives  # noqa: F401  (defines the operator)
+
+    shards, buffer = [torch.zeros(60), torch.zeros(40)], torch.empty(8 * 100)
+    copy_in = torch.ops.fsdp.all_gather_copy_in.default
+    costs = priced(lambda: copy_in(shards, buffer, [60, 40], 100, 3), DEVICE)
+    assert [cost.size_bytes for name, cost in costs if name == "fsdp::all_gather_copy_in"] == [2 * 100 * SHORT]
+
+
 def test_a_loss_reads_one_score_a_row_and_writes_a_whole_gradient(priced):
     scores = torch.zeros(100, 500, requires_grad=True)
     targets = torch.zeros(100, dtype=torch.long)

@@ -1,0 +1,102 @@
+"""The data axis of an eager program: torch's DDP, ZeroRedundancyOptimizer and FSDP2, with the copies that they make.
+
+    DDP         the last micro-batch's gradients are divided into buckets, tensor by tensor (2 passes), each bucket is
+                summed while backward goes on, and all are copied back at the end (2 passes); the last bucket, with the
+                embedding in it, and the copies that wait for it hide behind nothing
+    ZeRO-1      the same; after its share of the step each rank broadcasts its parameters, tensor by tensor
+    FSDP2       each layer: shards copied together (2 / s), gathered, taken apart (2); in backward the same again, and
+                gradients put together (2), summed and scattered, added to their shards from the second micro-batch on.
+                Embedding, head and last norm are a group of their own, gathered once
+
+Passes are over the parameters. Legend: s ranks that share them.
+
+Source: torch/csrc/distributed/c10d/reducer.cpp; torch/distributed/optim/zero_redundancy_optimizer.py;
+torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+Simplified: a bucket is on average half full when the embedding's turn comes. With `data_overlap` FSDP2's wires work
+beside the layers, as on a GPU; without, each is waited for, as torch does it on a CPU.
+"""
+
+from lablib.cost.arrays import Numbers, least, most
+from lablib.plan.eager_optimizer import layer_pass_s, layer_tensors
+from lablib.plan.held import Held
+from lablib.plan.machine import Machine
+from lablib.plan.setup import Choices, Split
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+def reduced_s(
+    choices: Choices, split: Split, held: Held, layers: Numbers, backward_s: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Seconds of DDP's sums and copies a step (in all, and not hidden), with ZeRO-1's broadcasts; 0 for one rank."""
+    on = choices.machine
+    n, outside = split.data * split.context, _outside(split, held)
+    in_layers = layers * (held.layer + held.expert_layer) * on.width
+    last = least(in_layers, _BUCKET_BYTES / 2)
+    last_s = on.collective_s("all_reduce", outside * on.width + last, n, split.tensor)
+    others_s = in_layers / _BUCKET_BYTES * on.collective_s("all_reduce", _BUCKET_BYTES + 0.0 * n, n, split.tensor)
+    copies_s = layers * layer_pass_s(choices, split, 2 * on.width)
+    ends_s = on.stream_s(2 * on.width * outside) + 2 * on.device.kernel_overhead_s
+    behind_s = most(others_s - backward_s, 0.0) if on.stack.data_overlap else others_s
+    # The copies back of all but the last bucket take place while that is summed.
+    shown_s = copies_s + ends_s + most(behind_s + last_s, copies_s) + ends_s
+    spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
+    total_s = 2 * (copies_s + ends_s) + others_s + last_s
+    is_split = n > 1
+    return is_split * (total_s + spread_s), is_split * (shown_s + spread_s)
+
+
+def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
+    on, n = choices.machine, split.data * split.context
+
+    def one_s(numbers: Numbers) -> Numbers:
+        return on.collective_s("broadcast", numbers * on.width + 0.0 * n, n, split.tensor)
+
+    layer_s = sum(count * one_s(rows * columns / split.tensor) for rows, columns, count in layer_tensors(choices))
+    vectors = len(layer_tensors(choices)) + 4
+    return layers * (layer_s + vectors * one_s(choices.model.d_model)) + one_s(_outside(split, held))
+
+
+def gathered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """Seconds to gather so many parameters: on the wires, and of the copies before and after."""
+    size = numbers * on.width
+    wires_s = on.collective_s("all_gather", size, split.shards, split.tensor)
+    return wires_s, on.stream_s(2 * size / split.shards) + on.stream_s(2 * size) + 2 * on.device.kernel_overhead_s
+
+
+def scattered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """The same to sum and scatter so many gradients."""
+    size = numbers * on.width
+    wires_s = on.collective_s("reduce_scatter", size, split.shards, split.tensor)
+    wires_s = wires_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
+    return wires_s, on.stream_s(2 * size) + on.device.kernel_overhead_s
+
+
+def sharded_layer_s(
+    choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers
+) -> tuple[Numbers, Numbers, Numbers]:
+    """What FSDP2 adds to a layer's forward and to its backward, and the seconds of all it does."""
+    on = choices.machine
+    trained, again = 1.0 * (choices.trainable == "all"), 1.0 * choices.reshard_after_forward
+    gather_s, apart_s = gathered_s(on, split, held.layer)
+    scatter_s, together_s = scattered_s(on, split, held.layer)
+    later = trained * (1 - 1 / split.num_microbatches)
+    added_s = later * layer_pass_s(choices, split, 3 * on.width, split.shards)
+    wires_s = (gather_s, again * gather_s + trained * scatter_s)
+    copies_s = (apart_s, again * apart_s + trained * together_s + added_s)
+    hidden_s = (forward_s, backward_s) if on.stack.data_overlap else (0.0, 0.0)
+    shown_s = [most(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)]
+    return shown_s[0], shown_s[1], sum(wires_s) + sum(copies_s)
+
+
+def sharded_ends_s(choices: Choices, split: Split, held: Held) -> Numbers:
+    """What FSDP2 does once a micro-batch for embedding, head and last norm: nothing of it is hidden."""
+    on, outside = choices.machine, _outside(split, held)
+    gather_s, apart_s = gathered_s(on, split, outside)
+    scatter_s, together_s = scattered_s(on, split, outside)
+    added_s = (1 - 1 / split.num_microbatches) * on.stream_s(3 * outside / split.shards * on.width)
+    return gather_s + scatter_s + apart_s + together_s + added_s
+
+
+def _outside(split: Split, held: Held) -> Numbers:
+    return held.embedding + (split.pipeline == 1) * held.head
