@@ -3,6 +3,14 @@
 A peak of 989 is 989 TFLOP/s for whoever wrote it and 989 FLOP/s for the cost model, which would go on without a word.
 The ranges are wide, from a microcontroller to a rack that nobody sells yet: they catch a figure given in tera, giga or
 microseconds, not one that is off by two. Zero where a record allows it means "none", infinity is an idealization.
+
+A bandwidth a thousand times off may still be some machine's. It is not this one's: what is built together is of one
+order, and the FLOPs that a device could do while one byte comes in lie within
+
+    memory        0.5 to 5,000         an A100 has 156, a laptop's core 6
+    wires         1 to 1,000,000       an A100 1,040 inside its node and 12,500 outside, 100,000 over 25 Gb/s Ethernet
+
+A file that means it says so with `unusual = true`.
 """
 
 from collections.abc import Mapping
@@ -49,6 +57,30 @@ def check_plausible(record: Any, file: str, where: str) -> None:
                 f"{file}: {path} = {figure:g} reads as {human(figure, unit)}, outside {human(least, unit)} to "
                 f"{human(most, unit)}: probably a unit error; give it in {unit}, as in {_EXAMPLES[unit]}"
             )
+
+
+_FLOPS_A_BYTE = {"memory": (0.5, 5e3), "intra": (1.0, 1e6), "inter": (1.0, 1e6)}
+
+
+def unlikely_together(cluster: Cluster) -> str:
+    """Which bandwidth does not go with the device's peak and is probably in another unit; "" where all do."""
+    device = cluster.device
+    peak = max(device.peak_flops_per_s.values())
+    bandwidths = {
+        "memory": ("device.memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s),
+        "intra": ("intra.bandwidth_bytes_per_s", cluster.intra.bandwidth_bytes_per_s),
+        "inter": ("inter.bandwidth_bytes_per_s", cluster.inter.bandwidth_bytes_per_s),
+    }
+    for part, (path, bandwidth) in bandwidths.items():
+        least, most = _FLOPS_A_BYTE[part]
+        if inf in (peak, bandwidth) or least <= peak / bandwidth <= most:
+            continue
+        return (
+            f"{path} = {bandwidth:g} reads as {human(bandwidth, 'B/s')}, for a device of "
+            f"{human(peak, 'FLOP/s')}: {peak / bandwidth:,.3g} FLOPs a byte, outside {least:g} to {most:,g}: probably "
+            f"a unit error; give it in B/s, as in {_EXAMPLES['B/s']}, or say `unusual = true` if it is meant"
+        )
+    return ""
 
 
 def human(value: float, unit: str) -> str:

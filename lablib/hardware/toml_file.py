@@ -20,7 +20,8 @@ A file starts from a cluster of the catalogue and changes what differs, or gives
     date = "2026-11-21"
 
 Names and units are those of the records (`Cluster`, `Device`, `Link`, the topologies): seconds, bytes, FLOP/s. A figure
-so far from any machine that it is probably in another unit is questioned (plausible.py).
+so far from any machine that it is probably in another unit is questioned (plausible.py); `unusual = true` at the top
+says that a bandwidth which does not go with the device's peak is meant.
 """
 
 import json
@@ -37,7 +38,7 @@ from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
 from lablib.hardware.link import Link
 from lablib.hardware.links import LINKS
-from lablib.hardware.plausible import check_plausible
+from lablib.hardware.plausible import check_plausible, unlikely_together
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
 
 _TOPOLOGIES: dict[str, type] = {"fat tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
@@ -59,10 +60,16 @@ def load_cluster(path: str | Path) -> Cluster:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: not TOML: {error}") from None
     base = _base(table, _catalogue_clusters(), f"{file}", "cluster")
+    is_unusual = table.pop("unusual", False)
+    if not isinstance(is_unusual, bool):
+        raise ValueError(f"{file}: unusual is true or false: got {is_unusual!r}")
     given = {"name": file.stem} | table
     if base is not None and "source" not in table:
         given["source"] = f"{base.source}; changed in {file.name}"
-    return _record(Cluster, given, base, str(file), "")
+    cluster = _record(Cluster, given, base, str(file), "")
+    if not is_unusual and (doubt := unlikely_together(cluster)):
+        raise ValueError(f"{file}: {doubt}")
+    return cluster
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -72,7 +79,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         ValueError: a topology that is none of the three kinds, or a figure that `load_cluster` would question.
     """
     file = Path(path)
-    lines: list[str] = []
+    lines: list[str] = ["unusual = true"] if unlikely_together(cluster) else []
     tables: list[str] = []
     for name, value in _given(cluster).items():
         if isinstance(value, Device | Link):

@@ -268,3 +268,27 @@ def test_every_figure_of_a_cluster_can_be_given_in_a_file(tmp_path):
 )
 def test_figures_are_shown_with_the_prefix_a_person_would_use(value, unit, text):
     assert human(value, unit) == text
+
+
+# A laptop's core goes with nearly any wire.
+@pytest.mark.parametrize("name", sorted(set(CLUSTERS) - {"laptop"}))
+@pytest.mark.parametrize("table", ["device", "intra", "inter"])
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_a_bandwidth_a_thousand_times_off_is_questioned(tmp_path, name, table, factor):
+    cluster = CLUSTERS[name]
+    key = "memory_bandwidth_bytes_per_s" if table == "device" else "bandwidth_bytes_per_s"
+    text = f'base = "{name}"\n[{table}]\n{key} = {getattr(getattr(cluster, table), key) * factor}\n'
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="probably a unit error"):
+        load_cluster(file)
+
+
+def test_a_slow_network_that_is_meant_is_taken(tmp_path):
+    file = tmp_path / "mine.toml"
+    slow = 'base = "dgx-h100"\n[inter]\nbandwidth_bytes_per_s = 125e6\n'
+    file.write_text(slow)
+    with pytest.raises(ValueError, match="inter.bandwidth_bytes_per_s = 1.25e\\+08 reads as 125 MB/s.*unusual = true"):
+        load_cluster(file)
+    file.write_text("unusual = true\n" + slow)
+    assert load_cluster(file).inter.bandwidth_bytes_per_s == 125e6
