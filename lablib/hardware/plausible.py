@@ -5,10 +5,11 @@ The ranges are wide, from a microcontroller to a rack that nobody sells yet: the
 microseconds, not one that is off by two. Zero where a record allows it means "none", infinity is an idealization.
 
 A bandwidth a thousand times off may still be some machine's. It is not this one's: what is built together is of one
-order, and the FLOPs that a device could do while one byte comes in lie within
+order. The 16-bit FLOPs that an accelerator (1 TFLOP/s or more) could do while one byte comes in lie within
 
-    memory        0.5 to 5,000         an A100 has 156, a laptop's core 6
-    wires         1 to 1,000,000       an A100 1,040 inside its node and 12,500 outside, 100,000 over 25 Gb/s Ethernet
+    memory           5 to 5,000          an A100 has 156
+    inside a node    50 to 500,000       an A100 has 1,040, over PCIe 10,000
+    outside          500 to 1,000,000    an A100 has 12,500, over 25 Gb/s Ethernet 100,000
 
 A file that means it says so with `unusual = true`.
 """
@@ -59,13 +60,16 @@ def check_plausible(record: Any, file: str, where: str) -> None:
             )
 
 
-_FLOPS_A_BYTE = {"memory": (0.5, 5e3), "intra": (1.0, 1e6), "inter": (1.0, 1e6)}
+_FLOPS_A_BYTE = {"memory": (5.0, 5e3), "intra": (50.0, 5e5), "inter": (500.0, 1e6)}
+_ACCELERATOR_FLOPS_PER_S = 1e12
 
 
 def unlikely_together(cluster: Cluster) -> str:
     """Which bandwidth does not go with the device's peak and is probably in another unit; "" where all do."""
     device = cluster.device
-    peak = max(device.peak_flops_per_s.values())
+    peak = max(device.peak("float16"), device.peak("bfloat16"))
+    if peak < _ACCELERATOR_FLOPS_PER_S:
+        return ""
     bandwidths = {
         "memory": ("device.memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s),
         "intra": ("intra.bandwidth_bytes_per_s", cluster.intra.bandwidth_bytes_per_s),
