@@ -6,6 +6,7 @@
     lab list, lab progress, lab doctor   what there is, what is done, what works
     lab build [--check] [NN ...]         notebooks from masters
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
+    lab plan --model M --cluster C ...   the best plans for a model on a cluster
     lab validate [FILE.jsonl] ...        how far off the planner is, on published runs
 
 Exit code 0: done. 1: tried and failed. 2: what was asked for makes no sense, and nothing was done. Whatever goes wrong,
@@ -133,6 +134,12 @@ def _calibrate(options: argparse.Namespace) -> int:
     return calibrate_command(options.backend, options.ranks, options.quick, out)
 
 
+def _plan(options: argparse.Namespace) -> int:
+    from lablib.cli_plan import plan_command
+
+    return plan_command(options)
+
+
 def _validate(options: argparse.Namespace) -> int:
     from lablib.cli_validate import validate_command
 
@@ -155,6 +162,7 @@ COMMANDS = {
     "doctor": _doctor,
     "build": _build,
     "calibrate": _calibrate,
+    "plan": _plan,
     "validate": _validate,
 }
 
@@ -213,6 +221,9 @@ def _parser() -> Parser:
     command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
     command.add_argument("--out", metavar="FILE.toml", help='where to write; default: where "this-machine" looks')
 
+    command = commands.add_parser("plan", help="the best plans for a model on a cluster, and why not the others")
+    _plan_arguments(command)
+
     command = commands.add_parser("validate", help="put published runs to the planner: how far off is it?")
     command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: those that come with lablib")
     command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
@@ -220,6 +231,24 @@ def _parser() -> Parser:
     command.add_argument("--cross-validate", action="store_true", help="fit without each source in turn (minutes)")
     command.add_argument("--readme", metavar="README.md", help="put picture and error between its validation marks")
     return parser
+
+
+def _plan_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", required=True, help="a published model, for example gpt3-175b")
+    command.add_argument("--cluster", required=True, help="a cluster, for example dgx-a100, or a TOML file")
+    command.add_argument("--nodes", type=int, help="how many nodes")
+    command.add_argument("--gpus", type=int, help="or how many GPUs")
+    command.add_argument("--batch", type=int, required=True, help="sequences of a step, on all GPUs together")
+    command.add_argument("--seq-len", type=int, help="tokens of a sequence; default: the model's longest")
+    command.add_argument("--precision", default="bfloat16", help="of the linear layers' products; default bfloat16")
+    command.add_argument("--stack", default="megatron-core", help="training software; default megatron-core")
+    command.add_argument("--optimizer", default="adamw", help="default adamw")
+    for name in ("tensor", "pipeline", "context", "expert", "data", "chunks", "micro-batch", "zero-stage"):
+        command.add_argument(f"--{name}", metavar="N", help="try only these: 8, or 1,2,4, or 4-16")
+    for name in ("recompute", "schedule"):
+        command.add_argument(f"--{name}", metavar="NAME", help="try only these, with commas between")
+    command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
+    command.add_argument("--json", action="store_true", help="the same for programs")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ prediction.py   what a prediction says
 rules.py        which splits are possible
 predict.py      the front door
 predict_many.py the same for a million plans
+search.py       all plans: the best, and why not the others
 
 optimizers.py, gradient_compression.py     what they keep, move and compute
 paper_*.py      formulas as their papers print them
@@ -28,6 +29,19 @@ from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
 from lablib.plan.predict_many import Predictions, predict_many
 from lablib.plan.prediction import Prediction
+from lablib.plan.search import SearchResult, search
 from lablib.plan.stack import STACKS, Stack
 
-__all__ = ["NONE", "STACKS", "Losses", "Parallel", "Prediction", "Predictions", "Stack", "predict", "predict_many"]
+__all__ = [
+    "NONE",
+    "STACKS",
+    "Losses",
+    "Parallel",
+    "Prediction",
+    "Predictions",
+    "SearchResult",
+    "Stack",
+    "predict",
+    "predict_many",
+    "search",
+]

@@ -1,0 +1,79 @@
+"""`lab plan`: what it prints, what it refuses, and its exit codes."""
+
+import json
+
+import pytest
+
+from lablib import cli_plan
+from lablib.cli import main
+from lablib.plan import search
+
+ASKED = ["plan", "--model", "gpt3-13b", "--cluster", "dgx-a100", "--nodes", "2", "--batch", "64"]
+FEW = ["--schedule", "1f1b,zb-v", "--recompute", "none, full", "--context", "1"]
+
+
+def test_the_best_plans_are_a_table_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *FEW, "--top", "3"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    best = search("gpt3-13b", "dgx-a100", 64, nodes=2, schedule=["1f1b", "zb-v"], recompute=["none", "full"], context=1)
+    assert lines[0] == "gpt3-13b on 16 GPUs of dgx-a100, a step of 64 sequences:"
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
+    assert str(best.best.parallel) in lines[3] and f"{best.best.mfu:.1%}" in lines[3]
+    assert f"{len(best.plans):,} plans tried" in said.out
+    for kind, count in best.rejected.counts.items():
+        assert any(line.startswith(kind) and f"{count:,}" in line for line in lines), kind
+    assert said.err == ""
+
+
+def test_json_says_the_same_in_seconds_and_bytes(capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *FEW, "--json", "--top", "2", "--tensor", "2-4", "--micro-batch", "1,2"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    given = {"schedule": ["1f1b", "zb-v"], "recompute": ["none", "full"], "tensor": [2, 3, 4], "micro_batch": [1, 2]}
+    found = search("gpt3-13b", "dgx-a100", 64, nodes=2, context=1, **given)
+    assert len(said["best"]) == 2 and said["tried"] == len(found.plans) and said["fit"] == len(found.order)
+    assert said["best"][0]["step_time_s"] == found.best.step_time_s
+    assert {kind: each["plans"] for kind, each in said["rejected"].items()} == found.rejected.counts
+    assert said["nearest"] is None
+
+
+def test_where_nothing_fits_the_nearest_miss_is_said_and_the_exit_code_is_1(capsys: pytest.CaptureFixture):
+    words = ["plan", "--model", "gpt3-175b", "--cluster", "dgx-a100", "--gpus", "8", "--batch", "8", "--tensor", "8"]
+    assert main(words) == 1
+    assert "none fits; the nearest (tensor 8) needs" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["nearest"]["tensor"] == 8
+
+
+def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: pytest.CaptureFixture):
+    monkeypatch.setattr(cli_plan, "_BAR_AFTER_S", 0.0)
+    assert main([*ASKED, *FEW]) == 0
+    said = capsys.readouterr()
+    assert "plans/s" in said.err and "plans/s" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--tensor", "some"], "--tensor is a number, some (1,2,4) or a range (4-16): got 'some'"),
+        (["--micro-batch", "4-1"], "--micro-batch is a range without a number: got '4-1'; try the smaller first"),
+        (["--tensor", "3", "--pipeline", "1"], "try divisors of 16"),
+        (["--schedule", "1f1c"], "did you mean '1f1b'"),
+        (["--recompute", "much"], "recompute is"),
+        (["--precision", "bf16"], "unknown precision 'bf16'"),
+        (["--gpus", "8"], "give nodes or gpus, one of the two"),
+        (["--top", "0"], "--top must be 1 or more: got 0"),
+        (["--optimizer", "adamv"], "did you mean"),
+        (["--batch", "many"], "invalid int value: 'many'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence_and_exit_code_2(words, sentence, capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *words]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("lab: ") and sentence in said.err and said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_model_nobody_knows_is_answered_with_the_nearest(capsys: pytest.CaptureFixture):
+    assert main(["plan", "--model", "gpt3-175c", "--cluster", "dgx-a100", "--nodes", "1", "--batch", "8"]) == 2
+    assert "did you mean 'gpt3-175b'" in capsys.readouterr().err
