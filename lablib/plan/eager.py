@@ -128,9 +128,7 @@ def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
     else:
         work = work.plus(Work(kernel(on, 2 * inner), kernel(on, 3 * inner), Pass(), saved_bytes=2 * inner))
     last = down.plus(exchange(on, model, at)).plus(residual(on, outside)._replace(saved_bytes=0.0))
-    # The gradient of the MLP's inner tensor, and that of the weight it is multiplied with.
-    peak = inner + hidden * model.d_model * width
-    return work.plus(last)._replace(skipped=last.forward, peak_bytes=peak)
+    return work.plus(last)._replace(skipped=last.forward, peak_bytes=inner)
 
 
 def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:

@@ -2,6 +2,7 @@
 
     head         all activations; logits in 32 bits twice from forward, and twice more in backward
     layer        all activations, what is made again, the gradients of the MLP's inner tensor and of its last weight
+    message      all activations, the gradient that was sent down and the one that comes from above
     embedding    one micro-batch less, and the table's new gradient beside the sum of those before
     optimizer    no activations; temporaries of the step, and gradients in 32 bits beside masters
 
@@ -39,17 +40,19 @@ class Moment(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What a moment is made of: a stage's bytes. `is_first` and `is_last` are 0 or 1.
+    """What a moment is made of: a stage's bytes. What starts with `is_` is 0 or 1.
 
     Attributes:
         layers, is_first, is_last: of the stage.
         entering: a layer's input.
         kept: of a layer, from forward to backward, its output among it.
         again: of a layer, made a second time for backward.
-        inner, last_weight: the gradients of the MLP's inner tensor and of its last weight; of the latter alone.
+        inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with.
+        attention: the gradients around queries, keys and values, when their weights' are made.
         head, loss: what the head keeps, and what backward of the loss needs besides.
         layer_gradient, head_gradient, embedding_gradient: of the parameters.
         tied: of a table that both ends share.
+        is_split: whether there are several tensor ranks.
     """
 
     layers: Numbers
@@ -60,12 +63,14 @@ class Stage(NamedTuple):
     again: Numbers
     inner: Numbers
     last_weight: Numbers
+    attention: Numbers
     head: Numbers
     loss: Numbers
     layer_gradient: Numbers
     head_gradient: Numbers
     embedding_gradient: Numbers
     tied: Numbers
+    is_split: Numbers
 
     @property
     def gradient(self) -> Numbers:
@@ -80,46 +85,75 @@ class Stage(NamedTuple):
     def at_head(self) -> Moment:
         return Moment(other=self.is_last * self.loss)
 
+    def at_head_weight(self, is_later: bool) -> Moment:
+        """Of the logits their gradient is left, beside that of the head's input and of its weight."""
+        weight = self.head_gradient + self.tied
+        gradients = self.is_last * (self.loss / 2 + self.entering)
+        left = Moment(activation=-self.is_last * (self.head - self.entering), other=gradients)
+        return left.plus(Moment(other=weight) if is_later else Moment(gradient=weight))
+
     @property
     def freed(self) -> Numbers:
         """What is gone once the head's backward is done: its own, and what entered it."""
         return self.is_last * (self.head + self.entering)
 
-    def at_layer(self) -> Moment:
-        """The head's share is free again; the gradient of the layer's output came in a buffer, or from the head."""
-        received = (1 - self.is_last) * self.entering
-        return Moment(0.0, self.again - self.freed, received, self.inner + self.is_last * self.entering)
+    def at_layer(self, is_top: bool, is_later: bool) -> list[Moment]:
+        """While a layer's backward is at work; new gradients are kept, or are there for a moment to be added.
 
-    def at_embedding(self) -> Moment:
-        """The gradients of a shared table and their sum, or the gradient of one that is no other's."""
-        table = self.embedding_gradient + 2 * self.tied
-        return Moment(other=self.is_first * (self.entering + table))
+        After the gradients of: the MLP's last weight, its activation, its first weight, the layer's last weight.
+        """
+        received, top = (1 - self.is_last) * self.entering, self.is_last if is_top else 1.0
+        base = Moment(0.0, self.again - self.freed, received, top * self.entering)
+        weight = Moment(other=self.last_weight) if is_later else Moment(gradient=self.last_weight)
+        first = base.plus(Moment(other=self.inner)).plus(weight)
+        activation = base.plus(Moment(activation=-self.inner, other=2 * self.inner))
+        input_gradient = Moment(communication=self.is_split * self.entering, other=(1 - self.is_split) * self.entering)
+        second = base.plus(Moment(activation=-2 * self.inner, other=self.inner)).plus(input_gradient).plus(weight)
+        if is_later:
+            return [first, activation, second]
+        left = 2 * self.entering - self.kept - self.freed
+        end = Moment(self.layer_gradient, left, received, self.attention + top * self.entering)
+        return [activation.plus(weight), first, second.plus(weight), end]
+
+    def at_message(self) -> Moment:
+        """Between forward and backward: the gradient that was sent is still there, the next one's buffer already."""
+        return Moment((1 - self.is_first) * self.entering, 0.0, (1 - self.is_last) * self.entering)
+
+    def at_embedding(self, is_later: bool) -> Moment:
+        """Beside the table's gradient: those of both ends where it is shared, and what was there before."""
+        before = self.embedding_gradient if is_later else 0.0
+        return Moment(other=self.is_first * (self.entering + before + 2 * self.tied))
 
 
 def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
     """The largest moments of backward passes, with k of m micro-batches in flight."""
-    none, all_kept = Moment(gradient=stage.head_gradient, other=stage.tied), Moment(gradient=stage.gradient)
+    head, tied, summed = Moment(gradient=stage.head_gradient), Moment(other=stage.tied), Moment(gradient=stage.gradient)
     others = stage.layers - 1
-    done = Moment(gradient=others * stage.layer_gradient, activation=-others * stage.kept)
+    above = Moment(gradient=others * stage.layer_gradient, activation=-others * stage.kept)
+    top, bottom = stage.holds(k).plus(head).plus(tied), stage.holds(k).plus(head).plus(tied).plus(above)
     first = [
         stage.holds(k).plus(stage.at_head()),
-        stage.holds(k).plus(stage.at_layer()).plus(none),
-        stage.holds(k).plus(stage.at_layer()).plus(none).plus(done),
-        stage.holds(k - 1).plus(all_kept).plus(stage.at_embedding()),
+        stage.holds(k).plus(stage.at_head_weight(is_later=False)),
+        *(top.plus(moment) for moment in stage.at_layer(is_top=True, is_later=False)),
+        *(Moment().plus(bottom.plus(moment), 1.0 * (others > 0)) for moment in stage.at_layer(False, False)),
+        stage.holds(k - 1).plus(summed).plus(stage.at_embedding(is_later=False)),
     ]
     later_k = k - (m <= k)
-    tied = Moment(other=stage.tied)
+    held = stage.holds(later_k).plus(summed)
     later = [
-        stage.holds(later_k).plus(all_kept).plus(stage.at_head()),
-        stage.holds(later_k).plus(all_kept).plus(stage.at_layer()).plus(tied),
-        stage.holds(later_k - 1).plus(all_kept).plus(stage.at_embedding()),
+        held.plus(stage.at_head()),
+        held.plus(stage.at_head_weight(is_later=True)),
+        *(held.plus(tied).plus(moment) for moment in stage.at_layer(is_top=True, is_later=True)),
+        held.plus(stage.at_message()),
+        stage.holds(later_k - 1).plus(summed).plus(stage.at_embedding(is_later=True)),
     ]
     return first + [Moment().plus(moment, 1.0 * (m > 1)) for moment in later]
 
 
-def optimizer_moment(numbers: Numbers, shards: Numbers, width: float, temporary_bytes: float) -> Moment:
+def optimizer_moment(stage: Stage, numbers: Numbers, shards: Numbers, width: float, temporary_bytes: float) -> Moment:
     """`numbers` gradients, as wide as the states they go into; temporaries of this rank's share of the step."""
-    return Moment(gradient=numbers * width, other=numbers / shards * temporary_bytes)
+    sent = (1 - stage.is_first) * stage.entering  # the last gradient that went to the stage before
+    return Moment(gradient=numbers * width + sent, other=numbers / shards * temporary_bytes)
 
 
 def largest(moments: list[Moment]) -> Moment:
@@ -151,10 +185,12 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         again=again,
         inner=step.work.peak_bytes,
         last_weight=choices.model.hidden_size / split.tensor * choices.model.d_model * on.width,
+        attention=entering * ((1 + 3 / split.tensor) if on.stack.one_qkv_product else (2 + 1 / split.tensor)),
         head=step.head.saved_bytes,
         loss=step.head.peak_bytes,
         layer_gradient=(held.layer + held.expert_layer) * on.width,
         head_gradient=is_last * (held.head + held.tied - tied) * on.width,
         embedding_gradient=is_first * held.embedding * on.width,
         tied=tied * on.width,
+        is_split=1.0 * (split.tensor > 1),
     )

@@ -45,7 +45,7 @@ def _moments(choices: Choices, split: Split, stage: Stage, numbers: Numbers, in_
     if choices.trainable == "all" and "optimizer" not in choices.offload:
         shards = split.shards if choices.zero_stage in (1, 2) else 1
         width = eager_optimizer.state_width(choices.machine)
-        moments.append(optimizer_moment(numbers, shards, width, eager_optimizer.temporary_bytes(choices)))
+        moments.append(optimizer_moment(stage, numbers, shards, width, eager_optimizer.temporary_bytes(choices)))
     return moments
 
 

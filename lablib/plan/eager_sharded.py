@@ -34,28 +34,26 @@ def _round(stage: Stage, k: Numbers, summed: Moment, growth: Numbers, reshards: 
     if not reshards:
         whole = whole.plus(Moment(parameter=stage.layers * stage.layer_gradient))
     held = stage.holds(k).plus(summed).plus(whole)
-    found = [held.plus(stage.at_head())]
+    found = [held.plus(stage.at_head()), held.plus(stage.at_head_weight(is_later=False))]
     for j in (0, 1):
         exists = 1.0 * (stage.layers > j)
-        done = Moment(gradient=j * growth, activation=-j * stage.kept)
-        found += [Moment().plus(held.plus(done).plus(moment), exists) for moment in _at_layer(stage, j, reshards)]
-    end = stage.holds(k - 1).plus(summed).plus(whole).plus(stage.at_embedding())
-    others = Moment(gradient=stage.head_gradient + stage.layers * growth, communication=stage.layer_gradient)
+        done = held.plus(Moment(gradient=j * growth, activation=-j * stage.kept)).plus(_buffers(stage, j, reshards))
+        layer = stage.at_layer(is_top=j == 0, is_later=False)
+        found += [Moment().plus(done.plus(moment), exists) for moment in layer]
+    end = stage.holds(k - 1).plus(summed).plus(whole).plus(stage.at_embedding(is_later=False))
+    others = Moment(
+        gradient=stage.head_gradient + stage.embedding_gradient + stage.layers * growth,
+        communication=stage.layer_gradient,
+    )
     return [*found, end.plus(others)]
 
 
-def _at_layer(stage: Stage, j: int, reshards: bool) -> list[Moment]:
-    """The j-th layer from the top: after its first, its second, and its last weight's gradient."""
-    whole = stage.layer_gradient
+def _buffers(stage: Stage, j: int, reshards: bool) -> Moment:
+    """Beside the gradients of the j-th layer from the top: what is whole of it, of the next, and of the last one."""
     ahead, behind = 1.0 * (stage.layers > j + 1) * reshards, 1.0 * (j > 0)
-    buffers = Moment(
+    return Moment(
         gradient=stage.head_gradient,
-        communication=(ahead + behind) * whole,
-        parameter=1.0 * reshards * whole,
+        communication=(ahead + behind) * stage.layer_gradient,
+        parameter=1.0 * reshards * stage.layer_gradient,
         other=stage.tied,
     )
-    inner = stage.inner - stage.last_weight
-    running = Moment(communication=(1 - stage.is_last) * stage.entering, other=2 * stage.entering)
-    second = Moment(2 * stage.last_weight, stage.again - stage.freed - 2 * inner, 0.0, inner)
-    last = Moment(whole, 2 * stage.entering - stage.kept - stage.freed, 0.0, 2 * stage.entering)
-    return [buffers.plus(stage.at_layer()), buffers.plus(running).plus(second), buffers.plus(running).plus(last)]

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.pipeline.closed_form import StageTime, makespan_s
 from lablib.plan import eager_data, eager_optimizer
+from lablib.plan.eager_messages import mixed_makespan_s
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
 from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
@@ -113,6 +114,8 @@ def step_of(choices: Choices, split: Split) -> Step:
         *(choices.schedule, split.pipeline, split.num_microbatches, split.chunks, middle, first, last),
         *(send_s, on.stack.pipeline_overlap, busiest),
     )
+    if on.stack.is_eager:
+        pipeline_s = mixed_makespan_s(choices, split, middle, first, last, busiest, size / part, pipeline_s)
     busy_s = split.num_microbatches * most(_total(middle) + most(_total(first), _total(last)), _total(busiest))
     single = split.pipeline == 1
     busy_s = busy_s + single * split.num_microbatches * least(_total(first), _total(last))

@@ -1,0 +1,58 @@
+"""A pipeline whose stages share nodes: some messages stay in a node, others leave it, and a blocking one holds up both.
+
+makespan_s takes one price for all messages, that of the slowest. With several stages a node only every so many hops
+leave it, and the step is the longest of two paths:
+
+    at the ends       the first and the last rank have one neighbour: they wait for that hop alone
+    between           a rank beside a hop that leaves the node waits for it, and for one that does not
+
+    both start and end with a way down and up the pipeline, which takes every hop twice
+
+Legend: p stages, m micro-batches, g stages a node.
+
+Source: the simulator's timelines of 1F1B with `batch_isend_irecv(...)` and `wait()`.
+Simplified: nodes hold whole stages; the bound with the slowest hop everywhere is never passed.
+"""
+
+from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.pipeline.closed_form import StageTime, makespan_s
+from lablib.plan.machine import Machine
+from lablib.plan.setup import Choices, Split
+
+
+def mixed_makespan_s(
+    choices: Choices,
+    split: Split,
+    middle: StageTime,
+    first: StageTime,
+    last: StageTime,
+    busiest: StageTime,
+    size_bytes: Numbers,
+    upper_s: Numbers,
+) -> Numbers:
+    """`upper_s`, the makespan with the slowest message everywhere, or less where only some leave a node."""
+    on, p = choices.machine, split.pipeline
+    stride = split.num_ranks // p
+    in_node = most(on.cluster.devices_per_node // stride, 1)
+    leaving = ceil_div(p, in_node) - 1
+    far_s, near_s = on.collective_s("send", size_bytes, p, stride), _near_s(on, size_bytes, stride)
+    way_s = leaving * far_s + (p - 1 - leaving) * near_s
+
+    def span_s(first: StageTime, last: StageTime, send_s: Numbers) -> Numbers:
+        whole_s = makespan_s(
+            *(choices.schedule, p, split.num_microbatches, split.chunks, middle, first, last),
+            *(send_s, on.stack.pipeline_overlap, busiest),
+        )
+        return whole_s + 2 * (way_s - (p - 1) * send_s)
+
+    is_last_far = (p - 1) % in_node == 0
+    ends_s = span_s(first, last, near_s + is_last_far * (far_s - near_s))
+    nothing = StageTime(0.0, 0.0, 0.0)
+    between_s = span_s(nothing, nothing, (near_s + far_s) / 2) + sum(first) + sum(last)
+    is_mixed = (in_node > 1) & (leaving > 0)
+    return upper_s + is_mixed * (least(most(ends_s, between_s), upper_s) - upper_s)
+
+
+def _near_s(on: Machine, size_bytes: Numbers, stride: Numbers) -> Numbers:
+    """To the next stage of the same node."""
+    return on.collective_s("send", size_bytes, 0 * stride + 2, stride)
