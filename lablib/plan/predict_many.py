@@ -81,8 +81,7 @@ class Predictions:
         bubble_fraction: share of the pipeline's time in which the busiest stage waits.
         exposed_s: axis -> seconds a step of communication that nothing hides.
         obstacle: number of the first rule of rules.py that a plan breaks; -1 where it is possible.
-        memory_limit_bytes: of one GPU.
-        driver_bytes: of those, what the driver takes.
+        memory_limit_bytes: of one GPU, what the driver leaves of its memory.
     """
 
     numbers: Mapping[str, np.ndarray]
@@ -97,7 +96,6 @@ class Predictions:
     exposed_s: Mapping[str, np.ndarray]
     obstacle: np.ndarray
     memory_limit_bytes: float
-    driver_bytes: float = 0.0
 
     def __len__(self) -> int:
         return len(self.step_time_s)
@@ -114,7 +112,7 @@ class Predictions:
     @property
     def over_bytes(self) -> np.ndarray:
         """By how much the fullest stage is beyond the GPU's memory; below 0 where it fits."""
-        return self.peak_memory_bytes + self.driver_bytes - self.memory_limit_bytes
+        return self.peak_memory_bytes - self.memory_limit_bytes
 
     @property
     def num_gpus(self) -> np.ndarray:
@@ -240,8 +238,7 @@ def predict_many(
         columns,
         fixed,
         **vars(found),
-        memory_limit_bytes=cluster.device.memory_bytes,
-        driver_bytes=driver_bytes,
+        memory_limit_bytes=cluster.device.memory_bytes - driver_bytes,
     )
 
 

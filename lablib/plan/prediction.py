@@ -33,7 +33,7 @@ class Prediction:
         communication: axis -> (seconds in all, seconds not hidden), a rank a step.
         bubble_fraction: share of the pipeline's time in which the busiest stage waits.
         memory: of each stage, bytes by category at its peak.
-        memory_limit_bytes: of one GPU.
+        memory_limit_bytes: of one GPU, what the driver and the communication library leave of its memory.
         cached_share: what the allocator keeps in its cache beside what is allocated, as a share of that.
         driver_bytes: what the driver and the communication library take of the GPU's memory.
         power_w: of one GPU, where the catalogue has it.
@@ -112,7 +112,7 @@ class Prediction:
     @property
     def fits(self) -> bool:
         """Whether the fullest stage is within the GPU's memory; a full allocator empties its cache first."""
-        return self.peak_memory_bytes + self.driver_bytes <= self.memory_limit_bytes
+        return self.peak_memory_bytes <= self.memory_limit_bytes
 
     @property
     def exposed_communication_s(self) -> float:

@@ -43,6 +43,7 @@ from lablib.units import in_words
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
 MEMORY = "memory"  # the reason of plans that are possible, and do not fit
 _LEAST_TOKENS = 1024
@@ -145,6 +146,12 @@ class SearchResult:
         if len(self.order) or not self.plans.is_possible.any():
             return None
         return self.plans[int(np.nanargmin(self.plans.over_bytes))]
+
+    def figure(self) -> "go.Figure":
+        """Every plan that is possible in time and memory, what fits and what does not, and the front."""
+        from lablib.figures.plans import figure_predictions
+
+        return figure_predictions(self.plans)
 
     def table(self, n: int = 10) -> "pd.DataFrame":
         """The fastest plans, a row each."""
@@ -377,7 +384,7 @@ def bound_by(prediction: Prediction, n: int = 2) -> str:
 
 
 def _too_much(plans: Predictions, i: int) -> str:
-    needs, has = plans.peak_memory_bytes[i] + plans.driver_bytes, plans.memory_limit_bytes
+    needs, has = plans.peak_memory_bytes[i], plans.memory_limit_bytes
     return f"needs {in_words(needs, 'B')} of {in_words(has, 'B')} a GPU: {in_words(needs - has, 'B')} too much"
 
 
