@@ -10,7 +10,8 @@ from typing import Any
 from lablib.course.errors import CourseError
 from lablib.course.table import table
 from lablib.plan.prediction import Prediction
-from lablib.plan.search import SearchResult, row_of, search
+from lablib.plan.search import search
+from lablib.plan.search_result import SearchResult, row_of
 from lablib.units import in_words
 
 WHOLE = ("tensor", "pipeline", "context", "expert", "data", "chunks", "micro_batch", "zero_stage")

@@ -17,7 +17,9 @@ prediction.py   what a prediction says
 rules.py        which splits are possible
 predict.py      the front door
 predict_many.py the same for a million plans
-search.py       all plans: the best, and why not the others
+predictions.py  what it says of them
+search.py       all plans there are
+search_result.py        the best of them, and why not the others
 
 optimizers.py, gradient_compression.py     what they keep, move and compute
 paper_*.py      formulas as their papers print them
@@ -27,9 +29,11 @@ validation/     published runs, and how far off predictions of them are
 from lablib.plan.losses import NONE, Losses
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
-from lablib.plan.predict_many import Predictions, predict_many
+from lablib.plan.predict_many import predict_many
 from lablib.plan.prediction import Prediction
-from lablib.plan.search import SearchResult, search
+from lablib.plan.predictions import Predictions
+from lablib.plan.search import search
+from lablib.plan.search_result import SearchResult
 from lablib.plan.stack import STACKS, Stack
 
 __all__ = [

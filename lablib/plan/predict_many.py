@@ -13,8 +13,7 @@ Cost: some 500 operations on arrays for a block; nothing depends on the number o
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,129 +27,14 @@ from lablib.models.transformer_flops import step_flops
 from lablib.plan.losses import Losses
 from lablib.plan.memory import peak_bytes
 from lablib.plan.parallel import Parallel
-from lablib.plan.predict import choices_of, predict
-from lablib.plan.prediction import Prediction
+from lablib.plan.predict import choices_of
+from lablib.plan.predictions import AXES, NUMBERS, OUTSIDE, SPLIT, Column, Predictions
 from lablib.plan.rules import RULES, Question
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import step_of
 
-AXES = ("tensor", "context", "expert", "data", "pipeline")
-NUMBERS = (
-    *("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"),
-    *("micro_batch", "batch", "seq_len"),
-)
 _BLOCK = 16384
-_SPLIT = ("zero_stage", "sequence_parallel", "reshard_after_forward")
 Progress = Callable[[int, int], None]
-
-
-class Column(NamedTuple):
-    """A choice of each of many plans: the values there are, and which of them each plan has."""
-
-    values: tuple[Any, ...]
-    codes: np.ndarray
-
-    @staticmethod
-    def of(given: Any) -> "Column":
-        """From a column, an array or list of values, or one value for all."""
-        if isinstance(given, Column):
-            return given
-        if not isinstance(given, (np.ndarray, list)):
-            return Column((given,), np.zeros(1, np.intp))
-        seen: dict[Any, int] = {}
-        items = given.tolist() if isinstance(given, np.ndarray) else given
-        codes = np.array([seen.setdefault(item, len(seen)) for item in items], np.intp)
-        return Column(tuple(seen), codes)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.values[self.codes[i]]
-
-
-@dataclass(frozen=True, repr=False)
-class Predictions:
-    """What many plans would take. Arrays have one entry a plan; NaN where a plan is impossible.
-
-    Attributes:
-        numbers: name -> array: the split, micro_batch, batch, seq_len.
-        choices: name -> `Column`.
-        fixed: what is the same for all.
-        step_time_s: seconds of one step.
-        tokens_per_s: on all GPUs.
-        mfu, hfu: shares of the peak.
-        peak_memory_bytes: of the stage that keeps most.
-        bubble_fraction: share of the pipeline's time in which the busiest stage waits.
-        exposed_s: axis -> seconds a step of communication that nothing hides.
-        obstacle: number of the first rule of rules.py that a plan breaks; -1 where it is possible.
-        memory_limit_bytes: of one GPU, what the driver leaves of its memory.
-    """
-
-    numbers: Mapping[str, np.ndarray]
-    choices: Mapping[str, Column]
-    fixed: Mapping[str, Any]
-    step_time_s: np.ndarray
-    tokens_per_s: np.ndarray
-    mfu: np.ndarray
-    hfu: np.ndarray
-    peak_memory_bytes: np.ndarray
-    bubble_fraction: np.ndarray
-    exposed_s: Mapping[str, np.ndarray]
-    obstacle: np.ndarray
-    memory_limit_bytes: float
-
-    def __len__(self) -> int:
-        return len(self.step_time_s)
-
-    @property
-    def is_possible(self) -> np.ndarray:
-        return self.obstacle < 0
-
-    @property
-    def fits(self) -> np.ndarray:
-        """Whether the fullest stage is within the GPU's memory; False where a plan is impossible."""
-        return self.over_bytes <= 0
-
-    @property
-    def over_bytes(self) -> np.ndarray:
-        """By how much the fullest stage is beyond the GPU's memory; below 0 where it fits."""
-        return self.peak_memory_bytes - self.memory_limit_bytes
-
-    @property
-    def num_gpus(self) -> np.ndarray:
-        n = self.numbers
-        return n["data"] * n["tensor"] * n["pipeline"] * n["context"]
-
-    def arguments(self, i: int) -> dict[str, Any]:
-        """The keyword arguments of `predict` for plan `i`. Raises ValueError where `Parallel` refuses it."""
-        given: dict[str, Any] = {name: int(column[i]) for name, column in self.numbers.items()}
-        given |= {name: column[i] for name, column in self.choices.items()}
-        outside = {name: given.pop(name) for name in tuple(given) if name in (*NUMBERS[7:], *_OUTSIDE)}
-        parallel = Parallel(**given, zero_plus_plus=self.fixed["zero_plus_plus"])
-        others = {name: value for name, value in self.fixed.items() if name != "zero_plus_plus"}
-        return {**others, "parallel": parallel, **outside}
-
-    def __getitem__(self, i: int) -> Prediction:
-        """The whole prediction of one plan. Raises ValueError, with the reason, where it is impossible."""
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"there are {len(self)} plans: got {i}")
-        return predict(**self.arguments(i))
-
-    def __iter__(self) -> Iterator[Prediction]:
-        return (self[i] for i in range(len(self)))
-
-    def reason(self, i: int) -> str:
-        """Why plan `i` is impossible, with the remedy; empty where it is possible."""
-        if self.obstacle[i] < 0:
-            return ""
-        numbers = {name: int(column[i]) for name, column in self.numbers.items()}
-        question = Question(self.fixed["model"], self.fixed["cluster"], self.choices["schedule"][i], **numbers)
-        return RULES[self.obstacle[i]].sentence(question)
-
-    def __repr__(self) -> str:
-        possible, fits = int(self.is_possible.sum()), int(self.fits.sum())
-        return f"Predictions({len(self)} plans: {possible} possible, {fits} fit)"
-
-
-_OUTSIDE = ("precision", "recompute", "schedule", "optimizer", "stack", "compression")
 
 
 def predict_many(
@@ -202,7 +86,7 @@ def predict_many(
     numbers = {name: _whole_numbers(name, each) for name, each in zip(NUMBERS, given, strict=True)}
     columns = dict(
         zip(
-            (*_SPLIT, *_OUTSIDE),
+            (*SPLIT, *OUTSIDE),
             map(
                 Column.of,
                 (
@@ -268,11 +152,11 @@ def _groups(columns: Mapping[str, Column], length: int) -> Iterator[tuple[np.nda
 
 
 def _choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Choices:
-    split = {name: values[name] for name in _SPLIT}
+    split = {name: values[name] for name in SPLIT}
     if split["sequence_parallel"] is None:
         split["sequence_parallel"] = True  # on where tensor > 1; elsewhere it divides by 1
     parallel = Parallel(**split, zero_plus_plus=fixed["zero_plus_plus"])
-    others = {name: values[name] for name in _OUTSIDE}
+    others = {name: values[name] for name in OUTSIDE}
     return choices_of(
         parallel=parallel,
         **{name: fixed[name] for name in ("model", "cluster", "offload", "trainable", "losses", "host_link")},

@@ -22,9 +22,7 @@ anybody could split them. Time: as predict_many, some microseconds a plan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,145 +34,16 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED
 from lablib.plan.parallel import SHARDING
-from lablib.plan.predict_many import Column, Predictions, Progress, predict_many
-from lablib.plan.prediction import Prediction
-from lablib.plan.rules import CHUNKED, RULES
-from lablib.units import in_words
+from lablib.plan.predict_many import Progress, predict_many
+from lablib.plan.predictions import Column
+from lablib.plan.rules import CHUNKED
+from lablib.plan.search_result import SearchResult
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
-
-MEMORY = "memory"  # the reason of plans that are possible, and do not fit
 _LEAST_TOKENS = 1024
 _MOST_CHUNKS = 12
-_SPLIT = ("tensor", "pipeline", "context", "expert", "data", "chunks", "micro_batch")
 
 Whole = int | Iterable[int] | None
 Names = str | Iterable[str] | None
-
-
-class Rejection(NamedTuple):
-    """A plan that is not possible: its number, the rule's name or "memory", and the sentence for it."""
-
-    plan: int
-    kind: str
-    reason: str
-
-
-@dataclass(frozen=True, repr=False)
-class Rejected:
-    """The plans that are not possible or do not fit. A reason is put into words when it is asked for."""
-
-    plans: Predictions
-    which: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.which)
-
-    def __getitem__(self, k: int) -> Rejection:
-        if not -len(self) <= k < len(self):
-            raise IndexError(f"{len(self)} plans were rejected: got {k}")
-        i = int(self.which[k])
-        return Rejection(i, self._kinds[self.plans.obstacle[i]], self.plans.reason(i) or _too_much(self.plans, i))
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        """How many were rejected for each reason, the most frequent first."""
-        numbers, counts = np.unique(self.plans.obstacle[self.which], return_counts=True)
-        order = np.argsort(-counts, kind="stable")
-        return {self._kinds[int(numbers[k])]: int(counts[k]) for k in order}
-
-    def examples(self) -> dict[str, Rejection]:
-        """One rejection of each kind: of those that do not fit, the one that misses by least."""
-        found = {}
-        for kind in self.counts:
-            number = self._kinds.index(kind) if kind != MEMORY else -1
-            of_kind = np.flatnonzero(self.plans.obstacle[self.which] == number)
-            nearest = np.argmin(self.plans.over_bytes[self.which[of_kind]]) if kind == MEMORY else 0
-            found[kind] = self[int(of_kind[nearest])]
-        return found
-
-    @property
-    def _kinds(self) -> tuple[str, ...]:
-        return (*(rule.name for rule in RULES), MEMORY)  # obstacle -1 is the last
-
-    def __repr__(self) -> str:
-        return f"Rejected({len(self)} plans: {self.counts})"
-
-
-@dataclass(frozen=True, repr=False)
-class SearchResult:
-    """What a search found.
-
-    Attributes:
-        plans: all plans that were tried.
-        order: numbers of those that fit, the fastest first (of equally fast ones, the smallest).
-    """
-
-    plans: Predictions
-    order: np.ndarray
-
-    @property
-    def best(self) -> Prediction:
-        """The fastest plan that fits. Raises ValueError, with by how much the nearest misses, where none does."""
-        if not len(self.order):
-            raise ValueError(self.sentence())
-        return self.plans[int(self.order[0])]
-
-    def top(self, n: int = 10) -> list[Prediction]:
-        """The fastest plans that fit; of several as fast and as large, the first."""
-        pairs = np.stack([self.plans.step_time_s[self.order], self.plans.peak_memory_bytes[self.order]])
-        is_new = np.ones(len(self.order), bool)
-        is_new[1:] = (np.abs(np.diff(pairs)) > 1e-9 * pairs[:, 1:]).any(axis=0)
-        return [self.plans[int(i)] for i in self.order[is_new][:n]]
-
-    @cached_property
-    def pareto(self) -> tuple[Prediction, ...]:
-        """Of the plans that fit, those than which no other is both as fast and as small; the fastest first."""
-        peak = self.plans.peak_memory_bytes[self.order]
-        is_smallest_so_far = peak < np.minimum.accumulate(np.concatenate(([np.inf], peak)))[:-1]
-        return tuple(self.plans[int(i)] for i in self.order[is_smallest_so_far])
-
-    @cached_property
-    def rejected(self) -> Rejected:
-        return Rejected(self.plans, np.flatnonzero(~self.plans.fits))
-
-    @cached_property
-    def nearest(self) -> Prediction | None:
-        """The plan that is possible and least beyond the memory; None where one fits, or none is possible."""
-        if len(self.order) or not self.plans.is_possible.any():
-            return None
-        return self.plans[int(np.nanargmin(self.plans.over_bytes))]
-
-    def figure(self) -> "go.Figure":
-        """Every plan that is possible in time and memory, what fits and what does not, and the front."""
-        from lablib.figures.plans import figure_predictions
-
-        return figure_predictions(self.plans)
-
-    def table(self, n: int = 10) -> "pd.DataFrame":
-        """The fastest plans, a row each."""
-        import pandas as pd
-
-        return pd.DataFrame([row_of(prediction) for prediction in self.top(n)])
-
-    def sentence(self) -> str:
-        """What was found, in one sentence."""
-        tried = f"{len(self.plans):,} plans tried, {int(self.plans.is_possible.sum()):,} possible"
-        if len(self.order):
-            return f"{tried}, {len(self.order):,} fit; the best: {self.best.sentence()}"
-        if self.nearest is None:
-            example = next(iter(self.rejected.examples().values()))
-            return f"{tried}: {example.reason}."
-        i = int(np.nanargmin(self.plans.over_bytes))
-        return f"{tried}, none fits; the nearest ({self.nearest.parallel}) {_too_much(self.plans, i)}."
-
-    def __repr__(self) -> str:
-        return f"SearchResult({self.sentence()})"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{self.sentence()}</p>{self.table().to_html(float_format='{:.4g}'.format)}"
 
 
 def search(
@@ -353,39 +222,6 @@ def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
     if nodes is None:
         return _one("gpus", gpus)
     return _one("nodes", nodes) * cluster.devices_per_node
-
-
-# ---- words ----
-
-
-def row_of(prediction: Prediction) -> dict[str, Any]:
-    """One plan as a row of a table."""
-    p = prediction.parallel
-    axes = {name: getattr(p, name) for name in ("data", "tensor", "pipeline", "context", "expert", "chunks")}
-    return {
-        **axes,
-        "schedule": prediction.schedule,
-        "micro_batch": prediction.micro_batch,
-        "zero_stage": p.zero_stage,
-        "recompute": prediction.recompute,
-        "step_time_s": prediction.step_time_s,
-        "tokens_per_s": prediction.tokens_per_s,
-        "mfu": prediction.mfu,
-        "bubble_fraction": prediction.bubble_fraction,
-        "peak_memory_bytes": prediction.peak_memory_bytes,
-        "bound_by": bound_by(prediction),
-    }
-
-
-def bound_by(prediction: Prediction, n: int = 2) -> str:
-    """The parts that a step spends most of its time in."""
-    parts = sorted(prediction.parts.items(), key=lambda part: -part[1])[:n]
-    return ", ".join(f"{name} {seconds / prediction.step_time_s:.0%}" for name, seconds in parts)
-
-
-def _too_much(plans: Predictions, i: int) -> str:
-    needs, has = plans.peak_memory_bytes[i], plans.memory_limit_bytes
-    return f"needs {in_words(needs, 'B')} of {in_words(has, 'B')} a GPU: {in_words(needs - has, 'B')} too much"
 
 
 def _few(values: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED
 from lablib.plan import NONE, Predictions, predict, predict_many
-from lablib.plan.predict_many import AXES, Column
+from lablib.plan.predictions import AXES, Column
 from lablib.plan.rules import CHUNKED, RULES
 
 NUMBERS = {

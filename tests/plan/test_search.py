@@ -8,7 +8,7 @@ import pytest
 from lablib.figures import describe
 from lablib.pipeline.closed_form import SCHEDULES
 from lablib.plan import Parallel, SearchResult, predict, search
-from lablib.plan.search import MEMORY
+from lablib.plan.search_result import MEMORY
 
 QUESTION = {"model": "gpt3-13b", "cluster": "dgx-a100", "batch": 48}  # 40 layers, 40 heads
 SMALL = {"schedule": ["1f1b", "interleaved", "zb-v"], "chunks": [1, 2], "recompute": ["none", "full"]}
