@@ -148,7 +148,9 @@ def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
         accumulate = accumulate.plus(kernel(on, 3 * everywhere))
     sum_s = on.collective_s("all_reduce", size, at.tensor)
     forward = forward._replace(tensor_s=sum_s)
-    return Work(forward, Pass(), backward, saved_bytes=0.0 * size, accumulate=accumulate)
+    # The tokens, as 64-bit integers; of a part of the vocabulary also their rows in it and which are not.
+    saved = at.rows * (8 + 9 * is_split) + 8 * at.tokens * (model.positions == "learned")
+    return Work(forward, Pass(), backward, saved_bytes=saved, accumulate=accumulate)
 
 
 def head(on: Machine, model: Transformer, at: Sizes) -> Work:

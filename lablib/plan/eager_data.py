@@ -52,8 +52,10 @@ def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -
     def one_s(numbers: Numbers) -> Numbers:
         return on.collective_s("broadcast", numbers * on.width + 0.0 * n, n, split.tensor)
 
-    layer_s = sum(count * one_s(rows * columns / split.tensor) for rows, columns, count in layer_tensors(choices))
-    vectors = len(layer_tensors(choices)) + 4
+    layer_s = sum(
+        count * one_s(rows * columns / split.tensor) for rows, columns, count in layer_tensors(choices, split)
+    )
+    vectors = len(layer_tensors(choices, split)) + 4
     return layers * (layer_s + vectors * one_s(choices.model.d_model)) + one_s(_outside(split, held))
 
 

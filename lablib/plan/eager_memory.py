@@ -44,7 +44,7 @@ class Stage(NamedTuple):
 
     Attributes:
         layers, is_first, is_last: of the stage.
-        entering: a layer's input.
+        entering, tokens: a layer's input; the model's.
         kept: of a layer, from forward to backward, its output among it.
         again: of a layer, made a second time for backward.
         inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with.
@@ -59,6 +59,7 @@ class Stage(NamedTuple):
     is_first: Numbers
     is_last: Numbers
     entering: Numbers
+    tokens: Numbers
     kept: Numbers
     again: Numbers
     inner: Numbers
@@ -79,7 +80,7 @@ class Stage(NamedTuple):
     def holds(self, k: Numbers) -> Moment:
         """k micro-batches from forward to backward. What entered a later stage came in a buffer."""
         received = (1 - self.is_first) * self.entering
-        kept = self.layers * self.kept + self.is_first * self.entering + self.is_last * self.head
+        kept = self.layers * self.kept + self.is_first * (self.entering + self.tokens) + self.is_last * self.head
         return Moment(activation=k * kept, communication=k * received)
 
     def at_head(self) -> Moment:
@@ -150,10 +151,10 @@ def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
     return first + [Moment().plus(moment, 1.0 * (m > 1)) for moment in later]
 
 
-def optimizer_moment(stage: Stage, numbers: Numbers, shards: Numbers, width: float, temporary_bytes: float) -> Moment:
-    """`numbers` gradients, as wide as the states they go into; temporaries of this rank's share of the step."""
+def optimizer_moment(stage: Stage, gradient_bytes: Numbers, temporary_bytes: Numbers) -> Moment:
+    """Gradients, as wide as the states they go into, and temporaries of this rank's share of the step."""
     sent = (1 - stage.is_first) * stage.entering  # the last gradient that went to the stage before
-    return Moment(gradient=numbers * width + sent, other=numbers / shards * temporary_bytes)
+    return Moment(gradient=gradient_bytes + sent, other=temporary_bytes)
 
 
 def largest(moments: list[Moment]) -> Moment:
@@ -181,6 +182,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         is_first=is_first,
         is_last=is_last,
         entering=entering,
+        tokens=step.embedding.saved_bytes,
         kept=kept,
         again=again,
         inner=step.work.peak_bytes,

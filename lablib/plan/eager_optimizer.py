@@ -51,10 +51,8 @@ def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbe
     """Seconds of the optimizer's step on a stage with so many layers and the embedding."""
     on = choices.machine
     outside = held.embedding + (split.pipeline == 1) * held.head
-    shards = split.shards if choices.zero_stage else 1
-    own = (layers * (held.layer + held.expert_layer) + outside) / shards
-    if choices.zero_stage in (1, 2):
-        own = most(own, largest_tensor(choices, split))
+    shared, expert = layers * held.layer + outside, layers * held.expert_layer
+    own = own_numbers(choices, split, shared, expert) if choices.zero_stage else shared + expert
     width, overhead_s = state_width(on), on.device.kernel_overhead_s
     launches = most(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
     time_s = 0.0 * own
@@ -64,34 +62,40 @@ def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbe
         time_s = time_s + overhead_s  # the numbers of steps, of all tensors at once
     if on.has_master:
         size = 4 + on.width
-        time_s = time_s + 2 * (
-            layers * layer_pass_s(choices, split, size) + on.stream_s(outside * size) + 2 * overhead_s
-        )
+        share = split.shards if choices.zero_stage else 1
+        ends_s = on.stream_s(outside / share * size) + 2 * overhead_s
+        time_s = time_s + 2 * (layers * layer_pass_s(choices, split, size, share) + ends_s)
     return time_s
 
 
-def largest_tensor(choices: Choices, split: Split) -> Numbers:
-    """Numbers of the largest tensor: where optimizer states are split, tensors go to ranks as a whole."""
-    model = choices.model
-    matrices = max(rows * columns for rows, columns, _ in layer_tensors(choices))
-    return max(matrices, model.vocab_size * model.d_model) / split.tensor
+def own_numbers(choices: Choices, split: Split, shared: Numbers, expert: Numbers) -> Numbers:
+    """Of parameters that all ranks of the data axis have, and of experts that some have: the fullest rank's share.
+
+    ZeRO-1 gives tensors to ranks whole, so that the fullest has at least the largest.
+    """
+    own = shared / split.shards + expert / most(split.data * split.context // split.expert, 1)
+    if choices.zero_stage == 3:
+        return own
+    matrices = max(rows * columns for rows, columns, _ in layer_tensors(choices, split))
+    return most(own, max(matrices, choices.model.vocab_size * choices.model.d_model) / split.tensor)
 
 
 def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 1) -> Numbers:
     """One operator for each tensor of a layer, or for this rank's share of it: it moves `size` bytes a number."""
     on, model = choices.machine, choices.model
     time_s = 0.0
-    for rows, columns, count in layer_tensors(choices):
+    for rows, columns, count in layer_tensors(choices, split):
         one_s = on.stream_s(rows * columns / (split.tensor * shards) * size) + on.device.kernel_overhead_s
         time_s = time_s + count * one_s
-    vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(layer_tensors(choices))
+    vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(layer_tensors(choices, split))
     return time_s + vectors * on.device.kernel_overhead_s
 
 
-def layer_tensors(choices: Choices) -> tuple[tuple[int, int, int], ...]:
-    """Rows, columns and copies of a layer's matrices; queries, keys and values may be one."""
+def layer_tensors(choices: Choices, split: Split) -> tuple[tuple[int, int, Numbers], ...]:
+    """Rows, columns and number, on one rank, of a layer's matrices; queries, keys and values may be one."""
     model = choices.model
-    found = [(m.rows, m.columns, m.count) for m in layer_matrices(model, is_expert_layer=model.experts is not None)]
+    matrices = layer_matrices(model, is_expert_layer=model.experts is not None)
+    found = [(m.rows, m.columns, m.count / split.expert if m.part == "experts" else m.count) for m in matrices]
     if not choices.machine.stack.one_qkv_product or model.latent:
         return tuple(found)
     together = sum(columns for _, columns, _ in found[:3])

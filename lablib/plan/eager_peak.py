@@ -3,10 +3,10 @@
     no sharding, ZeRO-1, 2    moments of eager_memory.py; DDP's buckets are as large as the gradients
     ZeRO-3                    moments of eager_sharded.py
 
-Source and simplified: as there. ZeRO-1 gives tensors to ranks whole, so that the fullest has at least the largest.
+Source and simplified: as there. ZeRO-2 in eager torch keeps what ZeRO-1 keeps; FSDP2 gathers experts too.
 """
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers
 from lablib.plan import eager_optimizer
 from lablib.plan.eager_memory import Moment, Stage, backward_moments, largest, optimizer_moment, stage_of
 from lablib.plan.eager_sharded import sharded_moments
@@ -20,40 +20,32 @@ def peak(
     """Parameter, gradient, optimizer state, activation, communication buffer and other bytes of a stage at its peak."""
     on = choices.machine
     stage = stage_of(choices, split, step, rank, layers)
-    numbers = stage.gradient / on.width
-    found = largest(_moments(choices, split, stage, numbers, in_flight))
-    is_sharded = choices.zero_stage == 3
-    own = numbers / split.shards if is_sharded else numbers
-    buckets = numbers * on.width * (split.data > 1) * (not is_sharded)
+    numbers, expert = stage.gradient / on.width, layers * step.held.expert_layer
+    own = eager_optimizer.own_numbers(choices, split, numbers - expert, expert) if choices.zero_stage else numbers
+    is_sharded, trains = choices.zero_stage == 3, choices.trainable == "all"
+    if not trains and not is_sharded:
+        stage = stage._replace(layer_gradient=0.0, head_gradient=0.0, embedding_gradient=0.0, tied=0.0, last_weight=0.0)
+    found = largest(_moments(choices, split, stage, numbers, own, in_flight))
+    buckets = numbers * on.width * (split.data * split.context > 1) * (trains and not is_sharded)
     return (
-        own * on.width + found.parameter,
+        (own if is_sharded else numbers) * on.width + found.parameter,
         found.gradient,
-        _states(choices, split, numbers),
+        own * eager_optimizer.state_bytes(choices) * (trains and "optimizer" not in choices.offload),
         found.activation,
         found.communication + buckets,
         found.other,
     )
 
 
-def _moments(choices: Choices, split: Split, stage: Stage, numbers: Numbers, in_flight: Numbers) -> list[Moment]:
+def _moments(
+    choices: Choices, split: Split, stage: Stage, numbers: Numbers, own: Numbers, in_flight: Numbers
+) -> list[Moment]:
     m, is_sharded = split.num_microbatches, choices.zero_stage == 3
     if is_sharded:
-        moments = sharded_moments(stage, in_flight, m, split.shards, choices.reshard_after_forward)
-        numbers = numbers / split.shards
+        moments = sharded_moments(stage, in_flight, m, numbers / own, choices.reshard_after_forward)
     else:
         moments = backward_moments(stage, in_flight, m)
     if choices.trainable == "all" and "optimizer" not in choices.offload:
-        shards = split.shards if choices.zero_stage in (1, 2) else 1
-        width = eager_optimizer.state_width(choices.machine)
-        moments.append(optimizer_moment(stage, numbers, shards, width, eager_optimizer.temporary_bytes(choices)))
+        gradients = (own if is_sharded else numbers) * eager_optimizer.state_width(choices.machine)
+        moments.append(optimizer_moment(stage, gradients, own * eager_optimizer.temporary_bytes(choices)))
     return moments
-
-
-def _states(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
-    if choices.trainable != "all" or "optimizer" in choices.offload:
-        return 0.0 * numbers
-    if choices.zero_stage in (1, 2):
-        numbers = most(numbers / split.shards, eager_optimizer.largest_tensor(choices, split))
-    elif choices.zero_stage == 3:
-        numbers = numbers / split.shards
-    return numbers * eager_optimizer.state_bytes(choices)
