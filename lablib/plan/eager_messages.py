@@ -35,7 +35,7 @@ def mixed_makespan_s(
     stride = split.num_ranks // p
     in_node = most(on.cluster.devices_per_node // stride, 1)
     leaving = ceil_div(p, in_node) - 1
-    far_s, near_s = on.collective_s("send", size_bytes, p, stride), _near_s(on, size_bytes, stride)
+    far_s, near_s = on.collective_s("send", size_bytes, p, stride), _near_s(on, size_bytes, p, stride)
     way_s = leaving * far_s + (p - 1 - leaving) * near_s
 
     def span_s(first: StageTime, last: StageTime, send_s: Numbers) -> Numbers:
@@ -53,6 +53,6 @@ def mixed_makespan_s(
     return upper_s + is_mixed * (least(most(ends_s, between_s), upper_s) - upper_s)
 
 
-def _near_s(on: Machine, size_bytes: Numbers, stride: Numbers) -> Numbers:
-    """To the next stage of the same node."""
-    return on.collective_s("send", size_bytes, 0 * stride + 2, stride)
+def _near_s(on: Machine, size_bytes: Numbers, p: Numbers, stride: Numbers) -> Numbers:
+    """To the next stage of the same node; with one stage there is nobody to send to, and perhaps no such rank."""
+    return on.collective_s("send", size_bytes, 1 + (p > 1), stride)

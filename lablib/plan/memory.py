@@ -17,7 +17,10 @@ Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al
 Simplified: no fragmentation; the peak is that of the last moment before the first gradient is freed.
 """
 
+from functools import reduce
 from typing import NamedTuple
+
+import numpy as np
 
 from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.closed_form import in_flight
@@ -89,11 +92,12 @@ def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
     """Bytes of the stage that keeps most: the first, the first of those with a layer more, or the last.
 
     Another one has as many layers as a stage before it, no more micro-batches in flight, and neither end of the model.
+    In an eager program it may have more at the moment that counts (eager_memory.py): there all stages are looked at.
     """
     p, extra = split.pipeline, choices.model.num_layers % split.pipeline
-    stages = (0 * p, (p - extra) // 2, p - 1)
-    first, fuller, last = (stage_memory(choices, split, step, least(stage, p - 1)).total for stage in stages)
-    return most(most(first, fuller), last)
+    stages = range(int(np.max(p))) if choices.machine.stack.is_eager else (0 * p, (p - extra) // 2, p - 1)
+    totals = [stage_memory(choices, split, step, least(stage, p - 1)).total for stage in stages]
+    return reduce(most, totals)
 
 
 def _gathered(choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers) -> Numbers:
