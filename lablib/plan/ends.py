@@ -12,6 +12,7 @@ Legend: as layer.py. Each of the t tensor ranks holds V / t rows of both tables.
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3 (vocabulary-parallel embedding and cross-entropy).
 """
 
+from lablib.cost.arrays import ceil_div
 from lablib.models.transformer import Transformer
 from lablib.plan.layer import Sizes, Work, linear, passes
 from lablib.plan.machine import Machine, Pass
@@ -21,7 +22,7 @@ def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
     """Token (and learned position) embeddings, and their dropout."""
     numbers = at.rows * model.d_model
     gather = on.stream_s(numbers * on.width * (4 if model.positions == "learned" else 2))
-    table = model.vocab_size / at.tensor * model.d_model
+    table = ceil_div(model.vocab_size, at.tensor) * model.d_model
     scatter = on.stream_s(table * on.gradient_bytes * 3 + numbers * on.width * 2)
     sum_s = on.collective_s("all_reduce", numbers * on.width, at.tensor)
     kernels = 5
@@ -32,7 +33,7 @@ def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
 
 def head(on: Machine, model: Transformer, at: Sizes) -> Work:
     """Final norm, logits and loss."""
-    columns = model.vocab_size / at.tensor
+    columns = ceil_div(model.vocab_size, at.tensor)
     outside = at.rows * model.d_model / at.sequence_shards
     work = passes(on, outside, *on.stack.passes_norm, saved_bytes=outside * on.width)
     logits = linear(on, at.rows, model.d_model, columns, on.plain)

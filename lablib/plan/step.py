@@ -8,7 +8,7 @@ The stage in the middle holds L / p layers; the first also the embedding, the la
 divide L the fullest stages have one layer more.
 
     data axis, ZeRO-0      one all-reduce of the stage's gradients, after the last micro-batch or during its backward
-    ZeRO-1, 2              a reduce-scatter of gradients, an all-gather of updated parameters
+    ZeRO-1, 2              a reduce-scatter of gradients (ZeRO-2: of every micro-batch), an all-gather of parameters
     ZeRO-3                 every layer's parameters gathered before its forward and, if they were dropped, before its
                            backward; its gradients reduced after; a layer takes as long as the slower of the two
     optimizer              its state read and written once: bytes / bandwidth (or over the host's link)
@@ -118,7 +118,7 @@ def step_of(choices: Choices, split: Split) -> Step:
         pipeline_s = mixed_makespan_s(choices, split, middle, first, last, busiest, size / part, pipeline_s)
     busy_s = split.num_microbatches * most(_total(middle) + most(_total(first), _total(last)), _total(busiest))
     single = split.pipeline == 1
-    busy_s = busy_s + single * split.num_microbatches * least(_total(first), _total(last))
+    busy_s = least(busy_s + single * split.num_microbatches * least(_total(first), _total(last)), pipeline_s)
 
     data = _data_axis(choices, split, held, layers, one)
     optimizer_s = _optimizer_s(choices, split, held, layers)
@@ -209,11 +209,17 @@ def _sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Number
     gather_s = _gather_s(choices, split, held.layer)
     regather_s = _gather_s(choices, split, held.layer, is_backward=True) * choices.reshard_after_forward
     reduce_s = _reduce_s(choices, split, held.layer) * (choices.trainable == "all")
+    each = 1 - _is_gathered_once(choices, split)
     return _Added(
-        most(gather_s - forward_s, 0.0),
-        most(regather_s + reduce_s - backward_s, 0.0),
-        gather_s + regather_s + reduce_s,
+        each * most(gather_s - forward_s, 0.0),
+        each * most(regather_s + reduce_s - backward_s, 0.0),
+        each * (gather_s + regather_s + reduce_s),
     )
+
+
+def _is_gathered_once(choices: Choices, split: Split) -> Numbers:
+    """Whether ZeRO-3's parameters stay gathered for the whole step: not dropped after forward, and in a pipeline."""
+    return (split.pipeline > 1) * (not choices.reshard_after_forward)
 
 
 def _offloaded_layer(
@@ -249,8 +255,12 @@ def _data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one:
         # The ends' own gathers and the first layer's have nothing to hide behind.
         once_s = _gather_s(choices, split, held.layer) + _reduce_s(choices, split, held.layer)
         ends_s = 2 * _gather_s(choices, split, outside) + _reduce_s(choices, split, outside)
-        total_s = split.num_microbatches * (once_s + ends_s)
-        return Axis(total_s, total_s)
+        times = 1 + (split.num_microbatches - 1) * (1 - _is_gathered_once(choices, split))
+        total_s = times * (once_s + ends_s)
+        # Gathered once for the step: the other layers' gathers and sums hide behind the first and the last micro-batch.
+        rest_s = _is_gathered_once(choices, split) * most(layers - 1, 0) * once_s
+        shown_s = _is_gathered_once(choices, split) * most(rest_s - layers * (one.forward_s + one.input_s), 0.0)
+        return Axis(total_s + rest_s, total_s + shown_s)
     if choices.compression.name != "none":
         reduce_s = _compressed_s(choices, split, numbers)
     elif choices.zero_stage == 0 or not stack.has_reduce_scatter:
@@ -269,13 +279,18 @@ def _data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one:
     if choices.model.tied_head:
         pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, most(split.num_ranks - 1, 1))
         reduce_s = reduce_s + pair_s * (split.pipeline > 1)
+    # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
+    before = (split.num_microbatches - 1) * (choices.zero_stage == 2)
     if not stack.data_overlap:
-        return Axis(reduce_s + gather_s, reduce_s + gather_s)
+        total_s = (1 + before) * reduce_s + gather_s
+        return Axis(total_s, total_s)
     # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward; the
     # last bucket's and the first layer's wait for nobody.
-    behind_backward_s = most(reduce_s - layers * (one.input_s + one.weight_s), reduce_s / most(layers, 1))
+    backward_s = layers * (one.input_s + one.weight_s)
+    behind_backward_s = most(reduce_s - backward_s, reduce_s / most(layers, 1))
     behind_forward_s = most(gather_s - layers * one.forward_s, gather_s / most(layers, 1))
-    return Axis(reduce_s + gather_s, behind_backward_s + behind_forward_s)
+    before_s = before * most(reduce_s - backward_s, 0.0)
+    return Axis((1 + before) * reduce_s + gather_s, before_s + behind_backward_s + behind_forward_s)
 
 
 def _compressed_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
