@@ -12,17 +12,21 @@ Passes are over the parameters. Legend: s ranks that share them.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp; torch/distributed/optim/zero_redundancy_optimizer.py;
 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
-Simplified: a bucket is on average half full when the embedding's turn comes. With `data_overlap` FSDP2's wires work
-beside the layers, as on a GPU; without, each is waited for, as torch does it on a CPU.
+Simplified: a stage's matrices fill buckets in the order in which they were made, backwards; vectors do not count. With
+`data_overlap` FSDP2's wires work beside the layers, as on a GPU; without, each is waited for, as torch does on a CPU.
 """
 
-from lablib.cost.arrays import Numbers, least, most
+from dataclasses import replace
+
+import numpy as np
+
+from lablib.cost.arrays import Numbers, distinct_rows, most
 from lablib.plan.eager_optimizer import layer_pass_s, layer_tensors
 from lablib.plan.held import Held
 from lablib.plan.machine import Machine
 from lablib.plan.setup import Choices, Split
 
-_BUCKET_BYTES = 25 * 2**20
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 def reduced_s(
@@ -31,19 +35,51 @@ def reduced_s(
     """Seconds of DDP's sums and copies a step (in all, and not hidden), with ZeRO-1's broadcasts; 0 for one rank."""
     on = choices.machine
     n, outside = split.data * split.context, _outside(split, held)
-    in_layers = layers * (held.layer + held.expert_layer) * on.width
-    last = least(in_layers, _BUCKET_BYTES / 2)
-    last_s = on.collective_s("all_reduce", outside * on.width + last, n, split.tensor)
-    others_s = in_layers / _BUCKET_BYTES * on.collective_s("all_reduce", _BUCKET_BYTES + 0.0 * n, n, split.tensor)
+    size = layers * (held.layer + held.expert_layer) * on.width
+    # The head's own matrix comes first, the embedding last; with it, what did not fill a bucket.
+    first, embedding = (split.pipeline == 1) * held.head * on.width, held.embedding * on.width
+    count, left = _buckets(choices, split)
+    last_s = on.collective_s("all_reduce", embedding + left, n, split.tensor)
+    filled = most(size + first - left, 0.0)
+    others_s = count * on.collective_s("all_reduce", filled / most(count, 1), n, split.tensor)
     copies_s = layers * layer_pass_s(choices, split, 2 * on.width)
-    ends_s = on.stream_s(2 * on.width * outside) + 2 * on.device.kernel_overhead_s
-    behind_s = most(others_s - backward_s, 0.0) if on.stack.data_overlap else others_s
+    ends_s = on.stream_s(2 * on.width * outside) + 5 * on.device.kernel_overhead_s
+    # What divides the gradients into buckets makes that backward pass longer, too.
+    behind_s = most(others_s - backward_s - copies_s, 0.0) if on.stack.data_overlap else others_s
     # The copies back of all but the last bucket take place while that is summed.
-    shown_s = copies_s + ends_s + most(behind_s + last_s, copies_s) + ends_s
+    late = left / most(size, 1)
+    shown_s = copies_s + ends_s + most(behind_s + last_s, (1 - late) * copies_s) + late * copies_s + ends_s
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
     total_s = 2 * (copies_s + ends_s) + others_s + last_s
     is_split = n > 1
     return is_split * (total_s + spread_s), is_split * (shown_s + spread_s)
+
+
+def _buckets(choices: Choices, split: Split) -> tuple[Numbers, Numbers]:
+    """How many buckets a stage's layers fill, and the bytes that are left over for the last one."""
+    cut = (split.tensor, split.pipeline, split.expert)
+    if not any(isinstance(number, np.ndarray) for number in cut):
+        return _filled(choices, split)
+    distinct, which = distinct_rows(*cut)
+    found = np.array(
+        [
+            _filled(choices, replace(split, tensor=tensor, pipeline=pipeline, expert=expert))
+            for tensor, pipeline, expert in zip(*map(np.ndarray.tolist, distinct), strict=True)
+        ]
+    )
+    return found[which, 0], found[which, 1]
+
+
+def _filled(choices: Choices, split: Split) -> tuple[float, float]:
+    """The same by filling them, the last layer's last tensor first."""
+    count, held_bytes, limit = 0.0, 0.0, _FIRST_BUCKET_BYTES
+    width = choices.machine.width / split.tensor
+    sizes = [rows * columns * width for rows, columns, many in layer_tensors(choices, split) for _ in range(int(many))]
+    for size in sizes[::-1] * (choices.model.num_layers // split.pipeline):
+        held_bytes += size
+        if held_bytes >= limit:
+            count, held_bytes, limit = count + 1, 0.0, _BUCKET_BYTES
+    return count, held_bytes
 
 
 def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
@@ -56,7 +92,8 @@ def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -
         count * one_s(rows * columns / split.tensor) for rows, columns, count in layer_tensors(choices, split)
     )
     vectors = len(layer_tensors(choices, split)) + 4
-    return layers * (layer_s + vectors * one_s(choices.model.d_model)) + one_s(_outside(split, held))
+    ends_s = one_s(held.embedding) + one_s((split.pipeline == 1) * held.head) + 3 * one_s(choices.model.d_model)
+    return layers * (layer_s + vectors * one_s(choices.model.d_model)) + ends_s
 
 
 def gathered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:

@@ -45,6 +45,7 @@ class Stage(NamedTuple):
     Attributes:
         layers, is_first, is_last: of the stage.
         entering, tokens: a layer's input; the model's.
+        sent: the gradient of its input, which a stage that took turns of forward and backward still has.
         kept: of a layer, from forward to backward, its output among it.
         again: of a layer, made a second time for backward.
         inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with.
@@ -60,6 +61,7 @@ class Stage(NamedTuple):
     is_last: Numbers
     entering: Numbers
     tokens: Numbers
+    sent: Numbers
     kept: Numbers
     again: Numbers
     inner: Numbers
@@ -118,7 +120,7 @@ class Stage(NamedTuple):
 
     def at_message(self) -> Moment:
         """Between forward and backward: the gradient that was sent is still there, the next one's buffer already."""
-        return Moment((1 - self.is_first) * self.entering, 0.0, (1 - self.is_last) * self.entering)
+        return Moment(self.sent, 0.0, (1 - self.is_last) * self.entering)
 
     def at_embedding(self, is_later: bool) -> Moment:
         """Beside the table's gradient: those of both ends where it is shared, and what was there before."""
@@ -145,7 +147,7 @@ def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
         held.plus(stage.at_head()),
         held.plus(stage.at_head_weight(is_later=True)),
         *(held.plus(tied).plus(moment) for moment in stage.at_layer(is_top=True, is_later=True)),
-        held.plus(stage.at_message()),
+        Moment().plus(held.plus(stage.at_message()), 1.0 * (m > k)),
         stage.holds(later_k - 1).plus(summed).plus(stage.at_embedding(is_later=True)),
     ]
     return first + [Moment().plus(moment, 1.0 * (m > 1)) for moment in later]
@@ -153,8 +155,7 @@ def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
 
 def optimizer_moment(stage: Stage, gradient_bytes: Numbers, temporary_bytes: Numbers) -> Moment:
     """Gradients, as wide as the states they go into, and temporaries of this rank's share of the step."""
-    sent = (1 - stage.is_first) * stage.entering  # the last gradient that went to the stage before
-    return Moment(gradient=gradient_bytes + sent, other=temporary_bytes)
+    return Moment(gradient=gradient_bytes + stage.sent, other=temporary_bytes)
 
 
 def largest(moments: list[Moment]) -> Moment:
@@ -183,6 +184,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         is_last=is_last,
         entering=entering,
         tokens=step.embedding.saved_bytes,
+        sent=(1 - is_first) * entering * (split.num_microbatches >= split.pipeline - rank),
         kept=kept,
         again=again,
         inner=step.work.peak_bytes,

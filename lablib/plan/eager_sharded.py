@@ -34,12 +34,16 @@ def _round(stage: Stage, k: Numbers, summed: Moment, growth: Numbers, reshards: 
     if not reshards:
         whole = whole.plus(Moment(parameter=stage.layers * stage.layer_gradient))
     held = stage.holds(k).plus(summed).plus(whole)
-    found = [held.plus(stage.at_head()), held.plus(stage.at_head_weight(is_later=False))]
+    # In forward the root's buffer lives until the first layer is gathered, and copied out of its own.
+    layer = reshards * stage.layer_gradient
+    buffers = Moment(communication=whole.parameter + layer, parameter=layer, activation=stage.entering)
+    gathered = stage.holds(k - 1).plus(summed).plus(whole).plus(buffers)
+    apart = Moment(0.0, -stage.freed, layer, stage.is_last * stage.entering, layer)  # the top layer, in backward
+    found = [gathered, held.plus(apart), held.plus(stage.at_head()), held.plus(stage.at_head_weight(is_later=False))]
     for j in (0, 1):
         exists = 1.0 * (stage.layers > j)
         done = held.plus(Moment(gradient=j * growth, activation=-j * stage.kept)).plus(_buffers(stage, j, reshards))
-        layer = stage.at_layer(is_top=j == 0, is_later=False)
-        found += [Moment().plus(done.plus(moment), exists) for moment in layer]
+        found += [Moment().plus(done.plus(moment), exists) for moment in stage.at_layer(j == 0, False)]
     end = stage.holds(k - 1).plus(summed).plus(whole).plus(stage.at_embedding(is_later=False))
     others = Moment(
         gradient=stage.head_gradient + stage.embedding_gradient + stage.layers * growth,
