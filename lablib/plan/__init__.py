@@ -11,6 +11,8 @@ eager.py        both operator by operator, as eager torch runs them; eager_data.
 held.py         parameters on one rank
 pieces.py       what plans share, worked out once
 setup.py        the choices and the numbers of a plan, or of many
+data_axis.py    what ranks with other sequences tell each other, and how much of it shows
+optimizer_step.py       the update of the parameters
 step.py         one step as a sum
 memory.py       what each stage keeps at its peak
 prediction.py   what a prediction says

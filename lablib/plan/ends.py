@@ -1,15 +1,21 @@
 """The ends of the model: embedding before the first layer, final norm, head and loss after the last.
 
-What whole-model planners forget. The head is a product with V columns: for BLOOM's vocabulary of 250,880 as long as 1.1
-layers, all of it on the last stage; the loss goes over V numbers a token several times, in FP32.
+What whole-model planners forget. The head is a product with V columns: for BLOOM's vocabulary of 250,880 the FLOPs of
+1.4 layers, all of them on the last stage; the loss goes over V numbers a token several times, in FP32.
 
-    embedding   gathers R rows of D; backward adds R rows to V / t rows that are zeroed first
-    head        [R, D] x [D, V / t] and its two gradients
-    loss        R V / t logits: to FP32, largest, exponential, sum, pick; backward the same tensor again
+    embedding   reads and writes R rows of D (twice with learned positions), summed over the tensor ranks; backward
+                zeroes a gradient of V / t rows, and adds R rows to it (3 g V D / t + 2 w R D bytes)
+    head        a norm, [R, D] x [D, V / t] and its two gradients, a sum over the tensor ranks in backward
+    loss        R V / t logits, `loss_bytes` of each: to FP32, largest, exponential, sum, pick; half of them in backward
 
-Legend: as layer.py. Each of the t tensor ranks holds V / t rows of both tables.
+    kept        R D / t or R D masks of dropout; the inputs of norm and head; `loss_kept_bytes` of each logit
 
-Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3 (vocabulary-parallel embedding and cross-entropy).
+Legend: as layer.py; g and w bytes of a gradient and of another number. Each of the t tensor ranks holds V / t rows of
+both tables, rounded up.
+
+Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3 (vocabulary-parallel embedding and cross-entropy); Korthikanti
+et al., 2022, arXiv 2205.05198, section 4.3 (what they keep).
+Simplified: the kernels of the embedding and of the loss are counted as 5 each way, and 10 and 5: an estimate.
 """
 
 from lablib.cost.arrays import ceil_div
@@ -19,16 +25,15 @@ from lablib.plan.machine import Machine, Pass
 
 
 def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
-    """Token (and learned position) embeddings, and their dropout."""
+    """Token (and learned position) embeddings; of their dropout the mask that is kept."""
     numbers = at.rows * model.d_model
     gather = on.stream_s(numbers * on.width * (4 if model.positions == "learned" else 2))
     table = ceil_div(model.vocab_size, at.tensor) * model.d_model
     scatter = on.stream_s(table * on.gradient_bytes * 3 + numbers * on.width * 2)
     sum_s = on.collective_s("all_reduce", numbers * on.width, at.tensor)
-    kernels = 5
-    work = Work(Pass(memory_s=gather, tensor_s=sum_s, kernels=kernels), Pass(), Pass(memory_s=scatter, kernels=kernels))
-    saved = numbers / at.sequence_shards * on.stack.has_dropout + at.rows * 8
-    return work._replace(saved_bytes=saved)
+    work = Work(Pass(memory_s=gather, tensor_s=sum_s, kernels=5), Pass(), Pass(memory_s=scatter, kernels=5))
+    masks, indices = numbers / at.sequence_shards * on.stack.has_dropout, at.rows * 8
+    return work._replace(saved_bytes=masks + indices)
 
 
 def head(on: Machine, model: Transformer, at: Sizes) -> Work:

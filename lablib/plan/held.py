@@ -4,7 +4,13 @@
     routed experts                    / (t e)
     router, norms                     on every rank
 
+    embedding, head                   / t        (learned positions and the final norm on every rank)
+
 Legend: t tensor ranks, e expert ranks. What is split by experts is reduced over fewer ranks, d c / e of them.
+
+Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3; Lepikhin et al., GShard, 2020, arXiv 2006.16668 (experts).
+Simplified: biases and a latent's down-projection are divided by t like the rest; where fewer heads of keys than ranks
+are there, copies of them are not counted.
 """
 
 from typing import NamedTuple
@@ -21,8 +27,8 @@ class Held(NamedTuple):
         layer: of a mean layer, what every rank of the data axis has.
         expert_layer: of a mean layer, what only the ranks with the same experts have.
         embedding: the table, its learned positions.
-        head: the head's own matrix and the final norm; tied: the norm alone.
-        tied: the head's copy of the embedding, where it is one parameter on two stages.
+        head: the head's own matrix and the final norm; of a tied head the norm alone.
+        tied: a tied head's copy of the embedding, which the last stage holds beside the first; 0 for a head of its own.
     """
 
     layer: Numbers

@@ -8,25 +8,33 @@ backward, or with sequence parallelism an all-gather and a reduce-scatter in the
                           gated),  [R, F / t] x [F / t, D]
     backward              for the input the transposed product; for the weight one that sums over the R tokens
     attention             B sequences, H / t heads, S queries, T keys
-    communication         B S D numbers, twice forward, twice backward
+    communication         B S D numbers, twice forward, twice backward, in an all-reduce or in two halves
 
 Legend: B sequences of a micro-batch, S tokens of each on this rank (T / c with c context ranks), R = B S, D width,
 H and G heads of queries and of keys, K their width, F hidden width, t tensor ranks.
 
 Kept for backward (Korthikanti's accounting, arXiv 2205.05198, section 4.1): every product's input, every norm's, the
-activation's, masks of one byte; of attention Q, K, V, the output and a number a row (flash), or two or three times the
-scores (unfused).
+activation's, masks of one byte; of attention Q, K, V, the output and a number a row (flash), or the scores after their
+softmax and, with dropout, their mask and what it left (unfused: 2 or 5 bytes a score). For a GPT of `megatron-2021`
+with sequence parallelism this is R D (34 + 5 H T / D) / t, equation 4 of the paper.
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198; Liu et al., "Ring
 Attention", 2023, arXiv 2310.01889; DeepSeek-V2, 2024, arXiv 2405.04434 (MLA); GShard, 2020, arXiv 2006.16668 (experts).
-Simplified: tokens are spread evenly over experts; context ranks share the causal work evenly (zigzag).
+Simplified: tokens are spread evenly over experts; context ranks share the causal work evenly (zigzag). With sequence
+parallelism backward gathers a product's input once more, which hides behind the input's gradient (section 4.2.2) and is
+left out.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, most
 from lablib.models.transformer import Experts, Latent, Transformer
 from lablib.plan.machine import Machine, Pass
+
+# Bytes of a number that is kept for a product in 8 or 4 bits: with one 8-bit scale for 16 numbers of 4 bits.
+NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625})
 
 
 class Sizes(NamedTuple):
@@ -112,23 +120,29 @@ class Work(NamedTuple):
 
 
 def linear(on: Machine, rows: Numbers, k: Numbers, n: Numbers, dtype: str = "", keeps_input: bool = True) -> Work:
-    """A linear layer [rows, k] x [k, n]; its gradients are one product each."""
+    """A linear layer [rows, k] x [k, n]; its gradients are one product each.
+
+    Arguments:
+        dtype: of the products; the training precision by default.
+        keeps_input: False where another product has kept the same input already.
+    """
     width = on.width
     dtype = dtype or on.precision
-    cast_forward = cast_backward = 0.0
-    if dtype in ("float8", "float4"):
+    is_narrow = dtype in NARROW
+    cast_forward_s = cast_backward_s = 0.0
+    if is_narrow:
         # Operands are cast where they are made: 2 bytes read, 1 written, and a transposed copy for the backward pass.
-        cast_forward = on.stream_s(rows * k * (width + 2))
-        cast_backward = on.stream_s(rows * n * (width + 2))
-    weight_passes = 0.0 if on.stack.fused_accumulation else on.stream_s(k * n * on.gradient_bytes * 3)
-    size = (0.5625 if dtype == "float4" else 1) if dtype in ("float8", "float4") else width
+        cast_forward_s = on.stream_s(rows * k * (width + 2))
+        cast_backward_s = on.stream_s(rows * n * (width + 2))
+    # Where the product does not add the weight's gradient up itself: the sum and it are read, the sum written.
+    adding_s = 0.0 if on.stack.fused_accumulation else on.stream_s(k * n * on.gradient_bytes * 3)
     return Work(
-        Pass(product_s=on.product_s(rows, n, k, dtype=dtype), memory_s=cast_forward, kernels=1),
-        Pass(product_s=on.product_s(rows, k, n, dtype=dtype), memory_s=cast_backward, kernels=1),
-        Pass(product_s=on.product_s(k, n, rows, dtype=dtype), memory_s=weight_passes, kernels=2),
-        saved_bytes=rows * k * size if keeps_input else 0.0,
+        Pass(product_s=on.product_s(rows, n, k, dtype=dtype), memory_s=cast_forward_s, kernels=1),
+        Pass(product_s=on.product_s(rows, k, n, dtype=dtype), memory_s=cast_backward_s, kernels=1),
+        Pass(product_s=on.product_s(k, n, rows, dtype=dtype), memory_s=adding_s, kernels=2),
+        saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
         output_bytes=rows * n * width,
-        is_narrow=dtype in ("float8", "float4"),
+        is_narrow=is_narrow,
     )
 
 
@@ -146,37 +160,21 @@ def passes(on: Machine, numbers: Numbers, forward: float, backward: float, saved
 def tensor_exchange(on: Machine, model: Transformer, at: Sizes) -> Work:
     """What one block sends over the tensor axis: a sum forward, a sum backward (or both halves of each)."""
     size = at.rows * model.d_model * on.width
-    time_s = on.collective_s("all_reduce", size, at.tensor)
-    gather_s = on.collective_s("all_gather", size, at.tensor)
-    split = at.sequence_shards > 1
-    forward = time_s + split * (2 * gather_s - time_s)
-    # With sequence parallelism backward gathers the product's input once more, for the weight's gradient.
-    backward = forward + split * gather_s * 0
-    kernels = (at.tensor > 1) * 1.0
-    return Work(Pass(tensor_s=forward, kernels=kernels), Pass(tensor_s=backward, kernels=kernels), Pass())
+    reduce_s = on.collective_s("all_reduce", size, at.tensor)
+    # A reduce-scatter takes as long as an all-gather of the same size.
+    halves_s = 2 * on.collective_s("all_gather", size, at.tensor)
+    is_split = at.sequence_shards > 1
+    once = Pass(tensor_s=reduce_s + is_split * (halves_s - reduce_s), kernels=(at.tensor > 1) * 1.0)
+    return Work(once, once, Pass())
 
 
 def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     """Attention between its products, on H / t heads and T / c queries."""
-    heads, tokens, batch = model.num_heads / at.tensor, at.tokens, at.micro_batch
-    keys = tokens * at.context
-    d = (model.head_size + model.value_size) / 2
-    width = on.width
     if on.stack.attention == "flash":
-        # Ring attention: c rounds, in each the keys of another rank; causal work shared evenly.
-        forward = Pass(attention_s=on.attention_s(batch, heads, tokens, keys, d, False), kernels=1)
-        backward = Pass(attention_s=on.attention_s(batch, heads, tokens, keys, d, True), kernels=3)
-        ring = on.collective_s(
-            "all_gather", 2 * batch * keys * model.kv_heads / at.tensor * d * width, at.context, at.tensor
-        )
-        forward = forward.plus(Pass(context_s=most(0.0, ring - forward.attention_s)))
-        backward = backward.plus(Pass(context_s=most(0.0, 2 * ring - backward.attention_s)))
-        rows = at.rows * model.num_heads / at.tensor
-        saved = rows * model.value_size * width + rows * 4
-        return Work(
-            forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved
-        )
-    pairs = batch * heads
+        return _flash(on, model, at)
+    heads, tokens, width = model.num_heads / at.tensor, at.tokens, on.width
+    keys, d = tokens * at.context, (model.head_size + model.value_size) / 2
+    pairs = at.micro_batch * heads
     scores = pairs * tokens * keys
     products = on.product_s(tokens, keys, d, pairs, on.plain) + on.product_s(tokens, d, keys, pairs, on.plain)
     backward_products = 2 * on.product_s(keys, d, tokens, pairs, on.plain) + products
@@ -186,6 +184,23 @@ def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     backward = Pass(backward_products, 0.0, on.stream_s(scores * (3 * width + dropped * (2 * width + 1))), kernels=6)
     saved = scores * (width + dropped * (1 + width))
     return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=saved)
+
+
+def _flash(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """One kernel forward, three backward; with context ranks a ring of keys and values, behind which it works on.
+
+    The ring has c rounds, in each the keys and values of another rank; backward their gradients travel too.
+    """
+    heads, tokens, batch = model.num_heads / at.tensor, at.tokens, at.micro_batch
+    keys, d = tokens * at.context, (model.head_size + model.value_size) / 2
+    forward_s, backward_s = (on.attention_s(batch, heads, tokens, keys, d, is_back) for is_back in (False, True))
+    ring_bytes = 2 * batch * keys * model.kv_heads / at.tensor * d * on.width
+    ring_s = on.collective_s("all_gather", ring_bytes, at.context, at.tensor)
+    forward = Pass(attention_s=forward_s, context_s=most(0.0, ring_s - forward_s), kernels=1)
+    backward = Pass(attention_s=backward_s, context_s=most(0.0, 2 * ring_s - backward_s), kernels=3)
+    rows = at.rows * model.num_heads / at.tensor
+    saved = rows * model.value_size * on.width + rows * 4
+    return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)
 
 
 def attention(on: Machine, model: Transformer, at: Sizes) -> Work:

@@ -1,16 +1,22 @@
 """What pieces of a training step take on one rank: the cost model seen through a stack and its losses.
 
-    product     matmul_time_s at the training dtype / product share
-    attention   attention_time_s, flash or unfused; softmax, mask and dropout of unfused attention as passes
-    stream      bytes / (bandwidth * memory share)
-    collective  regular_collective_s over the wires at their shares
+    product     matmul_time_s at its dtype / the share of it that losses.py and the power limit leave
+    attention   attention_time_s / the same share, and that of a kernel older than its device; unfused attention is
+                products and streams (layer.py)
+    stream      memory_bound_time_s / memory share
+    collective  regular_collective_s over wires of bandwidth * share
 
-A `Pass` adds such pieces up: forward, backward for the input, or backward for the weights. The device works through its
-kernels one after another while the host starts them; whoever is slower sets the pace:
+A `Pass` adds such pieces up: forward, backward for the input, or backward for the weights. The device works through
+its kernels and collectives one after another while the host starts the kernels; whoever is slower sets the pace:
 
-    time = max( sum of kernels + kernels * kernel overhead,  kernels * dispatch )  + exposed communication
+    time = max( kernels' seconds + number of kernels * kernel overhead + communication,
+                number of kernels * calls a kernel * dispatch )
 
 Everything is a number or a numpy array (lablib/cost/arrays.py).
+
+Source: a host that falls behind its device: Paszke et al., "PyTorch", 2019, arXiv 1912.01703, section 5.2.
+Simplified: one kernel's launch is as long as another's; communication that hides is taken out before (pieces.py,
+data_axis.py).
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +61,11 @@ class Pass(NamedTuple):
         return self.tensor_s + self.context_s + self.expert_s
 
 
-NOTHING = Pass()
+class Axis(NamedTuple):
+    """Seconds of one rank a step on one axis of communication: in all, and those not hidden behind compute."""
+
+    total_s: Numbers = 0.0
+    exposed_s: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class Machine:
     @cached_property
     def plain(self) -> str:
         """The dtype of products that are never in 8 bits or less: attention's, the head's."""
-        return "bfloat16" if self.precision in ("float8", "float4") else self.precision
+        return "bfloat16" if self.is_narrow else self.precision
 
     @cached_property
     def product_shares(self) -> dict[str, float]:
@@ -113,16 +123,19 @@ class Machine:
         return {dtype: self.losses.sustained_share(dtype, self.device) for dtype in self.device.peak_flops_per_s}
 
     def product_s(self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, dtype: str = "") -> Numbers:
+        """Seconds of `batch` products [m, k] x [k, n], at the training precision or another dtype."""
         dtype = dtype or self.precision
         time_s = matmul_time_s(m, n, k, dtype, self.device, batch)
         return time_s / self.product_shares.get(dtype, self.losses.product_share)
 
     def stream_s(self, size_bytes: Numbers) -> Numbers:
+        """Seconds to read and write so many bytes of the device's memory."""
         return memory_bound_time_s(size_bytes, self.device) / self.losses.memory_share
 
     def attention_s(
         self, batch: Numbers, heads: Numbers, queries: Numbers, keys: Numbers, d: Numbers, backward: bool
     ) -> Numbers:
+        """Seconds of one attention kernel: `heads` of width d, a sequence's `queries` on this rank, all its `keys`."""
         is_flash = self.stack.attention == "flash"
         time_s = attention_time_s(batch, heads, queries, keys, d, self.plain, self.device, backward=backward)
         # These queries are some of a sequence of T, from its beginning and its end: they see half of it in the mean.
@@ -131,7 +144,7 @@ class Machine:
 
     @cached_property
     def attention_share(self) -> float:
-        """Kernels written for an older generation of matrix units reach half the rate, a generation (stack.py)."""
+        """What attention reaches: of a kernel written for older matrix units less, for every generation (losses.py)."""
         if not self.losses.has_generations:
             return self.losses.product_share
         behind = max(0, self.device.attention_generation - self.stack.attention_generation)
@@ -155,6 +168,7 @@ class Machine:
         return self.cluster.but(intra=slower[0], inter=slower[1])
 
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
+        """Seconds of a collective ("send": a message) of so many bytes over n ranks, `stride` ranks apart."""
         groups = self.messages if name == "send" else self.groups
         return groups.time_s(name, size_bytes, n, stride)
 
@@ -167,8 +181,7 @@ class Machine:
         return RegularGroups(self._wires(is_collective=False))
 
     def time_s(self, work: Pass) -> Numbers:
-        """Seconds of a pass: device or host, whichever is slower, and what communication the stack does not hide."""
-        exposed = work.communication_s - self.stack.tensor_overlap * work.tensor_s
-        device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + exposed
+        """Seconds of a pass: device or host, whichever is slower."""
+        device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + work.communication_s
         host_s = work.kernels * (self.losses.dispatch_s * self.stack.calls_per_kernel)
         return most(device_s, host_s)

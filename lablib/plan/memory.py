@@ -1,20 +1,24 @@
 """What one rank keeps at its peak, by category, for a stage of the pipeline.
 
-    parameter           P w                       / s with ZeRO-3
-    gradient            P g                       / s with ZeRO-2 and 3
-    optimizer state     P (master + moments)      / s with ZeRO-1, 2 and 3
-    activation          (layers of the stage) (kept a layer) (micro-batches in flight), and the larger of what one layer
-                        needs at work and of the logits with their gradients (last stage)
-    communication       with ZeRO-3 the layers that are gathered at the moment; messages of the pipeline
-    other               what the library takes
+    parameter             P w                       / s with ZeRO-3
+    gradient              P (g + x)                 / s with ZeRO-2 and 3; none where only adapters are trained
+    optimizer state       P (master + moments)      / s with ZeRO-1, 2 and 3; none where the host keeps them
+    activation            (layers of the stage * kept a layer + the embedding's) * micro-batches in flight, and the
+                          larger of what one layer needs at work and of the logits with their gradients (last stage).
+                          Where the host keeps them: of two layers, on their way
+    communication buffer  with ZeRO-3 the layers that are gathered at the moment; messages of the pipeline, R D w each;
+                          error feedback of compressed gradients; the stack's buckets
+    other                 what libraries take (losses.py)
 
-Kept a layer: everything (no recomputation), everything but attention's core (selective), its input alone (full; every
-k layers 1/k of that, and k layers at work).
+What a layer keeps with and without recomputation is in layer.py and recompute.py, the micro-batches in flight in
+pipeline/closed_form.py.
 
-Legend: P parameters on the rank, w and g bytes of a parameter and of a gradient, s ranks that share states.
+Legend: P parameters on the rank, w and g bytes of a parameter and of a gradient, x of its second copy where the stack
+has one, s ranks that share states (for experts d c / e of them), R tokens of a micro-batch on a rank, D width.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4.
-Simplified: no fragmentation; the peak is that of the last moment before the first gradient is freed.
+Simplified: no fragmentation; all of these are taken to be at their largest together. Eager programs are followed from
+moment to moment instead (eager_peak.py).
 """
 
 from functools import reduce
@@ -47,7 +51,7 @@ class Memory(NamedTuple):
 
 
 def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> Memory:
-    """What a rank of pipeline stage `rank` keeps at its peak."""
+    """What a rank of pipeline stage `rank` keeps at its peak. The last stage holds a tied head's table as well."""
     on, model = choices.machine, choices.model
     first, last = rank == 0, rank == split.pipeline - 1
     layers = _layers_of(choices, split, rank)
@@ -55,8 +59,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         found = eager_peak.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
         return Memory(*found)._replace(other=found[-1] + on.losses.base_bytes)
     held = step.held
-    both_ends = first * last
-    outside = first * held.embedding + last * (held.head + held.tied) - both_ends * held.tied
+    outside = first * held.embedding + last * (held.head + held.tied) - first * last * held.tied
     shared = layers * held.layer + outside
     expert = layers * held.expert_layer
     shards, expert_shards = split.shards, most(split.data * split.context // split.expert, 1)
@@ -68,23 +71,17 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         return shared * size / shards + expert * size / expert_shards
 
     trained = 1.0 if choices.trainable == "all" else 0.0
+    copies = on.stack.extra_gradient_bytes if on.gradient_bytes == 4 else 0
     state = choices.optimizer.state_bytes(1.0, rows=model.d_model, columns=model.d_model, has_master=on.has_master)
     state = state * (0.0 if "optimizer" in choices.offload else 1.0)
-    error = choices.compression.memory_bytes(shared, ranks=split.data * split.context)
-    gathered = _gathered(choices, split, layers * held.layer, held.layer, outside) if choices.zero_stage == 3 else 0.0
-    message = split.micro_batch * (split.seq_len // split.context) * model.d_model * on.width
-    in_flight = _held_microbatches(choices, split, rank)
-    messages = 1 + (in_flight if on.stack.keeps_outputs else 1)
-    message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
-    bucket = on.stack.bucket_bytes * (split.data * split.context > 1)
-    half = on.stack.extra_gradient_bytes if on.gradient_bytes == 4 else 0
+    buffers = _buffers(choices, split, layers * held.layer, held.layer, outside, shared, rank)
     return Memory(
         parameter=kept(on.width, 3),
-        gradient=kept((on.gradient_bytes + half) * trained, 2),
+        gradient=kept((on.gradient_bytes + copies) * trained, 2),
         optimizer_state=kept(state * trained, 1),
         activation=_activations(choices, split, step, layers, rank),
-        communication_buffer=gathered + message + error + bucket,
-        other=0.0 * message + on.losses.base_bytes,
+        communication_buffer=buffers,
+        other=0.0 * buffers + on.losses.base_bytes,
     )
 
 
@@ -98,6 +95,25 @@ def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
     stages = range(int(np.max(p))) if choices.machine.stack.is_eager else (0 * p, (p - extra) // 2, p - 1)
     totals = [stage_memory(choices, split, step, least(stage, p - 1)).total for stage in stages]
     return reduce(most, totals)
+
+
+def _buffers(
+    choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers, shared: Numbers, rank: Numbers
+) -> Numbers:
+    """What communication keeps: parameters that ZeRO-3 has gathered, messages, error feedback, buckets.
+
+    Arguments:
+        stage, layer, outside, shared: parameters of the stage's layers, of one, of the ends, of all together.
+    """
+    on = choices.machine
+    gathered = _gathered(choices, split, stage, layer, outside) if choices.zero_stage == 3 else 0.0
+    message = split.micro_batch * (split.seq_len // split.context) * choices.model.d_model * on.width
+    # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
+    messages = 1 + (_held_microbatches(choices, split, rank) if on.stack.keeps_outputs else 1)
+    message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
+    error = choices.compression.memory_bytes(shared, ranks=split.data * split.context)
+    bucket = on.stack.bucket_bytes * (split.data * split.context > 1)
+    return gathered + message + error + bucket
 
 
 def _gathered(choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers) -> Numbers:

@@ -178,7 +178,7 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         model_flops=share * useful,
         hardware_flops=share * computed,
         peak_flops_per_s=device.peak(machine.precision),
-        parts=parts_of(choices, step),
+        parts=parts_of(step),
         communication={
             name: tuple(getattr(step, name)) for name in ("tensor", "context", "expert", "data", "pipeline", "host")
         },
@@ -206,21 +206,20 @@ def _token_flops(model: Transformer, seq_len: int, recompute: str) -> float:
     return step_flops(model, 1, seq_len, recompute=recompute)
 
 
-def parts_of(choices: Choices, step: Step) -> dict[str, float]:
+def parts_of(step: Step) -> dict[str, float]:
     """The step as a sum, in the order of a waterfall: what the layers compute, then what is added to it.
 
     What is computed a second time is one part, whatever it consists of.
     """
     again = step.repeated
-    again_tensor_s = again.tensor_s * (1 - choices.machine.stack.tensor_overlap)
-    kernels_s = again.compute_s + again.context_s + again.expert_s + again_tensor_s
+    kernels_s = again.compute_s + again.context_s + again.expert_s + again.tensor_s
     return {
         "products": step.products_s - again.product_s,
         "attention": step.attention_s - again.attention_s,
         "memory-bound kernels": step.memory_s - again.memory_s,
         "launches": step.launch_s - (step.recompute_s - kernels_s),
         "recomputation": step.recompute_s,
-        "tensor axis": step.tensor.exposed_s - again_tensor_s,
+        "tensor axis": step.tensor.exposed_s - again.tensor_s,
         "context axis": step.context.exposed_s - again.context_s,
         "expert axis": step.expert.exposed_s - again.expert_s,
         "embedding, head, loss": step.ends_s,

@@ -1,16 +1,22 @@
 """Activation recomputation: what is kept from forward to backward, and what is computed a second time for that.
 
-    none         keeps all, repeats nothing
-    selective    attention's core is repeated (scores, softmax, dropout); or what the stack calls so
-    full         a layer keeps its input alone, and its forward pass is repeated
-    every k      one input kept for k layers: k times less, but k layers' worth at work
-    first k      the first k layers of each stage as full, the others as none
+    policy       repeated, a layer                             kept, a layer          besides, in backward
+    none         nothing                                       S                      nothing
+    selective    attention's core: scores, softmax, dropout    S - C                  C
+      of products  what is cheap, every second product         I + A + O / 2          S less what is kept
+    full         the forward pass                              I                      S
+    every k      the forward pass                              I / k                  k S
+    first k      of k layers of each stage as full, of the others as none
 
-Cost: time + (share of layers) * forward; kept bytes of a layer: all, all but the core, or R D w / k.
+Which of the two "selective" is, the stack says. With flash attention its first kind keeps the scores of no layer
+anyway: C is 0, and it only costs time.
 
-Legend: R tokens of a micro-batch on a rank, D width, w bytes of a number.
+Legend: S all bytes that a layer keeps for backward, C those of attention's core, I of its input (R D w: R tokens of a
+micro-batch on a rank, D width, w bytes of a number), A of attention's output, O of the outputs of its linear layers.
 Source: Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174 (every k); Korthikanti et
-al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-method block` (first k).
+al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-method block` (first k);
+pytorch/torchtitan, parallelize_llama.py (of products).
+Simplified: the mean layer of a stage stands for all: with "first k" each is recomputed in part.
 """
 
 from typing import NamedTuple
@@ -51,7 +57,7 @@ class Recompute(NamedTuple):
             return once if self.first is None else once.times(self.share(layers))
         if stack.selective == "products":
             # What is cheap, and the products whose outputs are not kept; attention and what came over the wires are.
-            share = 1 - kept_products(work, stack)
+            share = 1 - kept_products(work)
             return work.forward._replace(product_s=share * work.forward.product_s, attention_s=0.0, tensor_s=0.0)
         return work.core
 
@@ -60,7 +66,7 @@ class Recompute(NamedTuple):
         if self.kind == "none":
             return work.saved_bytes
         if self.kind == "selective" and stack.selective == "products":
-            outputs = kept_products(work, stack) * work.output_bytes
+            outputs = kept_products(work) * work.output_bytes
             return entering_bytes + work.attention_bytes + outputs
         if self.kind == "selective":
             return work.saved_bytes - work.core_bytes
@@ -76,11 +82,10 @@ class Recompute(NamedTuple):
         return least(self.every, layers) * work.saved_bytes
 
 
-def kept_products(work: Work, stack: Stack) -> float:
+def kept_products(work: Work) -> float:
     """Of the products of a layer, the share whose outputs are kept: every second one in 16 bits, none in 8.
 
-    Source: pytorch/torchtitan, parallelize_llama.py: its list of what is kept has `mm`, every second time, and not the
-    product of scaled 8-bit numbers.
+    torchtitan's list of what is kept has `mm`, every second time, and not the product of scaled 8-bit numbers.
     """
     return 0.0 if work.is_narrow else 0.5
 

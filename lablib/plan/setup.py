@@ -31,7 +31,6 @@ class Choices:
         trainable: "all", or "lora": then the model's own weights have no gradients and no states.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         host_link: what lies between device and host.
-        tensor_first: (reserved) the order of axes is tensor, context, data, pipeline.
     """
 
     model: Transformer
@@ -51,7 +50,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Split:
-    """The numbers of a plan, or of many (arrays of one length)."""
+    """The numbers of a plan, or of many (arrays of one length).
+
+    Attributes:
+        data, tensor, pipeline, context, expert, chunks, replicas: as in `Parallel`.
+        micro_batch: sequences that go through a stage at once.
+        num_microbatches: of a step, on one rank of the data axis.
+        seq_len: tokens of a sequence.
+    """
 
     data: Numbers
     tensor: Numbers
@@ -67,10 +73,6 @@ class Split:
     @cached_property
     def num_ranks(self) -> Numbers:
         return self.data * self.tensor * self.pipeline * self.context
-
-    @cached_property
-    def tokens_per_step(self) -> Numbers:
-        return self.micro_batch * self.num_microbatches * self.data * self.seq_len
 
     @cached_property
     def shards(self) -> Numbers:

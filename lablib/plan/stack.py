@@ -42,7 +42,7 @@ class Stack:
         has_dropout: whether masks are drawn, stored and applied.
         passes_norm, passes_activation, passes_residual: how often the tensor at hand is read or written, forward and
             backward, by a norm, by the MLP's activation, and by bias, dropout and residual.
-        copies: tensors of the model's width that are copied around attention to move heads, forward.
+        copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
         loss_bytes: bytes moved for one logit by the loss, forward and backward together.
         loss_kept_bytes, loss_peak_bytes: of one logit: kept until backward, and besides while that is at work.
         calls_per_kernel: what the host has to do for one kernel, in eager operators: views, autograd, Python.
@@ -57,7 +57,6 @@ class Stack:
         bucket_bytes: buffers of the data axis's communication.
         data_overlap: whether the data axis communicates during compute.
         hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
-        tensor_overlap: share of the tensor axis's communication that hides behind products everywhere.
         pipeline_overlap: whether messages between stages travel during compute.
         splits_messages: whether tensor ranks share a message between stages and gather it there.
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
@@ -89,7 +88,6 @@ class Stack:
     bucket_bytes: float = 0.0
     data_overlap: bool = True
     hides_backward_exchange: bool = False
-    tensor_overlap: float = 0.0
     pipeline_overlap: bool = False
     splits_messages: bool = True
     keeps_outputs: bool = False

@@ -1,0 +1,181 @@
+"""The data axis: gradients summed over ranks that saw other sequences, and with ZeRO the parameters gathered again.
+
+A stage's P parameters have n = d c copies; ZeRO splits them over s of these ranks (`Split.shards`). On the wires, in a
+ring, a rank sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-gather, twice that in an all-reduce.
+
+    ZeRO-0      one all-reduce of the gradients. With `data_overlap` it hides behind the last micro-batch's backward:
+                    exposed = max( reduce - backward, reduce / L )          the last bucket waits for nobody
+    ZeRO-1      a reduce-scatter in its place, and after the optimizer an all-gather of parameters, which hides behind
+                the first micro-batch's forward in the same way
+    ZeRO-2      the same, with the gradients of every micro-batch reduced: m reduce-scatters
+    ZeRO-3      every layer of every micro-batch: parameters gathered before its forward and, if they were dropped,
+                before its backward; gradients reduced after that. A layer takes as long as the slower of the two:
+                    added = max( gather - forward, 0 ) + max( gather + reduce - backward, 0 )
+                The first layer's gather, the last one's sum and those of the model's ends hide behind nothing.
+    ZeRO++      qwZ gathers one byte a number; hpZ gathers for backward inside the node; qgZ reduces half a byte a
+                number in an all-to-all
+    experts     their gradients are reduced over the d c / e ranks that have the same ones
+    tied head   the first and the last stage add up their two copies' gradients
+
+Legend: P parameters on a rank, L layers of a stage, m micro-batches, g bytes of a gradient, d data, c context, e expert
+ranks.
+
+Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 7; Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704
+(buckets behind backward); Zhao et al., "PyTorch FSDP", 2023, arXiv 2304.11277; Wang et al., ZeRO++, 2023, arXiv
+2306.10209.
+Simplified: compute does not slow down while communication runs beside it; prefetch is perfect after the first layer; a
+pipeline's stages communicate at the same time, the fullest one is the first.
+"""
+
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, least, most
+from lablib.pipeline.closed_form import StageTime
+from lablib.plan import eager_data
+from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
+from lablib.plan.held import Held
+from lablib.plan.machine import Axis
+from lablib.plan.setup import Choices, Split
+
+
+class Waiting(NamedTuple):
+    """What waiting for parameters, or for the host, adds to one layer of one micro-batch; and what is moved in all."""
+
+    forward_s: Numbers = 0.0
+    backward_s: Numbers = 0.0
+    total_s: Numbers = 0.0
+
+
+def sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers) -> Waiting:
+    """ZeRO-3, one layer: its traffic hides behind the layer's own compute; what is left over holds everybody up."""
+    if choices.zero_stage < 3:
+        return Waiting()
+    if choices.machine.stack.is_eager:
+        return Waiting(*eager_data.sharded_layer_s(choices, split, held, forward_s, backward_s))
+    gather_s = _gather_s(choices, split, held.layer)
+    regather_s = _gather_s(choices, split, held.layer, is_backward=True) * choices.reshard_after_forward
+    reduce_s = _reduce_s(choices, split, held.layer) * (choices.trainable == "all")
+    each = 1 - _is_gathered_once(choices, split)
+    return Waiting(
+        each * most(gather_s - forward_s, 0.0),
+        each * most(regather_s + reduce_s - backward_s, 0.0),
+        each * (gather_s + regather_s + reduce_s),
+    )
+
+
+def data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one: StageTime) -> Axis:
+    """What travels once a step.
+
+    Arguments:
+        held: parameters of a layer and of the ends, on one rank.
+        layers: of a stage, in the mean.
+        one: seconds of a layer for one micro-batch: what the traffic can hide behind.
+    """
+    if choices.trainable != "all":
+        return Axis()
+    outside = held.embedding + (split.pipeline == 1) * held.head
+    is_eager = choices.machine.stack.is_eager
+    if is_eager and choices.zero_stage == 3:
+        total_s = split.num_microbatches * eager_data.sharded_ends_s(choices, split, held)
+        return Axis(total_s, total_s)
+    if is_eager and choices.compression.name == "none":
+        return Axis(*eager_data.reduced_s(choices, split, held, layers, layers * (one.input_s + one.weight_s)))
+    if choices.zero_stage == 3:
+        return _sharded_ends(choices, split, held, layers, outside, one)
+    reduce_s = _reduced_s(choices, split, held, layers, outside)
+    gather_s = _gather_s(choices, split, layers * held.layer + outside) * (choices.zero_stage > 0)
+    # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
+    before = (split.num_microbatches - 1) * (choices.zero_stage == 2)
+    total_s = (1 + before) * reduce_s + gather_s
+    if not choices.machine.stack.data_overlap:
+        return Axis(total_s, total_s)
+    # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward; the
+    # last bucket's and the first layer's wait for nobody.
+    backward_s = layers * (one.input_s + one.weight_s)
+    behind_backward_s = most(reduce_s - backward_s, reduce_s / most(layers, 1))
+    behind_forward_s = most(gather_s - layers * one.forward_s, gather_s / most(layers, 1))
+    before_s = before * most(reduce_s - backward_s, 0.0)
+    return Axis(total_s, before_s + behind_backward_s + behind_forward_s)
+
+
+def _sharded_ends(
+    choices: Choices, split: Split, held: Held, layers: Numbers, outside: Numbers, one: StageTime
+) -> Axis:
+    """ZeRO-3: what `sharded_layer` has not: the first layer's traffic and that of the ends have nothing to hide behind.
+
+    In a pipeline that keeps its parameters, they are gathered once for the step: the other layers' gathers and sums
+    hide behind the first and the last micro-batch.
+    """
+    is_once = _is_gathered_once(choices, split)
+    layer_s = _gather_s(choices, split, held.layer) + _reduce_s(choices, split, held.layer)
+    ends_s = 2 * _gather_s(choices, split, outside) + _reduce_s(choices, split, outside)
+    times = 1 + (split.num_microbatches - 1) * (1 - is_once)
+    total_s = times * (layer_s + ends_s)
+    rest_s = is_once * most(layers - 1, 0) * layer_s
+    shown_s = is_once * most(rest_s - layers * (one.forward_s + one.input_s), 0.0)
+    return Axis(total_s + rest_s, total_s + shown_s)
+
+
+def _is_gathered_once(choices: Choices, split: Split) -> Numbers:
+    """Whether ZeRO-3's parameters stay gathered for the whole step: not dropped after forward, and in a pipeline."""
+    return (split.pipeline > 1) * (not choices.reshard_after_forward)
+
+
+def _reduced_s(choices: Choices, split: Split, held: Held, layers: Numbers, outside: Numbers) -> Numbers:
+    """The gradients of a stage summed over the data axis once, without ZeRO-3."""
+    on = choices.machine
+    numbers = layers * held.layer + outside
+    if choices.compression.name != "none":
+        reduce_s = _compressed_s(choices, split, numbers)
+    elif choices.zero_stage == 0 or not on.stack.has_reduce_scatter:
+        size = numbers * on.gradient_bytes
+        reduce_s = on.collective_s("all_reduce", size, split.data * split.context, split.tensor)
+    else:
+        reduce_s = _reduce_s(choices, split, numbers)
+    expert_s = on.collective_s(
+        "all_reduce",
+        layers * held.expert_layer * on.gradient_bytes,
+        split.data * split.context // split.expert,
+        split.tensor * split.expert,
+    )
+    reduce_s = reduce_s + expert_s
+    if choices.model.tied_head:
+        pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, most(split.num_ranks - 1, 1))
+        reduce_s = reduce_s + pair_s * (split.pipeline > 1)
+    return reduce_s
+
+
+def _gather_s(choices: Choices, split: Split, numbers: Numbers, is_backward: bool = False) -> Numbers:
+    """All-gather of so many parameters over the ranks that share them."""
+    on = choices.machine
+    width = 1 if "qwZ" in choices.zero_plus_plus else on.width
+    stride = split.tensor
+    n = split.shards
+    if is_backward and "hpZ" in choices.zero_plus_plus:
+        n = least(n, most(on.cluster.devices_per_node // stride, 1))
+    return on.collective_s("all_gather", numbers * width, n, stride)
+
+
+def _reduce_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """Reduce-scatter of so many gradients over the ranks that share their sum, then all-reduce over the replicas."""
+    on = choices.machine
+    if "qgZ" in choices.zero_plus_plus:
+        # All-to-alls of INT4, in the node and across, in the place of a ring: half a byte a number.
+        return on.collective_s("all_to_all", numbers * 0.5, split.shards, split.tensor)
+    size = numbers * on.gradient_bytes
+    time_s = on.collective_s("reduce_scatter", size, split.shards, split.tensor)
+    return time_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
+
+
+def _compressed_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """The exchange of compressed gradients in one of three ways, with packing and unpacking them."""
+    on, method = choices.machine, choices.compression
+    n, shape = split.data * split.context, {"rows": choices.model.d_model, "columns": choices.model.d_model}
+    size = method.wire_bytes(numbers, **shape, grad_bytes=on.gradient_bytes)
+    packing_s = on.stream_s(method.moved_bytes(numbers, ranks=n, **shape, grad_bytes=on.gradient_bytes))
+    if method.exchange == ALL_GATHER:
+        return packing_s + on.collective_s("all_gather", n * size, n, split.tensor)
+    if method.exchange == TWO_PHASE:
+        pieces_s = on.collective_s("all_to_all", size, n, split.tensor)
+        return packing_s + pieces_s + on.collective_s("all_gather", size, n, split.tensor)
+    return packing_s + on.collective_s("all_reduce", size, n, split.tensor)
