@@ -49,7 +49,10 @@ def test_with_noise_of_a_tenth_the_figures_come_back_within_a_fifth(alpha, bandw
     cluster = machine(alpha, bandwidth, alpha)
     fit = fit_network(measured_on(cluster, noise=0.1, seed=seed), cluster)
     assert fit.cluster.intra.latency_s == pytest.approx(alpha, rel=0.2)
-    assert fit.cluster.intra.bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=0.2)
+    # A bandwidth shows only in its share of a message's time: where that is half, noise of a tenth is a fifth of it.
+    smallest, *_, largest = [timing for timing in measured_on(cluster) if timing.name == "send"]
+    share = 1 - smallest.time_s / largest.time_s
+    assert fit.cluster.intra.bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=0.2 / share)
     assert max(residual.median for residual in fit.residuals) < 0.25
 
 
