@@ -1,0 +1,81 @@
+"""Every policy of recomputation: what it keeps and what it repeats, in closed form."""
+
+import pytest
+
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_flops import recompute_flops
+from lablib.plan.layer import Sizes
+from lablib.plan.machine import Pass
+from lablib.plan.pieces import layer_work
+from lablib.plan.recompute import recompute_policy
+
+S, B, H, A, LAYERS = 2048, 2, 4096, 32, 8
+MODEL = Transformer("gpt", LAYERS, H, A, 51200, S)
+PEAK = 1e15  # of the ideal device, in conftest.py
+INPUT = 2 * S * B * H
+
+
+@pytest.fixture
+def asked(machine):
+    """Of a text: the policy, the stack, a layer, and what the policy keeps of it."""
+
+    def ask(text, stack="megatron-2021", tensor=1, is_split=False):
+        on, policy = machine(stack), recompute_policy(text)
+        shards = tensor if is_split else 1
+        work = layer_work(on, MODEL, Sizes(B, S, tensor, 1, 1, shards))
+        return policy, on.stack, work, policy.kept_bytes(work, on.stack, INPUT / shards, LAYERS)
+
+    return ask
+
+
+@pytest.mark.parametrize(("tensor", "is_split"), [(1, False), (8, False), (8, True)])
+def test_what_is_kept_is_korthikantis_table_2(asked, tensor, is_split):
+    # Korthikanti et al., 2022, arXiv 2205.05198, table 2 (full with sequence parallelism: the shard of the input).
+    layer = 34 / tensor if is_split else 10 + 24 / tensor
+    kept = {text: asked(text, tensor=tensor, is_split=is_split)[3] for text in ("none", "selective", "full")}
+    sbh = S * B * H
+    assert kept["none"] == pytest.approx(sbh * (layer + 5 * A * S / H / tensor), rel=1e-12)
+    assert kept["selective"] == pytest.approx(sbh * layer, rel=1e-12)
+    assert kept["full"] == sbh * 2 / (tensor if is_split else 1)
+
+
+@pytest.mark.parametrize("text", ["none", "selective", "full"])
+def test_what_is_repeated_are_the_flops_of_that_policy(asked, text):
+    policy, stack, work, _ = asked(text)
+    again = policy.again(work, stack, LAYERS)
+    flops = S * B * recompute_flops(MODEL, S, recompute=text) / LAYERS
+    assert again.product_s == pytest.approx(flops / PEAK, rel=1e-12)
+    if text == "none":
+        assert again == Pass()
+
+
+def test_one_checkpoint_for_k_layers_keeps_a_k_th_and_works_on_k_layers(asked):
+    policy, stack, work, kept = asked("every 4")
+    assert kept == INPUT / 4
+    assert policy.working_bytes(work, kept, LAYERS) == 4 * work.saved_bytes
+    assert policy.working_bytes(work, kept, 2) == 2 * work.saved_bytes  # a stage of two layers has no more
+    assert policy.again(work, stack, LAYERS) == work.forward
+
+
+def test_the_first_k_layers_are_as_full_and_the_others_as_none(asked):
+    policy, stack, work, kept = asked("first 2")
+    assert LAYERS * kept == pytest.approx(2 * INPUT + (LAYERS - 2) * work.saved_bytes)
+    assert policy.again(work, stack, LAYERS) == work.forward.times(2 / LAYERS)
+    assert policy.again(work, stack, 1) == work.forward
+
+
+def test_selective_by_products_keeps_every_second_output_and_attentions(asked):
+    # Linear layers give 3 h, h, 4 h and h numbers; attention h, and a number in 32 bits for each head.
+    policy, stack, work, kept = asked("selective", "torch-compile")
+    outputs, attention = 9 * H * 2, H * 2 + A * 4
+    assert kept == pytest.approx(INPUT + S * B * (outputs / 2 + attention), rel=1e-12)
+    again = policy.again(work, stack, LAYERS)
+    assert again.product_s == work.forward.product_s / 2
+    assert again.attention_s == again.tensor_s == 0
+    assert policy.working_bytes(work, kept, LAYERS) == work.saved_bytes - kept
+
+
+@pytest.mark.parametrize("text", ["some", "every", "every 0", "first -1", "every 2.5", ""])
+def test_a_policy_that_is_none_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match='try "every 4"'):
+        recompute_policy(text)

@@ -1,0 +1,104 @@
+"""The software's record: every word of it has the effect it says, and none is without one."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from lablib.plan import NONE, STACKS, Losses, Parallel, Stack, predict
+from lablib.plan.stack import find_stack
+
+SPLIT = Parallel(data=2, tensor=2, pipeline=4, zero_stage=1)
+# The host falls behind, and every wire takes long enough to show.
+SLOW_HOST = replace(NONE, dispatch_s=1e-3)
+SLOW_WIRES = replace(NONE, inside_share=0.02, outside_share=0.02)
+
+
+def plan(stack: str | Stack, losses: Losses = NONE, **changes: Any):
+    arguments: dict[str, Any] = {"batch": 64, "micro_batch": 2, "seq_len": 2048} | changes
+    return predict("gpt3-6.7b", "dgx-h100", SPLIT, **arguments, stack=stack, losses=losses)
+
+
+def seconds(prediction):
+    return prediction.step_time_s
+
+
+def memory(prediction):
+    return prediction.peak_memory_bytes
+
+
+def of(category):
+    return lambda prediction: sum(stage[category] for stage in prediction.memory)
+
+
+def part(name):
+    return lambda prediction: prediction.parts[name]
+
+
+# Field, a value that costs less, one that costs more, of what; how the plan differs from the usual one.
+EFFECTS = [
+    ("attention", "flash", "unfused", memory, {}),
+    ("attention_generation", 3, 2, part("attention"), {"losses": Losses()}),
+    ("has_dropout", False, True, of("activation"), {}),
+    ("has_dropout", False, True, seconds, {"base": "megatron-2021"}),
+    ("passes_norm", (2, 3), (2, 4), part("memory-bound kernels"), {}),
+    ("passes_activation", (2, 3), (4, 3), part("memory-bound kernels"), {}),
+    ("passes_residual", (2, 1), (3, 1), part("memory-bound kernels"), {}),
+    ("copies", 0, 4, part("memory-bound kernels"), {}),
+    ("loss_bytes", 12, 20, part("embedding, head, loss"), {}),
+    ("loss_kept_bytes", 2, 4, of("activation"), {}),
+    ("loss_peak_bytes", 2, 8, of("activation"), {}),
+    ("calls_per_kernel", 1, 2, seconds, {"losses": SLOW_HOST}),
+    ("selective", "products", "attention", memory, {"recompute": "selective"}),
+    ("gradient_bytes", 2, 4, of("gradient"), {}),
+    ("float16_gradient_bytes", 2, 4, of("gradient"), {"precision": "float16"}),
+    ("narrow_gradient_bytes", 2, 4, of("gradient"), {"precision": "float8"}),
+    ("extra_gradient_bytes", 0, 2, of("gradient"), {}),
+    ("fused_accumulation", True, False, part("memory-bound kernels"), {}),
+    ("has_master", False, True, of("optimizer state"), {}),
+    ("has_reduce_scatter", True, False, part("data axis"), {"losses": SLOW_WIRES}),
+    ("bucket_bytes", 0, 1e9, of("communication buffer"), {}),
+    ("data_overlap", True, False, part("data axis"), {}),
+    ("hides_backward_exchange", True, False, part("tensor axis"), {}),
+    ("pipeline_overlap", True, False, part("bubble and messages"), {"losses": SLOW_WIRES}),
+    ("splits_messages", True, False, part("bubble and messages"), {"losses": SLOW_WIRES}),
+    ("keeps_outputs", False, True, of("communication buffer"), {}),
+    ("is_eager", True, False, of("gradient"), {}),  # gradients of 2 bytes
+    ("one_qkv_product", True, False, part("launches"), {"base": "torch", "losses": SLOW_HOST}),
+]
+
+
+@pytest.mark.parametrize(("field", "less", "more", "measure", "changes"), EFFECTS)
+def test_every_word_of_a_stack_costs_what_it_says(field, less, more, measure, changes):
+    base = STACKS[changes.get("base", "megatron-core")]
+    changes = {name: value for name, value in changes.items() if name != "base"}
+    cheap, dear = (measure(plan(replace(base, **{field: value}), **changes)) for value in (less, more))
+    assert cheap < dear
+
+
+def test_no_word_of_a_stack_is_without_effect():
+    assert {field for field, *_ in EFFECTS} == {field.name for field in fields(Stack)} - {"name"}
+
+
+def test_messages_split_over_tensor_ranks_are_as_much_smaller():
+    # Narayanan et al., SC21, section 4.1: each of t ranks sends 1/t of what all of them hold.
+    whole, split = (plan(replace(STACKS["megatron-core"], splits_messages=s), losses=SLOW_WIRES) for s in (False, True))
+    ratio = whole.communication["pipeline"][0] / split.communication["pipeline"][0]
+    assert ratio == pytest.approx(SPLIT.tensor, rel=0.01)
+
+
+def test_a_stage_that_keeps_its_outputs_keeps_one_of_each_micro_batch_in_flight():
+    kept, freed = (plan(replace(STACKS["megatron-core"], keeps_outputs=k)) for k in (True, False))
+    message = 2 * 2048 * 4096 * 2 / SPLIT.tensor  # of sequence-parallel ranks each has its share
+    for rank, (more, less) in enumerate(zip(kept.memory, freed.memory, strict=True)):
+        in_flight = SPLIT.pipeline - rank  # 1F1B
+        assert less["communication buffer"] == 2 * message  # one that comes in, one that goes out
+        assert more["communication buffer"] == (1 + in_flight) * message
+
+
+def test_a_stack_is_found_by_its_name_or_is_itself():
+    mine = Stack("mine", bucket_bytes=1e9)
+    assert find_stack(mine) is mine
+    assert all(find_stack(name).name == name for name in STACKS)
+    with pytest.raises(ValueError, match=r"megatron-core"):
+        find_stack("megatron-cor")
