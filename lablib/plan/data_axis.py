@@ -14,7 +14,7 @@ ring, a rank sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-
                 The first layer's gather, the last one's sum and those of the model's ends hide behind nothing.
     ZeRO++      qwZ gathers one byte a number; hpZ gathers for backward inside the node; qgZ reduces half a byte a
                 number in an all-to-all
-    experts     their gradients are reduced over the d c / e ranks that have the same ones
+    experts     the same over the d c / e ranks that have the same ones; below ZeRO-3 an all-reduce
     tied head   the first and the last stage add up their two copies' gradients
 
 Legend: P parameters on a rank, L layers of a stage, m micro-batches, g bytes of a gradient, d data, c context, e expert
@@ -35,7 +35,7 @@ from lablib.plan import eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
 from lablib.plan.held import Held
 from lablib.plan.machine import Axis
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Choices, Split, has_both_ends
 
 
 class Waiting(NamedTuple):
@@ -52,9 +52,9 @@ def sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers
         return Waiting()
     if choices.machine.stack.is_eager:
         return Waiting(*eager_data.sharded_layer_s(choices, split, held, forward_s, backward_s))
-    gather_s = _gather_s(choices, split, held.layer)
-    regather_s = _gather_s(choices, split, held.layer, is_backward=True) * choices.reshard_after_forward
-    reduce_s = _reduce_s(choices, split, held.layer) * (choices.trainable == "all")
+    gather_s = _layer_gather_s(choices, split, held)
+    regather_s = _layer_gather_s(choices, split, held, is_backward=True) * choices.reshard_after_forward
+    reduce_s = _layer_reduce_s(choices, split, held) * (choices.trainable == "all")
     each = 1 - _is_gathered_once(choices, split)
     return Waiting(
         each * most(gather_s - forward_s, 0.0),
@@ -73,7 +73,7 @@ def data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one: 
     """
     if choices.trainable != "all":
         return Axis()
-    outside = held.embedding + (split.pipeline == 1) * held.head
+    outside = held.embedding + has_both_ends(choices, split) * held.head
     is_eager = choices.machine.stack.is_eager
     if is_eager and choices.zero_stage == 3:
         total_s = split.num_microbatches * eager_data.sharded_ends_s(choices, split, held)
@@ -107,7 +107,7 @@ def _sharded_ends(
     hide behind the first and the last micro-batch.
     """
     is_once = _is_gathered_once(choices, split)
-    layer_s = _gather_s(choices, split, held.layer) + _reduce_s(choices, split, held.layer)
+    layer_s = _layer_gather_s(choices, split, held) + _layer_reduce_s(choices, split, held)
     ends_s = 2 * _gather_s(choices, split, outside) + _reduce_s(choices, split, outside)
     times = 1 + (split.num_microbatches - 1) * (1 - is_once)
     total_s = times * (layer_s + ends_s)
@@ -132,39 +132,62 @@ def _reduced_s(choices: Choices, split: Split, held: Held, layers: Numbers, outs
         reduce_s = on.collective_s("all_reduce", size, split.data * split.context, split.tensor)
     else:
         reduce_s = _reduce_s(choices, split, numbers)
-    expert_s = on.collective_s(
-        "all_reduce",
-        layers * held.expert_layer * on.gradient_bytes,
-        split.data * split.context // split.expert,
-        split.tensor * split.expert,
-    )
+    expert_s = on.collective_s("all_reduce", layers * held.expert_layer * on.gradient_bytes, *_expert_ranks(split))
     reduce_s = reduce_s + expert_s
     if choices.model.tied_head:
         pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, most(split.num_ranks - 1, 1))
-        reduce_s = reduce_s + pair_s * (split.pipeline > 1)
+        reduce_s = reduce_s + pair_s * (1 - has_both_ends(choices, split))
     return reduce_s
+
+
+def _layer_gather_s(choices: Choices, split: Split, held: Held, is_backward: bool = False) -> Numbers:
+    """All-gather of a layer: its experts over the ranks that have the same ones, the rest over all."""
+    shared_s = _gather_s(choices, split, held.layer, is_backward)
+    if not choices.model.experts:
+        return shared_s
+    return shared_s + _gathered_s(choices, held.expert_layer, *_expert_ranks(split), is_backward)
+
+
+def _layer_reduce_s(choices: Choices, split: Split, held: Held) -> Numbers:
+    shared_s = _reduce_s(choices, split, held.layer)
+    if not choices.model.experts:
+        return shared_s
+    return shared_s + _scattered_s(choices, held.expert_layer, *_expert_ranks(split))
+
+
+def _expert_ranks(split: Split) -> tuple[Numbers, Numbers]:
+    """How many ranks have the same experts, and how far apart they are."""
+    return split.data * split.context // split.expert, split.tensor * split.expert
 
 
 def _gather_s(choices: Choices, split: Split, numbers: Numbers, is_backward: bool = False) -> Numbers:
     """All-gather of so many parameters over the ranks that share them."""
+    return _gathered_s(choices, numbers, split.shards, split.tensor, is_backward)
+
+
+def _reduce_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """Reduce-scatter of so many gradients over the ranks that share their sum, then all-reduce over the replicas."""
+    time_s = _scattered_s(choices, numbers, split.shards, split.tensor)
+    if "qgZ" in choices.zero_plus_plus:
+        return time_s
+    size = numbers * choices.machine.gradient_bytes / split.shards
+    return time_s + choices.machine.collective_s("all_reduce", size, split.replicas, split.tensor * split.shards)
+
+
+def _gathered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, is_backward: bool) -> Numbers:
     on = choices.machine
     width = 1 if "qwZ" in choices.zero_plus_plus else on.width
-    stride = split.tensor
-    n = split.shards
     if is_backward and "hpZ" in choices.zero_plus_plus:
         n = least(n, most(on.cluster.devices_per_node // stride, 1))
     return on.collective_s("all_gather", numbers * width, n, stride)
 
 
-def _reduce_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
-    """Reduce-scatter of so many gradients over the ranks that share their sum, then all-reduce over the replicas."""
+def _scattered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers) -> Numbers:
     on = choices.machine
     if "qgZ" in choices.zero_plus_plus:
         # All-to-alls of INT4, in the node and across, in the place of a ring: half a byte a number.
-        return on.collective_s("all_to_all", numbers * 0.5, split.shards, split.tensor)
-    size = numbers * on.gradient_bytes
-    time_s = on.collective_s("reduce_scatter", size, split.shards, split.tensor)
-    return time_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
+        return on.collective_s("all_to_all", numbers * 0.5, n, stride)
+    return on.collective_s("reduce_scatter", numbers * on.gradient_bytes, n, stride)
 
 
 def _compressed_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
@@ -172,7 +195,8 @@ def _compressed_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
     on, method = choices.machine, choices.compression
     n, shape = split.data * split.context, {"rows": choices.model.d_model, "columns": choices.model.d_model}
     size = method.wire_bytes(numbers, **shape, grad_bytes=on.gradient_bytes)
-    packing_s = on.stream_s(method.moved_bytes(numbers, ranks=n, **shape, grad_bytes=on.gradient_bytes))
+    moved_bytes = method.moved_bytes(numbers, ranks=n, **shape, grad_bytes=on.gradient_bytes)
+    packing_s = on.stream_s(moved_bytes) * (n > 1)  # one rank has nobody to send to
     if method.exchange == ALL_GATHER:
         return packing_s + on.collective_s("all_gather", n * size, n, split.tensor)
     if method.exchange == TWO_PHASE:

@@ -19,8 +19,10 @@ Simplified: one kernel's launch is as long as another's; communication that hide
 data_axis.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, most
@@ -32,6 +34,11 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.plan.losses import Losses
 from lablib.plan.stack import Stack
+
+# The dtypes, in this order, that stand in for one of 8 bits or less.
+_INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"float4": ("float4", "float8", "bfloat16", "float16"), "float8": ("float8", "bfloat16", "float16")}
+)
 
 
 class Pass(NamedTuple):
@@ -117,6 +124,16 @@ class Machine:
         """The dtype of products that are never in 8 bits or less: attention's, the head's."""
         return "bfloat16" if self.is_narrow else self.precision
 
+    def computed_in(self, dtype: str) -> str:
+        """What products of a dtype are computed in: where the device has no units for 8 bits or less, a wider one."""
+        peaks = self.device.peak_flops_per_s
+        return next((each for each in _INSTEAD.get(dtype, ()) if each in peaks), dtype)
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Of the device, in the dtype that products are computed in."""
+        return self.device.peak(self.computed_in(self.precision))
+
     @cached_property
     def product_shares(self) -> dict[str, float]:
         """Of each dtype: what products reach in a training step of what the cost model says of them."""
@@ -124,7 +141,7 @@ class Machine:
 
     def product_s(self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, dtype: str = "") -> Numbers:
         """Seconds of `batch` products [m, k] x [k, n], at the training precision or another dtype."""
-        dtype = dtype or self.precision
+        dtype = self.computed_in(dtype or self.precision)
         time_s = matmul_time_s(m, n, k, dtype, self.device, batch)
         return time_s / self.product_shares.get(dtype, self.losses.product_share)
 

@@ -27,10 +27,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lablib.cost.arrays import Numbers, least, most
+from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import in_flight
 from lablib.plan import eager_peak
-from lablib.plan.setup import Choices, Split
-from lablib.plan.step import Step, entering_bytes
+from lablib.plan.setup import Choices, Split, has_both_ends
+from lablib.plan.step import Step, entering_bytes, layers_of
 
 CATEGORIES = ("parameter", "gradient", "optimizer state", "activation", "communication buffer", "other")
 
@@ -51,10 +52,10 @@ class Memory(NamedTuple):
 
 
 def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> Memory:
-    """What a rank of pipeline stage `rank` keeps at its peak. The last stage holds a tied head's table as well."""
+    """What a rank of pipeline stage `rank` keeps at its peak. The head's stage holds a tied table as well."""
     on, model = choices.machine, choices.model
-    first, last = rank == 0, rank == split.pipeline - 1
-    layers = _layers_of(choices, split, rank)
+    first, last = rank == 0, _has_head(choices, split, rank)
+    layers = layers_of(model.num_layers, split.pipeline, rank)
     if on.stack.is_eager:
         found = eager_peak.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
         return Memory(*found)._replace(other=found[-1] + on.losses.base_bytes)
@@ -74,7 +75,8 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     copies = on.stack.extra_gradient_bytes if on.gradient_bytes == 4 else 0
     state = choices.optimizer.state_bytes(1.0, rows=model.d_model, columns=model.d_model, has_master=on.has_master)
     state = state * (0.0 if "optimizer" in choices.offload else 1.0)
-    buffers = _buffers(choices, split, layers * held.layer, held.layer, outside, shared, rank)
+    whole = held.layer + held.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
+    buffers = _buffers(choices, split, layers * whole, whole, outside, shared, rank)
     return Memory(
         parameter=kept(on.width, 3),
         gradient=kept((on.gradient_bytes + copies) * trained, 2),
@@ -111,9 +113,9 @@ def _buffers(
     # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
     messages = 1 + (_held_microbatches(choices, split, rank) if on.stack.keeps_outputs else 1)
     message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
-    error = choices.compression.memory_bytes(shared, ranks=split.data * split.context)
-    bucket = on.stack.bucket_bytes * (split.data * split.context > 1)
-    return gathered + message + error + bucket
+    n = split.data * split.context
+    error = choices.compression.memory_bytes(shared, ranks=n)
+    return gathered + message + (n > 1) * (error + on.stack.bucket_bytes)
 
 
 def _gathered(choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers) -> Numbers:
@@ -127,12 +129,8 @@ def _gathered(choices: Choices, split: Split, stage: Numbers, layer: Numbers, ou
     return (stage + outside) * on.width + most(unsplit, layer * on.gradient_bytes)
 
 
-def _layers_of(choices: Choices, split: Split, rank: Numbers) -> Numbers:
-    """Layers of a stage: where p does not divide L, the stages in the middle have the extra ones."""
-    total, p = choices.model.num_layers, split.pipeline
-    few, extra = total // p, total % p
-    begin = (p - extra) // 2
-    return few + (extra > 0) * ((rank >= begin) & (rank < begin + extra))
+def _has_head(choices: Choices, split: Split, rank: Numbers) -> Numbers:
+    return rank == where(has_both_ends(choices, split), 0, split.pipeline - 1)
 
 
 def _held_microbatches(choices: Choices, split: Split, rank: Numbers) -> Numbers:
@@ -147,6 +145,6 @@ def _activations(choices: Choices, split: Split, step: Step, layers: Numbers, ra
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in choices.offload:
         kept = kept * least(2 / most(layers, 1), 1.0)  # what is on its way to the host or back
-    logits = (rank == split.pipeline - 1) * (step.head.saved_bytes + step.head.peak_bytes)
+    logits = _has_head(choices, split, rank) * (step.head.saved_bytes + step.head.peak_bytes)
     first = (rank == 0) * step.embedding.saved_bytes
     return (layers * kept + first) * _held_microbatches(choices, split, rank) + most(working, logits)

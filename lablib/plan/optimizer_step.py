@@ -21,7 +21,7 @@ columns, so for Adafactor and GaLore vectors are not told apart; an eager stack'
 from lablib.cost.arrays import Numbers, most
 from lablib.plan import eager_optimizer
 from lablib.plan.held import Held
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Choices, Split, has_both_ends
 
 _CLIPPING_BYTES = 12
 
@@ -50,7 +50,7 @@ def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers
 
 def _own_parameters(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
     """Parameters that this rank updates: all it has, or with ZeRO its share."""
-    outside = held.embedding + (split.pipeline == 1) * held.head
+    outside = held.embedding + has_both_ends(choices, split) * held.head
     shards = split.shards if choices.zero_stage else split.shards * 0 + 1
     expert_shards = most(split.data * split.context // split.expert, 1) if choices.zero_stage else 1
     return (layers * held.layer + outside) / shards + layers * held.expert_layer / expert_shards

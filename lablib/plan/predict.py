@@ -177,7 +177,7 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         step_time_s=step.step_s,
         model_flops=share * useful,
         hardware_flops=share * computed,
-        peak_flops_per_s=device.peak(machine.precision),
+        peak_flops_per_s=machine.peak_flops_per_s,
         parts=parts_of(step),
         communication={
             name: tuple(getattr(step, name)) for name in ("tensor", "context", "expert", "data", "pipeline", "host")

@@ -188,7 +188,7 @@ def _fill(found: Any, choices: Choices, plans: np.ndarray, numbers: dict[str, np
     split = Split(**numbers, num_microbatches=batch // (numbers["data"] * numbers["micro_batch"]))
     step = step_of(choices, split)
     useful, hardware = _flops(choices, split, batch * split.seq_len)
-    peak = machine.device.peak(machine.precision) * split.num_ranks * step.step_s
+    peak = machine.peak_flops_per_s * split.num_ranks * step.step_s
     found.step_time_s[plans] = step.step_s
     found.tokens_per_s[plans] = batch * split.seq_len / step.step_s
     found.mfu[plans], found.hfu[plans] = useful / peak, hardware / peak

@@ -10,6 +10,7 @@ from functools import cached_property
 from lablib.cost.arrays import Numbers, most
 from lablib.hardware.link import Link
 from lablib.models.transformer import Transformer
+from lablib.pipeline.closed_form import V_SHAPED
 from lablib.plan.gradient_compression import GradientCompression
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import Optimizer
@@ -78,3 +79,8 @@ class Split:
     def shards(self) -> Numbers:
         """Ranks over which ZeRO splits: data and context axes, but for copies of the whole (`replicas`)."""
         return most(self.data * self.context // self.replicas, 1)
+
+
+def has_both_ends(choices: Choices, split: Split) -> Numbers:
+    """Whether the first stage has both ends of the model: as the only one, or in a V."""
+    return (split.pipeline == 1) | (choices.schedule in V_SHAPED)

@@ -21,7 +21,8 @@ Simplified: every layer takes as long as the mean one (dense ones and those with
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, ceil_div, least, most
-from lablib.pipeline.closed_form import StageTime, makespan_s
+from lablib.pipeline.case import where
+from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
 from lablib.plan.eager_messages import mixed_makespan_s
 from lablib.plan.held import Held
@@ -29,7 +30,7 @@ from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Axis, Pass
 from lablib.plan.optimizer_step import optimizer_step_s
 from lablib.plan.pieces import Pieces, accumulated, pieces_of
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Choices, Split, has_both_ends
 
 
 class Step(NamedTuple):
@@ -109,7 +110,7 @@ def step_of(choices: Choices, split: Split) -> Step:
     layers = choices.model.num_layers / split.pipeline
     pieces = accumulated(choices, pieces_of(choices, split), m)
     layer = _layer_of(choices, split, pieces, layers)
-    pipe = _pipe_of(choices, split, pieces, layer.time, layers)
+    pipe = _pipe_of(choices, split, pieces, layer.time)
     data = data_axis(choices, split, pieces.held, layers, layer.time)
     optimizer_s = optimizer_step_s(choices, split, pieces.held, layers)
 
@@ -164,13 +165,13 @@ def _layer_of(choices: Choices, split: Split, pieces: Pieces, layers: Numbers) -
     return _Layer(forward_s + input_s + weight_s + again_s, again, again_s, sharded, moved, time)
 
 
-def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime, layers: Numbers) -> _Pipe:
+def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -> _Pipe:
     """The stages in a pipeline of this schedule, and how long the busiest one works."""
     on, total, p, m = choices.machine, choices.model.num_layers, split.pipeline, split.num_microbatches
-    middle, busiest = _scaled(layer, layers), _scaled(layer, ceil_div(total, p))
-    # Where p does not divide L, the ends of the pipeline are those with a layer less.
-    short = layers - total // p
-    first, last = _less(pieces.embedding_s, layer, short), _less(pieces.head_s, layer, short)
+    between, at_first, at_last = _shares(choices, split)
+    middle, busiest = _scaled(layer, between), _scaled(layer, ceil_div(total, p))
+    first = _less(pieces.embedding_s, layer, between - at_first)
+    last = _less(pieces.head_s, layer, between - at_last)
     message_bytes, send_s = _message(choices, split)
     makespan = makespan_s(
         *(choices.schedule, p, m, split.chunks, middle, first, last),
@@ -178,10 +179,30 @@ def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime, l
     )
     if on.stack.is_eager:
         makespan = mixed_makespan_s(choices, split, middle, first, last, busiest, message_bytes, makespan)
-    longest_s = most(middle.total_s + most(first.total_s, last.total_s), busiest.total_s)
-    # One stage has both ends of the model.
-    both_s = (p == 1) * m * least(first.total_s, last.total_s)
-    return _Pipe(makespan, least(m * longest_s + both_s, makespan), send_s)
+    larger_s, smaller_s = most(first.total_s, last.total_s), least(first.total_s, last.total_s)
+    ends_s = larger_s + has_both_ends(choices, split) * smaller_s
+    longest_s = most(middle.total_s + ends_s, busiest.total_s)
+    return _Pipe(makespan, least(m * longest_s, makespan), send_s)
+
+
+def _shares(choices: Choices, split: Split) -> tuple[Numbers, Numbers, Numbers]:
+    """Layers of the stages between the ends, in the mean, of the first stage and of the last.
+
+    In a V the first rank has both ends of the model, and the last is one of those between.
+    """
+    p, total = split.pipeline, choices.model.num_layers
+    is_v = choices.schedule in V_SHAPED
+    at_first, at_last = layers_of(total, p, 0 * p), 0 * p if is_v else layers_of(total, p, p - 1)
+    others = p - 1 if is_v else p - 2
+    between = where(others > 0, (total - at_first - at_last) / most(others, 1), total / p)
+    return between, at_first, between if is_v else at_last
+
+
+def layers_of(total: int, p: Numbers, rank: Numbers) -> Numbers:
+    """Layers of a stage: where p does not divide all of them, the stages in the middle have the extra ones."""
+    few, extra = total // p, total % p
+    begin = (p - extra) // 2
+    return few + (extra > 0) * ((rank >= begin) & (rank < begin + extra))
 
 
 def _message(choices: Choices, split: Split) -> tuple[Numbers, Numbers]:

@@ -205,3 +205,63 @@ def test_deepseek_v3_takes_about_the_hours_that_were_published():
     settings = {"seq_len": 4096, "precision": "float8", "schedule": "dualpipe-v"}
     prediction = predict("deepseek-v3", h800, parallel, 15360, **settings)
     assert prediction.gpu_hours(14.8e12) == pytest.approx(2.664e6, rel=0.2)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize(("layers", "stages"), [(3, 2), (27, 2), (7, 4), (5, 4), (14, 8)])
+def test_stages_with_more_layers_than_others_take_what_a_replay_of_them_takes(schedule, layers, stages):
+    from lablib.pipeline import Costs, replay
+    from lablib.pipeline.schedules import make
+
+    model = replace(find_transformer("gpt3-6.7b"), num_layers=layers, vocab_size=2, positions="alibi")
+    free = CLUSTERS["dgx-a100"]
+    free = free.but(intra=replace(free.intra, latency_s=0.0, bandwidth_bytes_per_s=1e18), collective_overhead_s=0.0)
+    found = predict(model, free, Parallel(pipeline=stages), 4 * stages, losses=NONE, schedule=schedule)
+    one = [predict(replace(model, num_layers=n), free, batch=1, losses=NONE) for n in (1, 2)]
+    layer_s = sum(one[1].parts.values()) - sum(one[0].parts.values())
+    layer_s -= one[1].parts["optimizer"] - one[0].parts["optimizer"]
+    # The extra layers are those of stages in the middle.
+    few, extra = divmod(layers, stages)
+    of_stage = [few] * stages
+    for stage in range((stages - extra) // 2, (stages - extra) // 2 + extra):
+        of_stage[stage] += 1
+    whole_s = replay(
+        make(schedule, stages, 4 * stages, 1),
+        Costs(forward_s=[n * layer_s / 3 for n in of_stage], backward_s=[2 * n * layer_s / 3 for n in of_stage]),
+    ).makespan_s
+    assert found.step_time_s - found.parts["optimizer"] == pytest.approx(whole_s, rel=0.05)
+    assert all(part >= -1e-9 * found.step_time_s for part in found.parts.values())
+
+
+def test_a_v_has_embedding_and_head_on_its_first_rank():
+    model = replace(find_transformer("llama-3-8b"), vocab_size=256000)
+    parallel = Parallel(pipeline=4, chunks=2)
+    held = predict(model, "dgx-h100", parallel, 16, schedule="zb-v", seq_len=1024).memory
+    ends = 2 * model.vocab_size * model.d_model * 2
+    assert held[0]["parameter"] - held[1]["parameter"] == pytest.approx(ends, rel=1e-3)
+    assert held[3]["parameter"] == pytest.approx(held[1]["parameter"])
+    assert held[0]["activation"] > held[3]["activation"]
+
+
+def test_zero_3_gathers_and_sums_the_experts_too():
+    # Per micro-batch two gathers and a reduce-scatter of all parameters: 2 * 2 + 4 bytes each, over 63 of 64 ranks.
+    zero_3 = predict("mixtral-8x7b", "dgx-h100", Parallel(data=64, zero_stage=3), 64, seq_len=4096, losses=NONE)
+    nic = CLUSTERS["dgx-h100"].inter.bandwidth_bytes_per_s
+    at_least_s = 46.7e9 * 8 / (8 * nic) * 63 / 64  # eight cards a node carry a ring together
+    assert zero_3.communication["data"][0] > 0.9 * at_least_s
+    layer_bytes = 3 * 8 * 4096 * 14336 * 2
+    assert zero_3.memory[0]["communication buffer"] > 2 * layer_bytes
+
+
+def test_one_rank_packs_no_gradients():
+    alone = predict("gpt2", "dgx-a100", batch=4, compression="one-bit")
+    assert alone.communication["data"] == (0.0, 0.0)
+    assert alone.memory[0]["communication buffer"] == 0.0
+
+
+@pytest.mark.parametrize("precision", ["float8", "float4"])
+def test_a_device_without_units_for_8_bits_computes_in_the_next_wider_ones(precision):
+    narrow, plain = (predict("gpt3-6.7b", "dgx-a100", batch=4, precision=name) for name in (precision, "bfloat16"))
+    assert narrow.peak_flops_per_s == plain.peak_flops_per_s == 312e12
+    assert narrow.parts["products"] == pytest.approx(plain.parts["products"], rel=1e-6)
+    assert predict("gpt3-6.7b", "dgx-h100", batch=4, precision="float4").peak_flops_per_s == 1979e12

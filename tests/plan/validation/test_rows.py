@@ -66,6 +66,15 @@ def test_a_line_that_is_no_json_is_refused_with_the_place(line):
         parse_rows(["[1, 2]"])
 
 
+def test_a_file_of_any_editor_is_read(tmp_path, line):
+    # A byte order mark, lines that end as on Windows, a separator of lines inside a text.
+    text = line({"notes": "one\u2028two"})
+    raw = json.dumps(json.loads(text), ensure_ascii=False)
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{raw}\r\n\r\n{raw}\r\n".encode())
+    assert [row.line for row in read_rows(path)] == [1, 3]
+
+
 def test_a_file_without_rows_or_that_is_not_there_says_so(tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n\n", "utf-8")
