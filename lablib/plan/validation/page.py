@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lablib.plan.validation.cross_validate import HeldOut
+from lablib.plan.validation.doubts import DOUBTS
 from lablib.plan.validation.measured import GIB
 from lablib.plan.validation.score import Report, Scored
 
@@ -63,6 +64,8 @@ def markdown(report: Report, picture: str, held_out: Sequence[HeldOut] = ()) -> 
         *_missed(report.groups(), TARGETS.get),
         *_memory(report),
         *_cross(held_out),
+        "## What is doubtful",
+        "\n".join(f"- {doubt}" for doubt in DOUBTS),
         "## The worst rows",
         _table(WORST_HEADING, worst_lines(report, _WORST_ON_PAGE)),
         "## Not scored",
