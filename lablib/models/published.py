@@ -142,6 +142,6 @@ def find_transformer(model: str | Transformer | GPTConfig) -> Transformer:
         return model
     if isinstance(model, GPTConfig):
         return Transformer.of(model)
-    if model not in TRANSFORMERS:
+    if not isinstance(model, str) or model not in TRANSFORMERS:
         raise unknown_name("model", model, list(TRANSFORMERS))
     return TRANSFORMERS[model]

@@ -11,6 +11,7 @@ V vocabulary, T positions.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.models.gpt import GPTConfig
@@ -99,9 +100,13 @@ class Transformer:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "num_heads", "vocab_size", "max_seq_len", "hidden_size", "kv_heads"):
-            value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r} for {self.name!r}")
+            self._check_count(name, getattr(self, name))
+        if self.d_head is not None:
+            self._check_count("d_head", self.d_head)
+        if self.latent:
+            self._check_latent(self.latent)
+        if self.experts:
+            self._check_experts(self.experts)
         for kind, names in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("norm", NORMS)):
             if getattr(self, kind) not in names:
                 raise unknown_name(kind, getattr(self, kind), names)
@@ -116,9 +121,32 @@ class Transformer:
                 f"num_heads must be a multiple of num_kv_heads: got {self.num_heads} and {self.kv_heads} "
                 f"for {self.name!r}"
             )
-        if self.experts and not 1 <= self.experts.num_active <= self.experts.num_experts:
+
+    def _check_count(self, name: str, value: Any, least: int = 1) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number, {least} or more: got {value!r} for {self.name!r}")
+
+    def _check_latent(self, latent: Latent) -> None:
+        if not isinstance(latent, Latent):
+            raise ValueError(f"latent is a Latent, or None: got {latent!r} for {self.name!r}")
+        for name in ("query_rank", "kv_rank", "d_rotary", "d_plain", "d_value"):
+            self._check_count(name, getattr(latent, name), 0 if name in ("query_rank", "d_rotary") else 1)
+
+    def _check_experts(self, experts: Experts) -> None:
+        if not isinstance(experts, Experts):
+            raise ValueError(f"experts is an Experts, or None: got {experts!r} for {self.name!r}")
+        for name in ("num_experts", "num_active", "d_ff"):
+            self._check_count(name, getattr(experts, name))
+        for name in ("num_shared", "num_dense_layers"):
+            self._check_count(name, getattr(experts, name), 0)
+        if experts.num_active > experts.num_experts:
             raise ValueError(
-                f"num_active must be 1 to num_experts: got {self.experts.num_active} of {self.experts.num_experts} "
+                f"num_active must be 1 to num_experts: got {experts.num_active} of {experts.num_experts} "
+                f"for {self.name!r}"
+            )
+        if experts.num_dense_layers > self.num_layers:
+            raise ValueError(
+                f"num_dense_layers must be 0 to num_layers: got {experts.num_dense_layers} of {self.num_layers} "
                 f"for {self.name!r}"
             )
 

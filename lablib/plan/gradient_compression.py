@@ -167,7 +167,7 @@ def find_compression(name: str | GradientCompression | None) -> GradientCompress
     """
     if isinstance(name, GradientCompression):
         return name
-    found = COMPRESSIONS.get("none" if name is None else name.lower().replace("_", "-"))
+    found = COMPRESSIONS.get("none" if name is None else str(name).lower().replace("_", "-"))
     if found is None:
         raise unknown_name("gradient compression", name, list(COMPRESSIONS))
     return found

@@ -230,7 +230,7 @@ def find_optimizer(name: str | Optimizer) -> Optimizer:
     """
     if isinstance(name, Optimizer):
         return name
-    found = OPTIMIZERS.get(name.lower().replace("_", "-"))
+    found = OPTIMIZERS.get(str(name).lower().replace("_", "-"))
     if found is None:
         raise unknown_name("optimizer", name, list(OPTIMIZERS))
     return found

@@ -55,7 +55,7 @@ class Parallel:
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"):
             _check_count(name, getattr(self, name))
-        if self.zero_stage not in SHARDING:
+        if isinstance(self.zero_stage, bool) or not isinstance(self.zero_stage, int) or self.zero_stage not in SHARDING:
             raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {self.zero_stage!r}")
         if self.data * self.context % self.expert:
             raise ValueError(
@@ -64,8 +64,13 @@ class Parallel:
             )
         if self.data % self.replicas:
             raise ValueError(f"replicas must divide data: got {self.replicas} and {self.data}")
-        if unknown := set(self.zero_plus_plus) - set(ZERO_PLUS_PLUS):
-            raise ValueError(f"zero_plus_plus holds {', '.join(ZERO_PLUS_PLUS)}: got {sorted(unknown)}")
+        if not (self.sequence_parallel is None or isinstance(self.sequence_parallel, bool)):
+            raise ValueError(f"sequence_parallel is True, False or None: got {self.sequence_parallel!r}")
+        if not isinstance(self.reshard_after_forward, bool):
+            raise ValueError(f"reshard_after_forward is True or False: got {self.reshard_after_forward!r}")
+        methods = self.zero_plus_plus
+        if not isinstance(methods, (tuple, list)) or any(method not in ZERO_PLUS_PLUS for method in methods):
+            raise ValueError(f"zero_plus_plus is a tuple of {', '.join(ZERO_PLUS_PLUS)}: got {methods!r}")
         if self.zero_plus_plus and self.zero_stage != 3:
             raise ValueError(f"zero_plus_plus is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3")
         if self.chunks > 1 and self.pipeline == 1:

@@ -82,7 +82,9 @@ def predict(
     """
     model = find_transformer(model)
     cluster = find_cluster(cluster)
-    parallel = parallel or Parallel()
+    parallel = Parallel() if parallel is None else parallel
+    if not isinstance(parallel, Parallel):
+        raise ValueError(f"parallel is a Parallel, or None: got {parallel!r}; try Parallel(data=8)")
     seq_len = model.max_seq_len if seq_len is None else seq_len
     choices = choices_of(
         *(model, cluster, parallel, precision, recompute, schedule, optimizer, stack, compression, offload),
@@ -118,13 +120,17 @@ def choices_of(
         raise unknown_name("schedule", schedule, SCHEDULES)
     if trainable not in TRAINABLE:
         raise unknown_name("trainable", trainable, TRAINABLE)
+    if not isinstance(offload, (tuple, list)):
+        raise ValueError(f'offload is a tuple of what the host keeps: got {offload!r}; try offload=("optimizer",)')
     for each in offload:
         if each not in OFFLOAD:
             raise unknown_name("offload", each, OFFLOAD)
-    if isinstance(host_link, str):
-        if host_link not in LINKS:
+    if not isinstance(host_link, Link):
+        if not isinstance(host_link, str) or host_link not in LINKS:
             raise unknown_name("link", host_link, list(LINKS))
         host_link = LINKS[host_link]
+    if losses is not None and not isinstance(losses, Losses):
+        raise ValueError(f"losses is a record of lablib.plan.losses, or None: got {losses!r}; try lablib.plan.NONE")
     return Choices(
         model=model,
         machine=_machine(cluster, find_stack(stack), Losses() if losses is None else losses, precision),

@@ -104,7 +104,7 @@ def predict_many(
         "model": model,
         "cluster": cluster,
         "zero_plus_plus": tuple(zero_plus_plus),
-        **{"offload": tuple(offload), "trainable": trainable, "losses": losses, "host_link": host_link},
+        **{"offload": offload, "trainable": trainable, "losses": losses, "host_link": host_link},
     }
     found = _Sheet(length)
     done = 0

@@ -94,8 +94,8 @@ def recompute_policy(text: str) -> Recompute:
     """The policy of that name. Raises ValueError for another text."""
     if text in KINDS:
         return Recompute(text, text)
-    word, _, number = text.partition(" ")
-    if word in ("every", "first") and number.isdigit() and int(number) >= 1:
+    word, _, number = str(text).partition(" ")
+    if word in ("every", "first") and number.isdecimal() and int(number) >= 1:
         return Recompute(text, "full", **{word: int(number)})
     raise ValueError(
         f'recompute is "none", "selective", "full", "every k" or "first k" layers: got {text!r}; try "every 4"'

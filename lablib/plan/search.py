@@ -196,7 +196,9 @@ def _schedules(given: Names) -> tuple[str, ...]:
 
 
 def _names(given: Names) -> tuple[str, ...]:
-    return () if given is None else (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+    if given is None or isinstance(given, str) or not isinstance(given, Iterable):
+        return () if given is None else (given,)
+    return tuple(dict.fromkeys(given))
 
 
 def _values(name: str, given: Whole, least: int = 1) -> tuple[int, ...]:
@@ -211,7 +213,7 @@ def _values(name: str, given: Whole, least: int = 1) -> tuple[int, ...]:
 
 
 def _one(name: str, given: Any) -> int:
-    if isinstance(given, Iterable):
+    if given is None or isinstance(given, Iterable):
         raise ValueError(f"{name} must be a whole number, 1 or more: got {given!r}")
     return _values(name, given)[0]
 

@@ -150,6 +150,6 @@ def find_stack(name: str | Stack) -> Stack:
     """The stack of that name; a `Stack` is returned as it is. Raises ValueError with the nearest names."""
     if isinstance(name, Stack):
         return name
-    if name not in STACKS:
+    if not isinstance(name, str) or name not in STACKS:
         raise unknown_name("stack", name, list(STACKS))
     return STACKS[name]

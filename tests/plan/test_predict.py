@@ -265,3 +265,41 @@ def test_a_device_without_units_for_8_bits_computes_in_the_next_wider_ones(preci
     assert narrow.peak_flops_per_s == plain.peak_flops_per_s == 312e12
     assert narrow.parts["products"] == pytest.approx(plain.parts["products"], rel=1e-6)
     assert predict("gpt3-6.7b", "dgx-h100", batch=4, precision="float4").peak_flops_per_s == 1979e12
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": ["gpt2"]}, "unknown model"),
+        ({"recompute": None}, "recompute is "),
+        ({"recompute": "every \u00b2"}, "recompute is "),
+        ({"optimizer": None}, "unknown optimizer None"),
+        ({"stack": []}, "unknown stack"),
+        ({"compression": 3}, "unknown gradient compression 3"),
+        ({"offload": "optimizer"}, "offload is a tuple .* got 'optimizer'; try offload="),
+        ({"offload": None}, "offload is a tuple .* got None"),
+        ({"losses": "none"}, "losses is a record .* got 'none'"),
+        ({"host_link": None}, "unknown link None"),
+        ({"parallel": 8}, r"parallel is a Parallel, or None: got 8; try Parallel\(data=8\)"),
+        ({"parallel": 0}, "parallel is a Parallel, or None: got 0"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(changes, words):
+    with pytest.raises(ValueError, match=words):
+        predict(**{"model": "gpt2", "cluster": "dgx-a100", "batch": 8, **changes})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"zero_stage": True}, "zero_stage is 0, 1, 2 or 3: got True"),
+        ({"zero_stage": 1.0}, "zero_stage is 0, 1, 2 or 3: got 1.0"),
+        ({"sequence_parallel": "no"}, "sequence_parallel is True, False or None: got 'no'"),
+        ({"reshard_after_forward": "no"}, "reshard_after_forward is True or False: got 'no'"),
+        ({"zero_plus_plus": "qwZ", "zero_stage": 3}, "zero_plus_plus is a tuple of qwZ, hpZ, qgZ: got 'qwZ'"),
+        ({"zero_plus_plus": None}, "zero_plus_plus is a tuple of qwZ, hpZ, qgZ: got None"),
+    ],
+)
+def test_a_split_of_another_type_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        Parallel(**given)

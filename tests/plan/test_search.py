@@ -189,3 +189,16 @@ def test_a_search_draws_every_plan_that_is_possible():
     found = search("gpt3-6.7b", "dgx-a100", batch=64, nodes=1)
     figure = found.figure()
     assert f"{len(found.order):,} of {int(found.plans.is_possible.sum()):,} plans fit" in describe(figure)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"batch": None}, "batch must be a whole number, 1 or more: got None"),
+        ({"schedule": 5}, "unknown schedule 5"),
+        ({"recompute": 5}, "recompute is .* got 5"),
+    ],
+)
+def test_a_search_for_another_type_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        search("gpt2", "dgx-a100", **{"batch": 8, "gpus": 8, **given})
