@@ -270,7 +270,6 @@ def test_a_device_without_units_for_8_bits_computes_in_the_next_wider_ones(preci
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": ["gpt2"]}, "unknown model"),
         ({"recompute": None}, "recompute is "),
         ({"recompute": "every \u00b2"}, "recompute is "),
         ({"optimizer": None}, "unknown optimizer None"),
