@@ -17,6 +17,7 @@ from lablib.units import in_words
 WHOLE = ("tensor", "pipeline", "context", "expert", "data", "chunks", "micro_batch", "zero_stage")
 NAMES = ("recompute", "schedule")
 _BAR_AFTER_S = 1.0
+_MOST_VALUES = 100_000
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -119,9 +120,14 @@ def _whole(name: str, text: str | None) -> Sequence[int] | None:
     values: list[int] = []
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
-        if not (first.isdigit() and (last.isdigit() or not dash)):
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
             raise ValueError(f"--{name.replace('_', '-')} is a number, some (1,2,4) or a range (4-16): got {text!r}")
-        values += range(int(first), int(last or first) + 1)
+        several = range(int(first), int(last or first) + 1)
+        if several.stop - several.start > _MOST_VALUES:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is at most {_MOST_VALUES:,} numbers: got {text!r}; try a shorter range"
+            )
+        values += several
     if not values:
         raise ValueError(f"--{name.replace('_', '-')} is a range without a number: got {text!r}; try the smaller first")
     return values

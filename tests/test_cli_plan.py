@@ -57,6 +57,10 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
     [
         (["--tensor", "some"], "--tensor is a number, some (1,2,4) or a range (4-16): got 'some'"),
         (["--micro-batch", "4-1"], "--micro-batch is a range without a number: got '4-1'; try the smaller first"),
+        (
+            ["--tensor", "1-99999999999"],
+            "--tensor is at most 100,000 numbers: got '1-99999999999'; try a shorter range",
+        ),
         (["--tensor", "3", "--pipeline", "1"], "try divisors of 16"),
         (["--schedule", "1f1c"], "did you mean '1f1b'"),
         (["--recompute", "much"], "recompute is"),

@@ -2,7 +2,8 @@
 
 ZB-H1 and ZB-H2 are 1F1B whose W fill the waits, so a path may leave a rank before its W are done. In a V the first rank
 holds the first piece and the last, with both extras: the longest path stays on it, or stays away from it. The sums of
-the V-shaped were found from the order of their actions in replays, rank by rank, and hold for p >= 2 and m >= 2 p.
+the V-shaped were found from the order of their actions in replays, rank by rank, and hold for p >= 2 and m >= 2 p;
+with fewer micro-batches they are near.
 
 Legend: f, i, w seconds of F, I and W on a rank (in a V: of one of its two pieces); e0, e1, c as in longest_paths.py.
 Source: see closed_form.py.
@@ -64,7 +65,11 @@ def zb_v_s(case: Case) -> Numbers:
     away_s = (
         fill_s + (2 * p - 1) * e0[0] + e1[0] + e1[1] + (5 * p - 7) * c_s + where(p > 2, 6 * m - p - 1, 3 * m) * held_s
     )
-    return _vee(case, first_s, away_s)
+    # Few micro-batches leave gaps: down the V and up, back the same way, and between them I and W of all.
+    (f_s, i_s, w_s), ends_s = case.mid, e0[0] + e0[1] + e1[0] + e1[1]
+    few_s = p * (f_s + i_s) + ends_s + w_s + (m - 1) * (i_s + w_s + e1[1] + e1[2]) + 4 * (p - 1) * case.c_s
+    full_s = _vee(case, first_s, away_s)
+    return where(m < 2 * p, most(full_s, few_s), full_s)
 
 
 def dualpipe_v_s(case: Case) -> Numbers:

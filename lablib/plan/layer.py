@@ -20,9 +20,9 @@ with sequence parallelism this is R D (34 + 5 H T / D) / t, equation 4 of the pa
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198; Liu et al., "Ring
 Attention", 2023, arXiv 2310.01889; DeepSeek-V2, 2024, arXiv 2405.04434 (MLA); GShard, 2020, arXiv 2006.16668 (experts).
-Simplified: tokens are spread evenly over experts; context ranks share the causal work evenly (zigzag). With sequence
-parallelism backward gathers a product's input once more, which hides behind the input's gradient (section 4.2.2) and is
-left out.
+Simplified: tokens are spread evenly over experts, and those that arrive are gathered over the tensor axis as a dense
+MLP's are; context ranks share the causal work evenly (zigzag). With sequence parallelism backward gathers a product's
+input once more, which hides behind the input's gradient (section 4.2.2) and is left out.
 """
 
 from collections.abc import Mapping
@@ -283,7 +283,9 @@ def experts(on: Machine, model: Transformer, mixture: Experts, at: Sizes) -> Wor
     routed = at.rows * mixture.num_active
     local = mixture.num_experts / at.expert
     router = linear(on, at.rows, model.d_model, mixture.num_experts, on.plain, keeps_input=False)
-    exchange_s = on.collective_s("all_to_all", routed * model.d_model * width, at.expert, at.stride_expert)
+    # With sequence parallelism each tensor rank sends its own tokens; else each sends all.
+    sent_bytes = routed * model.d_model * width / at.sequence_shards
+    exchange_s = on.collective_s("all_to_all", sent_bytes, at.expert, at.stride_expert)
     exchange = Pass(expert_s=2 * exchange_s, kernels=2)
     one = _dense(on, model, at, routed / local, mixture.d_ff / at.tensor, at.sequence_shards)
     many = one.times(local)

@@ -196,3 +196,13 @@ def test_interleaving_one_piece_is_1f1b(p, rounds, send_s):
     assert makespan_s("interleaved", *arguments) == makespan_s("1f1b", *arguments)
     for rank in range(p):
         assert in_flight("interleaved", p, p * rounds, 1, rank) == in_flight("1f1b", p, p * rounds, 1, rank)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), SECONDS, st.sampled_from([1.0, 1.5, 2.0]), st.sampled_from([0.0, 0.5, 1.0]))
+def test_few_microbatches_leave_gaps_in_zb_v(data, forward_s, times_input, times_weight):
+    p = data.draw(st.integers(2, 8))
+    m = data.draw(st.integers(1, 2 * p - 1))
+    middle = StageTime(forward_s, times_input * forward_s, times_weight * forward_s)
+    expected = replay(make("zb-v", p, m, 2), costs_of(p, 2, middle, NONE, NONE)).makespan_s
+    assert makespan_s("zb-v", p, m, 2, middle) == pytest.approx(expected, rel=0.06)

@@ -302,3 +302,19 @@ def test_an_argument_of_another_type_is_refused_by_name(changes, words):
 def test_a_split_of_another_type_is_refused(given, words):
     with pytest.raises(ValueError, match=words):
         Parallel(**given)
+
+
+def test_tensor_ranks_send_their_own_tokens_to_experts():
+    # 4096 tokens to two experts each: 16-bit vectors of 4096, two ways, forward and backward; 7/8 leave the rank.
+    one, two, whole = (
+        predict("mixtral-8x7b", "dgx-h100", parallel, 64, seq_len=4096, losses=NONE)
+        for parallel in (
+            Parallel(data=64, expert=8),
+            Parallel(data=64, tensor=2, expert=8),
+            Parallel(data=64, tensor=2, expert=8, sequence_parallel=False),
+        )
+    )
+    size = 4096 * 2 * 4096 * 2
+    nvlink = CLUSTERS["dgx-h100"].intra.bandwidth_bytes_per_s
+    assert one.communication["expert"][0] == pytest.approx(32 * 4 * size * 7 / 8 / nvlink, rel=0.3)
+    assert two.communication["expert"][0] == pytest.approx(whole.communication["expert"][0] / 2, rel=0.05)
