@@ -11,6 +11,7 @@ Megatron-LM", SC21, arXiv 2104.04473, section 3.1.
 """
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 AXES = ("tensor", "context", "data", "pipeline")
@@ -54,7 +55,8 @@ class Parallel:
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"):
-            _check_count(name, getattr(self, name))
+            # A whole number of numpy is one too, and counts as Python's: formulas tell arrays from numbers by type.
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if isinstance(self.zero_stage, bool) or not isinstance(self.zero_stage, int) or self.zero_stage not in SHARDING:
             raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {self.zero_stage!r}")
         if self.data * self.context % self.expert:
@@ -92,9 +94,11 @@ class Parallel:
         return ", ".join(words) or "one rank"
 
 
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def whole_number(name: str, value: Any) -> int:
+    """A count as an int. Raises ValueError for what is none, or less than 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r}")
+    return int(value)
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -6,7 +6,6 @@ Everything that is asked for is checked here, once; the formulas behind (step.py
 """
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from lablib.plan.losses import Losses
 from lablib.plan.machine import Machine
 from lablib.plan.memory import CATEGORIES, stage_memory
 from lablib.plan.optimizers import Optimizer, find_optimizer
-from lablib.plan.parallel import Parallel
+from lablib.plan.parallel import Parallel, whole_number
 from lablib.plan.prediction import Prediction
 from lablib.plan.recompute import recompute_policy
 from lablib.plan.rules import Question, obstacles
@@ -90,7 +89,8 @@ def predict(
         *(model, cluster, parallel, precision, recompute, schedule, optimizer, stack, compression, offload),
         *(trainable, losses, host_link),
     )
-    _check(batch=batch, micro_batch=micro_batch, seq_len=seq_len)
+    batch, micro_batch = whole_number("batch", batch), whole_number("micro_batch", micro_batch)
+    seq_len = whole_number("seq_len", seq_len)
     axes = (parallel.data, parallel.tensor, parallel.pipeline, parallel.context, parallel.expert, parallel.chunks)
     for reason in obstacles(Question(model, cluster, schedule, *axes, parallel.replicas, micro_batch, batch, seq_len)):
         raise ValueError(reason)
@@ -152,12 +152,6 @@ def choices_of(
 def _machine(cluster: Cluster, stack: Stack, losses: Losses, precision: str) -> Machine:
     """One machine for all who ask for the same: it remembers its groups and its layers' pieces."""
     return Machine(cluster, stack, losses, precision)
-
-
-def _check(**sizes: Any) -> None:
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r}")
 
 
 def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, step: Step) -> Prediction:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -318,3 +319,11 @@ def test_tensor_ranks_send_their_own_tokens_to_experts():
     nvlink = CLUSTERS["dgx-h100"].intra.bandwidth_bytes_per_s
     assert one.communication["expert"][0] == pytest.approx(32 * 4 * size * 7 / 8 / nvlink, rel=0.3)
     assert two.communication["expert"][0] == pytest.approx(whole.communication["expert"][0] / 2, rel=0.05)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    sizes = np.array([8, 8, 8, 1536])
+    data, tensor, pipeline, batch = sizes
+    prediction = gpt3(parallel=Parallel(data=data, tensor=tensor, pipeline=pipeline), batch=batch)
+    assert prediction.step_time_s == gpt3().step_time_s
+    assert prediction.parallel == GPT3 and type(prediction.parallel.data) is int
