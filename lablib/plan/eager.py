@@ -65,7 +65,7 @@ def norm(on: Machine, model: Transformer, rows: Numbers) -> Work:
 def linear(on: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers) -> Work:
     """[rows, k] x [k, n], with its bias. What it keeps is counted where it is made."""
     width = on.width
-    weight = Pass(product_s=on.product_s(k, n, rows), kernels=1)
+    weight = Pass(product_s=on.product_s(k, n, rows, is_over_tokens=True), kernels=1)
     accumulate = kernel(on, 3 * k * n * width)
     if model.has_bias:
         weight = weight.plus(kernel(on, (rows + 1) * n * width))
@@ -177,7 +177,7 @@ def _without_bias(on: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Work:
     return Work(
         Pass(product_s=on.product_s(rows, n, k, dtype=on.plain), kernels=1),
         Pass(product_s=on.product_s(rows, k, n, dtype=on.plain), kernels=1),
-        Pass(product_s=on.product_s(k, n, rows, dtype=on.plain), kernels=1),
+        Pass(product_s=on.product_s(k, n, rows, dtype=on.plain, is_over_tokens=True), kernels=1),
         accumulate=kernel(on, 3 * k * n * on.width),
     )
 

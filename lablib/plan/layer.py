@@ -139,7 +139,7 @@ def linear(on: Machine, rows: Numbers, k: Numbers, n: Numbers, dtype: str = "", 
     return Work(
         Pass(product_s=on.product_s(rows, n, k, dtype=dtype), memory_s=cast_forward_s, kernels=1),
         Pass(product_s=on.product_s(rows, k, n, dtype=dtype), memory_s=cast_backward_s, kernels=1),
-        Pass(product_s=on.product_s(k, n, rows, dtype=dtype), memory_s=adding_s, kernels=2),
+        Pass(product_s=on.product_s(k, n, rows, dtype=dtype, is_over_tokens=True), memory_s=adding_s, kernels=2),
         saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
         output_bytes=rows * n * width,
         is_narrow=is_narrow,
@@ -177,7 +177,7 @@ def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     pairs = at.micro_batch * heads
     scores = pairs * tokens * keys
     products = on.product_s(tokens, keys, d, pairs, on.plain) + on.product_s(tokens, d, keys, pairs, on.plain)
-    backward_products = 2 * on.product_s(keys, d, tokens, pairs, on.plain) + products
+    backward_products = 2 * on.product_s(keys, d, tokens, pairs, on.plain, is_over_tokens=True) + products
     dropped = on.stack.has_dropout
     # Softmax: scores read and written; dropout: read, written, its mask written.
     forward = Pass(products, 0.0, on.stream_s(scores * (2 * width + dropped * (2 * width + 1))), kernels=4)

@@ -139,10 +139,21 @@ class Machine:
         """Of each dtype: what products reach in a training step of what the cost model says of them."""
         return {dtype: self.losses.sustained_share(dtype, self.device) for dtype in self.device.peak_flops_per_s}
 
-    def product_s(self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, dtype: str = "") -> Numbers:
-        """Seconds of `batch` products [m, k] x [k, n], at the training precision or another dtype."""
+    def product_s(
+        self,
+        m: Numbers,
+        n: Numbers,
+        k: Numbers,
+        batch: Numbers = 1,
+        dtype: str = "",
+        is_over_tokens: bool = False,
+    ) -> Numbers:
+        """Seconds of `batch` products [m, k] x [k, n], at the training precision or another dtype.
+
+        A gradient that sums over tokens multiplies a transposed operand: its rows in memory have m numbers, not k.
+        """
         dtype = self.computed_in(dtype or self.precision)
-        time_s = matmul_time_s(m, n, k, dtype, self.device, batch)
+        time_s = matmul_time_s(m, n, k, dtype, self.device, batch, (m, n) if is_over_tokens else None)
         return time_s / self.product_shares.get(dtype, self.losses.product_share)
 
     def stream_s(self, size_bytes: Numbers) -> Numbers:

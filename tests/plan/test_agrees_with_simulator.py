@@ -217,3 +217,11 @@ def test_data_parallel_with_and_without_shards(kind, config, micro_batches):
 
 def test_data_parallel_in_16_bits_between_nodes():
     data_parallel("ddp", 16, _LONG, 1, 2, "sgd-momentum", torch.bfloat16, "perlmutter")
+
+
+@pytest.mark.parametrize(("vocab_size", "max_seq_len"), [(8192, 511), (8191, 512), (50257, 511)])
+@pytest.mark.parametrize("tied_head", [False, True])
+def test_one_rank_of_odd_sizes_whose_rows_are_not_aligned(vocab_size, max_seq_len, tied_head):
+    # Tokens are no rows in memory: an odd number of them costs nothing, an odd vocabulary does.
+    config = GPTConfig(2, 2048, 16, vocab_size, max_seq_len, tied_head=tied_head)
+    data_parallel("one", 1, config, 1, 1, dtype=torch.bfloat16)
