@@ -96,7 +96,7 @@ def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     outside = rows * model.d_model * width / at.sequence_shards
     q, kv = model.num_heads / at.tensor * model.head_size, most(model.kv_heads / at.tensor, 1) * model.head_size
     work = norm(on, model, rows / at.sequence_shards)
-    if on.stack.one_qkv_product:
+    if on.stack.is_megatron:
         work = work.plus(linear(on, model, rows, model.d_model, q + 2 * kv))
         together = 2 * rows * (q + 2 * kv) * width
         work = work.plus(Work(Pass(), kernels(on, together, together), Pass()))
@@ -133,7 +133,7 @@ def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
 
 def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
     """Tokens (of this rank's part of the vocabulary), their sum over ranks, learned positions."""
-    width, is_split = on.width, at.tensor > 1
+    width, is_split = on.width, _is_split(on, at)
     size = at.rows * model.d_model * width
     places, table = at.tokens * model.d_model * width, model.vocab_size / at.tensor * model.d_model * width
     masked = kernel(on, 2 * size).times(is_split)
@@ -164,13 +164,18 @@ def head(on: Machine, model: Transformer, at: Sizes) -> Work:
     work = norm(on, model, rows / at.sequence_shards).plus(plain)
     sum_s = on.collective_s("all_reduce", rows * model.d_model * width, at.tensor)
     work = work.plus(Work(Pass(), Pass(tensor_s=sum_s), Pass()))
-    size, is_split = 4 * rows * columns, at.tensor > 1
+    size, is_split = 4 * rows * columns, _is_split(on, at)
     split, whole = _split_loss(on, at, size), _whole_loss(on, size)
     loss = split.times(1.0 * is_split).plus(whole.times(1.0 - is_split))
     if width < 4:
         cast = kernel(on, size * (1 + width / 4))
         loss = loss.plus(Work(cast, cast, Pass()))
     return work.plus(loss._replace(saved_bytes=size * (1 + is_split), peak_bytes=2 * size))
+
+
+def _is_split(on: Machine, at: Sizes) -> Numbers:
+    """Whether the vocabulary is treated as split over ranks: Megatron's program does so for one rank too."""
+    return (at.tensor > 1) | on.stack.is_megatron
 
 
 def _without_bias(on: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Work:

@@ -189,7 +189,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         again=again,
         inner=step.work.peak_bytes,
         last_weight=choices.model.hidden_size / split.tensor * choices.model.d_model * on.width,
-        attention=entering * ((1 + 3 / split.tensor) if on.stack.one_qkv_product else (2 + 1 / split.tensor)),
+        attention=entering * ((1 + 3 / split.tensor) if on.stack.is_megatron else (2 + 1 / split.tensor)),
         head=step.head.saved_bytes,
         loss=step.head.peak_bytes,
         layer_gradient=(held.layer + held.expert_layer) * on.width,

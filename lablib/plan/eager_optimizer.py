@@ -96,7 +96,7 @@ def layer_tensors(choices: Choices, split: Split) -> tuple[tuple[int, int, Numbe
     model = choices.model
     matrices = layer_matrices(model, is_expert_layer=model.experts is not None)
     found = [(m.rows, m.columns, m.count / split.expert if m.part == "experts" else m.count) for m in matrices]
-    if not choices.machine.stack.one_qkv_product or model.latent:
+    if not choices.machine.stack.is_megatron or model.latent:
         return tuple(found)
     together = sum(columns for _, columns, _ in found[:3])
     return ((found[0][0], together, 1), *found[3:])

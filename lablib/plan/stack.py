@@ -62,7 +62,8 @@ class Stack:
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
         is_eager: whether the operators are torch's own, one by one, as eager.py lists them; then the passes above do
             not count, and gradients have the dtype of their parameters.
-        one_qkv_product: of an eager stack: whether queries, keys and values are one product, or three.
+        is_megatron: of an eager stack: whether queries, keys and values are one product, and the vocabulary is treated
+            as split over ranks even where there is one, as Megatron's layers do; else three, and torch's own loss.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Stack:
     splits_messages: bool = True
     keeps_outputs: bool = False
     is_eager: bool = False
-    one_qkv_product: bool = False
+    is_megatron: bool = False
 
 
 _MEGATRON_2021 = {
@@ -110,7 +111,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
         stack.name: stack
         for stack in (
             Stack("torch", is_eager=True, splits_messages=False),
-            Stack("torch-megatron", is_eager=True, splits_messages=False, one_qkv_product=True),
+            Stack("torch-megatron", is_eager=True, splits_messages=False, is_megatron=True),
             Stack("megatron-2021", **_MEGATRON_2021),
             Stack("megatron-2022", **_MEGATRON_2021, fused_accumulation=True, hides_backward_exchange=True),
             Stack(

@@ -104,6 +104,8 @@ def test_a_pipeline_of_few_and_of_many_micro_batches(gpt3_step, micro_batches, r
             "dgx-a100", 8, 3, 3, {"hidden": 2048, "micro_batch": 4, "recompute": False}, id="one stage a node"
         ),
         pytest.param("pcie-a100", 2, 3, 3, {"hidden": 1024, "micro_batch": 2}, id="slow wires"),
+        pytest.param("dgx-h100", 1, 2, 2, {"hidden": 384, "heads": 2, "recompute": False}, id="no tensor ranks"),
+        pytest.param("dgx-a100", 1, 3, 7, {"hidden": 384, "vocab": 1001, "seq": 255, "micro_batch": 3}, id="odd sizes"),
     ],
 )
 def test_tensor_and_pipeline_parallel_on_several_clusters(gpt3_step, cluster, tensor, stages, micro_batches, sizes):

@@ -64,7 +64,7 @@ EFFECTS = [
     ("splits_messages", True, False, part("bubble and messages"), {"losses": SLOW_WIRES}),
     ("keeps_outputs", False, True, of("communication buffer"), {}),
     ("is_eager", True, False, of("gradient"), {}),  # gradients of 2 bytes
-    ("one_qkv_product", True, False, part("launches"), {"base": "torch", "losses": SLOW_HOST}),
+    ("is_megatron", True, False, part("launches"), {"base": "torch", "losses": SLOW_HOST}),
 ]
 
 
