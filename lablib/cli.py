@@ -243,7 +243,17 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--precision", default="bfloat16", help="of the linear layers' products; default bfloat16")
     command.add_argument("--stack", default="megatron-core", help="training software; default megatron-core")
     command.add_argument("--optimizer", default="adamw", help="default adamw")
-    for name in ("tensor", "pipeline", "context", "expert", "data", "chunks", "micro-batch", "zero-stage"):
+    for name in (
+        "tensor",
+        "pipeline",
+        "context",
+        "expert",
+        "expert-tensor",
+        "data",
+        "chunks",
+        "micro-batch",
+        "zero-stage",
+    ):
         command.add_argument(f"--{name}", metavar="N", help="try only these: 8, or 1,2,4, or 4-16")
     for name in ("recompute", "schedule"):
         command.add_argument(f"--{name}", metavar="NAME", help="try only these, with commas between")

@@ -14,7 +14,7 @@ from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
 from lablib.units import in_words
 
-WHOLE = ("tensor", "pipeline", "context", "expert", "data", "chunks", "micro_batch", "zero_stage")
+WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
 NAMES = ("recompute", "schedule")
 _BAR_AFTER_S = 1.0
 _MOST_VALUES = 100_000

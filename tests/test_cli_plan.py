@@ -81,3 +81,23 @@ def test_what_makes_no_sense_is_one_sentence_and_exit_code_2(words, sentence, ca
 def test_a_model_nobody_knows_is_answered_with_the_nearest(capsys: pytest.CaptureFixture):
     assert main(["plan", "--model", "gpt3-175c", "--cluster", "dgx-a100", "--nodes", "1", "--batch", "8"]) == 2
     assert "did you mean 'gpt3-175b'" in capsys.readouterr().err
+
+
+def test_experts_may_be_whole_beside_split_attention(capsys: pytest.CaptureFixture):
+    asked = ["plan", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--nodes", "4", "--batch", "64"]
+    few = [
+        "--tensor",
+        "4",
+        "--expert",
+        "8",
+        "--expert-tensor",
+        "1",
+        "--schedule",
+        "1f1b",
+        "--seq-len",
+        "4096",
+        "--json",
+    ]
+    assert main([*asked, *few]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert {(each["expert"], each["expert_tensor"]) for each in best} == {(8, 1)}

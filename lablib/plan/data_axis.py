@@ -14,11 +14,11 @@ ring, a rank sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-
                 The first layer's gather, the last one's sum and those of the model's ends hide behind nothing.
     ZeRO++      qwZ gathers one byte a number; hpZ gathers for backward inside the node; qgZ reduces half a byte a
                 number in an all-to-all
-    experts     the same over the d c / e ranks that have the same ones; below ZeRO-3 an all-reduce
+    experts     the same over the t d c / (x e) ranks that have the same ones
     tied head   the first and the last stage add up their two copies' gradients
 
-Legend: P parameters on a rank, L layers of a stage, m micro-batches, g bytes of a gradient, d data, c context, e expert
-ranks.
+Legend: P parameters on a rank, L layers of a stage, m micro-batches, g bytes of a gradient; d data, c context, t tensor
+and e expert ranks, x ranks that share each expert.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 7; Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704
 (buckets behind backward); Zhao et al., "PyTorch FSDP", 2023, arXiv 2304.11277; Wang et al., ZeRO++, 2023, arXiv
@@ -84,6 +84,8 @@ def data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one: 
         return _sharded_ends(choices, split, held, layers, outside, one)
     reduce_s = _reduced_s(choices, split, held, layers, outside)
     gather_s = _gather_s(choices, split, layers * held.layer + outside) * (choices.zero_stage > 0)
+    if choices.model.experts and choices.zero_stage:
+        gather_s = gather_s + _gathered_s(choices, layers * held.expert_layer, *_expert_ranks(split), False)
     # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
     before = (split.num_microbatches - 1) * (choices.zero_stage == 2)
     total_s = (1 + before) * reduce_s + gather_s
@@ -132,12 +134,20 @@ def _reduced_s(choices: Choices, split: Split, held: Held, layers: Numbers, outs
         reduce_s = on.collective_s("all_reduce", size, split.data * split.context, split.tensor)
     else:
         reduce_s = _reduce_s(choices, split, numbers)
-    expert_s = on.collective_s("all_reduce", layers * held.expert_layer * on.gradient_bytes, *_expert_ranks(split))
-    reduce_s = reduce_s + expert_s
+    if choices.model.experts:
+        reduce_s = reduce_s + _reduced_experts_s(choices, split, layers * held.expert_layer)
     if choices.model.tied_head:
         pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, most(split.num_ranks - 1, 1))
         reduce_s = reduce_s + pair_s * (1 - has_both_ends(choices, split))
     return reduce_s
+
+
+def _reduced_experts_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """The same of the experts, whose gradients nobody compresses."""
+    on = choices.machine
+    if choices.zero_stage == 0 or not on.stack.has_reduce_scatter:
+        return on.collective_s("all_reduce", numbers * on.gradient_bytes, *_expert_ranks(split))
+    return _scattered_s(choices, numbers, *_expert_ranks(split))
 
 
 def _layer_gather_s(choices: Choices, split: Split, held: Held, is_backward: bool = False) -> Numbers:
@@ -157,7 +167,7 @@ def _layer_reduce_s(choices: Choices, split: Split, held: Held) -> Numbers:
 
 def _expert_ranks(split: Split) -> tuple[Numbers, Numbers]:
     """How many ranks have the same experts, and how far apart they are."""
-    return split.data * split.context // split.expert, split.tensor * split.expert
+    return split.expert_copies, split.expert_stride
 
 
 def _gather_s(choices: Choices, split: Split, numbers: Numbers, is_backward: bool = False) -> Numbers:

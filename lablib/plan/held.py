@@ -1,12 +1,13 @@
 """How many parameters one rank holds: of a layer, of the embedding, of the head.
 
     attention, MLP, shared experts    / t
-    routed experts                    / (t e)
+    routed experts                    / (x e)
     router, norms                     on every rank
 
     embedding, head                   / t        (learned positions and the final norm on every rank)
 
-Legend: t tensor ranks, e expert ranks. What is split by experts is reduced over fewer ranks, d c / e of them.
+Legend: t tensor ranks, e expert ranks, x ranks that share each expert (t, or another number). What is split by experts
+is reduced over fewer ranks, t d c / (x e) of them.
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3; Lepikhin et al., GShard, 2020, arXiv 2006.16668 (experts).
 Simplified: biases and a latent's down-projection are divided by t like the rest; where fewer heads of keys than ranks
@@ -38,8 +39,9 @@ class Held(NamedTuple):
     tied: Numbers
 
 
-def held_parameters(model: Transformer, tensor: Numbers, expert: Numbers) -> Held:
-    """Parameters on one rank, of a model cut by `tensor` and `expert` ranks."""
+def held_parameters(model: Transformer, tensor: Numbers, expert: Numbers, expert_tensor: Numbers | None = None) -> Held:
+    """Parameters on one rank, of a model cut by these ranks; `expert_tensor` None: as many as `tensor`."""
+    expert_tensor = tensor if expert_tensor is None else expert_tensor
     sizes = transformer_parameters(model)
     dense, many = sizes.num_dense_layers / model.num_layers, sizes.num_expert_layers / model.num_layers
 
@@ -48,7 +50,7 @@ def held_parameters(model: Transformer, tensor: Numbers, expert: Numbers) -> Hel
 
     return Held(
         layer=dense * everywhere(sizes.dense_layer) + many * everywhere(sizes.expert_layer),
-        expert_layer=many * sizes.expert_layer.experts / (tensor * expert),
+        expert_layer=many * sizes.expert_layer.experts / (expert_tensor * expert),
         embedding=sizes.embedding / tensor + sizes.positions,
         head=sizes.head / tensor + sizes.final_norm,
         tied=sizes.embedding / tensor * model.tied_head,

@@ -9,20 +9,25 @@ backward, or with sequence parallelism an all-gather and a reduce-scatter in the
     backward              for the input the transposed product; for the weight one that sums over the R tokens
     attention             B sequences, H / t heads, S queries, T keys
     communication         B S D numbers, twice forward, twice backward, in an all-reduce or in two halves
+    experts               in the place of the MLP: R k / t tokens of this rank (with sequence parallelism; else R k)
+                          to e ranks and back, gathered by the x ranks that share an expert: E / e products in one
+                          kernel, over R k x / t rows together, of F / x hidden width
 
 Legend: B sequences of a micro-batch, S tokens of each on this rank (T / c with c context ranks), R = B S, D width,
-H and G heads of queries and of keys, K their width, F hidden width, t tensor ranks.
+H and G heads of queries and of keys, K their width, F hidden width, t tensor ranks; E experts, k of them for a token.
 
 Kept for backward (Korthikanti's accounting, arXiv 2205.05198, section 4.1): every product's input, every norm's, the
 activation's, masks of one byte; of attention Q, K, V, the output and a number a row (flash), or the scores after their
 softmax and, with dropout, their mask and what it left (unfused: 2 or 5 bytes a score). For a GPT of `megatron-2021`
-with sequence parallelism this is R D (34 + 5 H T / D) / t, equation 4 of the paper.
+with sequence parallelism this is R D (34 + 5 H T / D) / t, equation 4 of the paper. Of experts: the router's input,
+what arrived, both sides of the activation (a token's weight is applied there, so outputs are not kept).
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198; Liu et al., "Ring
-Attention", 2023, arXiv 2310.01889; DeepSeek-V2, 2024, arXiv 2405.04434 (MLA); GShard, 2020, arXiv 2006.16668 (experts).
-Simplified: tokens are spread evenly over experts, and those that arrive are gathered over the tensor axis as a dense
-MLP's are; context ranks share the causal work evenly (zigzag). With sequence parallelism backward gathers a product's
-input once more, which hides behind the input's gradient (section 4.2.2) and is left out.
+Attention", 2023, arXiv 2310.01889; DeepSeek-V2, 2024, arXiv 2405.04434 (MLA); GShard, 2020, arXiv 2006.16668 (experts);
+Liu et al., "MoE Parallel Folding", 2025, arXiv 2504.14960 (which ranks share them).
+Simplified: tokens are spread evenly over experts; context ranks share the causal work evenly (zigzag). With sequence
+parallelism backward gathers a product's input once more, which hides behind the input's gradient (section 4.2.2) and is
+left out.
 """
 
 from collections.abc import Mapping
@@ -49,7 +54,7 @@ class Sizes(NamedTuple):
     context: Numbers
     expert: Numbers
     sequence_shards: Numbers
-    stride_expert: Numbers = 1
+    expert_tensor: Numbers = 1  # ranks that share each expert; they are neighbours
 
     @property
     def rows(self) -> Numbers:
@@ -119,12 +124,21 @@ class Work(NamedTuple):
         )
 
 
-def linear(on: Machine, rows: Numbers, k: Numbers, n: Numbers, dtype: str = "", keeps_input: bool = True) -> Work:
+def linear(
+    on: Machine,
+    rows: Numbers,
+    k: Numbers,
+    n: Numbers,
+    dtype: str = "",
+    keeps_input: bool = True,
+    matrices: Numbers = 1,
+) -> Work:
     """A linear layer [rows, k] x [k, n]; its gradients are one product each.
 
     Arguments:
         dtype: of the products; the training precision by default.
         keeps_input: False where another product has kept the same input already.
+        matrices: so many of them share the rows evenly, in one grouped kernel: the experts of a rank.
     """
     width = on.width
     dtype = dtype or on.precision
@@ -135,11 +149,13 @@ def linear(on: Machine, rows: Numbers, k: Numbers, n: Numbers, dtype: str = "", 
         cast_forward_s = on.stream_s(rows * k * (width + 2))
         cast_backward_s = on.stream_s(rows * n * (width + 2))
     # Where the product does not add the weight's gradient up itself: the sum and it are read, the sum written.
-    adding_s = 0.0 if on.stack.fused_accumulation else on.stream_s(k * n * on.gradient_bytes * 3)
+    adding_s = 0.0 if on.stack.fused_accumulation else on.stream_s(matrices * k * n * on.gradient_bytes * 3)
+    each = rows / matrices
+    weight_s = on.product_s(k, n, each, matrices, dtype, is_over_tokens=True)
     return Work(
-        Pass(product_s=on.product_s(rows, n, k, dtype=dtype), memory_s=cast_forward_s, kernels=1),
-        Pass(product_s=on.product_s(rows, k, n, dtype=dtype), memory_s=cast_backward_s, kernels=1),
-        Pass(product_s=on.product_s(k, n, rows, dtype=dtype, is_over_tokens=True), memory_s=adding_s, kernels=2),
+        Pass(product_s=on.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
+        Pass(product_s=on.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
+        Pass(product_s=weight_s, memory_s=adding_s, kernels=2),
         saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
         output_bytes=rows * n * width,
         is_narrow=is_narrow,
@@ -261,14 +277,23 @@ def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
     return work.plus(tensor_exchange(on, model, at)).plus(_residual(on, outside))
 
 
-def _dense(on: Machine, model: Transformer, at: Sizes, rows: Numbers, hidden: Numbers, shards: Numbers) -> Work:
+def _dense(
+    on: Machine,
+    model: Transformer,
+    at: Sizes,
+    rows: Numbers,
+    hidden: Numbers,
+    shards: Numbers,
+    matrices: Numbers = 1,
+) -> Work:
+    """Up, activation, down; of `matrices` experts the same, each with its share of the rows."""
     gated = model.activation == "swiglu"
-    up = linear(on, rows, model.d_model, hidden * (2 if gated else 1))
+    up = linear(on, rows, model.d_model, hidden * (2 if gated else 1), matrices=matrices)
     forward, backward = on.stack.passes_activation
     # A gated activation reads two tensors for one, and its gradient writes two.
     extra = 1 if gated else 0
     act = passes(on, rows * hidden, forward + extra, backward + 2 * extra, rows * hidden * on.width * (1 + extra))
-    down = linear(on, rows, hidden, model.d_model)
+    down = linear(on, rows, hidden, model.d_model, matrices=matrices)
     work = up._replace(saved_bytes=up.saved_bytes / shards).plus(act).plus(down)
     # In backward: the gradients of the activation and of what it read; the input and its gradient, whole again.
     whole = (shards > 1) * 2 * rows * model.d_model
@@ -277,27 +302,41 @@ def _dense(on: Machine, model: Transformer, at: Sizes, rows: Numbers, hidden: Nu
 
 def experts(on: Machine, model: Transformer, mixture: Experts, at: Sizes) -> Work:
     """Norm, router, tokens to their experts and back (two all-to-alls a pass), shared experts, residual."""
-    width, stack = on.width, on.stack
-    outside = at.rows * model.d_model / at.sequence_shards
-    work = passes(on, outside, *stack.passes_norm, saved_bytes=outside * width)
-    routed = at.rows * mixture.num_active
-    local = mixture.num_experts / at.expert
-    router = linear(on, at.rows, model.d_model, mixture.num_experts, on.plain, keeps_input=False)
-    # With sequence parallelism each tensor rank sends its own tokens; else each sends all.
-    sent_bytes = routed * model.d_model * width / at.sequence_shards
-    exchange_s = on.collective_s("all_to_all", sent_bytes, at.expert, at.stride_expert)
-    exchange = Pass(expert_s=2 * exchange_s, kernels=2)
-    one = _dense(on, model, at, routed / local, mixture.d_ff / at.tensor, at.sequence_shards)
-    many = one.times(local)
-    grouped = many._replace(
-        # The experts of a rank are one grouped kernel.
-        forward=many.forward._replace(kernels=one.forward.kernels),
-        input=many.input._replace(kernels=one.input.kernels),
-        weight=many.weight._replace(kernels=one.weight.kernels),
-    )
-    moved = passes(on, routed * model.d_model, 4, 4, saved_bytes=routed * model.d_model * width)
-    work = work.plus(router).plus(Work(exchange, exchange, Pass())).plus(moved).plus(grouped)
+    width, stack, d_model = on.width, on.stack, model.d_model
+    # With sequence parallelism each tensor rank routes and sends its own tokens; else each does so with all.
+    rows, is_own = at.rows / at.sequence_shards, 1.0 * (at.sequence_shards == at.tensor)
+    work = passes(on, rows * d_model, *stack.passes_norm, saved_bytes=rows * d_model * width)
+    work = work.plus(linear(on, rows, d_model, mixture.num_experts, on.plain))
+    local, sent = mixture.num_experts / at.expert, rows * mixture.num_active
+    # What arrives from all expert ranks is as much as was sent; ranks that share an expert gather theirs.
+    arrived = sent * (1 + is_own * (at.expert_tensor - 1))
+    work = work.plus(_dispatch(on, model, mixture, at, sent, arrived, is_own))
+    routed = _dense(on, model, at, arrived, mixture.d_ff / at.expert_tensor, 1, local)
+    # Besides, the gradients of what the experts read and wrote.
+    work = work.plus(routed._replace(peak_bytes=routed.peak_bytes + 2 * arrived * d_model * width))
     if mixture.num_shared:
         hidden = mixture.num_shared * mixture.d_ff / at.tensor
-        work = work.plus(_dense(on, model, at, at.rows, hidden, at.sequence_shards))
-    return work.plus(tensor_exchange(on, model, at)).plus(_residual(on, outside))
+        shared = _dense(on, model, at, at.rows, hidden, at.sequence_shards)
+        # The router has kept their input, though not in 8 bits.
+        again = 0.0 if on.is_narrow else rows * d_model * width
+        work = work.plus(shared._replace(saved_bytes=shared.saved_bytes - again))
+    summed = 1.0 if mixture.num_shared else 1 - is_own
+    return work.plus(tensor_exchange(on, model, at).times(summed)).plus(_residual(on, rows * d_model))
+
+
+def _dispatch(
+    on: Machine, model: Transformer, mixture: Experts, at: Sizes, sent: Numbers, arrived: Numbers, is_own: Numbers
+) -> Work:
+    """Tokens to experts and back: copied k times in order of ranks, exchanged, gathered, put in order of experts."""
+    row_bytes = model.d_model * on.width
+    exchange_s = 2 * on.collective_s("all_to_all", sent * row_bytes, at.expert, at.expert_tensor)
+    gather_s = is_own * 2 * on.collective_s("all_gather", arrived * row_bytes, at.expert_tensor)
+    is_sorted = 1.0 * (mixture.num_experts > at.expert)  # more than one expert on a rank
+    copied = 2 * sent * (1 + 1 / mixture.num_active) + 4 * arrived * is_sorted
+    once = Pass(
+        memory_s=on.stream_s(copied * row_bytes),
+        tensor_s=gather_s,
+        expert_s=exchange_s,
+        kernels=4 + 2 * is_sorted + 2 * is_own * (at.expert_tensor > 1),
+    )
+    return Work(once, once, Pass())

@@ -14,7 +14,8 @@ What a layer keeps with and without recomputation is in layer.py and recompute.p
 pipeline/closed_form.py.
 
 Legend: P parameters on the rank, w and g bytes of a parameter and of a gradient, x of its second copy where the stack
-has one, s ranks that share states (for experts d c / e of them), R tokens of a micro-batch on a rank, D width.
+has one, s ranks that share states (for experts the ranks that have the same ones), R tokens of a micro-batch on a rank,
+D width.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4.
 Simplified: no fragmentation; all of these are taken to be at their largest together. Eager programs are followed from
@@ -63,7 +64,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     outside = first * held.embedding + last * (held.head + held.tied) - first * last * held.tied
     shared = layers * held.layer + outside
     expert = layers * held.expert_layer
-    shards, expert_shards = split.shards, most(split.data * split.context // split.expert, 1)
+    shards, expert_shards = split.shards, split.expert_copies
 
     def kept(size: Numbers, from_stage: int) -> Numbers:
         """Bytes of `size` a parameter, split from this ZeRO stage on."""

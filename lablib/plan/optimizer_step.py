@@ -3,14 +3,14 @@
     time = own parameters * (bytes the optimizer moves for one + 12) / bandwidth        12: clipping reads a gradient in
                                                                                         32 bits, unscaling reads and
                                                                                         writes it
-    own  = P / s + E / (d c / e)          with ZeRO-1 and more; P + E without
+    own  = P / s + E / n                  with ZeRO-1 and more; P + E without
 
 With the states in the host's memory what counts is its link: gradients go there and parameters come back,
 
     time = own parameters * (g + w) / bandwidth of the link
 
-Legend: P parameters on a rank but for experts, E of its experts, s ranks that share states, d data, c context, e expert
-ranks; g and w bytes of a gradient and of a parameter.
+Legend: P parameters on a rank but for experts, s ranks that share their states; E of its experts, n ranks that have the
+same ones; g and w bytes of a gradient and of a parameter.
 
 Source: Micikevicius et al., 2017, arXiv 1710.03740 (master weights); Rajbhandari et al., 2019, arXiv 1910.02054; Ren et
 al., "ZeRO-Offload", 2021, arXiv 2101.06840 (the host's memory). The optimizers' own sources stand in optimizers.py.
@@ -18,7 +18,7 @@ Simplified: the host's own work is taken to be faster than its link; all paramet
 columns, so for Adafactor and GaLore vectors are not told apart; an eager stack's passes stand in eager_optimizer.py.
 """
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers
 from lablib.plan import eager_optimizer
 from lablib.plan.held import Held
 from lablib.plan.setup import Choices, Split, has_both_ends
@@ -52,5 +52,5 @@ def _own_parameters(choices: Choices, split: Split, held: Held, layers: Numbers)
     """Parameters that this rank updates: all it has, or with ZeRO its share."""
     outside = held.embedding + has_both_ends(choices, split) * held.head
     shards = split.shards if choices.zero_stage else split.shards * 0 + 1
-    expert_shards = most(split.data * split.context // split.expert, 1) if choices.zero_stage else 1
+    expert_shards = split.expert_copies if choices.zero_stage else 1
     return (layers * held.layer + outside) / shards + layers * held.expert_layer / expert_shards

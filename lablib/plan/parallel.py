@@ -3,11 +3,19 @@
     ranks = data * tensor * context * pipeline
 
 Neighbouring ranks belong to the innermost axis, which talks most: tensor, then context, then data, then pipeline. So
-with 8 GPUs a node and tensor=8, tensor parallelism stays inside the node. Experts are spread over ranks of the data and
-context axes (`expert` divides data * context).
+with 8 GPUs a node and tensor=8, tensor parallelism stays inside the node.
+
+The ranks of a stage are divided a second time for the experts, in the same order:
+
+    tensor * context * data = expert_tensor * expert * copies
+
+`expert_tensor` neighbours share the matrices of each expert, `expert` such groups share the experts of a layer, and
+`copies` ranks have the same ones. With expert_tensor = tensor, experts are spread over the ranks of data and context;
+with 1 they are whole, and spread over tensor ranks first.
 
 Source of the order: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
-Megatron-LM", SC21, arXiv 2104.04473, section 3.1.
+Megatron-LM", SC21, arXiv 2104.04473, section 3.1; of the second division: Liu et al., "MoE Parallel Folding", 2025,
+arXiv 2504.14960 (`--expert-tensor-parallel-size` of Megatron-Core).
 """
 
 from dataclasses import dataclass
@@ -28,7 +36,7 @@ class Parallel:
         tensor: ranks that share every matrix product.
         pipeline: stages, each with some of the layers.
         context: ranks that share every sequence (ring attention; heads stay whole).
-        expert: ranks that share the experts of a layer; divides data * context.
+        expert: ranks that share the experts of a layer.
         chunks: pieces of the model on each stage, for interleaved schedules (v).
         sequence_parallel: norms, dropout and residuals split over the tensor axis (Korthikanti et al., 2022); None: on
             where tensor > 1.
@@ -39,6 +47,8 @@ class Parallel:
         zero_plus_plus: any of "qwZ" (parameters gathered in INT8), "hpZ" (a second copy in each node, gathered from
             there in backward), "qgZ" (gradients reduced in INT4) (Wang et al., 2023, arXiv 2306.10209).
         replicas: of a hybrid split, how many copies of the sharded state there are (HSDP); 1: one, over all of data.
+        expert_tensor: ranks that share the matrices of each expert; None: as many as `tensor`. Another number needs
+            sequence parallelism where tensor > 1. expert * expert_tensor divides tensor * context * data.
     """
 
     data: int = 1
@@ -52,6 +62,7 @@ class Parallel:
     reshard_after_forward: bool = True
     zero_plus_plus: tuple[str, ...] = ()
     replicas: int = 1
+    expert_tensor: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"):
@@ -59,11 +70,6 @@ class Parallel:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if isinstance(self.zero_stage, bool) or not isinstance(self.zero_stage, int) or self.zero_stage not in SHARDING:
             raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {self.zero_stage!r}")
-        if self.data * self.context % self.expert:
-            raise ValueError(
-                f"expert must divide data * context: got {self.expert} and {self.data} * {self.context}; "
-                f"try {_largest_divisor(self.data * self.context, self.expert)}"
-            )
         if self.data % self.replicas:
             raise ValueError(f"replicas must divide data: got {self.replicas} and {self.data}")
         if not (self.sequence_parallel is None or isinstance(self.sequence_parallel, bool)):
@@ -77,10 +83,40 @@ class Parallel:
             raise ValueError(f"zero_plus_plus is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3")
         if self.chunks > 1 and self.pipeline == 1:
             raise ValueError(f"chunks need a pipeline: got chunks={self.chunks} and pipeline=1")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.expert_tensor is None:
+            if self.data * self.context % self.expert:
+                raise ValueError(
+                    f"expert must divide data * context: got {self.expert} and {self.data} * {self.context}; "
+                    f"try {_largest_divisor(self.data * self.context, self.expert)}"
+                )
+            return
+        object.__setattr__(self, "expert_tensor", whole_number("expert_tensor", self.expert_tensor))
+        ranks = self.tensor * self.context * self.data
+        if ranks % (self.expert * self.expert_tensor):
+            within = ranks // _largest_divisor(ranks, self.expert)
+            raise ValueError(
+                f"expert * expert_tensor must divide tensor * context * data: got {self.expert} * {self.expert_tensor} "
+                f"and {self.tensor} * {self.context} * {self.data}; try expert={_largest_divisor(ranks, self.expert)}, "
+                f"expert_tensor={_largest_divisor(within, self.expert_tensor)}"
+            )
+        if self.expert_tensor != self.tensor > 1 and not self.has_sequence_parallel:
+            raise ValueError(
+                "expert_tensor other than tensor needs sequence parallelism, or tensor ranks send the same tokens: got "
+                f"expert_tensor={self.expert_tensor} and tensor={self.tensor}; leave out one of expert_tensor and "
+                "sequence_parallel=False"
+            )
 
     @property
     def num_ranks(self) -> int:
         return self.data * self.tensor * self.context * self.pipeline
+
+    @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that share the matrices of each expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
 
     @property
     def has_sequence_parallel(self) -> bool:
@@ -89,6 +125,8 @@ class Parallel:
     def __str__(self) -> str:
         sizes = [(axis, getattr(self, axis)) for axis in ("data", "tensor", "pipeline", "context", "expert")]
         words = [f"{axis} {size}" for axis, size in sizes if size > 1]
+        if self.expert_tensor_ranks != self.tensor:
+            words += [f"expert tensor {self.expert_tensor_ranks}"]
         words += [f"{self.chunks} chunks"] if self.chunks > 1 else []
         words += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
         return ", ".join(words) or "one rank"

@@ -1,9 +1,9 @@
 """The pieces of a step that plans share: each is worked out once for each way to cut a layer, and then looked up.
 
 A layer, the embedding and the head do not ask how many stages, micro-batches or replicas there are, nor when a schedule
-runs them. They depend on five numbers,
+runs them. They depend on six numbers,
 
-    micro-batch, tokens of a sequence, tensor, context and expert ranks
+    micro-batch, tokens of a sequence, tensor, context and expert ranks (and those that share each expert)
 
 which take few values: of 100,000 plans of a search some 100 differ in them. So one plan's pieces are remembered, and
 those of many plans are computed for the distinct cuts alone and handed out to each.
@@ -67,10 +67,18 @@ class _Table:
         self.sequence_parallel, self.has_weight_gradients = sequence_parallel, has_weight_gradients
         self.of_one = lru_cache(maxsize=4096)(self.of)
 
-    def of(self, micro_batch: Numbers, seq_len: Numbers, tensor: Numbers, context: Numbers, expert: Numbers) -> Pieces:
+    def of(
+        self,
+        micro_batch: Numbers,
+        seq_len: Numbers,
+        tensor: Numbers,
+        context: Numbers,
+        expert: Numbers,
+        expert_tensor: Numbers,
+    ) -> Pieces:
         on, model = self.on, self.model
         shards = tensor if self.sequence_parallel else tensor * 0 + 1
-        at = Sizes(micro_batch, seq_len // context, tensor, context, expert, shards, stride_expert=tensor)
+        at = Sizes(micro_batch, seq_len // context, tensor, context, expert, shards, expert_tensor)
         work = layer_work(on, model, at)
         if not self.has_weight_gradients:
             work = work._replace(weight=Pass())
@@ -91,7 +99,7 @@ class _Table:
             layer=work,
             embedding=embedding._replace(forward=Pass(), input=Pass(), weight=Pass()),
             head=head._replace(forward=Pass(), input=Pass(), weight=Pass()),
-            held=held_parameters(model, tensor, expert),
+            held=held_parameters(model, tensor, expert, expert_tensor),
             forward_s=on.time_s(forward),
             input_s=on.time_s(backward),
             weight_s=on.time_s(work.weight),
@@ -118,7 +126,7 @@ def pieces_of(choices: Choices, split: Split) -> Pieces:
         choices.trainable == "all",
         choices.schedule == "dualpipe-v",
     )
-    cut = (split.micro_batch, split.seq_len, split.tensor, split.context, split.expert)
+    cut = (split.micro_batch, split.seq_len, split.tensor, split.context, split.expert, split.expert_tensor)
     if not any(isinstance(number, np.ndarray) for number in cut):
         return table.of_one(*cut)
     distinct, which = distinct_rows(*cut)

@@ -91,10 +91,15 @@ def predict(
     )
     batch, micro_batch = whole_number("batch", batch), whole_number("micro_batch", micro_batch)
     seq_len = whole_number("seq_len", seq_len)
-    axes = (parallel.data, parallel.tensor, parallel.pipeline, parallel.context, parallel.expert, parallel.chunks)
-    for reason in obstacles(Question(model, cluster, schedule, *axes, parallel.replicas, micro_batch, batch, seq_len)):
+    axes = (
+        *(parallel.data, parallel.tensor, parallel.pipeline, parallel.context),
+        *(parallel.expert, parallel.expert_tensor_ranks, parallel.chunks, parallel.replicas),
+    )
+    for reason in obstacles(
+        Question(model, cluster, schedule, *axes, micro_batch, batch, seq_len, choices.sequence_parallel)
+    ):
         raise ValueError(reason)
-    split = Split(*axes, parallel.replicas, micro_batch, batch // (parallel.data * micro_batch), seq_len)
+    split = Split(*axes, micro_batch, batch // (parallel.data * micro_batch), seq_len)
     return _prediction(choices, parallel, split, batch, step_of(choices, split))
 
 

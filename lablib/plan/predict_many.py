@@ -46,6 +46,7 @@ def predict_many(
     pipeline: Any = 1,
     context: Any = 1,
     expert: Any = 1,
+    expert_tensor: Any = None,
     chunks: Any = 1,
     replicas: Any = 1,
     micro_batch: Any = 1,
@@ -70,7 +71,8 @@ def predict_many(
     """One training step of each of many plans, predicted: what `predict` says of each, to rounding.
 
     Args:
-        data to seq_len: whole numbers, 1 or more, or arrays of them; they broadcast.
+        data to seq_len: whole numbers, 1 or more, or arrays of them; they broadcast. expert_tensor: None: as many as
+            `tensor`.
         zero_stage to compression, but for zero_plus_plus: as in `Parallel` and `predict`; one value for all plans, or
             an array or list with one for each.
         zero_plus_plus, offload, trainable, losses, host_link: as there; the same for all plans.
@@ -82,7 +84,8 @@ def predict_many(
     """
     model, cluster = find_transformer(model), find_cluster(cluster)
     seq_len = model.max_seq_len if seq_len is None else seq_len
-    given = (data, tensor, pipeline, context, expert, chunks, replicas, micro_batch, batch, seq_len)
+    expert_tensor = tensor if expert_tensor is None else expert_tensor
+    given = (data, tensor, pipeline, context, expert, expert_tensor, chunks, replicas, micro_batch, batch, seq_len)
     numbers = {name: _whole_numbers(name, each) for name, each in zip(NUMBERS, given, strict=True)}
     columns = dict(
         zip(
@@ -177,7 +180,10 @@ class _Sheet:
 def _fill(found: Any, choices: Choices, plans: np.ndarray, numbers: dict[str, np.ndarray]) -> None:
     """Rules first; then numbers for those that break none."""
     model, machine = choices.model, choices.machine
-    broken = first_broken(Question(model, machine.cluster, choices.schedule, **numbers))
+    question = Question(
+        model, machine.cluster, choices.schedule, **numbers, sequence_parallel=choices.sequence_parallel
+    )
+    broken = first_broken(question)
     found.obstacle[plans] = broken
     if (broken >= 0).any():
         possible = np.flatnonzero(broken < 0)

@@ -13,7 +13,7 @@ from lablib.plan.rules import RULES, Question
 
 AXES = ("tensor", "context", "expert", "data", "pipeline")
 NUMBERS = (
-    *("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"),
+    *("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "chunks", "replicas"),
     *("micro_batch", "batch", "seq_len"),
 )
 # Choices: those of `Parallel`, and the others.
@@ -100,7 +100,9 @@ class Predictions:
         """The keyword arguments of `predict` for plan `i`. Raises ValueError where `Parallel` refuses it."""
         given: dict[str, Any] = {name: int(column[i]) for name, column in self.numbers.items()}
         given |= {name: column[i] for name, column in self.choices.items()}
-        outside = {name: given.pop(name) for name in tuple(given) if name in (*NUMBERS[7:], *OUTSIDE)}
+        outside = {name: given.pop(name) for name in tuple(given) if name in (*NUMBERS[8:], *OUTSIDE)}
+        if given["expert_tensor"] == given["tensor"]:
+            given["expert_tensor"] = None
         parallel = Parallel(**given, zero_plus_plus=self.fixed["zero_plus_plus"])
         others = {name: value for name, value in self.fixed.items() if name != "zero_plus_plus"}
         return {**others, "parallel": parallel, **outside}
@@ -119,7 +121,11 @@ class Predictions:
         if self.obstacle[i] < 0:
             return ""
         numbers = {name: int(column[i]) for name, column in self.numbers.items()}
-        question = Question(self.fixed["model"], self.fixed["cluster"], self.choices["schedule"][i], **numbers)
+        question = Question(
+            *(self.fixed["model"], self.fixed["cluster"], self.choices["schedule"][i]),
+            **numbers,
+            sequence_parallel=self.choices["sequence_parallel"][i] is not False,
+        )
         return RULES[self.obstacle[i]].sentence(question)
 
     def __repr__(self) -> str:

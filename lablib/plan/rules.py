@@ -3,14 +3,16 @@
 A rule is a test on numbers or arrays, and a sentence for who broke it. `predict` raises the sentence of the first rule
 that is broken; `predict_many` keeps its number for each plan, and `search` counts them.
 
-     0 expert       divides data * context               7 kv_heads    tensor divides them, or is a multiple
+     0 expert       times expert_tensor divides          7 kv_heads    tensor divides them, or is a multiple
+                    tensor * context * data
      1 replicas     divide data                          8 layers      one for each piece of the pipeline
-     2 one stage    has one piece                        9 mixture     expert > 1 needs one
+     2 one stage    has one piece                        9 mixture     expert > 1, and an expert_tensor, need one
      3 heads        tensor divides them                 10 experts     expert divides them
      4 hidden size  tensor divides it                   11 one piece   on each stage, of schedules without chunks
      5 seq_len      context divides it                  12 two pieces  on each stage, of V-shaped schedules
      6 batch        data * micro_batch divides it       13 rounds      interleaved: pipeline divides micro-batches
-                                                        14 torus       has so many nodes
+    15 own tokens   expert_tensor other than tensor     14 torus       has so many nodes
+                    needs sequence parallelism          16 expert's width  expert_tensor divides it
 """
 
 from collections.abc import Callable
@@ -38,11 +40,13 @@ class Question(NamedTuple):
     pipeline: Numbers
     context: Numbers
     expert: Numbers
+    expert_tensor: Numbers
     chunks: Numbers
     replicas: Numbers
     micro_batch: Numbers
     batch: Numbers
     seq_len: Numbers
+    sequence_parallel: bool = True
 
 
 class Rule(NamedTuple):
@@ -65,7 +69,11 @@ def _divides(what: str, axis: str, size: int, ranks: int) -> str:
 def _refusal(q: Question) -> str:
     """What `Parallel` itself says."""
     try:
-        Parallel(q.data, q.tensor, q.pipeline, q.context, q.expert, q.chunks, replicas=q.replicas)
+        Parallel(
+            *(q.data, q.tensor, q.pipeline, q.context, q.expert, q.chunks, q.sequence_parallel),
+            replicas=q.replicas,
+            expert_tensor=None if q.expert_tensor == q.tensor else q.expert_tensor,
+        )
     except ValueError as error:
         return str(error)
     raise AssertionError(f"a possible split was refused: {q}")
@@ -88,8 +96,12 @@ def _num_experts(q: Question) -> int:
     return q.model.experts.num_experts if q.model.experts else 0
 
 
+def _expert_width(q: Question) -> int:
+    return q.model.experts.d_ff if q.model.experts else 0
+
+
 RULES = (
-    Rule("expert", lambda q: q.data * q.context % q.expert != 0, _refusal),
+    Rule("expert", lambda q: q.tensor * q.context * q.data % (q.expert * q.expert_tensor) != 0, _refusal),
     Rule("replicas", lambda q: q.data % q.replicas != 0, _refusal),
     Rule("one stage", lambda q: (q.chunks > 1) & (q.pipeline == 1), _refusal),
     Rule(
@@ -131,8 +143,12 @@ RULES = (
     ),
     Rule(
         "mixture",
-        lambda q: (q.expert > 1) & (q.model.experts is None),
-        lambda q: f"expert > 1 needs a mixture of experts: got expert={q.expert} and {q.model.name!r}",
+        lambda q: ((q.expert > 1) | (q.expert_tensor != q.tensor)) & (q.model.experts is None),
+        lambda q: (
+            f"expert > 1 needs a mixture of experts: got expert={q.expert} and {q.model.name!r}"
+            if q.expert > 1
+            else f"expert_tensor needs a mixture of experts: got {q.expert_tensor} and {q.model.name!r}; leave it out"
+        ),
     ),
     Rule(
         "experts",
@@ -161,5 +177,15 @@ RULES = (
             f"a torus of shape {q.cluster.topology.shape} has {_torus_nodes(q)} nodes: the plan needs {_num_nodes(q)}; "
             "give a larger shape or fewer ranks"
         ),
+    ),
+    Rule(
+        "own tokens",
+        lambda q: (q.expert_tensor != q.tensor) & (q.tensor > 1) & (not q.sequence_parallel),
+        _refusal,
+    ),
+    Rule(
+        "expert's width",
+        lambda q: _expert_width(q) % q.expert_tensor != 0,
+        lambda q: _divides("the hidden size of an expert", "expert_tensor", _expert_width(q), q.expert_tensor),
     ),
 )

@@ -14,6 +14,7 @@ Values that are tried where none are given:
     pipeline      divisors of the number of GPUs, up to the layers        zero_stage    0, 1, 2, 3
     context       the same, while 1,024 tokens are left on a rank         recompute     none, selective, full
     expert        divisors of the number of experts                       schedule      every one
+    expert_tensor 1, and as many as tensor
     chunks        of schedules with pieces: up to 12, all of whole layers and as many of them
 
 What is the same plan under another name is tried once: one stage under one schedule, ZeRO where there are ranks to
@@ -58,6 +59,7 @@ def search(
     pipeline: Whole = None,
     context: Whole = None,
     expert: Whole = None,
+    expert_tensor: Whole = None,
     data: Whole = None,
     chunks: Whole = None,
     micro_batch: Whole = None,
@@ -87,8 +89,13 @@ def search(
     seq_len = model.max_seq_len if seq_len is None else seq_len
     for name, value in (("batch", batch), ("seq_len", seq_len)):
         _one(name, value)
-    given = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert, "data": data}
-    splits = _splits(model, cluster, total, seq_len, {name: _values(name, each) for name, each in given.items()})
+    given = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
+    given |= {"expert_tensor": expert_tensor, "data": data}
+    given = {name: _values(name, each) for name, each in given.items()}
+    if not given["expert_tensor"]:
+        # 0: as many as tensor. Whole experts need tokens of their own on every tensor rank.
+        given["expert_tensor"] = (0, 1) if model.experts and others.get("sequence_parallel") is not False else (0,)
+    splits = _splits(model, cluster, total, seq_len, given)
     stages = _values("zero_stage", zero_stage, least=0)
     if wrong := set(stages) - set(SHARDING):
         raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {min(wrong)}")
@@ -109,7 +116,10 @@ def search(
 def _splits(
     model: Transformer, cluster: Cluster, total: int, seq_len: int, given: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """Tensor, pipeline, context and expert ranks whose rest is a number of data ranks."""
+    """Tensor, pipeline, context and expert ranks whose rest is a number of data ranks.
+
+    An `expert_tensor` of 0 stands for as many as `tensor`.
+    """
     divisors = [n for n in range(1, total + 1) if total % n == 0]
     experts = model.experts.num_experts if model.experts else 1
     values = {
@@ -117,22 +127,25 @@ def _splits(
         "pipeline": [n for n in divisors if n <= model.num_layers],
         "context": [n for n in divisors if n <= max(1, seq_len // _LEAST_TOKENS)],
         "expert": [n for n in range(1, experts + 1) if experts % n == 0],
+        "expert_tensor": [],
     }
     values = {name: given[name] or each for name, each in values.items()}
-    tensor, pipeline, context, expert = (
+    tensor, pipeline, context, expert, expert_tensor = (
         each.ravel() for each in np.meshgrid(*(np.array(each, np.int64) for each in values.values()), indexing="ij")
     )
     inner = tensor * pipeline * context
-    keep = total % inner == 0
+    # Of a 0 and a 1 that are the same, the 0 will do.
+    keep = (total % inner == 0) & ~((tensor == 1) & (expert_tensor == 1) & (0 in given["expert_tensor"]))
     if given["data"]:
         keep &= np.isin(total // inner, given["data"])
     if not keep.any():
-        asked = ", ".join(f"{name} {_few(each)}" for name, each in given.items() if each)
+        asked = ", ".join(f"{name} {_few(each)}" for name, each in given.items() if each and 0 not in each)
         raise ValueError(
             f"tensor * pipeline * context * data must be the number of GPUs: got {asked} and {total} GPUs; "
             f"try divisors of {total}"
         )
     split = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert, "data": total // inner}
+    split["expert_tensor"] = np.where(expert_tensor == 0, tensor, expert_tensor)
     return {name: each[keep] for name, each in split.items()}
 
 
@@ -157,7 +170,8 @@ def _grid(
     is_first = (pair == next((k for k, (_, n) in enumerate(pairs) if n == 1), 0)) & (not chunks or 1 in chunks)
     is_whole = (pieces == 1) | bool(chunks) | (model.num_layers % (pipeline * pieces) == 0)
     keep = np.where(pipeline == 1, is_first, is_whole)
-    alone = (splits["data"] * splits["context"])[split] == 1
+    ranks, experts = splits["data"] * splits["context"], splits["expert"] * splits["expert_tensor"]
+    alone = ((ranks == 1) & (splits["tensor"] * ranks == experts))[split]  # nobody has the same, experts neither
     keep &= ~alone | (stage == int(np.argmin(stages)))
     keep &= (pipeline == 1) | (np.array(stages)[stage] != 2) | asked
     split, pair, micro, stage, again = (each[keep] for each in (split, pair, micro, stage, again))

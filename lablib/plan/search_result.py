@@ -144,9 +144,11 @@ class SearchResult:
 def row_of(prediction: Prediction) -> dict[str, Any]:
     """One plan as a row of a table."""
     p = prediction.parallel
-    axes = {name: getattr(p, name) for name in ("data", "tensor", "pipeline", "context", "expert", "chunks")}
+    axes = {name: getattr(p, name) for name in ("data", "tensor", "pipeline", "context", "expert")}
     return {
         **axes,
+        "expert_tensor": p.expert_tensor_ranks,
+        "chunks": p.chunks,
         "schedule": prediction.schedule,
         "micro_batch": prediction.micro_batch,
         "zero_stage": p.zero_stage,

@@ -55,6 +55,7 @@ class Split:
 
     Attributes:
         data, tensor, pipeline, context, expert, chunks, replicas: as in `Parallel`.
+        expert_tensor: ranks that share the matrices of each expert.
         micro_batch: sequences that go through a stage at once.
         num_microbatches: of a step, on one rank of the data axis.
         seq_len: tokens of a sequence.
@@ -65,6 +66,7 @@ class Split:
     pipeline: Numbers
     context: Numbers
     expert: Numbers
+    expert_tensor: Numbers
     chunks: Numbers
     replicas: Numbers
     micro_batch: Numbers
@@ -79,6 +81,15 @@ class Split:
     def shards(self) -> Numbers:
         """Ranks over which ZeRO splits: data and context axes, but for copies of the whole (`replicas`)."""
         return most(self.data * self.context // self.replicas, 1)
+
+    @cached_property
+    def expert_copies(self) -> Numbers:
+        """Ranks that have the same part of the same experts, `expert_stride` apart."""
+        return self.tensor * self.context * self.data // self.expert_stride
+
+    @cached_property
+    def expert_stride(self) -> Numbers:
+        return self.expert * self.expert_tensor
 
 
 def has_both_ends(choices: Choices, split: Split) -> Numbers:

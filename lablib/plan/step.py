@@ -239,7 +239,7 @@ def sizes_of(choices: Choices, split: Split) -> Sizes:
         context=split.context,
         expert=split.expert,
         sequence_shards=split.tensor if choices.sequence_parallel else split.tensor * 0 + 1,
-        stride_expert=split.tensor,
+        expert_tensor=split.expert_tensor,
     )
 
 

@@ -17,7 +17,7 @@ GPT = Transformer("gpt", 4, 256, 8, 1000, 128)
 
 
 def cut(micro_batch=1, tokens=128, tensor=1, context=1, expert=1, is_split=False):
-    return Sizes(micro_batch, tokens, tensor, context, expert, tensor if is_split else 1, stride_expert=tensor)
+    return Sizes(micro_batch, tokens, tensor, context, expert, tensor if is_split else 1, expert_tensor=tensor)
 
 
 def products_flops(model, tokens):
