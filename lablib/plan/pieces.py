@@ -160,6 +160,8 @@ def layer_work(on: Machine, model: Transformer, at: Sizes) -> Work:
         return attention.plus(block.mlp(on, model, at))
     share = model.num_expert_layers / model.num_layers
     mixed = block.experts(on, model, model.experts, at).times(share)
+    if share == 1:  # no dense MLP is there, whose peak would count
+        return attention.plus(mixed)
     return attention.plus(mixed).plus(block.mlp(on, model, at).times(1 - share))
 
 

@@ -156,7 +156,9 @@ def _layer_of(choices: Choices, split: Split, pieces: Pieces, layers: Numbers) -
     forward_s, input_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
     backward_s = input_s + weight_s + again_s
     sharded = sharded_layer(choices, split, pieces.held, forward_s, backward_s)
-    moved = _offloaded_layer(choices, split, pieces.layer, layers, forward_s, backward_s)
+    # Another wire: what goes over it hides behind the waiting for parameters too.
+    busy_s = (forward_s + sharded.forward_s, backward_s + sharded.backward_s)
+    moved = _offloaded_layer(choices, split, pieces.layer, layers, *busy_s)
     time = StageTime(
         forward_s + (sharded.forward_s + moved.forward_s),
         input_s + again_s + (sharded.backward_s + moved.backward_s),
