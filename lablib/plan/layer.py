@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
 
     @property
     def rows(self) -> Numbers:
-        return self.micro_batch * self.tokens
+        return 1.0 * self.micro_batch * self.tokens  # their bytes may be beyond 2^63
 
 
 class Work(NamedTuple):

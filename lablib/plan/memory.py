@@ -110,7 +110,7 @@ def _buffers(
     """
     on = choices.machine
     gathered = _gathered(choices, split, stage, layer, outside) if choices.zero_stage == 3 else 0.0
-    message = split.micro_batch * (split.seq_len // split.context) * choices.model.d_model * on.width
+    message = 1.0 * split.micro_batch * (split.seq_len // split.context) * choices.model.d_model * on.width
     # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
     messages = 1 + (_held_microbatches(choices, split, rank) if on.stack.keeps_outputs else 1)
     message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)

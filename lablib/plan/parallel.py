@@ -68,8 +68,10 @@ class Parallel:
         for name in ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"):
             # A whole number of numpy is one too, and counts as Python's: formulas tell arrays from numbers by type.
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        if isinstance(self.zero_stage, bool) or not isinstance(self.zero_stage, int) or self.zero_stage not in SHARDING:
-            raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {self.zero_stage!r}")
+        stage = self.zero_stage
+        if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in SHARDING:
+            raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {stage!r}")
+        object.__setattr__(self, "zero_stage", int(stage))
         if self.data % self.replicas:
             raise ValueError(f"replicas must divide data: got {self.replicas} and {self.data}")
         if not (self.sequence_parallel is None or isinstance(self.sequence_parallel, bool)):
@@ -79,6 +81,7 @@ class Parallel:
         methods = self.zero_plus_plus
         if not isinstance(methods, (tuple, list)) or any(method not in ZERO_PLUS_PLUS for method in methods):
             raise ValueError(f"zero_plus_plus is a tuple of {', '.join(ZERO_PLUS_PLUS)}: got {methods!r}")
+        object.__setattr__(self, "zero_plus_plus", tuple(methods))
         if self.zero_plus_plus and self.zero_stage != 3:
             raise ValueError(f"zero_plus_plus is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3")
         if self.chunks > 1 and self.pipeline == 1:

@@ -34,6 +34,7 @@ from lablib.plan.setup import Choices, Split
 from lablib.plan.step import step_of
 
 _BLOCK = 16384
+_MOST = 10**9  # of a number: products of some of them are counted in 64 bits
 Progress = Callable[[int, int], None]
 
 
@@ -106,7 +107,7 @@ def predict_many(
     fixed = {
         "model": model,
         "cluster": cluster,
-        "zero_plus_plus": tuple(zero_plus_plus),
+        "zero_plus_plus": zero_plus_plus,
         **{"offload": offload, "trainable": trainable, "losses": losses, "host_link": host_link},
     }
     found = _Sheet(length)
@@ -133,6 +134,8 @@ def _whole_numbers(name: str, given: Any) -> np.ndarray:
     array = np.atleast_1d(np.asarray(given))
     if array.dtype.kind not in "iu" or array.ndim != 1 or (array.size and array.min() < 1):
         raise ValueError(f"{name} must be whole numbers, 1 or more, in one dimension: got {given!r}")
+    if array.size and array.max() > _MOST:
+        raise ValueError(f"{name} must be {_MOST:,} or less: got {array.max():,}; `predict` takes any number")
     return array.astype(np.int64)
 
 
@@ -193,10 +196,11 @@ def _fill(found: Any, choices: Choices, plans: np.ndarray, numbers: dict[str, np
     batch = numbers.pop("batch")
     split = Split(**numbers, num_microbatches=batch // (numbers["data"] * numbers["micro_batch"]))
     step = step_of(choices, split)
-    useful, hardware = _flops(choices, split, batch * split.seq_len)
+    tokens = batch.astype(float) * split.seq_len  # perhaps beyond 2^63
+    useful, hardware = _flops(choices, split, tokens)
     peak = machine.peak_flops_per_s * split.num_ranks * step.step_s
     found.step_time_s[plans] = step.step_s
-    found.tokens_per_s[plans] = batch * split.seq_len / step.step_s
+    found.tokens_per_s[plans] = tokens / step.step_s
     found.mfu[plans], found.hfu[plans] = useful / peak, hardware / peak
     found.bubble_fraction[plans] = step.bubble_s / step.pipeline_s
     found.peak_memory_bytes[plans] = peak_bytes(choices, split, step)
@@ -215,7 +219,6 @@ def first_broken(question: Question) -> np.ndarray:
 def _flops(choices: Choices, split: Split, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Model and hardware FLOPs of the steps, as predict.py has them."""
     model, policy = choices.model, choices.recompute
-    tokens = tokens.astype(float)  # the FLOPs of a step may be beyond 2^63
     useful, computed = (step_flops(model, tokens, split.seq_len, recompute=kind) for kind in ("none", policy.kind))
     share = 2 / 3 if choices.trainable != "all" else 1.0
     again = policy.share(model.num_layers / split.pipeline) * (computed - useful)

@@ -32,6 +32,8 @@ class Column(NamedTuple):
         """From a column, an array or list of values, or one value for all."""
         if isinstance(given, Column):
             return given
+        if isinstance(given, np.ndarray) and not given.ndim:
+            given = given.item()
         if not isinstance(given, (np.ndarray, list)):
             return Column((given,), np.zeros(1, np.intp))
         seen: dict[Any, int] = {}

@@ -13,6 +13,7 @@ that is broken; `predict_many` keeps its number for each plan, and `search` coun
      6 batch        data * micro_batch divides it       13 rounds      interleaved: pipeline divides micro-batches
     15 own tokens   expert_tensor other than tensor     14 torus       has so many nodes
                     needs sequence parallelism          16 expert's width  expert_tensor divides it
+    17 pairs        dualpipe-v: 2 micro-batches a stage, or more
 """
 
 from collections.abc import Callable
@@ -187,5 +188,13 @@ RULES = (
         "expert's width",
         lambda q: _expert_width(q) % q.expert_tensor != 0,
         lambda q: _divides("the hidden size of an expert", "expert_tensor", _expert_width(q), q.expert_tensor),
+    ),
+    Rule(
+        "pairs",
+        lambda q: (q.schedule == "dualpipe-v") & (q.pipeline > 1) & (_num_microbatches(q) < 2 * q.pipeline),
+        lambda q: (
+            f"schedule 'dualpipe-v' needs 2 * pipeline micro-batches or more: got {_num_microbatches(q)} and "
+            f"pipeline={q.pipeline}; try batch={2 * q.pipeline * q.data * q.micro_batch}, or another schedule"
+        ),
     ),
 )

@@ -23,6 +23,7 @@ anybody could split them. Time: as predict_many, some microseconds a plan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from lablib.plan.search_result import SearchResult
 
 _LEAST_TOKENS = 1024
 _MOST_CHUNKS = 12
+_MOST_GPUS = 10_000_000
 
 Whole = int | Iterable[int] | None
 Names = str | Iterable[str] | None
@@ -120,7 +122,7 @@ def _splits(
 
     An `expert_tensor` of 0 stands for as many as `tensor`.
     """
-    divisors = [n for n in range(1, total + 1) if total % n == 0]
+    divisors = _divisors(total)
     experts = model.experts.num_experts if model.experts else 1
     values = {
         "tensor": [n for n in divisors if n <= cluster.devices_per_node],
@@ -210,16 +212,21 @@ def _schedules(given: Names) -> tuple[str, ...]:
 
 
 def _names(given: Names) -> tuple[str, ...]:
-    if given is None or isinstance(given, str) or not isinstance(given, Iterable):
-        return () if given is None else (given,)
-    return tuple(dict.fromkeys(given))
+    return () if given is None else tuple(dict.fromkeys(_several(given)))
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """The values to try where one or several are given. An array without dimensions is one."""
+    if isinstance(given, np.ndarray) and not given.ndim:
+        return (given.item(),)
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)
 
 
 def _values(name: str, given: Whole, least: int = 1) -> tuple[int, ...]:
     """The values to try, each once; none where nothing was given."""
     if given is None:
         return ()
-    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    values = _several(given)
     for value in values or (None,):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise ValueError(f"{name} must be whole numbers, {least} or more: got {value!r}")
@@ -235,9 +242,15 @@ def _one(name: str, given: Any) -> int:
 def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
     if (nodes is None) == (gpus is None):
         raise ValueError(f"give nodes or gpus, one of the two: got nodes={nodes} and gpus={gpus}; try nodes=8")
-    if nodes is None:
-        return _one("gpus", gpus)
-    return _one("nodes", nodes) * cluster.devices_per_node
+    total = _one("gpus", gpus) if nodes is None else _one("nodes", nodes) * cluster.devices_per_node
+    if total > _MOST_GPUS:
+        raise ValueError(f"a search is of {_MOST_GPUS:,} GPUs or fewer: got {total:,}; try fewer")
+    return total
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _few(values: Iterable[int]) -> str:

@@ -108,6 +108,7 @@ def test_every_rule_has_its_plan_and_says_what_predict_says():
         "one piece": {"chunks": 2, "pipeline": 2},
         "two pieces": {"schedule": "zb-v", "pipeline": 2},
         "rounds": {"schedule": "interleaved", "pipeline": 8, "chunks": 2, "batch": 4},
+        "pairs": {"schedule": "dualpipe-v", "pipeline": 4, "chunks": 2, "batch": 7},
         "torus": {"data": 4096, "batch": 4096, "tensor": 4, "cluster": "tpu-v4"},
     }
     for rule, changes in broken.items():
@@ -126,6 +127,18 @@ def test_columns_of_choices_may_be_values_lists_arrays_or_codes():
     ]
     assert times[0] == times[1] == times[2]
     assert times[0][1] == predict("gpt2", "dgx-a100", batch=8, recompute="full").step_time_s
+
+
+def test_a_value_may_be_an_array_without_dimensions():
+    found = predict_many("gpt2", "dgx-a100", batch=np.array(8), zero_stage=np.array(1), recompute=np.array("full"))
+    assert len(found) == 1 and found[0].recompute == "full" and found[0].parallel.zero_stage == 1
+
+
+def test_numbers_beyond_64_bits_do_not_wrap():
+    # 10^9 sequences of 10^9 tokens are 10^18 of them, their FLOPs and the bytes of their messages beyond 2^63.
+    for batch, micro_batch in ((10**9, 1), (10**6, 10**6)):
+        sizes = {"batch": batch, "micro_batch": micro_batch, "seq_len": 10**9, "pipeline": 4}
+        same(predict_many("llama-3-70b", "dgx-a100", **sizes, schedule="gpipe", stack="megatron-deepspeed"), 0)
 
 
 def test_a_plan_may_take_a_whole_torus():
@@ -150,6 +163,8 @@ def test_progress_is_told_until_all_are_done():
         ({"data": [1, 2], "tensor": [1, 2, 4]}, "columns must have one length"),
         ({"schedule": ["1f1b", "1f1c"]}, "did you mean '1f1b'"),
         ({"zero_stage": 4}, "zero_stage is 0, 1, 2 or 3: got 4"),
+        ({"zero_plus_plus": None}, "zero_plus_plus is a tuple of qwZ, hpZ, qgZ: got None"),
+        ({"batch": 10**10}, "batch must be 1,000,000,000 or less: got 10,000,000,000"),
     ],
 )
 def test_what_makes_no_sense_for_any_plan_is_refused(given, words):

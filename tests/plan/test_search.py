@@ -169,6 +169,8 @@ def test_the_table_has_the_fastest_first_and_equal_plans_once(small):
         ({"stack": "megatron"}, "unknown stack"),
         ({"nodes": None}, "give nodes or gpus, one of the two"),
         ({"gpus": 8}, "give nodes or gpus, one of the two"),
+        ({"nodes": 10**30}, "a search is of 10,000,000 GPUs or fewer: got"),
+        ({"micro_batch": b"x"}, "micro_batch must be whole numbers"),
         ({"nodes": 0}, "nodes must be whole numbers, 1 or more: got 0"),
         ({"batch": [8]}, "batch must be a whole number, 1 or more: got \\[8\\]"),
         ({"batch": -8}, "batch must be whole numbers, 1 or more: got -8"),
@@ -183,6 +185,14 @@ def test_the_table_has_the_fastest_first_and_equal_plans_once(small):
 def test_what_cannot_be_asked_is_refused_in_one_sentence(changes, words):
     with pytest.raises(ValueError, match=words):
         search(**(QUESTION | {"nodes": 1} | changes))
+
+
+def test_one_value_may_be_an_array_without_dimensions():
+    one, array = (
+        search(**(QUESTION | {"nodes": 1, "tensor": size, "recompute": again}))
+        for size, again in ((2, "full"), (np.array(2), np.array("full")))
+    )
+    assert len(one.plans) == len(array.plans) and one.best == array.best
 
 
 def test_a_search_draws_every_plan_that_is_possible():
