@@ -137,8 +137,16 @@ def test_a_value_may_be_an_array_without_dimensions():
 def test_numbers_beyond_64_bits_do_not_wrap():
     # 10^9 sequences of 10^9 tokens are 10^18 of them, their FLOPs and the bytes of their messages beyond 2^63.
     for batch, micro_batch in ((10**9, 1), (10**6, 10**6)):
-        sizes = {"batch": batch, "micro_batch": micro_batch, "seq_len": 10**9, "pipeline": 4}
-        same(predict_many("llama-3-70b", "dgx-a100", **sizes, schedule="gpipe", stack="megatron-deepspeed"), 0)
+        many = predict_many(
+            *("llama-3-70b", "dgx-a100"),
+            batch=batch,
+            micro_batch=micro_batch,
+            seq_len=10**9,
+            pipeline=4,
+            schedule="gpipe",
+            stack="megatron-deepspeed",
+        )
+        same(many, 0)
 
 
 def test_a_plan_may_take_a_whole_torus():
