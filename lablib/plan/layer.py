@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, most
 from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.plan import dispatch
 from lablib.plan.machine import Machine, Pass
 
 # Bytes of a number that is kept for a product in 8 or 4 bits: with one 8-bit scale for 16 numbers of 4 bits.
@@ -329,7 +330,8 @@ def _dispatch(
 ) -> Work:
     """Tokens to experts and back: copied k times in order of ranks, exchanged, gathered, put in order of experts."""
     row_bytes = model.d_model * on.width
-    exchange_s = 2 * on.collective_s("all_to_all", sent * row_bytes, at.expert, at.expert_tensor)
+    tokens = sent / mixture.num_active
+    exchange_s = 2 * dispatch.exchange_s(on, mixture, tokens, row_bytes, at.expert, at.expert_tensor)
     gather_s = is_own * 2 * on.collective_s("all_gather", arrived * row_bytes, at.expert_tensor)
     is_sorted = 1.0 * (mixture.num_experts > at.expert)  # more than one expert on a rank
     copied = 2 * sent * (1 + 1 / mixture.num_active) + 4 * arrived * is_sorted

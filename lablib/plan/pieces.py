@@ -23,6 +23,7 @@ from lablib.cost.arrays import Numbers, distinct_rows, least
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan import eager, ends, layer
+from lablib.plan.dispatch import cores_share
 from lablib.plan.held import Held, held_parameters
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
@@ -87,9 +88,10 @@ class _Table:
         forward, backward = work.forward, work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
         hidden_expert_s = 0.0 * hidden_s
         if self.hides_experts:
-            # DualPipe pairs a forward with a backward of another micro-batch: tokens of one travel while the other
-            # computes (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1).
-            behind = [least(each.expert_s, each.compute_s) for each in (forward, backward)]
+            # A forward is paired with a backward of another micro-batch: tokens of one travel while the other computes
+            # (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1), on what cores are left.
+            left = 1 - cores_share(on)
+            behind = [least(each.expert_s, each.compute_s) * left for each in (forward, backward)]
             forward = forward._replace(expert_s=forward.expert_s - behind[0])
             backward = backward._replace(expert_s=backward.expert_s - behind[1])
             hidden_expert_s = behind[0] + behind[1]
@@ -124,7 +126,7 @@ def pieces_of(choices: Choices, split: Split) -> Pieces:
         choices.model,
         choices.sequence_parallel,
         choices.trainable == "all",
-        choices.schedule == "dualpipe-v",
+        choices.schedule == "dualpipe-v" or choices.machine.stack.hides_dispatch,
     )
     cut = (split.micro_batch, split.seq_len, split.tensor, split.context, split.expert, split.expert_tensor)
     if not any(isinstance(number, np.ndarray) for number in cut):

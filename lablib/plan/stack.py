@@ -29,6 +29,8 @@ from types import MappingProxyType
 
 from lablib.errors import unknown_name
 
+DISPATCHERS = ("alltoall", "deduplicated")
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
@@ -57,6 +59,9 @@ class Stack:
         bucket_bytes: buffers of the data axis's communication.
         data_overlap: whether the data axis communicates during compute.
         hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
+        dispatcher: how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (dispatch.py).
+        hides_dispatch: whether they do so while another micro-batch computes, in any schedule
+            (`--overlap-moe-expert-parallel-comm`).
         pipeline_overlap: whether messages between stages travel during compute.
         splits_messages: whether tensor ranks share a message between stages and gather it there.
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
@@ -89,11 +94,17 @@ class Stack:
     bucket_bytes: float = 0.0
     data_overlap: bool = True
     hides_backward_exchange: bool = False
+    dispatcher: str = "alltoall"
+    hides_dispatch: bool = False
     pipeline_overlap: bool = False
     splits_messages: bool = True
     keeps_outputs: bool = False
     is_eager: bool = False
     is_megatron: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dispatcher not in DISPATCHERS:
+            raise unknown_name("dispatcher", self.dispatcher, DISPATCHERS)
 
 
 _MEGATRON_2021 = {

@@ -15,8 +15,14 @@ SLOW_WIRES = replace(NONE, inside_share=0.02, outside_share=0.02)
 
 
 def plan(stack: str | Stack, losses: Losses = NONE, **changes: Any):
-    arguments: dict[str, Any] = {"batch": 64, "micro_batch": 2, "seq_len": 2048} | changes
-    return predict("gpt3-6.7b", "dgx-h100", SPLIT, **arguments, stack=stack, losses=losses)
+    arguments: dict[str, Any] = {
+        "model": "gpt3-6.7b",
+        "parallel": SPLIT,
+        "batch": 64,
+        "micro_batch": 2,
+        "seq_len": 2048,
+    }
+    return predict(**arguments | changes, cluster="dgx-h100", stack=stack, losses=losses)
 
 
 def seconds(prediction):
@@ -34,6 +40,8 @@ def of(category):
 def part(name):
     return lambda prediction: prediction.parts[name]
 
+
+MIXTURE = {"model": "mixtral-8x7b", "parallel": Parallel(data=4, expert=4)}
 
 # Field, a value that costs less, one that costs more, of what; how the plan differs from the usual one.
 EFFECTS = [
@@ -60,6 +68,8 @@ EFFECTS = [
     ("bucket_bytes", 0, 1e9, of("communication buffer"), {}),
     ("data_overlap", True, False, part("data axis"), {}),
     ("hides_backward_exchange", True, False, part("tensor axis"), {}),
+    ("dispatcher", "deduplicated", "alltoall", part("expert axis"), MIXTURE),
+    ("hides_dispatch", True, False, part("expert axis"), MIXTURE),
     ("pipeline_overlap", True, False, part("bubble and messages"), {"losses": SLOW_WIRES}),
     ("splits_messages", True, False, part("bubble and messages"), {"losses": SLOW_WIRES}),
     ("keeps_outputs", False, True, of("communication buffer"), {}),
@@ -102,3 +112,5 @@ def test_a_stack_is_found_by_its_name_or_is_itself():
     assert all(find_stack(name).name == name for name in STACKS)
     with pytest.raises(ValueError, match=r"megatron-core"):
         find_stack("megatron-cor")
+    with pytest.raises(ValueError, match=r"unknown dispatcher 'deepep'"):
+        Stack("mine", dispatcher="deepep")

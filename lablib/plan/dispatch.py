@@ -1,0 +1,76 @@
+"""Tokens on their way to experts and back: what one exchange takes, by the software that does it.
+
+R tokens of a rank go to k of E experts each. The experts lie on e ranks, L of them in each of N nodes. Wires inside and
+outside nodes work at the same time, and the slower ones decide:
+
+    time = alpha + max( outside / NIC, inside / NVLink )
+
+    dispatcher   outside                    inside                      a token is sent
+    all-to-all   R k (N - 1) / N            R k (L - 1) / e             once for each of its experts
+    deduplicated R (N - 1) v(N)             R e v(e) (L - 1) / L        once to each node, there once to each rank
+
+v(n) is the chance that one of n equal parts of the experts has one of the k that a token visits, with even routing:
+
+    v(n) = 1 - C(E - E / n, k) / C(E, k)
+
+So 8 of 256 experts on 4 nodes need 2.7 messages over the NIC for a token in the place of 6. DeepEP and HybridEP do so.
+
+What hides behind compute (`Stack.hides_dispatch`) still takes cores from it: a share of the seconds that are hidden.
+
+Legend: all in rows of D numbers; alpha of the farther wires, and a collective's call.
+
+Source: DeepSeek-V3, 2024, arXiv 2412.19437, sections 3.2.1 (overlap) and 3.2.2 (once to each node, 20 of 132 cores);
+NCCL's user guide, point-to-point communication (an all-to-all is one group of sends, all in flight together); "Scalable
+Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (dispatchers).
+Simplified: routing is even and independent, no groups of nodes are preferred; weights and places of tokens, a few
+bytes each, are not counted; a step of one micro-batch hides its exchanges too. Eager torch does what the cost model's
+all-to-all does: round after round.
+"""
+
+from lablib.cost.arrays import Numbers, least, most
+from lablib.models.transformer import Experts
+from lablib.plan.machine import Machine
+
+_CORES = 20  # that communicate while the others compute
+
+
+def exchange_s(
+    on: Machine, mixture: Experts, rows: Numbers, row_bytes: Numbers, expert: Numbers, stride: Numbers
+) -> Numbers:
+    """Seconds of one exchange: of `rows` tokens of each rank, over `expert` ranks, `stride` ranks apart."""
+    if on.stack.is_eager:
+        return on.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
+    wires = on.groups.cluster
+    inside = most(least(expert, wires.devices_per_node // stride), 1)
+    nodes = expert / inside
+    if on.stack.dispatcher == "alltoall":
+        sent = rows * mixture.num_active
+        outside_rows, inside_rows = sent * (1 - 1 / nodes), sent * (inside - 1) / expert
+    else:
+        outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
+        inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
+    slower_s = most(
+        outside_rows * row_bytes / wires.inter.bandwidth_bytes_per_s,
+        inside_rows * row_bytes / wires.intra.bandwidth_bytes_per_s,
+    )
+    is_outside = 1.0 * (nodes > 1)
+    alpha_s = is_outside * wires.inter.latency_s + (1 - is_outside) * wires.intra.latency_s
+    return (expert > 1) * (slower_s + alpha_s + wires.collective_overhead_s)
+
+
+def visited_share(mixture: Experts, parts: Numbers) -> Numbers:
+    """v(n): the chance that a token visits one of `parts` equal parts of the experts.
+
+    >>> visited_share(Experts(8, 2, 64), 8), visited_share(Experts(8, 8, 64), 4)
+    (0.25, 1.0)
+    """
+    others = mixture.num_experts * (1 - 1 / parts)
+    missed = 1.0
+    for i in range(mixture.num_active):
+        missed = missed * most(others - i, 0.0) / (mixture.num_experts - i)
+    return 1 - missed
+
+
+def cores_share(on: Machine) -> float:
+    """The share of a device's cores that an exchange takes from what is computed beside it."""
+    return min(1.0, _CORES / on.device.num_cores) if on.device.num_cores else 0.0
