@@ -18,11 +18,12 @@ from lablib.plan.validation.page import (
     held_out_lines,
     markdown,
     memory_lines,
+    mixtures_sentence,
     time_lines,
     with_section,
     worst_lines,
 )
-from lablib.plan.validation.rows import Row, published_rows, read_rows
+from lablib.plan.validation.rows import Row, published_mixtures, published_rows, read_rows
 from lablib.plan.validation.score import Predictor, Report, score
 
 _WORST = 5
@@ -37,6 +38,8 @@ def validate_command(
     predictor: Predictor | None = None,
 ) -> int:
     """Score the rows of `file` (None: the published ones that come with lablib) and print the report.
+
+    Of those that come with lablib, mixtures of experts are a report of their own, as nothing was fitted to them.
 
     Arguments:
         as_json: print the form for programs instead of tables.
@@ -56,16 +59,26 @@ def validate_command(
     try:
         rows = published_rows() if file is None else read_rows(file)
         report = score(rows, predictor or _planner())
+        mixtures = score(published_mixtures(), predictor or _planner()) if file is None else None
         held_out = _leave_out(rows) if leaves_out else []
     except ValueError as error:
         raise CourseError(str(error)) from None
     if page is not None:
-        _write(report, held_out, page, readme)
-    print(json.dumps(report.to_json(), indent=2) if as_json else text(report, rows, held_out))
+        _write(report, held_out, page, readme, mixtures)
+    if as_json:
+        answer = report.to_json() | ({"mixtures": mixtures.to_json()} if mixtures else {})
+        print(json.dumps(answer, indent=2))
+    else:
+        print(text(report, rows, held_out, mixtures))
     return 0
 
 
-def text(report: Report, rows: Sequence[Row] = (), held_out: Sequence[HeldOut] = ()) -> str:
+def text(
+    report: Report,
+    rows: Sequence[Row] = (),
+    held_out: Sequence[HeldOut] = (),
+    mixtures: Report | None = None,
+) -> str:
     """The report as tables for a terminal; of `rows`, the fields that nobody used are named."""
     parts = [table(HEADING, time_lines(report))]
     if report.weighed:
@@ -74,6 +87,8 @@ def text(report: Report, rows: Sequence[Row] = (), held_out: Sequence[HeldOut] =
         parts.append(table(HELD_OUT_HEADING, held_out_lines(held_out)))
     if report.timed:
         parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
+    if mixtures is not None and mixtures.timed:
+        parts += [mixtures_sentence(mixtures), table(HEADING, time_lines(mixtures))]
     if report.skipped:
         parts.append(
             table(("not scored", "line", "why"), [(one.id, str(one.line), one.reason) for one in report.skipped])
@@ -109,7 +124,9 @@ def held_out_path(page: Path) -> Path:
     return page.with_name(f"{page.stem}_held_out.json")
 
 
-def _write(report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None) -> None:
+def _write(
+    report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: Report | None
+) -> None:
     """The page, its picture and what was held out beside it, and the README's section."""
     from lablib.figures.validation_picture import validation_svg
     from lablib.plan.validation.constants import constants
@@ -121,11 +138,12 @@ def _write(report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path
             beside.write_text(kept(held_out, constants()), "utf-8")
         elif beside.exists():
             held_out, _ = read_kept(beside.read_text("utf-8"))
-        page.write_text(markdown(report, picture.name, held_out), "utf-8")
+        page.write_text(markdown(report, picture.name, held_out, mixtures), "utf-8")
         picture.write_text(validation_svg(report), "utf-8")
         if readme is not None:
             to_picture, to_page = (Path(os.path.relpath(path, readme.parent)).as_posix() for path in (picture, page))
-            readme.write_text(with_section(readme.read_text("utf-8"), report, to_picture, to_page, held_out), "utf-8")
+            section = with_section(readme.read_text("utf-8"), report, to_picture, to_page, held_out, mixtures)
+            readme.write_text(section, "utf-8")
     except OSError as error:
         raise CourseFailure(f"the page cannot be written to {page}: {error.strerror or error}") from None
     except ValueError as error:

@@ -9,7 +9,7 @@ import pytest
 from lablib import cli_validate
 from lablib.cli import main
 from lablib.cli_validate import validate_command
-from lablib.plan.validation.rows import published_rows
+from lablib.plan.validation.rows import published_mixtures, published_rows
 
 ROW: dict[str, Any] = {
     "id": "mine-one",
@@ -62,7 +62,14 @@ def test_json_is_the_promised_form_and_nothing_else(file: Path, capsys: pytest.C
 
 def test_without_a_file_it_is_the_rows_that_come_with_lablib(capsys: pytest.CaptureFixture):
     assert main(["validate", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["all"]["rows"] == len(published_rows()) == 296
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["all"]["rows"] == len(published_rows()) == 296
+    # Mixtures of experts are a report of their own.
+    assert answer["mixtures"]["all"]["rows"] == len(published_mixtures())
+    assert not set(answer["mixtures"]["families"]) & set(answer["families"])
+    assert main(["validate"]) == 0
+    said = capsys.readouterr().out
+    assert "Mixtures of experts, to which nothing was fitted: on" in said and "moebridge-qwen30" in said
 
 
 @pytest.mark.parametrize(

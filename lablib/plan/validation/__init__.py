@@ -14,13 +14,14 @@ cross_validate.py   are the constants physics? Leave one source out
 
 from lablib.plan.validation.case import Case, cases_of
 from lablib.plan.validation.cross_validate import Constant, HeldOut, cross_validate
-from lablib.plan.validation.rows import Row, published_rows, read_rows
+from lablib.plan.validation.rows import Row, published_mixtures, published_rows, read_rows
 from lablib.plan.validation.score import Report, score
 
 __all__ = [
     "Row",
     "read_rows",
     "published_rows",
+    "published_mixtures",
     "Case",
     "cases_of",
     "Report",

@@ -11,6 +11,8 @@ A4  A mixture of experts whose name is known (models/published.py, and MORE belo
     and the width of its heads; a row that states only a known name brings all sizes from there.
 A5  Megatron pads the vocabulary to a multiple of 128 x tensor parallel ranks (its default); other software not.
 A6  Heads not stated: the divisor of the width, and multiple of the tensor parallel ranks, nearest to heads of 128.
+A7  Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.19437, section 2.2) are layers more; their
+    projection and their pass through the head are not counted.
 """
 
 from collections.abc import Mapping
@@ -76,6 +78,7 @@ def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
         model = replace(known, max_seq_len=row.model["seq"])
     else:
         model = _stated(row, name, known)
+    model = replace(model, num_layers=model.num_layers + row.model.get("mtp_layers", 0))
     return _padded(model, row.parallel.get("tp", 1)) if pads_vocabulary else model
 
 

@@ -1,7 +1,8 @@
 """From a row to what the predictor is asked: every convention is a rule here, in architecture.py or machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
-        Experts are spread over data and context ranks, and what is left of ep over the tensor ranks.
+        Experts: ep x etp divides what a stage has. etp not stated: experts are split as attention is, over data and
+        context ranks, and what is left of ep over the tensor ranks.
     C2  Batch: global; else local x dp; else micro x grad_accum x dp.
     C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), as many
         micro-batches as the pipeline has pieces: pp x vpp, and one without (pipeline_parallel_microbatches' default).
@@ -14,7 +15,8 @@
         (which measured it) is named, "megatron-2022" where the paper's arXiv number is of 2022 or later, else
         "megatron-2021"; on later GPUs "megatron-core". Any other source: by the GPU, "megatron-2021" or
         "torch-compile".
-    C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full). Not stated is none for
+    C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
+        single modules are not counted). Not stated is none for
         "megatron-core": flash attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's
         memory what does not fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc).
     C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
@@ -28,12 +30,14 @@
     C10 Notes with "LoRA" train adapters only.
     C11 What is still open (micro-batch, chunks, recomputation) was tuned by those who published: of all choices that
         divide, the fastest whose predicted memory the GPU has. `cases_of` returns them all; score.py takes that one.
+    C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, and none
+        stated, once for each of its experts. ep_overlap: exchanges hide behind another micro-batch.
 
 A row that no rule makes sense of raises ValueError, and is reported as skipped with that reason.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
@@ -42,6 +46,7 @@ from typing import Any
 from lablib.hardware import Cluster
 from lablib.models import Transformer
 from lablib.plan.parallel import Parallel
+from lablib.plan.stack import Stack, find_stack
 from lablib.plan.validation.architecture import transformer_of
 from lablib.plan.validation.machine import cluster_of
 from lablib.plan.validation.rows import Row
@@ -76,7 +81,7 @@ class Case:
     recompute: str
     schedule: str
     optimizer: str
-    stack: str
+    stack: str | Stack
     trainable: str
 
     def arguments(self) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
         recompute="none",
         schedule=_schedule(row),
         optimizer=next((name for name in OPTIMIZERS if name in row.text("optimizer")), "adamw"),
-        stack=stack,
+        stack=_with_dispatcher(row, stack),
         trainable="lora" if "lora" in row.text("notes") else "all",
     )
     return tuple(_choices(row, case))
@@ -122,7 +127,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
 def _choices(row: Row, case: Case) -> Iterator[Case]:
     """Rule C11."""
     chunk_choices = _chunks(row, case)
-    for chunks, recompute in product(chunk_choices, recompute_of(row, case.stack)):
+    for chunks, recompute in product(chunk_choices, recompute_of(row, find_stack(case.stack).name)):
         parallel = replace(case.parallel, chunks=chunks)
         schedule = "interleaved" if chunks > 1 else "1f1b" if case.schedule == "interleaved" else case.schedule
         for micro_batch in _micro_batches(row, case, parallel.pipeline * chunks):
@@ -218,6 +223,16 @@ def stack_of(row: Row, cluster: Cluster) -> str:
     return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "torch-compile"
 
 
+def _with_dispatcher(row: Row, stack: str) -> str | Stack:
+    """Rule C12."""
+    is_deduplicated = any(name in row.text("dispatcher") for name in ("deepep", "hybridep"))
+    is_hidden = row.parallel.get("ep_overlap", False)
+    if not (is_deduplicated or is_hidden):
+        return stack
+    dispatcher = "deduplicated" if is_deduplicated else "alltoall"
+    return replace(find_stack(stack), dispatcher=dispatcher, hides_dispatch=is_hidden)
+
+
 def _old_megatron(title: str) -> str:
     """Which Megatron before flash attention."""
     if any(word in title for word in ("deepspeed", "bloom", "bigscience", "vtrain")):
@@ -262,11 +277,18 @@ def _parallel(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
         tensor=axes.get("tp", 1),
         pipeline=axes.get("pp", 1),
         context=axes.get("cp", 1),
-        expert=gcd(axes.get("ep", 1), data * axes.get("cp", 1)),
+        **_experts(axes, data),
         sequence_parallel=sequence_parallel,
         **sharding,
         reshard_after_forward=reshards,
     )
+
+
+def _experts(axes: Mapping[str, Any], data: int) -> dict[str, int]:
+    """Rule C1."""
+    if "etp" in axes:
+        return {"expert": axes.get("ep", 1), "expert_tensor": axes["etp"]}
+    return {"expert": gcd(axes.get("ep", 1), data * axes.get("cp", 1))}
 
 
 def _fsdp(given: Any, data: int, context: int, cluster: Cluster) -> dict[str, Any]:

@@ -6,7 +6,9 @@ The step's time is taken from the first of these that the row has:
     S2  tokens_per_s               tokens of a step / it; it has more digits than the figure for one GPU
     S3  tokens_per_s_per_gpu       tokens of a step / (it x GPUs)
     S4  hw_tflops_per_gpu          hardware FLOPs / (it x GPUs): what was computed, with what recomputation repeats
-    S5  model_tflops_per_gpu       model FLOPs / (it x GPUs): each FLOP of the model once
+    S5  model_tflops_per_gpu       model FLOPs / (it x GPUs): each FLOP of the model once; where the row says that its
+                                   source leaves out the masked half of attention's square (attention_flops: causal),
+                                   without that
     S6  hfu, pct_peak              hardware FLOPs / (it x peak x GPUs), the dense peak of the row's precision
     S7  mfu                        model FLOPs / (it x peak x GPUs)
 
@@ -97,6 +99,8 @@ def _step_time_s(
     gpus, seq_len = row.hardware["gpus"], row.model["seq"]
     peak, tokens = device.peak(precision), batch * seq_len
     useful, computed = model_flops(model, batch, seq_len), hardware_flops(model, batch, seq_len, recompute)
+    if row.text("attention_flops").startswith("causal"):
+        useful = float(step_flops(model, batch * seq_len, seq_len, causal=True))
     # field -> the step's work in the unit that the field counts by the second, on all GPUs together
     work = {
         "iteration_s": None,

@@ -3,12 +3,14 @@
 One JSON object a line:
 
     id          FAMILY-anything; rows of one family are reported together
-    model       layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; experts where it has them
+    model       layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; where it has them experts,
+                experts_per_token, expert_ffn, shared_experts, dense_layers, mtp_layers
     hardware    gpu, gpus, gpus_per_node, nodes, interconnect, cluster
-    parallel    dp, tp, pp, cp, ep, vpp, zero_stage, fsdp, sequence_parallel
+    parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, fsdp, sequence_parallel, ep_overlap
     batch       global (sequences in a step), micro, grad_accum, local (sequences of one replica in a step)
     measured    iteration_s, tokens_per_s, model_tflops_per_gpu, mfu, memory_gib_per_gpu, ... (measured.py)
-    precision, recompute, schedule, optimizer, notes, kind: text;  source: title and url;  scorable: true or false
+    precision, recompute, schedule, optimizer, dispatcher, graphs, attention_flops, notes, kind: text
+    source      title and url;  scorable: true or false
 
 A field that is missing, of the wrong type, outside every plausible size, or nearly a known name is an error with its
 line. A field of another name is kept out of the model and listed in `Row.unused`. What a source leaves open (heads,
@@ -55,8 +57,9 @@ _RATE = Field(NUMBER, 1e-3, 1e10, "tokens a second")
 _MEMORY = Field(NUMBER, 0.05, 1000, "of that unit for one GPU")
 
 FIELDS: Mapping[str, Mapping[str, Field]] = {
-    "": _texts("id how_read kind notes optimizer precision recompute schedule") | {"scorable": Field(FLAG)},
-    "model": _counts("layers experts experts_per_token shared_experts dense_layers", 10_000)
+    "": _texts("id attention_flops dispatcher graphs how_read kind notes optimizer precision recompute schedule")
+    | {"scorable": Field(FLAG)},
+    "model": _counts("layers experts experts_per_token shared_experts dense_layers mtp_layers", 10_000)
     | _counts("hidden heads kv_heads head_dim ffn expert_ffn vocab", 10_000_000)
     | _counts("seq", 100_000_000)
     | {"name": Field(TEXT), "params": Field(COUNT, 1000, 1e15), "params_b": Field(ANY)},
@@ -65,7 +68,12 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     | _counts("gpus_per_node", 100_000),
     "parallel": _counts("dp tp pp cp ep etp model_parallel", 10_000_000)
     | _counts("vpp", 10_000)
-    | {"sequence_parallel": Field(FLAG), "zero_stage": Field(COUNT, 0, 3), "fsdp": Field(ANY)},
+    | {
+        "sequence_parallel": Field(FLAG),
+        "ep_overlap": Field(FLAG),
+        "zero_stage": Field(COUNT, 0, 3),
+        "fsdp": Field(ANY),
+    },
     "batch": _counts("global micro local grad_accum", 100_000_000),
     "measured": {
         "iteration_s": Field(NUMBER, 1e-5, 1e5, "s"),
@@ -139,6 +147,11 @@ class Row:
 def published_rows() -> list[Row]:
     """The 296 rows that come with this package, each with its source."""
     return read_rows(Path(__file__).with_name("published_runs.jsonl"))
+
+
+def published_mixtures() -> list[Row]:
+    """Published runs of mixtures of experts, which come with this package too. Nothing was fitted to them."""
+    return read_rows(Path(__file__).with_name("published_moe_runs.jsonl"))
 
 
 def read_rows(path: str | Path) -> list[Row]:

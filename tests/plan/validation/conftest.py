@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lablib.plan.validation.rows import Row, parse_rows, published_rows
+from lablib.plan.validation.rows import Row, parse_rows, published_mixtures, published_rows
 from lablib.plan.validation.score import Report, score
 
 # A 7B GPT on one node, as the files write it.
@@ -93,3 +93,8 @@ def made_up(published: list[Row]) -> Report:
         return Fixed(tokens * 96 / case["parallel"].num_ranks / 150e12, 40e9)
 
     return score(published, predict)
+
+
+@pytest.fixture(scope="session")
+def mixtures() -> list[Row]:
+    return published_mixtures()

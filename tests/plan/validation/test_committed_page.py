@@ -21,12 +21,17 @@ def report(published) -> Report:
 
 
 @pytest.fixture(scope="module")
+def scored_mixtures(mixtures) -> Report:
+    return score(mixtures, predict)
+
+
+@pytest.fixture(scope="module")
 def held_out():
     return read_kept((DOCS / "validation_held_out.json").read_text("utf-8"))
 
 
-def test_the_page_is_what_the_planner_gives(report, held_out):
-    page = markdown(report, "validation.svg", held_out[0])
+def test_the_page_is_what_the_planner_gives(report, held_out, scored_mixtures):
+    page = markdown(report, "validation.svg", held_out[0], scored_mixtures)
     assert (DOCS / "validation.md").read_text("utf-8") == page, REMEDY
 
 
@@ -35,9 +40,10 @@ def test_the_picture_is_what_the_planner_gives(report):
     assert (DOCS / "validation.svg").stat().st_size < 300_000
 
 
-def test_the_readme_shows_the_picture_and_the_error(report, held_out):
+def test_the_readme_shows_the_picture_and_the_error(report, held_out, scored_mixtures):
     readme = (ROOT / "README.md").read_text("utf-8")
-    section = with_section(readme, report, "docs/validation.svg", "docs/validation.md", held_out[0])
+    shown = ("docs/validation.svg", "docs/validation.md")
+    section = with_section(readme, report, *shown, held_out[0], scored_mixtures)
     assert readme == section and "(docs/validation.svg)" in readme, REMEDY
 
 
