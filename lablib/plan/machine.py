@@ -1,8 +1,8 @@
 """What pieces of a training step take on one rank: the cost model seen through a stack and its losses.
 
     product     matmul_time_s at its dtype / the share of it that losses.py and the power limit leave
-    attention   attention_time_s / the same share, and that of a kernel older than its device; unfused attention is
-                products and streams (layer.py)
+    attention   attention_time_s / the same share; a kernel older than its device has a share of the newest one's rate
+                at heads of 128, whatever its own width; unfused attention is products and streams (layer.py)
     stream      memory_bound_time_s / memory share
     collective  regular_collective_s over wires of bandwidth * share
 
@@ -34,6 +34,11 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.plan.losses import Losses
 from lablib.plan.stack import Stack
+
+# Width of the heads that attention kernels are tuned for. What holds an old one back is not the exponentials that narrow
+# heads wait for: on an A100, Triton's ran at 187 and 188 TFLOP/s with heads of 64 and of 128, FlashAttention-2 at 182 and
+# 210 (forward, 16,384 tokens: Dao-AILab/flash-attention, issue 307; of backward the same is said in issue 1556).
+USUAL_WIDTH = 128
 
 # The dtypes, in this order, that stand in for one of 8 bits or less.
 _INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -165,18 +170,30 @@ class Machine:
     ) -> Numbers:
         """Seconds of one attention kernel: `heads` of width d, a sequence's `queries` on this rank, all its `keys`."""
         is_flash = self.stack.attention == "flash"
-        time_s = attention_time_s(batch, heads, queries, keys, d, self.plain, self.device, backward=backward)
-        # These queries are some of a sequence of T, from its beginning and its end: they see half of it in the mean.
-        time_s = time_s * (causal_share(keys, keys) if is_flash else 1.0)
-        return time_s / self.attention_share
+
+        def kernel_s(width: Numbers) -> Numbers:
+            time_s = attention_time_s(batch, heads, queries, keys, width, self.plain, self.device, backward=backward)
+            # These queries are some of a sequence of T, from its beginning and end: they see half of it in the mean.
+            return time_s * (causal_share(keys, keys) if is_flash else 1.0) / self.attention_share
+
+        if not (is_flash and self.generations_behind):
+            return kernel_s(d)
+        slower = self.losses.generation_share**self.generations_behind
+        return most(kernel_s(d), kernel_s(USUAL_WIDTH) * (d / USUAL_WIDTH) / slower)
 
     @cached_property
     def attention_share(self) -> float:
-        """What attention reaches: of a kernel written for older matrix units less, for every generation (losses.py)."""
+        """What the newest attention kernel reaches of the cost model's rate."""
         if not self.losses.has_generations:
             return self.losses.product_share
-        behind = max(0, self.device.attention_generation - self.stack.attention_generation)
-        return self.product_shares.get(self.plain, self.losses.product_share) * self.losses.generation_share**behind
+        return self.product_shares.get(self.plain, self.losses.product_share)
+
+    @cached_property
+    def generations_behind(self) -> int:
+        """How many generations older than the device its attention kernel is (losses.py)."""
+        if not self.losses.has_generations:
+            return 0
+        return max(0, self.device.attention_generation - self.stack.attention_generation)
 
     def _wires(self, is_collective: bool) -> Cluster:
         """The cluster, its wires at what collectives or single messages reach."""

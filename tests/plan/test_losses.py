@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from lablib.hardware import CLUSTERS
 from lablib.plan import NONE, Losses, Parallel, predict
+from lablib.plan.machine import Machine
 from lablib.plan.stack import STACKS, Stack
 
 
@@ -75,6 +77,18 @@ def test_every_generation_behind_costs_attention_the_same_share():
     assert attention_s[3] == attention_s[4]  # newer than the device: at its own rate
     assert attention_s[2] == pytest.approx(2 * attention_s[3], rel=1e-12)
     assert attention_s[1] == pytest.approx(4 * attention_s[3], rel=1e-12)
+
+
+@pytest.mark.parametrize(("width", "factor"), [(128, 2), (64, 5 / 3), (256, 20 / 9), (16, 1)])
+def test_an_older_kernel_has_one_rate_for_all_widths_and_never_more_than_the_newest(width, factor):
+    """The newest has K / (K + 32) of the rate forward (cost/attention.py); half of that at 128 is 0.4."""
+    h100, losses = CLUSTERS["dgx-h100"], replace(NONE, has_generations=True, generation_share=0.5)
+    newest, older = (
+        Machine(h100, replace(STACKS["torch-compile"], attention_generation=generation), losses, "bfloat16")
+        for generation in (3, 2)
+    )
+    times = [on.attention_s(8, 32, 4096, 4096, width, backward=False) for on in (newest, older)]
+    assert times[1] / times[0] == pytest.approx(factor, rel=1e-9)
 
 
 def test_memory_that_is_not_the_programs_is_in_its_own_figures():
