@@ -49,6 +49,7 @@ def head(on: Machine, model: Transformer, at: Sizes) -> Work:
     size = at.rows * columns
     loss_s = on.stream_s(size * on.stack.loss_bytes / 2)
     loss = Work(Pass(memory_s=loss_s, kernels=10), Pass(memory_s=loss_s, kernels=5), Pass())
-    return work.plus(
-        loss._replace(saved_bytes=size * on.stack.loss_kept_bytes, peak_bytes=size * on.stack.loss_peak_bytes)
-    )
+    peak = on.stack.loss_peak_bytes
+    split = peak if on.stack.split_loss_peak_bytes is None else on.stack.split_loss_peak_bytes
+    peak = peak + (at.tensor > 1) * (split - peak)
+    return work.plus(loss._replace(saved_bytes=size * on.stack.loss_kept_bytes, peak_bytes=size * peak))

@@ -73,7 +73,6 @@ class Work(NamedTuple):
         peak_bytes: what backward needs besides for a moment.
         output_bytes: of its linear layers' outputs.
         attention_bytes: of attention's own output, with a number a row.
-        is_narrow: whether its products are in 8 bits or less.
         accumulate: what every micro-batch after the first does to add to gradients, where no product does it.
         skipped: what of the forward pass recomputation leaves out.
     """
@@ -87,7 +86,6 @@ class Work(NamedTuple):
     peak_bytes: Numbers = 0.0
     output_bytes: Numbers = 0.0
     attention_bytes: Numbers = 0.0
-    is_narrow: bool = False
     accumulate: Pass = Pass()
     skipped: Pass = Pass()
 
@@ -102,7 +100,6 @@ class Work(NamedTuple):
             most(self.peak_bytes, other.peak_bytes),
             self.output_bytes + other.output_bytes,
             self.attention_bytes + other.attention_bytes,
-            self.is_narrow or other.is_narrow,
             self.accumulate.plus(other.accumulate),
             self.skipped.plus(other.skipped),
         )
@@ -119,7 +116,6 @@ class Work(NamedTuple):
             self.peak_bytes,
             n * self.output_bytes,
             n * self.attention_bytes,
-            self.is_narrow,
             self.accumulate.times(n),
             self.skipped.times(n),
         )
@@ -143,9 +139,8 @@ def linear(
     """
     width = on.width
     dtype = dtype or on.precision
-    is_narrow = dtype in NARROW
     cast_forward_s = cast_backward_s = 0.0
-    if is_narrow:
+    if dtype in NARROW:
         # Operands are cast where they are made: 2 bytes read, 1 written, and a transposed copy for the backward pass.
         cast_forward_s = on.stream_s(rows * k * (width + 2))
         cast_backward_s = on.stream_s(rows * n * (width + 2))
@@ -159,7 +154,6 @@ def linear(
         Pass(product_s=weight_s, memory_s=adding_s, kernels=2),
         saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
         output_bytes=rows * n * width,
-        is_narrow=is_narrow,
     )
 
 

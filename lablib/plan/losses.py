@@ -25,10 +25,11 @@ class Losses:
         dispatch_s: seconds in which the host starts one eager operator; where that is longer than the kernels take, the
             device waits. Fitted, in effect to one source: only vTrain's rows of small models on few GPUs see it.
         step_s: fixed seconds a step: the data's first batch, the clipping's synchronization, logging. An estimate.
-        generation_share: the rate, at heads of 128, of an attention kernel on a device one generation newer than the one
-            it was written for, and again for every further one; with narrower heads it loses nothing more (machine.py). Fitted, in effect to the two sources that have such;
-            FlashAttention-2 reaches 35% of an H100 where FlashAttention-3 reaches up to 75% (Shah et al., 2024, arXiv
-            2407.08608), a share of 0.47, and FlashAttention half of FlashAttention-2 (arXiv 2307.08691).
+        generation_share: the rate, at heads of 128, of an attention kernel on a device one generation newer than the
+            one it was written for, and again for every further one; narrower heads take nothing more from it
+            (machine.py). Fitted, in effect to the two sources that have such; FlashAttention-2 reaches 35% of an H100
+            where FlashAttention-3 reaches up to 75% (Shah et al., 2024, arXiv 2407.08608), a share of 0.47, and
+            FlashAttention half of FlashAttention-2 (arXiv 2307.08691).
         is_power_limited, has_generations: whether these two are there at all.
         base_bytes: of each GPU's memory, workspaces of libraries. An estimate.
         cached_share: what torch's allocator keeps in its cache, as a share of what is allocated. Fitted to memory that

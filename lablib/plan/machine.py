@@ -35,9 +35,9 @@ from lablib.hardware.device import Device
 from lablib.plan.losses import Losses
 from lablib.plan.stack import Stack
 
-# Width of the heads that attention kernels are tuned for. What holds an old one back is not the exponentials that narrow
-# heads wait for: on an A100, Triton's ran at 187 and 188 TFLOP/s with heads of 64 and of 128, FlashAttention-2 at 182 and
-# 210 (forward, 16,384 tokens: Dao-AILab/flash-attention, issue 307; of backward the same is said in issue 1556).
+# Width of the heads that attention kernels are tuned for. What holds an old one back is not the exponentials that
+# narrow heads wait for: on an A100, Triton's ran at 187 and 188 TFLOP/s with heads of 64 and of 128, FlashAttention-2
+# at 182 and 210 (forward, 16,384 tokens: Dao-AILab/flash-attention, issue 307; of backward issue 1556 says the same).
 USUAL_WIDTH = 128
 
 # The dtypes, in this order, that stand in for one of 8 bits or less.

@@ -1,13 +1,15 @@
 """What one rank keeps at its peak, by category, for a stage of the pipeline.
 
     parameter             P w                       / s with ZeRO-3
-    gradient              P (g + x)                 / s with ZeRO-2 and 3; none where only adapters are trained
+    gradient              P (g + x)                 / s with ZeRO-2 and 3; none where only adapters are trained. Where
+                          the stack makes them anew and ZeRO-3 splits them: of a step's only micro-batch, either these
+                          at the end of backward or the activations at its beginning, whichever are more
     optimizer state       P (master + moments)      / s with ZeRO-1, 2 and 3; none where the host keeps them
-    activation            (layers of the stage * kept a layer + the embedding's) * micro-batches in flight, and the
-                          larger of what one layer needs at work and of the logits with their gradients (last stage).
-                          Where the host keeps them: of two layers, on their way
-    communication buffer  with ZeRO-3 the layers that are gathered at the moment; messages of the pipeline, R D w each;
-                          error feedback of compressed gradients; the stack's buckets
+    activation            (layers of the stage * kept a layer + the embedding's) * micro-batches in flight, and what
+                          one layer needs at work, or the logits with their gradients (last stage): the moment in which
+                          that and the buffers are more. Where the host keeps them: of two layers, on their way
+    communication buffer  with ZeRO-3 what is gathered at that moment: two layers, with gradients of one, or the head;
+                          messages of the pipeline, R D w each; error feedback of compressed gradients; buckets
     other                 what libraries take (losses.py)
 
 What a layer keeps with and without recomputation is in layer.py and recompute.py, the micro-batches in flight in
@@ -18,8 +20,8 @@ has one, s ranks that share states (for experts the ranks that have the same one
 D width.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4.
-Simplified: no fragmentation; all of these are taken to be at their largest together. Eager programs are followed from
-moment to moment instead (eager_peak.py).
+Simplified: no fragmentation; but for the above all are taken to be at their largest together. Eager programs are
+followed from moment to moment instead (eager_peak.py).
 """
 
 from functools import reduce
@@ -61,7 +63,8 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         found = eager_peak.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
         return Memory(*found)._replace(other=found[-1] + on.losses.base_bytes)
     held = step.held
-    outside = first * held.embedding + last * (held.head + held.tied) - first * last * held.tied
+    head = last * (held.head + held.tied)
+    outside = first * held.embedding + head - first * last * held.tied
     shared = layers * held.layer + outside
     expert = layers * held.expert_layer
     shards, expert_shards = split.shards, split.expert_copies
@@ -77,13 +80,24 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     state = choices.optimizer.state_bytes(1.0, rows=model.d_model, columns=model.d_model, has_master=on.has_master)
     state = state * (0.0 if "optimizer" in choices.offload else 1.0)
     whole = held.layer + held.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
-    buffers = _buffers(choices, split, layers * whole, whole, outside, shared, rank)
+    gradient = kept((on.gradient_bytes + copies) * trained, 2)
+    buffers = _buffers(choices, split, shared, rank)
+    held_bytes, working, logits = _activations(choices, split, step, layers, rank)
+    at_layer, at_head = _gathered(choices, split, layers * whole, whole, outside, head)
+    is_at_head = (logits > 0) & (logits + at_head > working + at_layer)
+    activation = held_bytes + where(is_at_head, logits, working)
+    if choices.zero_stage == 3 and not on.stack.keeps_gradients:
+        # At the end of backward one layer is left, and every gradient is there.
+        last = held_bytes / most(layers, 1) + working
+        has_one, is_early = split.num_microbatches == 1, activation > gradient + last
+        activation = where(has_one, where(is_early, activation, last), activation)
+        gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return Memory(
         parameter=kept(on.width, 3),
-        gradient=kept((on.gradient_bytes + copies) * trained, 2),
+        gradient=gradient,
         optimizer_state=kept(state * trained, 1),
-        activation=_activations(choices, split, step, layers, rank),
-        communication_buffer=buffers,
+        activation=activation,
+        communication_buffer=buffers + where(is_at_head, at_head, at_layer),
         other=0.0 * buffers + on.losses.base_bytes,
     )
 
@@ -100,34 +114,36 @@ def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
     return reduce(most, totals)
 
 
-def _buffers(
-    choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers, shared: Numbers, rank: Numbers
-) -> Numbers:
-    """What communication keeps: parameters that ZeRO-3 has gathered, messages, error feedback, buckets.
-
-    Arguments:
-        stage, layer, outside, shared: parameters of the stage's layers, of one, of the ends, of all together.
-    """
+def _buffers(choices: Choices, split: Split, shared: Numbers, rank: Numbers) -> Numbers:
+    """What communication keeps of a stage with so many parameters: messages, error feedback, buckets."""
     on = choices.machine
-    gathered = _gathered(choices, split, stage, layer, outside) if choices.zero_stage == 3 else 0.0
     message = 1.0 * split.micro_batch * (split.seq_len // split.context) * choices.model.d_model * on.width
     # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
     messages = 1 + (_held_microbatches(choices, split, rank) if on.stack.keeps_outputs else 1)
     message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
     n = split.data * split.context
     error = choices.compression.memory_bytes(shared, ranks=n)
-    return gathered + message + (n > 1) * (error + on.stack.bucket_bytes)
+    return message + (n > 1) * (error + on.stack.bucket_bytes)
 
 
-def _gathered(choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers) -> Numbers:
-    """ZeRO-3: parameters that are whole at the moment, and gradients that are not yet split."""
+def _gathered(
+    choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers, head: Numbers
+) -> tuple[Numbers, Numbers]:
+    """ZeRO-3: parameters that are whole, and gradients that are not yet split: while a layer is at work, or the loss.
+
+    Arguments:
+        stage, layer, outside, head: parameters of the stage's layers, of one, of both ends, of the head.
+    """
     on = choices.machine
+    if choices.zero_stage < 3:
+        return 0.0 * layer, 0.0 * layer
     if choices.reshard_after_forward:
-        # The layer at work and the next one; the gradients of one.
-        return 2 * layer * on.width + most(layer, outside) * on.gradient_bytes
+        # The layer at work and the next one; the gradients of one. The head's are not made yet.
+        return layer * (2 * on.width + on.gradient_bytes), head * on.width
     # Gathered for the whole step; with a pipeline, gradients are summed over micro-batches before they are split.
     unsplit = (split.pipeline > 1) * (stage + outside) * on.gradient_bytes
-    return (stage + outside) * on.width + most(unsplit, layer * on.gradient_bytes)
+    whole = (stage + outside) * on.width
+    return whole + most(unsplit, layer * on.gradient_bytes), whole + unsplit
 
 
 def _has_head(choices: Choices, split: Split, rank: Numbers) -> Numbers:
@@ -138,8 +154,10 @@ def _held_microbatches(choices: Choices, split: Split, rank: Numbers) -> Numbers
     return in_flight(choices.schedule, split.pipeline, split.num_microbatches, split.chunks, rank)
 
 
-def _activations(choices: Choices, split: Split, step: Step, layers: Numbers, rank: Numbers) -> Numbers:
-    """What the layers keep of all micro-batches in flight; and the larger of what a layer and what the head need."""
+def _activations(
+    choices: Choices, split: Split, step: Step, layers: Numbers, rank: Numbers
+) -> tuple[Numbers, Numbers, Numbers]:
+    """What the layers keep of all micro-batches in flight; what a layer needs besides at work; what the head needs."""
     policy, work = choices.recompute, step.work
     kept = policy.kept_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
     # While a layer's backward is at work there is what it made again, and its gradients.
@@ -148,4 +166,4 @@ def _activations(choices: Choices, split: Split, step: Step, layers: Numbers, ra
         kept = kept * least(2 / most(layers, 1), 1.0)  # what is on its way to the host or back
     logits = _has_head(choices, split, rank) * (step.head.saved_bytes + step.head.peak_bytes)
     first = (rank == 0) * step.embedding.saved_bytes
-    return (layers * kept + first) * _held_microbatches(choices, split, rank) + most(working, logits)
+    return (layers * kept + first) * _held_microbatches(choices, split, rank), working, logits

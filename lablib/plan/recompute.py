@@ -27,6 +27,9 @@ from lablib.plan.machine import Pass
 from lablib.plan.stack import Stack
 
 KINDS = ("none", "selective", "full")
+# Of the products of a layer, the share whose outputs `selective="products"` keeps: torchtitan's list of what is kept
+# has `mm`, every second time. It sees products of 8 bits as `mm` too, before their tensors turn them into scaled ones.
+KEPT_PRODUCTS = 0.5
 
 
 class Recompute(NamedTuple):
@@ -57,8 +60,9 @@ class Recompute(NamedTuple):
             return once if self.first is None else once.times(self.share(layers))
         if stack.selective == "products":
             # What is cheap, and the products whose outputs are not kept; attention and what came over the wires are.
-            share = 1 - kept_products(work)
-            return work.forward._replace(product_s=share * work.forward.product_s, attention_s=0.0, tensor_s=0.0)
+            return work.forward._replace(
+                product_s=(1 - KEPT_PRODUCTS) * work.forward.product_s, attention_s=0.0, tensor_s=0.0
+            )
         return work.core
 
     def kept_bytes(self, work: Work, stack: Stack, entering_bytes: Numbers, layers: Numbers) -> Numbers:
@@ -66,8 +70,7 @@ class Recompute(NamedTuple):
         if self.kind == "none":
             return work.saved_bytes
         if self.kind == "selective" and stack.selective == "products":
-            outputs = kept_products(work) * work.output_bytes
-            return entering_bytes + work.attention_bytes + outputs
+            return entering_bytes + work.attention_bytes + KEPT_PRODUCTS * work.output_bytes
         if self.kind == "selective":
             return work.saved_bytes - work.core_bytes
         share = self.share(layers)
@@ -80,14 +83,6 @@ class Recompute(NamedTuple):
         if self.kind == "selective":
             return work.saved_bytes - kept_bytes
         return least(self.every, layers) * work.saved_bytes
-
-
-def kept_products(work: Work) -> float:
-    """Of the products of a layer, the share whose outputs are kept: every second one in 16 bits, none in 8.
-
-    torchtitan's list of what is kept has `mm`, every second time, and not the product of scaled 8-bit numbers.
-    """
-    return 0.0 if work.is_narrow else 0.5
 
 
 def recompute_policy(text: str) -> Recompute:

@@ -12,14 +12,17 @@ published run.
                         tensor axis in backward hide behind that product
     megatron-deepspeed  the layers of megatron-2021 in DeepSpeed's pipeline: every tensor rank sends the whole message,
                         stages keep their inputs and outputs, ZeRO-1 sums with all-reduces
-    fsdp-flash          eager FSDP with the first flash attention (llm-foundry)
-    torch-compile       FSDP2 with compiled layers: what stands between two products is one kernel (torchtitan)
+    fsdp-flash          eager FSDP with the first flash attention; a fused loss, and beside it two metrics of training,
+                        each a cross-entropy of its own from the logits on (llm-foundry)
+    torch-compile-2024  FSDP2 with compiled layers: what stands between two products is one kernel; the loss is eager
+    torch-compile       the same since 2025: the loss is compiled too (torchtitan)
     megatron-core       Megatron-Core with Transformer Engine: fused norms, the newest attention, gradients added up by
                         products, the data axis and messages hidden
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Narayanan et al., SC21, arXiv 2104.04473, sections 4.1 and 4.2 (messages
 split over tensor ranks, fused kernels); Korthikanti et al., 2022, arXiv 2205.05198; Zhao et al., FSDP, 2023, arXiv
-2304.11277; Liang et al., "TorchTitan", 2024, arXiv 2410.06511; the programs' own sources.
+2304.11277; Liang et al., "TorchTitan", 2024, arXiv 2410.06511; the programs' own sources (the metrics: mosaicml/
+llm-foundry, modeling_mpt.py, `use_train_metrics`, and mosaicml/composer, Trainer._train_microbatch).
 Simplified: one record for each generation; versions in between differ by some percent.
 """
 
@@ -47,6 +50,7 @@ class Stack:
         copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
         loss_bytes: bytes moved for one logit by the loss, forward and backward together.
         loss_kept_bytes, loss_peak_bytes: of one logit: kept until backward, and besides while that is at work.
+        split_loss_peak_bytes: the same where tensor ranks split the vocabulary, if it is another number.
         calls_per_kernel: what the host has to do for one kernel, in eager operators: views, autograd, Python.
         selective: what selective recomputation repeats: "attention" (its core), or "products" (every second one, and
             all that is cheap).
@@ -54,6 +58,8 @@ class Stack:
             training is in float16, narrow_gradient_bytes where products are in 8 bits or less.
         extra_gradient_bytes: of a second copy of each gradient, where they are accumulated in 32 bits.
         fused_accumulation: whether a weight's gradient is added up inside the product that makes it.
+        keeps_gradients: whether gradients stay from step to step; else those that ZeRO-3 splits are made anew by every
+            step's first backward pass, when activations make room for them.
         has_master: whether 16-bit parameters have a copy in 32 bits.
         has_reduce_scatter: whether ZeRO-1 reduces each gradient to its owner alone.
         bucket_bytes: buffers of the data axis's communication.
@@ -82,6 +88,7 @@ class Stack:
     loss_bytes: float = 20.0
     loss_kept_bytes: float = 4.0
     loss_peak_bytes: float = 2.0
+    split_loss_peak_bytes: float | None = None
     calls_per_kernel: float = 2.5
     selective: str = "attention"
     gradient_bytes: int = 4
@@ -89,6 +96,7 @@ class Stack:
     narrow_gradient_bytes: int = 4
     extra_gradient_bytes: int = 0
     fused_accumulation: bool = False
+    keeps_gradients: bool = True
     has_master: bool = True
     has_reduce_scatter: bool = True
     bucket_bytes: float = 0.0
@@ -117,6 +125,14 @@ _MEGATRON_2021 = {
     "data_overlap": False,
 }
 
+_COMPILED = {
+    "passes_norm": (1.5, 3),
+    "passes_residual": (1.5, 1),
+    "calls_per_kernel": 1.0,
+    "selective": "products",
+    "keeps_gradients": False,
+}
+
 STACKS: Mapping[str, Stack] = MappingProxyType(
     {
         stack.name: stack
@@ -133,16 +149,23 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 splits_messages=False,
                 keeps_outputs=True,
             ),
-            Stack("fsdp-flash", attention_generation=1, passes_norm=(2, 4), loss_bytes=16),
+            # A logit: the fused loss reads 2 bytes, and again to write 2; each metric casts it (2 and 4 bytes) and
+            # takes the logarithm of its softmax (4 and 4).
             Stack(
-                "torch-compile",
-                passes_norm=(1.5, 3),
-                passes_residual=(1.5, 1),
-                loss_bytes=12,
+                "fsdp-flash",
+                attention_generation=1,
+                passes_norm=(2, 4),
+                loss_bytes=6 + 2 * 14,
+                loss_kept_bytes=2,
                 loss_peak_bytes=8,
-                calls_per_kernel=1.0,
-                selective="products",
+                keeps_gradients=False,
             ),
+            # A logit: cast (2 and 4 bytes), the logarithm of the softmax (4 and 4); a gradient of zeros (4) for that of
+            # the softmax (8 and 4), cast back (4 and 2). Three of these tensors of 4 bytes are there at once; where the
+            # vocabulary is split over ranks, torch's loss_parallel() adds and multiplies them one by one: four.
+            Stack("torch-compile-2024", **_COMPILED, loss_bytes=36, loss_peak_bytes=8, split_loss_peak_bytes=12),
+            # Read for the softmax's largest and its sum, kept; read again for the gradient, which is written.
+            Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_kept_bytes=2, loss_peak_bytes=2),
             Stack(
                 "megatron-core",
                 attention_generation=4,

@@ -121,6 +121,47 @@ def test_every_kind_of_model_and_optimizer_is_predicted(name, optimizer):
     assert (prediction.communication["expert"][0] > 0) == is_mixture
 
 
+def sharded(batch, **changes):
+    """GPT-3 1.3B with FSDP2 on 8 GPUs, a sequence each at once."""
+    options = {"micro_batch": 1, "seq_len": 2048, "stack": "torch-compile", "losses": NONE} | changes
+    return predict("gpt3-1.3b", "dgx-h100", Parallel(data=8, zero_stage=3), batch, **options)
+
+
+def test_gradients_that_are_made_anew_are_not_there_when_activations_are_most():
+    one, two = sharded(8).memory[0], sharded(16).memory[0]
+    # With a second micro-batch those of the first are there when its activations are.
+    assert one["gradient"] == 0 < two["gradient"]
+    assert two["gradient"] == pytest.approx(2 * two["parameter"])  # 4 bytes of a number, and 2
+    others = [name for name in one if name != "gradient"]
+    assert [one[name] for name in others] == [two[name] for name in others]
+    # Of few tokens backward ends with more than it begins with.
+    short = [sharded(batch, seq_len=8).memory[0] for batch in (8, 16)]
+    assert short[0]["gradient"] == short[1]["gradient"] > 0
+    assert short[0]["activation"] < short[1]["activation"]
+
+
+def test_a_loss_that_is_split_over_ranks_and_not_compiled_needs_a_fourth_tensor():
+    # Of a logit three tensors of 4 bytes, or four (loss_parallel()). 8 times the sequences make their number the same.
+    model, tokens = "llama-3-8b", 2048
+    for stack, bytes_of_a_logit in (("torch-compile-2024", (12, 16)), ("torch-compile", (4, 4))):
+        for tensor, size in zip((1, 8), bytes_of_a_logit, strict=True):
+            plans = [
+                predict(
+                    replace(find_transformer(model), num_layers=1, vocab_size=vocabulary),
+                    "dgx-h100",
+                    Parallel(tensor=tensor),
+                    tensor,
+                    micro_batch=tensor,
+                    seq_len=tokens,
+                    stack=stack,
+                    losses=NONE,
+                )
+                for vocabulary in (128_000, 256_000)
+            ]
+            logits = tokens * 128_000
+            assert plans[1].memory[0]["activation"] - plans[0].memory[0]["activation"] == pytest.approx(size * logits)
+
+
 @pytest.mark.parametrize("compression", ["fp16", "int8", "int4", "one-bit", "powersgd"])
 def test_compressed_gradients_take_less_of_a_slow_network(compression):
     slow = {"parallel": Parallel(data=64), "batch": 64, "stack": "megatron-2021", "precision": "bfloat16"}

@@ -9,20 +9,15 @@ from lablib.plan import NONE, STACKS, Losses, Parallel, Stack, predict
 from lablib.plan.stack import find_stack
 
 SPLIT = Parallel(data=2, tensor=2, pipeline=4, zero_stage=1)
+SHARDED = Parallel(data=16, zero_stage=3)
 # The host falls behind, and every wire takes long enough to show.
 SLOW_HOST = replace(NONE, dispatch_s=1e-3)
 SLOW_WIRES = replace(NONE, inside_share=0.02, outside_share=0.02)
 
 
-def plan(stack: str | Stack, losses: Losses = NONE, **changes: Any):
-    arguments: dict[str, Any] = {
-        "model": "gpt3-6.7b",
-        "parallel": SPLIT,
-        "batch": 64,
-        "micro_batch": 2,
-        "seq_len": 2048,
-    }
-    return predict(**arguments | changes, cluster="dgx-h100", stack=stack, losses=losses)
+def plan(stack: str | Stack, losses: Losses = NONE, split: Parallel = SPLIT, **changes: Any):
+    arguments: dict[str, Any] = {"batch": 64, "micro_batch": 2, "seq_len": 2048} | changes
+    return predict("gpt3-6.7b", "dgx-h100", split, **arguments, stack=stack, losses=losses)
 
 
 def seconds(prediction):
@@ -56,6 +51,7 @@ EFFECTS = [
     ("loss_bytes", 12, 20, part("embedding, head, loss"), {}),
     ("loss_kept_bytes", 2, 4, of("activation"), {}),
     ("loss_peak_bytes", 2, 8, of("activation"), {}),
+    ("split_loss_peak_bytes", 8, 12, of("activation"), {}),
     ("calls_per_kernel", 1, 2, seconds, {"losses": SLOW_HOST}),
     ("selective", "products", "attention", memory, {"recompute": "selective"}),
     ("gradient_bytes", 2, 4, of("gradient"), {}),
@@ -63,6 +59,7 @@ EFFECTS = [
     ("narrow_gradient_bytes", 2, 4, of("gradient"), {"precision": "float8"}),
     ("extra_gradient_bytes", 0, 2, of("gradient"), {}),
     ("fused_accumulation", True, False, part("memory-bound kernels"), {}),
+    ("keeps_gradients", False, True, memory, {"split": SHARDED, "batch": 32}),
     ("has_master", False, True, of("optimizer state"), {}),
     ("has_reduce_scatter", True, False, part("data axis"), {"losses": SLOW_WIRES}),
     ("bucket_bytes", 0, 1e9, of("communication buffer"), {}),

@@ -10,7 +10,8 @@
         kinds, and none at all, is bfloat16 where the GPU has it, else float16. But "bf16/fp16" of BLOOM's topology
         search is float16 except where its notes say "load-balanced": from there on its text has the BF16 optimizer.
     C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile"
-        where its notes say "compile" or it has FP8 (which it speeds up only so), else "fsdp-flash"; Megatron and what
+        where its notes say "compile" or it has FP8 (which it speeds up only so), and "torch-compile-2024" where its
+        title or address has a month of that year or earlier, else "fsdp-flash"; Megatron and what
         is built on it on GPUs before Hopper (unfused attention): "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain
         (which measured it) is named, "megatron-2022" where the paper's arXiv number is of 2022 or later, else
         "megatron-2021"; on later GPUs "megatron-core". Any other source: by the GPU, "megatron-2021" or
@@ -217,7 +218,10 @@ def stack_of(row: Row, cluster: Cluster) -> str:
     if "torchtitan" in title:
         notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
         is_compiled = "compile" in notes and not any(word in notes for word in ("no compile", "without", "eager"))
-        return "torch-compile" if is_compiled or is_float8 else "fsdp-flash"
+        if not (is_compiled or is_float8):
+            return "fsdp-flash"
+        years = [int(year) for year in re.findall(r"(?<!\d)(20\d\d)-?(?:0[1-9]|1[0-2])(?!\d)", title)]
+        return "torch-compile-2024" if years and max(years) <= 2024 else "torch-compile"
     if any(word in title for word in MEGATRON) or not title.strip():
         return _old_megatron(title) if cluster.device.name.startswith(BEFORE_HOPPER) else "megatron-core"
     return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "torch-compile"
@@ -270,7 +274,7 @@ def _parallel(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
     sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}
     if axes.get("fsdp") not in (None, 0, False):
         sharding = _fsdp(axes["fsdp"], data, axes.get("cp", 1), cluster)
-    reshards = sharding.pop("reshard_after_forward", not (stack == "torch-compile" and axes.get("pp", 1) > 1))
+    reshards = sharding.pop("reshard_after_forward", not (stack.startswith("torch-compile") and axes.get("pp", 1) > 1))
     sequence_parallel = axes.get("sequence_parallel", False if stack in OLD_MEGATRON else None)
     return Parallel(
         data=data,

@@ -179,7 +179,7 @@ def test_what_is_sharded_by_default_depends_on_the_software(row):
         ("vtrain", {"megatron-deepspeed"}),
         ("megatron", {"megatron-2021", "megatron-core"}),
         ("mpt", {"fsdp-flash"}),
-        ("titan", {"torch-compile"}),
+        ("titan", {"torch-compile", "torch-compile-2024"}),
         ("mbridge", {"megatron-core"}),
         ("simumax", {"megatron-core"}),
     ],
@@ -202,6 +202,19 @@ def test_the_software_follows_from_the_source(published, family, stacks):
 def test_torchtitan_is_compiled_where_it_says_so_or_multiplies_eight_bits(row, notes, precision, stack):
     source = {"source.title": "torchtitan benchmarks", "hardware.gpu": "H100"}
     assert only(row(source | {"notes": notes, "precision": precision})).stack == stack
+
+
+@pytest.mark.parametrize(
+    ("title", "stack"),
+    [
+        ("torchtitan benchmarks llama3_h100_202412_torchtitan.md", "torch-compile-2024"),
+        ("torchtitan benchmarks asyncTP_llama3_h100_2025-06_torchtitan.md", "torch-compile"),
+        ("torchtitan docs/performance.md", "torch-compile"),
+        ("torchtitan at commit 2024123456", "torch-compile"),  # no month of a year
+    ],
+)
+def test_torchtitan_compiles_its_loss_since_2025(row, title, stack):
+    assert only(row({"source.title": title, "hardware.gpu": "H100", "notes": "compile"})).stack == stack
 
 
 def test_experts_spread_over_the_tensor_ranks_too_count_for_those_of_the_data_axis(row):
