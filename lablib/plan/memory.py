@@ -88,9 +88,9 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     activation = held_bytes + where(is_at_head, logits, working)
     if choices.zero_stage == 3 and not on.stack.keeps_gradients:
         # At the end of backward one layer is left, and every gradient is there.
-        last = held_bytes / most(layers, 1) + working
-        has_one, is_early = split.num_microbatches == 1, activation > gradient + last
-        activation = where(has_one, where(is_early, activation, last), activation)
+        left = held_bytes / most(layers, 1) + working
+        has_one, is_early = split.num_microbatches == 1, activation > gradient + left
+        activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return Memory(
         parameter=kept(on.width, 3),

@@ -20,8 +20,8 @@ DOUBTS = (
     " these are `mbridge` and `simumax`.",
     "**Three facts were looked up because rows were off.** That llm-foundry takes two metrics from the logits, and that"
     " torchtitan keeps every second product of 8 bits too and has compiled its loss since 2025, stands in their"
-    " sources; that an old attention kernel gains nothing from wide heads was measured by others (`machine.py`). But what was"
-    " looked for, small models, long sequences and FP8, these rows had chosen.",
+    " sources; that an old attention kernel gains nothing from wide heads was measured by others (`machine.py`). But"
+    " what was looked for, small models, long sequences and FP8, these rows had chosen.",
     "**What a row leaves open is taken to be tuned** (rule C11): the fastest choice that the planner knows. Where the"
     " publishers chose otherwise, that is an error of the planner's reading and not of its physics, or hides one.",
 )
