@@ -15,9 +15,9 @@ SLOW_HOST = replace(NONE, dispatch_s=1e-3)
 SLOW_WIRES = replace(NONE, inside_share=0.02, outside_share=0.02)
 
 
-def plan(stack: str | Stack, losses: Losses = NONE, split: Parallel = SPLIT, **changes: Any):
-    arguments: dict[str, Any] = {"batch": 64, "micro_batch": 2, "seq_len": 2048} | changes
-    return predict("gpt3-6.7b", "dgx-h100", split, **arguments, stack=stack, losses=losses)
+def plan(stack: str | Stack, losses: Losses = NONE, **changes: Any):
+    arguments: dict[str, Any] = {"model": "gpt3-6.7b", "parallel": SPLIT, "batch": 64, "micro_batch": 2} | changes
+    return predict(cluster="dgx-h100", seq_len=2048, **arguments, stack=stack, losses=losses)
 
 
 def seconds(prediction):
@@ -59,7 +59,7 @@ EFFECTS = [
     ("narrow_gradient_bytes", 2, 4, of("gradient"), {"precision": "float8"}),
     ("extra_gradient_bytes", 0, 2, of("gradient"), {}),
     ("fused_accumulation", True, False, part("memory-bound kernels"), {}),
-    ("keeps_gradients", False, True, memory, {"split": SHARDED, "batch": 32}),
+    ("keeps_gradients", False, True, memory, {"parallel": SHARDED, "batch": 32}),
     ("has_master", False, True, of("optimizer state"), {}),
     ("has_reduce_scatter", True, False, part("data axis"), {"losses": SLOW_WIRES}),
     ("bucket_bytes", 0, 1e9, of("communication buffer"), {}),
