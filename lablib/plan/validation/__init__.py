@@ -3,6 +3,7 @@
 rows.py             a file of published measurements, read strictly
 architecture.py     which transformer a row is about
 machine.py          which cluster
+spellings.py        what sources call the same thing
 case.py             what the predictor is asked
 measured.py         what the row says a step took
 baseline.py         the naive estimate beside which every error stands

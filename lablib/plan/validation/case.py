@@ -17,11 +17,11 @@
         "megatron-2021"; on later GPUs "megatron-core". Any other source: by the GPU, "megatron-2021" or
         "torch-compile".
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
-        single modules are not counted). Not stated is none for
+        single modules are not counted; other words: spellings.py). Not stated is none for
         "megatron-core": flash attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's
         memory what does not fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc).
     C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
-        is stated (torchtitan's default), else open. A pipeline and neither: 1F1B.
+        is stated (torchtitan's default), else open. A pipeline and neither: 1F1B. A V has 2 pieces on each stage.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
         HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group, 0 for none; else
         zero_stage; else 1 for "megatron-core" (Megatron-Core's distributed optimizer), 0 for others. torchtitan
@@ -46,11 +46,13 @@ from typing import Any
 
 from lablib.hardware import Cluster
 from lablib.models import Transformer
+from lablib.pipeline.closed_form import V_SHAPED
 from lablib.plan.parallel import Parallel
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.validation.architecture import transformer_of
 from lablib.plan.validation.machine import cluster_of
 from lablib.plan.validation.rows import Row
+from lablib.plan.validation.spellings import recompute_named, schedule_named, sharding_named
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
 BEFORE_HOPPER = ("V100", "A100")
@@ -130,7 +132,9 @@ def _choices(row: Row, case: Case) -> Iterator[Case]:
     chunk_choices = _chunks(row, case)
     for chunks, recompute in product(chunk_choices, recompute_of(row, find_stack(case.stack).name)):
         parallel = replace(case.parallel, chunks=chunks)
-        schedule = "interleaved" if chunks > 1 else "1f1b" if case.schedule == "interleaved" else case.schedule
+        schedule = "1f1b" if chunks == 1 and case.schedule == "interleaved" else case.schedule
+        if chunks > 1 and schedule == "1f1b":
+            schedule = "interleaved"
         for micro_batch in _micro_batches(row, case, parallel.pipeline * chunks):
             choice = replace(case, micro_batch=micro_batch, parallel=parallel, recompute=recompute, schedule=schedule)
             # Interleaving takes micro-batches in rounds of as many as there are stages.
@@ -183,7 +187,7 @@ def precision_of(row: Row, cluster: Cluster) -> str:
     half = "bfloat16" if "bfloat16" in cluster.device.peak_flops_per_s else "float16"
     if "bf16/fp16" in text and "bloom" in row.source.get("title", "").lower():
         return half if "load-balanced" in row.text("notes") else "float16"
-    if not text.strip() or ("bf16" in text and "/fp16" in text):
+    if text.strip() in ("", "half", "mixed", "amp") or ("bf16" in text and "/fp16" in text):
         return half
     for word, name in PRECISIONS:
         if word in text or (word == "fp4" and "mxfp4" in text):
@@ -201,12 +205,11 @@ def recompute_of(row: Row, stack: str) -> tuple[str, ...]:
     Raises:
         ValueError: a text that begins with none of the words.
     """
-    text = row.text("recompute").strip()
+    text = recompute_named(row.text("recompute"))
     if not text:
         return ("none",) if stack == "megatron-core" else RECOMPUTE
-    for word in RECOMPUTE:
-        if text.startswith(word):
-            return (word,)
+    if text in RECOMPUTE or text.startswith(("every ", "first ")):
+        return (text,)
     raise ValueError(f"recompute must begin with none, selective or full: got {row.texts['recompute']!r}")
 
 
@@ -247,16 +250,18 @@ def _old_megatron(title: str) -> str:
 
 def _schedule(row: Row) -> str:
     """Rule C7, without the chunks."""
-    if row.parallel.get("vpp", 1) > 1 or "interleaved" in row.text("schedule"):
-        return "interleaved"
-    text = re.split(r"[\s(]", row.text("schedule"))[0]
-    return text or "1f1b"
+    if row.parallel.get("pp", 1) == 1:
+        return "1f1b"
+    name = schedule_named(row.text("schedule"))
+    return "interleaved" if name == "1f1b" and row.parallel.get("vpp", 1) > 1 else name
 
 
 def _chunks(row: Row, case: Case) -> tuple[int, ...]:
     """Rule C7: the chunks stated, or those that divide the layers of a stage."""
     if case.parallel.pipeline == 1:
         return (1,)
+    if case.schedule in V_SHAPED:
+        return (2,)
     if "vpp" in row.parallel:
         return (row.parallel["vpp"],)
     if case.schedule == "interleaved" and "local" in row.batch:
@@ -297,8 +302,8 @@ def _experts(axes: Mapping[str, Any], data: int) -> dict[str, int]:
 
 def _fsdp(given: Any, data: int, context: int, cluster: Cluster) -> dict[str, Any]:
     """Rule C8 for `fsdp`."""
-    name = str(given).upper()
-    if name in ("FULL_SHARD", "TRUE", "1"):
+    name = sharding_named(str(given))
+    if name == "FULL_SHARD":
         return {"zero_stage": 3}
     if name == "SHARD_GRAD_OP":
         return {"zero_stage": 3, "reshard_after_forward": False}

@@ -1,6 +1,6 @@
 """Which cluster a row was measured on: the GPU's own node from the catalogue, changed by what the row states.
 
-M1  The GPU's name is matched without punctuation; "A100" alone is the one with 80 GB,
+M1  The GPU's name is matched without punctuation and packaging (spellings.py); "A100" alone is the one with 80 GB,
     "H100" alone the one with 80 GB. A name that matches no device as a whole is refused.
 M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states.
 M3  A rack of 72 GPUs holds 64 of a run whose GPUs are a multiple of 64: its 16 whole trays of 4 (from memory, not
@@ -22,19 +22,19 @@ from types import MappingProxyType
 from lablib.errors import unknown_name
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Link
 from lablib.plan.validation.rows import Row
+from lablib.plan.validation.spellings import gpu_key
 
 # GPU names without punctuation -> device, cluster of the catalogue.
 GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "v100": ("V100-32GB-SXM2", "dgx-v100"),
+        "v10032gb": ("V100-32GB-SXM2", "dgx-v100"),
         "a100": ("A100-80GB-SXM", "dgx-a100"),
         "a10080gb": ("A100-80GB-SXM", "dgx-a100"),
-        "a100sxm480gb": ("A100-80GB-SXM", "dgx-a100"),
         "a10040gb": ("A100-40GB-SXM", "dgx-a100"),
-        "a100sxm440gb": ("A100-40GB-SXM", "dgx-a100"),
         "h100": ("H100-80GB-SXM", "dgx-h100"),
         "h10080gb": ("H100-80GB-SXM", "dgx-h100"),
-        "h10096gbhbm2e24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100"),
+        "h10096gb24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100"),
         "h200": ("H200-SXM", "hgx-h200"),
         "b200": ("B200-SXM", "dgx-b200"),
         "b300": ("B300-SXM", "dgx-b300"),
@@ -81,8 +81,7 @@ def cluster_of(row: Row) -> Cluster:
 
 def _gpu(name: str) -> tuple[str, str]:
     """Rule M1."""
-    key = re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", ""))
-    key = re.sub(r"(sxm\d?|nvl72|hgx|dgx)$", "", re.sub(r"^(hgx|dgx)", "", key)) or key
+    key = gpu_key(name)
     if key not in GPUS:
         raise unknown_name("GPU", name, list(GPUS))
     return GPUS[key]

@@ -101,6 +101,7 @@ def test_a_row_that_contradicts_itself_is_refused(row, changes, message):
         ("tf32", "tfloat32"),
         ("fp32", "float32"),
         ("float32", "float32"),
+        ("mixed", "bfloat16"),
         (None, "bfloat16"),
     ],
 )
@@ -118,6 +119,14 @@ def test_a_precision_that_is_not_stated_is_one_that_the_gpu_has(row):
         ("full (use_checkpoint=true in config/validation)", ["full"]),
         ("selective (config default, not stated)", ["selective"]),
         ("none (file lists full/selective separately; not stated per row)", ["none"]),
+        ("full, block 1", ["full"]),
+        ("selective activation checkpointing", ["selective"]),
+        ("SAC", ["selective"]),
+        ("gradient checkpointing", ["full"]),
+        ("true", ["full"]),
+        ("No", ["none"]),
+        ("every 4 layers", ["every 4"]),
+        ("not stated", ["none", "selective", "full"]),
         (None, ["none", "selective", "full"]),
     ],
 )
@@ -133,6 +142,24 @@ def test_chunks_that_are_stated_make_the_schedule_interleaved(row):
     case = only(row({"parallel": {"dp": 1, "tp": 1, "pp": 8, "vpp": 2}}))
     assert (case.parallel.chunks, case.schedule) == (2, "interleaved")
     assert only(row({"parallel": {"dp": 1, "tp": 1, "pp": 8, "vpp": 1}})).schedule == "1f1b"
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "chunks"),
+    [
+        ("1F1B (DeepSpeed)", "1f1b", 1),
+        ("PipeDream-Flush", "1f1b", 1),
+        ("AFAB", "gpipe", 1),
+        ("zb_h1", "zb-h1", 1),
+        ("ZBV", "zb-v", 2),
+        ("DualPipe-V", "dualpipe-v", 2),
+    ],
+)
+def test_a_schedule_is_known_by_the_names_that_papers_and_programs_give_it(row, text, schedule, chunks):
+    case = only(row({"parallel": {"dp": 1, "tp": 1, "pp": 8}, "schedule": text}))
+    assert (case.schedule, case.parallel.chunks) == (schedule, chunks)
+    # Without a pipeline there is none to name.
+    assert only(row({"parallel": {"dp": 8, "tp": 1, "pp": 1}, "schedule": text})).schedule == "1f1b"
 
 
 def test_interleaved_without_chunks_is_every_number_that_divides_the_layers_of_a_stage(row):
@@ -154,6 +181,8 @@ def test_interleaved_without_chunks_is_every_number_that_divides_the_layers_of_a
         ("SHARD_GRAD_OP", {"zero_stage": 3, "reshard_after_forward": False}),
         ("NO_SHARD", {"zero_stage": 0}),
         ("HYBRID_SHARD", {"zero_stage": 3, "replicas": 8}),
+        ("HSDP", {"zero_stage": 3, "replicas": 8}),
+        ("zero3", {"zero_stage": 3}),
         (64, {"zero_stage": 3}),
         (16, {"zero_stage": 3, "replicas": 4}),
         (1, {"zero_stage": 3}),

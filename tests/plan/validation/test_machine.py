@@ -68,11 +68,23 @@ def test_a_rack_holds_64_gpus_of_a_run_of_256_and_all_of_one_of_32(row):
         ("A100-SXM4-80GB", "A100-80GB-SXM"),
         ("NVIDIA H100 SXM5", "H100-80GB-SXM"),
         ("DGX-GB200", "GB200"),
+        ("H100-SXM5-80GB", "H100-80GB-SXM"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB-SXM"),
+        ("A100 80GB SXM", "A100-80GB-SXM"),
+        ("A100SXM4", "A100-80GB-SXM"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB-SXM2"),
+        ("AMD Instinct MI300X", "MI300X"),
         ("B300", "B300-SXM"),
     ],
 )
 def test_a_gpu_is_known_by_its_usual_names(row, gpu, device):
     assert cluster_of(row({"hardware.gpu": gpu})).device.name == device
+
+
+@pytest.mark.parametrize("gpu", ["H100 PCIe", "H100 NVL", "A100-PCIE-40GB", "V100 16GB", "GH200", "RTX A6000"])
+def test_a_gpu_that_is_another_device_is_not_taken_for_one_of_a_similar_name(row, gpu):
+    with pytest.raises(ValueError, match="unknown GPU"):
+        cluster_of(row({"hardware.gpu": gpu}))
 
 
 def test_a_gpu_that_nobody_knows_is_answered_with_the_nearest(row):
