@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from lablib import Cluster, Reconciliation, calibrate, find_cluster, launch, parallel, phase
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.spent import counted
+from lablib.record.spent import counted
 
 MARKED = re.compile(r"(?<=<!-- tables -->\n).*?(?=<!-- /tables -->)", re.DOTALL)
 

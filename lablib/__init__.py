@@ -28,14 +28,11 @@ from lablib.errors import (
 from lablib.faults import CorruptGradient, DelayStart, DropLink, Fault, KillRank, SlowLink, SlowRank
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Link, find_cluster
 from lablib.launch import launch
-from lablib.ledger import Block, Memory
 from lablib.phases import phase
 from lablib.reconcile import Reconciliation, reconcile
+from lablib.record import Block, Memory, Span, Summary, Timeline, Traffic, Transfer
 from lablib.run import Run
 from lablib.script import simulate_script
-from lablib.summary import Summary
-from lablib.timeline import Span, Timeline
-from lablib.traffic import Traffic, Transfer
 
 __all__ = [
     "CLUSTERS",

@@ -1,7 +1,7 @@
 """Predicted beside measured: one program on the simulator and on real processes, and where they differ.
 
-The table has a row for each phase of compute and for each communication, and for what is left (lablib/spent.py, which
-also says from when time counts and when a communication begins).
+The table has a row for each phase of compute and for each communication, and for what is left (lablib/record/spent.py,
+which also says from when time counts and when a communication begins).
 
     error = (predicted - measured) / measured             noise = (longest - shortest) / 2 / median, of the repeats
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.hardware import Cluster, find_cluster
 from lablib.launch import launch
+from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.run import Run
-from lablib.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.units import in_words
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lablib.hardware.device import Device
-from lablib.ledger import Memory
-from lablib.summary import Summary
-from lablib.timeline import COMPUTE, Span, Timeline
-from lablib.traffic import Traffic, Transfer
+from lablib.record.ledger import Memory
+from lablib.record.summary import Summary
+from lablib.record.timeline import COMPUTE, Span, Timeline
+from lablib.record.traffic import Traffic, Transfer
 
 __all__ = ["COMPUTE", "Memory", "Run", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
 
@@ -51,7 +51,7 @@ class Run:
         return len(self.values)
 
     def to_perfetto(self, path: str | Path) -> Path:
-        """Write timeline, memory and traffic as one trace that ui.perfetto.dev opens (lablib/perfetto.py)."""
+        """Write timeline, memory and traffic as one trace that ui.perfetto.dev opens (lablib/record/perfetto.py)."""
         return self.timeline.to_perfetto(path, self.memory, self.traffic)
 
     def summary(self, steps: int = 1, timeline: Timeline | None = None, device: Device | None = None) -> Summary:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch
+from lablib.record.timeline import length, overlap, union
+from lablib.record.traffic import short_ranks
 from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer
-from lablib.timeline import length, overlap, union
-from lablib.traffic import short_ranks
 
 STREAMS = (COMPUTE, "comm:world", "comm:dp", "comm:world:send")
 PHASES = ("forward", "backward", "setup")

@@ -20,7 +20,7 @@ from lablib.figures.lanes import Lane, lanes_of, pixels
 from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.figures.timeline import SOURCE_COLUMNS, idle_bars, lane_axis, lane_index, letters, work_bars
 from lablib.hardware.device import Device
-from lablib.ledger import Memory
+from lablib.record.ledger import Memory
 from lablib.run import Timeline
 from lablib.units import Unit, axis_title, in_words, unit_for
 

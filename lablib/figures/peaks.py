@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.hardware.device import Device
-from lablib.ledger import Memory
+from lablib.record.ledger import Memory
 from lablib.units import axis_title, in_words, unit_for
 
 PLOT_PIXELS = 260

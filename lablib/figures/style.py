@@ -63,8 +63,9 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
 # Everything that is computed, where a figure does not tell forward from backward.
 COMPUTE = Look("compute", "F+B", "#3B5B92", "", ink="#FFFFFF")
 
-# What memory is held for: the categories of lablib/blocks.py, from the bottom of a stack to its top. What is there all
-# the time stands below what comes and goes. A gradient has backward's colour, optimizer state the optimizer's.
+# What memory is held for: the categories of lablib/record/blocks.py, from the bottom of a stack to its top. What is
+# there all the time stands below what comes and goes. A gradient has backward's colour, optimizer state the
+# optimizer's.
 MEMORY_LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         look.name: look

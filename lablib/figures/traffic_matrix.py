@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, axis, base_layout
-from lablib.traffic import Traffic
+from lablib.record.traffic import Traffic
 from lablib.units import in_words, log_ticks, unit_for
 
 MOST_RANKS = 128  # more are drawn in blocks of neighbours

@@ -31,7 +31,7 @@ import numpy as np
 from lablib.pipeline.costs import Costs, PieceCosts
 from lablib.pipeline.deadlock import find_deadlock
 from lablib.pipeline.plan import Action, Kind, Plan
-from lablib.timeline import COMPUTE, Span, Timeline
+from lablib.record.timeline import COMPUTE, Span, Timeline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

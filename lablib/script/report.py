@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lablib.figures.show import caption_html, picture_bundle, without_subtitle
 from lablib.figures.timeline import figure_timeline
-from lablib.ledger import Memory
+from lablib.record.ledger import Memory
 from lablib.run import Run
 
 _MOST_LINES = 16

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lablib.blocks import NEVER, Blocks
+from lablib.record.blocks import NEVER, Blocks
 from lablib.sim.rank import Rank
 
 

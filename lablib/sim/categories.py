@@ -1,4 +1,4 @@
-"""What each block of a rank is, as the program lets it be known; `lablib.ledger` lists the categories.
+"""What each block of a rank is, as the program lets it be known; `lablib.record.ledger` lists the categories.
 
     parameter         an operator gets an nn.Parameter, or an optimizer steps a leaf that requires gradients
     gradient          autograd's AccumulateGrad puts it into `.grad`, or it is found there after backward (DDP's bucket
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lablib.blocks import CATEGORIES
+from lablib.record.blocks import CATEGORIES
 from lablib.sim.storages import Watch, inner
 
 PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, COMMUNICATION, OTHER = range(len(CATEGORIES))

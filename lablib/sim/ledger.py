@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lablib.blocks import Blocks
 from lablib.cost.op import tensors_in
-from lablib.ledger import Memory
+from lablib.record.blocks import Blocks
+from lablib.record.ledger import Memory
 from lablib.sim.account import Account
 from lablib.sim.categories import ACTIVATION, COMMUNICATION, OTHER, Categories
 from lablib.sim.facts import Facts

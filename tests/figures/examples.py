@@ -6,9 +6,9 @@ import random
 from typing import Any, NamedTuple
 
 from lablib.hardware import Device
-from lablib.ledger import Block, Memory
 from lablib.plan import Parallel, Prediction
 from lablib.plan.validation import Report, published_rows, score
+from lablib.record.ledger import Block, Memory
 from lablib.run import Span, Timeline, Traffic, Transfer
 
 

@@ -16,7 +16,7 @@ from lablib import launch
 from lablib.figures import describe, figure_memory, figure_peaks, table
 from lablib.figures.memory import MOST_STEPS
 from lablib.hardware import Device
-from lablib.ledger import CATEGORIES, Block, Memory
+from lablib.record.ledger import CATEGORIES, Block, Memory
 from lablib.run import Span, Timeline
 
 SCALES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}

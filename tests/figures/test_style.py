@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lablib.figures import LOOKS, describe, in_words, kind_of_phase, table, unit_for
 from lablib.figures.style import COMPUTE, MEMORY_LOOKS
-from lablib.ledger import CATEGORIES
+from lablib.record.ledger import CATEGORIES
 
 # Their y axes name ranks or parts, not quantities.
 LANES = {"timeline", "reconcile", "reconcile normalized", "pipeline"}

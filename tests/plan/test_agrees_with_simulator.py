@@ -23,10 +23,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lablib import Run, launch, phase
-from lablib.ledger import CATEGORIES
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.models.transformer import Transformer
 from lablib.plan import NONE, STACKS, Parallel, Prediction, predict
+from lablib.record.ledger import CATEGORIES
 
 _TIME, _MEMORY = 0.05, 0.02
 _TIED = 0.002  # moments of a step that hold nearly as much as its peak

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib import RankError, launch
 from lablib.hardware import find_cluster
-from lablib.ledger import Memory
 from lablib.models import GPT, GPTConfig
+from lablib.record.ledger import Memory
 from lablib.sim.clock import Clock
 from lablib.sim.ledger import Ledger
 

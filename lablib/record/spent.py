@@ -1,6 +1,6 @@
 """Where the time of a run went, part by part, such that a simulated run and a measured one can be compared.
 
-Every second of a rank is one of four, as in lablib/summary.py:
+Every second of a rank is one of four, as in lablib/record/summary.py:
 
     compute + exposed communication + waiting + idle = makespan
 
@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import fsum
 
+from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
 from lablib.run import Run
-from lablib.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
 
 KINDS = ("compute", "communication", "exposed", "waiting", "idle", "makespan")
 _NO_PHASE = "#"  # no phase can be called so

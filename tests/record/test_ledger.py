@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lablib import Block, Memory
 from lablib.hardware import find_cluster
-from lablib.ledger import CATEGORIES, NEVER, Blocks
+from lablib.record.ledger import CATEGORIES, NEVER, Blocks
 
 STEP = [
     Block(0, "parameter", 400, 0.0, 9e-3, "aten.empty", "forward", "train.py:3: model = Model()", 1, NEVER),

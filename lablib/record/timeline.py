@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from lablib.ledger import Memory
-    from lablib.traffic import Traffic
+    from lablib.record.ledger import Memory
+    from lablib.record.traffic import Traffic
 
 COMPUTE = "compute"
 
@@ -209,7 +209,7 @@ class Timeline:
             memory: of the same run; adds a counter for each rank and category of memory.
             traffic: of the same run; adds arrows through the members of each collective.
         """
-        from lablib.perfetto import write_trace
+        from lablib.record.perfetto import write_trace
 
         return write_trace(self, Path(path), memory, traffic)
 

@@ -8,7 +8,7 @@ from lablib.units import in_words
 
 if TYPE_CHECKING:
     from lablib.hardware.device import Device
-    from lablib.ledger import Holding, Memory
+    from lablib.record.ledger import Holding, Memory
 
 _SHOWN = 3  # categories and origins that one sentence names
 _LONGEST = 72  # characters of a line of the program

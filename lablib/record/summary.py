@@ -30,9 +30,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lablib.hardware.device import Device
-from lablib.ledger import Memory
-from lablib.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
-from lablib.traffic import Traffic, Transfer
+from lablib.record.ledger import Memory
+from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
+from lablib.record.traffic import Traffic, Transfer
 
 if TYPE_CHECKING:
     import pandas as pd

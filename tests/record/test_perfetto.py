@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.ledger import Block, Memory
+from lablib.record.ledger import Block, Memory
 from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer
 
 Event = dict[str, Any]

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lablib.blocks import CATEGORIES, NEVER, Block, Blocks, Course
+from lablib.record.blocks import CATEGORIES, NEVER, Block, Blocks, Course
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
     from lablib.hardware.device import Device
-    from lablib.timeline import Timeline
+    from lablib.record.timeline import Timeline
 
 __all__ = ["CATEGORIES", "NEVER", "Block", "Blocks", "Holding", "Memory"]
 
@@ -145,7 +145,7 @@ class Memory:
 
     def explain(self, rank: int | None = None) -> str:
         """One sentence on what a rank held at its peak, and where it was made."""
-        from lablib.memory_text import explain
+        from lablib.record.memory_text import explain
 
         return explain(self, self.peak_rank() if rank is None else rank)
 
@@ -168,7 +168,7 @@ class Memory:
 
     def notes(self, device: Device) -> list[str]:
         """What a reader must know: the ranks that need more memory than a device has."""
-        from lablib.memory_text import too_large
+        from lablib.record.memory_text import too_large
 
         return too_large(self, device)
 

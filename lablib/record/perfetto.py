@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from lablib.ledger import Memory
-from lablib.timeline import COMPUTE, Span, Timeline
-from lablib.traffic import Traffic
+from lablib.record.ledger import Memory
+from lablib.record.timeline import COMPUTE, Span, Timeline
+from lablib.record.traffic import Traffic
 
 Event = dict[str, Any]
 Place = tuple[int, int]  # process, thread
