@@ -32,7 +32,8 @@ class Prediction:
         parts: the step as a sum: seconds by what the busiest stage does, in the order of a waterfall.
         communication: axis -> (seconds in all, seconds not hidden), a rank a step.
         bubble_fraction: share of the pipeline's time in which the busiest stage waits.
-        memory: of each stage, bytes by category at its peak.
+        memory: of each stage, bytes by category at its peak. Gradients that every step makes anew (FSDP) may not be
+            there yet when activations are most.
         memory_limit_bytes: of one GPU, what the driver and the communication library leave of its memory.
         cached_share: what the allocator keeps in its cache beside what is allocated, as a share of that.
         driver_bytes: what the driver and the communication library take of the GPU's memory.
