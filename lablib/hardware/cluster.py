@@ -11,10 +11,12 @@ A call of the communication library takes `collective_overhead_s` besides, once,
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.hardware.device import FREE, Device
+from lablib.hardware.figures import check_numbers, check_times
 from lablib.hardware.link import Link
 from lablib.hardware.topology import FatTree, Topology
 
@@ -65,12 +67,13 @@ class Cluster:
     profile: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.devices_per_node < 1:
-            raise ValueError(f"devices_per_node must be at least 1: got {self.devices_per_node} for {self.name!r}")
-        if not self.collective_overhead_s >= 0:
-            raise ValueError(
-                f"collective_overhead_s must be 0 or more: got {self.collective_overhead_s} for {self.name!r}"
-            )
+        count = self.devices_per_node
+        check_numbers(repr(self.name), {"devices_per_node": count})
+        if count < 1:
+            raise ValueError(f"devices_per_node must be at least 1: got {count} for {self.name!r}")
+        if not isinstance(count, Integral):
+            raise ValueError(f"devices_per_node must be a whole number: got {count!r} for {self.name!r}")
+        check_times(repr(self.name), {"collective_overhead_s": self.collective_overhead_s})
 
         if self.library not in LIBRARIES:
             raise unknown_name("communication library", self.library, LIBRARIES)

@@ -11,6 +11,8 @@ The defaults leave out what a device does not state: no quantization, no cache, 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lablib.hardware.figures import check_numbers, check_times
+
 
 @dataclass(frozen=True)
 class Device:
@@ -71,6 +73,7 @@ class Device:
     def _check_shares(self) -> None:
         shares = {name: getattr(self, name) for name in ("matmul_efficiency", "memory_efficiency")}
         shares |= {f"matmul_efficiency_by_dtype[{k!r}]": v for k, v in self.matmul_efficiency_by_dtype.items()}
+        check_numbers(self.name, shares)
         for figure, share in shares.items():
             if not 0 < share <= 1:
                 raise ValueError(f"{figure} is a share in (0, 1]: got {share} for {self.name}")
@@ -82,16 +85,24 @@ class Device:
             positive["cache_bandwidth_bytes_per_s"] = self.cache_bandwidth_bytes_per_s
         if self.power_w is not None:
             positive["power_w"] = self.power_w
+        if self.flops_per_joule is not None:
+            positive["flops_per_joule"] = self.flops_per_joule
+        check_numbers(self.name, positive)
         for figure, value in positive.items():
             if not value > 0:
                 raise ValueError(f"{figure} must be positive: got {value} for {self.name}")
-        for figure in ("kernel_overhead_s", "matmul_half_depth", "cache_bytes", "cache_bandwidth_bytes_per_s"):
+        check_times(self.name, {name: getattr(self, name) for name in ("kernel_overhead_s", "matmul_half_depth")})
+        check_numbers(self.name, {name: getattr(self, name) for name in ("cache_bytes", "cache_bandwidth_bytes_per_s")})
+        for figure in ("cache_bytes", "cache_bandwidth_bytes_per_s"):
             if not getattr(self, figure) >= 0:
                 raise ValueError(f"{figure} must be 0 or more: got {getattr(self, figure)} for {self.name}")
 
     def _check_counts(self) -> None:
         if not (isinstance(self.num_cores, int) and self.num_cores >= 0):
             raise ValueError(f"num_cores is a whole number, 0 or more: got {self.num_cores!r} for {self.name}")
+        generation = self.attention_generation
+        if not (isinstance(generation, int) and generation >= 1):
+            raise ValueError(f"attention_generation is a whole number, 1 or more: got {generation!r} for {self.name}")
         alignment = self.row_alignment_bytes
         if not (isinstance(alignment, int) and alignment >= 0 and alignment & (alignment - 1) == 0):
             raise ValueError(f"row_alignment_bytes is a power of two or 0: got {alignment!r} for {self.name}")

@@ -10,6 +10,8 @@ Simplified: one alpha for every protocol, and a bandwidth that does not depend o
 
 from dataclasses import dataclass
 
+from lablib.hardware.figures import check_numbers, check_times
+
 
 @dataclass(frozen=True)
 class Link:
@@ -31,8 +33,10 @@ class Link:
     collective_share: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.latency_s >= 0:
-            raise ValueError(f"latency_s must be 0 or more: got {self.latency_s} for link {self.name!r}")
+        whose = f"link {self.name!r}"
+        check_times(whose, {"latency_s": self.latency_s})
+        shares = {name: getattr(self, name) for name in ("bandwidth_bytes_per_s", "collective_share")}
+        check_numbers(whose, shares)
         if not self.bandwidth_bytes_per_s > 0:
             raise ValueError(
                 f"bandwidth_bytes_per_s must be positive: got {self.bandwidth_bytes_per_s} for link {self.name!r}"

@@ -11,7 +11,8 @@ order. The 16-bit FLOPs that an accelerator (1 TFLOP/s or more) could do while o
     inside a node    50 to 500,000       an A100 has 1,040, over PCIe 10,000
     outside          500 to 1,000,000    an A100 has 12,500, over 25 Gb/s Ethernet 100,000
 
-A file that means it says so with `unusual = true`.
+and any device can do half a FLOP or more (but in float64) while one byte comes in from its memory. An accelerator reads
+all of its memory in 1 ms to 10 s (an A100 in 40 ms). A file that means it says so with `unusual = true`.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import Any
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.hardware.link import Link
+from lablib.hardware.topology import Dragonfly, FatTree, Torus
 
 # Least, most and unit.
 _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
@@ -31,9 +33,13 @@ _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
     (Device, "cache_bandwidth_bytes_per_s"): (1e8, 1e15, "B/s"),
     (Device, "kernel_overhead_s"): (1e-9, 1e-2, "s"),
     (Device, "power_w"): (1.0, 1e5, "W"),
+    (Device, "matmul_half_depth"): (0.0, 1e6, ""),
+    (Device, "flops_per_joule"): (1e6, 1e15, "FLOP/J"),
     (Link, "bandwidth_bytes_per_s"): (1e6, 1e13, "B/s"),
     (Link, "latency_s"): (1e-9, 1e-1, "s"),
     (Cluster, "collective_overhead_s"): (1e-9, 1.0, "s"),
+    (FatTree, "oversubscription"): (1.0, 1e3, ""),
+    **{(kind, "switch_latency_s"): (0.0, 1e-2, "s") for kind in (FatTree, Dragonfly, Torus)},
 }
 _EXAMPLES = {
     "FLOP/s": "989e12 for 989 TFLOP/s",
@@ -41,7 +47,10 @@ _EXAMPLES = {
     "B/s": "25e9 for 25 GB/s",
     "s": "2e-6 for 2 us",
     "W": "700 for 700 W",
+    "FLOP/J": "1.1e12 for 1.1 TFLOP/J",
 }
+
+_MAY_BE_ENDLESS = ("FLOP/s", "B", "B/s", "W", "FLOP/J")  # no seconds: nothing would ever end
 
 
 def check_plausible(record: Any, file: str, where: str) -> None:
@@ -51,9 +60,12 @@ def check_plausible(record: Any, file: str, where: str) -> None:
             continue
         value = getattr(record, name)
         for key, figure in value.items() if isinstance(value, Mapping) else (("", value),):
-            if figure is None or figure in (0, inf) or least <= figure <= most:
+            is_ideal = figure == 0 or (figure == inf and unit in _MAY_BE_ENDLESS)
+            if figure is None or is_ideal or least <= figure <= most:
                 continue
             path = ".".join(part for part in (where, name, key) if part)
+            if unit not in _EXAMPLES:
+                raise ValueError(f"{file}: {path} must be {least:g} to {most:g}: got {figure:g}")
             raise ValueError(
                 f"{file}: {path} = {figure:g} reads as {human(figure, unit)}, outside {human(least, unit)} to "
                 f"{human(most, unit)}: probably a unit error; give it in {unit}, as in {_EXAMPLES[unit]}"
@@ -62,14 +74,40 @@ def check_plausible(record: Any, file: str, where: str) -> None:
 
 _FLOPS_A_BYTE = {"memory": (5.0, 5e3), "intra": (50.0, 5e5), "inter": (500.0, 1e6)}
 _ACCELERATOR_FLOPS_PER_S = 1e12
+_LEAST_FLOPS_A_BYTE = 0.5
 
 
 def unlikely_together(cluster: Cluster) -> str:
     """Which bandwidth does not go with the device's peak and is probably in another unit; "" where all do."""
     device = cluster.device
     peak = max(device.peak("float16"), device.peak("bfloat16"))
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    peaks = {dtype: flops for dtype, flops in device.peak_flops_per_s.items() if dtype != "float64"}
+    slowest = min(peaks, key=peaks.__getitem__)
+    if peaks[slowest] < _LEAST_FLOPS_A_BYTE * bandwidth < inf:
+        return (
+            f"device.peak_flops_per_s.{slowest} = {peaks[slowest]:g} reads as {human(peaks[slowest], 'FLOP/s')}, for a "
+            f"memory of {human(bandwidth, 'B/s')}: probably a unit error; give it in FLOP/s, as in "
+            f"{_EXAMPLES['FLOP/s']}, or say `unusual = true` if it is meant"
+        )
     if peak < _ACCELERATOR_FLOPS_PER_S:
         return ""
+    return _unlikely_bandwidth(cluster, peak) or _unlikely_memory(device)
+
+
+def _unlikely_memory(device: Device) -> str:
+    bandwidth, size = device.memory_bandwidth_bytes_per_s, device.memory_bytes
+    if inf in (bandwidth, size) or 1e-3 <= size / bandwidth <= 10:
+        return ""
+    return (
+        f"device.memory_bytes = {size:g} reads as {human(size, 'B')}, for a memory of {human(bandwidth, 'B/s')}: read "
+        f"in {human(size / bandwidth, 's')}, outside 1 ms to 10 s: probably a unit error; give it in B, as in "
+        f"{_EXAMPLES['B']}, or say `unusual = true` if it is meant"
+    )
+
+
+def _unlikely_bandwidth(cluster: Cluster, peak: float) -> str:
+    device = cluster.device
     bandwidths = {
         "memory": ("device.memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s),
         "intra": ("intra.bandwidth_bytes_per_s", cluster.intra.bandwidth_bytes_per_s),

@@ -29,6 +29,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -42,6 +43,10 @@ from lablib.hardware.plausible import check_plausible, unlikely_together
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
 
 _TOPOLOGIES: dict[str, type] = {"fat tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
+_DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
+_SHORT = {"bf16": "bfloat16", "tf32": "tfloat32", "half": "float16"} | {
+    f"fp{bits}": f"float{bits}" for bits in (64, 32, 16, 8, 4)
+}
 _RECORDS: dict[type, Mapping[str, Any]] = {Device: DEVICES, Link: LINKS}
 
 
@@ -54,7 +59,7 @@ def load_cluster(path: str | Path) -> Cluster:
     """
     file = Path(path)
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror}); give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -183,8 +188,17 @@ def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: s
     if hint == Mapping[str, float]:
         if not isinstance(value, dict):
             raise _wrong(file, where, value, "a table of numbers")
+        for key in value:
+            _check_dtype(key, f"{file}, {where}")
         return dict(inherited or {}) | {key: _number(v, file, f"{where}.{key}") for key, v in value.items()}
     return _number(value, file, where)
+
+
+def _check_dtype(name: str, where: str) -> None:
+    """A name that is short for a dtype, or nearly one: its peak would be that of no product."""
+    meant = _SHORT.get(name.lower()) or next(iter(get_close_matches(name.lower(), _DTYPES, 1, 0.8)), name)
+    if name not in _DTYPES and meant != name:
+        raise _at(where, ValueError(f"unknown dtype {name!r}: did you mean {meant!r}?"))
 
 
 def _number(value: Any, file: str, where: str) -> float:
@@ -198,7 +212,7 @@ def _topology(value: Any, inherited: Any, file: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(file, "topology", value, "a kind or a table")
     kind = value.get("kind", getattr(inherited, "name", "fat tree"))
-    if kind not in _TOPOLOGIES:
+    if not isinstance(kind, str) or kind not in _TOPOLOGIES:
         raise _at(f"{file}, [topology]", unknown_name("kind", kind, list(_TOPOLOGIES)))
     cls = _TOPOLOGIES[kind]
     return _record(cls, value, inherited if isinstance(inherited, cls) else cls(), file, "topology")

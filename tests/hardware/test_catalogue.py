@@ -238,6 +238,13 @@ DEVICE: dict[str, Any] = {
         ({"cache_bytes": -1, "cache_bandwidth_bytes_per_s": 1e12}, "cache_bytes must be 0 or more: got -1 for mine"),
         ({"cache_bandwidth_bytes_per_s": -1}, "cache_bandwidth_bytes_per_s must be 0 or more: got -1 for mine"),
         ({"power_w": 0}, "power_w must be positive: got 0 for mine"),
+        ({"flops_per_joule": -1}, "flops_per_joule must be positive: got -1 for mine"),
+        ({"attention_generation": 0}, "attention_generation is a whole number, 1 or more: got 0 for mine"),
+        ({"kernel_overhead_s": inf}, "kernel_overhead_s must be finite: got inf for mine"),
+        (
+            {"memory_bytes": "80 GB"},
+            "memory_bytes must be a number: got '80 GB' for mine; give 80e9 for 80 GB, 2e-6 for 2 us",
+        ),
         ({"row_alignment_bytes": 12}, "row_alignment_bytes is a power of two or 0: got 12 for mine"),
         ({"row_alignment_bytes": 16.0}, "row_alignment_bytes is a power of two or 0: got 16.0 for mine"),
     ],
@@ -251,6 +258,7 @@ def test_an_impossible_device_is_refused(changes, message):
     ("latency_s", "bandwidth", "message"),
     [
         (-1e-6, 1e9, "latency_s must be 0 or more: got -1e-06 for link 'wire'"),
+        (inf, 1e9, "latency_s must be finite: got inf for link 'wire'"),
         (nan, 1e9, "latency_s must be 0 or more: got nan for link 'wire'"),
         (0, 0, "bandwidth_bytes_per_s must be positive: got 0 for link 'wire'"),
         (0, -5, "bandwidth_bytes_per_s must be positive: got -5 for link 'wire'"),

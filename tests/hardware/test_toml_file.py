@@ -227,6 +227,22 @@ def test_a_wrong_file_is_answered_with_its_name_the_table_and_the_remedy(text, m
         ("[inter]\nbandwidth_bytes_per_s = 400", "inter.bandwidth_bytes_per_s = 400 reads as 400 B/s"),
         ("[inter]\nlatency_s = 4.0", "inter.latency_s = 4 reads as 4 s, outside 1 ns to 100 ms: probably a unit error"),
         ("[device]\nkernel_overhead_s = 5", "device.kernel_overhead_s = 5 reads as 5 s, outside 1 ns to 10 ms"),
+        ("[topology]\nswitch_latency_s = 0.15", "topology.switch_latency_s = 0.15 reads as 150 ms, outside"),
+        ("[topology]\noversubscription = inf", "topology.oversubscription must be 1 to 1000: got inf"),
+        ("[device]\nflops_per_joule = 1.1", "device.flops_per_joule = 1.1 reads as 1.1 FLOP/J"),
+        (
+            "[device]\nmemory_bytes = 80e6",
+            "device.memory_bytes = 8e+07 reads as 80 MB, for a memory of 3.35 TB/s: read",
+        ),
+        (
+            "[device]\nmemory_bytes = 80e12",
+            "device.memory_bytes = 8e+13 reads as 80 TB, for a memory of 3.35 TB/s: read",
+        ),
+        ("[device.peak_flops_per_s]\nbfloat16 = 989e9", "peak_flops_per_s.bfloat16 = 9.89e+11 reads as 989 GFLOP/s"),
+        ("[device.peak_flops_per_s]\nbf16 = 989e12", "unknown dtype 'bf16': did you mean 'bfloat16'?"),
+        ("[device.peak_flops_per_s]\nfloat_16 = 989e12", "unknown dtype 'float_16': did you mean 'float16'?"),
+        ("[topology]\nkind = []", "unknown kind []"),
+        ("[inter]\nlatency_s = inf", "latency_s must be finite: got inf"),
     ],
 )
 def test_a_figure_in_another_unit_is_questioned_with_what_it_reads_as(table, message, tmp_path):
@@ -282,6 +298,20 @@ def test_a_bandwidth_a_thousand_times_off_is_questioned(tmp_path, name, table, f
     file.write_text(text)
     with pytest.raises(ValueError, match="probably a unit error"):
         load_cluster(file)
+
+
+@pytest.mark.parametrize("name", sorted(set(CLUSTERS) - {"laptop"}))
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_a_memory_a_thousand_times_off_is_questioned(tmp_path, name, factor):
+    size = CLUSTERS[name].device.memory_bytes * factor
+    with pytest.raises(ValueError, match="memory_bytes = .*probably a unit error"):
+        read(tmp_path, f'base = "{name}"\n[device]\nmemory_bytes = {size}\n')
+
+
+def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_bytes(b'\xef\xbb\xbfbase = "dgx-h100"\r\n')
+    assert load_cluster(file).device == CLUSTERS["dgx-h100"].device
 
 
 def test_a_slow_network_that_is_meant_is_taken(tmp_path):
