@@ -132,11 +132,17 @@ def predict_many(
 
 def _whole_numbers(name: str, given: Any) -> np.ndarray:
     array = np.atleast_1d(np.asarray(given))
+    if array.dtype.kind == "O" and all(type(each) is int for each in array.flat) and array.min() >= 1:
+        raise _too_large(name, array.max())
     if array.dtype.kind not in "iu" or array.ndim != 1 or (array.size and array.min() < 1):
         raise ValueError(f"{name} must be whole numbers, 1 or more, in one dimension: got {given!r}")
     if array.size and array.max() > _MOST:
-        raise ValueError(f"{name} must be {_MOST:,} or less: got {array.max():,}; `predict` takes any number")
+        raise _too_large(name, array.max())
     return array.astype(np.int64)
+
+
+def _too_large(name: str, value: int) -> ValueError:
+    return ValueError(f"{name} must be {_MOST:,} or less: got {value:,}; `predict` takes any number")
 
 
 def _length(columns: Mapping[str, np.ndarray]) -> int:

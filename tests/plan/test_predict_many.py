@@ -173,6 +173,7 @@ def test_progress_is_told_until_all_are_done():
         ({"zero_stage": 4}, "zero_stage is 0, 1, 2 or 3: got 4"),
         ({"zero_plus_plus": None}, "zero_plus_plus is a tuple of qwZ, hpZ, qgZ: got None"),
         ({"batch": 10**10}, "batch must be 1,000,000,000 or less: got 10,000,000,000"),
+        ({"batch": 10**20}, "batch must be 1,000,000,000 or less: got 100,000,000,000,000,000,000"),
     ],
 )
 def test_what_makes_no_sense_for_any_plan_is_refused(given, words):

@@ -186,7 +186,7 @@ def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
 
 def _row(line: str, number: int) -> Row:
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}; one object a line") from None
     if not isinstance(record, dict):
@@ -200,7 +200,7 @@ def _row(line: str, number: int) -> Row:
         given = record.get(section, {})
         if not isinstance(given, dict):
             raise ValueError(f"field {section}: must be an object, {{...}}: got {_shown(given)}")
-        given = {ALIASES.get(section, {}).get(key, key): value for key, value in _without_null(given).items()}
+        given = _by_usual_names(section, _without_null(given))
         unused += _unknown(section, given, FIELDS[section])
         sections[section] = _checked(section, given)
     top = _checked("", {key: value for key, value in record.items() if key not in SECTIONS})
@@ -210,6 +210,27 @@ def _row(line: str, number: int) -> Row:
     row = Row(number, top.pop("id"), **sections, texts=top, unused=tuple(unused))
     _check_nothing_missing(row)
     return row
+
+
+def _by_usual_names(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a section under the names of FIELDS."""
+    usual: dict[str, Any] = {}
+    for key, value in given.items():
+        name = ALIASES.get(section, {}).get(key, key)
+        if name in usual and usual[name] != value:
+            raise ValueError(f"field {_path(section, name)}: stated under two names, one is {key}; leave one")
+        usual[name] = value
+    return usual
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose fields are each stated once: of two values nobody knows which is meant."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"field {twice}: stated {names.count(twice)} times; leave one")
+    return record
 
 
 def _without_null(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def test_the_published_rows_are_all_read_and_nothing_in_them_is_left_unused(publ
         ({"measured.memory_gib_per_gpu": 66000}, "field measured.memory_gib_per_gpu: must be a number from 0.05 to 1"),
         ({"parallel.zero_stage": 4}, "field parallel.zero_stage: must be a whole number from 0 to 3: got 4"),
         ({"model.params_b": "many"}, 'must be billions of parameters, 7.1 or "7.1b": got "many"'),
+        ({"batch.gbs": 7}, "field batch.global: stated under two names, one is gbs; leave one"),
         ({"model": [1]}, "field model: must be an object, {...}: got [1]"),
     ],
 )
@@ -57,6 +58,12 @@ def test_a_row_that_cannot_be_meant_is_refused_with_its_line_and_field(line, cha
     with pytest.raises(ValueError, match="^rows, line 3: ") as caught:
         parse_rows(lines)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_field_that_is_stated_twice_is_refused(line):
+    twice = line().replace('"layers":', '"layers": 3, "layers":')
+    with pytest.raises(ValueError, match="^rows, line 1: field layers: stated 2 times; leave one"):
+        parse_rows([twice])
 
 
 def test_a_line_that_is_no_json_is_refused_with_the_place(line):
