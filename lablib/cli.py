@@ -240,23 +240,41 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--gpus", type=int, help="or how many GPUs")
     command.add_argument("--batch", type=int, required=True, help="sequences of a step, on all GPUs together")
     command.add_argument("--seq-len", type=int, help="tokens of a sequence; default: the model's longest")
-    command.add_argument("--precision", default="bfloat16", help="of the linear layers' products; default bfloat16")
-    command.add_argument("--stack", default="megatron-core", help="training software; default megatron-core")
-    command.add_argument("--optimizer", default="adamw", help="default adamw")
-    for name in (
-        "tensor",
-        "pipeline",
-        "context",
-        "expert",
-        "expert-tensor",
-        "data",
-        "chunks",
-        "micro-batch",
-        "zero-stage",
-    ):
-        command.add_argument(f"--{name}", metavar="N", help="try only these: 8, or 1,2,4, or 4-16")
-    for name in ("recompute", "schedule"):
-        command.add_argument(f"--{name}", metavar="NAME", help="try only these, with commas between")
+    command.add_argument(
+        "--precision",
+        default="bfloat16",
+        help="of the linear layers' products: float32, tfloat32, float16, bfloat16 (default), float8 or float4",
+    )
+    command.add_argument(
+        "--stack",
+        default="megatron-core",
+        help="training software, for example torch, torch-compile, megatron-2022 or megatron-core (default); another "
+        "name is answered with all of them",
+    )
+    command.add_argument(
+        "--optimizer",
+        default="adamw",
+        help="sgd, sgd-momentum, adam, adamw (default), lamb, lion, sophia, adafactor, adam-8bit or galore",
+    )
+    counts = {
+        "tensor": "ranks that share every matrix product",
+        "pipeline": "stages",
+        "context": "ranks that share every sequence",
+        "expert": "ranks that share the experts of a layer",
+        "expert-tensor": "ranks that share one expert",
+        "data": "ranks with sequences of their own",
+        "chunks": "pieces of the model on a stage",
+        "micro-batch": "sequences that go through a stage at once",
+        "zero-stage": "0 to 3: what data ranks split",
+    }
+    for name, what in counts.items():
+        command.add_argument(f"--{name}", metavar="N", help=f"{what}; try only these: 2, or 1,2, or 1-3")
+    names = {
+        "recompute": 'none, selective, full, "every k" or "first k" layers',
+        "schedule": "gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, dualpipe-v or v-half",
+    }
+    for name, what in names.items():
+        command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; try only these, with commas between")
     command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
     command.add_argument("--json", action="store_true", help="the same for programs")
 

@@ -1,12 +1,17 @@
 """`lab plan`: what it prints, what it refuses, and its exit codes."""
 
 import json
+import re
 
 import pytest
 
 from lablib import cli_plan
 from lablib.cli import main
+from lablib.pipeline.closed_form import SCHEDULES
 from lablib.plan import search
+from lablib.plan.optimizers import OPTIMIZERS
+from lablib.plan.predict import PRECISIONS
+from lablib.plan.recompute import KINDS
 
 ASKED = ["plan", "--model", "gpt3-13b", "--cluster", "dgx-a100", "--nodes", "2", "--batch", "64"]
 FEW = ["--schedule", "1f1b,zb-v", "--recompute", "none, full", "--context", "1"]
@@ -101,3 +106,11 @@ def test_experts_may_be_whole_beside_split_attention(capsys: pytest.CaptureFixtu
     assert main([*asked, *few]) == 0
     best = json.loads(capsys.readouterr().out)["best"]
     assert {(each["expert"], each["expert_tensor"]) for each in best} == {(8, 1)}
+
+
+def test_the_help_has_every_name_that_may_be_given(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    whole_lines = re.sub(r"-\n\s+", "-", capsys.readouterr().out)
+    said = re.split(r"[\s,;:]+", whole_lines)
+    assert {*PRECISIONS, *OPTIMIZERS, *SCHEDULES, *KINDS} <= set(said)
