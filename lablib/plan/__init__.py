@@ -7,8 +7,8 @@ machine.py      what pieces of a step take on one rank
 layer.py        one transformer layer: its passes, and what it keeps
 dispatch.py     tokens on their way to experts and back
 ends.py         embedding, head and loss
-eager.py        both operator by operator, as eager torch runs them; eager_data.py, eager_optimizer.py its other
-                parts, eager_peak.py, eager_memory.py, eager_sharded.py what it keeps
+eager.py        both operator by operator, as eager torch runs them; eager_experts.py, eager_data.py,
+                eager_optimizer.py its other parts, eager_peak.py, eager_memory.py, eager_sharded.py what it keeps
 held.py         parameters on one rank
 pieces.py       what plans share, worked out once
 setup.py        the choices and the numbers of a plan, or of many

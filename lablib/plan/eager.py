@@ -24,7 +24,7 @@ Legend: as layer.py; w bytes of a number, V vocabulary.
 
 Source: the operators that torch 2.13 dispatches for such a layer, as a timeline of the simulator lists them;
 torch/utils/checkpoint.py (the early stop).
-Simplified: mixtures of experts and latent attention are those of layer.py.
+Simplified: latent attention is that of layer.py. Mixtures of experts: eager_experts.py.
 """
 
 from lablib.cost.arrays import Numbers, most
@@ -32,8 +32,6 @@ from lablib.models.transformer import Transformer
 from lablib.plan import layer
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
-
-experts = layer.experts
 
 
 def kernel(on: Machine, size_bytes: Numbers, kernels: Numbers = 1) -> Pass:
@@ -62,12 +60,14 @@ def norm(on: Machine, model: Transformer, rows: Numbers) -> Work:
     )
 
 
-def linear(on: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers) -> Work:
-    """[rows, k] x [k, n], with its bias. What it keeps is counted where it is made."""
+def linear(
+    on: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers, has_bias: bool | None = None
+) -> Work:
+    """[rows, k] x [k, n], with its bias (None: where the model has them). What it keeps is counted where it is made."""
     width = on.width
     weight = Pass(product_s=on.product_s(k, n, rows, is_over_tokens=True), kernels=1)
     accumulate = kernel(on, 3 * k * n * width)
-    if model.has_bias:
+    if model.has_bias if has_bias is None else has_bias:
         weight = weight.plus(kernel(on, (rows + 1) * n * width))
         accumulate = accumulate.plus(kernel(on, 3 * n * width))
     return Work(

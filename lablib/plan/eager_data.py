@@ -12,8 +12,9 @@ Passes are over the parameters. Legend: s ranks that share them.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp; torch/distributed/optim/zero_redundancy_optimizer.py;
 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
-Simplified: a stage's matrices fill buckets in the order in which they were made, backwards; vectors do not count. With
-`data_overlap` FSDP2's wires work beside the layers, as on a GPU; without, each is waited for, as torch does on a CPU.
+Simplified: a stage's matrices fill buckets in the order in which they were made, backwards; vectors do not count.
+Experts are summed in one collective of their own, which hides behind nothing. With `data_overlap` FSDP2's wires work
+beside the layers, as on a GPU; without, each is waited for, as torch does on a CPU.
 """
 
 from dataclasses import replace
@@ -35,14 +36,14 @@ def reduced_s(
     """Seconds of DDP's sums and copies a step (in all, and not hidden), with ZeRO-1's broadcasts; 0 for one rank."""
     on = choices.machine
     n, outside = split.data * split.context, _outside(split, held)
-    size = layers * (held.layer + held.expert_layer) * on.width
+    size = layers * held.layer * on.width
     # The head's own matrix comes first, the embedding last; with it, what did not fill a bucket.
     first, embedding = (split.pipeline == 1) * held.head * on.width, held.embedding * on.width
     count, left = _buckets(choices, split)
     last_s = on.collective_s("all_reduce", embedding + left, n, split.tensor)
     filled = most(size + first - left, 0.0)
     others_s = count * on.collective_s("all_reduce", filled / most(count, 1), n, split.tensor)
-    copies_s = layers * layer_pass_s(choices, split, 2 * on.width)
+    copies_s = layers * layer_pass_s(choices, split, 2 * on.width, has_experts=False)
     ends_s = on.stream_s(2 * on.width * outside) + 5 * on.device.kernel_overhead_s
     # What divides the gradients into buckets makes that backward pass longer, too.
     behind_s = most(others_s - backward_s - copies_s, 0.0) if on.stack.data_overlap else others_s
@@ -52,19 +53,27 @@ def reduced_s(
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
     total_s = 2 * (copies_s + ends_s) + others_s + last_s
     is_split = n > 1
-    return is_split * (total_s + spread_s), is_split * (shown_s + spread_s)
+    experts_s = _experts_s(choices, split, layers * held.expert_layer * on.width) if choices.model.experts else 0.0
+    return is_split * (total_s + spread_s) + experts_s, is_split * (shown_s + spread_s) + experts_s
+
+
+def _experts_s(choices: Choices, split: Split, size: Numbers) -> Numbers:
+    """What DDP leaves out, summed after it over the ranks that have the same experts; with ZeRO-1 broadcast too."""
+    on, group = choices.machine, (split.expert_copies, split.expert_stride)
+    sum_s = on.collective_s("all_reduce", size, *group)
+    return sum_s + (on.collective_s("broadcast", size, *group) if choices.zero_stage else 0.0)
 
 
 def _buckets(choices: Choices, split: Split) -> tuple[Numbers, Numbers]:
     """How many buckets a stage's layers fill, and the bytes that are left over for the last one."""
-    cut = (split.tensor, split.pipeline, split.expert)
+    cut = (split.tensor, split.pipeline)
     if not any(isinstance(number, np.ndarray) for number in cut):
         return _filled(choices, split)
     distinct, which = distinct_rows(*cut)
     found = np.array(
         [
-            _filled(choices, replace(split, tensor=tensor, pipeline=pipeline, expert=expert))
-            for tensor, pipeline, expert in zip(*map(np.ndarray.tolist, distinct), strict=True)
+            _filled(choices, replace(split, tensor=tensor, pipeline=pipeline))
+            for tensor, pipeline in zip(*map(np.ndarray.tolist, distinct), strict=True)
         ]
     )
     return found[which, 0], found[which, 1]
@@ -74,7 +83,8 @@ def _filled(choices: Choices, split: Split) -> tuple[float, float]:
     """The same by filling them, the last layer's last tensor first."""
     count, held_bytes, limit = 0.0, 0.0, _FIRST_BUCKET_BYTES
     width = choices.machine.width / split.tensor
-    sizes = [rows * columns * width for rows, columns, many in layer_tensors(choices, split) for _ in range(int(many))]
+    tensors = layer_tensors(choices, split, has_experts=False)
+    sizes = [rows * columns * width for rows, columns, many in tensors for _ in range(int(many))]
     for size in sizes[::-1] * (choices.model.num_layers // split.pipeline):
         held_bytes += size
         if held_bytes >= limit:
@@ -89,9 +99,10 @@ def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -
         return on.collective_s("broadcast", numbers * on.width + 0.0 * n, n, split.tensor)
 
     layer_s = sum(
-        count * one_s(rows * columns / split.tensor) for rows, columns, count in layer_tensors(choices, split)
+        count * one_s(rows * columns / split.tensor)
+        for rows, columns, count in layer_tensors(choices, split, has_experts=False)
     )
-    vectors = len(layer_tensors(choices, split)) + 4
+    vectors = len(layer_tensors(choices, split, has_experts=False)) + 4
     ends_s = one_s(held.embedding) + one_s((split.pipeline == 1) * held.head) + 3 * one_s(choices.model.d_model)
     return layers * (layer_s + vectors * one_s(choices.model.d_model)) + ends_s
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lablib.cost.arrays import Numbers
+from lablib.plan.eager_experts import sent_bytes
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step, sizes_of
 
@@ -48,7 +49,8 @@ class Stage(NamedTuple):
         sent: the gradient of its input, which a stage that took turns of forward and backward still has.
         kept: of a layer, from forward to backward, its output among it.
         again: of a layer, made a second time for backward.
-        inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with.
+        inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with; or those of the experts.
+        dispatched: what a rank sends to experts.
         attention: the gradients around queries, keys and values, when their weights' are made.
         head, loss: what the head keeps, and what backward of the loss needs besides.
         layer_gradient, head_gradient, embedding_gradient: of the parameters.
@@ -66,6 +68,7 @@ class Stage(NamedTuple):
     again: Numbers
     inner: Numbers
     last_weight: Numbers
+    dispatched: Numbers
     attention: Numbers
     head: Numbers
     loss: Numbers
@@ -112,11 +115,12 @@ class Stage(NamedTuple):
         activation = base.plus(Moment(activation=-self.inner, other=2 * self.inner))
         input_gradient = Moment(communication=self.is_split * self.entering, other=(1 - self.is_split) * self.entering)
         second = base.plus(Moment(activation=-2 * self.inner, other=self.inner)).plus(input_gradient).plus(weight)
+        came_back = base.plus(Moment(other=2 * self.dispatched))
         if is_later:
-            return [first, activation, second]
+            return [first, activation, second, came_back]
         left = 2 * self.entering - self.kept - self.freed
         end = Moment(self.layer_gradient, left, received, self.attention + top * self.entering)
-        return [activation.plus(weight), first, second.plus(weight), end]
+        return [activation.plus(weight), first, second.plus(weight), came_back, end]
 
     def at_message(self) -> Moment:
         """Between forward and backward: the gradient that was sent is still there, the next one's buffer already."""
@@ -170,6 +174,14 @@ def largest(moments: list[Moment]) -> Moment:
     return best
 
 
+def _last_weight(choices: Choices, split: Split) -> Numbers:
+    """Rows of the last weight of an MLP; of all experts of a rank, which are one tensor."""
+    mixture = choices.model.experts
+    if not mixture:
+        return choices.model.hidden_size / split.tensor
+    return mixture.num_experts * mixture.d_ff / split.expert_stride
+
+
 def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers) -> Stage:
     on, held, policy, at = choices.machine, step.held, choices.recompute, sizes_of(choices, split)
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == split.pipeline - 1)
@@ -188,7 +200,8 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         kept=kept,
         again=again,
         inner=step.work.peak_bytes,
-        last_weight=choices.model.hidden_size / split.tensor * choices.model.d_model * on.width,
+        last_weight=_last_weight(choices, split) * choices.model.d_model * on.width,
+        dispatched=sent_bytes(on, choices.model, at),
         attention=entering * ((1 + 3 / split.tensor) if on.stack.is_megatron else (2 + 1 / split.tensor)),
         head=step.head.saved_bytes,
         loss=step.head.peak_bytes,

@@ -80,22 +80,29 @@ def own_numbers(choices: Choices, split: Split, shared: Numbers, expert: Numbers
     return most(own, max(matrices, choices.model.vocab_size * choices.model.d_model) / split.tensor)
 
 
-def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 1) -> Numbers:
+def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 1, has_experts: bool = True) -> Numbers:
     """One operator for each tensor of a layer, or for this rank's share of it: it moves `size` bytes a number."""
     on, model = choices.machine, choices.model
     time_s = 0.0
-    for rows, columns, count in layer_tensors(choices, split):
+    tensors = layer_tensors(choices, split, has_experts)
+    for rows, columns, count in tensors:
         one_s = on.stream_s(rows * columns / (split.tensor * shards) * size) + on.device.kernel_overhead_s
         time_s = time_s + count * one_s
-    vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(layer_tensors(choices, split))
+    vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
     return time_s + vectors * on.device.kernel_overhead_s
 
 
-def layer_tensors(choices: Choices, split: Split) -> tuple[tuple[int, int, Numbers], ...]:
-    """Rows, columns and number, on one rank, of a layer's matrices; queries, keys and values may be one."""
+def layer_tensors(choices: Choices, split: Split, has_experts: bool = True) -> tuple[tuple[Numbers, int, Numbers], ...]:
+    """Rows (of all tensor ranks), columns and number of a layer's matrices; queries, keys and values may be one.
+
+    The experts of a rank are one tensor a matrix, which DDP leaves out: other ranks have other experts.
+    """
     model = choices.model
     matrices = layer_matrices(model, is_expert_layer=model.experts is not None)
-    found = [(m.rows, m.columns, m.count / split.expert if m.part == "experts" else m.count) for m in matrices]
+    found = [(m.rows, m.columns, m.count) for m in matrices if m.part != "experts"]
+    if has_experts:
+        ranks = split.expert_stride / split.tensor  # that share them, beside the tensor ranks
+        found += [(m.rows * m.count / ranks, m.columns, 1) for m in matrices if m.part == "experts"]
     if not choices.machine.stack.is_megatron or model.latent:
         return tuple(found)
     together = sum(columns for _, columns, _ in found[:3])

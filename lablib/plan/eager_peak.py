@@ -26,7 +26,8 @@ def peak(
     if not trains and not is_sharded:
         stage = stage._replace(layer_gradient=0.0, head_gradient=0.0, embedding_gradient=0.0, tied=0.0, last_weight=0.0)
     found = largest(_moments(choices, split, stage, numbers, own, in_flight))
-    buckets = numbers * on.width * (split.data * split.context > 1) * (trains and not is_sharded)
+    buckets = (numbers - expert) * (split.data * split.context > 1) + expert * (split.expert_copies > 1)
+    buckets = buckets * on.width * (trains and not is_sharded)
     return (
         (own if is_sharded else numbers) * on.width + found.parameter,
         found.gradient,

@@ -268,11 +268,11 @@ def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
     width, stack = on.width, on.stack
     outside = at.rows * model.d_model / at.sequence_shards
     work = passes(on, outside, *stack.passes_norm, saved_bytes=outside * width)
-    work = work.plus(_dense(on, model, at, at.rows, model.hidden_size / at.tensor, at.sequence_shards))
+    work = work.plus(inner_mlp(on, model, at, at.rows, model.hidden_size / at.tensor, at.sequence_shards))
     return work.plus(tensor_exchange(on, model, at)).plus(_residual(on, outside))
 
 
-def _dense(
+def inner_mlp(
     on: Machine,
     model: Transformer,
     at: Sizes,
@@ -306,12 +306,12 @@ def experts(on: Machine, model: Transformer, mixture: Experts, at: Sizes) -> Wor
     # What arrives from all expert ranks is as much as was sent; ranks that share an expert gather theirs.
     arrived = sent * (1 + is_own * (at.expert_tensor - 1))
     work = work.plus(_dispatch(on, model, mixture, at, sent, arrived, is_own))
-    routed = _dense(on, model, at, arrived, mixture.d_ff / at.expert_tensor, 1, local)
+    routed = inner_mlp(on, model, at, arrived, mixture.d_ff / at.expert_tensor, 1, local)
     # Besides, the gradients of what the experts read and wrote.
     work = work.plus(routed._replace(peak_bytes=routed.peak_bytes + 2 * arrived * d_model * width))
     if mixture.num_shared:
         hidden = mixture.num_shared * mixture.d_ff / at.tensor
-        shared = _dense(on, model, at, at.rows, hidden, at.sequence_shards)
+        shared = inner_mlp(on, model, at, at.rows, hidden, at.sequence_shards)
         # The router has kept their input, though not in 8 bits.
         again = 0.0 if on.is_narrow else rows * d_model * width
         work = work.plus(shared._replace(saved_bytes=shared.saved_bytes - again))

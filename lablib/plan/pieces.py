@@ -22,7 +22,7 @@ import numpy as np
 from lablib.cost.arrays import Numbers, distinct_rows, least
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
-from lablib.plan import eager, ends, layer
+from lablib.plan import eager, eager_experts, ends, layer
 from lablib.plan.dispatch import cores_share
 from lablib.plan.held import Held, held_parameters
 from lablib.plan.layer import Sizes, Work
@@ -161,7 +161,8 @@ def layer_work(on: Machine, model: Transformer, at: Sizes) -> Work:
     if not model.experts:
         return attention.plus(block.mlp(on, model, at))
     share = model.num_expert_layers / model.num_layers
-    mixed = block.experts(on, model, model.experts, at).times(share)
+    experts = eager_experts.experts if on.stack.is_eager else layer.experts
+    mixed = experts(on, model, model.experts, at).times(share)
     if share == 1:  # no dense MLP is there, whose peak would count
         return attention.plus(mixed)
     return attention.plus(mixed).plus(block.mlp(on, model, at).times(1 - share))
