@@ -59,6 +59,7 @@ def validate_command(
     try:
         rows = published_rows() if file is None else read_rows(file)
         report = score(rows, predictor or _planner())
+        _check_any(rows, report)
         mixtures = score(published_mixtures(), predictor or _planner()) if file is None else None
         held_out = _leave_out(rows) if leaves_out else []
     except ValueError as error:
@@ -96,6 +97,15 @@ def text(
     if unused := Counter(name for row in rows for name in row.unused):
         parts.append("Fields not used: " + ", ".join(f"{name} ({n} rows)" for name, n in sorted(unused.items())))
     return "\n\n".join(parts)
+
+
+def _check_any(rows: Sequence[Row], report: Report) -> None:
+    """A report about no row helps nobody: say what is wrong with the first that was meant to be scored."""
+    meant = {row.line for row in rows if row.is_scorable}
+    reasons = [f"line {one.line}, {one.id}: {one.reason}" for one in report.skipped if one.line in meant]
+    if reasons and not report.scored:
+        others = f" (and {len(reasons) - 1} more rows)" if len(reasons) > 1 else ""
+        raise ValueError(f"no row can be scored: {reasons[0]}{others}")
 
 
 def _planner() -> Predictor:

@@ -87,6 +87,15 @@ def test_a_file_that_cannot_be_meant_is_one_sentence(change, said, file: Path, c
     assert said in error.err and error.err.count("\n") == 1 and not error.out
 
 
+def test_one_row_that_cannot_be_meant_is_named_beside_the_others(file: Path, capsys: pytest.CaptureFixture):
+    wrong = ROW | {"id": "mine-wrong", "measured": {"iteration_s": 4000.0}}
+    file.write_text("\n".join(json.dumps(row) for row in (ROW, wrong)), "utf-8")
+    assert main(["validate", str(file), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["all"]["rows"] == 1 and [one["id"] for one in answer["skipped"]] == ["mine-wrong"]
+    assert "another unit" in answer["skipped"][0]["reason"]
+
+
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert main(["validate", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl cannot be read: No such file" in capsys.readouterr().err

@@ -154,21 +154,13 @@ class Report:
 
 
 def score(rows: Iterable[Row], predict: Predictor) -> Report:
-    """The report of all rows. `predict` is called with the keyword arguments of a `Case`.
-
-    Raises:
-        ValueError: a row's figure that no GPU can have reached: another unit than its field says.
-    """
+    """The report of all rows. `predict` is called with the keyword arguments of a `Case`."""
     ready, skipped = prepare(rows)
     return report(ready, predict, skipped)
 
 
 def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
-    """What does not depend on the predictor: the cases and the measurement of each row, and the rows without.
-
-    Raises:
-        ValueError: as `score`.
-    """
+    """What does not depend on the predictor: the cases and the measurement of each row, and the rows without."""
     ready, skipped = [], []
     for row in rows:
         if not row.is_scorable:
@@ -181,10 +173,7 @@ def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
             continue
         try:
             ready.append(Prepared(row, cases, _measured(row, cases[0]), naive_step_time_s(cases[0])))
-        except ValueError as error:
-            if cases[0].model.experts is None:
-                raise ValueError(f"line {row.line}, {row.id}: {error}") from None
-            # Perhaps only the experts were misread: their fields have no settled names.
+        except ValueError as error:  # a figure that no GPU can have reached: probably in another unit
             skipped.append(Skipped(row.id, row.line, str(error)))
     return ready, skipped
 

@@ -61,10 +61,12 @@ def test_a_row_that_the_predictor_refuses_is_named_too(row):
     assert skipped.reason == "the predictor refuses: 32 layers do not divide"
 
 
-def test_a_figure_in_another_unit_is_an_error_of_the_file(line, fixed):
+def test_a_figure_in_another_unit_is_not_scored_and_named(line, fixed):
     rows = parse_rows([line(), line({"id": "mine-two", "measured.iteration_s": 4000.0})])
-    with pytest.raises(ValueError, match=r"^line 2, mine-two: measured.iteration_s = 4000 means"):
-        score(rows, lambda **_: fixed())
+    report = score(rows, lambda **_: fixed())
+    (skipped,) = report.skipped
+    assert len(report.scored) == 1 and (skipped.line, skipped.id) == (2, "mine-two")
+    assert skipped.reason.startswith("measured.iteration_s = 4000 means")
 
 
 def test_of_what_is_open_the_fastest_that_fits_counts(row, fixed):
