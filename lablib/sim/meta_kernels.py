@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lablib.cost.op import tensors_in
 from lablib.errors import ValueNeededError
 from lablib.sim.source import program_line
 
@@ -46,9 +47,9 @@ class MetaKernels:
         answer = self._known.get(key)
         if answer is None:
             out = _run(func, args, kwargs)
-            self._known[key] = Answer.of(func, out)
+            self._known[key] = Answer.of(func, args, out)
             return out
-        return answer.give(args)
+        return _run(func, args, kwargs) if answer.is_view else answer.give(args)
 
 
 _READ = torch.ops.aten._local_scalar_dense.default
@@ -71,17 +72,25 @@ def _describe(values: Iterable[Any], signature: list[Any]) -> int:
 
 
 class Answer:
-    """What an op gives for one signature: empty tensors of these shapes, or one of its own arguments."""
+    """What an op gives for one signature: empty tensors of these shapes, or one of its own arguments.
 
-    def __init__(self, outputs: Any, is_first_argument: bool):
+    Attributes:
+        is_view: whether it gives memory of its arguments, which only the op itself can: `_unsafe_view`, whose schema
+            does not say so, does.
+    """
+
+    def __init__(self, outputs: Any, is_first_argument: bool, is_view: bool):
         self._outputs = outputs
         self._is_first_argument = is_first_argument
+        self.is_view = is_view
 
     @staticmethod
-    def of(func: Any, out: Any) -> "Answer":
+    def of(func: Any, args: tuple, out: Any) -> "Answer":
         if _writes_first(func):
-            return Answer(None, True)
-        return Answer(_specification(out), False)
+            return Answer(None, True, False)
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_in(args)}
+        is_view = any(tensor.untyped_storage()._cdata in given for tensor in tensors_in((out,)))
+        return Answer(_specification(out), False, is_view)
 
     def give(self, args: tuple) -> Any:
         return args[0] if self._is_first_argument else _made(self._outputs)

@@ -128,6 +128,20 @@ def test_a_program_takes_the_same_time_and_traffic_with_and_without_values(progr
     assert (values.fidelity, shapes.fidelity) == ("values", "shapes")
 
 
+def two_steps_of_a_product_of_three_dimensions():
+    layer, x = nn.Linear(16, 64, bias=False), torch.randn(2, 8, 16)
+    for _ in range(2):
+        layer(x).relu().sum().backward()  # the product's `_unsafe_view` is a view, and its schema says otherwise
+
+
+@pytest.mark.parametrize("program", [two_steps_of_a_product_of_three_dimensions, gpt, fsdp, checkpointed])
+def test_a_program_holds_the_same_memory_with_and_without_values(program):
+    values, shapes = (launch(program, ranks=4, fidelity=fidelity).memory for fidelity in ("values", "shapes"))
+    for rank in range(4):
+        assert shapes.curve(rank)[0].tolist() == values.curve(rank)[0].tolist()
+        assert all((values.curve(rank)[1][name] == held).all() for name, held in shapes.curve(rank)[1].items())
+
+
 def tensor_parallel():
     with phase("setup"):  # torch sends no initial weights that have no values
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
