@@ -52,7 +52,8 @@ class Stage(NamedTuple):
         inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with; or those of the experts.
         dispatched: what a rank sends to experts.
         attention: the gradients around queries, keys and values, when their weights' are made.
-        head, loss: what the head keeps, and what backward of the loss needs besides.
+        passing: of a layer, what its forward has at most beside what it keeps.
+        head, loss, logits: what the head keeps, what backward of the loss needs besides, and the logits themselves.
         layer_gradient, head_gradient, embedding_gradient: of the parameters.
         tied: of a table that both ends share.
         is_split: whether there are several tensor ranks.
@@ -70,8 +71,10 @@ class Stage(NamedTuple):
     last_weight: Numbers
     dispatched: Numbers
     attention: Numbers
+    passing: Numbers
     head: Numbers
     loss: Numbers
+    logits: Numbers
     layer_gradient: Numbers
     head_gradient: Numbers
     embedding_gradient: Numbers
@@ -203,8 +206,11 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         last_weight=_last_weight(choices, split) * choices.model.d_model * on.width,
         dispatched=sent_bytes(on, choices.model, at),
         attention=entering * ((1 + 3 / split.tensor) if on.stack.is_megatron else (2 + 1 / split.tensor)),
+        # The output of the last product; of a layer that keeps nothing the MLP's two tensors, but not its output yet.
+        passing=entering + (policy.kind == "full") * 2 * step.work.peak_bytes,
         head=step.head.saved_bytes,
         loss=step.head.peak_bytes,
+        logits=step.head.peak_bytes / 8 * on.width,
         layer_gradient=(held.layer + held.expert_layer) * on.width,
         head_gradient=is_last * (held.head + held.tied - tied) * on.width,
         embedding_gradient=is_first * held.embedding * on.width,

@@ -4,14 +4,20 @@ A rank keeps 1 / s of everything. Whole are, for a time,
 
     the root        embedding, head, last norm: parameters from forward to the end of backward, the head's gradient too
     a layer         its parameters while it is at work; in backward its gradients, up to all of them at its end
-    the next one    its parameters, in the buffer of the gather that was started early
+    its buffer      what was gathered: in forward until the next layer is copied out of its own, the last one's until
+                    the logits are there; in backward until the copy
+    the next one    in backward, its parameters in the buffer of the gather that was started early: as the head's
+                    backward begins, then with each layer
     the last one    its gradients, in the buffer that is summed and scattered
 
-So at the end of a layer's backward there are four layers' worth: two of parameters, two of gradients.
+So at the end of a layer's backward there are four layers' worth: two of parameters, two of gradients. Where there are
+copies of the whole (HSDP), the shard that is summed over them stays from each layer until the end of backward; of the
+first micro-batch it is the gradient.
 
 Legend: s ranks that share; others as layer.py.
 
-Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (prefetch in backward, `ReduceScatterState`).
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (prefetch in backward, `AllGatherState`,
+`ReduceScatterState`, `AllReduceState`), torch 2.13.
 Simplified: parameters and gradients of one dtype; layers are wrapped one by one.
 """
 
@@ -19,45 +25,72 @@ from lablib.cost.arrays import Numbers
 from lablib.plan.eager_memory import Moment, Stage
 
 
-def sharded_moments(stage: Stage, k: Numbers, m: Numbers, shards: Numbers, reshards: bool) -> list[Moment]:
-    """The largest moments of backward passes, with k of m micro-batches in flight and states split over `shards`."""
+def sharded_moments(
+    stage: Stage, k: Numbers, m: Numbers, shards: Numbers, reshards: bool, has_replicas: Numbers
+) -> list[Moment]:
+    """The largest moments of a step, with k of m micro-batches in flight and states split over `shards`."""
     later_k, is_later = k - (m <= k), 1.0 * (m > 1)
-    summed = Moment(gradient=stage.gradient / shards)
-    first = _round(stage, k, Moment(), stage.layer_gradient / shards, reshards)
-    later = _round(stage, later_k, summed, 0.0, reshards)
+    summed, share = Moment(gradient=stage.gradient / shards), stage.layer_gradient / shards
+    first = _round(stage, k, Moment(), reshards, Moment(gradient=share))
+    later = _round(stage, later_k, summed, reshards, Moment(communication=has_replicas * share))
     return first + [Moment().plus(moment, is_later) for moment in later]
 
 
-def _round(stage: Stage, k: Numbers, summed: Moment, growth: Numbers, reshards: bool) -> list[Moment]:
-    """One backward pass; `growth` bytes of gradients stay of each layer."""
-    whole = Moment(parameter=stage.head_gradient + stage.embedding_gradient)
-    if not reshards:
-        whole = whole.plus(Moment(parameter=stage.layers * stage.layer_gradient))
-    held = stage.holds(k).plus(summed).plus(whole)
-    # In forward the root's buffer lives until the first layer is gathered, and copied out of its own.
-    layer = reshards * stage.layer_gradient
-    buffers = Moment(communication=whole.parameter + layer, parameter=layer, activation=stage.entering)
-    gathered = stage.holds(k - 1).plus(summed).plus(whole).plus(buffers)
-    apart = Moment(0.0, -stage.freed, layer, stage.is_last * stage.entering, layer)  # the top layer, in backward
-    found = [gathered, held.plus(apart), held.plus(stage.at_head()), held.plus(stage.at_head_weight(is_later=False))]
-    for j in (0, 1):
-        exists = 1.0 * (stage.layers > j)
-        done = held.plus(Moment(gradient=j * growth, activation=-j * stage.kept)).plus(_buffers(stage, j, reshards))
-        found += [Moment().plus(done.plus(moment), exists) for moment in stage.at_layer(j == 0, False)]
-    end = stage.holds(k - 1).plus(summed).plus(whole).plus(stage.at_embedding(is_later=False))
-    others = Moment(
-        gradient=stage.head_gradient + stage.embedding_gradient + stage.layers * growth,
-        communication=stage.layer_gradient,
-    )
-    return [*found, end.plus(others)]
+def _round(stage: Stage, k: Numbers, summed: Moment, reshards: bool, left: Moment) -> list[Moment]:
+    """One micro-batch, forward and backward, of which `left` stays of each layer."""
+    root, stays = stage.head_gradient + stage.embedding_gradient, (not reshards) * stage.layer_gradient
+    whole = Moment(parameter=root + stage.layers * stays).plus(summed)
+    held, before = stage.holds(k).plus(whole), stage.holds(k - 1).plus(whole)
+    end = stage.at_embedding(is_later=False).plus(left, stage.layers)
+    end = end.plus(Moment(gradient=root, communication=stage.layer_gradient, parameter=-stage.layers * stays))
+    backward = [*_head(stage, reshards), *_layers(stage, reshards, left)]
+    return [
+        *(before.plus(moment) for moment in _start(stage, root, reshards)),
+        *(held.plus(moment) for moment in [*_end(stage, reshards), *backward]),
+        before.plus(end),
+    ]
 
 
-def _buffers(stage: Stage, j: int, reshards: bool) -> Moment:
-    """Beside the gradients of the j-th layer from the top: what is whole of it, of the next, and of the last one."""
-    ahead, behind = 1.0 * (stage.layers > j + 1) * reshards, 1.0 * (j > 0)
-    return Moment(
-        gradient=stage.head_gradient,
-        communication=(ahead + behind) * stage.layer_gradient,
-        parameter=1.0 * reshards * stage.layer_gradient,
-        other=stage.tied,
-    )
+def _start(stage: Stage, root: Numbers, reshards: bool) -> list[Moment]:
+    """In forward, when the first layer is gathered, and the last one: the buffer before it is still there."""
+    layer, others = stage.layer_gradient, stage.layers - 1
+    first = Moment(0.0, stage.entering, root + layer, 0.0, (reshards - (not reshards) * others) * layer)
+    above = stage.is_first * (stage.entering + stage.tokens) + others * stage.kept
+    last = Moment(0.0, above, 2 * layer, 0.0, reshards * layer)
+    return [first, Moment().plus(last, 1.0 * (others > 0))]
+
+
+def _end(stage: Stage, reshards: bool) -> list[Moment]:
+    """In forward, the last layer when it has most, and the logits."""
+    layer = stage.layer_gradient
+    top = Moment(0.0, stage.passing - stage.is_last * stage.head, layer, 0.0, reshards * layer)
+    logits = Moment(0.0, stage.is_last * (stage.logits - stage.loss / 2), layer)
+    return [top, logits]
+
+
+def _head(stage: Stage, reshards: bool) -> list[Moment]:
+    """In backward: the loss, and the head's weight, while the top layer is gathered already."""
+    ahead = Moment(communication=reshards * stage.layer_gradient)
+    return [stage.at_head(), stage.at_head_weight(is_later=False).plus(ahead)]
+
+
+def _layers(stage: Stage, reshards: bool, left: Moment) -> list[Moment]:
+    """In backward, the top layer, the next one, the last but one and the last: what is held in between lies between.
+
+    Parameters that stayed from forward go with their layer.
+    """
+    found, layer, stayed = [], reshards * stage.layer_gradient, (not reshards) * stage.layer_gradient
+    for j, is_top in ((0, True), (1, False), (stage.layers - 2, False), (stage.layers - 1, False)):
+        exists = (stage.layers > j) * (1.0 if is_top else 1.0 * (j > 0))
+        ahead, behind = 1.0 * (stage.layers > j + 1), 1.0 - is_top
+        above = Moment(stage.head_gradient, -j * stage.kept, 0.0, stage.tied, -j * stayed).plus(left, j)
+        scattered = Moment(communication=behind * stage.layer_gradient)
+        flowing = Moment(0.0, -stage.freed, 0.0, stage.is_last * stage.entering)
+        taken_apart = flowing.plus(scattered).plus(Moment(communication=layer, parameter=layer))
+        work = Moment(communication=ahead * layer, parameter=layer).plus(scattered)
+        # Its parameters are gone when its gradients are put together for the wires.
+        together = Moment(stage.layer_gradient, -stage.kept, stage.layer_gradient + ahead * layer, 0.0, -stayed)
+        together = together.plus(flowing)
+        moments = [taken_apart, together, *(work.plus(moment) for moment in stage.at_layer(is_top, False))]
+        found += [Moment().plus(above.plus(moment), exists) for moment in moments]
+    return found

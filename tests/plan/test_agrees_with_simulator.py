@@ -6,52 +6,21 @@ tensors live and when.
 """
 
 import importlib.util
-import warnings
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
-from lablib import Run, launch, phase
-from lablib.models.gpt import GPT, GPTConfig, next_token_loss
+from lablib import launch
+from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
-from lablib.plan import NONE, STACKS, Parallel, Prediction, predict
-from lablib.record.ledger import CATEGORIES
-
-_TIME, _MEMORY = 0.05, 0.02
-_TIED = 0.002  # moments of a step that hold nearly as much as its peak
-
-
-def agrees(run: Run, prediction: Prediction, stage_ranks: list[int], skipped: str = "") -> None:
-    """Step time; peak of every stage; and its categories, each to 2% of itself or to half a percent of the peak."""
-    measured_s = run.timeline.without("setup").makespan_s
-    assert prediction.step_time_s == pytest.approx(measured_s, rel=_TIME)
-    for stage, rank in enumerate(stage_ranks):
-        peak = run.memory.peak_bytes(rank)
-        assert prediction.stage_bytes[stage] == pytest.approx(peak, rel=_MEMORY), f"stage {stage}"
-        _, held = run.memory.curve(rank)
-        # Gradients in 32 bits, which a program makes for its masters, are states to the ledger.
-        held["states"] = held["gradient"] + held["optimizer state"]
-        total = sum(held[name] for name in CATEGORIES)
-        expected = {"communication": prediction.memory[stage]["communication buffer"], **prediction.memory[stage]}
-        expected["states"] = expected["gradient"] + expected["optimizer state"]
-        # Of several moments at the peak the planner may name another than the first.
-        agreeing = np.asarray(total >= (1 - _TIED) * peak)
-        for name in {"parameter", "states", "activation", "communication", "other"} - {skipped}:
-            tolerance = np.maximum(_MEMORY * held[name], 0.005 * peak)
-            agreeing &= np.abs(held[name] - expected[name]) <= tolerance
-        assert agreeing.any(), f"stage {stage}: {run.memory.at_peak(rank)} and {prediction.memory[stage]}"
-
+from lablib.plan import NONE, Parallel, predict
+from tests.plan.agreement import agrees
+from tests.plan.gpt_step import OPTIMIZERS, Job, predicted, train
 
 # ---- tensor and pipeline parallel: benchmarks/gpt3_step.py ----
 
@@ -114,48 +83,6 @@ def test_tensor_and_pipeline_parallel_on_several_clusters(gpt3_step, cluster, te
 
 # ---- data parallel: this project's GPT under torch's own wrappers ----
 
-_OPTIMIZERS = {
-    "adamw": partial(torch.optim.AdamW, lr=1e-4, foreach=True),
-    "sgd-momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True),
-}
-
-
-def prepare(config: GPTConfig, kind: str, optimizer: str, dtype: torch.dtype) -> tuple[Any, torch.optim.Optimizer]:
-    model, make = GPT(config, dtype=dtype), _OPTIMIZERS[optimizer]
-    if kind == "fsdp":
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-    elif kind != "one":
-        model = DistributedDataParallel(model)
-    if kind == "zero1":
-        with warnings.catch_warnings():  # importing it warns of TorchScript, which it does not use
-            warnings.simplefilter("ignore", DeprecationWarning)
-            from torch.distributed.optim import ZeroRedundancyOptimizer
-        return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4, foreach=True)
-    return model, make(model.parameters())
-
-
-def train(config: GPTConfig, kind: str, optimizer: str, dtype: torch.dtype, batch: int, micro_batches: int) -> None:
-    """One step. Another before it, in setup, makes the optimizer's state and DDP's buckets."""
-    with phase("setup"):
-        model, stepper = prepare(config, kind, optimizer, dtype)
-        tokens = torch.zeros(batch, config.max_seq_len, dtype=torch.long)
-        next_token_loss(model(tokens), tokens).backward()
-        stepper.step()
-        stepper.zero_grad()
-        dist.barrier()
-    for i in range(micro_batches):
-        is_summed_later = isinstance(model, DistributedDataParallel) and i < micro_batches - 1
-        with model.no_sync() if is_summed_later else nullcontext():
-            with phase("forward"):
-                loss = next_token_loss(model(tokens), tokens)
-            loss.backward()
-            del loss
-    with phase("optimizer"):
-        stepper.step()
-        stepper.zero_grad()
-
 
 def data_parallel(
     kind: str,
@@ -166,24 +93,12 @@ def data_parallel(
     optimizer: str = "adamw",
     dtype: torch.dtype = torch.float32,
     cluster: str = "dgx-a100",
+    **how: Any,
 ) -> None:
-    program = partial(train, config, kind, optimizer, dtype, batch, micro_batches)
-    run = launch(program, ranks=ranks, cluster=cluster, fidelity="shapes")
-    # On a CPU torch waits for each of FSDP2's communications at once.
-    stack = replace(STACKS["torch"], has_master=False, data_overlap=kind != "fsdp")
-    prediction = predict(
-        Transformer.of(config),
-        cluster,
-        Parallel(data=ranks, zero_stage={"fsdp": 3, "zero1": 1}.get(kind, 0)),
-        batch=ranks * batch * micro_batches,
-        micro_batch=batch,
-        optimizer=optimizer,
-        precision=str(dtype).removeprefix("torch."),
-        stack=stack,
-        losses=NONE,
-    )
+    job = Job(config, kind, ranks, batch, micro_batches, optimizer, dtype, cluster, **how)
+    run = launch(partial(train, job), ranks=ranks, cluster=cluster, fidelity="shapes")
     # How evenly ZeroRedundancyOptimizer packs whole tensors is not predicted; the sum still has to be.
-    agrees(run, prediction, [0], skipped="states" if kind == "zero1" else "")
+    agrees(run, predicted(job), [0], skipped="states" if kind == "zero1" else "")
 
 
 _SMALL = GPTConfig(num_layers=2, d_model=1024, num_heads=8, vocab_size=8192, max_seq_len=512)
@@ -200,7 +115,7 @@ _LONG = GPTConfig(num_layers=3, d_model=256, num_heads=4, vocab_size=8192, max_s
     tied_head=st.booleans(),
     batch=st.integers(1, 8),
     micro_batches=st.integers(1, 3),
-    optimizer=st.sampled_from(list(_OPTIMIZERS)),
+    optimizer=st.sampled_from(list(OPTIMIZERS)),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_one_rank_of_any_size(
@@ -227,3 +142,33 @@ def test_one_rank_of_odd_sizes_whose_rows_are_not_aligned(vocab_size, max_seq_le
     # Tokens are no rows in memory: an odd number of them costs nothing, an odd vocabulary does.
     config = GPTConfig(2, 2048, 16, vocab_size, max_seq_len, tied_head=tied_head)
     data_parallel("one", 1, config, 1, 1, dtype=torch.bfloat16)
+
+
+_DEEP = GPTConfig(num_layers=5, d_model=512, num_heads=8, vocab_size=1000, max_seq_len=256, tied_head=False)
+_ONE_LAYER = GPTConfig(num_layers=1, d_model=1000, num_heads=8, vocab_size=256, max_seq_len=256)
+_ODD = GPTConfig(num_layers=2, d_model=504, num_heads=8, vocab_size=30001, max_seq_len=77)
+
+
+@pytest.mark.parametrize("config", [_SMALL, _WIDE, _ONE_LAYER], ids=["small", "wide", "one layer"])
+@pytest.mark.parametrize(
+    "how",
+    [{"reshard": False}, {"replicas": 2}, {"recompute": "full"}, {"recompute": "selective"}],
+    ids=lambda how: " ".join(f"{name}={value}" for name, value in how.items()),
+)
+def test_sharded_parameters_with_copies_kept_or_recomputed(how, config):
+    data_parallel("fsdp", 4, config, 2, 2, **how)
+
+
+def test_sharded_gradients_of_many_layers_pile_up_where_few_ranks_share_them():
+    data_parallel("fsdp", 2, _DEEP, 1, 1, recompute="full")
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+@pytest.mark.parametrize("kind", ["one", "ddp", "zero1"])
+def test_recomputation_with_and_without_data_parallel(kind, recompute):
+    data_parallel(kind, 1 if kind == "one" else 4, _SMALL, 2, 2, recompute=recompute)
+
+
+@pytest.mark.parametrize("ranks", [3, 16])
+def test_sizes_that_ranks_do_not_divide(ranks):
+    data_parallel("fsdp", ranks, _ODD, 1, 2, dtype=torch.bfloat16)
