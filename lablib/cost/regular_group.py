@@ -11,7 +11,8 @@ number as for an array of 100,000 groups. (Where a round has two edges of which 
 round stays the larger of two lines.)
 
 Cost: see the table of collective.py. Bytes that leave each rank, in the mean over the group, whatever the algorithm:
-all_reduce 2 (n-1)/n S; all_gather, reduce_scatter, all_to_all and a tree's broadcast (n-1)/n S; send S.
+all_reduce 2 (n-1)/n S; all_gather, reduce_scatter, all_to_all and a tree's broadcast (n-1)/n S; send S. A "broadcast"
+is from the group's first rank, a "broadcast in turn" from any of them, in the mean.
 
 Legend: n ranks at stride s, from rank 0 on; S bytes as in collective.py; L ranks on each of N nodes. A group that does
 not fill its nodes alike (n = 12 on nodes of 8) has no hierarchical algorithm, only flat ones.
@@ -71,6 +72,29 @@ def _scatter_gather_broadcast(g: Rounds) -> Terms:
     yield from _ring_gather(g)
 
 
+def _in_turn(g: Rounds) -> Iterator[tuple[float, Lines, int]]:
+    """The rounds of a tree whose root is each rank in turn, in the mean: how many of round k stay in a node or do not.
+
+    Round k pairs ranks 2^k apart, every 2^(k+1) from the root on. Where 2^(k+1) divides L, they stay in their nodes
+    for every second root; else some pair leaves its node.
+    """
+    for k in range((g.size - 1).bit_length()):
+        stays = 0.5 * (g.local % 2 ** (k + 1) == 0)
+        if stays:
+            yield stays, g.inside, k
+        yield 1 - stays, g.ring, k
+
+
+def _tree_in_turn(g: Rounds) -> Terms:
+    return ((share, 1.0, edges) for share, edges, _ in _in_turn(g))
+
+
+def _scatter_gather_in_turn(g: Rounds) -> Terms:
+    n = g.size
+    yield from ((share, min(2**k, n - 2**k) / n, edges) for share, edges, k in _in_turn(g))
+    yield from _ring_gather(g)
+
+
 def _direct_all_to_all(g: Rounds) -> Terms:
     return ((count, 1 / g.size, edges) for count, edges in g.shifts)
 
@@ -98,6 +122,9 @@ ALGORITHMS: dict[str, tuple[tuple[str, Callable[[Rounds], Terms]], ...]] = {
     "all_to_all": (("direct", _direct_all_to_all),),
     "send": (("direct", _send),),
 }
+
+# From no rank in particular: nothing that a program calls, but what many calls take in the mean.
+IN_TURN = {"broadcast in turn": (("tree", _tree_in_turn), ("scatter-gather", _scatter_gather_in_turn))}
 
 # What a library takes instead of the fastest (library.py).
 LIBRARIES = {
@@ -190,6 +217,8 @@ class RegularGroups:
             yield _sum(f(group), self.cluster.collective_overhead_s)
 
     def _choices(self, name: str, algorithm: str) -> tuple[tuple[str, Callable[[Rounds], Terms]], ...]:
+        if name in IN_TURN:
+            return IN_TURN[name]
         if name not in ALGORITHMS:
             raise unknown_name("collective of a regular group", name, list(ALGORITHMS))
         if algorithm == "auto":

@@ -63,13 +63,16 @@ def sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers
     )
 
 
-def data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one: StageTime) -> Axis:
+def data_axis(
+    choices: Choices, split: Split, held: Held, layers: Numbers, one: StageTime, embedding_s: Numbers
+) -> Axis:
     """What travels once a step.
 
     Arguments:
         held: parameters of a layer and of the ends, on one rank.
         layers: of a stage, in the mean.
         one: seconds of a layer for one micro-batch: what the traffic can hide behind.
+        embedding_s: seconds of the embedding's backward.
     """
     if choices.trainable != "all":
         return Axis()
@@ -79,7 +82,9 @@ def data_axis(choices: Choices, split: Split, held: Held, layers: Numbers, one: 
         total_s = split.num_microbatches * eager_data.sharded_ends_s(choices, split, held)
         return Axis(total_s, total_s)
     if is_eager and choices.compression.name == "none":
-        return Axis(*eager_data.reduced_s(choices, split, held, layers, layers * (one.input_s + one.weight_s)))
+        return Axis(
+            *eager_data.reduced_s(choices, split, held, layers, layers * (one.input_s + one.weight_s), embedding_s)
+        )
     if choices.zero_stage == 3:
         return _sharded_ends(choices, split, held, layers, outside, one)
     reduce_s = _reduced_s(choices, split, held, layers, outside)

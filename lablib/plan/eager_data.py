@@ -18,6 +18,7 @@ beside the layers, as on a GPU; without, each is waited for, as torch does on a 
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,28 +31,56 @@ from lablib.plan.setup import Choices, Split
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
+class Buckets(NamedTuple):
+    """How DDP packs a stage's gradients: bytes and counts.
+
+    Attributes:
+        first: of the layers in the first bucket, which the head's own matrix may fill alone.
+        has_first: whether there is one before the last.
+        count: further ones that layers fill.
+        left: of the layers in the last one, with the embedding.
+    """
+
+    first: Numbers
+    has_first: Numbers
+    count: Numbers
+    left: Numbers
+
+
 def reduced_s(
-    choices: Choices, split: Split, held: Held, layers: Numbers, backward_s: Numbers
+    choices: Choices, split: Split, held: Held, layers: Numbers, backward_s: Numbers, embedding_s: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Seconds of DDP's sums and copies a step (in all, and not hidden), with ZeRO-1's broadcasts; 0 for one rank."""
+    """Seconds of DDP's sums and copies a step (in all, and not hidden), with ZeRO-1's broadcasts; 0 for one rank.
+
+    Arguments:
+        backward_s, embedding_s: of the layers' backward, and of the embedding's behind it.
+    """
     on = choices.machine
     n, outside = split.data * split.context, _outside(split, held)
     size = layers * held.layer * on.width
     # The head's own matrix comes first, the embedding last; with it, what did not fill a bucket.
-    first, embedding = (split.pipeline == 1) * held.head * on.width, held.embedding * on.width
-    count, left = _buckets(choices, split)
-    last_s = on.collective_s("all_reduce", embedding + left, n, split.tensor)
-    filled = most(size + first - left, 0.0)
-    others_s = count * on.collective_s("all_reduce", filled / most(count, 1), n, split.tensor)
+    head, embedding = (split.pipeline == 1) * held.head * on.width, held.embedding * on.width
+    packed = _buckets(choices, split)
+    middle = most(size - packed.first - packed.left, 0.0) / most(packed.count, 1)
+
+    def sum_s(size_bytes: Numbers) -> Numbers:
+        return on.collective_s("all_reduce", size_bytes, n, split.tensor)
+
+    first_s, middle_s = packed.has_first * sum_s(head + packed.first), sum_s(middle)
+    last_s = sum_s(embedding + packed.left + (1 - packed.has_first) * head)
+    others_s = packed.count * middle_s
     copies_s = layers * layer_pass_s(choices, split, 2 * on.width, has_experts=False)
     ends_s = on.stream_s(2 * on.width * outside) + 5 * on.device.kernel_overhead_s
     # What divides the gradients into buckets makes that backward pass longer, too.
-    behind_s = most(others_s - backward_s - copies_s, 0.0) if on.stack.data_overlap else others_s
+    backward_s, embedding_s = backward_s + copies_s, embedding_s + ends_s
+    behind_s = first_s + others_s
+    if on.stack.data_overlap:
+        behind_s = _behind_s(packed, size, middle, first_s, middle_s, backward_s) - embedding_s
     # The copies back of all but the last bucket take place while that is summed.
-    late = left / most(size, 1)
-    shown_s = copies_s + ends_s + most(behind_s + last_s, (1 - late) * copies_s) + late * copies_s + ends_s
+    late = packed.left / most(size, 1)
+    shown_s = copies_s + ends_s + most(most(behind_s, 0.0) + last_s, (1 - late) * copies_s) + late * copies_s + ends_s
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
-    total_s = 2 * (copies_s + ends_s) + others_s + last_s
+    total_s = 2 * (copies_s + ends_s) + first_s + others_s + last_s
     is_split = n > 1
     experts_s = _experts_s(choices, split, layers * held.expert_layer * on.width) if choices.model.experts else 0.0
     return is_split * (total_s + spread_s) + experts_s, is_split * (shown_s + spread_s) + experts_s
@@ -64,8 +93,22 @@ def _experts_s(choices: Choices, split: Split, size: Numbers) -> Numbers:
     return sum_s + (on.collective_s("broadcast", size, *group) if choices.zero_stage else 0.0)
 
 
-def _buckets(choices: Choices, split: Split) -> tuple[Numbers, Numbers]:
-    """How many buckets a stage's layers fill, and the bytes that are left over for the last one."""
+def _behind_s(
+    packed: Buckets, size: Numbers, middle: Numbers, first_s: Numbers, middle_s: Numbers, backward_s: Numbers
+) -> Numbers:
+    """Seconds for which all buckets but the last go on after the layers' backward; less than 0 where they are done.
+
+    They are sent one after another, each when it is full: the wires wait for the first one, for the second, or for the
+    last of those in between.
+    """
+    per_byte_s, others_s = backward_s / most(size, 1), packed.count * middle_s
+    after_first_s = (packed.first - size) * per_byte_s + first_s + others_s
+    after_second_s = (packed.first + middle - size) * per_byte_s + others_s
+    after_last_s = -packed.left * per_byte_s + middle_s
+    return most(after_first_s, most(after_second_s, after_last_s))
+
+
+def _buckets(choices: Choices, split: Split) -> Buckets:
     cut = (split.tensor, split.pipeline)
     if not any(isinstance(number, np.ndarray) for number in cut):
         return _filled(choices, split)
@@ -76,34 +119,39 @@ def _buckets(choices: Choices, split: Split) -> tuple[Numbers, Numbers]:
             for tensor, pipeline in zip(*map(np.ndarray.tolist, distinct), strict=True)
         ]
     )
-    return found[which, 0], found[which, 1]
+    return Buckets(*found[which].T)
 
 
-def _filled(choices: Choices, split: Split) -> tuple[float, float]:
-    """The same by filling them, the last layer's last tensor first."""
-    count, held_bytes, limit = 0.0, 0.0, _FIRST_BUCKET_BYTES
-    width = choices.machine.width / split.tensor
+def _filled(choices: Choices, split: Split) -> Buckets:
+    """By filling them: the head's own matrix first, then the last layer's last tensor."""
+    model, width = choices.model, choices.machine.width / split.tensor
+    head = model.vocab_size * model.d_model * width * (split.pipeline == 1 and not model.tied_head)
     tensors = layer_tensors(choices, split, has_experts=False)
     sizes = [rows * columns * width for rows, columns, many in tensors for _ in range(int(many))]
-    for size in sizes[::-1] * (choices.model.num_layers // split.pipeline):
+    filled, held_bytes, limit = [], 0.0, _FIRST_BUCKET_BYTES
+    for size in [head, *sizes[::-1] * (model.num_layers // split.pipeline)]:
         held_bytes += size
         if held_bytes >= limit:
-            count, held_bytes, limit = count + 1, 0.0, _BUCKET_BYTES
-    return count, held_bytes
+            filled, held_bytes, limit = [*filled, held_bytes], 0.0, _BUCKET_BYTES
+    if not filled:
+        return Buckets(0.0, 0.0, 0.0, held_bytes - head)
+    return Buckets(filled[0] - head, 1.0, len(filled) - 1.0, held_bytes)
 
 
 def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
+    """Tensor by tensor from its owner: the largest from the first rank, the others from any."""
     on, n = choices.machine, split.data * split.context
 
-    def one_s(numbers: Numbers) -> Numbers:
-        return on.collective_s("broadcast", numbers * on.width + 0.0 * n, n, split.tensor)
+    def one_s(numbers: Numbers, name: str = "broadcast in turn") -> Numbers:
+        return on.collective_s(name, numbers * on.width + 0.0 * n, n, split.tensor)
 
     layer_s = sum(
         count * one_s(rows * columns / split.tensor)
         for rows, columns, count in layer_tensors(choices, split, has_experts=False)
     )
     vectors = len(layer_tensors(choices, split, has_experts=False)) + 4
-    ends_s = one_s(held.embedding) + one_s((split.pipeline == 1) * held.head) + 3 * one_s(choices.model.d_model)
+    ends_s = one_s(held.embedding, "broadcast") + one_s((split.pipeline == 1) * held.head)
+    ends_s = ends_s + 3 * one_s(choices.model.d_model)
     return layers * (layer_s + vectors * one_s(choices.model.d_model)) + ends_s
 
 

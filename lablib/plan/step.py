@@ -111,7 +111,9 @@ def step_of(choices: Choices, split: Split) -> Step:
     pieces = accumulated(choices, pieces_of(choices, split), m)
     layer = _layer_of(choices, split, pieces, layers)
     pipe = _pipe_of(choices, split, pieces, layer.time)
-    data = data_axis(choices, split, pieces.held, layers, layer.time)
+    data = data_axis(
+        choices, split, pieces.held, layers, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s
+    )
     optimizer_s = optimizer_step_s(choices, split, pieces.held, layers)
 
     work = pieces.layer

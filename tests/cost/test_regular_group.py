@@ -196,6 +196,17 @@ def test_a_plain_number_stays_plain():
     assert type(regular_collective_s("all_reduce", 10**9, 16, 8, find_cluster("dgx-a100"))) is float
 
 
+@pytest.mark.parametrize("cluster", ["dgx-a100", "pcie-a100", "perlmutter", "laptop"])
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e8])
+@pytest.mark.parametrize(("n", "stride"), [(2, 1), (4, 1), (8, 1), (16, 1), (16, 2), (4, 8), (12, 4)])
+def test_a_broadcast_in_turn_takes_the_mean_of_those_from_each_rank(cluster, size, n, stride):
+    net = GroupNetwork(CLUSTERS[cluster], range(0, n * stride, stride))
+    mean_s = sum(collective_cost("broadcast", size, net, root=root).time_s for root in range(n)) / n
+    # Each root chooses the faster algorithm for itself; and a round that leaves a node may do so in one pair alone.
+    in_turn_s = regular_collective_s("broadcast in turn", size, n, stride, CLUSTERS[cluster])
+    assert mean_s <= in_turn_s * 1.001 and in_turn_s <= 1.1 * mean_s
+
+
 # ---- bytes ----
 
 

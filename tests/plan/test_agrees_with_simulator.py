@@ -172,3 +172,20 @@ def test_recomputation_with_and_without_data_parallel(kind, recompute):
 @pytest.mark.parametrize("ranks", [3, 16])
 def test_sizes_that_ranks_do_not_divide(ranks):
     data_parallel("fsdp", ranks, _ODD, 1, 2, dtype=torch.bfloat16)
+
+
+_NARROW = GPTConfig(num_layers=2, d_model=512, num_heads=8, vocab_size=1000, max_seq_len=77, tied_head=False)
+_TABLES = GPTConfig(num_layers=2, d_model=768, num_heads=8, vocab_size=50304, max_seq_len=64, tied_head=False)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "zero1"])
+@pytest.mark.parametrize(
+    ("config", "cluster", "ranks"),
+    [
+        pytest.param(_NARROW, "perlmutter", 8, id="broadcasts from ranks that begin no node"),
+        pytest.param(_WIDE, "pcie-a100", 4, id="slow wires"),
+        pytest.param(_TABLES, "dgx-h100", 2, id="buckets behind large tables"),
+    ],
+)
+def test_gradients_travel_bucket_by_bucket_and_parameters_from_their_owners(config, cluster, ranks, kind):
+    data_parallel(kind, ranks, config, 2, 1, dtype=torch.bfloat16, cluster=cluster)
