@@ -17,6 +17,9 @@ counted as such:
     loss over R V / t logits    t > 1: Megatron's: to 32 bits, largest, minus, exponential, sum; backward zeros,
                                 scatter, product, sum, to 16 bits. t = 1: torch's cross-entropy in 32 bits
 
+With sequence parallelism a column-split product keeps its input as it was gathered, where Megatron would gather it
+again in backward; what it costs to sum the norms' gradients over the tensor ranks, once a step, is left out.
+
 Recomputation stops where all that backward needs is there again: before a layer's last product, its sum over ranks and
 its residual.
 
@@ -60,6 +63,13 @@ def norm(on: Machine, model: Transformer, rows: Numbers) -> Work:
     )
 
 
+def entrance(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """The norm before a column-split product, which keeps what it reads: all rows, also where the norm saw a share."""
+    work = norm(on, model, at.rows / at.sequence_shards)
+    share = 1 - 1 / at.sequence_shards
+    return work._replace(saved_bytes=work.saved_bytes + share * at.rows * model.d_model * on.width)
+
+
 def linear(
     on: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers, has_bias: bool | None = None
 ) -> Work:
@@ -95,7 +105,7 @@ def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     rows, width = at.rows, on.width
     outside = rows * model.d_model * width / at.sequence_shards
     q, kv = model.num_heads / at.tensor * model.head_size, most(model.kv_heads / at.tensor, 1) * model.head_size
-    work = norm(on, model, rows / at.sequence_shards)
+    work = entrance(on, model, at)
     if on.stack.is_megatron:
         work = work.plus(linear(on, model, rows, model.d_model, q + 2 * kv))
         together = 2 * rows * (q + 2 * kv) * width
@@ -118,7 +128,7 @@ def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
     rows, width, hidden = at.rows, on.width, model.hidden_size / at.tensor
     outside = rows * model.d_model * width / at.sequence_shards
     inner = rows * hidden * width
-    work = norm(on, model, rows / at.sequence_shards)
+    work = entrance(on, model, at)
     up, down = linear(on, model, rows, model.d_model, hidden), linear(on, model, rows, hidden, model.d_model)
     work = work.plus(up)
     if model.activation == "swiglu":
@@ -128,11 +138,17 @@ def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
     else:
         work = work.plus(Work(kernel(on, 2 * inner), kernel(on, 3 * inner), Pass(), saved_bytes=2 * inner))
     last = down.plus(exchange(on, model, at)).plus(residual(on, outside)._replace(saved_bytes=0.0))
-    return work.plus(last)._replace(skipped=last.forward, peak_bytes=inner)
+    # With sequence parallelism the first half of the exchange comes before the products, and is repeated.
+    half = 1 - 0.5 * (at.sequence_shards > 1)
+    skipped = last.forward._replace(tensor_s=half * last.forward.tensor_s)
+    return work.plus(last)._replace(skipped=skipped, peak_bytes=inner)
 
 
 def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
-    """Tokens (of this rank's part of the vocabulary), their sum over ranks, learned positions."""
+    """Tokens (of this rank's part of the vocabulary), their sum over ranks, learned positions.
+
+    With sequence parallelism a rank gets the sum of its own tokens alone, and their positions.
+    """
     width, is_split = on.width, _is_split(on, at)
     size = at.rows * model.d_model * width
     places, table = at.tokens * model.d_model * width, model.vocab_size / at.tensor * model.d_model * width
@@ -143,11 +159,12 @@ def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
     accumulate = kernel(on, 3 * table)
     if model.positions == "learned":
         everywhere = model.max_seq_len * model.d_model * width
-        forward = forward.plus(kernels(on, 2 * places, 2 * size + places)).plus(Pass(kernels=1))
-        backward = backward.plus(kernel(on, size + places)).plus(kernel(on, places + everywhere, 2))
+        own, there = size / at.sequence_shards, places / at.sequence_shards
+        forward = forward.plus(kernels(on, 2 * there, 2 * own + there)).plus(Pass(kernels=1))
+        backward = backward.plus(kernel(on, own + there)).plus(kernel(on, there + everywhere, 2))
         accumulate = accumulate.plus(kernel(on, 3 * everywhere))
-    sum_s = on.collective_s("all_reduce", size, at.tensor)
-    forward = forward._replace(tensor_s=sum_s)
+    sum_s, half_s = _sums_s(on, at, size)
+    forward, backward = forward._replace(tensor_s=sum_s), backward._replace(tensor_s=half_s)
     # The tokens, as 64-bit integers; of a part of the vocabulary also their rows in it and which are not.
     saved = at.rows * (8 + 9 * is_split) + 8 * at.tokens * (model.positions == "learned")
     return Work(forward, Pass(), backward, saved_bytes=saved, accumulate=accumulate)
@@ -161,9 +178,9 @@ def head(on: Machine, model: Transformer, at: Sizes) -> Work:
         # One parameter with two gradients, which are added first.
         table = kernel(on, 3 * columns * model.d_model * width)
         plain = plain._replace(weight=plain.weight.plus(table), accumulate=Pass())
-    work = norm(on, model, rows / at.sequence_shards).plus(plain)
-    sum_s = on.collective_s("all_reduce", rows * model.d_model * width, at.tensor)
-    work = work.plus(Work(Pass(), Pass(tensor_s=sum_s), Pass()))
+    work = entrance(on, model, at).plus(plain)
+    sum_s, half_s = _sums_s(on, at, rows * model.d_model * width)
+    work = work.plus(Work(Pass(tensor_s=half_s), Pass(tensor_s=sum_s), Pass()))
     size, is_split = 4 * rows * columns, _is_split(on, at)
     split, whole = _split_loss(on, at, size), _whole_loss(on, size)
     loss = split.times(1.0 * is_split).plus(whole.times(1.0 - is_split))
@@ -171,6 +188,13 @@ def head(on: Machine, model: Transformer, at: Sizes) -> Work:
         cast = kernel(on, size * (1 + width / 4))
         loss = loss.plus(Work(cast, cast, Pass()))
     return work.plus(loss._replace(saved_bytes=size * (1 + is_split), peak_bytes=2 * size))
+
+
+def _sums_s(on: Machine, at: Sizes, size: Numbers) -> tuple[Numbers, Numbers]:
+    """Seconds of a sum over the tensor ranks, in one pass; or of its half, in either pass."""
+    sum_s, half_s = (on.collective_s(name, size, at.tensor) for name in ("all_reduce", "all_gather"))
+    is_half = 1.0 * (at.sequence_shards > 1)
+    return sum_s + is_half * (half_s - sum_s), is_half * half_s
 
 
 def _is_split(on: Machine, at: Sizes) -> Numbers:

@@ -45,7 +45,7 @@ class Stage(NamedTuple):
 
     Attributes:
         layers, is_first, is_last: of the stage.
-        entering, tokens: a layer's input; the model's.
+        entering, whole, tokens: a layer's input, of all tokens where it is one rank's share; the model's.
         sent: the gradient of its input, which a stage that took turns of forward and backward still has.
         kept: of a layer, from forward to backward, its output among it.
         again: of a layer, made a second time for backward.
@@ -63,6 +63,7 @@ class Stage(NamedTuple):
     is_first: Numbers
     is_last: Numbers
     entering: Numbers
+    whole: Numbers
     tokens: Numbers
     sent: Numbers
     kept: Numbers
@@ -85,6 +86,11 @@ class Stage(NamedTuple):
     def gradient(self) -> Numbers:
         return self.layers * self.layer_gradient + self.head_gradient + self.embedding_gradient
 
+    @property
+    def spread(self) -> Numbers:
+        """A gradient that is gathered from the ranks' shares; experts get the tokens of each rank."""
+        return self.whole * (self.whole > self.entering) * (self.dispatched == 0)
+
     def holds(self, k: Numbers) -> Moment:
         """k micro-batches from forward to backward. What entered a later stage came in a buffer."""
         received = (1 - self.is_first) * self.entering
@@ -97,8 +103,9 @@ class Stage(NamedTuple):
     def at_head_weight(self, is_later: bool) -> Moment:
         """Of the logits their gradient is left, beside that of the head's input and of its weight."""
         weight = self.head_gradient + self.tied
-        gradients = self.is_last * (self.loss / 2 + self.entering)
-        left = Moment(activation=-self.is_last * (self.head - self.entering), other=gradients)
+        summed = self.is_last * self.is_split * self.whole  # over the tensor ranks
+        other = self.is_last * (self.loss / 2 + self.whole) - summed
+        left = Moment(activation=-self.is_last * (self.head - self.whole), communication=summed, other=other)
         return left.plus(Moment(other=weight) if is_later else Moment(gradient=weight))
 
     @property
@@ -114,14 +121,14 @@ class Stage(NamedTuple):
         received, top = (1 - self.is_last) * self.entering, self.is_last if is_top else 1.0
         base = Moment(0.0, self.again - self.freed, received, top * self.entering)
         weight = Moment(other=self.last_weight) if is_later else Moment(gradient=self.last_weight)
-        first = base.plus(Moment(other=self.inner)).plus(weight)
+        first = base.plus(Moment(other=self.inner, communication=self.spread)).plus(weight)
         activation = base.plus(Moment(activation=-self.inner, other=2 * self.inner))
-        input_gradient = Moment(communication=self.is_split * self.entering, other=(1 - self.is_split) * self.entering)
+        input_gradient = Moment(communication=self.is_split * self.whole, other=(1 - self.is_split) * self.entering)
         second = base.plus(Moment(activation=-2 * self.inner, other=self.inner)).plus(input_gradient).plus(weight)
         came_back = base.plus(Moment(other=2 * self.dispatched))
         if is_later:
             return [first, activation, second, came_back]
-        left = 2 * self.entering - self.kept - self.freed
+        left = self.entering + self.whole - self.kept - self.freed
         end = Moment(self.layer_gradient, left, received, self.attention + top * self.entering)
         return [activation.plus(weight), first, second.plus(weight), came_back, end]
 
@@ -132,7 +139,7 @@ class Stage(NamedTuple):
     def at_embedding(self, is_later: bool) -> Moment:
         """Beside the table's gradient: those of both ends where it is shared, and what was there before."""
         before = self.embedding_gradient if is_later else 0.0
-        return Moment(other=self.is_first * (self.entering + before + 2 * self.tied))
+        return Moment(other=self.is_first * (self.whole + before + 2 * self.tied))
 
 
 def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
@@ -188,7 +195,8 @@ def _last_weight(choices: Choices, split: Split) -> Numbers:
 def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers) -> Stage:
     on, held, policy, at = choices.machine, step.held, choices.recompute, sizes_of(choices, split)
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == split.pipeline - 1)
-    entering = at.rows * choices.model.d_model * on.width / at.sequence_shards
+    whole = at.rows * choices.model.d_model * on.width
+    entering = whole / at.sequence_shards
     work = step.work._replace(saved_bytes=step.work.saved_bytes + entering)
     kept = policy.kept_bytes(work, on.stack, entering, layers)
     again = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
@@ -198,6 +206,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         is_first=is_first,
         is_last=is_last,
         entering=entering,
+        whole=whole,
         tokens=step.embedding.saved_bytes,
         sent=(1 - is_first) * entering * (split.num_microbatches >= split.pipeline - rank),
         kept=kept,
@@ -205,7 +214,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         inner=step.work.peak_bytes,
         last_weight=_last_weight(choices, split) * choices.model.d_model * on.width,
         dispatched=sent_bytes(on, choices.model, at),
-        attention=entering * ((1 + 3 / split.tensor) if on.stack.is_megatron else (2 + 1 / split.tensor)),
+        attention=whole * ((1 + 3 / split.tensor) if on.stack.is_megatron else (2 + 1 / split.tensor)),
         # The output of the last product; of a layer that keeps nothing the MLP's two tensors, but not its output yet.
         passing=entering + (policy.kind == "full") * 2 * step.work.peak_bytes,
         head=step.head.saved_bytes,
