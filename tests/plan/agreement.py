@@ -25,13 +25,13 @@ def agrees(run: Run, prediction: Prediction, stage_ranks: list[int], skipped: st
         held = {name: size[times_s >= setup_ends_s] for name, size in held.items()}
         # Gradients in 32 bits, which a program makes for its masters, are states to the ledger.
         held["states"] = held["gradient"] + held["optimizer state"]
-        total = sum(held[name] for name in CATEGORIES)
+        total = np.sum([held[name] for name in CATEGORIES], axis=0)
         peak = total.max()
         assert prediction.stage_bytes[stage] == pytest.approx(peak, rel=_MEMORY), f"stage {stage}"
         expected = {"communication": prediction.memory[stage]["communication buffer"], **prediction.memory[stage]}
         expected["states"] = expected["gradient"] + expected["optimizer state"]
-        for sizes in (held, expected):
-            sizes["kept"] = sizes["activation"] + sizes["communication"] + sizes["other"]
+        held["kept"] = held["activation"] + held["communication"] + held["other"]
+        expected["kept"] = expected["activation"] + expected["communication"] + expected["other"]
         names = {"parameter", "states", "activation", "communication", "other"} - {skipped}
         names = {"parameter", "states", "kept"} if together else names
         # Of several moments at the peak the planner may name another than the first.

@@ -1,3 +1,5 @@
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 """One training step of this project's GPT under torch's own wrappers: DDP, ZeroRedundancyOptimizer, FSDP2.
 
 Plain torch: nothing here knows of the simulator, but for the names of phases. The planner is asked for the same step

@@ -1,3 +1,5 @@
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 """One training step of a GPT whose layers are split over tensor ranks, with sequence parallelism too.
 
 The layers are those of benchmarks/gpt3_step.py. With sequence parallelism what lies outside the products is split over

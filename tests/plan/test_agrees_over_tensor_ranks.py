@@ -1,3 +1,5 @@
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 """The planner against the simulator over tensor ranks, with and without sequence parallelism: tensor_step.py."""
 
 from functools import partial
