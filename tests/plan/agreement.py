@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lablib import Run
-from lablib.record.ledger import CATEGORIES
 from lablib.plan import Prediction
+from lablib.record.ledger import CATEGORIES
 
 _TIME, _MEMORY = 0.05, 0.02
 _TIED = 0.002  # moments of a step that hold nearly as much as its peak
