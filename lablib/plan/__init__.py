@@ -4,8 +4,7 @@ parallel.py     how a model is split over ranks
 stack.py        the software a run is made with
 losses.py       what real machines lose and the simulator does not
 machine.py      what pieces of a step take on one rank
-layer.py        one transformer layer: its passes, and what it keeps
-dispatch.py     tokens on their way to experts and back
+layer/          one transformer layer: its passes, and what it keeps
 ends.py         embedding, head and loss
 eager.py        both operator by operator, as eager torch runs them; eager_experts.py, eager_data.py,
                 eager_optimizer.py its other parts, eager_peak.py, eager_memory.py, eager_sharded.py what it keeps

@@ -24,9 +24,9 @@ Simplified: where ranks share an expert they gather what arrived and scatter its
 
 from lablib.cost.arrays import Numbers
 from lablib.models.transformer import Experts, Transformer
-from lablib.plan import dispatch, layer
+from lablib.plan import layer
 from lablib.plan.eager import exchange, kernel, kernels, linear, norm, residual
-from lablib.plan.layer import Sizes, Work
+from lablib.plan.layer import Sizes, Work, dispatch
 from lablib.plan.machine import Machine, Pass
 
 _INTEGER = 8

@@ -10,7 +10,7 @@ What whole-model planners forget. The head is a product with V columns: for BLOO
 
     kept        R D / t or R D masks of dropout; the inputs of norm and head; `loss_kept_bytes` of each logit
 
-Legend: as layer.py; g and w bytes of a gradient and of another number. Each of the t tensor ranks holds V / t rows of
+Legend: as layer/; g and w bytes of a gradient and of another number. Each of the t tensor ranks holds V / t rows of
 both tables, rounded up.
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3 (vocabulary-parallel embedding and cross-entropy); Korthikanti

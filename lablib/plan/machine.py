@@ -2,7 +2,7 @@
 
     product     matmul_time_s at its dtype / the share of it that losses.py and the power limit leave
     attention   attention_time_s / the same share; a kernel older than its device has a share of the newest one's rate
-                at heads of 128, whatever its own width; unfused attention is products and streams (layer.py)
+                at heads of 128, whatever its own width; unfused attention is products and streams (layer/)
     stream      memory_bound_time_s / memory share
     collective  regular_collective_s over wires of bandwidth * share
 

@@ -12,7 +12,7 @@
                           messages of the pipeline, R D w each; error feedback of compressed gradients; buckets
     other                 what libraries take (losses.py)
 
-What a layer keeps with and without recomputation is in layer.py and recompute.py, the micro-batches in flight in
+What a layer keeps with and without recomputation is in layer/ and recompute.py, the micro-batches in flight in
 pipeline/closed_form.py.
 
 Legend: P parameters on the rank, w and g bytes of a parameter and of a gradient, x of its second copy where the stack

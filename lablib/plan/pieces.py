@@ -8,9 +8,9 @@ runs them. They depend on six numbers,
 which take few values: of 100,000 plans of a search some 100 differ in them. So one plan's pieces are remembered, and
 those of many plans are computed for the distinct cuts alone and handed out to each.
 
-Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer.py and ends.py.
+Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer/ and ends.py.
 
-Legend and source: as layer.py.
+Legend and source: as layer/.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from lablib.cost.arrays import Numbers, distinct_rows, least
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan import eager, eager_experts, ends, layer
-from lablib.plan.dispatch import cores_share
 from lablib.plan.held import Held, held_parameters
 from lablib.plan.layer import Sizes, Work
+from lablib.plan.layer.dispatch import cores_share
 from lablib.plan.machine import Machine, Pass
 from lablib.plan.setup import Choices, Split
 

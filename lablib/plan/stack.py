@@ -65,7 +65,7 @@ class Stack:
         bucket_bytes: buffers of the data axis's communication.
         data_overlap: whether the data axis communicates during compute.
         hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
-        dispatcher: how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (dispatch.py).
+        dispatcher: how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (layer/dispatch.py).
         hides_dispatch: whether they do so while another micro-batch computes, in any schedule
             (`--overlap-moe-expert-parallel-comm`).
         pipeline_overlap: whether messages between stages travel during compute.

@@ -9,7 +9,7 @@ import pytest
 from lablib.hardware import CLUSTERS
 from lablib.models import Experts, find_transformer
 from lablib.plan import NONE, STACKS, Parallel, predict, predict_many
-from lablib.plan.dispatch import exchange_s, visited_share
+from lablib.plan.layer.dispatch import exchange_s, visited_share
 from lablib.plan.machine import Machine
 
 DGX = CLUSTERS["dgx-h100"]

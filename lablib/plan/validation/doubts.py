@@ -29,7 +29,7 @@ DOUBTS = (
 MIXTURE_DOUBTS = (
     "**Which physics was missing, these rows have shown.** No constant was fitted to them, but exchanges in rounds of"
     " ranks, each sent k times and never hidden, missed them by 24% in the mean; what programs do instead"
-    " (`lablib/plan/dispatch.py`) was written down after that was seen.",
+    " (`lablib/plan/layer/dispatch.py`) was written down after that was seen.",
     "**Runs in one CUDA graph are met within 10%, others are slower than predicted.** The likely cause is the host,"
     " which starts a product for each expert and waits at every layer for the number of tokens that arrive (dropless"
     " routing): the planner has one generation of Megatron-Core, which does neither.",

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lablib.models import find_transformer
-from lablib.plan import STACKS, dispatch, predict
+from lablib.plan import STACKS, predict
+from lablib.plan.layer import dispatch
 from lablib.plan.validation.architecture import transformer_of
 from lablib.plan.validation.case import cases_of
 from lablib.plan.validation.constants import planner_with

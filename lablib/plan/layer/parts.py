@@ -1,0 +1,82 @@
+"""The parts that layers are made of: linear layers, kernels between them, sums over the tensor axis.
+
+    linear      forward [R, k] x [k, n], backward [R, n] x [n, k] for the input and [k, R] x [R, n] for the weight
+    kernel      so many bytes read and written, forward and backward
+    exchange    R D numbers: an all-reduce, or with sequence parallelism an all-gather and a reduce-scatter
+
+Legend, source and what is simplified: the package's own (`__init__.py`).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lablib.cost.arrays import Numbers
+from lablib.models.transformer import Transformer
+from lablib.plan.layer.work import Sizes, Work
+from lablib.plan.machine import Machine, Pass
+
+# Bytes of a number that is kept for a product in 8 or 4 bits: with one 8-bit scale for 16 numbers of 4 bits.
+NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625})
+
+
+def linear(
+    on: Machine,
+    rows: Numbers,
+    k: Numbers,
+    n: Numbers,
+    dtype: str = "",
+    keeps_input: bool = True,
+    matrices: Numbers = 1,
+) -> Work:
+    """A linear layer [rows, k] x [k, n]; its gradients are one product each.
+
+    Arguments:
+        dtype: of the products; the training precision by default.
+        keeps_input: False where another product has kept the same input already.
+        matrices: so many of them share the rows evenly, in one grouped kernel: the experts of a rank.
+    """
+    width = on.width
+    dtype = dtype or on.precision
+    cast_forward_s = cast_backward_s = 0.0
+    if dtype in NARROW:
+        # Operands are cast where they are made: 2 bytes read, 1 written, and a transposed copy for the backward pass.
+        cast_forward_s = on.stream_s(rows * k * (width + 2))
+        cast_backward_s = on.stream_s(rows * n * (width + 2))
+    # Where the product does not add the weight's gradient up itself: the sum and it are read, the sum written.
+    adding_s = 0.0 if on.stack.fused_accumulation else on.stream_s(matrices * k * n * on.gradient_bytes * 3)
+    each = rows / matrices
+    weight_s = on.product_s(k, n, each, matrices, dtype, is_over_tokens=True)
+    return Work(
+        Pass(product_s=on.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
+        Pass(product_s=on.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
+        Pass(product_s=weight_s, memory_s=adding_s, kernels=2),
+        saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
+        output_bytes=rows * n * width,
+    )
+
+
+def passes(on: Machine, numbers: Numbers, forward: float, backward: float, saved_bytes: Numbers = 0.0) -> Work:
+    """A kernel that reads and writes a tensor of so many numbers so many times."""
+    size = numbers * on.width
+    return Work(
+        Pass(memory_s=on.stream_s(size * forward), kernels=1),
+        Pass(memory_s=on.stream_s(size * backward), kernels=1),
+        Pass(),
+        saved_bytes=saved_bytes,
+    )
+
+
+def residual(on: Machine, outside: Numbers) -> Work:
+    """Bias, dropout and the sum with what went by: of dropout the mask is kept."""
+    return passes(on, outside, *on.stack.passes_residual, saved_bytes=outside * on.stack.has_dropout)
+
+
+def tensor_exchange(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """What one block sends over the tensor axis: a sum forward, a sum backward (or both halves of each)."""
+    size = at.rows * model.d_model * on.width
+    reduce_s = on.collective_s("all_reduce", size, at.tensor)
+    # A reduce-scatter takes as long as an all-gather of the same size.
+    halves_s = 2 * on.collective_s("all_gather", size, at.tensor)
+    is_split = at.sequence_shards > 1
+    once = Pass(tensor_s=reduce_s + is_split * (halves_s - reduce_s), kernels=(at.tensor > 1) * 1.0)
+    return Work(once, once, Pass())

@@ -1,0 +1,84 @@
+"""What a piece of a layer takes and keeps: its passes forward and backward, and bytes from one to the other."""
+
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, most
+from lablib.plan.machine import Pass
+
+
+class Sizes(NamedTuple):
+    """How one layer is cut: numbers or arrays.
+
+    `sequence_shards` divides what lies outside the products: t with sequence parallelism, else 1.
+    """
+
+    micro_batch: Numbers
+    tokens: Numbers  # of each sequence, on this rank
+    tensor: Numbers
+    context: Numbers
+    expert: Numbers
+    sequence_shards: Numbers
+    expert_tensor: Numbers = 1  # ranks that share each expert; they are neighbours
+
+    @property
+    def rows(self) -> Numbers:
+        return 1.0 * self.micro_batch * self.tokens  # their bytes may be beyond 2^63
+
+
+class Work(NamedTuple):
+    """A layer's passes and what it keeps.
+
+    Attributes:
+        forward, input, weight: the passes of one micro-batch.
+        core: what of the forward pass selective recomputation runs again: attention between its products.
+        saved_bytes: kept from forward to backward.
+        core_bytes: of which selective recomputation keeps nothing.
+        peak_bytes: what backward needs besides for a moment.
+        output_bytes: of its linear layers' outputs.
+        attention_bytes: of attention's own output, with a number a row.
+        accumulate: what every micro-batch after the first does to add to gradients, where no product does it.
+        skipped: what of the forward pass recomputation leaves out.
+    """
+
+    forward: Pass
+    input: Pass
+    weight: Pass
+    core: Pass = Pass()
+    saved_bytes: Numbers = 0.0
+    core_bytes: Numbers = 0.0
+    peak_bytes: Numbers = 0.0
+    output_bytes: Numbers = 0.0
+    attention_bytes: Numbers = 0.0
+    accumulate: Pass = Pass()
+    skipped: Pass = Pass()
+
+    def plus(self, other: "Work") -> "Work":
+        return Work(
+            self.forward.plus(other.forward),
+            self.input.plus(other.input),
+            self.weight.plus(other.weight),
+            self.core.plus(other.core),
+            self.saved_bytes + other.saved_bytes,
+            self.core_bytes + other.core_bytes,
+            most(self.peak_bytes, other.peak_bytes),
+            self.output_bytes + other.output_bytes,
+            self.attention_bytes + other.attention_bytes,
+            self.accumulate.plus(other.accumulate),
+            self.skipped.plus(other.skipped),
+        )
+
+    def times(self, n: Numbers) -> "Work":
+        """So many of them (or a share of one)."""
+        return Work(
+            self.forward.times(n),
+            self.input.times(n),
+            self.weight.times(n),
+            self.core.times(n),
+            n * self.saved_bytes,
+            n * self.core_bytes,
+            self.peak_bytes,
+            n * self.output_bytes,
+            n * self.attention_bytes,
+            self.accumulate.times(n),
+            self.skipped.times(n),
+        )
