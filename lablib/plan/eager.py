@@ -23,11 +23,11 @@ again in backward; what it costs to sum the norms' gradients over the tensor ran
 Recomputation stops where all that backward needs is there again: before a layer's last product, its sum over ranks and
 its residual.
 
-Legend: as layer.py; w bytes of a number, V vocabulary.
+Legend: as layer/; w bytes of a number, V vocabulary.
 
 Source: the operators that torch 2.13 dispatches for such a layer, as a timeline of the simulator lists them;
 torch/utils/checkpoint.py (the early stop).
-Simplified: latent attention is that of layer.py. Mixtures of experts: eager_experts.py.
+Simplified: latent attention is that of layer/. Mixtures of experts: eager_experts.py.
 """
 
 from lablib.cost.arrays import Numbers, most

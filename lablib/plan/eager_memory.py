@@ -10,7 +10,7 @@ The first micro-batch's backward makes the gradients one by one while activation
 there, and each new one for a moment besides. A stage with more micro-batches than it holds at once (m > k) meets both
 in full; one without meets gradients with one micro-batch less.
 
-Legend: m micro-batches, k of them in flight; others as layer.py.
+Legend: m micro-batches, k of them in flight; others as layer/.
 
 Source: the ledger of the simulator for such steps; torch's DDP (buckets as large as the gradients) and FSDP2
 (the root's parameters stay from forward to backward, the next layer's are gathered while one is at work).

@@ -14,7 +14,7 @@ So at the end of a layer's backward there are four layers' worth: two of paramet
 copies of the whole (HSDP), the shard that is summed over them stays from each layer until the end of backward; of the
 first micro-batch it is the gradient.
 
-Legend: s ranks that share; others as layer.py.
+Legend: s ranks that share; others as layer/.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (prefetch in backward, `AllGatherState`,
 `ReduceScatterState`, `AllReduceState`), torch 2.13.
