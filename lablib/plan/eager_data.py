@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, distinct_rows, most
+from lablib.cost.arrays import Numbers, distinct_rows, least, most
 from lablib.plan.eager_optimizer import layer_pass_s, layer_tensors
 from lablib.plan.held import Held
 from lablib.plan.machine import Machine
@@ -184,6 +184,8 @@ def sharded_layer_s(
     copies_s = (apart_s, again * apart_s + trained * together_s + added_s)
     hidden_s = (forward_s, backward_s) if on.stack.data_overlap else (0.0, 0.0)
     shown_s = [most(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)]
+    # The first of the layers has no layer before it, behind which it could be gathered.
+    shown_s[0] = shown_s[0] + least(gather_s, hidden_s[0]) * split.pipeline / choices.model.num_layers
     return shown_s[0], shown_s[1], sum(wires_s) + sum(copies_s)
 
 

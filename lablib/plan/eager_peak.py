@@ -43,9 +43,9 @@ def _moments(
 ) -> list[Moment]:
     m, is_sharded = split.num_microbatches, choices.zero_stage == 3
     if is_sharded:
-        moments = sharded_moments(
-            stage, in_flight, m, numbers / own, choices.reshard_after_forward, 1.0 * (split.replicas > 1)
-        )
+        has_replicas, overlaps = 1.0 * (split.replicas > 1), choices.machine.stack.data_overlap
+        reshards = choices.reshard_after_forward
+        moments = sharded_moments(stage, in_flight, m, numbers / own, reshards, has_replicas, overlaps)
     else:
         moments = backward_moments(stage, in_flight, m)
     if choices.trainable == "all" and "optimizer" not in choices.offload:

@@ -10,6 +10,8 @@ A rank keeps 1 / s of everything. Whole are, for a time,
                     backward begins, then with each layer
     the last one    its gradients, in the buffer that is summed and scattered
 
+Where the wires work beside the layers (`data_overlap`), the last layer's second gather begins with its first copy.
+
 So at the end of a layer's backward there are four layers' worth: two of parameters, two of gradients. Where there are
 copies of the whole (HSDP), the shard that is summed over them stays from each layer until the end of backward; of the
 first micro-batch it is the gradient.
@@ -26,27 +28,27 @@ from lablib.plan.eager_memory import Moment, Stage
 
 
 def sharded_moments(
-    stage: Stage, k: Numbers, m: Numbers, shards: Numbers, reshards: bool, has_replicas: Numbers
+    stage: Stage, k: Numbers, m: Numbers, shards: Numbers, reshards: bool, has_replicas: Numbers, overlaps: bool
 ) -> list[Moment]:
     """The largest moments of a step, with k of m micro-batches in flight and states split over `shards`."""
     later_k, is_later = k - (m <= k), 1.0 * (m > 1)
     summed, share = Moment(gradient=stage.gradient / shards), stage.layer_gradient / shards
-    first = _round(stage, k, Moment(), reshards, Moment(gradient=share))
-    later = _round(stage, later_k, summed, reshards, Moment(communication=has_replicas * share))
+    first = _round(stage, k, Moment(), reshards, overlaps, Moment(gradient=share))
+    later = _round(stage, later_k, summed, reshards, overlaps, Moment(communication=has_replicas * share))
     return first + [Moment().plus(moment, is_later) for moment in later]
 
 
-def _round(stage: Stage, k: Numbers, summed: Moment, reshards: bool, left: Moment) -> list[Moment]:
+def _round(stage: Stage, k: Numbers, summed: Moment, reshards: bool, overlaps: bool, left: Moment) -> list[Moment]:
     """One micro-batch, forward and backward, of which `left` stays of each layer."""
     root, stays = stage.head_gradient + stage.embedding_gradient, (not reshards) * stage.layer_gradient
     whole = Moment(parameter=root + stage.layers * stays).plus(summed)
     held, before = stage.holds(k).plus(whole), stage.holds(k - 1).plus(whole)
     end = stage.at_embedding(is_later=False).plus(left, stage.layers)
     end = end.plus(Moment(gradient=root, communication=stage.layer_gradient, parameter=-stage.layers * stays))
-    backward = [*_head(stage, reshards), *_layers(stage, reshards, left)]
+    backward = [*_head(stage, reshards, overlaps), *_layers(stage, reshards, left)]
     return [
         *(before.plus(moment) for moment in _start(stage, root, reshards)),
-        *(held.plus(moment) for moment in [*_end(stage, reshards), *backward]),
+        *(held.plus(moment) for moment in [*_end(stage, reshards, overlaps), *backward]),
         before.plus(end),
     ]
 
@@ -60,18 +62,19 @@ def _start(stage: Stage, root: Numbers, reshards: bool) -> list[Moment]:
     return [first, Moment().plus(last, 1.0 * (others > 0))]
 
 
-def _end(stage: Stage, reshards: bool) -> list[Moment]:
+def _end(stage: Stage, reshards: bool, overlaps: bool) -> list[Moment]:
     """In forward, the last layer when it has most, and the logits."""
     layer = stage.layer_gradient
-    top = Moment(0.0, stage.passing - stage.is_last * stage.head, layer, 0.0, reshards * layer)
-    logits = Moment(0.0, stage.is_last * (stage.logits - stage.loss / 2), layer)
+    buffers = layer + overlaps * reshards * layer
+    top = Moment(0.0, stage.passing - stage.is_last * stage.head, buffers, 0.0, reshards * layer)
+    logits = Moment(0.0, stage.is_last * (stage.logits - stage.loss / 2), buffers)
     return [top, logits]
 
 
-def _head(stage: Stage, reshards: bool) -> list[Moment]:
+def _head(stage: Stage, reshards: bool, overlaps: bool) -> list[Moment]:
     """In backward: the loss, and the head's weight, while the top layer is gathered already."""
     ahead = Moment(communication=reshards * stage.layer_gradient)
-    return [stage.at_head(), stage.at_head_weight(is_later=False).plus(ahead)]
+    return [stage.at_head().plus(ahead, 1.0 * overlaps), stage.at_head_weight(is_later=False).plus(ahead)]
 
 
 def _layers(stage: Stage, reshards: bool, left: Moment) -> list[Moment]:

@@ -6,6 +6,7 @@ tensors live and when.
 """
 
 import importlib.util
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from lablib import launch
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
-from lablib.plan import NONE, Parallel, predict
+from lablib.plan import NONE, STACKS, Parallel, predict
+from lablib.script import simulate_script
 from tests.plan.agreement import agrees
 from tests.plan.gpt_step import OPTIMIZERS, Job, predicted, train
 
@@ -189,3 +191,28 @@ _TABLES = GPTConfig(num_layers=2, d_model=768, num_heads=8, vocab_size=50304, ma
 )
 def test_gradients_travel_bucket_by_bucket_and_parameters_from_their_owners(config, cluster, ranks, kind):
     data_parallel(kind, ranks, config, 2, 1, dtype=torch.bfloat16, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("config", "micro_batches", "reshards", "cluster"),
+    [
+        (GPTConfig(2, 256, 8, 256, 64, tied_head=False), 1, True, "pcie-a100"),
+        (GPTConfig(2, 256, 8, 256, 64), 2, True, "pcie-a100"),
+        (GPTConfig(3, 256, 8, 512, 64), 1, False, "dgx-a100"),
+    ],
+)
+def test_shards_that_travel_beside_the_layers_on_streams_of_their_own(config, micro_batches, reshards, cluster):
+    sizes = (config.num_layers, config.d_model, config.vocab_size, config.max_seq_len, 2, micro_batches)
+    script = Path(__file__).with_name("fsdp_script.py")
+    run = simulate_script(script, [str(int(n)) for n in (*sizes, config.tied_head, reshards)], ranks=4, cluster=cluster)
+    prediction = predict(
+        Transformer.of(config),
+        cluster,
+        Parallel(data=4, zero_stage=3, reshard_after_forward=reshards),
+        batch=4 * 2 * micro_batches,
+        micro_batch=2,
+        precision="float32",
+        stack=replace(STACKS["torch"], has_master=False),
+        losses=NONE,
+    )
+    agrees(run, prediction, [0])
