@@ -1,9 +1,12 @@
 """How far off the planner is: published runs as rows, each put to the predictor by stated rules, and the error.
 
+fields.py           what a row may hold
 rows.py             a file of published measurements, read strictly
 architecture.py     which transformer a row is about
 machine.py          which cluster
 spellings.py        what sources call the same thing
+software.py         which software, precision and recomputation
+splits.py           which split over GPUs
 case.py             what the predictor is asked
 measured.py         what the row says a step took
 baseline.py         the naive estimate beside which every error stands

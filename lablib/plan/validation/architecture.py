@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any
 
 from lablib.models import TRANSFORMERS, Experts, Transformer, transformer_parameters
-from lablib.plan.validation.rows import SIZES, Row
+from lablib.plan.validation.fields import SIZES
+from lablib.plan.validation.rows import Row
 
 GATED = ("llama", "mixtral", "mistral", "qwen", "deepseek", "kimi", "gptoss", "grok", "gemma")
 GPT_KIND: Mapping[str, Any] = {

@@ -1,4 +1,7 @@
-"""From a row to what the predictor is asked: every convention is a rule here, in architecture.py or machine.py.
+"""From a row to what the predictor is asked: every convention is a numbered rule.
+
+C1 to C12 stand here (C4 to C6 and C12 are applied in software.py, C1, C8 and C9 in splits.py), A1 to A7 in
+architecture.py, M1 to M5 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
         Experts: ep x etp divides what a stage has. etp not stated: experts are split as attention is, over data and
@@ -37,11 +40,9 @@
 A row that no rule makes sense of raises ValueError, and is reported as skipped with that reason.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd
 from typing import Any
 
 from lablib.hardware import Cluster
@@ -52,20 +53,10 @@ from lablib.plan.stack import Stack, find_stack
 from lablib.plan.validation.architecture import transformer_of
 from lablib.plan.validation.machine import cluster_of
 from lablib.plan.validation.rows import Row
-from lablib.plan.validation.spellings import recompute_named, schedule_named, sharding_named
+from lablib.plan.validation.software import precision_of, recompute_of, stack_of, with_dispatcher
+from lablib.plan.validation.spellings import schedule_named
+from lablib.plan.validation.splits import data_ranks, parallel_of
 
-MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
-BEFORE_HOPPER = ("V100", "A100")
-OLD_MEGATRON = ("megatron-2021", "megatron-2022", "megatron-deepspeed")
-PRECISIONS = (
-    ("fp4", "float4"),
-    ("fp8", "float8"),
-    ("tf32", "tfloat32"),
-    ("bf16", "bfloat16"),
-    ("fp16", "float16"),
-    ("fp32", "float32"),
-)
-RECOMPUTE = ("none", "selective", "full")
 OPTIMIZERS = ("adafactor", "lamb", "lion", "sophia", "galore", "sgd")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
@@ -104,7 +95,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
     """
     cluster = cluster_of(row)
     stack = stack_of(row, cluster)
-    data, batch = _data(row), 0
+    data, batch = data_ranks(row), 0
     if row.parallel.get("ep", 1) > 1 and not _may_have_experts(row):
         raise ValueError(f"ep is {row.parallel['ep']}, but no experts are stated and the model's name is not known")
     batch = batch_of(row, data)
@@ -113,7 +104,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
     case = Case(
         model=transformer_of(row, pads_vocabulary="megatron" in stack),
         cluster=cluster,
-        parallel=_parallel(row, data, stack, cluster),
+        parallel=parallel_of(row, data, stack, cluster),
         batch=batch,
         micro_batch=1,
         seq_len=row.model["seq"],
@@ -121,7 +112,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
         recompute="none",
         schedule=_schedule(row),
         optimizer=next((name for name in OPTIMIZERS if name in row.text("optimizer")), "adamw"),
-        stack=_with_dispatcher(row, stack),
+        stack=with_dispatcher(row, stack),
         trainable="lora" if "lora" in row.text("notes") else "all",
     )
     return tuple(_choices(row, case))
@@ -140,16 +131,6 @@ def _choices(row: Row, case: Case) -> Iterator[Case]:
             # Interleaving takes micro-batches in rounds of as many as there are stages.
             if chunks == 1 or len(chunk_choices) == 1 or choice.num_microbatches % parallel.pipeline == 0:
                 yield choice
-
-
-def _data(row: Row) -> int:
-    """Rule C1."""
-    axes, gpus = row.parallel, row.hardware["gpus"]
-    others = axes.get("tp", 1) * axes.get("pp", 1) * axes.get("cp", 1)
-    data = axes.get("dp", gpus // others)
-    if data * others != gpus:
-        raise ValueError(f"dp x tp x pp x cp must be the number of GPUs: got {max(data, 1) * others} and {gpus}")
-    return data
 
 
 def batch_of(row: Row, data: int) -> int:
@@ -177,77 +158,6 @@ def _micro_batches(row: Row, case: Case, pieces: int) -> tuple[int, ...]:
     return choices
 
 
-def precision_of(row: Row, cluster: Cluster) -> str:
-    """Rule C4: the precision of matrix products.
-
-    Raises:
-        ValueError: a text with none of the names in it.
-    """
-    text = row.text("precision").split("(")[0]
-    half = "bfloat16" if "bfloat16" in cluster.device.peak_flops_per_s else "float16"
-    if "bf16/fp16" in text and "bloom" in row.source.get("title", "").lower():
-        return half if "load-balanced" in row.text("notes") else "float16"
-    if text.strip() in ("", "half", "mixed", "amp") or ("bf16" in text and "/fp16" in text):
-        return half
-    for word, name in PRECISIONS:
-        if word in text or (word == "fp4" and "mxfp4" in text):
-            return name
-    for name in ("bfloat16", "float16", "float32", "float8"):
-        if name in text:
-            return name
-    names = ", ".join(word for word, _ in PRECISIONS)
-    raise ValueError(f"precision must name one of {names}: got {row.texts['precision']!r}")
-
-
-def recompute_of(row: Row, stack: str) -> tuple[str, ...]:
-    """Rule C6; all three where it stays open.
-
-    Raises:
-        ValueError: a text that begins with none of the words.
-    """
-    text = recompute_named(row.text("recompute"))
-    if not text:
-        return ("none",) if stack == "megatron-core" else RECOMPUTE
-    if text in RECOMPUTE or text.startswith(("every ", "first ")):
-        return (text,)
-    raise ValueError(f"recompute must begin with none, selective or full: got {row.texts['recompute']!r}")
-
-
-def stack_of(row: Row, cluster: Cluster) -> str:
-    """Rule C5."""
-    title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
-    if "llm-foundry" in title:
-        return "fsdp-flash"
-    if "torchtitan" in title:
-        notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
-        is_compiled = "compile" in notes and not any(word in notes for word in ("no compile", "without", "eager"))
-        if not (is_compiled or is_float8):
-            return "fsdp-flash"
-        years = [int(year) for year in re.findall(r"(?<!\d)(20\d\d)-?(?:0[1-9]|1[0-2])(?!\d)", title)]
-        return "torch-compile-2024" if years and max(years) <= 2024 else "torch-compile"
-    if any(word in title for word in MEGATRON) or not title.strip():
-        return _old_megatron(title) if cluster.device.name.startswith(BEFORE_HOPPER) else "megatron-core"
-    return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "torch-compile"
-
-
-def _with_dispatcher(row: Row, stack: str) -> str | Stack:
-    """Rule C12."""
-    is_deduplicated = any(name in row.text("dispatcher") for name in ("deepep", "hybridep"))
-    is_hidden = row.parallel.get("ep_overlap", False)
-    if not (is_deduplicated or is_hidden):
-        return stack
-    dispatcher = "deduplicated" if is_deduplicated else "alltoall"
-    return replace(find_stack(stack), dispatcher=dispatcher, hides_dispatch=is_hidden)
-
-
-def _old_megatron(title: str) -> str:
-    """Which Megatron before flash attention."""
-    if any(word in title for word in ("deepspeed", "bloom", "bigscience", "vtrain")):
-        return "megatron-deepspeed"
-    numbers = [int(number) for number in re.findall(r"arxiv[: ]+(\d{4})\.\d{4,5}", title)]
-    return "megatron-2022" if numbers and max(numbers) >= 2201 else "megatron-2021"
-
-
 def _schedule(row: Row) -> str:
     """Rule C7, without the chunks."""
     if row.parallel.get("pp", 1) == 1:
@@ -271,52 +181,6 @@ def _chunks(row: Row, case: Case) -> tuple[int, ...]:
         return (1,)
     layers = case.model.num_layers // case.parallel.pipeline
     return tuple(chunks for chunks in range(1, layers + 1) if layers % chunks == 0)
-
-
-def _parallel(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
-    """Rules C8 and C9."""
-    axes = row.parallel
-    sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}
-    if axes.get("fsdp") not in (None, 0, False):
-        sharding = _fsdp(axes["fsdp"], data, axes.get("cp", 1), cluster)
-    reshards = sharding.pop("reshard_after_forward", not (stack.startswith("torch-compile") and axes.get("pp", 1) > 1))
-    sequence_parallel = axes.get("sequence_parallel", False if stack in OLD_MEGATRON else None)
-    return Parallel(
-        data=data,
-        tensor=axes.get("tp", 1),
-        pipeline=axes.get("pp", 1),
-        context=axes.get("cp", 1),
-        **_experts(axes, data),
-        sequence_parallel=sequence_parallel,
-        **sharding,
-        reshard_after_forward=reshards,
-    )
-
-
-def _experts(axes: Mapping[str, Any], data: int) -> dict[str, int]:
-    """Rule C1."""
-    if "etp" in axes:
-        return {"expert": axes.get("ep", 1), "expert_tensor": axes["etp"]}
-    return {"expert": gcd(axes.get("ep", 1), data * axes.get("cp", 1))}
-
-
-def _fsdp(given: Any, data: int, context: int, cluster: Cluster) -> dict[str, Any]:
-    """Rule C8 for `fsdp`."""
-    name = sharding_named(str(given))
-    if name == "FULL_SHARD":
-        return {"zero_stage": 3}
-    if name == "SHARD_GRAD_OP":
-        return {"zero_stage": 3, "reshard_after_forward": False}
-    if name == "NO_SHARD":
-        return {"zero_stage": 0}
-    if name == "HYBRID_SHARD":
-        return {"zero_stage": 3, "replicas": max(1, data // cluster.devices_per_node)}
-    if name.isdigit():
-        replicas = max(1, data * context // int(name))
-        return {"zero_stage": 3, "replicas": replicas if data % replicas == 0 else 1}
-    raise ValueError(
-        f"fsdp must be FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD or a number of ranks: got {given!r}"
-    )
 
 
 def _may_have_experts(row: Row) -> bool:

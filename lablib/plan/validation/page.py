@@ -60,7 +60,7 @@ def markdown(report: Report, picture: str, held_out: Sequence[HeldOut] = (), mix
         sentence(report),
         "Errors are predicted / measured - 1 of the step time. The naive estimate is FLOPs at half of the peak, times "
         "(1 + bubble). What a source leaves open is settled by numbered rules, never by row: "
-        "`lablib/plan/validation/` (`case.py`, `architecture.py`, `machine.py`, `measured.py`).",
+        "`lablib/plan/validation/` (`case.py` lists them, `architecture.py`, `machine.py`, `measured.py`).",
         _table(HEADING, time_lines(report)),
         *_missed(report.groups(), TARGETS.get),
         *_memory(report),

@@ -20,90 +20,10 @@ micro-batch, recomputation) may be missing: case.py has the rules. Rows that say
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-COUNT, NUMBER, TEXT, FLAG, ANY = "a whole number", "a number", "text", "true or false", "anything"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """What one field may hold: its kind, the plausible range of a number, and its unit."""
-
-    kind: str
-    least: float = 1
-    most: float = 1e9
-    unit: str = ""
-
-    def rule(self) -> str:
-        """The field in words: "a whole number from 1 to 10,000"."""
-        if self.kind not in (COUNT, NUMBER):
-            return self.kind
-        return f"{self.kind} from {self.least:,g} to {self.most:,g}{self.unit and ' ' + self.unit}"
-
-
-def _counts(names: str, most: float) -> dict[str, Field]:
-    return {name: Field(COUNT, 1, most) for name in names.split()}
-
-
-def _texts(names: str) -> dict[str, Field]:
-    return {name: Field(TEXT) for name in names.split()}
-
-
-_SHARE = Field(NUMBER, 1e-4, 1, "(a share of the peak: 0.43, not 43)")
-_TFLOPS = Field(NUMBER, 0.01, 2e4, "TFLOP/s")
-_RATE = Field(NUMBER, 1e-3, 1e10, "tokens a second")
-_MEMORY = Field(NUMBER, 0.05, 1000, "of that unit for one GPU")
-
-FIELDS: Mapping[str, Mapping[str, Field]] = {
-    "": _texts("id attention_flops dispatcher graphs how_read kind notes optimizer precision recompute schedule")
-    | {"scorable": Field(FLAG)},
-    "model": _counts("layers experts experts_per_token shared_experts dense_layers mtp_layers", 10_000)
-    | _counts("hidden heads kv_heads head_dim ffn expert_ffn vocab", 10_000_000)
-    | _counts("seq", 100_000_000)
-    | {"name": Field(TEXT), "params": Field(COUNT, 1000, 1e15), "params_b": Field(ANY)},
-    "hardware": _texts("gpu interconnect cluster")
-    | _counts("gpus nodes", 10_000_000)
-    | _counts("gpus_per_node", 100_000),
-    "parallel": _counts("dp tp pp cp ep etp model_parallel", 10_000_000)
-    | _counts("vpp", 10_000)
-    | {
-        "sequence_parallel": Field(FLAG),
-        "ep_overlap": Field(FLAG),
-        "zero_stage": Field(COUNT, 0, 3),
-        "fsdp": Field(ANY),
-    },
-    "batch": _counts("global micro local grad_accum", 100_000_000),
-    "measured": {
-        "iteration_s": Field(NUMBER, 1e-5, 1e5, "s"),
-        "tokens_per_s": _RATE,
-        "tokens_per_s_per_gpu": _RATE,
-        "model_tflops_per_gpu": _TFLOPS,
-        "hw_tflops_per_gpu": _TFLOPS,
-        "mfu": _SHARE,
-        "hfu": _SHARE,
-        "pct_peak": _SHARE,
-        "memory_gib_per_gpu": _MEMORY,
-        "memory_gb_per_gpu": _MEMORY,
-    },
-    "source": _texts("title url"),
-}
-# Other names of the same fields: of experts above all, whose names no two tables share.
-ALIASES: Mapping[str, Mapping[str, str]] = {
-    "model": {
-        **dict.fromkeys(("num_experts", "n_experts", "moe_experts"), "experts"),
-        **dict.fromkeys(("top_k", "topk", "moe_top_k", "active_experts", "experts_active"), "experts_per_token"),
-        **dict.fromkeys(("moe_ffn", "expert_hidden", "moe_hidden", "ffn_expert", "ffn_moe"), "expert_ffn"),
-        **dict.fromkeys(("shared_expert", "n_shared_experts", "num_shared_experts"), "shared_experts"),
-        **dict.fromkeys(("d_head", "head_size", "kv_channels"), "head_dim"),
-    },
-    "parallel": {"vp": "vpp"},
-    "batch": {"gbs": "global", "mbs": "micro", "ga": "grad_accum"},
-}
-SECTIONS = tuple(name for name in FIELDS if name)
-# The sizes of a model: all are needed, or none and a name (architecture.py knows some).
-SIZES = ("layers", "hidden", "vocab")
+from lablib.plan.validation.fields import FIELDS, SECTIONS, SIZES, by_usual_names, checked, path_of, shown, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,33 +114,22 @@ def _row(line: str, number: int) -> Row:
     record = _without_null(record)
     if record.get("scorable") is False:
         return Row(number, str(record.get("id", f"line {number}")), {}, {}, {}, {}, {}, {}, is_scorable=False)
-    unused = _unknown("", record, (*FIELDS[""], *SECTIONS))
+    unused = unknown("", record, (*FIELDS[""], *SECTIONS))
     sections: dict[str, Any] = {}
     for section in SECTIONS:
         given = record.get(section, {})
         if not isinstance(given, dict):
-            raise ValueError(f"field {section}: must be an object, {{...}}: got {_shown(given)}")
-        given = _by_usual_names(section, _without_null(given))
-        unused += _unknown(section, given, FIELDS[section])
-        sections[section] = _checked(section, given)
-    top = _checked("", {key: value for key, value in record.items() if key not in SECTIONS})
+            raise ValueError(f"field {section}: must be an object, {{...}}: got {shown(given)}")
+        given = by_usual_names(section, _without_null(given))
+        unused += unknown(section, given, FIELDS[section])
+        sections[section] = checked(section, given)
+    top = checked("", {key: value for key, value in record.items() if key not in SECTIONS})
     if not top.get("id"):
         raise ValueError('field id: missing; give each row a name, "FAMILY-anything"')
     top.pop("scorable", None)
     row = Row(number, top.pop("id"), **sections, texts=top, unused=tuple(unused))
     _check_nothing_missing(row)
     return row
-
-
-def _by_usual_names(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a section under the names of FIELDS."""
-    usual: dict[str, Any] = {}
-    for key, value in given.items():
-        name = ALIASES.get(section, {}).get(key, key)
-        if name in usual and usual[name] != value:
-            raise ValueError(f"field {_path(section, name)}: stated under two names, one is {key}; leave one")
-        usual[name] = value
-    return usual
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -237,65 +146,13 @@ def _without_null(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _unknown(section: str, given: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """Fields nobody knows. One that is nearly the name of a known field which is not there is an error."""
-    names = list(known)
-    strangers = [key for key in given if key not in names]
-    for key in strangers:
-        near = _nearest(key, [name for name in names if name not in given])
-        if near:
-            raise ValueError(f"field {_path(section, key)}: unknown; did you mean {_path(section, near)}?")
-    return [_path(section, key) for key in strangers]
-
-
-def _nearest(key: str, names: Iterable[str]) -> str | None:
-    """The name that `key` is most likely a slip of the pen for; None where it looks like another word."""
-    scored = [(SequenceMatcher(None, key.lower(), name).ratio(), name) for name in names]
-    ratio, name = max(scored, default=(0.0, ""))
-    return name if ratio >= 0.8 else None
-
-
-def _checked(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _value(section, key, value) for key, value in given.items() if key in FIELDS[section]}
-
-
-def _value(section: str, key: str, value: Any) -> Any:
-    rule = FIELDS[section][key]
-    if (section, key) == ("model", "params_b"):
-        return billions(value)
-    kinds = {COUNT: int, NUMBER: (int, float), TEXT: str, FLAG: bool, ANY: object}
-    if rule.kind == COUNT and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    is_right_type = isinstance(value, kinds[rule.kind]) and (rule.kind in (FLAG, ANY) or not isinstance(value, bool))
-    if not is_right_type or (rule.kind in (COUNT, NUMBER) and not rule.least <= value <= rule.most):
-        raise ValueError(f"field {_path(section, key)}: must be {rule.rule()}: got {_shown(value)}")
-    return value
-
-
-def billions(value: Any) -> float:
-    """Billions of parameters, from a number of them or from text.
-
-    >>> billions(7.1), billions("175b"), billions("1t"), billions("181B"), billions("350m")
-    (7.1, 175.0, 1000.0, 181.0, 0.35)
-    """
-    a_billion = {"b": 1, "t": 0.001, "m": 1000}
-    try:
-        text = str(value).strip().lower()
-        number = float(text[:-1]) / a_billion[text[-1]] if text[-1:] in a_billion else float(text)
-    except ValueError:
-        number = -1.0
-    if isinstance(value, bool) or not 1e-6 <= number <= 1e6:
-        raise ValueError(f'field model.params_b: must be billions of parameters, 7.1 or "7.1b": got {_shown(value)}')
-    return number
-
-
 def _check_nothing_missing(row: Row) -> None:
     named_only = "name" in row.model and not any(size in row.model for size in SIZES)
     needed = [("hardware", "gpu"), ("hardware", "gpus"), ("model", "seq")]
     needed += [] if named_only else [("model", size) for size in SIZES]
     for section, key in needed:
         if key not in getattr(row, section):
-            raise ValueError(f"field {_path(section, key)}: missing; {FIELDS[section][key].rule()}")
+            raise ValueError(f"field {path_of(section, key)}: missing; {FIELDS[section][key].rule()}")
     if not ({"global", "local"} & set(row.batch) or {"micro", "grad_accum"} <= set(row.batch)):
         raise ValueError("field batch.global: missing; the sequences of one step (or local, or micro and grad_accum)")
     if not row.measured:
@@ -312,15 +169,6 @@ def _check_axes(row: Row) -> None:
     missing = [axis for axis in ("tp", "pp") if axis not in row.parallel]
     if missing and split and split != row.hardware["gpus"]:
         raise ValueError(
-            f"field {_path('parallel', missing[0])}: missing; the others give {split} ranks, hardware.gpus is "
+            f"field {path_of('parallel', missing[0])}: missing; the others give {split} ranks, hardware.gpus is "
             f"{row.hardware['gpus']}"
         )
-
-
-def _path(section: str, key: str) -> str:
-    return f"{section}.{key}" if section else key
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,8 +3,9 @@
 import pytest
 
 from lablib.plan.parallel import Parallel
-from lablib.plan.validation.case import cases_of, stack_of
+from lablib.plan.validation.case import cases_of
 from lablib.plan.validation.machine import cluster_of
+from lablib.plan.validation.software import stack_of
 
 
 def only(row):

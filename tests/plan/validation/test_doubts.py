@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from lablib.plan import predict
-from lablib.plan.validation.case import OLD_MEGATRON
 from lablib.plan.validation.constants import BOUNDS, planner_with
 from lablib.plan.validation.doubts import DOUBTS
 from lablib.plan.validation.score import Report, prepare, report
+from lablib.plan.validation.software import OLD_MEGATRON
 
 
 @pytest.fixture(scope="module")

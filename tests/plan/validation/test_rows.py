@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.plan.validation.rows import FIELDS, billions, parse_rows, read_rows
+from lablib.plan.validation.fields import FIELDS, billions
+from lablib.plan.validation.rows import parse_rows, read_rows
 
 
 def test_the_published_rows_are_all_read_and_nothing_in_them_is_left_unused(published):
