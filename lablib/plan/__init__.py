@@ -6,8 +6,7 @@ losses.py       what real machines lose and the simulator does not
 machine.py      what pieces of a step take on one rank
 layer/          one transformer layer: its passes, and what it keeps
 ends.py         embedding, head and loss
-eager.py        both operator by operator, as eager torch runs them; eager_experts.py, eager_data.py,
-                eager_optimizer.py its other parts, eager_peak.py, eager_memory.py, eager_sharded.py what it keeps
+eager/          all of a step operator by operator, as eager torch runs it
 held.py         parameters on one rank
 pieces.py       what plans share, worked out once
 setup.py        the choices and the numbers of a plan, or of many
@@ -24,7 +23,7 @@ search.py       all plans there are
 search_result.py        the best of them, and why not the others
 
 optimizers.py, gradient_compression.py     what they keep, move and compute
-paper_*.py      formulas as their papers print them
+papers/         formulas as their papers print them
 validation/     published runs, and how far off predictions of them are
 """
 

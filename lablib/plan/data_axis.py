@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.closed_form import StageTime
-from lablib.plan import eager_data
+from lablib.plan.eager import data as eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
 from lablib.plan.held import Held
 from lablib.plan.machine import Axis

@@ -21,7 +21,7 @@ D width.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4.
 Simplified: no fragmentation; but for the above all are taken to be at their largest together. Eager programs are
-followed from moment to moment instead (eager_peak.py).
+followed from moment to moment instead (eager/peak.py).
 """
 
 from functools import reduce
@@ -32,7 +32,7 @@ import numpy as np
 from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import in_flight
-from lablib.plan import eager_peak
+from lablib.plan.eager import peak as eager_peak
 from lablib.plan.setup import Choices, Split, has_both_ends
 from lablib.plan.step import Step, entering_bytes, layers_of
 
@@ -106,7 +106,7 @@ def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
     """Bytes of the stage that keeps most: the first, the first of those with a layer more, or the last.
 
     Another one has as many layers as a stage before it, no more micro-batches in flight, and neither end of the model.
-    In an eager program it may have more at the moment that counts (eager_memory.py): there all stages are looked at.
+    In an eager program it may have more at the moment that counts (eager/memory.py): there all stages are looked at.
     """
     p, extra = split.pipeline, choices.model.num_layers % split.pipeline
     stages = range(int(np.max(p))) if choices.machine.stack.is_eager else (0 * p, (p - extra) // 2, p - 1)

@@ -15,11 +15,11 @@ same ones; g and w bytes of a gradient and of a parameter.
 Source: Micikevicius et al., 2017, arXiv 1710.03740 (master weights); Rajbhandari et al., 2019, arXiv 1910.02054; Ren et
 al., "ZeRO-Offload", 2021, arXiv 2101.06840 (the host's memory). The optimizers' own sources stand in optimizers.py.
 Simplified: the host's own work is taken to be faster than its link; all parameters are in matrices of D rows and
-columns, so for Adafactor and GaLore vectors are not told apart; an eager stack's passes stand in eager_optimizer.py.
+columns, so for Adafactor and GaLore vectors are not told apart; an eager stack's passes stand in eager/optimizer.py.
 """
 
 from lablib.cost.arrays import Numbers
-from lablib.plan import eager_optimizer
+from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.held import Held
 from lablib.plan.setup import Choices, Split, has_both_ends
 

@@ -22,7 +22,9 @@ import numpy as np
 from lablib.cost.arrays import Numbers, distinct_rows, least
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
-from lablib.plan import eager, eager_experts, ends, layer
+from lablib.plan import ends, layer
+from lablib.plan.eager import experts as eager_experts
+from lablib.plan.eager import layer as eager
 from lablib.plan.held import Held, held_parameters
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.layer.dispatch import cores_share
@@ -142,7 +144,7 @@ def pieces_of(choices: Choices, split: Split) -> Pieces:
 def accumulated(choices: Choices, pieces: Pieces, num_microbatches: Numbers) -> Pieces:
     """With the mean, over micro-batches, of what all but the first do to add to gradients that are there."""
     on = choices.machine
-    if not on.stack.is_eager or choices.zero_stage == 3:  # only shards are added: eager_data.py
+    if not on.stack.is_eager or choices.zero_stage == 3:  # only shards are added: eager/data.py
         return pieces
     later = 1 - 1 / num_microbatches
     work = pieces.layer._replace(weight=pieces.layer.weight.plus(pieces.layer.accumulate.times(later)))

@@ -24,7 +24,7 @@ from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
-from lablib.plan.eager_messages import mixed_makespan_s
+from lablib.plan.eager.messages import mixed_makespan_s
 from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Axis, Pass

@@ -11,15 +11,15 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import transformer_parameters
 from lablib.plan.optimizers import find_optimizer
-from lablib.plan.paper_activations import (
+from lablib.plan.papers.activations import (
     first_stage_activation_bytes,
     interleaving_factor,
     layer_activation_bytes,
     outer_activation_bytes,
 )
-from lablib.plan.paper_deepspeed import zero2_memory_needs, zero3_memory_needs
-from lablib.plan.paper_megatron import megatron_layer_states_bytes, megatron_parameters
-from lablib.plan.paper_zero import zero_sent_numbers, zero_states_bytes
+from lablib.plan.papers.deepspeed import zero2_memory_needs, zero3_memory_needs
+from lablib.plan.papers.megatron import megatron_layer_states_bytes, megatron_parameters
+from lablib.plan.papers.zero import zero_sent_numbers, zero_states_bytes
 
 GIB = 2**30
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lablib.cost.arrays import Numbers, distinct_rows, least, most
-from lablib.plan.eager_optimizer import layer_pass_s, layer_tensors
+from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
 from lablib.plan.held import Held
 from lablib.plan.machine import Machine
 from lablib.plan.setup import Choices, Split

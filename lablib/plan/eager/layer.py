@@ -27,7 +27,7 @@ Legend: as layer/; w bytes of a number, V vocabulary.
 
 Source: the operators that torch 2.13 dispatches for such a layer, as a timeline of the simulator lists them;
 torch/utils/checkpoint.py (the early stop).
-Simplified: latent attention is that of layer/. Mixtures of experts: eager_experts.py.
+Simplified: latent attention is that of layer/. Mixtures of experts: eager/experts.py.
 """
 
 from lablib.cost.arrays import Numbers, most
@@ -124,7 +124,7 @@ def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
 
 
 def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
-    """Norm, the MLP, residual. Memory peaks in its backward pass: see eager_memory.py."""
+    """Norm, the MLP, residual. Memory peaks in its backward pass: see eager/memory.py."""
     rows, width, hidden = at.rows, on.width, model.hidden_size / at.tensor
     outside = rows * model.d_model * width / at.sequence_shards
     inner = rows * hidden * width

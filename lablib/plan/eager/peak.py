@@ -1,15 +1,15 @@
 """What a rank of an eager program keeps at its peak, by category: its own states, and the largest of many moments.
 
-    no sharding, ZeRO-1, 2    moments of eager_memory.py; DDP's buckets are as large as the gradients
-    ZeRO-3                    moments of eager_sharded.py
+    no sharding, ZeRO-1, 2    moments of eager/memory.py; DDP's buckets are as large as the gradients
+    ZeRO-3                    moments of eager/sharded.py
 
 Source and simplified: as there. ZeRO-2 in eager torch keeps what ZeRO-1 keeps; FSDP2 gathers experts too.
 """
 
 from lablib.cost.arrays import Numbers
-from lablib.plan import eager_optimizer
-from lablib.plan.eager_memory import Moment, Stage, backward_moments, largest, optimizer_moment, stage_of
-from lablib.plan.eager_sharded import sharded_moments
+from lablib.plan.eager import optimizer as eager_optimizer
+from lablib.plan.eager.memory import Moment, Stage, backward_moments, largest, optimizer_moment, stage_of
+from lablib.plan.eager.sharded import sharded_moments
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step
 

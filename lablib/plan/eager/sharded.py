@@ -1,4 +1,4 @@
-"""Where memory peaks under FSDP2: the moments of eager_memory.py, with parameters and gradients whole where they are.
+"""Where memory peaks under FSDP2: the moments of eager/memory.py, with parameters and gradients whole where they are.
 
 A rank keeps 1 / s of everything. Whole are, for a time,
 
@@ -24,7 +24,7 @@ Simplified: parameters and gradients of one dtype; layers are wrapped one by one
 """
 
 from lablib.cost.arrays import Numbers
-from lablib.plan.eager_memory import Moment, Stage
+from lablib.plan.eager.memory import Moment, Stage
 
 
 def sharded_moments(

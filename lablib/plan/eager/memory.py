@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lablib.cost.arrays import Numbers
-from lablib.plan.eager_experts import sent_bytes
+from lablib.plan.eager.experts import sent_bytes
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step, sizes_of
 
