@@ -75,7 +75,7 @@ def makespan_s(
 ) -> Numbers:
     """Seconds from the first action of a step to the end of its last.
 
-    Args:
+    Arguments:
         schedule: one of `SCHEDULES`.
         num_stages, num_microbatches: p and m.
         num_chunks: v; 1 for gpipe, 1f1b and zb-h*, 2 for the V-shaped.
@@ -105,10 +105,13 @@ def bubble_fraction(
 ) -> Numbers:
     """The share of the ranks' time that is idle where stages are equal, messages free and F = I = W, in [0, 1).
 
-    Args:
+    Arguments:
         schedule, num_stages, num_microbatches, num_chunks: as in `makespan_s`; m of at least 2 p.
         is_staggered: count each rank's time from its own first action to its own last, as if no rank waited for all
             others before its optimizer step.
+
+    Raises:
+        ValueError: for a schedule nobody knows.
     """
     if schedule not in _IDLE:
         raise unknown_name("schedule", schedule, SCHEDULES)
@@ -123,9 +126,12 @@ def in_flight(
 ) -> Numbers:
     """The most micro-batches whose activations a rank holds at once; a piece of a rank with v pieces counts 1 / v.
 
-    Args:
+    Arguments:
         schedule, num_stages, num_microbatches, num_chunks: as in `makespan_s`.
         rank: 0 to p - 1.
+
+    Raises:
+        ValueError: for a schedule nobody knows.
     """
     if schedule not in _IN_FLIGHT:
         raise unknown_name("schedule", schedule, SCHEDULES)

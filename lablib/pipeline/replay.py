@@ -191,7 +191,7 @@ class Replay:
 def replay(plan: Plan, costs: Costs | None = None) -> Replay:
     """What a plan takes.
 
-    Args:
+    Arguments:
         plan: any order of actions that can be carried out.
         costs: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing.
 

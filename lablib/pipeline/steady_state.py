@@ -53,7 +53,7 @@ class SteadyState:
 def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None = None) -> SteadyState:
     """What the plan of many micro-batches takes.
 
-    Args:
+    Arguments:
         plan_of: a schedule with everything but the number of micro-batches given, e.g.
             `partial(one_f_one_b, 16)`. Numbers that it refuses with a ValueError are passed over.
         num_microbatches: m; `plan_of` must take it.

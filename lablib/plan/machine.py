@@ -58,9 +58,11 @@ class Pass(NamedTuple):
     kernels: Numbers = 0.0
 
     def plus(self, other: "Pass") -> "Pass":
+        """Both passes, one after the other."""
         return Pass(*[a + b for a, b in zip(self, other, strict=True)])
 
     def times(self, n: Numbers) -> "Pass":
+        """So many of them (or a share of one)."""
         return Pass(*[n * a for a in self])
 
     @property
@@ -70,6 +72,7 @@ class Pass(NamedTuple):
 
     @property
     def communication_s(self) -> Numbers:
+        """Seconds on the three axes that layers communicate on."""
         return self.tensor_s + self.context_s + self.expert_s
 
 
@@ -98,6 +101,7 @@ class Machine:
 
     @property
     def device(self) -> Device:
+        """One accelerator of the cluster."""
         return self.cluster.device
 
     @cached_property
@@ -219,10 +223,12 @@ class Machine:
 
     @cached_property
     def groups(self) -> RegularGroups:
+        """What collectives take, over wires at the share that they reach."""
         return RegularGroups(self._wires(is_collective=True))
 
     @cached_property
     def messages(self) -> RegularGroups:
+        """The same of messages between two ranks."""
         return RegularGroups(self._wires(is_collective=False))
 
     def time_s(self, work: Pass) -> Numbers:

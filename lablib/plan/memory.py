@@ -51,6 +51,7 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> Numbers:
+        """Bytes of all categories."""
         return sum(self)
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-AXES = ("tensor", "context", "data", "pipeline")
 SHARDING = (0, 1, 2, 3)
 ZERO_PLUS_PLUS = ("qwZ", "hpZ", "qgZ")
 
@@ -49,6 +48,9 @@ class Parallel:
         replicas: of a hybrid split, how many copies of the sharded state there are (HSDP); 1: one, over all of data.
         expert_tensor: ranks that share the matrices of each expert; None: as many as `tensor`. Another number needs
             sequence parallelism where tensor > 1. expert * expert_tensor divides tensor * context * data.
+
+    Raises:
+        ValueError: a number below 1, a word nobody knows, axes that do not divide.
     """
 
     data: int = 1
@@ -114,6 +116,7 @@ class Parallel:
 
     @property
     def num_ranks(self) -> int:
+        """Ranks of the whole run: the product of the axes."""
         return self.data * self.tensor * self.context * self.pipeline
 
     @property
@@ -123,6 +126,7 @@ class Parallel:
 
     @property
     def has_sequence_parallel(self) -> bool:
+        """Whether sequence parallelism is on: as asked for, or by default."""
         return self.tensor > 1 if self.sequence_parallel is None else self.sequence_parallel
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ def predict(
 ) -> Prediction:
     """One training step, predicted.
 
-    Args:
+    Arguments:
         model: sizes, or a name of the catalogue of published models.
         cluster: a cluster, a name of the catalogue, or a TOML file.
         parallel: the split; one rank by default.
@@ -66,7 +66,8 @@ def predict(
         micro_batch: sequences that go through a stage at once, on one rank of the data axis.
         seq_len: tokens of a sequence; the model's longest by default.
         precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4".
-        recompute: "none", "selective" (attention's core), "full" (every layer), "every k" or "first k" layers.
+        recompute: "none", "selective" (what the stack repeats: attention's core, or every second product), "full"
+            (every layer), "every k" or "first k" layers.
         schedule: of the pipeline, one of `lablib.pipeline.closed_form.SCHEDULES`.
         optimizer: a name, or a record of optimizers.py.
         stack: the software, a name or a record of stack.py.
@@ -77,7 +78,7 @@ def predict(
         host_link: what lies between device and host.
 
     Raises:
-        ValueError: names nobody knows, splits that do not divide, negative sizes.
+        ValueError: names nobody knows, splits that do not divide, sizes below 1.
     """
     model = find_transformer(model)
     cluster = find_cluster(cluster)

@@ -71,7 +71,7 @@ def predict_many(
 ) -> Predictions:
     """One training step of each of many plans, predicted: what `predict` says of each, to rounding.
 
-    Args:
+    Arguments:
         data to seq_len: whole numbers, 1 or more, or arrays of them; they broadcast. expert_tensor: None: as many as
             `tensor`.
         zero_stage to compression, but for zero_plus_plus: as in `Parallel` and `predict`; one value for all plans, or

@@ -26,6 +26,7 @@ class Prediction:
         num_gpus: ranks.
         batch, micro_batch, num_microbatches, seq_len: sequences a step, sequences and number of its micro-batches on a
             rank, tokens of a sequence.
+        schedule, recompute, precision: as they were asked for.
         step_time_s: seconds of one step.
         model_flops, hardware_flops: of one step on all GPUs; the second counts what is computed again.
         peak_flops_per_s: of one GPU at the training precision: MFU and HFU are shares of it.
@@ -37,7 +38,8 @@ class Prediction:
         memory_limit_bytes: of one GPU, what the driver and the communication library leave of its memory.
         cached_share: what the allocator keeps in its cache beside what is allocated, as a share of that.
         driver_bytes: what the driver and the communication library take of the GPU's memory.
-        power_w: of one GPU, where the catalogue has it.
+        power_w: watts of one GPU, where the catalogue has it.
+        notes: what is to be said besides, shown below the table.
     """
 
     name: str
@@ -67,18 +69,22 @@ class Prediction:
 
     @property
     def tokens_per_step(self) -> int:
+        """Of all sequences."""
         return self.batch * self.seq_len
 
     @property
     def tokens_per_s(self) -> float:
+        """On all GPUs."""
         return self.tokens_per_step / self.step_time_s
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
+        """The same for one GPU."""
         return self.tokens_per_s / self.num_gpus
 
     @property
     def model_flops_per_s_per_gpu(self) -> float:
+        """FLOP/s of one GPU, each FLOP of the model counted once."""
         return self.model_flops / self.step_time_s / self.num_gpus
 
     @property
@@ -93,11 +99,12 @@ class Prediction:
 
     @property
     def stage_bytes(self) -> tuple[float, ...]:
-        """Peak of each stage."""
+        """Bytes of each stage at its peak."""
         return tuple(sum(stage.values()) for stage in self.memory)
 
     @property
     def peak_memory_bytes(self) -> float:
+        """What is allocated at the peak, on a GPU of the fullest stage."""
         return max(self.stage_bytes)
 
     @property
@@ -117,6 +124,7 @@ class Prediction:
 
     @property
     def exposed_communication_s(self) -> float:
+        """Seconds a step that communication adds, on all axes but the pipeline's: its messages are in the bubble."""
         return sum(exposed for _, exposed in self.communication.values())
 
     def gpu_hours(self, tokens: float) -> float:

@@ -81,6 +81,7 @@ class Predictions:
 
     @property
     def is_possible(self) -> np.ndarray:
+        """Whether a plan breaks no rule; it may still not fit."""
         return self.obstacle < 0
 
     @property
@@ -95,6 +96,7 @@ class Predictions:
 
     @property
     def num_gpus(self) -> np.ndarray:
+        """GPUs of each plan."""
         n = self.numbers
         return n["data"] * n["tensor"] * n["pipeline"] * n["context"]
 

@@ -73,7 +73,7 @@ def search(
 ) -> SearchResult:
     """Every plan for a step of `batch` sequences, predicted.
 
-    Args:
+    Arguments:
         model, cluster: as in `predict`.
         batch: sequences of a step, on all ranks together.
         nodes, gpus: how many; one of the two.

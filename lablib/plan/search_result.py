@@ -102,6 +102,7 @@ class SearchResult:
 
     @cached_property
     def rejected(self) -> Rejected:
+        """The plans that are not possible, or do not fit."""
         return Rejected(self.plans, np.flatnonzero(~self.plans.fits))
 
     @cached_property

@@ -75,6 +75,7 @@ class Split:
 
     @cached_property
     def num_ranks(self) -> Numbers:
+        """Ranks of the whole run."""
         return self.data * self.tensor * self.pipeline * self.context
 
     @cached_property
@@ -89,6 +90,7 @@ class Split:
 
     @cached_property
     def expert_stride(self) -> Numbers:
+        """Ranks that together have all experts of a layer once."""
         return self.expert * self.expert_tensor
 
 

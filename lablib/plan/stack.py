@@ -4,7 +4,7 @@ The same model on the same GPUs takes twice as long in an eager program with unf
 stack describes such software by what it does, in physical terms; there is one record a generation of it, not one a
 published run.
 
-    torch               torch's eager operators one by one (eager.py), flash attention: this project's own GPT
+    torch               torch's eager operators one by one (eager/), flash attention: this project's own GPT
     torch-megatron      the same, but one product for queries, keys and values, as in Megatron's tensor parallelism
     megatron-2021       Megatron-LM before flash attention: scores are written out; softmax with its scale and mask is
                         one kernel, so are bias and GELU, and bias, dropout and residual
@@ -66,12 +66,12 @@ class Stack:
         data_overlap: whether the data axis communicates during compute.
         hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
         dispatcher: how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (layer/dispatch.py).
-        hides_dispatch: whether they do so while another micro-batch computes, in any schedule
+        hides_dispatch: whether tokens travel while another micro-batch computes, in any schedule
             (`--overlap-moe-expert-parallel-comm`).
         pipeline_overlap: whether messages between stages travel during compute.
         splits_messages: whether tensor ranks share a message between stages and gather it there.
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
-        is_eager: whether the operators are torch's own, one by one, as eager.py lists them; then the passes above do
+        is_eager: whether the operators are torch's own, one by one, as eager/ lists them; then the passes above do
             not count, and gradients have the dtype of their parameters.
         is_megatron: of an eager stack: whether queries, keys and values are one product, and the vocabulary is treated
             as split over ranks even where there is one, as Megatron's layers do; else three, and torch's own loss.

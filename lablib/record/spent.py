@@ -24,9 +24,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import fsum
+from typing import TYPE_CHECKING
 
 from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
-from lablib.run import Run
+
+if TYPE_CHECKING:
+    from lablib.run import Run
 
 KINDS = ("compute", "communication", "exposed", "waiting", "idle", "makespan")
 _NO_PHASE = "#"  # no phase can be called so

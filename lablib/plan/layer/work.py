@@ -9,19 +9,25 @@ from lablib.plan.machine import Pass
 class Sizes(NamedTuple):
     """How one layer is cut: numbers or arrays.
 
-    `sequence_shards` divides what lies outside the products: t with sequence parallelism, else 1.
+    Attributes:
+        micro_batch: B, sequences of a micro-batch.
+        tokens: S, those of each sequence on this rank.
+        tensor, context, expert: ranks that share products, sequences and experts.
+        sequence_shards: what lies outside the products is divided by it: t with sequence parallelism, else 1.
+        expert_tensor: ranks that share each expert; they are neighbours.
     """
 
     micro_batch: Numbers
-    tokens: Numbers  # of each sequence, on this rank
+    tokens: Numbers
     tensor: Numbers
     context: Numbers
     expert: Numbers
     sequence_shards: Numbers
-    expert_tensor: Numbers = 1  # ranks that share each expert; they are neighbours
+    expert_tensor: Numbers = 1
 
     @property
     def rows(self) -> Numbers:
+        """R: tokens of a micro-batch on this rank."""
         return 1.0 * self.micro_batch * self.tokens  # their bytes may be beyond 2^63
 
 
@@ -53,6 +59,7 @@ class Work(NamedTuple):
     skipped: Pass = Pass()
 
     def plus(self, other: "Work") -> "Work":
+        """Both, one after the other: all adds up, but of `peak_bytes` the larger counts."""
         return Work(
             self.forward.plus(other.forward),
             self.input.plus(other.input),

@@ -48,6 +48,9 @@ def zero2_memory_needs(
         splits_gradients: whether those in 16 bits are split too; False is DeepSpeed's earlier estimate, still printed
             in its documentation.
         buffer_factor: f, how much more than needed the host should have.
+
+    Raises:
+        ValueError: fewer than one GPU or node.
     """
     gpus = _count_gpus(gpus_per_node, nodes)
     if offload_optimizer:
@@ -75,6 +78,9 @@ def zero3_memory_needs(
         offload_params: whether parameters are on the host too; only together with the optimizer.
         zero_init: whether the model is made under `zero.Init`.
         Others as in `zero2_memory_needs`.
+
+    Raises:
+        ValueError: parameters on the host without the optimizer, or fewer than one GPU or node.
     """
     gpus = _count_gpus(gpus_per_node, nodes)
     if offload_params and not offload_optimizer:

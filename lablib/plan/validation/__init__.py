@@ -14,6 +14,7 @@ score.py            the errors, by family and in all
 page.py             the report for people
 doubts.py           what its figures do not show
 cross_validate.py   are the constants physics? Leave one source out
+constants.py        which those are, and their bounds
 """
 
 from lablib.plan.validation.case import Case, cases_of

@@ -12,17 +12,18 @@ architecture.py, M1 to M5 in machine.py.
     C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
         kinds, and none at all, is bfloat16 where the GPU has it, else float16. But "bf16/fp16" of BLOOM's topology
         search is float16 except where its notes say "load-balanced": from there on its text has the BF16 optimizer.
-    C5  Software (`stack`), by the source's title and address: llm-foundry "fsdp-flash"; torchtitan "torch-compile"
-        where its notes say "compile" or it has FP8 (which it speeds up only so), and "torch-compile-2024" where its
-        title or address has a month of that year or earlier, else "fsdp-flash"; Megatron and what
-        is built on it on GPUs before Hopper (unfused attention): "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain
-        (which measured it) is named, "megatron-2022" where the paper's arXiv number is of 2022 or later, else
-        "megatron-2021"; on later GPUs "megatron-core". Any other source: by the GPU, "megatron-2021" or
-        "torch-compile".
+    C5  Software (`stack`), by the source's title and address.
+        llm-foundry: "fsdp-flash".
+        torchtitan: "torch-compile" where its notes say "compile" or it has FP8 (which it speeds up only so),
+        "torch-compile-2024" where besides its title or address has a month of that year or earlier; else "fsdp-flash".
+        Megatron and what is built on it, on GPUs before Hopper (unfused attention): "megatron-deepspeed" where
+        DeepSpeed, BLOOM or vTrain (which measured it) is named, "megatron-2022" where the paper's arXiv number is of
+        2022 or later, else "megatron-2021"; on later GPUs "megatron-core".
+        Any other source: by the GPU, "megatron-2021" or "torch-compile".
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
-        single modules are not counted; other words: spellings.py). Not stated is none for
-        "megatron-core": flash attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's
-        memory what does not fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc).
+        single modules are not counted; other words: spellings.py). Not stated is none for "megatron-core": flash
+        attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's memory what does not
+        fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc). Elsewhere it is open (C11).
     C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
         is stated (torchtitan's default), else open. A pipeline and neither: 1F1B. A V has 2 pieces on each stage.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
@@ -84,6 +85,7 @@ class Case:
 
     @property
     def num_microbatches(self) -> int:
+        """Of a step, on one rank of the data axis."""
         return self.batch // (self.parallel.data * self.micro_batch)
 
 
@@ -95,7 +97,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
     """
     cluster = cluster_of(row)
     stack = stack_of(row, cluster)
-    data, batch = data_ranks(row), 0
+    data = data_ranks(row)
     if row.parallel.get("ep", 1) > 1 and not _may_have_experts(row):
         raise ValueError(f"ep is {row.parallel['ep']}, but no experts are stated and the model's name is not known")
     batch = batch_of(row, data)

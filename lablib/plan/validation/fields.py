@@ -89,7 +89,7 @@ SIZES = ("layers", "hidden", "vocab")
 
 
 def by_usual_names(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a section under the names of FIELDS."""
+    """The fields of a section under the names of FIELDS. Raises ValueError for one that is stated under two names."""
     usual: dict[str, Any] = {}
     for key, value in given.items():
         name = ALIASES.get(section, {}).get(key, key)
@@ -100,7 +100,7 @@ def by_usual_names(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown(section: str, given: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """Fields nobody knows. One that is nearly the name of a known field which is not there is an error."""
+    """Fields nobody knows. Raises ValueError for one that is nearly the name of a known field which is not there."""
     names = list(known)
     strangers = [key for key in given if key not in names]
     for key in strangers:
@@ -118,6 +118,7 @@ def _nearest(key: str, names: Iterable[str]) -> str | None:
 
 
 def checked(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The known fields of a section. Raises ValueError for a value of another kind, or outside its field's range."""
     return {key: _value(section, key, value) for key, value in given.items() if key in FIELDS[section]}
 
 
@@ -135,7 +136,7 @@ def _value(section: str, key: str, value: Any) -> Any:
 
 
 def billions(value: Any) -> float:
-    """Billions of parameters, from a number of them or from text.
+    """Billions of parameters, from a number of them or from text. Raises ValueError for anything else.
 
     >>> billions(7.1), billions("175b"), billions("1t"), billions("181B"), billions("350m")
     (7.1, 175.0, 1000.0, 181.0, 0.35)
@@ -152,9 +153,11 @@ def billions(value: Any) -> float:
 
 
 def path_of(section: str, key: str) -> str:
+    """A field as errors name it: "model.layers"."""
     return f"{section}.{key}" if section else key
 
 
 def shown(value: Any) -> str:
+    """A value as errors show it: as JSON, the beginning of a long one."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

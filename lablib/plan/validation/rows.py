@@ -13,8 +13,9 @@ One JSON object a line:
     source      title and url;  scorable: true or false
 
 A field that is missing, of the wrong type, outside every plausible size, or nearly a known name is an error with its
-line. A field of another name is kept out of the model and listed in `Row.unused`. What a source leaves open (heads,
-micro-batch, recomputation) may be missing: case.py has the rules. Rows that say `"scorable": false` are not read on.
+line (fields.py has each field's kind and range, and other names that sources give it). A field of any other name is not
+used, and listed in `Row.unused`. What a source leaves open (heads, micro-batch, recomputation) may be missing: case.py
+has the rules. Rows that say `"scorable": false` are not read on.
 """
 
 import json
@@ -34,7 +35,7 @@ class Row:
         line: where it stands in the file, from 1.
         id: its name; `family` is the part before the first "-", `group` the first two parts.
         model, hardware, parallel, batch, measured, source: the sections of the file.
-        texts: precision, recompute, schedule, optimizer, notes, kind and how_read, where stated.
+        texts: precision, recompute, schedule, optimizer, dispatcher, notes and the other fields of text, where stated.
         is_scorable: False where the file says that the row is no measurement of a step.
         unused: fields of names nobody knows.
     """
@@ -53,10 +54,12 @@ class Row:
 
     @property
     def family(self) -> str:
+        """The source: what the id has before its first "-"."""
         return self.id.split("-")[0]
 
     @property
     def group(self) -> str:
+        """A table of the source: what the id has before its second "-"."""
         return "-".join(self.id.split("-")[:2])
 
     def text(self, name: str) -> str:
@@ -91,7 +94,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
-    """`read_rows` of lines already read; `name` stands for the file in errors."""
+    """`read_rows` of lines already read; `name` stands for the file in errors. Raises ValueError as that does."""
     rows = []
     for number, line in enumerate(lines, 1):
         if line.strip():

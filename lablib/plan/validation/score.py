@@ -77,11 +77,13 @@ class Scored:
 
     @property
     def naive_error(self) -> float:
+        """The same of the naive estimate."""
         assert self.measured.step_time_s is not None
         return 100 * (self.naive_s / self.measured.step_time_s - 1)
 
     @property
     def memory_error(self) -> float:
+        """The same of the memory."""
         assert self.measured.memory_bytes is not None
         return 100 * (self.memory_bytes / self.measured.memory_bytes - 1)
 

@@ -23,7 +23,7 @@ RECOMPUTE = ("none", "selective", "full")
 
 
 def stack_of(row: Row, cluster: Cluster) -> str:
-    """Rule C5."""
+    """The name of a generation of software (rule C5)."""
     title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
     if "llm-foundry" in title:
         return "fsdp-flash"
@@ -48,7 +48,7 @@ def _old_megatron(title: str) -> str:
 
 
 def with_dispatcher(row: Row, stack: str) -> str | Stack:
-    """Rule C12."""
+    """The same with the way in which tokens travel to experts (rule C12)."""
     is_deduplicated = any(name in row.text("dispatcher") for name in ("deepep", "hybridep"))
     is_hidden = row.parallel.get("ep_overlap", False)
     if not (is_deduplicated or is_hidden):
@@ -80,7 +80,7 @@ def precision_of(row: Row, cluster: Cluster) -> str:
 
 
 def recompute_of(row: Row, stack: str) -> tuple[str, ...]:
-    """Rule C6; all three where it stays open.
+    """What is recomputed (rule C6): the policies that it may be, one if it is stated, all three where it stays open.
 
     Raises:
         ValueError: a text that begins with none of the words.

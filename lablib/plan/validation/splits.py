@@ -12,7 +12,7 @@ from lablib.plan.validation.spellings import sharding_named
 
 
 def data_ranks(row: Row) -> int:
-    """Rule C1."""
+    """Ranks of the data axis (rule C1). Raises ValueError where the axes do not give the number of GPUs."""
     axes, gpus = row.parallel, row.hardware["gpus"]
     others = axes.get("tp", 1) * axes.get("pp", 1) * axes.get("cp", 1)
     data = axes.get("dp", gpus // others)
@@ -22,7 +22,11 @@ def data_ranks(row: Row) -> int:
 
 
 def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
-    """Rules C8 and C9."""
+    """The split, sharding and sequence parallelism among it (rules C8 and C9).
+
+    Raises:
+        ValueError: a sharding nobody knows, or axes that `Parallel` refuses.
+    """
     axes = row.parallel
     sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}
     if axes.get("fsdp") not in (None, 0, False):
@@ -42,7 +46,7 @@ def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
 
 
 def _experts(axes: Mapping[str, Any], data: int) -> dict[str, int]:
-    """Rule C1."""
+    """Ranks of the experts (rule C1)."""
     if "etp" in axes:
         return {"expert": axes.get("ep", 1), "expert_tensor": axes["etp"]}
     return {"expert": gcd(axes.get("ep", 1), data * axes.get("cp", 1))}
