@@ -221,10 +221,22 @@ def _parser() -> Parser:
     command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
     command.add_argument("--out", metavar="FILE.toml", help='where to write; default: where "this-machine" looks')
 
-    command = commands.add_parser("plan", help="the best plans for a model on a cluster, and why not the others")
+    command = commands.add_parser(
+        "plan",
+        help="the best plans for a model on a cluster, and why not the others",
+        description="Predict every way to split a model over a cluster, print the fastest that fit, and say why the "
+        "others are out. For N give one value, some (1,2,4) or a range (4-16); where none is given, all that make "
+        "sense are tried (the head of lablib/plan/search.py lists them).",
+    )
     _plan_arguments(command)
 
-    command = commands.add_parser("validate", help="put published runs to the planner: how far off is it?")
+    command = commands.add_parser(
+        "validate",
+        help="put published runs to the planner: how far off is it?",
+        description="Predict the runs of a file, and print how far off that is: predicted / measured - 1 of the step time, "
+        "by source and in all, and of memory where it is stated. The head of lablib/plan/validation/rows.py says what "
+        "a row holds.",
+    )
     command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: those that come with lablib")
     command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
     command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture beside it")
@@ -261,22 +273,22 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         "pipeline": "stages",
         "context": "ranks that share every sequence",
         "expert": "ranks that share the experts of a layer",
-        "expert-tensor": "ranks that share one expert",
+        "expert-tensor": "ranks that share the matrices of each expert; default: 1, and as many as tensor",
         "data": "ranks with sequences of their own",
         "chunks": "pieces of the model on a stage",
         "micro-batch": "sequences that go through a stage at once",
         "zero-stage": "0 to 3: what data ranks split",
     }
     for name, what in counts.items():
-        command.add_argument(f"--{name}", metavar="N", help=f"{what}; try only these: 2, or 1,2, or 1-3")
+        command.add_argument(f"--{name}", metavar="N", help=what)
     names = {
         "recompute": 'none, selective, full, "every k" or "first k" layers',
         "schedule": "gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, dualpipe-v or v-half",
     }
     for name, what in names.items():
-        command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; try only these, with commas between")
+        command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; one, or some with commas between")
     command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
-    command.add_argument("--json", action="store_true", help="the same for programs")
+    command.add_argument("--json", action="store_true", help="the same for programs, in seconds and bytes")
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ DOUBTS = (
     "**Three facts were looked up because rows were off.** That llm-foundry takes two metrics from the logits, and that"
     " torchtitan keeps every second product of 8 bits too and has compiled its loss since 2025, stands in their"
     " sources; that an old attention kernel gains nothing from wide heads was measured by others (`machine.py`). But"
-    " what was looked for, small models, long sequences and FP8, these rows had chosen.",
+    " it was these rows that sent us looking, among small models, long sequences and FP8.",
     "**What a row leaves open is taken to be tuned** (rule C11): the fastest choice that the planner knows. Where the"
     " publishers chose otherwise, that is an error of the planner's reading and not of its physics, or hides one.",
 )
 
 MIXTURE_DOUBTS = (
-    "**Which physics was missing, these rows have shown.** No constant was fitted to them, but exchanges in rounds of"
+    "**These rows have shown which physics was missing.** No constant was fitted to them, but exchanges in rounds of"
     " ranks, each sent k times and never hidden, missed them by 24% in the mean; what programs do instead"
     " (`lablib/plan/layer/dispatch.py`) was written down after that was seen.",
     "**Runs in one CUDA graph are met within 10%, others are slower than predicted.** The likely cause is the host,"
