@@ -233,9 +233,9 @@ def _parser() -> Parser:
     command = commands.add_parser(
         "validate",
         help="put published runs to the planner: how far off is it?",
-        description="Predict the runs of a file, and print how far off that is: predicted / measured - 1 of the step time, "
-        "by source and in all, and of memory where it is stated. The head of lablib/plan/validation/rows.py says what "
-        "a row holds.",
+        description="Predict the runs of a file, and print how far off that is: predicted / measured - 1 of the step "
+        "time, by source and in all, and of memory where it is stated. The head of lablib/plan/validation/rows.py says "
+        "what a row holds.",
     )
     command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: those that come with lablib")
     command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
