@@ -226,7 +226,7 @@ def _parser() -> Parser:
         help="the best plans for a model on a cluster, and why not the others",
         description="Predict every way to split a model over a cluster, print the fastest that fit, and say why the "
         "others are out. For N give one value, some (1,2,4) or a range (4-16); where none is given, all that make "
-        "sense are tried (the head of lablib/plan/search.py lists them).",
+        "sense are tried (the head of lablib/plan/search_grid.py lists them).",
     )
     _plan_arguments(command)
 

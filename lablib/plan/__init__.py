@@ -19,7 +19,8 @@ rules.py        which splits are possible
 predict.py      the front door
 predict_many.py the same for a million plans
 predictions.py  what it says of them
-search.py       all plans there are
+search_grid.py  all plans there are
+search.py       all of them predicted
 search_result.py        the best of them, and why not the others
 
 optimizers.py, gradient_compression.py     what they keep, move and compute
