@@ -39,11 +39,22 @@ from lablib.plan.setup import Choices, Split, has_both_ends
 
 
 class Waiting(NamedTuple):
-    """What waiting for parameters, or for the host, adds to one layer of one micro-batch; and what is moved in all."""
+    """What waiting for parameters, or for the host, adds to one layer of one micro-batch.
+
+    Attributes:
+        forward_s, backward_s: added, copies among it.
+        total_s: on the wires.
+        copies_s: of kernels that pack and unpack.
+    """
 
     forward_s: Numbers = 0.0
     backward_s: Numbers = 0.0
     total_s: Numbers = 0.0
+    copies_s: Numbers = 0.0
+
+    @property
+    def exposed_s(self) -> Numbers:
+        return self.forward_s + self.backward_s - self.copies_s
 
 
 def sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers) -> Waiting:
@@ -79,12 +90,10 @@ def data_axis(
     outside = held.embedding + has_both_ends(choices, split) * held.head
     is_eager = choices.machine.stack.is_eager
     if is_eager and choices.zero_stage == 3:
-        total_s = split.num_microbatches * eager_data.sharded_ends_s(choices, split, held)
-        return Axis(total_s, total_s)
+        wires_s, copies_s = (split.num_microbatches * each for each in eager_data.sharded_ends_s(choices, split, held))
+        return Axis(wires_s, wires_s, copies_s)
     if is_eager and choices.compression.name == "none":
-        return Axis(
-            *eager_data.reduced_s(choices, split, held, layers, layers * (one.input_s + one.weight_s), embedding_s)
-        )
+        return eager_data.reduced(choices, split, held, layers, layers * (one.input_s + one.weight_s), embedding_s)
     if choices.zero_stage == 3:
         return _sharded_ends(choices, split, held, layers, outside, one)
     reduce_s = _reduced_s(choices, split, held, layers, outside)

@@ -45,6 +45,7 @@ class Pieces(NamedTuple):
         hidden_s: of its exchanges over the tensor axis, what hides behind the weights' products.
         hidden_expert_s: of its exchanges with experts, what hides behind another micro-batch's compute.
         embedding_s, head_s: of the ends.
+        embedding_tensor_s, head_tensor_s: of these, on the tensor axis.
     """
 
     layer: Work
@@ -58,6 +59,8 @@ class Pieces(NamedTuple):
     hidden_expert_s: Numbers
     embedding_s: StageTime
     head_s: StageTime
+    embedding_tensor_s: Numbers
+    head_tensor_s: Numbers
 
 
 class _Table:
@@ -111,6 +114,8 @@ class _Table:
             hidden_expert_s=hidden_expert_s,
             embedding_s=_stage_time(on, embedding),
             head_s=_stage_time(on, head),
+            embedding_tensor_s=_tensor_s(embedding),
+            head_tensor_s=_tensor_s(head),
         )
 
 
@@ -172,6 +177,10 @@ def layer_work(on: Machine, model: Transformer, at: Sizes) -> Work:
 
 def _stage_time(on: Machine, work: Work) -> StageTime:
     return StageTime(on.time_s(work.forward), on.time_s(work.input), on.time_s(work.weight))
+
+
+def _tensor_s(work: Work) -> Numbers:
+    return work.forward.tensor_s + work.input.tensor_s + work.weight.tensor_s
 
 
 def _side_by_side(pieces: Sequence[Any]) -> Any:

@@ -186,7 +186,7 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         peak_flops_per_s=machine.peak_flops_per_s,
         parts=parts_of(step),
         communication={
-            name: tuple(getattr(step, name)) for name in ("tensor", "context", "expert", "data", "pipeline", "host")
+            name: tuple(getattr(step, name)[:2]) for name in ("tensor", "context", "expert", "data", "pipeline", "host")
         },
         bubble_fraction=step.bubble_s / step.pipeline_s,
         memory=_stages(choices, split, step),
@@ -230,7 +230,7 @@ def parts_of(step: Step) -> dict[str, float]:
         "expert axis": step.expert.exposed_s - again.expert_s,
         "embedding, head, loss": step.ends_s,
         "bubble and messages": step.bubble_s,
-        "data axis": step.data.exposed_s,
+        "data axis": step.data.added_s,
         "host link": step.host.exposed_s,
         "optimizer": step.optimizer_s,
         "fixed": step.fixed_s,

@@ -31,7 +31,8 @@ class Prediction:
         model_flops, hardware_flops: of one step on all GPUs; the second counts what is computed again.
         peak_flops_per_s: of one GPU at the training precision: MFU and HFU are shares of it.
         parts: the step as a sum: seconds by what the busiest stage does, in the order of a waterfall.
-        communication: axis -> (seconds in all, seconds not hidden), a rank a step.
+        communication: axis -> (seconds in all, seconds not hidden) on the wires, a rank a step. Kernels that pack and
+            unpack what travels are not among it, but in `parts`.
         bubble_fraction: share of the pipeline's time in which the busiest stage waits.
         memory: of each stage, bytes by category at its peak. Gradients that every step makes anew (FSDP) may not be
             there yet when activations are most.

@@ -24,7 +24,7 @@ from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
-from lablib.plan.eager.messages import mixed_makespan_s
+from lablib.plan.eager.messages import mixed_makespan_s, sent_s
 from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Axis, Pass
@@ -41,11 +41,12 @@ class Step(NamedTuple):
         products_s, attention_s, memory_s: of the layers' kernels by what limits them, those computed again included.
         launch_s: what the layers take beyond that and their communication: kernels are started.
         recompute_s: of the layers, what is computed again; `repeated` is the same by what it is spent on.
-        ends_s: of the embedding or the head, and of a layer more than the mean, on the busiest stage.
+        ends_s: of the embedding or the head, but for the tensor axis, and of a layer more than the mean, on the
+            busiest stage.
         bubble_s: the busiest stage waits for others, or for their messages.
         optimizer_s, fixed_s: at the end of the step.
-        tensor, context, expert, data, pipeline, host: communication by axis; of messages the seconds shown are in
-            bubble_s.
+        tensor, context, expert, data, pipeline, host: communication by axis, that of the ends among it; of messages
+            those that a rank with two neighbours sends: the seconds shown are in bubble_s.
         work, embedding, head, held: what a layer and the ends keep of one micro-batch; parameters of a rank.
         pipeline_s: the makespan.
     """
@@ -97,11 +98,12 @@ class _Layer(NamedTuple):
 
 
 class _Pipe(NamedTuple):
-    """The pipeline: its makespan, what its busiest stage computes, and one message of a micro-batch."""
+    """The pipeline: its makespan, what its busiest stage does, and of that the tensor axis of the ends; messages."""
 
     makespan_s: Numbers
     busy_s: Numbers
-    send_s: Numbers
+    ends_tensor_s: Numbers
+    sent_s: Numbers
 
 
 def step_of(choices: Choices, split: Split) -> Step:
@@ -123,25 +125,26 @@ def step_of(choices: Choices, split: Split) -> Step:
     exposed_expert_s = spent.expert_s - m * layers * pieces.hidden_expert_s
     layers_s = m * layers * layer.compute_s
     return Step(
-        step_s=pipe.makespan_s + data.exposed_s + optimizer_s + on.losses.step_s,
+        step_s=pipe.makespan_s + data.added_s + optimizer_s + on.losses.step_s,
         products_s=spent.product_s,
         attention_s=spent.attention_s,
         memory_s=spent.memory_s,
         launch_s=layers_s - (spent.compute_s + spent.context_s + exposed_expert_s + exposed_tensor_s),
         recompute_s=m * layers * layer.again_s,
         repeated=layer.again.times(m * layers),
-        ends_s=pipe.busy_s - layers_s - m * layers * layer.waiting_s,
+        ends_s=pipe.busy_s - layers_s - m * layers * layer.waiting_s - pipe.ends_tensor_s,
         bubble_s=pipe.makespan_s - pipe.busy_s,
         optimizer_s=optimizer_s,
         fixed_s=on.losses.step_s,
-        tensor=Axis(spent.tensor_s, exposed_tensor_s),
+        tensor=Axis(spent.tensor_s + pipe.ends_tensor_s, exposed_tensor_s + pipe.ends_tensor_s),
         context=Axis(spent.context_s, spent.context_s),
         expert=Axis(spent.expert_s, exposed_expert_s),
         data=Axis(
             data.total_s + m * layers * layer.sharded.total_s,
-            data.exposed_s + m * layers * (layer.sharded.forward_s + layer.sharded.backward_s),
+            data.exposed_s + m * layers * layer.sharded.exposed_s,
+            data.copies_s + m * layers * layer.sharded.copies_s,
         ),
-        pipeline=Axis(2 * m * split.chunks * pipe.send_s, 0.0 * pipe.send_s),
+        pipeline=Axis(pipe.sent_s, 0.0 * pipe.sent_s),
         host=Axis(m * layers * layer.moved.total_s, m * layers * (layer.moved.forward_s + layer.moved.backward_s)),
         work=work,
         embedding=pieces.embedding,
@@ -185,8 +188,13 @@ def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -
         makespan = mixed_makespan_s(choices, split, middle, first, last, busiest, message_bytes, makespan)
     larger_s, smaller_s = most(first.total_s, last.total_s), least(first.total_s, last.total_s)
     ends_s = larger_s + has_both_ends(choices, split) * smaller_s
-    longest_s = most(middle.total_s + ends_s, busiest.total_s)
-    return _Pipe(makespan, least(m * longest_s, makespan), send_s)
+    longest_s = middle.total_s + ends_s
+    at_first_s, at_last_s = pieces.embedding_tensor_s, pieces.head_tensor_s
+    tensor_s = where(first.total_s >= last.total_s, at_first_s, at_last_s)
+    tensor_s = tensor_s + has_both_ends(choices, split) * (at_first_s + at_last_s - tensor_s)
+    has_end = longest_s >= busiest.total_s
+    busy_s = least(m * most(longest_s, busiest.total_s), makespan)
+    return _Pipe(makespan, busy_s, m * has_end * tensor_s, sent_s(choices, split, message_bytes, send_s))
 
 
 def _shares(choices: Choices, split: Split) -> tuple[Numbers, Numbers, Numbers]:

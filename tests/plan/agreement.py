@@ -1,4 +1,4 @@
-"""When the planner and the simulator agree on a step."""
+"""When the planner and the simulator agree on a step: time and memory; seconds on the wires of every axis."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ import pytest
 from lablib import Run
 from lablib.plan import Prediction
 from lablib.record.ledger import CATEGORIES
+from lablib.record.timeline import Span
 
-_TIME, _MEMORY = 0.05, 0.02
+_TIME, _MEMORY, _WIRES = 0.05, 0.02, 0.05
 _TIED = 0.002  # moments of a step that hold nearly as much as its peak
 
 
@@ -42,3 +43,33 @@ def agrees(run: Run, prediction: Prediction, stage_ranks: list[int], skipped: st
         assert agreeing.any(), (
             f"stage {stage}: { {name: held[name][total.argmax()] for name in held} } and {prediction.memory[stage]}"
         )
+
+
+def agrees_on_communication(
+    run: Run, prediction: Prediction, stage_ranks: list[int], collectives: str, has_exposed: bool = False
+) -> None:
+    """Seconds on the wires of every axis to 5%; with `has_exposed` also those not hidden, to 5% of all of the axis.
+
+    The ranks of the stages are looked at, and of each axis the one with most. `collectives`: the axis they are of;
+    messages are the pipeline's, and count for who sends them.
+    """
+    step = run.timeline.without("setup")
+    totals_s = {axis: 0.0 for axis in prediction.communication}
+    for rank in stage_ranks:
+        spans = [s for s in step.select(rank=rank, stream="comm") if not _is_of_buckets(s)]
+        sent_s = sum(s.duration_s for s in spans if s.stream.endswith(":send"))
+        collective_s = sum(s.duration_s for s in spans if not s.stream.endswith((":send", ":recv")))
+        totals_s["pipeline"] = max(totals_s["pipeline"], sent_s)
+        totals_s[collectives] = max(totals_s[collectives], collective_s)
+    for axis, (total_s, _) in prediction.communication.items():
+        assert total_s == pytest.approx(totals_s[axis], rel=_WIRES), axis
+    if has_exposed:
+        early_s = sum(s.duration_s for s in step.select(rank=stage_ranks[0], stream="comm") if _is_of_buckets(s))
+        exposed_s = step.exposed_s(stage_ranks[0]) - early_s
+        total_s, shown_s = prediction.communication[collectives]
+        assert shown_s == pytest.approx(exposed_s, abs=_WIRES * total_s + 1e-12), collectives
+
+
+def _is_of_buckets(span: Span) -> bool:
+    """Once in a training DDP's ranks agree on the order of their buckets, in the second forward pass."""
+    return span.name == "broadcast" and span.phase == "forward"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lablib import launch
-from tests.plan.agreement import agrees
+from tests.plan.agreement import agrees, agrees_on_communication
 from tests.plan.tensor_step import Model, TensorJob, predicted, train
 
 
@@ -17,7 +17,9 @@ def tensor_parallel(**sizes) -> None:
     job = TensorJob(**sizes)
     run = launch(partial(train, job), ranks=job.tensor, cluster=job.cluster, fidelity="shapes")
     # What a rank gathered from the others and kept is communication to the ledger, activation to the planner.
-    agrees(run, predicted(job), [0], together=job.sequence_parallel)
+    prediction = predicted(job)
+    agrees(run, prediction, [0], together=job.sequence_parallel)
+    agrees_on_communication(run, prediction, [0], "tensor", has_exposed=True)
 
 
 _SIZES = {

@@ -90,7 +90,7 @@ def test_tokens_travel_to_their_experts_and_back(axes):
     # and scatters its own over the tensor ranks; so do the ends: one all-reduce each way.
     gathered = 2 * tokens * expert_tensor * 4096 * 2 * (1 - 1 / expert_tensor)
     rows = 16 * 4096 / (data * context)
-    attention, ends = (rows * 4096 * 2 * (1 - 1 / tensor) * n for n in (2 * 2, 0))
+    attention, ends = (rows * 4096 * 2 * (1 - 1 / tensor) * n for n in (2 * 2, 2 * 2 / 32))
     assert found.communication["tensor"][0] == pytest.approx(32 * (4 * gathered + attention + ends) / NVLINK, rel=1e-9)
 
 

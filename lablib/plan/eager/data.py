@@ -25,7 +25,7 @@ import numpy as np
 from lablib.cost.arrays import Numbers, distinct_rows, least, most
 from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
 from lablib.plan.held import Held
-from lablib.plan.machine import Machine
+from lablib.plan.machine import Axis, Machine
 from lablib.plan.setup import Choices, Split
 
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
@@ -47,10 +47,10 @@ class Buckets(NamedTuple):
     left: Numbers
 
 
-def reduced_s(
+def reduced(
     choices: Choices, split: Split, held: Held, layers: Numbers, backward_s: Numbers, embedding_s: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Seconds of DDP's sums and copies a step (in all, and not hidden), with ZeRO-1's broadcasts; 0 for one rank.
+) -> Axis:
+    """DDP's sums and copies a step, with ZeRO-1's broadcasts; 0 for one rank.
 
     Arguments:
         backward_s, embedding_s: of the layers' backward, and of the embedding's behind it.
@@ -77,13 +77,16 @@ def reduced_s(
     if on.stack.data_overlap:
         behind_s = _behind_s(packed, size, middle, first_s, middle_s, backward_s) - embedding_s
     # The copies back of all but the last bucket take place while that is summed.
-    late = packed.left / most(size, 1)
-    shown_s = copies_s + ends_s + most(most(behind_s, 0.0) + last_s, (1 - late) * copies_s) + late * copies_s + ends_s
+    early_s = (1 - packed.left / most(size, 1)) * copies_s
+    shown_s = most(most(behind_s, 0.0) + last_s - early_s, 0.0)
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
-    total_s = 2 * (copies_s + ends_s) + first_s + others_s + last_s
     is_split = n > 1
     experts_s = _experts_s(choices, split, layers * held.expert_layer * on.width) if choices.model.experts else 0.0
-    return is_split * (total_s + spread_s) + experts_s, is_split * (shown_s + spread_s) + experts_s
+    return Axis(
+        is_split * (first_s + others_s + last_s + spread_s) + experts_s,
+        is_split * (shown_s + spread_s) + experts_s,
+        is_split * 2 * (copies_s + ends_s),
+    )
 
 
 def _experts_s(choices: Choices, split: Split, size: Numbers) -> Numbers:
@@ -172,8 +175,8 @@ def scattered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, N
 
 def sharded_layer_s(
     choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers
-) -> tuple[Numbers, Numbers, Numbers]:
-    """What FSDP2 adds to a layer's forward and to its backward, and the seconds of all it does."""
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """What FSDP2 adds to a layer's forward and to its backward; the seconds of its wires and of its copies."""
     on = choices.machine
     trained, again = 1.0 * (choices.trainable == "all"), 1.0 * choices.reshard_after_forward
     gather_s, apart_s = gathered_s(on, split, held.layer)
@@ -186,16 +189,16 @@ def sharded_layer_s(
     shown_s = [most(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)]
     # The first of the layers has no layer before it, behind which it could be gathered.
     shown_s[0] = shown_s[0] + least(gather_s, hidden_s[0]) * split.pipeline / choices.model.num_layers
-    return shown_s[0], shown_s[1], sum(wires_s) + sum(copies_s)
+    return shown_s[0], shown_s[1], sum(wires_s), sum(copies_s)
 
 
-def sharded_ends_s(choices: Choices, split: Split, held: Held) -> Numbers:
-    """What FSDP2 does once a micro-batch for embedding, head and last norm: nothing of it is hidden."""
+def sharded_ends_s(choices: Choices, split: Split, held: Held) -> tuple[Numbers, Numbers]:
+    """Wires and copies of FSDP2, once a micro-batch, for embedding, head and last norm: nothing of it is hidden."""
     on, outside = choices.machine, _outside(split, held)
     gather_s, apart_s = gathered_s(on, split, outside)
     scatter_s, together_s = scattered_s(on, split, outside)
     added_s = (1 - 1 / split.num_microbatches) * on.stream_s(3 * outside / split.shards * on.width)
-    return gather_s + scatter_s + apart_s + together_s + added_s
+    return gather_s + scatter_s, apart_s + together_s + added_s
 
 
 def _outside(split: Split, held: Held) -> Numbers:

@@ -15,7 +15,7 @@ Simplified: nodes hold whole stages; the bound with the slowest hop everywhere i
 """
 
 from lablib.cost.arrays import Numbers, ceil_div, least, most
-from lablib.pipeline.closed_form import StageTime, makespan_s
+from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.plan.machine import Machine
 from lablib.plan.setup import Choices, Split
 
@@ -51,6 +51,22 @@ def mixed_makespan_s(
     between_s = span_s(nothing, nothing, (near_s + far_s) / 2) + sum(first) + sum(last)
     is_mixed = (in_node > 1) & (leaving > 0)
     return upper_s + is_mixed * (least(most(ends_s, between_s), upper_s) - upper_s)
+
+
+def sent_s(choices: Choices, split: Split, size_bytes: Numbers, send_s: Numbers) -> Numbers:
+    """Seconds of the messages that a rank sends in a step; `send_s` is one that leaves the node, if any does.
+
+    To each neighbour one a micro-batch and piece of its model, of which some stay in the node; the turn of a V is no
+    message. Without a rank in between, the first one sends its last piece's output to nobody.
+    """
+    p, v = split.pipeline, split.chunks
+    stride = split.num_ranks // p
+    in_node = most(choices.machine.cluster.devices_per_node // stride, 1)
+    is_mixed = (in_node > 1) & (p > in_node)
+    far_s = choices.machine.collective_s("send", size_bytes, p, stride)
+    near_s = _near_s(choices.machine, size_bytes, p, stride)
+    alone = (p == 2) * (1 + (choices.schedule in V_SHAPED))
+    return split.num_microbatches * (2 * v - alone) * (send_s - is_mixed * (far_s - near_s) / 2)
 
 
 def _near_s(on: Machine, size_bytes: Numbers, p: Numbers, stride: Numbers) -> Numbers:
