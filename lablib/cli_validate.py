@@ -10,21 +10,19 @@ from pathlib import Path
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.plan.validation.cross_validate import HeldOut, cross_validate, kept, read_kept
-from lablib.plan.validation.page import (
+from lablib.plan.validation.page import markdown, mixtures_sentence, with_section
+from lablib.plan.validation.rows import Row, published_mixtures, published_rows, read_rows
+from lablib.plan.validation.score import Predictor, Report, score
+from lablib.plan.validation.tables import (
     HEADING,
     HELD_OUT_HEADING,
     MEMORY_HEADING,
     WORST_HEADING,
     held_out_lines,
-    markdown,
     memory_lines,
-    mixtures_sentence,
     time_lines,
-    with_section,
     worst_lines,
 )
-from lablib.plan.validation.rows import Row, published_mixtures, published_rows, read_rows
-from lablib.plan.validation.score import Predictor, Report, score
 
 _WORST = 5
 

@@ -75,7 +75,10 @@ class Parallel:
             raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {stage!r}")
         object.__setattr__(self, "zero_stage", int(stage))
         if self.data % self.replicas:
-            raise ValueError(f"replicas must divide data: got {self.replicas} and {self.data}")
+            raise ValueError(
+                f"replicas must divide data: got {self.replicas} and {self.data}; "
+                f"try {_largest_divisor(self.data, self.replicas)}"
+            )
         if not (self.sequence_parallel is None or isinstance(self.sequence_parallel, bool)):
             raise ValueError(f"sequence_parallel is True, False or None: got {self.sequence_parallel!r}")
         if not isinstance(self.reshard_after_forward, bool):
@@ -87,7 +90,7 @@ class Parallel:
         if self.zero_plus_plus and self.zero_stage != 3:
             raise ValueError(f"zero_plus_plus is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3")
         if self.chunks > 1 and self.pipeline == 1:
-            raise ValueError(f"chunks need a pipeline: got chunks={self.chunks} and pipeline=1")
+            raise ValueError(f"chunks need a pipeline: got chunks={self.chunks} and pipeline=1; give chunks=1")
         self._check_experts()
 
     def _check_experts(self) -> None:

@@ -146,7 +146,7 @@ RULES = (
         "mixture",
         lambda q: ((q.expert > 1) | (q.expert_tensor != q.tensor)) & (q.model.experts is None),
         lambda q: (
-            f"expert > 1 needs a mixture of experts: got expert={q.expert} and {q.model.name!r}"
+            f"expert > 1 needs a mixture of experts: got expert={q.expert} and {q.model.name!r}; leave it out"
             if q.expert > 1
             else f"expert_tensor needs a mixture of experts: got {q.expert_tensor} and {q.model.name!r}; leave it out"
         ),

@@ -11,6 +11,7 @@ case.py             what the predictor is asked
 measured.py         what the row says a step took
 baseline.py         the naive estimate beside which every error stands
 score.py            the errors, by family and in all
+tables.py           its tables
 page.py             the report for people
 doubts.py           what its figures do not show
 cross_validate.py   are the constants physics? Leave one source out

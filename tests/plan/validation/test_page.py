@@ -5,8 +5,9 @@ import re
 import pytest
 
 from lablib.plan.validation.cross_validate import HeldOut
-from lablib.plan.validation.page import TARGETS, markdown, sentence, time_lines, with_section
+from lablib.plan.validation.page import markdown, sentence, with_section
 from lablib.plan.validation.score import Report
+from lablib.plan.validation.tables import TARGETS, time_lines
 
 
 def test_the_page_has_a_line_for_every_group_and_names_the_worst_row(made_up):
