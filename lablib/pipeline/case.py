@@ -16,10 +16,12 @@ class StageTime(NamedTuple):
 
     @property
     def backward_s(self) -> Numbers:
+        """I and W together."""
         return self.input_s + self.weight_s
 
     @property
     def total_s(self) -> Numbers:
+        """F, I and W together."""
         return self.forward_s + self.input_s + self.weight_s
 
 

@@ -17,11 +17,13 @@ from lablib.pipeline.case import Case, StageTime, where
 
 
 def zb_h1_s(case: Case) -> Numbers:
+    """ZB-H1: each rank runs as far ahead as in 1F1B."""
     p, m, held_s = case.p, case.m, case.held_s
     return _zero_bubble(case, 1, (2 * m + p - 3) * held_s, (3 * m + p - 4) * held_s)
 
 
 def zb_h2_s(case: Case) -> Numbers:
+    """ZB-H2: twice as far ahead."""
     p, m, held_s = case.p, case.m, case.held_s
     full_s = _zero_bubble(case, 2, (2 * m - p) * held_s, (3 * m - p + 1) * held_s)
     # Few micro-batches are all ahead of the first gradient: W stand between those that others wait for.

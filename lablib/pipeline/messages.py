@@ -46,14 +46,17 @@ class Message:
 
     @property
     def is_send(self) -> bool:
+        """Whether the stage sends it; else it receives it."""
         return self.kind in (MessageKind.SEND_F, MessageKind.SEND_B)
 
     @property
     def carries(self) -> str:
+        """What is sent: "activation", or "gradient" on the way back."""
         return "activation" if self.kind in (MessageKind.SEND_F, MessageKind.RECV_F) else "gradient"
 
     @property
     def other_end(self) -> "Message":
+        """The same message as the stage at its other end has it."""
         kind, away = _OTHER_END[self.kind]
         return Message(self.stage + away, kind, self.microbatch)
 
@@ -113,6 +116,7 @@ class CommunicationPlan:
 
     @property
     def name(self) -> str:
+        """The plan's."""
         return self.plan.name
 
     def peer(self, message: Message) -> int:

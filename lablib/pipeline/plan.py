@@ -82,6 +82,7 @@ class Plan:
 
     @property
     def num_actions(self) -> int:
+        """Of all ranks."""
         return sum(map(len, self.actions))
 
     def __iter__(self) -> Iterator[tuple[Action, ...]]:

@@ -60,6 +60,7 @@ class Lowered:
 
     @staticmethod
     def of(plan: Plan, costs: PieceCosts, overlap: bool) -> Lowered:
+        """From a plan and what its actions take."""
         pieces, m = plan.num_pieces, plan.num_microbatches
         bounds = [0, *np.cumsum([len(row) for row in plan]).tolist()]
         piece = np.array([action.stage for row in plan for action in row], np.int64)

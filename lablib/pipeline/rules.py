@@ -14,6 +14,8 @@ from lablib.pipeline.plan import Action, Kind, Plan
 
 
 class Rule(IntEnum):
+    """The rules by name; the head of validate.py says what each asks."""
+
     ONCE = 1
     PLACE = 2
     ORDER = 3

@@ -54,6 +54,7 @@ class Waiting(NamedTuple):
 
     @property
     def exposed_s(self) -> Numbers:
+        """Seconds of the wires that nothing hides."""
         return self.forward_s + self.backward_s - self.copies_s
 
 

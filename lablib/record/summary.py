@@ -125,6 +125,7 @@ class Summary:
 
     @property
     def num_ranks(self) -> int:
+        """Ranks of the run."""
         return len(self.busy_s)
 
     @property

@@ -62,10 +62,12 @@ class Span:
 
     @property
     def duration_s(self) -> float:
+        """Seconds from start to end."""
         return self.end_s - self.start_s
 
     @property
     def is_communication(self) -> bool:
+        """Whether it is on a stream of communication."""
         return self.stream != COMPUTE
 
 

@@ -35,6 +35,7 @@ class Pass:
     a_rank: int
 
     def step(self, rank: int) -> int:
+        """Its step at a rank, counted from the block's first."""
         return self.at_rank_0 + self.a_rank * rank
 
 
