@@ -131,6 +131,11 @@ class Machine:
         return self.stack.narrow_gradient_bytes if self.is_narrow else self.stack.gradient_bytes
 
     @property
+    def shard_width(self) -> int:
+        """Bytes of a number of a parameter, and of its gradient's sum, that an eager ZeRO-3 splits."""
+        return 4 if self.width == 2 and self.stack.has_wide_shards else self.width
+
+    @property
     def is_narrow(self) -> bool:
         """Whether products are in 8 bits or less."""
         return self.precision in ("float8", "float4")

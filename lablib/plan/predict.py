@@ -137,9 +137,14 @@ def choices_of(
         host_link = LINKS[host_link]
     if losses is not None and not isinstance(losses, Losses):
         raise ValueError(f"losses is a record of lablib.plan.losses, or None: got {losses!r}; try lablib.plan.NONE")
+    stack = find_stack(stack)
+    if stack.has_wide_shards and parallel.zero_stage != 3:
+        raise ValueError(
+            f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
+        )
     return Choices(
         model=model,
-        machine=_machine(cluster, find_stack(stack), Losses() if losses is None else losses, precision),
+        machine=_machine(cluster, stack, Losses() if losses is None else losses, precision),
         recompute=recompute_policy(recompute),
         schedule=schedule,
         optimizer=find_optimizer(optimizer),

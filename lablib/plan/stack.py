@@ -72,7 +72,12 @@ class Stack:
         splits_messages: whether tensor ranks share a message between stages and gather it there.
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
         is_eager: whether the operators are torch's own, one by one, as eager/ lists them; then the passes above do
-            not count, and gradients have the dtype of their parameters.
+            not count. Its precision is that of everything: parameters, their gradients, what the layers compute and
+            what travels; in 16 bits that is a model cast to them, with `has_master` one whose optimizer has copies of
+            parameters and gradients in 32 bits, as Megatron's. It is not autocast.
+        has_wide_shards: of an eager stack without masters: whether a training in 16 bits keeps in 32 what ZeRO-3
+            splits, as FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32): parameters
+            are cast and gathered in 16 bits, their gradients are cast and summed in 32.
         is_megatron: of an eager stack: whether queries, keys and values are one product, and the vocabulary is treated
             as split over ranks even where there is one, as Megatron's layers do; else three, and torch's own loss.
     """
@@ -109,10 +114,16 @@ class Stack:
     keeps_outputs: bool = False
     is_eager: bool = False
     is_megatron: bool = False
+    has_wide_shards: bool = False
 
     def __post_init__(self) -> None:
         if self.dispatcher not in DISPATCHERS:
             raise unknown_name("dispatcher", self.dispatcher, DISPATCHERS)
+        if self.has_wide_shards and (self.has_master or not self.is_eager):
+            raise ValueError(
+                "has_wide_shards is for eager stacks without masters, as the shards are those: got "
+                f'has_master={self.has_master} and is_eager={self.is_eager}; try has_master=False on STACKS["torch"]'
+            )
 
 
 _MEGATRON_2021 = {

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -41,6 +41,7 @@ class Job:
         kind: "one" rank, "ddp", "zero1" or "fsdp".
         ranks, replicas: of the data axis; copies of the sharded whole (HSDP).
         batch, micro_batches: sequences of one rank that go through at once, and how many such turns a step has.
+        is_mixed: of "fsdp": whether it computes in 16 bits, with parameters and sums in 32.
         recompute: "none", "full" (every block) or "selective" (attention's core).
     """
 
@@ -55,6 +56,7 @@ class Job:
     recompute: str = "none"
     reshard: bool = True
     replicas: int = 1
+    is_mixed: bool = False
 
 
 class RecomputedAttention(nn.Module):
@@ -89,9 +91,12 @@ def prepare(job: Job) -> tuple[Any, torch.optim.Optimizer]:
         names = ("replicate", "shard") if job.replicas > 1 else ("shard",)
         shape = (job.replicas, job.ranks // job.replicas) if job.replicas > 1 else (job.ranks,)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        how: Any = {"mesh": mesh}
+        if job.is_mixed:
+            how["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in model.blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=job.reshard)
-        fully_shard(model, mesh=mesh, reshard_after_forward=None if job.reshard else False)
+            fully_shard(block, **how, reshard_after_forward=job.reshard)
+        fully_shard(model, **how, reshard_after_forward=None if job.reshard else False)
     if job.kind in ("ddp", "zero1"):
         model = DistributedDataParallel(model)
     if job.kind == "zero1":
@@ -125,7 +130,7 @@ def train(job: Job) -> None:
 
 def predicted(job: Job) -> Prediction:
     # On a CPU torch waits for each of FSDP2's communications at once.
-    stack = replace(STACKS["torch"], has_master=False, data_overlap=job.kind != "fsdp")
+    stack = replace(STACKS["torch"], has_master=False, data_overlap=job.kind != "fsdp", has_wide_shards=job.is_mixed)
     zero_stage = {"fsdp": 3, "zero1": 1}.get(job.kind, 0)
     return predict(
         Transformer.of(job.config),
@@ -134,7 +139,7 @@ def predicted(job: Job) -> Prediction:
         batch=job.ranks * job.batch * job.micro_batches,
         micro_batch=job.batch,
         optimizer=job.optimizer,
-        precision=str(job.dtype).removeprefix("torch."),
+        precision="bfloat16" if job.is_mixed else str(job.dtype).removeprefix("torch."),
         recompute=job.recompute,
         stack=stack,
         losses=NONE,

@@ -182,6 +182,18 @@ def test_sizes_that_ranks_do_not_divide(ranks):
     data_parallel("fsdp", ranks, _ODD, 1, 2, dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("config", [_SMALL, _WIDE, _LONG, _ONE_LAYER], ids=["small", "wide", "long", "one layer"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_sharded_parameters_in_32_bits_under_layers_in_16(micro_batches, config):
+    data_parallel("fsdp", 4, config, 2, micro_batches, is_mixed=True)
+
+
+@pytest.mark.parametrize("config", [_SMALL, _ONE_LAYER], ids=["small", "one layer"])
+@pytest.mark.parametrize("how", [{"reshard": False}, {"replicas": 2}, {"recompute": "full"}], ids=str)
+def test_copies_kept_or_recomputed_of_parameters_in_32_bits(how, config):
+    data_parallel("fsdp", 4, config, 2, 2, is_mixed=True, **how)
+
+
 _NARROW = GPTConfig(num_layers=2, d_model=512, num_heads=8, vocab_size=1000, max_seq_len=77, tied_head=False)
 _TABLES = GPTConfig(num_layers=2, d_model=768, num_heads=8, vocab_size=50304, max_seq_len=64, tied_head=False)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lablib.models import find_transformer, transformer_parameters
 from lablib.plan import NONE, STACKS, Losses, Parallel, Stack, predict
 from lablib.plan.stack import find_stack
 
@@ -36,6 +37,7 @@ def part(name):
     return lambda prediction: prediction.parts[name]
 
 
+NO_MASTERS = replace(STACKS["torch"], has_master=False)
 MIXTURE = {"model": "mixtral-8x7b", "parallel": Parallel(data=4, expert=4)}
 
 # Field, a value that costs less, one that costs more, of what; how the plan differs from the usual one.
@@ -72,12 +74,13 @@ EFFECTS = [
     ("keeps_outputs", False, True, of("communication buffer"), {}),
     ("is_eager", True, False, of("gradient"), {}),  # gradients of 2 bytes
     ("is_megatron", True, False, part("launches"), {"base": "torch", "losses": SLOW_HOST}),
+    ("has_wide_shards", False, True, of("parameter"), {"base": NO_MASTERS, "parallel": SHARDED, "batch": 32}),
 ]
 
 
 @pytest.mark.parametrize(("field", "less", "more", "measure", "changes"), EFFECTS)
 def test_every_word_of_a_stack_costs_what_it_says(field, less, more, measure, changes):
-    base = STACKS[changes.get("base", "megatron-core")]
+    base = find_stack(changes.get("base", "megatron-core"))
     changes = {name: value for name, value in changes.items() if name != "base"}
     cheap, dear = (measure(plan(replace(base, **{field: value}), **changes)) for value in (less, more))
     assert cheap < dear
@@ -85,6 +88,32 @@ def test_every_word_of_a_stack_costs_what_it_says(field, less, more, measure, ch
 
 def test_no_word_of_a_stack_is_without_effect():
     assert {field for field, *_ in EFFECTS} == {field.name for field in fields(Stack)} - {"name"}
+
+
+def test_wide_shards_keep_12_bytes_beside_a_gradient_and_send_6_where_4_were_sent():
+    # Parameters and their two moments in 32 bits; parameters are gathered in 16, gradients summed in 32.
+    narrow, wide = (replace(NO_MASTERS, has_wide_shards=is_wide) for is_wide in (False, True))
+    few, many = (plan(wide, parallel=Parallel(data=d, zero_stage=3), batch=32, micro_batch=1) for d in (16, 32))
+    states = [sum(each.memory[0][name] for name in ("parameter", "optimizer state")) for each in (few, many)]
+    numbers = states[0] - states[1]  # what is whole is so in both
+    assert numbers == pytest.approx(12 * transformer_parameters(find_transformer("gpt3-6.7b")).total / 32, rel=1e-9)
+    kept = Parallel(data=32, zero_stage=3, reshard_after_forward=False)
+    sent = [
+        plan(stack, parallel=kept, batch=32, micro_batch=1, losses=SLOW_WIRES).communication["data"][0]
+        for stack in (narrow, wide)
+    ]
+    assert sent[1] / sent[0] == pytest.approx(6 / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("changes", [{"has_master": True}, {"is_eager": False}])
+def test_wide_shards_need_an_eager_stack_without_masters(changes):
+    with pytest.raises(ValueError, match=r"try has_master=False"):
+        replace(NO_MASTERS, **changes, has_wide_shards=True)
+
+
+def test_wide_shards_need_shards():
+    with pytest.raises(ValueError, match=r"got zero_stage=1; try zero_stage=3"):
+        plan(replace(NO_MASTERS, has_wide_shards=True), parallel=Parallel(data=8, zero_stage=1), batch=32)
 
 
 def test_messages_split_over_tensor_ranks_are_as_much_smaller():

@@ -6,6 +6,7 @@
     ZeRO-1      the same; after its share of the step each rank broadcasts its parameters, tensor by tensor
     FSDP2       each layer: shards copied together (2 / s), gathered, taken apart (2); in backward the same again, and
                 gradients put together (2), summed and scattered, added to their shards from the second micro-batch on.
+                With wide shards (mixed precision) they are cast before, and sums travel in 32 bits.
                 Embedding, head and last norm are a group of their own, gathered once
 
 Passes are over the parameters. Legend: s ranks that share them.
@@ -159,18 +160,22 @@ def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -
 
 
 def gathered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Seconds to gather so many parameters: on the wires, and of the copies before and after."""
+    """Seconds to gather so many parameters: on the wires, and of the copies (and casts) before and after."""
     size = numbers * on.width
     wires_s = on.collective_s("all_gather", size, split.shards, split.tensor)
-    return wires_s, on.stream_s(2 * size / split.shards) + on.stream_s(2 * size) + 2 * on.device.kernel_overhead_s
+    copies_s = on.stream_s(2 * size / split.shards) + on.stream_s(2 * size) + 2 * on.device.kernel_overhead_s
+    if on.shard_width > on.width:
+        cast_bytes = numbers / split.shards * (on.shard_width + on.width)
+        copies_s = copies_s + on.stream_s(cast_bytes) + on.device.kernel_overhead_s
+    return wires_s, copies_s
 
 
 def scattered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """The same to sum and scatter so many gradients."""
-    size = numbers * on.width
+    size = numbers * on.shard_width
     wires_s = on.collective_s("reduce_scatter", size, split.shards, split.tensor)
     wires_s = wires_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
-    return wires_s, on.stream_s(2 * size) + on.device.kernel_overhead_s
+    return wires_s, on.stream_s(numbers * on.width + size) + on.device.kernel_overhead_s
 
 
 def sharded_layer_s(
@@ -182,7 +187,7 @@ def sharded_layer_s(
     gather_s, apart_s = gathered_s(on, split, held.layer)
     scatter_s, together_s = scattered_s(on, split, held.layer)
     later = trained * (1 - 1 / split.num_microbatches)
-    added_s = later * layer_pass_s(choices, split, 3 * on.width, split.shards)
+    added_s = later * layer_pass_s(choices, split, 3 * on.shard_width, split.shards)
     wires_s = (gather_s, again * gather_s + trained * scatter_s)
     copies_s = (apart_s, again * apart_s + trained * together_s + added_s)
     hidden_s = (forward_s, backward_s) if on.stack.data_overlap else (0.0, 0.0)
@@ -197,7 +202,7 @@ def sharded_ends_s(choices: Choices, split: Split, held: Held) -> tuple[Numbers,
     on, outside = choices.machine, _outside(split, held)
     gather_s, apart_s = gathered_s(on, split, outside)
     scatter_s, together_s = scattered_s(on, split, outside)
-    added_s = (1 - 1 / split.num_microbatches) * on.stream_s(3 * outside / split.shards * on.width)
+    added_s = (1 - 1 / split.num_microbatches) * on.stream_s(3 * outside / split.shards * on.shard_width)
     return gather_s + scatter_s, apart_s + together_s + added_s
 
 

@@ -32,8 +32,8 @@ _NUMBERS_A_LAUNCH = 320 * 65536
 
 
 def state_width(on: Machine) -> int:
-    """Bytes of a number of the masters and of the moments: those of the parameters where there are no masters."""
-    return 4 if on.has_master else on.width
+    """Bytes of a number of the masters and of the moments: those of the parameters that it updates without."""
+    return 4 if on.has_master else on.shard_width
 
 
 def state_bytes(choices: Choices) -> float:

@@ -29,7 +29,7 @@ def peak(
     buckets = (numbers - expert) * (split.data * split.context > 1) + expert * (split.expert_copies > 1)
     buckets = buckets * on.width * (trains and not is_sharded)
     return (
-        (own if is_sharded else numbers) * on.width + found.parameter,
+        (own * on.shard_width if is_sharded else numbers * on.width) + found.parameter,
         found.gradient,
         own * eager_optimizer.state_bytes(choices) * (trains and "optimizer" not in choices.offload),
         found.activation,
@@ -45,7 +45,8 @@ def _moments(
     if is_sharded:
         has_replicas, overlaps = 1.0 * (split.replicas > 1), choices.machine.stack.data_overlap
         reshards = choices.reshard_after_forward
-        moments = sharded_moments(stage, in_flight, m, numbers / own, reshards, has_replicas, overlaps)
+        wider = choices.machine.shard_width / choices.machine.width
+        moments = sharded_moments(stage, in_flight, m, numbers / own, reshards, has_replicas, overlaps, wider)
     else:
         moments = backward_moments(stage, in_flight, m)
     if choices.trainable == "all" and "optimizer" not in choices.offload:

@@ -20,7 +20,7 @@ Legend: s ranks that share; others as layer/.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (prefetch in backward, `AllGatherState`,
 `ReduceScatterState`, `AllReduceState`), torch 2.13.
-Simplified: parameters and gradients of one dtype; layers are wrapped one by one.
+Simplified: layers are wrapped one by one; casts of a rank's own share are too small to count.
 """
 
 from lablib.cost.arrays import Numbers
@@ -28,24 +28,37 @@ from lablib.plan.eager.memory import Moment, Stage
 
 
 def sharded_moments(
-    stage: Stage, k: Numbers, m: Numbers, shards: Numbers, reshards: bool, has_replicas: Numbers, overlaps: bool
+    stage: Stage,
+    k: Numbers,
+    m: Numbers,
+    shards: Numbers,
+    reshards: bool,
+    has_replicas: Numbers,
+    overlaps: bool,
+    wider: float = 1.0,
 ) -> list[Moment]:
-    """The largest moments of a step, with k of m micro-batches in flight and states split over `shards`."""
+    """The largest moments of a step, with k of m micro-batches in flight and states split over `shards`.
+
+    `wider`: how many times as wide as in the layers a gradient is when it is summed.
+    """
     later_k, is_later = k - (m <= k), 1.0 * (m > 1)
-    summed, share = Moment(gradient=stage.gradient / shards), stage.layer_gradient / shards
-    first = _round(stage, k, Moment(), reshards, overlaps, Moment(gradient=share))
-    later = _round(stage, later_k, summed, reshards, overlaps, Moment(communication=has_replicas * share))
+    summed, share = Moment(gradient=wider * stage.gradient / shards), wider * stage.layer_gradient / shards
+    how = (reshards, overlaps, wider)
+    first = _round(stage, k, Moment(), *how, Moment(gradient=share))
+    later = _round(stage, later_k, summed, *how, Moment(communication=has_replicas * share))
     return first + [Moment().plus(moment, is_later) for moment in later]
 
 
-def _round(stage: Stage, k: Numbers, summed: Moment, reshards: bool, overlaps: bool, left: Moment) -> list[Moment]:
+def _round(
+    stage: Stage, k: Numbers, summed: Moment, reshards: bool, overlaps: bool, wider: float, left: Moment
+) -> list[Moment]:
     """One micro-batch, forward and backward, of which `left` stays of each layer."""
     root, stays = stage.head_gradient + stage.embedding_gradient, (not reshards) * stage.layer_gradient
     whole = Moment(parameter=root + stage.layers * stays).plus(summed)
     held, before = stage.holds(k).plus(whole), stage.holds(k - 1).plus(whole)
     end = stage.at_embedding(is_later=False).plus(left, stage.layers)
-    end = end.plus(Moment(gradient=root, communication=stage.layer_gradient, parameter=-stage.layers * stays))
-    backward = [*_head(stage, reshards, overlaps), *_layers(stage, reshards, left)]
+    end = end.plus(Moment(gradient=root, communication=wider * stage.layer_gradient, parameter=-stage.layers * stays))
+    backward = [*_head(stage, reshards, overlaps), *_layers(stage, reshards, wider, left)]
     return [
         *(before.plus(moment) for moment in _start(stage, root, reshards)),
         *(held.plus(moment) for moment in [*_end(stage, reshards, overlaps), *backward]),
@@ -77,7 +90,7 @@ def _head(stage: Stage, reshards: bool, overlaps: bool) -> list[Moment]:
     return [stage.at_head().plus(ahead, 1.0 * overlaps), stage.at_head_weight(is_later=False).plus(ahead)]
 
 
-def _layers(stage: Stage, reshards: bool, left: Moment) -> list[Moment]:
+def _layers(stage: Stage, reshards: bool, wider: float, left: Moment) -> list[Moment]:
     """In backward, the top layer, the next one, the last but one and the last: what is held in between lies between.
 
     Parameters that stayed from forward go with their layer.
@@ -87,12 +100,13 @@ def _layers(stage: Stage, reshards: bool, left: Moment) -> list[Moment]:
         exists = (stage.layers > j) * (1.0 if is_top else 1.0 * (j > 0))
         ahead, behind = 1.0 * (stage.layers > j + 1), 1.0 - is_top
         above = Moment(stage.head_gradient, -j * stage.kept, 0.0, stage.tied, -j * stayed).plus(left, j)
-        scattered = Moment(communication=behind * stage.layer_gradient)
+        scattered = Moment(communication=behind * wider * stage.layer_gradient)
         flowing = Moment(0.0, -stage.freed, 0.0, stage.is_last * stage.entering)
         taken_apart = flowing.plus(scattered).plus(Moment(communication=layer, parameter=layer))
         work = Moment(communication=ahead * layer, parameter=layer).plus(scattered)
         # Its parameters are gone when its gradients are put together for the wires.
-        together = Moment(stage.layer_gradient, -stage.kept, stage.layer_gradient + ahead * layer, 0.0, -stayed)
+        packed = wider * stage.layer_gradient
+        together = Moment(stage.layer_gradient, -stage.kept, packed + ahead * layer, 0.0, -stayed)
         together = together.plus(flowing)
         moments = [taken_apart, together, *(work.plus(moment) for moment in stage.at_layer(is_top, False))]
         found += [Moment().plus(above.plus(moment), exists) for moment in moments]
