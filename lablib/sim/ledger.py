@@ -198,6 +198,10 @@ class Ledger:
             except (NotImplementedError, RuntimeError):
                 self._meet_parts(tensor, facts.name)
                 continue
+            if type(tensor) is not Tensor and hasattr(type(tensor), "__tensor_flatten__"):
+                # A functional collective's result under way: what wraps it has a size, but no memory of its own.
+                self._meet_parts(tensor, facts.name)
+                continue
             key = storage._cdata
             if key in live or key in makers:
                 continue

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -576,3 +577,15 @@ def test_products_say_what_they_computed_in(dtype):
         "aten.mm": str(dtype).removeprefix("torch."),
         "aten.add": "",
     }
+
+
+def sum_as_a_function() -> None:
+    under_way = functional.all_reduce(torch.ones(1000), "sum", dist.distributed_c10d._get_default_group())
+    under_way.sum()
+
+
+@pytest.mark.parametrize("fidelity", ["values", "shapes"])
+def test_a_functional_collective_holds_its_result_once(fidelity):
+    """While it is under way torch wraps it in a tensor that shows the same size and has no memory."""
+    memory = launch(sum_as_a_function, ranks=4, fidelity=fidelity).memory
+    assert memory.peak_bytes(0) == 4 * 1000 * 2  # what is sent, and the result
