@@ -19,7 +19,7 @@ Simplified: one kernel's launch is as long as another's; communication that hide
 data_axis.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -197,7 +197,31 @@ class Machine:
             # These queries are some of a sequence of T, from its beginning and end: they see half of it in the mean.
             return time_s * (causal_share(keys, keys) if is_flash else 1.0) / self.attention_share
 
-        if not (is_flash and self.generations_behind):
+        return self._by_generation(kernel_s, d) if is_flash else kernel_s(d)
+
+    def attention_block_s(
+        self,
+        batch: Numbers,
+        heads: Numbers,
+        queries: Numbers,
+        keys: Numbers,
+        d: Numbers,
+        backward: bool,
+        is_causal: bool,
+    ) -> Numbers:
+        """Seconds of a flash kernel on one block of the scores: all of it, or with `is_causal` what lies below the
+        diagonal."""
+
+        def kernel_s(width: Numbers) -> Numbers:
+            sizes = (batch, heads, queries, keys, width)
+            time_s = attention_time_s(*sizes, self.plain, self.device, causal=is_causal, backward=backward)
+            return time_s / self.attention_share
+
+        return self._by_generation(kernel_s, d)
+
+    def _by_generation(self, kernel_s: Callable[[Numbers], Numbers], d: Numbers) -> Numbers:
+        """Seconds of a flash kernel by the width of its heads, where it may be older than its device."""
+        if not self.generations_behind:
             return kernel_s(d)
         slower = self.losses.generation_share**self.generations_behind
         return most(kernel_s(d), kernel_s(USUAL_WIDTH) * (d / USUAL_WIDTH) / slower)

@@ -25,7 +25,8 @@ Simplified: where ranks share an expert they gather what arrived and scatter its
 from lablib.cost.arrays import Numbers
 from lablib.models.transformer import Experts, Transformer
 from lablib.plan import layer
-from lablib.plan.eager.layer import exchange, kernel, kernels, linear, norm, residual
+from lablib.plan.eager.layer import exchange, linear, norm, residual
+from lablib.plan.eager.operators import kernel, kernels
 from lablib.plan.layer import Sizes, Work, dispatch
 from lablib.plan.machine import Machine, Pass
 

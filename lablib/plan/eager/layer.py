@@ -8,7 +8,7 @@ counted as such:
     norm                        2          3, two kernels: the input's gradient, the sums over rows
     product with bias           -          the output's gradient once more, summed over rows for the bias
     queries, keys, values       -          one product: 2 x 2 over [R, 3 D / t] (stack, clone); three: 2 x 3 over [R, D]
-    attention                   flash      flash, three kernels
+    attention                   flash      flash, three kernels; with context ranks: eager/ring.py
     residual                    3          3 (two gradients of one tensor are added)
     GELU over [R, F / t]        2          3
     gradient of a weight        -          3 over the weight, from the second micro-batch on: added in place
@@ -33,21 +33,10 @@ Simplified: latent attention is that of layer/. Mixtures of experts: eager/exper
 from lablib.cost.arrays import Numbers, most
 from lablib.models.transformer import Transformer
 from lablib.plan import layer
+from lablib.plan.eager.operators import kernel, kernels
+from lablib.plan.eager.ring import core_attention
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
-
-
-def kernel(on: Machine, size_bytes: Numbers, kernels: Numbers = 1) -> Pass:
-    """One operator that moves so many bytes."""
-    return Pass(memory_s=on.stream_s(size_bytes), kernels=kernels)
-
-
-def kernels(on: Machine, *sizes_bytes: Numbers) -> Pass:
-    """Several, one after another."""
-    total = Pass()
-    for size_bytes in sizes_bytes:
-        total = total.plus(kernel(on, size_bytes))
-    return total
 
 
 def norm(on: Machine, model: Transformer, rows: Numbers) -> Work:
@@ -118,7 +107,7 @@ def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     work = work._replace(saved_bytes=work.saved_bytes + rows * (q + 2 * kv) * width)
     if model.positions == "rotary":
         work = work.plus(layer.passes(on, rows * (q + kv), 6, 6))
-    work = work.plus(layer.core_attention(on, model, at))
+    work = work.plus(core_attention(on, model, at))
     work = work.plus(linear(on, model, rows, q, model.d_model)).plus(exchange(on, model, at))
     return work.plus(residual(on, outside))
 

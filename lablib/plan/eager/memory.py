@@ -2,6 +2,7 @@
 
     head         all activations; logits in 32 bits twice from forward, and twice more in backward
     layer        all activations, what is made again, the gradients of the MLP's inner tensor and of its last weight
+    ring         with context ranks: what its kernels read, gradients that travel, all ranks' keys and values
     message      all activations, the gradient that was sent down and the one that comes from above
     embedding    one micro-batch less, and the table's new gradient beside the sum of those before
     optimizer    no activations; temporaries of the step, and gradients in 32 bits beside masters
@@ -23,6 +24,7 @@ import numpy as np
 
 from lablib.cost.arrays import Numbers
 from lablib.plan.eager.experts import sent_bytes
+from lablib.plan.eager.ring import held_in_backward
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step, sizes_of
 
@@ -57,6 +59,9 @@ class Stage(NamedTuple):
         layer_gradient, head_gradient, embedding_gradient: of the parameters.
         tied: of a table that both ends share.
         is_split: whether there are several tensor ranks.
+        in_ring: with context ranks, of a layer: kept, on the wires and made in the ring's backward (eager/ring.py).
+        has_ring: whether there are several context ranks.
+        entrance_gradient: of the parameters that come before attention.
     """
 
     layers: Numbers
@@ -81,6 +86,9 @@ class Stage(NamedTuple):
     embedding_gradient: Numbers
     tied: Numbers
     is_split: Numbers
+    in_ring: tuple[Numbers, ...] = ()
+    has_ring: Numbers = 0.0
+    entrance_gradient: Numbers = 0.0
 
     @property
     def gradient(self) -> Numbers:
@@ -126,11 +134,26 @@ class Stage(NamedTuple):
         input_gradient = Moment(communication=self.is_split * self.whole, other=(1 - self.is_split) * self.entering)
         second = base.plus(Moment(activation=-2 * self.inner, other=self.inner)).plus(input_gradient).plus(weight)
         came_back = base.plus(Moment(other=2 * self.dispatched))
+        in_ring = self._at_ring(is_later, received, came_back)
         if is_later:
-            return [first, activation, second, came_back]
+            return [first, activation, second, came_back, *in_ring]
         left = self.entering + self.whole - self.kept - self.freed
         end = Moment(self.layer_gradient, left, received, self.attention + top * self.entering)
-        return [activation.plus(weight), first, second.plus(weight), came_back, end]
+        return [activation.plus(weight), first, second.plus(weight), came_back, *in_ring, end]
+
+    def _at_ring(self, is_later: bool, received: Numbers, instead: Moment) -> list[Moment]:
+        """In the backward of attention over context ranks, before and after the second round's kernel.
+
+        Of plans without, `instead`, which the list has already.
+        """
+        if not self.in_ring:
+            return []
+        kept, wires, made, more = self.in_ring
+        gradient = 0.0 if is_later else self.layer_gradient - self.entrance_gradient
+        left = self.entering + self.whole - self.kept - self.freed
+        begins = Moment(gradient, left + kept, received + wires, self.entering + made)
+        ends = begins.plus(Moment(other=more))
+        return [instead.plus(moment.plus(instead, -1.0), self.has_ring) for moment in (begins, ends)]
 
     def at_message(self) -> Moment:
         """Between forward and backward: the gradient that was sent is still there, the next one's buffer already."""
@@ -192,6 +215,13 @@ def _last_weight(choices: Choices, split: Split) -> Numbers:
     return mixture.num_experts * mixture.d_ff / split.expert_stride
 
 
+def _entrance_gradient(choices: Choices, split: Split) -> Numbers:
+    """Bytes of the gradients of queries', keys' and values' weights, the last ones that a layer makes."""
+    model = choices.model
+    columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / split.tensor
+    return columns * model.d_model * choices.machine.width
+
+
 def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers) -> Stage:
     on, held, policy, at = choices.machine, step.held, choices.recompute, sizes_of(choices, split)
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == split.pipeline - 1)
@@ -201,6 +231,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
     kept = policy.kept_bytes(work, on.stack, entering, layers)
     again = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
     tied = is_first * is_last * held.tied
+    has_ring = bool(np.any(split.context > 1)) and not choices.model.latent
     return Stage(
         layers=layers,
         is_first=is_first,
@@ -225,4 +256,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         embedding_gradient=is_first * held.embedding * on.width,
         tied=tied * on.width,
         is_split=1.0 * (split.tensor > 1),
+        in_ring=held_in_backward(on, choices.model, at) if has_ring else (),
+        has_ring=1.0 * (split.context > 1),
+        entrance_gradient=_entrance_gradient(choices, split),
     )

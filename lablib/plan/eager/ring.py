@@ -1,0 +1,166 @@
+"""Attention of c ranks that share every sequence, as torch's own ring runs it: operator by operator.
+
+A rank has two of 2c chunks of each sequence, one from the head and one from the tail. It attends to its own keys and
+values (causal), then to those of the c - 1 others: of ranks before it to their first chunk, with all its queries; of
+ranks after it to both chunks, with its second half of queries. Either is half a square, so all have as much to compute.
+
+    operator                forward                             backward
+    keys and values         copied, 2 n kv; put together,       the same; sums zeroed, q + kv
+                            2 n kv, in all rounds but the last
+    kernel, a round         1, output to 32 bits, (1 + n) q     3; gradients added to the sums, (2 + n) (q + kv)
+    merging, a round        8 kernels, 8 q and some rows        sums put together to travel, 2 kv
+      half of the queries   half of it, halves joined, 2 q      halves of the query's gradient joined, 2 q
+      half of the keys      all of it                           half as much of kv added, halves joined, 2 kv
+    at the end              to 16 bits, copied                  to 16 bits, copied
+
+Forward and backward each gather all keys and values once, which hides behind the first round. The sums of their
+gradients go round the whole ring in 32 bits: c exchanges, each behind the next round's kernel, the last behind little.
+The slower kind of round counts: the first rank has only rounds of half its queries, the last one only of half the keys,
+and all wait for each other.
+
+Memory peaks in backward, as the second round begins: see `held_in_backward`.
+
+Legend: q and kv bytes in 32 bits of a rank's queries, and of its keys and values together; n share of that which a
+number's own bytes are; c context ranks.
+
+Source: Liu et al., "Ring Attention", 2023, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel/
+_attention.py (`_templated_ring_attention`, `_SDPAMerger`; balanced, merged in 32 bits and rotated by all-gather, its
+defaults), torch 2.13; the operators and what lives are those of a timeline and a ledger of the simulator.
+Simplified: an exchange with the next rank is priced as the all-to-all as which torch sends it, even though each rank
+sends to one other alone. The first rank, which keeps a copy of the output that the last one does not, stands for all.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lablib.cost.arrays import Numbers, most
+from lablib.models.transformer import Transformer
+from lablib.plan import layer
+from lablib.plan.eager.operators import kernel, kernels
+from lablib.plan.layer import Sizes, Work
+from lablib.plan.machine import Machine, Pass
+
+
+class _Shard(NamedTuple):
+    """What a rank has, in bytes of 32 bits a number.
+
+    Attributes:
+        query, keys_values: its queries, and its keys and values together.
+        row: a number for each token and head.
+        narrow: a number's own bytes, of four.
+    """
+
+    query: Numbers
+    keys_values: Numbers
+    row: Numbers
+    narrow: float
+
+    def cast(self, on: Machine, size_bytes: Numbers) -> Pass:
+        """To 32 bits or back, where numbers are not that wide anyway."""
+        return kernel(on, size_bytes * (1 + self.narrow)) if self.narrow < 1 else Pass()
+
+
+def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Attention between its products, on H / t heads and T / c queries: the ring where there are several ranks."""
+    alone = layer.core_attention(on, model, at)
+    if isinstance(at.context, np.ndarray):
+        is_ring = 1.0 * (at.context > 1)
+        return alone.times(1 - is_ring).plus(_ring(on, model, at).times(is_ring))
+    return alone if at.context == 1 else _ring(on, model, at)
+
+
+def _ring(on: Machine, model: Transformer, at: Sizes) -> Work:
+    shard = _shard(on, model, at)
+    forward = _slower(on, *(_forward(on, model, at, shard, is_half) for is_half in (False, True)))
+    backward = _slower(on, *(_backward(on, model, at, shard, is_half) for is_half in (False, True)))
+    output = shard.query * shard.narrow
+    saved = 2 * output + shard.row  # the output as it was merged, and copied for the product that follows
+    return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)
+
+
+def held_in_backward(on: Machine, model: Transformer, at: Sizes) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes while the second round's backward begins, when a rank has most.
+
+    Returns:
+        kept: queries, keys, values and output with its rows' numbers, from forward.
+        wires: keys and values of all ranks, those that were sent; gradients of both on their way out and in.
+        made: the gradient of the output; sums in 32 bits, the first round's gradients, keys and values copied twice.
+        later: what there is more, or less, of these once the second round's gradients are made.
+    """
+    q, kv, row, narrow = _shard(on, model, at)
+    own, others = q * narrow, kv * narrow
+    kept = 2 * own + others + row
+    wires = at.context * others + others + 2 * kv
+    made = own + q + kv + (own + others) + others + others * (at.context > 2)
+    return kept, wires, made, own / 2 + row / 2 - others * (at.context > 2)
+
+
+def _shard(on: Machine, model: Transformer, at: Sizes) -> _Shard:
+    heads, kv_heads = model.num_heads / at.tensor, most(model.kv_heads / at.tensor, 1)
+    numbers = 4 * at.rows * model.head_size
+    return _Shard(heads * numbers, 2 * kv_heads * numbers, 4 * at.rows * heads, on.width / 4)
+
+
+def _forward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_half: bool) -> Pass:
+    """Of a rank that has only rounds of half the queries, or only of half the keys."""
+    q, kv, row, narrow = shard
+    own = _block(on, model, at, False, 1.0, 1.0).plus(shard.cast(on, q))
+    part = 0.5 if has_half else 1.0
+    merge = [part * size for size in (3 * row, 2 * row, 3 * q, 2 * q + row, 3 * q, 3 * row, 3 * row, 3 * row)]
+    other = _block(on, model, at, False, part, 1.5 - part).plus(shard.cast(on, part * q)).plus(kernels(on, *merge))
+    other = other.plus(kernel(on, 2 * kv * narrow))
+    ends = kernels(on, kv * narrow, kv * narrow).plus(shard.cast(on, q))
+    if has_half:
+        other = other.plus(kernels(on, 2 * row, 2 * q))
+        ends = ends.plus(kernel(on, 2 * q * narrow))
+    exposed_s = most(_gather_s(on, at, shard) - _device_s(on, own), 0.0)
+    return own.plus(other.times(at.context - 1)).plus(ends).plus(Pass(context_s=exposed_s))
+
+
+def _backward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_half: bool) -> Pass:
+    """The same for the gradients: of queries, and of keys and values, which travel on with each round."""
+    q, kv, row, narrow = shard
+    added = 2 + narrow
+    own = _block(on, model, at, True, 1.0, 1.0).plus(kernels(on, kv / 2 * added, kv / 2 * added, kv, kv, 2 * kv))
+    query = kernel(on, q * added)
+    gathered = _block(on, model, at, True, *((0.5, 1.0) if has_half else (1.0, 0.5))).plus(kernel(on, 2 * kv * narrow))
+    if has_half:
+        gathered = gathered.plus(kernel(on, row))
+        sums, query_part = kernels(on, kv / 2 * added, kv / 2 * added, 2 * kv), kernels(on, q / 2 * added, 2 * q)
+    else:
+        sums, query_part = kernels(on, kv / 4 * added, kv, kv / 4 * added, kv, 2 * kv), query
+    start = kernels(on, q, kv / 2, kv / 2, kv * narrow, kv * narrow)
+    last = shard.cast(on, q)
+    end = shard.cast(on, kv).plus(kernels(on, kv * narrow, kv * narrow))
+    if has_half:
+        end = end.plus(kernel(on, 2 * q * narrow))
+    send_s = on.collective_s("all_to_all", 1.0 * kv, at.context, at.tensor)
+    hidden_s, last_s = _device_s(on, query_part.plus(gathered)), _device_s(on, query_part.plus(last))
+    exposed_s = (at.context - 1) * most(send_s - hidden_s, 0.0) + most(send_s - last_s, 0.0)
+    exposed_s = exposed_s + most(_gather_s(on, at, shard) - _device_s(on, own.plus(query)), 0.0)
+    rounds = gathered.plus(sums).plus(query_part).times(at.context - 1)
+    return start.plus(own).plus(query).plus(rounds).plus(last).plus(end).plus(Pass(context_s=exposed_s))
+
+
+def _block(on: Machine, model: Transformer, at: Sizes, backward: bool, queries: float, keys: float) -> Pass:
+    """One kernel on such parts of a rank's queries and of another's keys; on its own, all of both, it is causal."""
+    is_causal = queries * keys == 1
+    heads, tokens = model.num_heads / at.tensor, at.tokens
+    sizes = (at.micro_batch, heads, tokens * queries, tokens * keys, model.head_size)
+    return Pass(attention_s=on.attention_block_s(*sizes, backward, is_causal), kernels=3 if backward else 1)
+
+
+def _gather_s(on: Machine, at: Sizes, shard: _Shard) -> Numbers:
+    """Seconds to gather the keys and values of all ranks."""
+    return on.collective_s("all_gather", at.context * shard.keys_values * shard.narrow, at.context, at.tensor)
+
+
+def _device_s(on: Machine, work: Pass) -> Numbers:
+    return work.compute_s + work.kernels * on.device.kernel_overhead_s
+
+
+def _slower(on: Machine, a: Pass, b: Pass) -> Pass:
+    """The pass that takes the device longer, element by element."""
+    is_second = 1.0 * (_device_s(on, b) + b.context_s > _device_s(on, a) + a.context_s)
+    return a.times(1 - is_second).plus(b.times(is_second))
