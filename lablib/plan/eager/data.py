@@ -39,8 +39,7 @@ class Buckets(NamedTuple):
         first: of the layers in the first bucket, which the head's own matrix may fill alone.
         has_first: whether there is one before the last.
         count: further ones that layers fill.
-        left: of the layers in the last one, with the embedding; less than 0 where a part of that, the table of
-            positions, has filled the one before.
+        left: of the layers in the last one, with the embedding.
     """
 
     first: Numbers
@@ -78,10 +77,8 @@ def reduced(
     behind_s = first_s + others_s
     if on.stack.data_overlap:
         behind_s = _behind_s(packed, size, middle, first_s, middle_s, backward_s) - embedding_s
-    # The copies back of all but the last bucket, the head's among them, take place while that is summed.
-    # Two vectors of the last norm come first where the head has no matrix of its own.
-    head_s = on.stream_s(2 * head) + (2 if choices.model.tied_head else 1) * on.device.kernel_overhead_s
-    early_s = (1 - packed.left / most(size, 1)) * copies_s + packed.has_first * (split.pipeline == 1) * head_s
+    # The copies back of all but the last bucket take place while that is summed.
+    early_s = (1 - packed.left / most(size, 1)) * copies_s
     shown_s = most(most(behind_s, 0.0) + last_s - early_s, 0.0)
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
     is_split = n > 1
@@ -140,10 +137,6 @@ def _filled(choices: Choices, split: Split) -> Buckets:
         held_bytes += size
         if held_bytes >= limit:
             filled, held_bytes, limit = [*filled, held_bytes], 0.0, _BUCKET_BYTES
-    # The positions' table comes before the tokens'.
-    positions = model.max_seq_len * model.d_model * choices.machine.width * (model.positions == "learned")
-    if split.pipeline == 1 and held_bytes and held_bytes + positions >= limit:
-        filled, held_bytes = [*filled, held_bytes + positions], -positions
     if not filled:
         return Buckets(0.0, 0.0, 0.0, held_bytes - head)
     return Buckets(filled[0] - head, 1.0, len(filled) - 1.0, held_bytes)
