@@ -79,6 +79,13 @@ def attend_in_a_ring(is_causal: bool, is_balanced: bool) -> list[Tensor]:
     return [out, *grads[:3]]
 
 
+@pytest.fixture(autouse=True)
+def options_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """context_parallel() puts the process's options back as each rank found them: with many in a process, changed."""
+    for name, value in vars(ring._cp_options).items():
+        monkeypatch.setattr(ring._cp_options, name, value)
+
+
 @pytest.fixture
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> Any:
     """torch merges the blocks in float32 unless told; its options are one object for the process."""

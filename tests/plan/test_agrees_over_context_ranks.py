@@ -8,12 +8,20 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch.nn.parallel import DistributedDataParallel
 
 from lablib import launch
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from tests.plan.agreement import agrees
 from tests.plan.context_step import ContextJob, Model, places, predicted, train
+
+
+@pytest.fixture(autouse=True)
+def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's options of the ring are one object for the process; another test may have left them changed."""
+    for name, value in vars(ring._ContextParallelOptions()).items():
+        monkeypatch.setattr(ring._cp_options, name, value)
 
 
 def context_parallel(**sizes) -> None:
