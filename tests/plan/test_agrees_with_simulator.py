@@ -7,7 +7,6 @@ them, without a real machine's losses. Both read lablib/cost: what is compared i
 tensors live and when.
 """
 
-import importlib.util
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,24 +24,15 @@ from lablib.plan import NONE, STACKS, Parallel, predict
 from lablib.script import simulate_script
 from tests.plan.agreement import agrees, agrees_on_communication
 from tests.plan.gpt_step import OPTIMIZERS, Job, predicted, train
+from tests.plan.tensor_step import gpt3
 
 # ---- tensor and pipeline parallel: benchmarks/gpt3_step.py ----
 
 
-@pytest.fixture(scope="module")
-def gpt3_step() -> Any:
-    path = Path(__file__).parents[2] / "benchmarks" / "gpt3_step.py"
-    spec = importlib.util.spec_from_file_location("gpt3_step", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def pipeline(gpt3_step: Any, cluster: str, tensor: int, stages: int, micro_batches: int, **config: Any) -> None:
+def pipeline(cluster: str, tensor: int, stages: int, micro_batches: int, **config: Any) -> None:
     config = {"layers": stages, "vocab": 8192, "seq": 1024, "micro_batch": 1, "recompute": True} | config
     config = {"heads": config["hidden"] // 128} | config
-    program = partial(gpt3_step.step, config, tensor, stages, micro_batches)
+    program = partial(gpt3.step, config, tensor, stages, micro_batches)
     run = launch(program, ranks=tensor * stages, cluster=cluster, fidelity="shapes")
     sizes = (config["layers"], config["hidden"], config["heads"], config["vocab"], config["seq"])
     prediction = predict(
@@ -62,9 +52,9 @@ def pipeline(gpt3_step: Any, cluster: str, tensor: int, stages: int, micro_batch
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("micro_batches", [1, 4, 12])
-def test_a_pipeline_of_few_and_of_many_micro_batches(gpt3_step, micro_batches, recompute):
+def test_a_pipeline_of_few_and_of_many_micro_batches(micro_batches, recompute):
     sizes = {"hidden": 512, "layers": 4, "seq": 2048, "micro_batch": 4, "recompute": recompute}
-    pipeline(gpt3_step, "dgx-a100", 2, 4, micro_batches, **sizes)
+    pipeline("dgx-a100", 2, 4, micro_batches, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +73,8 @@ def test_a_pipeline_of_few_and_of_many_micro_batches(gpt3_step, micro_batches, r
         pytest.param("dgx-a100", 1, 3, 7, {"hidden": 384, "vocab": 1001, "seq": 255, "micro_batch": 3}, id="odd sizes"),
     ],
 )
-def test_tensor_and_pipeline_parallel_on_several_clusters(gpt3_step, cluster, tensor, stages, micro_batches, sizes):
-    pipeline(gpt3_step, cluster, tensor, stages, micro_batches, **sizes)
+def test_tensor_and_pipeline_parallel_on_several_clusters(cluster, tensor, stages, micro_batches, sizes):
+    pipeline(cluster, tensor, stages, micro_batches, **sizes)
 
 
 # ---- data parallel: this project's GPT under torch's own wrappers ----
