@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.hardware import Cluster, find_cluster
 from lablib.launch import launch
+from lablib.markup import paragraph, table_html
 from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.run import Run
 from lablib.units import in_words
@@ -123,8 +124,8 @@ class Reconciliation:
         return f"Reconciliation({self.sentence()})"
 
     def _repr_html_(self) -> str:
-        table = self.table().to_html(index=False, float_format="{:.3g}".format, na_rep="-")
-        return f"<p>{self.sentence()}</p>{table}"
+        table = table_html(self.table(), index=False, float_format="{:.3g}".format, na_rep="-")
+        return paragraph(self.sentence()) + table
 
 
 def reconcile(

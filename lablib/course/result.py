@@ -11,10 +11,10 @@ Nothing is told by colour alone: every state is written out.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal
 
 from lablib.course.expect import Measured
+from lablib.markup import in_html, paragraph
 
 Status = Literal["passed", "failed", "not attempted"]
 _COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#757575"}
@@ -72,13 +72,13 @@ class Result:
     def _repr_html_(self) -> str:
         rows = "".join(
             f'<tr><td style="text-align:left;vertical-align:top;opacity:.7">{label}</td>'
-            f'<td style="text-align:left;white-space:pre-wrap">{escape(text)}</td></tr>'
+            f'<td style="text-align:left;white-space:pre-wrap">{in_html(text)}</td></tr>'
             for label, text in self._rows()
         )
         colour = _COLOURS[self.status]
         return (
             f'<div role="status" style="border-left:5px solid {colour};padding:4px 12px;margin:4px 0">'
-            f'<b style="color:{colour}">{_MARKS[self.status]} {self.status}</b>: <b>{escape(self.title)}</b>'
+            f'<b style="color:{colour}">{_MARKS[self.status]} {self.status}</b>: <b>{in_html(self.title)}</b>'
             f'<table style="margin:4px 0 0 0">{rows}</table></div>'
         )
 
@@ -110,10 +110,10 @@ class Hint:
         total = len(self.shown) + self.left
         items = "".join(
             f"<details{' open' if number == len(self.shown) else ''}><summary>Hint {number} of {total}: "
-            f"{escape(self.title)}</summary><p>{escape(hint)}</p></details>"
+            f"{in_html(self.title)}</summary>{paragraph(hint)}</details>"
             for number, hint in enumerate(self.shown, 1)
         )
-        return items + f"<small>{self._left}</small>" if items else f"<p>{escape(repr(self))}</p>"
+        return items + f"<small>{self._left}</small>" if items else paragraph(repr(self))
 
     @property
     def _left(self) -> str:

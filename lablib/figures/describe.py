@@ -9,7 +9,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import plotly.graph_objects as go
+
+from lablib.markup import in_picture, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +22,8 @@ SUBTITLE_COLUMNS = 105  # fits a notebook cell beside an open file browser
 
 def attach(figure: go.Figure, summary: str, columns: Mapping[str, Sequence[Any]]) -> go.Figure:
     """Put the summary and the table into the figure, print the summary under its title, and return the figure.
+
+    Tags of a name that is drawn are shown as they are written, not obeyed.
 
     Args:
         figure: changed in place (a figure function does this last, before it returns).
@@ -31,12 +36,30 @@ def attach(figure: go.Figure, summary: str, columns: Mapping[str, Sequence[Any]]
     lines = textwrap.wrap(summary, SUBTITLE_COLUMNS)
     figure.update_layout(
         meta={"summary": summary, "table": columns},
-        title_subtitle={"text": "<br>".join(lines), "font": {"size": 12, "color": "#5A5A5A"}},
+        title_subtitle={"text": "<br>".join(map(plain, lines)), "font": {"size": 12, "color": "#5A5A5A"}},
     )
     # Each further line of the summary needs its own room between title and plot.
     extra = 16 * (len(lines) - 1)
     figure.update_layout(margin_t=figure.layout.margin.t + extra, height=figure.layout.height + extra)  # pyright: ignore
+    parts: list[Any] = [figure.layout, *figure.data]  # pyright: ignore[reportGeneralTypeIssues]
+    for part in parts:
+        for name, value in part.to_plotly_json().items():
+            if name != "meta" and (shown := _without_tags(value)) is not value:
+                part[name] = shown
     return figure
+
+
+def _without_tags(value: Any) -> Any:
+    """`value` with every text in it as `in_picture` has it; the very same object where that changes nothing."""
+    if isinstance(value, str):
+        return in_picture(value) if "<" in value else value
+    if isinstance(value, Mapping):
+        shown = {name: _without_tags(one) for name, one in value.items()}
+        return shown if any(shown[name] is not one for name, one in value.items()) else value
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype.kind in "OU"):
+        shown = [_without_tags(one) for one in value]
+        return shown if any(a is not b for a, b in zip(shown, value, strict=True)) else value
+    return value
 
 
 def describe(figure: go.Figure) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import cycle
 from math import inf, isfinite, sqrt
 from typing import Any
@@ -29,6 +28,7 @@ from lablib.figures.describe import attach
 from lablib.figures.lines import log_axis
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, series_look
 from lablib.hardware.device import Device
+from lablib.markup import plain
 from lablib.run import COMPUTE, Timeline
 from lablib.units import in_words
 
@@ -183,7 +183,7 @@ def _points(
             "size": [8 + 30 * sqrt(shown[i].seconds / total_s) for i in some],
             "line": {"color": "#FFFFFF", "width": 1},
         },
-        text=[escape(shown[i].name.removeprefix("aten.")) if i < NAMED else "" for i in some],
+        text=[plain(shown[i].name.removeprefix("aten.")) if i < NAMED else "" for i in some],
         textposition=["bottom center" if i % 2 else "top center" for i in some],
         textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)},
         hovertext=[_hover(shown[i], total_s, device) for i in some],
@@ -192,7 +192,7 @@ def _points(
 
 
 def _hover(point: Point, total_s: float, device: Device) -> str:
-    name = f"<b>{escape(point.name)}</b>" + (f", {point.dtype}" if point.dtype else "")
+    name = f"<b>{plain(point.name)}</b>" + (f", {point.dtype}" if point.dtype else "")
     lines = [name, f"{point.calls:,} calls, {in_words(point.seconds, 's')}, {point.seconds / total_s:.1%} of compute"]
     if point.flops:
         lines.append(f"{in_words(point.flops / point.seconds, 'FLOP/s')}, {_share(point, device)}")

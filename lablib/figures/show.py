@@ -6,13 +6,14 @@ plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbcon
 
 from __future__ import annotations
 
-import html
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import plotly.graph_objects as go
 
 from lablib.figures.describe import describe, table
+from lablib.markup import paragraph
+from lablib.markup import table_html as plain_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,7 @@ def picture_bundle(figure: go.Figure, plotlyjs: Literal["cdn"] | bool = "cdn") -
 
 def caption_html(figure: go.Figure) -> str:
     """The summary as a sentence and the numbers as a table that opens on demand; no JavaScript."""
-    sentence = f"<p style='max-width:62em;margin:.2em 0'>{html.escape(describe(figure))}</p>"
+    sentence = paragraph(describe(figure), "max-width:62em;margin:.2em 0")
     return f"<div class='lablib-caption'>{sentence}{table_html(table(figure))}</div>"
 
 
@@ -75,6 +76,6 @@ def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
     """The numbers, folded behind "Numbers of this figure" or plain; nothing for an empty table."""
     if numbers.empty:
         return ""
-    rows = numbers.to_html(index=False, max_rows=MOST_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
+    rows = plain_table(numbers, index=False, max_rows=MOST_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
     label = f"Numbers of this figure ({len(numbers)} rows)"
     return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>" if is_folded else rows

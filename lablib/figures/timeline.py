@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from textwrap import shorten
 from typing import Any
 
@@ -14,6 +13,7 @@ from lablib.figures.bars import KINDS, Bars, Picture, is_alone, picture_of, stre
 from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
 from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.markup import plain
 from lablib.run import COMPUTE, Span, Timeline
 from lablib.units import Unit, axis_title, in_words, unit_for
 
@@ -226,9 +226,9 @@ def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> st
     bars = picture.bars
     span, count = spans[bars.first[index]], int(bars.count[index])
     duration_s = bars.end_s[index] - bars.start_s[index]
-    name = f"<b>{escape(span.name)}</b>" + (f" and {count - 1:,} more" if count > 1 else "")
-    lines = [name, f"{kind}, {'first in ' if count > 1 else ''}phase {escape(span.phase) or 'not given'}"]
-    lines.append(f"rank {span.rank}, {escape(span.stream)}")
+    name = f"<b>{plain(span.name)}</b>" + (f" and {count - 1:,} more" if count > 1 else "")
+    lines = [name, f"{kind}, {'first in ' if count > 1 else ''}phase {plain(span.phase) or 'not given'}"]
+    lines.append(f"rank {span.rank}, {plain(span.stream)}")
     lines.append(f"starts at {in_words(bars.start_s[index], 's', 4)}")
     busy = f", busy {in_words(bars.busy_s[index], 's', 4)}" if count > 1 else ""
     lines.append(f"takes {in_words(duration_s, 's', 4)}{busy}")
@@ -238,7 +238,7 @@ def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> st
     if amounts:
         lines.append(", ".join(amounts))
     if span.source:
-        lines.append(escape(shorten(span.source, SOURCE_COLUMNS, placeholder=" ...")))
+        lines.append(plain(shorten(span.source, SOURCE_COLUMNS, placeholder=" ...")))
     return "<br>".join(lines)
 
 

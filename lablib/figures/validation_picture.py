@@ -7,12 +7,12 @@ error of every row, one column a source, with the mean of |error| below. Colour 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from math import ceil, cos, floor, log10, pi, sin
 from typing import TYPE_CHECKING
 
 from lablib.figures.style import FAINT_INK, FONT, GRID, INK, series_look
 from lablib.figures.validation import BAND, by_family, times
+from lablib.markup import in_html
 
 if TYPE_CHECKING:
     from lablib.plan.validation.score import Report, Scored
@@ -30,7 +30,7 @@ def validation_svg(report: Report) -> str:
     families = by_family(report.timed)
     title = "Predicted against published step time: one point a published run"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="{escape(FONT)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="{in_html(FONT)}" '
         f'role="img" aria-label="{title}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#FFFFFF"/>',
         _text(LEFT - 50, 28, title, 15, "start", weight="bold"),
@@ -102,7 +102,7 @@ def _mark(index: int, x: float, y: float, one: Scored | None) -> str:
     """A point in the colour and shape of its source; a mouse that rests on it sees which row it is."""
     look = series_look(index)
     style = f'fill="{look.color}" fill-opacity="0.75"'
-    tip = f"<title>{escape(one.row.id)}: {one.error:+.1f}%</title>" if one else ""
+    tip = f"<title>{in_html(one.row.id)}: {one.error:+.1f}%</title>" if one else ""
     if look.symbol == "circle":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_DOT}" {style}>{tip}</circle>'
     return f'<polygon points="{_points(_corners(look.symbol, x, y))}" {style}>{tip}</polygon>'
@@ -147,4 +147,4 @@ def _text(
     extra: str = "",
 ) -> str:
     look = f'font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" fill="{color}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look} {extra}>{escape(text)}</text>'.replace(" >", ">")
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look} {extra}>{in_html(text)}</text>'.replace(" >", ">")

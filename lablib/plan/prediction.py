@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from lablib.markup import paragraph, table_html
 from lablib.plan.parallel import Parallel
 from lablib.units import in_words
 
@@ -189,5 +189,5 @@ class Prediction:
     def _repr_html_(self) -> str:
         table = self.table()
         table["share"] = [f"{share:.1%}" for share in table["share"]]
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<p>{escape(self.sentence())}</p>{table.to_html(float_format='{:.4g}'.format)}{notes}"
+        notes = "".join(paragraph(note) for note in self.notes)
+        return paragraph(self.sentence()) + table_html(table, float_format="{:.4g}".format) + notes

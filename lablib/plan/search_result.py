@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lablib.markup import paragraph, table_html
 from lablib.plan.prediction import Prediction
 from lablib.plan.predictions import Predictions
 from lablib.plan.rules import RULES
@@ -139,7 +140,7 @@ class SearchResult:
         return f"SearchResult({self.sentence()})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.sentence()}</p>{self.table().to_html(float_format='{:.4g}'.format)}"
+        return paragraph(self.sentence()) + table_html(self.table(), float_format="{:.4g}".format)
 
 
 def row_of(prediction: Prediction) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lablib.markup import table_html
 from lablib.record.blocks import CATEGORIES, NEVER, Block, Blocks, Course
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class Memory:
         return f"Memory({len(self.blocks)} blocks, {self.num_ranks} ranks, peak {self.peak_bytes():.4g} bytes)"
 
     def _repr_html_(self) -> str:
-        return self.table().to_html(max_rows=20)
+        return table_html(self.table(), max_rows=20)
 
     @cached_property
     def _courses(self) -> dict[int, Course]:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lablib.hardware.device import Device
+from lablib.markup import paragraph, table_html
 from lablib.record.ledger import Memory
 from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
@@ -170,7 +171,7 @@ class Summary:
         return f"Summary({self.num_ranks} ranks, {self.sentence()})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.sentence()}</p>{self.table().to_html(max_rows=20, float_format='{:.4g}'.format)}"
+        return paragraph(self.sentence()) + table_html(self.table(), max_rows=20, float_format="{:.4g}".format)
 
 
 # The columns of the table, and how its last row puts the ranks together.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lablib.markup import table_html
+
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
@@ -152,7 +154,7 @@ class Traffic:
         return f"Traffic({len(self.transfers)} communications, {self.sent_bytes():.4g} bytes sent)"
 
     def _repr_html_(self) -> str:
-        return self.table().to_html(max_rows=20)
+        return table_html(self.table(), max_rows=20)
 
 
 def short_ranks(ranks: tuple[int, ...]) -> str:

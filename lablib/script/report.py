@@ -9,13 +9,13 @@ rankN.txt       what rank N printed, standard error included
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 from lablib.figures.show import caption_html, picture_bundle, without_subtitle
 from lablib.figures.timeline import figure_timeline
+from lablib.markup import in_html
 from lablib.record.ledger import Memory
 from lablib.run import Run
 
@@ -101,7 +101,7 @@ def _page(run: Run, script: str) -> str:
     """The timeline as a page that needs no network."""
     figure = figure_timeline(run.timeline, title=f"{script} on {run.cluster}: virtual time")
     picture = picture_bundle(without_subtitle(figure), plotlyjs=True)["text/html"]
-    title = html.escape(f"Timeline of {script}")
+    title = in_html(f"Timeline of {script}")
     head = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title></head>"
     return f"{head}<body style='font-family:sans-serif'>{picture}{caption_html(figure)}</body></html>"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import plotly.graph_objects as go
 
 from lablib.errors import LaunchError
 from lablib.figures.show import show
+from lablib.markup import paragraph
 from lablib.widgets.controls import Control
 
 
@@ -33,11 +33,11 @@ class Pictures:
         from IPython.display import HTML, display
 
         for picture in self.pictures:
-            display(HTML(f"<p><strong>{html.escape(picture.setting)}</strong></p>"))
+            display(HTML(paragraph(picture.setting, "font-weight:bold")))
             if picture.figure is not None:
                 show(picture.figure)
             else:
-                display(HTML(f"<p>{html.escape(picture.message)}</p>"))
+                display(HTML(paragraph(picture.message)))
 
     def __repr__(self) -> str:
         return f"Pictures of {len(self)} settings: " + "; ".join(picture.setting for picture in self.pictures)

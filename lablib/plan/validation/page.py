@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from lablib.markup import in_markdown, link_in_markdown
 from lablib.plan.validation.cross_validate import HeldOut
 from lablib.plan.validation.doubts import DOUBTS, MIXTURE_DOUBTS
 from lablib.plan.validation.score import Report, Scored
@@ -113,7 +114,9 @@ def _missed(groups: Mapping[str, Mapping[str, Any]], targets: Callable[[str], fl
     for name, figures in groups.items():
         target = targets(name)
         if target is not None and figures["mape"] > target:
-            missed.append(f"- `{name}` by {figures['mape'] - target:.1f} points (bias {figures['bias']:+.1f}%)")
+            missed.append(
+                f"- `{in_markdown(name)}` by {figures['mape'] - target:.1f} points (bias {figures['bias']:+.1f}%)"
+            )
     return ["Targets that are missed:", "\n".join(missed)] if missed else []
 
 
@@ -166,7 +169,7 @@ def _mixtures(mixtures: Report | None) -> list[str]:
         "The rows of `published_moe_runs.jsonl`: all experts whole (expert tensor ranks 1), settings from each source's"
         " own recipes. They are no part of any figure above, nor of a fit."
     )
-    skipped = [f"- not scored: {one.id}, {one.reason}" for one in mixtures.skipped]
+    skipped = [f"- not scored: {in_markdown(one.id)}, {in_markdown(one.reason)}" for one in mixtures.skipped]
     return [
         "## Mixtures of experts",
         f"{mixtures_sentence(mixtures)} {words}",
@@ -181,10 +184,11 @@ def _sources(scored: Iterable[Scored]) -> Iterable[str]:
     for one in scored:
         source = one.row.source
         seen.setdefault((one.row.family, source.get("url", "").split("#")[0]), source.get("title", "?"))
-    yield "\n".join(f"- `{family}`: [{title}]({url})" for (family, url), title in seen.items())
+    lines = [f"- `{in_markdown(family)}`: {link_in_markdown(title, url)}" for (family, url), title in seen.items()]
+    yield "\n".join(lines)
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [" | ".join(heading), " | ".join(["---"] + ["--:"] * (len(heading) - 1))]
-    lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    lines += [" | ".join(in_markdown(cell).replace("|", "\\|") for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)

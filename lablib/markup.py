@@ -1,0 +1,60 @@
+"""Names into HTML and into pictures: markup in them is shown as it is written, and never obeyed.
+
+A name may come from a file that somebody else wrote: a cluster called `<img src=x onerror=...>` would run its code in
+the reader's notebook. All HTML of this package is made with these functions, and every text of a figure passes
+`in_picture`.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What the figures of this package write themselves; plotly shows a few more tags, among them links.
+_OURS = r"/?(?:b|i|sub|sup)>|br>|/span>|span style='font-size:[0-9]+px;color:#[0-9A-Fa-f]{6}'>"
+_WEB = re.compile(r"https?://[^\s<>()\"']+")
+_FOREIGN = re.compile(f"<(?!{_OURS})")
+
+
+def in_html(text: object) -> str:
+    """The text for a place between tags, or in quotes within one."""
+    return escape(str(text))
+
+
+def paragraph(text: object, style: str = "") -> str:
+    """The text as a paragraph of HTML; `style` is CSS of our own."""
+    return f'<p style="{style}">{in_html(text)}</p>' if style else f"<p>{in_html(text)}</p>"
+
+
+def table_html(frame: pd.DataFrame, **options: Any) -> str:
+    """The table as HTML. Options of `DataFrame.to_html`, which escapes cells and headings."""
+    return frame.to_html(escape=True, **options)
+
+
+def in_markdown(text: object) -> str:
+    """The text for a page in Markdown, which takes tags as HTML does."""
+    return str(text).replace("<", "&lt;").replace("\n", " ")
+
+
+def link_in_markdown(text: object, address: str) -> str:
+    """A link with that text; the text alone where the address is none of the web, such as `javascript:`."""
+    shown = in_markdown(text).replace("[", "\\[").replace("]", "\\]")
+    return f"[{shown}]({address})" if _WEB.fullmatch(address) else shown
+
+
+def plain(name: object) -> str:
+    """A name for a text of a plotly figure, every character shown as it is written; plotly knows no `&quot;`."""
+    return escape(str(name), quote=False)
+
+
+def in_picture(text: str) -> str:
+    """A text of a plotly figure, which obeys some tags: those that this package writes stay, `<` of others is shown.
+
+    >>> in_picture("<b>rank 0</b><br>vector<int>")
+    '<b>rank 0</b><br>vector&lt;int>'
+    """
+    return _FOREIGN.sub("&lt;", text)
