@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from lablib.texts import safe_repr, safe_str, type_name
+
 if TYPE_CHECKING:
     from lablib.run import Run
 
 
+_LONGEST_NAME = 100  # characters in which a misspelled name is looked for
 _MOST_LINES = 16  # of a message that would have one for each rank
 
 
@@ -41,7 +44,7 @@ class RankError(LaunchError):
     def __init__(self, rank: int, error: BaseException, rank_traceback: str = ""):
         self.rank = rank
         self.rank_traceback = rank_traceback
-        text = f"rank {rank} raised {type(error).__name__}: {error}"
+        text = f"rank {rank} raised {type_name(error)}: {safe_str(error)}"
         super().__init__(f"{text}\n{rank_traceback}" if rank_traceback else text)
 
 
@@ -133,6 +136,6 @@ def unknown_name(kind: str, name: object, valid: Sequence[str]) -> ValueError:
     >>> unknown_name("cluster", "dgx-h10", ["dgx-a100", "dgx-h100"]).args[0]
     "unknown cluster 'dgx-h10': did you mean 'dgx-h100' or 'dgx-a100'? Valid: dgx-a100, dgx-h100."
     """
-    nearest = get_close_matches(str(name).lower(), valid, n=3, cutoff=0.5)
+    nearest = get_close_matches(safe_str(name)[:_LONGEST_NAME].lower(), valid, n=3, cutoff=0.5)
     hint = " did you mean " + " or ".join(f"{n!r}" for n in nearest) + "?" if nearest else ""
-    return ValueError(f"unknown {kind} {name!r}:{hint} Valid: {', '.join(valid)}.")
+    return ValueError(f"unknown {kind} {safe_repr(name)}:{hint} Valid: {', '.join(valid)}.")

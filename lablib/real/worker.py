@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lablib.exits import ends_well
 from lablib.real.capture import Capture
 from lablib.real.channel import Channel
 from lablib.real.frames import main_thread_stack, traceback_text
@@ -60,7 +61,7 @@ def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     try:
         return fn(*args, **kwargs)
     except SystemExit as end:  # a script may end a rank with exit code 0; anything else is a failure
-        if end.code in (None, 0):
+        if ends_well(end.code):
             return None
         raise
 

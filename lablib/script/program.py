@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import io
 import os
-import traceback
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from lablib.exits import ends_well
 from lablib.script.process import here
+from lablib.texts import safe_str, traceback_text
 
 
 def compiled(path: Path) -> CodeType:
@@ -58,8 +60,8 @@ def run_program(code: CodeType, main_of: Callable[[], ModuleType]) -> int:
         status = ended.code
     finally:
         _run_exit_handlers()
-    if status not in (None, 0):
-        text = status if isinstance(status, str) else f"exit code {status}"
+    if not ends_well(status):
+        text = status if isinstance(status, str) else f"exit code {safe_str(status)}"
         raise ScriptExit(f"the script ended itself: {text}")
     return 0
 
@@ -71,8 +73,8 @@ def _run_exit_handlers() -> None:
         function, args, kwargs = process.exit_handlers.pop()
         try:
             function(*args, **kwargs)
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            print(traceback_text(error), file=sys.stderr)
 
 
 def script_folder(path: Path) -> str:

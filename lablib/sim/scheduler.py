@@ -27,7 +27,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import NoReturn, Protocol
 
-from lablib.errors import DeadlockError, LaunchError, Wait
+from lablib.errors import DeadlockError, LaunchError, RankError, Wait
 from lablib.sim.source import handling, is_program
 
 THREAD_NAME = "sim rank"
@@ -319,20 +319,26 @@ class Scheduler:
     def _thread(self, seat: _Seat, body: Callable[[int], None], on_error) -> None:
         try:
             seat.wake.acquire()
-            seat.turn.enter()
-            try:
-                self.check()
-                body(seat.turn.rank)
-            except RunEnded:
-                pass
-            except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
-                self._fail(on_error(seat.turn.rank, error))
-            finally:
-                seat.has_finished = True
-                seat.turn.leave()
-                self._finish(seat)
+            self._guard(seat, on_error, self._live, seat, body)
+            seat.has_finished = True
+            if not self.is_closed:  # else the process has its own things back, and this thread is a left-over
+                self._guard(seat, on_error, seat.turn.leave)
+            self._guard(seat, on_error, self._finish, seat)
         except RunEnded:
             self._over.set()  # `end` came when this thread was just ending by itself
+
+    def _guard(self, seat: _Seat, on_error, step: Callable[..., None], *args: object) -> None:
+        """Do a step. Whatever it raises, but by the run's end, ends the run with an error: nothing raised is lost."""
+        try:
+            step(*args)
+        except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
+            if not self._ending:
+                self._fail(_told(on_error, seat.turn.rank, error))
+
+    def _live(self, seat: _Seat, body: Callable[[int], None]) -> None:
+        seat.turn.enter()
+        self.check()
+        body(seat.turn.rank)
 
     def _finish(self, seat: _Seat) -> None:
         """This rank's thread is done: hand over, or end the run."""
@@ -368,6 +374,14 @@ class Scheduler:
         if finished:
             headline += f"; {finished} returned without joining them"
         return self._blame(headline + ".", waits)
+
+
+def _told(on_error: Callable[[int, BaseException], BaseException], rank: int, error: BaseException) -> BaseException:
+    """What `on_error` makes of an error. It asks the program's own class, which may raise once more."""
+    try:
+        return on_error(rank, error)
+    except BaseException:  # noqa: B036 - then the error as it is
+        return RankError(rank, error)
 
 
 def _is_alive(seat: _Seat) -> bool:

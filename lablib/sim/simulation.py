@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from itertools import dropwhile
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from torch.distributed.algorithms.join import Join
 from lablib.cost import GroupNetwork
 from lablib.cost.pricer import Pricer
 from lablib.errors import DeadlockError, FaultError, LaunchError, LaunchTimeoutError, RankError, Wait
+from lablib.exits import ends_well
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
@@ -46,6 +48,7 @@ from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.source import program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
+from lablib.texts import traceback_text
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
@@ -280,27 +283,27 @@ def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
         return fn(*args)
     except SystemExit as end:
         # A script may end a rank with exit code 0; anything else is a failure.
-        if end.code in (None, 0):
+        if ends_well(end.code):
             return None
         raise
 
 
 def _as_launch_error(rank: int, error: BaseException) -> BaseException:
     """The error a launch raises for what a rank raised."""
-    if isinstance(error, LaunchError):
+    if issubclass(type(error), LaunchError):
         return error
-    tb = error.__traceback__
-    # Skip the frames of the simulator at the bottom, so that the text begins in the program.
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_LAUNCHERS):
-        tb = tb.tb_next
-    report = traceback.TracebackException(type(error), error, tb)
-    # In between, a script's calls of torch pass through functions that answer for a device (lablib/script).
-    frames = [frame for frame in report.stack if not frame.filename.startswith(_LAUNCHERS[1])]
-    report.stack = traceback.StackSummary.from_list(frames)
-    text = "".join(report.format())
-    wrapped = RankError(rank, error, text)
+    wrapped = RankError(rank, error, traceback_text(error, _programs) + "\n")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _programs(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """A stack from the program on: without the frames of the simulator beneath it.
+
+    In between, a script's calls of torch pass through functions that answer for a device (lablib/script).
+    """
+    above = dropwhile(lambda frame: frame.filename.startswith(_LAUNCHERS), stack)
+    return traceback.StackSummary.from_list([f for f in above if not f.filename.startswith(_LAUNCHERS[1])])
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from types import FrameType
 
 import torch
 
+from lablib.texts import error_text
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STDLIB = os.path.dirname(os.__file__) + os.sep
@@ -79,4 +81,4 @@ def handling() -> str:
     A collective in a `finally` block can hide the error that led there behind a deadlock.
     """
     error = sys.exc_info()[1]
-    return f", while handling {type(error).__name__}: {error}" if error is not None else ""
+    return f", while handling {error_text(error)}" if error is not None else ""

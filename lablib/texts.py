@@ -1,0 +1,88 @@
+"""The text of any object, also of one whose own `__str__` or `__repr__` fails.
+
+A program's exceptions and values are the user's classes. Each may raise while it is put into words, have no end of
+words, or lie about its type, and that must not hide what happened: the launcher says less, and goes on.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_LONGEST_MESSAGE = 100_000  # characters of an exception's message or traceback
+_LONGEST_VALUE = 500  # characters of a value in a sentence
+
+
+def safe_str(value: Any) -> str:
+    """`str(value)`, its middle left out beyond 100,000 characters; where that fails, what failed. Never raises."""
+    return _said(value, str, _LONGEST_MESSAGE)
+
+
+def safe_repr(value: Any) -> str:
+    """`repr(value)`, its middle left out beyond 500 characters; where that fails, what failed. Never raises."""
+    return _said(value, repr, _LONGEST_VALUE)
+
+
+def type_name(value: Any) -> str:
+    """The name of an object's type as Python keeps it, whatever its metaclass says."""
+    return type.__dict__["__name__"].__get__(type(value))
+
+
+def error_text(error: BaseException) -> str:
+    """ "ValueError: what was wrong", or the type's name alone where the exception says nothing."""
+    text = safe_str(error)
+    return f"{type_name(error)}: {text}" if text else type_name(error)
+
+
+def traceback_text(
+    error: BaseException, programs: Callable[[traceback.StackSummary], traceback.StackSummary] = lambda stack: stack
+) -> str:
+    """The traceback of an exception, chained and grouped ones included; without them where one cannot be told.
+
+    Args:
+        error: the exception.
+        programs: leaves of a stack the frames that the reader wants. Called for each stack.
+    """
+    for text in (_whole_report, _own_report):
+        try:
+            return _cut(text(error, programs), _LONGEST_MESSAGE)
+        except BaseException:  # noqa: B036 - the user's class may raise anything while it is asked
+            continue
+    return error_text(error)
+
+
+def _whole_report(error: BaseException, programs: Callable[[traceback.StackSummary], traceback.StackSummary]) -> str:
+    report = traceback.TracebackException.from_exception(error)
+    for one in _chain(report):
+        one.stack = programs(one.stack)
+    return "".join(report.format()).rstrip()
+
+
+def _chain(report: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    pending: list[traceback.TracebackException | None] = [report]
+    while pending:
+        one = pending.pop()
+        if one is not None:
+            yield one
+            pending += [one.__cause__, one.__context__, *(one.exceptions or ())]
+
+
+def _own_report(error: BaseException, programs: Callable[[traceback.StackSummary], traceback.StackSummary]) -> str:
+    own_traceback = BaseException.__dict__["__traceback__"].__get__(error)  # a class may have an attribute of that name
+    stack = programs(traceback.extract_tb(own_traceback))
+    return "".join(["Traceback (most recent call last):\n", *stack.format(), error_text(error)])
+
+
+def _said(value: Any, how: Callable[[Any], str], most: int) -> str:
+    try:
+        said = str.__str__(how(value))  # of a subclass of str, the plain text
+    except BaseException as error:  # noqa: B036 - the user's class may raise anything while it is asked
+        return f"<a {type_name(value)} whose __{how.__name__}__ raised {type_name(error)}>"
+    return _cut(said, most)
+
+
+def _cut(text: str, most: int) -> str:
+    """The text without its middle if it is endless, and without what no terminal can show (half a surrogate pair)."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]} ... {len(text) - 2 * half:,} characters more ... {text[-half:]}"
+    return text.encode(errors="backslashreplace").decode()
