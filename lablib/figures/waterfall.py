@@ -173,8 +173,8 @@ def _pieces(prediction: Prediction, rows: dict[str, int]) -> list[_Piece]:
 def _hover(prediction: Prediction, part: str, time_s: float) -> str:
     step_s = prediction.step_time_s
     text = f"<b>{part}</b><br>{in_words(time_s, 's', 4)} of {in_words(step_s, 's', 4)}, {time_s / step_s:.2%}"
-    total_s, exposed_s = prediction.communication.get(part.removesuffix(" axis"), (0.0, 0.0))
-    if part.endswith(" axis") and total_s > exposed_s:
+    total_s, exposed_s = prediction.communication.get(part.removesuffix(" axis").removesuffix(" link"), (0.0, 0.0))
+    if kind_of_part(part) == "communication" and total_s > exposed_s * (1 + NOTHING):
         text += f"<br>besides, {in_words(total_s - exposed_s, 's', 4)} are hidden behind compute"
     return text
 

@@ -23,7 +23,8 @@ and e expert ranks, x ranks that share each expert.
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 7; Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704
 (buckets behind backward); Zhao et al., "PyTorch FSDP", 2023, arXiv 2304.11277; Wang et al., ZeRO++, 2023, arXiv
 2306.10209.
-Simplified: compute does not slow down while communication runs beside it; prefetch is perfect after the first layer; a
+Simplified: compressed gradients are packed and unpacked by kernels that compute waits for, PowerSGD's products in 32
+bits; compute does not slow down while communication runs beside it; prefetch is perfect after the first layer; a
 pipeline's stages communicate at the same time, the fullest one is the first.
 """
 
@@ -97,22 +98,22 @@ def data_axis(
         return eager_data.reduced(choices, split, held, layers, layers * (one.input_s + one.weight_s), embedding_s)
     if choices.zero_stage == 3:
         return _sharded_ends(choices, split, held, layers, outside, one)
-    reduce_s = _reduced_s(choices, split, held, layers, outside)
+    reduce_s, packing_s = _reduced_s(choices, split, held, layers, outside)
     gather_s = _gather_s(choices, split, layers * held.layer + outside) * (choices.zero_stage > 0)
     if choices.model.experts and choices.zero_stage:
         gather_s = gather_s + _gathered_s(choices, layers * held.expert_layer, *_expert_ranks(split), False)
     # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
     before = (split.num_microbatches - 1) * (choices.zero_stage == 2)
-    total_s = (1 + before) * reduce_s + gather_s
+    total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
     if not choices.machine.stack.data_overlap:
-        return Axis(total_s, total_s)
+        return Axis(total_s, total_s, packing_s)
     # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward; the
     # last bucket's and the first layer's wait for nobody.
     backward_s = layers * (one.input_s + one.weight_s)
     behind_backward_s = most(reduce_s - backward_s, reduce_s / most(layers, 1))
     behind_forward_s = most(gather_s - layers * one.forward_s, gather_s / most(layers, 1))
     before_s = before * most(reduce_s - backward_s, 0.0)
-    return Axis(total_s, before_s + behind_backward_s + behind_forward_s)
+    return Axis(total_s, before_s + behind_backward_s + behind_forward_s, packing_s)
 
 
 def _sharded_ends(
@@ -138,12 +139,15 @@ def _is_gathered_once(choices: Choices, split: Split) -> Numbers:
     return (split.pipeline > 1) * (not choices.reshard_after_forward)
 
 
-def _reduced_s(choices: Choices, split: Split, held: Held, layers: Numbers, outside: Numbers) -> Numbers:
-    """The gradients of a stage summed over the data axis once, without ZeRO-3."""
+def _reduced_s(
+    choices: Choices, split: Split, held: Held, layers: Numbers, outside: Numbers
+) -> tuple[Numbers, Numbers]:
+    """The gradients of a stage summed over the data axis once, without ZeRO-3: on the wires; to pack and unpack."""
     on = choices.machine
     numbers = layers * held.layer + outside
+    packing_s = 0.0
     if choices.compression.name != "none":
-        reduce_s = _compressed_s(choices, split, numbers)
+        reduce_s, packing_s = _exchanged_s(choices, split, numbers), _packing_s(choices, split, numbers)
     elif choices.zero_stage == 0 or not on.stack.has_reduce_scatter:
         size = numbers * on.gradient_bytes
         reduce_s = on.collective_s("all_reduce", size, split.data * split.context, split.tensor)
@@ -154,7 +158,7 @@ def _reduced_s(choices: Choices, split: Split, held: Held, layers: Numbers, outs
     if choices.model.tied_head:
         pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, most(split.num_ranks - 1, 1))
         reduce_s = reduce_s + pair_s * (1 - has_both_ends(choices, split))
-    return reduce_s
+    return reduce_s, packing_s
 
 
 def _reduced_experts_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
@@ -215,16 +219,28 @@ def _scattered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers
     return on.collective_s("reduce_scatter", numbers * on.gradient_bytes, n, stride)
 
 
-def _compressed_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
-    """The exchange of compressed gradients in one of three ways, with packing and unpacking them."""
-    on, method = choices.machine, choices.compression
-    n, shape = split.data * split.context, {"rows": choices.model.d_model, "columns": choices.model.d_model}
-    size = method.wire_bytes(numbers, **shape, grad_bytes=on.gradient_bytes)
-    moved_bytes = method.moved_bytes(numbers, ranks=n, **shape, grad_bytes=on.gradient_bytes)
-    packing_s = on.stream_s(moved_bytes) * (n > 1)  # one rank has nobody to send to
+def _exchanged_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """The exchange of compressed gradients in one of three ways."""
+    on, method, n = choices.machine, choices.compression, split.data * split.context
+    size = method.wire_bytes(numbers, **_shape(choices), grad_bytes=on.gradient_bytes)
     if method.exchange == ALL_GATHER:
-        return packing_s + on.collective_s("all_gather", n * size, n, split.tensor)
+        return on.collective_s("all_gather", n * size, n, split.tensor)
     if method.exchange == TWO_PHASE:
         pieces_s = on.collective_s("all_to_all", size, n, split.tensor)
-        return packing_s + pieces_s + on.collective_s("all_gather", size, n, split.tensor)
-    return packing_s + on.collective_s("all_reduce", size, n, split.tensor)
+        return pieces_s + on.collective_s("all_gather", size, n, split.tensor)
+    return on.collective_s("all_reduce", size, n, split.tensor)
+
+
+def _packing_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+    """Packing and unpacking compressed gradients: bytes that are moved, and products of PowerSGD's factors."""
+    on, method, n = choices.machine, choices.compression, split.data * split.context
+    moved_bytes = method.moved_bytes(numbers, ranks=n, **_shape(choices), grad_bytes=on.gradient_bytes)
+    # Each of the three products goes over its matrix once, for so long or as long as its FLOPs take.
+    product_bytes = 3 * on.gradient_bytes * numbers * (method.rank is not None)
+    flops_s = method.flops(numbers, **_shape(choices)) / on.device.matmul_rate("float32")
+    packing_s = on.stream_s(moved_bytes - product_bytes) + most(on.stream_s(product_bytes), flops_s)
+    return packing_s * (n > 1)  # one rank has nobody to send to
+
+
+def _shape(choices: Choices) -> dict[str, int]:
+    return {"rows": choices.model.d_model, "columns": choices.model.d_model}

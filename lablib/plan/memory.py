@@ -10,7 +10,8 @@
                           that and the buffers are more. Where the host keeps them: of two layers, on their way
     communication buffer  with ZeRO-3 what is gathered at that moment: two layers, with gradients of one, or the head;
                           messages of the pipeline, R D w each; error feedback of compressed gradients; buckets
-    other                 what libraries take (losses.py)
+    other                 what libraries take (losses.py), and the optimizer's update where that is more than the
+                          activations, which are gone then
 
 What a layer keeps with and without recomputation is in layer/ and recompute.py, the micro-batches in flight in
 pipeline/closed_form.py.
@@ -33,6 +34,7 @@ from lablib.cost.arrays import Numbers, least, most
 from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import in_flight
 from lablib.plan.eager import peak as eager_peak
+from lablib.plan.optimizer_step import Own, own_parameters, state_bytes
 from lablib.plan.setup import Choices, Split, has_both_ends
 from lablib.plan.step import Step, entering_bytes, layers_of
 
@@ -78,8 +80,9 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
 
     trained = 1.0 if choices.trainable == "all" else 0.0
     copies = on.stack.extra_gradient_bytes if on.gradient_bytes == 4 else 0
-    state = choices.optimizer.state_bytes(1.0, rows=model.d_model, columns=model.d_model, has_master=on.has_master)
-    state = state * (0.0 if "optimizer" in choices.offload else 1.0)
+    own = own_parameters(choices, split, layers * held.layer, expert, outside)
+    is_kept = choices.trainable == "all" and "optimizer" not in choices.offload
+    state = state_bytes(choices, own) if is_kept else 0.0 * shared
     whole = held.layer + held.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
     gradient = kept((on.gradient_bytes + copies) * trained, 2)
     buffers = _buffers(choices, split, shared, rank)
@@ -87,6 +90,9 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     at_layer, at_head = _gathered(choices, split, layers * whole, whole, outside, head)
     is_at_head = (logits > 0) & (logits + at_head > working + at_layer)
     activation = held_bytes + where(is_at_head, logits, working)
+    # While the optimizer is at work there are its updates, where it writes them out, and no activations.
+    update = _update_bytes(choices, own) if is_kept else 0.0
+    of_step = gradient + update
     if choices.zero_stage == 3 and not on.stack.keeps_gradients:
         # At the end of backward one layer is left, and every gradient is there.
         left = held_bytes / most(layers, 1) + working
@@ -96,11 +102,20 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     return Memory(
         parameter=kept(on.width, 3),
         gradient=gradient,
-        optimizer_state=kept(state * trained, 1),
+        optimizer_state=state,
         activation=activation,
         communication_buffer=buffers + where(is_at_head, at_head, at_layer),
-        other=0.0 * buffers + on.losses.base_bytes,
+        other=on.losses.base_bytes + most(of_step - gradient - activation, 0.0 * buffers),
     )
+
+
+def _update_bytes(choices: Choices, own: Own) -> Numbers:
+    """Of an optimizer that goes tensor by tensor one update is there at a time: of the largest matrix, as a bound."""
+    model, optimizer = choices.model, choices.optimizer
+    if not optimizer.update_passes:
+        return 0.0
+    largest = max(model.hidden_size, model.vocab_size) * model.d_model
+    return optimizer.temporary_bytes(least(own.total, largest) if optimizer.is_per_tensor else own.total)
 
 
 def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:

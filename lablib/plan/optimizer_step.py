@@ -1,56 +1,146 @@
-"""The optimizer's step on one rank: so little is computed that it takes the time of the bytes it moves.
+"""The optimizer's step on one rank: so little is computed that it mostly takes the time of the bytes it moves.
 
-    time = own parameters * (bytes the optimizer moves for one + 12) / bandwidth        12: clipping reads a gradient in
-                                                                                        32 bits, unscaling reads and
-                                                                                        writes it
+    time = max( (bytes that the optimizer moves + 12 for each own parameter) / bandwidth, its FLOPs / peak ) + launches
+         + projections, and every so often a new space (GaLore)              12: clipping reads a gradient in 32 bits,
+         + x * the pipeline's makespan (Sophia)                              unscaling reads and writes it
     own  = P / s + E / n                  with ZeRO-1 and more; P + E without
 
 With the states in the host's memory what counts is its link: gradients go there and parameters come back,
 
     time = own parameters * (g + w) / bandwidth of the link
 
+Sophia estimates its Hessian every tenth step from half of the batch: x = 0.05 of all forward and backward passes.
+GaLore multiplies every gradient to a space of rank k and the update back, and renews the space by a decomposition.
+
 Legend: P parameters on a rank but for experts, s ranks that share their states; E of its experts, n ranks that have the
 same ones; g and w bytes of a gradient and of a parameter.
 
 Source: Micikevicius et al., 2017, arXiv 1710.03740 (master weights); Rajbhandari et al., 2019, arXiv 1910.02054; Ren et
-al., "ZeRO-Offload", 2021, arXiv 2101.06840 (the host's memory). The optimizers' own sources stand in optimizers.py.
-Simplified: the host's own work is taken to be faster than its link; all parameters are in matrices of D rows and
-columns, so for Adafactor and GaLore vectors are not told apart; an eager stack's passes stand in eager/optimizer.py.
+al., "ZeRO-Offload", 2021, arXiv 2101.06840 (the host's memory); Liu et al., Sophia, 2023, arXiv 2305.14342, section
+3.1; Zhao et al., GaLore, 2024, arXiv 2403.03507, algorithm 2. The optimizers' own sources stand in optimizers.py.
+Simplified: the host's own work is taken to be faster than its link; all parameters of layers are in matrices of D rows
+and columns, and those of the ends in V rows and D columns, so that vectors are not told apart; an estimate of the
+Hessian is spread over the steps, and so is a renewed space; an eager stack's passes stand in eager/optimizer.py.
 """
 
-from lablib.cost.arrays import Numbers
+from functools import lru_cache
+from typing import NamedTuple
+
+from lablib.cost.arrays import Numbers, most
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_sizes import layer_matrices
 from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.held import Held
+from lablib.plan.machine import Pass
+from lablib.plan.optimizers import Optimizer
 from lablib.plan.setup import Choices, Split, has_both_ends
 
 _CLIPPING_BYTES = 12
+# Of the float32 peak, what a decomposition reaches with the FLOPs that optimizers.py counts: 10 minutes for a 7B model
+# (Zhang et al., Q-GaLore, 2024, arXiv 2407.08296, section 1; from memory, not verified), on an A100.
+_DECOMPOSITION_SHARE = 0.01
 
 
-def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
+class Own(NamedTuple):
+    """Parameters whose states one rank keeps and updates: those of its layers, and of the model's ends."""
+
+    layers: Numbers
+    ends: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        """Both."""
+        return self.layers + self.ends
+
+
+def own_parameters(
+    choices: Choices, split: Split, shared: Numbers, expert: Numbers, ends: Numbers, from_stage: int = 1
+) -> Own:
+    """All parameters that a rank has, or its share of them where ZeRO splits from this stage on.
+
+    Arguments:
+        shared, expert, ends: of its layers, what all ranks of the data axis have and what those with the same experts
+            have; of the model's ends.
+    """
+    if choices.zero_stage < from_stage:
+        return Own(shared + expert, ends)
+    if not choices.model.experts:
+        return Own(shared / split.shards, ends / split.shards)
+    return Own(shared / split.shards + expert / split.expert_copies, ends / split.shards)
+
+
+def state_bytes(choices: Choices, own: Own) -> Numbers:
+    """What the optimizer keeps for them, with masters: asked of all at once, as blocks are counted whole."""
+    optimizer, has_master = choices.optimizer, choices.machine.has_master
+    if not _has_shapes(optimizer):
+        return optimizer.state_bytes(own.total, has_master=has_master)
+    rows, columns = _shape_of_ends(optimizer, choices.model)
+    width = choices.model.d_model
+    layers = optimizer.state_bytes(own.layers, rows=width, columns=width, has_master=has_master)
+    return layers + optimizer.state_bytes(own.ends, rows=rows, columns=columns, has_master=has_master)
+
+
+def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers, passes_s: Numbers) -> Numbers:
     """Seconds of one update of a stage's parameters; 0 where only adapters are trained.
 
     Arguments:
         held: parameters of a layer and of the ends, on one rank.
         layers: of a stage, in the mean.
+        passes_s: seconds of all forward and backward passes of the step.
     """
-    on = choices.machine
+    on, optimizer = choices.machine, choices.optimizer
     if choices.trainable != "all":
         return 0.0 * layers
-    if on.stack.is_eager and choices.optimizer.name in eager_optimizer.PASSES:
-        return eager_optimizer.step_s(choices, split, held, layers)
-    own = _own_parameters(choices, split, held, layers)
+    estimate_s = optimizer.extra_gradients * passes_s
+    if eager_optimizer.is_torchs(choices):
+        return eager_optimizer.step_s(choices, split, held, layers) + estimate_s
+    ends = held.embedding + has_both_ends(choices, split) * held.head
+    own = own_parameters(choices, split, layers * held.layer, layers * held.expert_layer, ends)
     if "optimizer" in choices.offload:
-        return own * (on.gradient_bytes + on.width) / choices.host_link.bandwidth_bytes_per_s
-    width = choices.model.d_model
-    step_bytes = choices.optimizer.moved_bytes(
-        1.0, rows=width, columns=width, has_master=on.has_master, param_bytes=on.width, grad_bytes=4
+        link_s = own.total * (on.gradient_bytes + on.width) / choices.host_link.bandwidth_bytes_per_s
+        return link_s + estimate_s
+    tensors = most(layers * _tensors_of_layer(choices.model) / (split.shards if choices.zero_stage else 1), 1)
+    flops_s = optimizer.flops_per_param * own.total / on.device.peak("float32")
+    memory_s = most(on.stream_s(_moved_bytes(choices, own)), flops_s)
+    update_s = on.time_s(Pass(memory_s=memory_s, kernels=optimizer.num_kernels(tensors)))
+    return update_s + _projection_s(choices, own.layers) + estimate_s
+
+
+def _moved_bytes(choices: Choices, own: Own) -> Numbers:
+    on, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
+    same = {"has_master": on.has_master, "param_bytes": on.width, "grad_bytes": 4}
+    clipping = _CLIPPING_BYTES * own.total
+    if not _has_shapes(optimizer):
+        return optimizer.moved_bytes(own.total, **same) + clipping
+    rows, columns = _shape_of_ends(optimizer, choices.model)
+    layers = optimizer.moved_bytes(own.layers, rows=width, columns=width, **same)
+    return layers + optimizer.moved_bytes(own.ends, rows=rows, columns=columns, **same) + clipping
+
+
+def _projection_s(choices: Choices, numbers: Numbers) -> Numbers:
+    """GaLore: two products for each matrix of a gradient, and its share of a decomposition."""
+    on, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
+    if optimizer.rank is None:
+        return 0.0
+    matrices = numbers / width**2
+    products_s = 2 * on.product_s(min(optimizer.rank, width), width, width, matrices, on.plain)
+    return products_s + optimizer.renewal_flops(numbers, rows=width, columns=width) / (
+        _DECOMPOSITION_SHARE * on.device.peak("float32")
     )
-    return on.stream_s(own * (step_bytes + _CLIPPING_BYTES))
 
 
-def _own_parameters(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
-    """Parameters that this rank updates: all it has, or with ZeRO its share."""
-    outside = held.embedding + has_both_ends(choices, split) * held.head
-    shards = split.shards if choices.zero_stage else split.shards * 0 + 1
-    expert_shards = split.expert_copies if choices.zero_stage else 1
-    return (layers * held.layer + outside) / shards + layers * held.expert_layer / expert_shards
+def _has_shapes(optimizer: Optimizer) -> bool:
+    """Whether what it keeps depends on the shapes of matrices."""
+    return optimizer.is_factored or optimizer.rank is not None
+
+
+def _shape_of_ends(optimizer: Optimizer, model: Transformer) -> tuple[int | None, int | None]:
+    """Embedding and head are one matrix each; GaLore leaves them in the full space."""
+    return (model.vocab_size, model.d_model) if optimizer.is_factored else (None, None)
+
+
+@lru_cache(maxsize=256)
+def _tensors_of_layer(model: Transformer) -> int:
+    """Tensors of a layer: its matrices, their biases, and the norms."""
+    matrices = sum(matrix.count for matrix in layer_matrices(model, is_expert_layer=model.experts is not None))
+    return matrices * (1 + model.has_bias) + 2 * (2 if model.norm == "layer" else 1)

@@ -148,7 +148,12 @@ class Optimizer:
         small = least(rows, columns)
         rank = least(self.rank, small)
         # To the small space and back, two FLOPs for each number and direction of it; now and then a new space.
-        return flops * rank / small + (4 * rank + _APPLY_FLOPS + 4 * small / self.renew_every) * params
+        renewal = self.renewal_flops(params, rows=rows, columns=columns)
+        return flops * rank / small + (4 * rank + _APPLY_FLOPS) * params + renewal
+
+    def renewal_flops(self, params: Numbers, *, rows: Numbers, columns: Numbers) -> Numbers:
+        """Of these, what a renewed space takes, spread over the steps between two of them."""
+        return 0 * params if self.rank is None else 4 * least(rows, columns) / self.renew_every * params
 
     def temporary_bytes(self, params: Numbers) -> Numbers:
         """Bytes that the step needs besides for a tensor of so many parameters: its update, in 32 bits."""

@@ -25,7 +25,7 @@ from lablib.plan.machine import Machine
 from lablib.plan.memory import CATEGORIES, stage_memory
 from lablib.plan.optimizers import Optimizer, find_optimizer
 from lablib.plan.parallel import Parallel, whole_number
-from lablib.plan.prediction import Prediction
+from lablib.plan.prediction import AXES, Prediction
 from lablib.plan.recompute import recompute_policy
 from lablib.plan.rules import Question, obstacles
 from lablib.plan.setup import Choices, Split
@@ -190,9 +190,7 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         hardware_flops=share * computed,
         peak_flops_per_s=machine.peak_flops_per_s,
         parts=parts_of(step),
-        communication={
-            name: tuple(getattr(step, name)[:2]) for name in ("tensor", "context", "expert", "data", "pipeline", "host")
-        },
+        communication={name: tuple(getattr(step, name)[:2]) for name in AXES},
         bubble_fraction=step.bubble_s / step.pipeline_s,
         memory=_stages(choices, split, step),
         memory_limit_bytes=device.memory_bytes - machine.losses.driver_bytes,
@@ -220,22 +218,24 @@ def _token_flops(model: Transformer, seq_len: int, recompute: str) -> float:
 def parts_of(step: Step) -> dict[str, float]:
     """The step as a sum, in the order of a waterfall: what the layers compute, then what is added to it.
 
-    What is computed a second time is one part, whatever it consists of.
+    Kernels that run a second time are one part. Communication is that of its axis, whichever pass it is for: the parts
+    of the axes and of the host's link are the exposed seconds of `Prediction.communication`, to the last digit.
     """
     again = step.repeated
-    kernels_s = again.compute_s + again.context_s + again.expert_s + again.tensor_s
+    kernels_s = again.compute_s + again.communication_s
     return {
         "products": step.products_s - again.product_s,
         "attention": step.attention_s - again.attention_s,
         "memory-bound kernels": step.memory_s - again.memory_s,
         "launches": step.launch_s - (step.recompute_s - kernels_s),
-        "recomputation": step.recompute_s,
-        "tensor axis": step.tensor.exposed_s - again.tensor_s,
-        "context axis": step.context.exposed_s - again.context_s,
-        "expert axis": step.expert.exposed_s - again.expert_s,
+        "recomputation": step.recompute_s - again.communication_s,
+        "tensor axis": step.tensor.exposed_s,
+        "context axis": step.context.exposed_s,
+        "expert axis": step.expert.exposed_s,
         "embedding, head, loss": step.ends_s,
         "bubble and messages": step.bubble_s,
-        "data axis": step.data.added_s,
+        "data axis": step.data.exposed_s,
+        "packing": step.data.copies_s,
         "host link": step.host.exposed_s,
         "optimizer": step.optimizer_s,
         "fixed": step.fixed_s,

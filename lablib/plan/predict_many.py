@@ -28,7 +28,8 @@ from lablib.plan.losses import Losses
 from lablib.plan.memory import peak_bytes
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import choices_of
-from lablib.plan.predictions import AXES, NUMBERS, OUTSIDE, SPLIT, Column, Predictions
+from lablib.plan.prediction import AXES
+from lablib.plan.predictions import NUMBERS, OUTSIDE, SPLIT, Column, Predictions
 from lablib.plan.rules import RULES, Question
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import step_of

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+AXES = ("tensor", "context", "expert", "data", "pipeline", "host")  # of communication
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -11,7 +11,6 @@ from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.plan.rules import RULES, Question
 
-AXES = ("tensor", "context", "expert", "data", "pipeline")
 NUMBERS = (
     *("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "chunks", "replicas"),
     *("micro_batch", "batch", "seq_len"),

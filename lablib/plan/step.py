@@ -116,7 +116,7 @@ def step_of(choices: Choices, split: Split) -> Step:
     data = data_axis(
         choices, split, pieces.held, layers, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s
     )
-    optimizer_s = optimizer_step_s(choices, split, pieces.held, layers)
+    optimizer_s = optimizer_step_s(choices, split, pieces.held, layers, pipe.makespan_s)
 
     work = pieces.layer
     passes = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, layer.again, strict=True)]

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib.hardware import CLUSTERS
+from lablib.models.published import find_transformer
+from lablib.models.transformer_sizes import transformer_parameters
+from lablib.plan import NONE, Parallel, predict
 from lablib.plan.gradient_compression import COMPRESSIONS, find_compression
 
 
@@ -95,6 +99,19 @@ def test_powersgd_multiplies_the_matrix_three_times():
     method = replace(find_compression("powersgd"), rank=2)
     products = 3 * 2 * 100 * 60 * 2  # M Q, its transpose with P, P with Q's transpose
     assert method.flops(6000, rows=100, columns=60) == pytest.approx(products + 2 * 100 * 2**2)
+
+
+def packing_s(rank: int) -> float:
+    method = replace(find_compression("powersgd"), rank=rank)
+    split = Parallel(data=8)
+    return predict("llama-2-7b", "dgx-a100", split, 8, losses=NONE, compression=method).parts["packing"]
+
+
+def test_powersgds_products_take_their_time():
+    # The bytes of the factors are next to nothing: a high rank is slow by its FLOPs, in 32 bits.
+    layers = transformer_parameters(find_transformer("llama-2-7b")).layers
+    rate = CLUSTERS["dgx-a100"].device.matmul_rate("float32")
+    assert packing_s(512) > 6 * 512 * layers / rate > 2 * packing_s(2) > 0
 
 
 def test_error_feedback_keeps_a_number_for_each_gradient_and_for_each_sum_that_a_rank_owns():

@@ -232,8 +232,10 @@ def test_activations_on_the_host_free_memory_and_take_its_link():
 def test_what_is_computed_again_is_a_part_of_its_own():
     none, full = gpt3(recompute="none"), gpt3(recompute="full")
     assert none.parts["recomputation"] == 0
-    assert full.parts["recomputation"] == pytest.approx(full.step_time_s - none.step_time_s, rel=0.15)
-    for name in ("products", "attention", "memory-bound kernels", "tensor axis"):
+    messages_s = full.parts["tensor axis"] - none.parts["tensor axis"]  # what is sent again is communication
+    again_s = full.parts["recomputation"] + messages_s
+    assert messages_s > 0 and again_s == pytest.approx(full.step_time_s - none.step_time_s, rel=0.15)
+    for name in ("products", "attention", "memory-bound kernels"):
         assert full.parts[name] == pytest.approx(none.parts[name], rel=1e-9)
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED
 from lablib.plan import NONE, Predictions, predict, predict_many
-from lablib.plan.predictions import AXES, Column
+from lablib.plan.prediction import AXES
+from lablib.plan.predictions import Column
 from lablib.plan.rules import CHUNKED, RULES
 
 NUMBERS = {

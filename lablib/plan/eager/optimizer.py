@@ -22,6 +22,7 @@ from lablib.cost.arrays import Numbers, ceil_div, most
 from lablib.models.transformer_sizes import layer_matrices
 from lablib.plan.held import Held
 from lablib.plan.machine import Machine
+from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.setup import Choices, Split
 
 _ADAM = (2, 3, 2, 4, 2, 2, 2, 4)
@@ -34,6 +35,12 @@ _NUMBERS_A_LAUNCH = 320 * 65536
 def state_width(on: Machine) -> int:
     """Bytes of a number of the masters and of the moments: those of the parameters that it updates without."""
     return 4 if on.has_master else on.shard_width
+
+
+def is_torchs(choices: Choices) -> bool:
+    """Whether the step is one of torch's own: an eager stack's, with a record of the catalogue as it is."""
+    name = choices.optimizer.name
+    return choices.machine.stack.is_eager and name in PASSES and choices.optimizer == OPTIMIZERS[name]
 
 
 def state_bytes(choices: Choices) -> float:

@@ -10,6 +10,7 @@ from lablib.cost.arrays import Numbers
 from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.eager.memory import Moment, Stage, backward_moments, largest, optimizer_moment, stage_of
 from lablib.plan.eager.sharded import sharded_moments
+from lablib.plan.optimizer_step import Own, state_bytes
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step
 
@@ -23,6 +24,7 @@ def peak(
     numbers, expert = stage.gradient / on.width, layers * step.held.expert_layer
     own = eager_optimizer.own_numbers(choices, split, numbers - expert, expert) if choices.zero_stage else numbers
     is_sharded, trains = choices.zero_stage == 3, choices.trainable == "all"
+    whole = stage
     if not trains and not is_sharded:
         stage = stage._replace(layer_gradient=0.0, head_gradient=0.0, embedding_gradient=0.0, tied=0.0, last_weight=0.0)
     found = largest(_moments(choices, split, stage, numbers, own, in_flight))
@@ -31,7 +33,7 @@ def peak(
     return (
         (own * on.shard_width if is_sharded else numbers * on.width) + found.parameter,
         found.gradient,
-        own * eager_optimizer.state_bytes(choices) * (trains and "optimizer" not in choices.offload),
+        _state_bytes(choices, whole, own, numbers) * (trains and "optimizer" not in choices.offload),
         found.activation,
         found.communication + buckets,
         found.other,
@@ -51,5 +53,19 @@ def _moments(
         moments = backward_moments(stage, in_flight, m)
     if choices.trainable == "all" and "optimizer" not in choices.offload:
         gradients = (own if is_sharded else numbers) * eager_optimizer.state_width(choices.machine)
-        moments.append(optimizer_moment(stage, gradients, own * eager_optimizer.temporary_bytes(choices)))
+        moments.append(optimizer_moment(stage, gradients, _temporary_bytes(choices, own)))
     return moments
+
+
+def _state_bytes(choices: Choices, stage: Stage, own: Numbers, numbers: Numbers) -> Numbers:
+    """The optimizer's own: torch's at the width of its parameters, any other as optimizers.py has it."""
+    if eager_optimizer.is_torchs(choices):
+        return own * eager_optimizer.state_bytes(choices)
+    ends = (stage.head_gradient + stage.embedding_gradient) / choices.machine.width * own / numbers
+    return state_bytes(choices, Own(own - ends, ends))
+
+
+def _temporary_bytes(choices: Choices, own: Numbers) -> Numbers:
+    if eager_optimizer.is_torchs(choices):
+        return own * eager_optimizer.temporary_bytes(choices)
+    return choices.optimizer.temporary_bytes(own)
