@@ -1,10 +1,10 @@
-"""Worker processes as torchrun starts them: its elastic agent, on this machine, with a rendezvous on loopback.
+"""Worker processes as torchrun starts them: its elastic agent, on this machine, with a rendezvous of our own.
 
 The agent gives each worker the environment that `torchrun` would (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT, ...), keeps the store at which they meet, and notices their deaths. It runs in a thread of this process and
-never restarts a worker (`max_restarts=0`): a program that lost a rank is over.
+MASTER_PORT, ...) and notices their deaths. It runs in a thread of this process and never restarts a worker
+(`max_restarts=0`): a program that lost a rank is over. Nothing of it listens (see rendezvous.py).
 
-Simplified: one machine. For several, `torchrun` itself is the launcher.
+Simplified: one machine. For several, `torchrun` itself is the launcher (docs/security.md says what it opens).
 """
 
 import logging
@@ -12,20 +12,25 @@ import os
 import signal
 import sys
 import threading
-import uuid
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 import lablib
+from lablib.real.rendezvous import LOOPBACK, OneMachine
 
 _THREAD = "lablib-elastic-agent"
-# Loopback by name: a laptop's host name often resolves to nothing. The profiler's own log lines are not for users.
-_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "KINETO_LOG_LEVEL": "99"}
+_LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+# Loopback, also where the user's environment names an interface for runs on several machines: nothing of a launch is
+# to be reached from outside. Connections are made at once, so that they can be checked (peers.py).
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
+    "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
+    "TORCH_GLOO_LAZY_INIT": "0",
+    "KINETO_LOG_LEVEL": "99",  # the profiler's own log lines are not for users
+}
 # What a worker does first. It writes to files from then on, so that an import that fails can be read (see capture.py).
 _START = """
 import os, sys
@@ -34,11 +39,10 @@ for descriptor, stream in (1, "stdout"), (2, "stderr"):
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, descriptor)
     os.close(file)
-for name, value in {environment!r}.items():
-    os.environ.setdefault(name, value)
+os.environ.update({environment!r})
 sys.path.append({root!r})
 from lablib.real.worker import main
-main({address!r})
+main({address!r}, os.path.join({directory!r}, "store"))
 """
 
 
@@ -48,31 +52,21 @@ class Agent:
     Args:
         ranks: how many workers to start.
         address: the socket path at which they report to the launcher.
-        directory: where their output is kept (see capture.py), and what else the agent writes.
+        directory: where their output (see capture.py) and the file in which they meet are kept; what the agent writes.
     """
 
     def __init__(self, ranks: int, address: str, directory: Path):
         self._directory = directory
         root = str(Path(lablib.__file__).resolve().parents[1])
         code = _START.format(directory=str(directory), environment=_ENVIRONMENT, root=root, address=address)
-        # c10d on port 0 is what `torchrun --standalone` uses: the store takes a free port.
-        parameters = RendezvousParameters(
-            backend="c10d",
-            endpoint="127.0.0.1:0",
-            run_id=uuid.uuid4().hex,
-            min_nodes=1,
-            max_nodes=1,
-            local_addr="127.0.0.1",
-            is_host=True,
-        )
         spec = WorkerSpec(
             role="lablib",
             local_world_size=ranks,
-            rdzv_handler=rendezvous_registry.get_rendezvous_handler(parameters),
+            rdzv_handler=OneMachine(),
             entrypoint=sys.executable,
             args=("-P", "-c", code),
             max_restarts=0,
-            local_addr="127.0.0.1",
+            local_addr=LOOPBACK,
         )
         self._agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(directory / "agent")))
         self._result: RunResult | None = None

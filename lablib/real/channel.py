@@ -5,7 +5,7 @@ straight from their memory and received straight into new tensor memory.
 
     | number of frames: u64 | size of each frame: u64 ... | pickle | buffer 1 | buffer 2 | ...
 
-Both ends are processes of one user on one machine (a Unix socket in a private directory), so a pickle is trusted.
+Both ends are processes of one user on one machine, which each of them checks (private.py), so a pickle is trusted.
 """
 
 import pickle
@@ -15,6 +15,8 @@ import threading
 from typing import Any
 
 import torch
+
+from lablib.real.private import is_own_user
 
 
 class Channel:
@@ -26,9 +28,11 @@ class Channel:
 
     @staticmethod
     def connect(address: str) -> "Channel":
-        """The connection to whoever listens at this socket path. Raises OSError when nobody does."""
+        """The connection to whoever listens at this socket path. Raises OSError when nobody of this user does."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(address)
+        if not is_own_user(connection):
+            raise PermissionError(f"another user listens at {address}")
         return Channel(connection)
 
     def fileno(self) -> int:

@@ -9,14 +9,13 @@ GPU has finished everything when a program ends), so its world stays and only th
 """
 
 import os
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-_MEETING_TIMEOUT = timedelta(seconds=60)
+from lablib.real.peers import check_new_groups
+from lablib.real.rendezvous import MeetingFile
 
 
 class Groups:
@@ -25,15 +24,14 @@ class Groups:
     Args:
         backend: "gloo" or "nccl".
         device: the rank's device.
+        meeting: where the ranks find each other.
     """
 
-    def __init__(self, backend: str, device: torch.device):
-        self._backend, self._device = backend, device
+    def __init__(self, backend: str, device: torch.device, meeting: MeetingFile):
+        self._backend, self._device, self._meeting = backend, device, meeting
         self._rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # The elastic agent keeps the store (TORCHELASTIC_USE_AGENT_STORE), so no rank has to be its master.
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._store = TCPStore(address, port, is_master=False, timeout=_MEETING_TIMEOUT)
-        self._generation = 0
+        if backend == "gloo":  # NCCL asks every caller for a secret number that stands in the store
+            check_new_groups()
 
     def renew(self) -> None:
         """Leave only a default group, as good as new. Communicates: every rank calls it at the same point.
@@ -48,10 +46,9 @@ class Groups:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._generation += 1
         dist.init_process_group(
             self._backend,
-            store=PrefixStore(f"lablib/{self._generation}", self._store),
+            store=self._meeting.next_generation(),
             rank=self._rank,
             world_size=self._ranks,
             device_id=self._device if self._backend == "nccl" else None,  # named: NCCL connects now, not at first use

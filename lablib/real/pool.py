@@ -7,11 +7,8 @@ is well: an exception, a death, a timeout or an interrupt ends the whole pool, a
 
 import contextlib
 import selectors
-import shutil
 import socket
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from lablib.errors import WorkerError
@@ -21,6 +18,7 @@ from lablib.real.channel import Channel
 from lablib.real.failure import Death, failure_error, timeout_error
 from lablib.real.gpus import Environment
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
+from lablib.real.private import PrivateFolder, is_own_user
 
 _START_TIMEOUT_S = 180.0  # importing torch from a cold disk, on a busy machine
 _RESET_TIMEOUT_S = 10.0  # a program that left communication open can block its groups' end; then a new pool is quicker
@@ -50,7 +48,7 @@ class Pool:
     def __init__(self, backend: str, environments: list[Environment]):
         self.ranks = len(environments)
         self.is_alive = True
-        self._directory = Path(tempfile.mkdtemp(prefix="lablib-"))
+        self._folder = PrivateFolder()
         self._agent: Agent | None = None
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
@@ -98,18 +96,15 @@ class Pool:
             self._outputs.close()
         if self._agent is not None:
             self._agent.wait(_END_TIMEOUT_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._folder.remove()
 
     # ---- starting ----
 
     def _start(self, backend: str, environments: list[Environment]) -> None:
-        address = str(self._directory / "socket")
         deadline = time.monotonic() + _START_TIMEOUT_S
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(address)
-            listener.listen(self.ranks)
+        with self._folder.listen(self.ranks) as listener:
             listener.settimeout(0.1)
-            self._agent = Agent(self.ranks, address, self._directory)
+            self._agent = Agent(self.ranks, self._folder.address, self._folder.path)
             while len(self._channels) < self.ranks:
                 if self._agent.has_ended or time.monotonic() > deadline:
                     raise WorkerError(self._start_error(self._agent))
@@ -118,14 +113,17 @@ class Pool:
                 except TimeoutError:
                     continue
                 self._welcome(connection)
-        self._outputs = Outputs(self._directory, self.ranks)
-        shutil.rmtree(self._directory)  # whatever happens from here, nothing stays on disk
+        self._outputs = Outputs(self._folder.path, self.ranks)
+        self._folder.remove()  # whatever happens from here, nothing stays on disk
         for rank, channel in self._channels.items():
             self._selector.register(channel, selectors.EVENT_READ, rank)
             channel.send(Setup(backend, environments[rank]))
         self._await_ready(deadline - time.monotonic())
 
     def _welcome(self, connection: socket.socket) -> None:
+        if not is_own_user(connection):
+            connection.close()
+            return
         connection.setblocking(True)  # on macOS it starts as the listener is
         channel = Channel(connection)
         hello: Hello = channel.receive()

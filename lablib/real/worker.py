@@ -27,22 +27,24 @@ from lablib.real.lifetime import die_with_parent
 from lablib.real.measure import measure
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.pickling import Packed, pack, unpack
+from lablib.real.rendezvous import MeetingFile
 
 # How gloo, NCCL and the store say that another rank is gone: a consequence, never the cause of a failure.
 _LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process exited")
 
 
-def main(address: str) -> None:
-    """Serve the launcher that listens at this socket path until it goes. Does not return."""
+def main(address: str, meeting_file: str) -> None:
+    """Serve the launcher that listens at this socket path until it goes; ranks meet in the file. Does not return."""
     die_with_parent()
     faulthandler.enable(all_threads=False)  # a crash in C code then says where, on stderr, which the launcher reads
+    meeting = MeetingFile(meeting_file)
     channel = Channel.connect(address)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     channel.send(Hello(rank, os.getpid()))
     setup: Setup = channel.receive()
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, inbox), daemon=True).start()
-    Worker(channel, inbox, setup, rank, ranks).serve()
+    Worker(channel, inbox, setup, meeting, rank, ranks).serve()
 
 
 def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]") -> None:
@@ -69,7 +71,15 @@ def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
 class Worker:
     """The main thread of a rank."""
 
-    def __init__(self, channel: Channel, inbox: "queue.SimpleQueue[Any]", setup: Setup, rank: int, ranks: int):
+    def __init__(
+        self,
+        channel: Channel,
+        inbox: "queue.SimpleQueue[Any]",
+        setup: Setup,
+        meeting: MeetingFile,
+        rank: int,
+        ranks: int,
+    ):
         self._channel, self._inbox, self._rank = channel, inbox, rank
         self._capture = Capture()
         os.environ.update(setup.environment)
@@ -79,7 +89,7 @@ class Worker:
             torch.cuda.set_device(device)
         self._on_gpu = device.type == "cuda"
         self._state = FreshState(rank, ranks, device)
-        self._groups = Groups(setup.backend, device)
+        self._groups = Groups(setup.backend, device, meeting)
 
     def serve(self) -> None:
         """Run programs for ever; the listening thread ends the process."""

@@ -1,0 +1,125 @@
+"""Other users of this machine: none takes the place of a rank.
+
+gloo's ranks connect over loopback, where every user of the machine may connect too. The rank that listens asks a caller
+for a small number and for nothing else, and what a rank receives may be unpickled (`all_gather_object`). So whenever a
+group has been made, and before anything is received in it, each rank looks up in the kernel's table of connections who
+stands at the other end; a group that a stranger has called is not used. He can end a launch in this way, and no more.
+
+    sl  local_address rem_address   st tx_queue:rx_queue tr:tm->when retrnsmt   uid  timeout inode     /proc/net/tcp
+     0: 0100007F:9281 00000000:0000 0A ...                                     1000 ...     31245
+
+Root is trusted, as everywhere. Linux alone: elsewhere there is no such table, and docs/security.md says what follows.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d as c10d
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_OPEN_FILES = Path("/proc/self/fd")
+_ESTABLISHED, _LISTEN = "01", "0A"
+_IPV4_IN_IPV6 = "0000000000000000FFFF0000"
+_LOOKS, _BETWEEN_S = 5, 0.05  # the table is not one moment: a connection just made can be missing at its other end
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A line of the table. Addresses are "0100007F:9281", in the kernel's words."""
+
+    local: str
+    remote: str
+    state: str
+    uid: int
+    inode: str
+
+
+def check_new_groups() -> None:
+    """From now on, every process group that this process makes is checked. Call it once."""
+    make = c10d._new_process_group_helper
+
+    def make_and_check(group_size: int, *args: Any, **kwargs: Any) -> Any:
+        before = listening()
+        group, store = made = make(group_size, *args, **kwargs)
+        if addresses := listening() - before:
+            assert group is not None
+            check_callers(addresses)
+            _wait_for_all(store, group_size)
+        return made
+
+    c10d._new_process_group_helper = make_and_check
+
+
+def check_callers(addresses: set[str]) -> None:
+    """Look who has connected to these addresses, at which this process listens.
+
+    Raises:
+        PermissionError: another user of this machine.
+    """
+    for _ in range(_LOOKS):
+        strange = strangers(list(connections()), addresses)
+        if not strange:
+            return
+        time.sleep(_BETWEEN_S)
+    raise PermissionError(
+        f"a connection to this rank must come from a process of its own user (id {os.geteuid()}): {strange[0]}; "
+        "another user of this machine has interfered, so the launch ends; ask who that is, then launch again"
+    )
+
+
+def strangers(table: Sequence[Connection], addresses: set[str]) -> list[str]:
+    """Who has called these addresses and is not this user (or root), in words."""
+    callers = {(c.local, c.remote): c for c in table}
+    found = []
+    for mine in table:
+        if mine.local in addresses and mine.state != _LISTEN:
+            caller = callers.get((mine.remote, mine.local))
+            if caller is None or caller.state != _ESTABLISHED:
+                found.append("one came from a process that has gone")
+            elif caller.uid not in (os.geteuid(), 0):
+                found.append(f"one came from user id {caller.uid}")
+    return found
+
+
+def listening() -> set[str]:
+    """The addresses at which this process listens. Empty where the kernel has no table."""
+    if not _OPEN_FILES.is_dir():
+        return set()
+    own = {f"{link[8:-1]}" for link in _links() if link.startswith("socket:[")}
+    return {c.local for c in connections() if c.state == _LISTEN and c.inode in own}
+
+
+def connections() -> Iterator[Connection]:
+    """The TCP sockets of this machine."""
+    for table in _TABLES:
+        if table.exists():
+            for line in table.read_text().splitlines()[1:]:
+                _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+                yield Connection(_plain(local), _plain(remote), state, int(uid), inode)
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address that an IPv6 socket uses, as an IPv4 socket has it."""
+    return address.removeprefix(_IPV4_IN_IPV6)
+
+
+def _links() -> Iterator[str]:
+    for entry in os.listdir(_OPEN_FILES):
+        try:
+            yield os.readlink(_OPEN_FILES / entry)
+        except OSError:  # the listing's own descriptor
+            continue
+
+
+def _wait_for_all(store: Store, size: int) -> None:
+    """Return when all members of a group have come here: until then none sends, and none leaves."""
+    meeting, place = divmod(store.add("lablib/checked", 1) - 1, size)
+    if place == size - 1:
+        store.set(f"lablib/all checked/{meeting}", "")
+    else:
+        store.wait([f"lablib/all checked/{meeting}"])

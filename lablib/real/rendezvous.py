@@ -1,0 +1,93 @@
+"""Where ranks of one machine meet: in a file and in memory, so that nothing listens and nothing of others is read.
+
+torchrun's own meeting places are TCP stores. They listen on every interface and ask nobody who he is, and its
+rendezvous unpickles what stands in them: whoever reaches the port runs code as this user. One machine needs none of it.
+
+    the elastic agent     a store in this process's memory; its one node is always complete
+    the ranks             a `FileStore` on a file that only this user can open, and that soon has no name (see pool.py)
+    a program's own       `init_process_group()` finds that file as well: `env://` leads to it inside a rank
+
+MASTER_ADDR and MASTER_PORT name a free port of loopback, for programs that open a store there themselves.
+"""
+
+import importlib
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+LOOPBACK = "127.0.0.1"
+_OPEN_FILES = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+_TIMEOUT = timedelta(seconds=60)
+
+
+class OneMachine(RendezvousHandler):
+    """The elastic agent's rendezvous of a single node: it is there at once, and nobody can join."""
+
+    def __init__(self) -> None:
+        self._run_id = uuid.uuid4().hex
+
+    def get_backend(self) -> str:
+        return "one-machine"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, _free_port()))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class MeetingFile:
+    """The store of a rank.
+
+    Args:
+        path: a file of this user alone, the same for all ranks. Its name may be removed once all have opened it.
+    """
+
+    def __init__(self, path: str):
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        # The store opens the file at every call, by the name that an open file has: it needs no other.
+        self._store = FileStore(f"{_OPEN_FILES}/{self._file}", -1)
+        self._store.set_timeout(_TIMEOUT)
+        self._generation = self._meetings = 0
+        importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers["env"] = self._env_rendezvous
+
+    def next_generation(self) -> Store:
+        """A store in which nothing stands yet. Every rank calls it equally often."""
+        self._generation += 1
+        self._meetings = 0
+        return PrefixStore(f"lablib/{self._generation}", self._store)
+
+    def _env_rendezvous(self, url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
+        """What `init_process_group()` asks: the store, which rank this is, of how many."""
+        said = parse_qs(urlparse(url).query)
+        rank, world_size = (int((said.get(key) or [os.environ[key.upper()]])[0]) for key in ("rank", "world_size"))
+        self._meetings += 1
+        master = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        store = PrefixStore(f"lablib/{self._generation}/own/{self._meetings}/{master}", self._store)
+        store.set_timeout(timeout)
+        yield store, rank, world_size
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
