@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """Nobody in: a launch opens nothing to other machines; another user of this one cannot enter, and is not believed."""
 
 import contextlib
