@@ -1,10 +1,15 @@
-"""The random state a rank starts with: different on every rank, as in fresh processes, but repeatable.
+"""What a rank starts with, whatever the notebook has: random generators, and the number of threads.
+
+Random generators: different on every rank, as in fresh processes, but repeatable.
 
 A new process seeds torch's CPU generator, Python's `random` and numpy from the operating system, so unseeded ranks
 draw different numbers, and different ones on every run. Here each is seeded from the rank instead: ranks still
 differ, and the same program repeats. (A CUDA generator starts from one constant on every rank; it is left alone.)
 
 Both the simulator and the real workers call this before every launch: the same program draws the same numbers on each.
+
+Threads: one, as torchrun sets for several ranks of a machine (OMP_NUM_THREADS=1). A sum over many numbers is split by
+the number of threads, so its last bits depend on it; with one, a program computes the same on a laptop and on a server.
 """
 
 import random
@@ -19,3 +24,9 @@ def seed_rank(rank: int) -> None:
     torch.default_generator.manual_seed(seeds.getrandbits(63))
     numpy.random.seed(seeds.getrandbits(32))
     random.seed(seeds.getrandbits(64))
+
+
+def compute_with_one_thread() -> None:
+    """Have torch compute with one thread in the calling thread. Others that compute already keep their number."""
+    torch.get_num_threads()  # a thread's first question sets its number to the process's: then it is set to stay
+    torch.set_num_threads(1)

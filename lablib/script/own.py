@@ -1,107 +1,38 @@
-"""What Python keeps once for the process and a script expects for itself: each a belonging of a rank.
+"""What a script expects to find for itself: the settings with which each of its ranks begins, and its output.
 
-    Interpreter     sys.argv, sys.path, sys.stderr
-    Logging         the root logger and the loggers under it: `basicConfig(level=...)` differs by rank in many scripts
-    WorkingFolder   os.getcwd()
-    MatmulPrecision float32 products in TF32 or not, deterministic algorithms
-
-Each is made from what the process has when the run begins, and `put` and `take` swap it with the rank's turn.
+Everything that Python and torch keep once for the process is a rank's own in every simulation (lablib/owners). A script
+begins with other states of some: its arguments, its folder on the import path, its standard error, and a logging that
+nobody has configured yet (`basicConfig(level=...)` differs by rank in many scripts). Loggers that libraries made before
+stay the host's.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-import torch
+from lablib.owners.logs import logging_state
 
 
-class Interpreter:
-    """A rank's arguments, import path and standard error.
+def begins_with(argv: Sequence[str], folder: str, stderr: TextIO) -> dict[str, Any]:
+    """The states of a rank's owners, by name.
 
     Args:
         argv: the script and its arguments.
         folder: the script's, first on the path.
         stderr: where the rank's messages go.
     """
-
-    def __init__(self, argv: Sequence[str], folder: str, stderr: TextIO):
-        self._argv, self._stderr = list(argv), stderr
-        self._path = [folder, *sys.path[1:]] if sys.path and sys.path[0] == "" else [folder, *sys.path]
-
-    def put(self) -> None:
-        self._host = (sys.argv, sys.path, sys.stderr)
-        sys.argv, sys.path, sys.stderr = self._argv, self._path, self._stderr
-
-    def take(self) -> None:
-        self._argv, self._path, self._stderr = sys.argv, sys.path, sys.stderr
-        sys.argv, sys.path, sys.stderr = self._host
-
-
-class Logging:
-    """A rank's own loggers. Those that libraries made before stay the host's."""
-
-    def __init__(self) -> None:
-        self._root: Any = logging.RootLogger(logging.WARNING)
-        self._manager = logging.Manager(self._root)
-
-    def put(self) -> None:
-        self._host = (logging.root, logging.Logger.manager)
-        self._set(self._root, self._manager)
-
-    def take(self) -> None:
-        self._set(*self._host)
-
-    @staticmethod
-    def _set(root: Any, manager: logging.Manager) -> None:
-        logging.root = logging.Logger.root = root
-        logging.Logger.manager = manager
-
-
-class WorkingFolder:
-    """A rank's working folder; `os.chdir` on one rank leaves the others where they are."""
-
-    def __init__(self) -> None:
-        self._host = self._own = os.getcwd()
-
-    def put(self) -> None:
-        if self._own != self._host:
-            os.chdir(self._own)
-
-    def take(self) -> None:
-        self._own = os.getcwd()
-        if self._own != self._host:
-            os.chdir(self._host)
-
-
-class MatmulPrecision:
-    """How a rank multiplies float32 (which the cost model reads), and whether it insists on determinism."""
-
-    def __init__(self) -> None:
-        self._precision = torch.get_float32_matmul_precision()
-        self._deterministic = torch.get_deterministic_debug_mode()
-
-    def put(self) -> None:
-        self._host = (torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode())
-        self._set(self._precision, self._deterministic)
-
-    def take(self) -> None:
-        self._precision, self._deterministic = (
-            torch.get_float32_matmul_precision(),
-            torch.get_deterministic_debug_mode(),
-        )
-        self._set(*self._host)
-
-    @staticmethod
-    def _set(precision: str, deterministic: int) -> None:
-        if torch.get_float32_matmul_precision() != precision:
-            torch.set_float32_matmul_precision(precision)
-        if torch.get_deterministic_debug_mode() != deterministic:
-            torch.set_deterministic_debug_mode(deterministic)
+    path = [folder, *sys.path[1:]] if sys.path and sys.path[0] == "" else [folder, *sys.path]
+    root: Any = logging.RootLogger(logging.WARNING)
+    return {
+        "sys.argv": (list(argv), tuple(argv)),
+        "sys.path": (path, tuple(path)),
+        "error stream and input": (stderr, sys.stdin),
+        "logging": logging_state(root, logging.Manager(root)),
+    }
 
 
 class Output(io.StringIO):

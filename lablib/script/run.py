@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
-
-import torch
+from typing import TextIO
 
 from lablib.errors import LaunchError
 from lablib.hardware import Cluster, find_cluster
@@ -24,7 +22,7 @@ from lablib.script.backends import answer_backends
 from lablib.script.cuda import answer_cuda
 from lablib.script.devices import DeviceCalls, answer_hooks
 from lablib.script.modules import HostModules, Modules
-from lablib.script.own import Interpreter, Logging, MatmulPrecision, Output, WorkingFolder
+from lablib.script.own import Output, begins_with
 from lablib.script.patches import Patches
 from lablib.script.placement import Placement
 from lablib.script.process import Process
@@ -98,8 +96,6 @@ class Script:
         """What the ranks share: replaced functions, and the host's modules out of sight."""
         folder = script_folder(self.path)
         with ExitStack() as stack:
-            flags = _torch_flags()
-            stack.callback(_restore_flags, flags)
             hidden = stack.enter_context(HostModules(folder))
             patches = stack.enter_context(Patches())
             for answer in (answer_cuda, answer_hooks, answer_backends, answer_python):
@@ -107,13 +103,8 @@ class Script:
             for rank in ranks:
                 output = Output(self._show if rank.rank == 0 else None)
                 rank.stdout = output
-                rank.belongings += [
-                    Modules(hidden.finder, self._mains[rank.rank]),
-                    Interpreter(self._argv, folder, output),
-                    Logging(),
-                    WorkingFolder(),
-                    MatmulPrecision(),
-                ]
+                rank.belongings.append(Modules(hidden.finder, self._mains[rank.rank]))
+                rank.begins_with = begins_with(self._argv, folder, output)
                 first = cluster.node(rank.rank) * cluster.devices_per_node
                 self.processes.append(
                     Process(
@@ -138,14 +129,3 @@ class Script:
         process.calls = DeviceCalls(process)
         with process.placement, process.calls:
             yield
-
-
-def _torch_flags() -> dict[str, Any]:
-    """Switches of torch's that scripts set and that hold for the process."""
-    cudnn = torch.backends.cudnn
-    return {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic, "allow_tf32": cudnn.allow_tf32}
-
-
-def _restore_flags(flags: dict[str, Any]) -> None:
-    for name, value in flags.items():
-        setattr(torch.backends.cudnn, name, value)

@@ -1,14 +1,17 @@
 """What one simulated rank has for itself, and how it is put in place when the rank's turn begins.
 
 A process has its own default process group, its own random generators, its own environment, its own output. Ranks
-here are threads of one process, so what torch and Python keep once for the process is swapped on every turn:
+here are threads of one process, so what torch and Python keep once for the process is swapped on every turn. Each is a
+*belonging* of the rank, with `put` (its turn begins) and `take` (it ends):
 
-    torch.distributed's world      its process groups, their names and counters
-    random states                  torch's CPU generator, Python's `random`, numpy's
-    os.environ                     RANK, LOCAL_RANK, ... and whatever the rank sets
-    sys.stdout                     one buffer a rank
+    Attribute      torch.distributed's world (its process groups, their names and counters); os.environ (RANK,
+                   LOCAL_RANK, ... and whatever the rank sets); sys.stdout, one buffer a rank
+    RandomStates   torch's CPU generator, Python's `random`, numpy's (random_state.py)
+    OwnSettings    default dtype, determinism, working directory, logging, ... (own_settings.py, lablib/owners)
+    ModuleState    what context managers of torch change in its modules (module_state.py)
 
-Grad mode, autocast and dispatch modes are per thread already. Everything is restored when the run ends.
+Grad mode, autocast, dispatch modes and the number of threads are per thread already; a rank computes with one thread.
+The process has belongings of the same kinds, and puts them when the run ends.
 """
 
 import io
@@ -20,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from lablib.rank_state import seed_rank
+from lablib import owners
+from lablib.rank_state import compute_with_one_thread, seed_rank
 from lablib.run import COMPUTE, Span
+from lablib.sim.module_state import ModuleState
 from lablib.sim.pending import Pending
 from lablib.sim.port import Port
 from lablib.sim.random_state import RandomStates
@@ -57,39 +62,53 @@ class World(c10d._World):
         self._group_count = value
 
 
-class ProcessState:
-    """What the host process has in those places; `restore` puts it back after the run."""
-
-    def __init__(self) -> None:
-        self.world = c10d._world
-        self.environ = os.environ._data  # type: ignore[attr-defined]
-        self.stdout = sys.stdout
-        self.excepthook = sys.excepthook
-        self.random = RandomStates()
-        self.dtype = torch.get_default_dtype()
-
-    def restore(self, ranks: "Sequence[Rank]") -> None:
-        c10d._world = self.world
-        os.environ._data = self.environ  # type: ignore[attr-defined]
-        # Setting a variable also sets it for child processes, which do not ask os.environ.
-        for key in {key for rank in ranks for key, _ in rank.environ.items() ^ self.environ.items()}:
-            if key in self.environ:
-                os.putenv(key, self.environ[key])
-            else:
-                os.unsetenv(key)
-        sys.stdout = self.stdout
-        # init_process_group installs a hook that prints the rank in front of every uncaught error.
-        sys.excepthook = self.excepthook
-        self.random.put()
-        torch.set_default_dtype(self.dtype)
-
-
 class Belonging(Protocol):
     """Something that a process would have for itself: `put` it in place when the rank's turn begins, `take` it away."""
 
     def put(self) -> None: ...
 
     def take(self) -> None: ...
+
+
+class Attribute:
+    """A belonging that is an attribute of something: the rank's value of it, whatever the rank makes of it."""
+
+    def __init__(self, holder: Any, name: str, value: Any):
+        self._holder, self._name, self._value = holder, name, value
+
+    def put(self) -> None:
+        setattr(self._holder, self._name, self._value)
+
+    def take(self) -> None:
+        self._value = getattr(self._holder, self._name)
+
+
+class ProcessState:
+    """What the host process has in those places; `restore` puts it back after the run."""
+
+    def __init__(self) -> None:
+        self._environ: dict = os.environ._data  # type: ignore[attr-defined]
+        self._settings = owners.taken(owners.OF_THE_PROCESS)
+        self._threads = torch.get_num_threads()
+        self._belongings: list[Belonging] = [
+            Attribute(c10d, "_world", c10d._world),
+            Attribute(os.environ, "_data", self._environ),
+            Attribute(sys, "stdout", sys.stdout),
+            RandomStates(),
+            ModuleState(is_rank=False),
+        ]
+
+    def restore(self, ranks: "Sequence[Rank]") -> None:
+        for belonging in self._belongings:
+            belonging.put()
+        # Setting a variable also sets it for child processes, which do not ask os.environ.
+        for key in {key for rank in ranks for key, _ in rank.environ.items() ^ self._environ.items()}:
+            if key in self._environ:
+                os.putenv(key, self._environ[key])
+            else:
+                os.unsetenv(key)
+        torch.set_num_threads(self._threads)
+        owners.give_back(self._settings)
 
 
 class Rank:
@@ -101,7 +120,8 @@ class Rank:
         is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
         spans: what it did, as tuples in the order of `Span`'s fields.
         phases: names of the `record_function` blocks it is in, outermost first.
-        belongings: what else is swapped with the rank's turn, each with `put()` and `take()`.
+        belongings: what is swapped with the rank's turn, each with `put()` and `take()`.
+        begins_with: settings (lablib/owners) that the rank does not take over from the process: the state, by name.
         ledger: what it holds, while it runs with a clock (ledger.py).
         counts: which storages the ledger counts; None: all. (Host memory is not the device's.)
         pending: results under way whose future the program holds.
@@ -119,13 +139,11 @@ class Rank:
         self.pending = Pending()
         self.ledger: Ledger | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
-        self.belongings: list[Belonging] = []
         self._ports: dict[str, Port] = {}
         self.stdout = io.StringIO()
         self.value: Any = None
-        self._world = World()
-        self._random: RandomStates | None = None
-        self._dtype = torch.get_default_dtype()
+        self.begins_with: dict[str, Any] = {}
+        self._has_begun = False
         self.environ = dict(os.environ._data)  # type: ignore[attr-defined]
         torchrun = {
             "RANK": rank,
@@ -139,27 +157,30 @@ class Rank:
         for key, value in torchrun.items():
             self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
 
+        self.belongings: list[Belonging] = [
+            Attribute(c10d, "_world", World()),
+            Attribute(os.environ, "_data", self.environ),
+        ]
+
     def enter(self) -> None:
         """The rank's turn begins."""
-        c10d._world = self._world
-        os.environ._data = self.environ  # type: ignore[attr-defined]
-        sys.stdout = self.stdout
-        torch.set_default_dtype(self._dtype)
         for belonging in self.belongings:
             belonging.put()
-        if self._random is None:
-            seed_rank(self.rank)
-            self._random = RandomStates()
-        else:
-            self._random.put()
+        if not self._has_begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Its first turn: what a rank starts with, whatever the process has."""
+        self._has_begun = True
+        seed_rank(self.rank)
+        sys.stdout = self.stdout
+        self.belongings += [RandomStates(), Attribute(sys, "stdout", self.stdout)]
+        compute_with_one_thread()
 
     def leave(self) -> None:
         """The rank's turn ends."""
-        self._dtype = torch.get_default_dtype()
         for belonging in self.belongings:
             belonging.take()
-        if self._random is not None:
-            self._random.take()
 
     def port(self, name: str) -> Port:
         """One end of a wire of this rank, "intra:out", "inter:in", ...; messages of all groups share it."""

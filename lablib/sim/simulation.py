@@ -40,11 +40,13 @@ from lablib.sim.ledger import Books
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.module_state import ModuleState
 from lablib.sim.network import Network
+from lablib.sim.own_settings import OwnSettings, Settings
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier, notify_join_context
 from lablib.sim.rank import ProcessState, Rank
 from lablib.sim.replaced import replaced
 from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
 from lablib.sim.shapes import OnMeta, torch_without_values
+from lablib.sim.signals import own_signal_handlers
 from lablib.sim.source import program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
@@ -147,9 +149,10 @@ class _Simulation:
         if self._surroundings is not None:
             around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
-        with _borrowed_process(self._make_group, self._ranks), changed_torch, heard, around:
+        process = _borrowed_process(self._make_group, self._ranks)
+        with process, changed_torch, heard, around, Settings().watched() as settings:
             for rank in self._ranks:
-                rank.belongings.append(ModuleState())
+                rank.belongings += [ModuleState(), OwnSettings(settings, rank.begins_with)]
             error: BaseException | None = None
             try:
                 if not self._scheduler.run(self._body, _as_launch_error, timeout_s):
@@ -309,7 +312,7 @@ def _programs(stack: traceback.StackSummary) -> traceback.StackSummary:
 @contextmanager
 def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: list[Rank]):
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
-    state, modules = ProcessState(), ModuleState(is_rank=False)
+    state = ProcessState()
     unraisablehook = sys.unraisablehook
     # A rank that is ended in the middle of a destructor goes on: that is no error to print.
     sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
@@ -325,13 +328,12 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         (dist, "_verify_params_across_processes", verify_params_across_processes),
     )
     try:
-        with warnings.catch_warnings(), own_answers:
+        with own_answers, own_signal_handlers():
             yield
     finally:
         _set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         state.restore(ranks)
-        modules.put()
 
 
 @contextmanager

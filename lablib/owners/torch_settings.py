@@ -1,0 +1,175 @@
+"""What torch keeps once for the process; all names of torch's own that the owners need stand here."""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import _tensor_str
+from torch.nn.modules import module
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.hooks import RemovableHandle
+
+from lablib.owners.owner import Owner, Pair, attributes, flags
+
+_C: Any = torch._C  # torch's stubs leave some of its functions out
+_dist: Any = torch.distributed
+_PRECISIONS = [("generic", "all"), *itertools.product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn"))]
+_HOOKS = [hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)]
+_HOOKS += [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+
+
+# ---- determinism ----
+
+
+def _determinism() -> tuple[int, bool]:
+    return torch.get_deterministic_debug_mode(), _C._get_deterministic_fill_uninitialized_memory()
+
+
+def _set_determinism(state: tuple[int, bool]) -> None:
+    # torch.use_deterministic_algorithms does the same, and imports the compiler first: a second's work.
+    _C._set_deterministic_algorithms(state[0] > 0, warn_only=state[0] == 1)
+    _C._set_deterministic_fill_uninitialized_memory(state[1])
+
+
+# ---- float32 in fewer bits ----
+
+
+def _either(read: Any) -> Any:
+    """torch has two interfaces for this, and refuses to answer by the older where the newer was used."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
+
+
+def _precisions() -> tuple:
+    each = tuple([_C._get_fp32_precision_getter(*which) for which in _PRECISIONS])
+    return _either(_C._get_float32_matmul_precision), _either(_C._get_cublas_allow_tf32), each
+
+
+def _set_precisions(state: tuple) -> None:
+    """The older settings first: they set some of the newer. What is inherited stays so: only what differs is set."""
+    precision, allow_tf32, each = state
+    if precision is not None and _either(_C._get_float32_matmul_precision) != precision:
+        _C._set_float32_matmul_precision(precision)
+    if allow_tf32 is not None and _either(_C._get_cublas_allow_tf32) != allow_tf32:
+        _C._set_cublas_allow_tf32(allow_tf32)
+    for which, value in zip(_PRECISIONS, each, strict=True):
+        if _C._get_fp32_precision_getter(*which) != value:
+            _C._set_fp32_precision_setter(*which, value)
+
+
+# ---- which kernels ----
+
+_KERNELS: tuple[Pair, ...] = (
+    (lambda: _either(_C._get_cudnn_allow_tf32), lambda on: on is None or _C._set_cudnn_allow_tf32(on)),
+    (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    (
+        _C._get_cublas_allow_fp16_reduced_precision_reduction,
+        lambda on: _C._set_cublas_allow_fp16_reduced_precision_reduction(*on),
+    ),
+    (
+        _C._get_cublas_allow_bf16_reduced_precision_reduction,
+        lambda on: _C._set_cublas_allow_bf16_reduced_precision_reduction(*on),
+    ),
+    (_C._get_cublas_allow_fp16_accumulation, _C._set_cublas_allow_fp16_accumulation),
+    (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    (_C._get_overrideable_sdp_enabled, _C._set_sdp_use_overrideable),
+    (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    (_C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
+    (_C._get_nnpack_enabled, _C._set_nnpack_enabled),
+    (_C._get_qengine, _C._set_qengine),
+)
+
+
+# ---- hooks ----
+
+
+def _hooks() -> tuple:
+    return tuple([tuple(hooks.items()) for hooks in _HOOKS])
+
+
+def _set_hooks(state: tuple) -> None:
+    for hooks, items in zip(_HOOKS, state, strict=True):
+        hooks.clear()
+        hooks.update(items)
+
+
+# ---- modes of the thread ----
+
+
+def _default_device() -> torch.device | None:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _autocast_pairs() -> list:
+    pairs: list = [(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)]
+    for kind in ("cpu", "cuda"):
+        pairs += [
+            (
+                lambda kind=kind: torch.is_autocast_enabled(kind),
+                lambda on, kind=kind: torch.set_autocast_enabled(kind, on),
+            ),
+            (
+                lambda kind=kind: torch.get_autocast_dtype(kind),
+                lambda to, kind=kind: torch.set_autocast_dtype(kind, to),
+            ),
+        ]
+    return pairs
+
+
+OWNERS = (
+    flags("default dtype", (torch.get_default_dtype, torch.set_default_dtype)),
+    Owner("determinism", _determinism, _set_determinism, travels=True),
+    flags(
+        "anomaly mode",
+        (torch.is_anomaly_enabled, lambda on: torch.set_anomaly_enabled(on, torch.is_anomaly_check_nan_enabled())),
+        (torch.is_anomaly_check_nan_enabled, lambda on: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), on)),
+    ),
+    Owner(
+        "float32 precision",
+        _precisions,
+        _set_precisions,
+        setters=(
+            (_C, "_set_float32_matmul_precision"),
+            (_C, "_set_cublas_allow_tf32"),
+            (_C, "_set_fp32_precision_setter"),
+        ),
+        travels=True,
+    ),
+    flags("kernels", *_KERNELS),
+    attributes(
+        "print options",
+        _tensor_str.PRINT_OPTS,
+        "precision",
+        "threshold",
+        "edgeitems",
+        "linewidth",
+        "sci_mode",
+        travels=True,
+    ),
+    flags("repeated warnings of torch", (_C._get_warnAlways, _C._set_warnAlways)),
+    Owner(
+        "debug level of torch.distributed",
+        _dist.get_debug_level,
+        _dist.set_debug_level,
+        setters=((_dist, "set_debug_level"),),
+        travels=True,
+    ),
+    Owner(
+        "hooks of all modules and optimizers",
+        _hooks,
+        _set_hooks,
+        setters=((RemovableHandle, "__init__"), (RemovableHandle, "remove")),
+    ),
+    Owner("default device", _default_device, torch.set_default_device, is_of_thread=True),
+    flags("grad mode", (torch.is_grad_enabled, torch.set_grad_enabled), is_of_thread=True),
+    flags("autocast", *_autocast_pairs(), is_of_thread=True),
+    flags("number of threads", (torch.get_num_threads, torch.set_num_threads), is_of_thread=True),
+)

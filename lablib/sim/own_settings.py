@@ -1,0 +1,93 @@
+"""Each rank's own settings of Python and torch (lablib/owners), put in place when its turn begins.
+
+Passing the turn takes some 10 us, and there are thirty settings, which hardly any program changes. So a rank's turn
+ends with one look at those that are quick to read; the others are looked at from the first time that a function which
+sets them is called. What the next rank left is put in place only where it differs from what stands there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from operator import call
+from typing import Any
+
+from lablib.owners import OF_THE_PROCESS
+from lablib.sim.replaced import replaced
+
+
+class Settings:
+    """What is in place now, for the ranks of one run.
+
+    Attributes:
+        states: of every owner, as the last rank left it; as it was when this was made, at first.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[Any] = [owner.take() for owner in OF_THE_PROCESS]
+        self._quick = [(at, owner) for at, owner in enumerate(OF_THE_PROCESS) if not owner.setters]
+        self._looks()
+
+    def _looks(self) -> None:
+        self._places = [at for at, _ in self._quick]
+        self._takes = [owner.take for _, owner in self._quick]
+        self._seen = [self.states[at] for at in self._places]
+
+    def look(self) -> None:
+        """Note what a rank leaves."""
+        seen = list(map(call, self._takes))
+        if seen != self._seen:
+            self._seen, self.states = seen, self.states.copy()
+            for at, state in zip(self._places, seen, strict=True):
+                self.states[at] = state
+
+    def put(self, states: list[Any]) -> None:
+        """Put these in place."""
+        if states is self.states:
+            return
+        for owner, state, now in zip(OF_THE_PROCESS, states, self.states, strict=True):
+            if state is not now and state != now:
+                owner.give_back(state)
+        self.states = states
+        self._seen = [states[at] for at in self._places]
+
+    @contextmanager
+    def watched(self) -> Iterator["Settings"]:
+        """While this lasts, functions that set what is slow to read tell that it is worth a look from then on."""
+        with ExitStack() as stack:
+            for at, owner in enumerate(OF_THE_PROCESS):
+                for holder, name in owner.setters:
+                    stack.enter_context(replaced((holder, name, self._telling(getattr(holder, name), at))))
+            yield self
+
+    def _telling(self, setter: Callable[..., Any], at: int) -> Callable[..., Any]:
+        @wraps(setter)
+        def tell(*args: Any, **kwargs: Any) -> Any:
+            if at not in self._places:
+                self._quick.append((at, OF_THE_PROCESS[at]))
+                self._looks()
+            return setter(*args, **kwargs)
+
+        return tell
+
+
+class OwnSettings:
+    """One rank's, which begin as they are when the run begins: a belonging (rank.py).
+
+    Args:
+        settings: what is in place.
+        others: with which others it begins, by the owner's name.
+    """
+
+    def __init__(self, settings: Settings, others: dict[str, Any]):
+        self._settings = settings
+        self._states = settings.states
+        if others:
+            begins = zip(OF_THE_PROCESS, settings.states, strict=True)
+            self._states = [others.get(owner.name, state) for owner, state in begins]
+
+    def put(self) -> None:
+        self._settings.put(self._states)
+
+    def take(self) -> None:
+        self._settings.look()
+        self._states = self._settings.states

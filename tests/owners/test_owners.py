@@ -1,0 +1,189 @@
+"""Each owner, one by one: a rank has its own, the notebook keeps its own, and the next launch starts clean."""
+
+import builtins
+import contextlib
+import decimal
+import gc
+import io
+import locale
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
+
+from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
+from lablib.owners import OF_THE_PROCESS, OWNERS, taken
+
+DEBUG: Any = vars(dist)  # the debug level is missing from the stubs
+
+# How a program changes each; on one rank with 1, on another with 2.
+CHANGES: dict[str, Callable[[int], Any]] = {
+    "working directory": lambda n: os.chdir(tempfile.gettempdir() if n == 1 else os.sep),
+    "sys.path": lambda n: sys.path.append(f"folder {n}"),
+    "sys.argv": lambda n: setattr(sys, "argv", ["script", str(n)]),
+    "sys.meta_path": lambda n: sys.meta_path.append(Finder(n)),  # pyright: ignore[reportArgumentType]
+    "error stream and input": lambda n: setattr(sys, "stderr", io.StringIO(str(n))),
+    "hooks of the interpreter": lambda n: setattr(sys, "excepthook", [print, repr][n - 1]),
+    "hook for errors of threads": lambda n: setattr(threading, "excepthook", [print, repr][n - 1]),
+    "replaced builtins": lambda n: setattr(builtins, "print", [repr, str][n - 1]),
+    "garbage collector": lambda n: (gc.set_threshold(500 + n), gc.disable(), gc.callbacks.append(ignored)),
+    "limits of the interpreter": lambda n: (
+        sys.setswitchinterval(n / 100),
+        sys.setrecursionlimit(5000 + n),
+        socket.setdefaulttimeout(n),
+    ),
+    "umask": lambda n: os.umask(0o70 + n),
+    "locale": lambda n: locale.setlocale(locale.LC_ALL, ["C", "POSIX" if os.name != "posix" else "C.UTF-8"][n - 1]),
+    "warnings filters": lambda n: warnings.filterwarnings("error", message=str(n)),
+    "how warnings are shown": lambda n: setattr(warnings, "showwarning", [print, repr][n - 1]),
+    "decimal context": lambda n: setattr(decimal.getcontext(), "prec", n),
+    "signal handlers": lambda n: signal.signal(signal.SIGTERM, [ignored, print][n - 1]),
+    "logging": lambda n: (
+        logging.getLogger().setLevel(n),
+        logging.getLogger("torch").addHandler(logging.NullHandler()),
+        logging.getLogger(f"new of rank {n}").setLevel(n),
+        logging.disable(n),
+    ),
+    "default dtype": lambda n: torch.set_default_dtype([torch.float64, torch.bfloat16][n - 1]),
+    "determinism": torch.set_deterministic_debug_mode,
+    "anomaly mode": lambda n: torch.set_anomaly_enabled(True, check_nan=n == 1),
+    "float32 precision": lambda n: torch.set_float32_matmul_precision(["high", "medium"][n - 1]),
+    "kernels": lambda n: (
+        torch.backends.cuda.enable_flash_sdp(n == 1),
+        setattr(torch.backends.cudnn, "benchmark", n == 1),
+    ),
+    "print options": lambda n: torch.set_printoptions(precision=n),
+    "repeated warnings of torch": lambda n: torch.set_warn_always(n == 1),
+    "debug level of torch.distributed": lambda n: DEBUG["set_debug_level"](
+        [DEBUG["DebugLevel"].INFO, DEBUG["DebugLevel"].OFF][n - 1]
+    ),
+    "hooks of all modules and optimizers": lambda n: register_module_forward_hook(lambda *_: ignored(n)),
+    "default device": lambda n: torch.set_default_device(["meta", None][n - 1]),
+    "grad mode": lambda n: torch.set_grad_enabled(n == 2),
+    "autocast": lambda n: torch.set_autocast_enabled("cpu", n == 1),
+    "number of threads": lambda n: torch.set_num_threads(1 + n),
+}
+
+
+class Finder:
+    """Finds nothing."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def find_spec(self, *_: Any) -> None:
+        return None
+
+
+def ignored(*_: Any) -> None:
+    pass
+
+
+def test_every_owner_has_an_example():
+    assert list(CHANGES) == [owner.name for owner in OWNERS]
+
+
+@pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.name)
+def test_a_rank_has_its_own_the_notebook_keeps_its_own_and_the_next_launch_starts_clean(owner):
+    def program() -> tuple[Any, Any, Any]:
+        before, rank = owner.take(), dist.get_rank()
+        if rank < 2:
+            CHANGES[owner.name](rank + 1)
+        own = owner.take()
+        for _ in range(3):
+            dist.barrier()
+        return before, own, owner.take()
+
+    host = owner.take()
+    first, second, third = launch(program, ranks=3).values
+    if owner.name != "hooks of the interpreter":  # init_process_group puts one there that knows its rank
+        assert first[0] == second[0] == third[0]  # All start alike,
+        assert launch(owner.take, ranks=1).values == [first[0]]  # and so does the next launch;
+        assert first[0] == host or owner.is_of_thread  # as the notebook has it.
+    assert first[1] != second[1] and first[1] != first[0]  # Two change it,
+    assert [own == after for _, own, after in (first, second, third)] == [True] * 3  # each sees its own,
+    assert third[1] == third[0] and owner.take() == host  # and the third and the notebook see nothing of it.
+
+
+def fail(rank: int) -> None:
+    assert rank
+
+
+def wait_for_nobody(rank: int) -> None:
+    if rank:
+        dist.barrier()
+
+
+def go_on(rank: int) -> None:
+    while rank:
+        time.sleep(0.01)
+    dist.barrier()
+
+
+def press_stop(rank: int) -> None:
+    if rank:
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on(rank)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (lambda rank: None, None),
+        (fail, RankError),
+        (wait_for_nobody, DeadlockError),
+        (press_stop, KeyboardInterrupt),
+        (go_on, LaunchTimeoutError),
+    ],
+)
+@pytest.mark.parametrize("fidelity", ["values", "shapes"])
+def test_however_a_run_ends_the_process_is_as_before(end: Callable[[int], None], error: Any, fidelity: str):
+    def program() -> None:
+        for change in CHANGES.values():
+            change(1 + dist.get_rank())
+        dist.barrier()
+        end(dist.get_rank())
+
+    host = taken()
+    if error is None:
+        launch(program, ranks=2, fidelity=fidelity)
+    else:
+        with pytest.raises(error):
+            launch(program, ranks=2, fidelity=fidelity, timeout_s=0.5 if error is LaunchTimeoutError else None)
+    assert taken() == host
+
+
+def test_what_the_notebook_has_set_holds_on_its_ranks():
+    host = taken(OF_THE_PROCESS)
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_printoptions(precision=2)
+        assert launch(lambda: f"{torch.ones(1) / 3}", ranks=2).values == ["tensor([0.33])"] * 2
+        assert launch(lambda: torch.ones(1).dtype, ranks=2).values == [torch.float64] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_printoptions(profile="default")
+    assert taken(OF_THE_PROCESS) == host
+
+
+def test_a_rank_that_redirects_its_output_keeps_it_redirected():
+    def program() -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            dist.barrier()
+            print(f"rank {dist.get_rank()}")
+        return text.getvalue()
+
+    assert launch(program, ranks=3).values == ["rank 0\n", "rank 1\n", "rank 2\n"]
