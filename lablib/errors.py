@@ -122,6 +122,10 @@ class LinkDownError(FaultError):
         super().__init__(headline, at_s, waits)
 
 
+class UnwaitedWarning(UserWarning):
+    """A program dropped the handle of a communication without waiting for it; `Run.notes` holds the same sentence."""
+
+
 class LaunchTimeoutError(LaunchError):
     """The program was still running after `timeout_s` seconds of real time, and was ended."""
 

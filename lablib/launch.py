@@ -37,7 +37,8 @@ def launch(
 ) -> Run:
     """Run `fn(*args)` on every rank and return what happened.
 
-    The default process group is initialized before `fn` starts; `fn` itself is plain `torch.distributed` code.
+    The default process group is initialized before `fn` starts; `fn` itself is plain `torch.distributed` code. On `sim`
+    a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note.
 
     Args:
         fn: a function; it runs once on each rank. For keyword arguments use `functools.partial`.

@@ -14,7 +14,9 @@ CI, an exercise that is not passed raises.
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +28,7 @@ from lablib.course.learner_code import chain, is_stub, learner_frames, program_e
 from lablib.course.places import checks_file, find_labs_folder, labs_with_checks
 from lablib.course.progress import Entry, Progress, progress_path
 from lablib.course.result import Hint, Result
-from lablib.errors import LaunchError, RankError, unknown_name
+from lablib.errors import LaunchError, RankError, UnwaitedWarning, unknown_name
 
 _RESERVED = ("hint", "names")
 
@@ -69,7 +71,8 @@ def run_check(lab: str, exercise: Exercise, *answer: Any, **options: Any) -> Res
         return result
     expect = Expect()
     try:
-        exercise.run(expect, *answer, **options)
+        with _everything_waited_for():
+            exercise.run(expect, *answer, **options)
     except NotAttempted:
         return result
     except Exception as error:
@@ -88,6 +91,30 @@ def run_check(lab: str, exercise: Exercise, *answer: Any, **options: Any) -> Res
             next_step="correct it, run its cell, and check again.",
         )
     return replace(result, status="passed", measured=tuple(expect.measured), next_step="")
+
+
+@contextmanager
+def _everything_waited_for() -> Iterator[None]:
+    """Break a rule when a launch inside drops the handle of a communication: its values are right by luck, if at all.
+
+    A rule that such values break is the consequence; this one is what the learner must know.
+    """
+    broken: RuleBroken | None = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnwaitedWarning)
+        try:
+            yield
+        except RuleBroken as error:
+            broken = error
+    for warning in caught:
+        if issubclass(warning.category, UnwaitedWarning):
+            raise RuleBroken(
+                "every communication is waited for", str(warning.message), "a wait() for each asynchronous call"
+            ) from broken
+    for warning in caught:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if broken is not None:
+        raise broken
 
 
 class Check:

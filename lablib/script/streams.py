@@ -60,8 +60,10 @@ class Streams:
         self._rank.join(self.host_s)
 
     def synchronize(self) -> None:
-        """The host waits for all streams, and for the communication whose result is still awaited."""
+        """The host waits for all streams, and so for all communication: no other `wait` is needed for what is over."""
         self._rank.pending.join_all()
+        for work in list(self._rank.unwaited.values()):
+            work.wait()
         self.host_waits(max(self._rank.clock_s, self._last_s))
 
 

@@ -6,6 +6,7 @@ Read in this order:
     rank.py            what one rank has for itself
     source.py          the line of the program that made a call
     event.py           what can be waited for: the data, and the end
+    delivery.py        tensors on their way: buffers are filled by their own wait
     call.py            one collective: who has joined, and do they agree
     exchange.py        what each collective does with its tensors
     reduce.py          sums in rank order
@@ -14,6 +15,7 @@ Read in this order:
     network.py         transfers under way on one wire share it
     group.py           where members meet: collectives, sends and receives, and their times
     work.py            waiting
+    unwaited.py        what nobody waited for
     pending.py         results that are waited for when they are touched
     process_group.py   torch.distributed's view of it all
     store.py           the key-value store

@@ -74,6 +74,10 @@ class Call(Event):
         calls = [Wait(joined.rank, joined.text(), str(joined.source)) for joined in (first, second)]
         return CollectiveMismatchError(headline, calls)
 
+    @property
+    def title(self) -> str:
+        return f"{self.name} of group {self.group_label}"
+
     def describe(self, rank: int, source: Source, verb: str = "waits in") -> Callable[[], Wait]:
         """What to say of a rank that waits for this call; put together only when asked for."""
 

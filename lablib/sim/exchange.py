@@ -1,7 +1,8 @@
 """What each collective does with its tensors: one function a collective, run once the last rank has joined.
 
 Every function gets the ranks' arguments in group order: `sent[i]` and `received[i]` are the tensors that rank i gave in
-and the tensors it wants filled. Real tensors move; nothing here knows of time.
+and those to fill with what it receives: its own, or memory of the simulator's (delivery.py), which ranks may share that
+all receive the same. Real tensors move; nothing here knows of time.
 """
 
 from collections.abc import Sequence
@@ -22,15 +23,15 @@ def all_reduce(sent: PerRank, received: PerRank, op: Op) -> None:
 
 
 def reduce(sent: PerRank, received: PerRank, op: Op, root: int) -> None:
-    """received[root][k] = reduction over r of sent[r][k]; the other ranks keep theirs."""
+    """received[root][k] = reduction over r of sent[r][k]; the other ranks receive nothing."""
     for k in range(len(sent[0])):
         reduce_to_all([s[k] for s in sent], [received[root][k]], op)
 
 
 def broadcast(sent: PerRank, received: PerRank, root: int) -> None:
-    """received[i][k] = sent[root][k]."""
-    for i, outputs in enumerate(received):
-        if i != root:
+    """received[i][k] = sent[root][k]; the root receives nothing."""
+    for outputs in received:
+        if outputs:
             _copy(outputs, sent[root])
 
 

@@ -1,7 +1,7 @@
 """A process group as its members share it: where they meet, what moves, and when.
 
-Collectives. Members meet by counting calls (call.py). When the last one joins, the tensors move (exchange.py), and the
-network is told what is under way on which wires (network.py), which says later when it was over:
+Collectives. Members meet by counting calls (call.py). When the last one joins, the tensors can move (delivery.py), and
+the network is told what is under way on which wires (network.py), which says later when it was over:
 
     start = max over members of (when it issued the call, when its stream of this group is free)
     end   = start + cost of the collective (lablib/cost); later, when something else uses the same wires
@@ -23,7 +23,6 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
@@ -31,6 +30,7 @@ from lablib.cost.routes import Route
 from lablib.errors import CollectiveMismatchError, Wait
 from lablib.run import Transfer
 from lablib.sim.call import Call, Joined
+from lablib.sim.delivery import RECEIVER, SENDER, Move, PerMember
 from lablib.sim.event import Event
 from lablib.sim.network import Flow, Network
 from lablib.sim.port import first_common_gap
@@ -40,6 +40,7 @@ from lablib.sim.source import Source
 from lablib.sim.wires import collective_wires, pair_wires
 
 ANY_SOURCE = -1
+_SAME_FOR_ALL = ("all_reduce", "broadcast", "all_gather")  # every rank receives the same
 
 
 @dataclass(slots=True, eq=False)
@@ -51,13 +52,17 @@ class Message(Event):
     member: int
     peer: int
     tag: int
-    tensor: Tensor | None  # until it has moved
+    tensor: Tensor | None  # until it has met its other side
     issue_s: float
     phase: str
     source: Source
     peer_label: str
     group_label: str
     matched: int = ANY_SOURCE
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} of group {self.group_label}"
 
     def describe(self, rank: int, source: Source, verb: str = "waits in") -> Callable[[], Wait]:
         def wait() -> Wait:
@@ -164,12 +169,13 @@ class Group:
         self,
         member: int,
         newcomer: Joined,
-        move: Callable[[list[Joined]], None],
+        move: Move,
+        misfit: Callable[[list[Joined]], CollectiveMismatchError | None] | None,
         size_bytes: Callable[[list[Joined]], float],
         kind: str,
         root: int = 0,
     ) -> Call:
-        """One member joins its next call. The last to come moves the tensors."""
+        """One member joins its next call. When the last has come, the tensors can move."""
         index = self._num_calls[member]
         self._num_calls[member] += 1
         call = self._calls.get(index)
@@ -180,10 +186,10 @@ class Group:
         if len(call.joined) == len(self.members):
             del self._calls[index]
             arrived = [call.joined[i] for i in range(len(self.members))]
-            # torch's own bookkeeping (autograd, dispatch modes) must not see the simulator's copies. Inference mode, as
-            # tensors made in it may not be written outside.
-            with torch.inference_mode(), torch._C._DisableTorchDispatch():
-                move(arrived)
+            if misfit and (reason := misfit(arrived)):
+                self._scheduler.fail(reason)
+            sent, received = [joined.sent for joined in arrived], [joined.received for joined in arrived]
+            call.delivery.load(sent, received, move, is_alike=kind in _SAME_FOR_ALL)
             call.joined.clear()
             self._issue(call, arrived, kind, size_bytes(arrived), root)
         return call
@@ -300,8 +306,9 @@ class Group:
         assert sent is not None and received is not None
         if sent.dtype != received.dtype or sent.numel() != received.numel():
             self._scheduler.fail(_message_mismatch(send, receive))
-        with torch.inference_mode(), torch._C._DisableTorchDispatch():
-            received.copy_(sent.reshape(received.shape))
+        send.delivery.join(receive.delivery)
+        receive.delivery = send.delivery
+        send.delivery.load([[sent], []], [[], [received]], _move_message)
         send.tensor = receive.tensor = None
         receive.matched = send.member
         sender, receiver, cluster = send.rank, receive.rank, self.network.cluster
@@ -399,6 +406,11 @@ class Group:
             self._scheduler.wake_up(rank, end_s)
         event.end_waiters.clear()
         self._scheduler.progress()
+
+
+def _move_message(sent: PerMember, received: PerMember) -> None:
+    buffer = received[RECEIVER][0]
+    buffer.copy_(sent[SENDER][0].reshape(buffer.shape))
 
 
 def _issue_s(message: Message) -> float:

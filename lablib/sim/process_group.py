@@ -16,12 +16,14 @@ from torch.distributed.algorithms.join import Join
 from lablib.errors import CollectiveMismatchError, Wait
 from lablib.sim import exchange
 from lablib.sim.call import Agreement, Joined
+from lablib.sim.delivery import RECEIVER, SENDER, Move
+from lablib.sim.event import Event
 from lablib.sim.group import ANY_SOURCE, Group, Message
 from lablib.sim.rank import Rank
 from lablib.sim.reduce import reduce_op
 from lablib.sim.scheduler import Scheduler
-from lablib.sim.source import handling, program_line
-from lablib.sim.work import SimWork
+from lablib.sim.source import Source, handling, is_called_by_program, program_line
+from lablib.sim.work import Issued, SimWork
 
 _CPU = torch.device("cpu")
 
@@ -112,10 +114,11 @@ class SimProcessGroup(dist.ProcessGroup):
         return self._collective(
             "broadcast",
             sent=tensors,
-            received=tensors,
+            received=[] if self._member == root else tensors,
             agree=(("root", self._global(root)), *_like(tensors)),
             move=lambda sent, received: exchange.broadcast(sent, received, root),
             root=root,
+            results=tensors,
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> SimWork:
@@ -123,10 +126,11 @@ class SimProcessGroup(dist.ProcessGroup):
         return self._collective(
             "reduce",
             sent=tensors,
-            received=tensors,
+            received=tensors if self._member == root else [],
             agree=(("root", self._global(root)), ("reduction", op[0]), *_like(tensors)),
             move=lambda sent, received: exchange.reduce(sent, received, op, root),
             root=root,
+            results=tensors,
         )
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> SimWork:
@@ -287,12 +291,12 @@ class SimProcessGroup(dist.ProcessGroup):
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> SimWork:
         message = self._message("send", tensors[0], dst, tag)
         self._group.post_send(message)
-        return self._work([message], [])
+        return self._work(message, SENDER, message.source, [])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
         message = self._message("recv", tensors[0], src, tag)
         self._group.post_receive(message)
-        return self._work([message], tensors)
+        return self._work(message, RECEIVER, message.source, tensors)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> SimWork:
         return self.recv(tensors, ANY_SOURCE, tag)
@@ -315,11 +319,12 @@ class SimProcessGroup(dist.ProcessGroup):
         sent: Sequence[Tensor],
         received: Sequence[Tensor],
         agree: Agreement,
-        move: Callable[[list, list], None],
+        move: Move,
         misfit: Callable[[list[Joined]], CollectiveMismatchError | None] | None = None,
         kind: str = "",
         root: int = 0,
         own: tuple[str, Any, Any] | None = None,
+        results: Sequence[Tensor] | None = None,
     ) -> SimWork:
         self._scheduler.check()
         if self.accepts:
@@ -336,28 +341,23 @@ class SimProcessGroup(dist.ProcessGroup):
         newcomer = Joined(
             rank.rank, name, agree, raw_sent, raw_received, rank.clock_s, rank.phase(), source, handling()
         )
-
-        def execute(joined: list[Joined]) -> None:
-            if misfit and (reason := misfit(joined)):
-                self._scheduler.fail(reason)
-            if not any(t.is_meta for j in joined for t in (*j.sent, *j.received)):  # shapes have nothing to move
-                move([j.sent for j in joined], [j.received for j in joined])
-
         kind = kind or name
         call = self._group.join(
-            self._member, newcomer, execute, lambda joined: _payload(kind, joined, root), kind, root
+            self._member, newcomer, move, misfit, lambda joined: _payload(kind, joined, root), kind, root
         )
-        return self._work([call], received)
+        return self._work(call, self._member, source, received if results is None else results)
 
-    def _work(self, events: list, results: Sequence[Tensor]) -> SimWork:
-        work = SimWork(self._rank_state, self._scheduler, events, results)
+    def _work(self, event: Event, member: int, source: Source, results: Sequence[Tensor]) -> SimWork:
+        issued = Issued(event, member, source, is_called_by_program())
+        work = SimWork(self._rank_state, self._scheduler, [issued], results)
+        self._rank_state.unwaited[issued] = work
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
     def _together(self, works: list[SimWork]) -> SimWork:
-        events = [event for work in works for event in work.events]
-        return SimWork(self._rank_state, self._scheduler, events, [t for work in works for t in work.results])
+        issued = [each for work in works for each in work.issued]
+        return SimWork(self._rank_state, self._scheduler, issued, [t for work in works for t in work.results])
 
     def _message(self, kind: str, tensor: Tensor, peer: int, tag: int) -> Message:
         self._scheduler.check()

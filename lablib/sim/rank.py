@@ -33,6 +33,7 @@ from lablib.sim.random_state import RandomStates
 
 if TYPE_CHECKING:
     from lablib.sim.ledger import Ledger
+    from lablib.sim.work import Issued, SimWork
 
 
 class World(c10d._World):
@@ -125,6 +126,7 @@ class Rank:
         ledger: what it holds, while it runs with a clock (ledger.py).
         counts: which storages the ledger counts; None: all. (Host memory is not the device's.)
         pending: results under way whose future the program holds.
+        unwaited: communications that were issued on this rank and not waited for, in that order.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Rank:
         self.spans: list[tuple] = []
         self.phases: list[str] = []
         self.pending = Pending()
+        self.unwaited: dict[Issued, SimWork] = {}
         self.ledger: Ledger | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self._ports: dict[str, Port] = {}

@@ -26,7 +26,15 @@ from torch.distributed.algorithms.join import Join
 
 from lablib.cost import GroupNetwork
 from lablib.cost.pricer import Pricer
-from lablib.errors import DeadlockError, FaultError, LaunchError, LaunchTimeoutError, RankError, Wait
+from lablib.errors import (
+    DeadlockError,
+    FaultError,
+    LaunchError,
+    LaunchTimeoutError,
+    RankError,
+    UnwaitedWarning,
+    Wait,
+)
 from lablib.exits import ends_well
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
@@ -50,6 +58,7 @@ from lablib.sim.signals import own_signal_handlers
 from lablib.sim.source import program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
+from lablib.sim.unwaited import unwaited_notes
 from lablib.texts import traceback_text
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
@@ -171,7 +180,10 @@ class _Simulation:
             raise error
         for note in notes:
             warnings.warn(note, stacklevel=4)
-        return self._result(notes)
+        unwaited = unwaited_notes(self._ranks)
+        for note in unwaited:
+            warnings.warn(note, UnwaitedWarning, stacklevel=4)
+        return self._result([*notes, *unwaited])
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""

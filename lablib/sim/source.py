@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from types import FrameType
 
 import torch
+import typing_extensions
 
 from lablib.texts import error_text
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_COMMUNICATION = (
+    _LABLIB + "sim",
+    os.path.join(_TORCH, "distributed", "distributed_c10d.py"),
+    os.path.join(_TORCH, "distributed", "c10d_logger.py"),
+    typing_extensions.__file__,  # around torch's deprecated functions
+)
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE_PACKAGES = (_STDLIB + "site-packages", _STDLIB + "dist-packages")  # without a virtual environment
 _NOT_A_PROGRAM = ("<frozen", "<string>", "<eval_with_key>")
@@ -73,6 +80,14 @@ def is_program(frame: FrameType) -> bool:
     if name.startswith((_TORCH, _LABLIB, *_NOT_A_PROGRAM)):
         return False
     return not name.startswith(_STDLIB) or name.startswith(_SITE_PACKAGES)
+
+
+def is_called_by_program() -> bool:
+    """Whether the program called `torch.distributed` itself: not torch for it, as DDP does."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_COMMUNICATION):
+        frame = frame.f_back
+    return frame is not None and not frame.f_code.co_filename.startswith(_TORCH)
 
 
 def handling() -> str:

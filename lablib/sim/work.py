@@ -1,15 +1,19 @@
 """The handle of a communication under way: `wait` gives up the turn until it is over, then joins the streams.
 
 Waiting has two sides (event.py). The *data* is there when the last rank has joined; until then `wait` lets other ranks
-run. The *end* is final when virtual time has come so far; `wait` moves this rank's clock to it. A future (`get_future`)
-is handed out once the data is there, without moving the clock: what the program does meanwhile overlaps; the first
-operation that touches the result joins the streams (pending.py).
+run. The *end* is final when virtual time has come so far; `wait` moves this rank's clock to it. Then, and not before,
+the rank's buffers are filled (delivery.py).
 
-Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is handed out early.
-A rank that takes the future of a call, and only then sends what others need in order to join it, is told a deadlock.
+A future (`get_future`) is handed out once the data is there, without moving the clock: what the program does meanwhile
+overlaps; the first operation that touches the result joins the streams (pending.py).
+
+Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is handed out early,
+and buffers are filled when it is. A rank that takes the future of a call, and only then sends what others need in order
+to join it, is told a deadlock.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,59 +23,77 @@ from torch import Tensor
 from lablib.sim.event import Event
 from lablib.sim.rank import Rank
 from lablib.sim.scheduler import Scheduler
-from lablib.sim.source import program_line
+from lablib.sim.source import Source, program_line
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Issued:
+    """A communication that one rank has issued.
+
+    Attributes:
+        event: what it is for all who take part.
+        member: this rank's number in it (delivery.py).
+        source: the line of the program.
+        is_own: whether the program made the call; torch drops handles of its own that it knows to be over.
+    """
+
+    event: Event
+    member: int
+    source: Source
+    is_own: bool
 
 
 class SimWork(dist.Work):
-    """Work of one rank: one or several events (several after coalescing).
+    """Work of one rank: one or several communications (several after coalescing).
 
     Args:
         rank, scheduler: who waits, and how.
-        events: what for.
+        issued: what for.
         results: tensors that the communication writes on this rank.
     """
 
-    def __init__(self, rank: Rank, scheduler: Scheduler, events: Sequence[Event], results: Sequence[Tensor]):
+    def __init__(self, rank: Rank, scheduler: Scheduler, issued: Sequence[Issued], results: Sequence[Tensor]):
         super().__init__()
         self._rank = rank
         self._scheduler = scheduler
-        self.events = list(events)
+        self.issued = list(issued)
         self.results = list(results)
 
     def wait(self, timeout: Any = None) -> bool:
-        for event in self.events:
-            self._wait_for(event, joins=True)
-            self._rank.join(event.end_s)
+        for issued in self.issued:
+            self._wait_for(issued, joins=True)
+            self._rank.join(issued.event.end_s)
         return True
 
     def is_completed(self) -> bool:
         self._scheduler.check()
-        for event in self.events:
-            if not event.is_done:
+        for issued in self.issued:
+            if not issued.event.is_done:
                 # Give the others a turn: what this rank polls for can only be done by them.
-                self._scheduler.poll(event.describe(self._rank.rank, program_line(), "polls for"))
-        is_completed = all(event.is_done for event in self.events)
-        if is_completed and self.events:
+                self._scheduler.poll(issued.event.describe(self._rank.rank, program_line(), "polls for"))
+        is_completed = self.is_success()
+        if is_completed and self.issued:
             # A poll that succeeds has seen the end of the communication.
             self.wait()
         return is_completed
 
     def is_success(self) -> bool:
-        return all(event.is_done for event in self.events)
+        return all(issued.event.is_done for issued in self.issued)
 
     def is_over(self) -> bool:
         """Whether `wait` would return at once, in virtual time too."""
-        return all(event.is_final and event.end_s <= self._rank.clock_s for event in self.events)
+        events = [issued.event for issued in self.issued]
+        return all(event.is_final and event.end_s <= self._rank.clock_s for event in events)
 
     def exception(self) -> None:
         return None
 
     def result(self) -> list[Tensor]:
-        for event in self.events:
-            self._wait_for(event, joins=False)
+        for issued in self.issued:
+            self._wait_for(issued, joins=False)
         if not self.is_over():
             # Without the results: what is kept of a tensor that the program drops must not keep it alive.
-            end = SimWork(self._rank, self._scheduler, self.events, [])
+            end = SimWork(self._rank, self._scheduler, self.issued, [])
             for tensor in self.results:
                 self._rank.pending.add(tensor, end)
         return self.results
@@ -87,16 +109,20 @@ class SimWork(dist.Work):
 
     def _source_rank(self) -> int:
         """Group rank of the sender that a `recv` from any source met."""
-        return getattr(self.events[0], "matched", -1)
+        return getattr(self.issued[0].event, "matched", -1)
 
     def get_future(self) -> torch.futures.Future:
         future: torch.futures.Future = torch.futures.Future()
         future.set_result(self.result())
         return future
 
-    def _wait_for(self, event: Event, joins: bool) -> None:
-        """Let others run until the data is there; or, to join it, until its end is final."""
+    def _wait_for(self, issued: Issued, joins: bool) -> None:
+        """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
+        event = issued.event
+        event.delivery.await_by(issued.member)
         if not (event.is_final if joins else event.is_done):
             (event.end_waiters if joins else event.data_waiters).append(self._rank.rank)
             self._scheduler.wait(event.describe(self._rank.rank, program_line()), joins)
         self._scheduler.check()
+        event.delivery.fill(issued.member)
+        self._rank.unwaited.pop(issued, None)

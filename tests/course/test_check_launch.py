@@ -1,8 +1,10 @@
 """Checks that launch the learner's function on simulated ranks: what happens on a rank reaches the learner."""
 
 import linecache
+import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -82,3 +84,39 @@ def test_the_doctors_program_runs_on_sim():
 
     [probe] = [probe for probe in all_probes() if probe.name == "sim"]
     assert look(probe).state == "ok", look(probe)
+
+
+def drops_the_handle(x: torch.Tensor) -> None:
+    dist.all_reduce(x, async_op=True)
+
+
+def waits_for_one_of_two(x: torch.Tensor) -> None:
+    work = dist.all_reduce(x, async_op=True)
+    dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+@pytest.mark.parametrize("answer", [drops_the_handle, waits_for_one_of_two])
+def test_a_handle_that_is_dropped_breaks_a_rule_of_its_own_whatever_the_values(answer):
+    result = run_check("90", all_reduce, answer)
+    assert (result.status, result.rule) == ("failed", "every communication is waited for")
+    assert "ranks 0-3 never waited for all_reduce" in result.saw and "async_op=True" in result.saw
+
+
+def test_a_stub_and_an_exception_count_before_a_dropped_handle():
+    def raises(x: torch.Tensor) -> None:
+        dist.all_reduce(x, async_op=True)
+        raise KeyError("mine")
+
+    result = run_check("90", all_reduce, raises)
+    assert result.status == "failed" and "KeyError" in result.saw
+
+
+def test_other_warnings_of_a_check_are_still_shown():
+    @exercise("Warns")
+    def warns(expect: Expect, answer):
+        warnings.warn("look here", UserWarning, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="look here"):
+        assert run_check("90", warns, 1).status == "passed"

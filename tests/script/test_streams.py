@@ -147,3 +147,21 @@ for first, second in ((a, event()), (torch.cuda.Event(), torch.cuda.Event())):
         ranks=1,
     )
     assert "must be recorded" in run.stdout[0] and "enable_timing=True" in run.stdout[0]
+
+
+def test_a_host_that_waits_for_the_device_has_waited_for_all_communication(simulated):
+    run = simulated(
+        """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+x = torch.ones(4, device="cuda")
+dist.all_reduce(x, async_op=True)
+early = x[0].item()
+torch.cuda.synchronize()
+print(early, x[0].item())
+""",
+        ranks=2,
+    )
+    assert printed(run) == [1, 2]
+    assert not [note for note in run.notes if "never waited" in note]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lablib import Cluster, DeadlockError, Device, Link, Run, launch
 from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
+from lablib.errors import UnwaitedWarning
 
 # One byte takes a nanosecond to write, ten to send inside a node, a hundred outside.
 DEVICE = Device("toy", {"float32": 1e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e9)
@@ -281,7 +282,8 @@ def test_what_nobody_waits_for_is_written_down_all_the_same():
         for group in groups:
             dist.all_reduce(bits(5000), group=group, async_op=True)
 
-    run = launch(program, ranks=2, cluster=TOY)
+    with pytest.warns(UnwaitedWarning, match="never waited for all_reduce of group 0,1"):
+        run = launch(program, ranks=2, cluster=TOY)
     assert [end_s for _, end_s in ends(run)] == [about(shared_end_s())] * 2
     assert len(run.timeline.select(stream="comm")) == 4
 

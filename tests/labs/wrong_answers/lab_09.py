@@ -213,7 +213,7 @@ def overlap(module):
         param.register_post_accumulate_grad_hook(start)
     return lambda: None
 """,
-            "every rank ends with the same gradients",
+            "never waited for all_reduce",
         ),
         (
             "forgets to divide",

@@ -1,0 +1,82 @@
+"""Tensors on their way: the buffers of a rank are filled when that rank waits, and not before.
+
+On real processes a buffer holds garbage until the `wait` of its own work, and what is sent may be read until then. A
+program that reads too early, or writes too early, must not get right values here. So a communication moves as late as
+the rules allow:
+
+    the last member joins     `load`: all that is needed is there; nothing moves
+    a first member waits      `fill`: what all receive is computed, straight into the buffers of those who wait by then,
+                              and into memory of its own for the others
+    any other member waits    `fill`: its buffers get what was kept for it
+
+A collective that blocks finds every member waiting, so nothing is kept and nothing is copied twice.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+PerMember = Sequence[Sequence[Tensor]]
+SENDER, RECEIVER = 0, 1  # the two members of a message
+Move = Callable[[PerMember, PerMember], None]  # what each member gave in -> what each member wants filled
+
+
+class Delivery:
+    """What one communication moves. Members are numbered as in its group; of a message, SENDER and RECEIVER."""
+
+    __slots__ = ("_kept", "_loaded", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: set[int] = set()
+        self._loaded: tuple[PerMember, PerMember, Move, bool] | None = None
+        self._kept: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
+
+    def await_by(self, member: int) -> None:
+        """This member waits: from now on its buffers may be filled at any time."""
+        self._waiting.add(member)
+
+    def load(self, sent: PerMember, received: PerMember, move: Move, is_alike: bool = False) -> None:
+        """All members have come.
+
+        Args:
+            sent: the tensors that each gives in.
+            received: those that each wants filled; none for a member that receives nothing.
+            move: computes the one from the other.
+            is_alike: whether every member that receives anything receives the same.
+        """
+        self._loaded = sent, received, move, is_alike
+
+    def join(self, other: "Delivery") -> None:
+        """Two sides of a message have met: those who wait for the other wait for this one."""
+        self._waiting |= other._waiting
+
+    def fill(self, member: int) -> None:
+        """This member has waited: fill its buffers. Later calls do nothing."""
+        self._waiting.add(member)
+        if self._loaded is None and member not in self._kept:
+            return
+        # torch's own bookkeeping (autograd, function and dispatch modes) must not see the simulator's copies. Inference
+        # mode, as tensors made in it may not be written outside.
+        with torch.inference_mode(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            if self._loaded is not None:
+                self._move()
+            for buffer, result in zip(*self._kept.pop(member, ((), ())), strict=True):
+                buffer.copy_(result)
+
+    def _move(self) -> None:
+        assert self._loaded is not None
+        sent, received, move, is_alike = self._loaded
+        self._loaded = None
+        if any(t.is_meta for tensors in (*sent, *received) for t in tensors):
+            return  # shapes have no values
+        into = list(received)
+        results: dict[object, list[Tensor]] = {}
+        for member, buffers in enumerate(received):
+            if buffers and member not in self._waiting:
+                key = tuple(t.shape for t in buffers) if is_alike else member
+                if key not in results:
+                    results[key] = [torch.empty_like(t) for t in buffers]
+                into[member] = results[key]
+                self._kept[member] = buffers, results[key]
+        move(sent, into)

@@ -1,0 +1,275 @@
+"""A buffer holds what it held until the wait of its own work; a handle that is dropped without a wait is a finding."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lablib import launch
+from lablib.errors import UnwaitedWarning
+from lablib.sim.delivery import Delivery
+
+OLD = -1.0
+
+
+def given_in(rank: int, salt: int, parts: int = 1) -> Tensor:
+    """What a rank gives in: two numbers for each part."""
+    return torch.arange(2.0 * parts) + 100 * rank + 1000 * salt
+
+
+def old(parts: int = 1) -> Tensor:
+    return torch.full((2 * parts,), OLD)
+
+
+Issued = tuple[Any, list[Tensor], list[Tensor]]  # handle, buffers, what they hold after the wait
+
+
+def all_reduce(rank: int, n: int, salt: int) -> Issued:
+    x = given_in(rank, salt)
+    total = torch.stack([given_in(r, salt) for r in range(n)]).sum(0)
+    return dist.all_reduce(x, async_op=True), [x], [total]
+
+
+def broadcast(rank: int, n: int, salt: int) -> Issued:
+    root = salt % n
+    x = given_in(rank, salt)
+    return dist.broadcast(x, src=root, async_op=True), [x], [given_in(root, salt)]
+
+
+def reduce(rank: int, n: int, salt: int) -> Issued:
+    root = salt % n
+    x = given_in(rank, salt)
+    total = torch.stack([given_in(r, salt) for r in range(n)]).sum(0)
+    return dist.reduce(x, dst=root, async_op=True), [x], [total if rank == root else given_in(rank, salt)]
+
+
+def all_gather(rank: int, n: int, salt: int) -> Issued:
+    outputs = [old() for _ in range(n)]
+    expected = [given_in(r, salt) for r in range(n)]
+    return dist.all_gather(outputs, given_in(rank, salt), async_op=True), outputs, expected
+
+
+def all_gather_into_tensor(rank: int, n: int, salt: int) -> Issued:
+    output = old(n) if rank % 2 else old(n).view(n, 2)  # ranks may shape the same numbers differently
+    expected = torch.cat([given_in(r, salt) for r in range(n)]).view(output.shape)
+    return dist.all_gather_into_tensor(output, given_in(rank, salt), async_op=True), [output], [expected]
+
+
+def gather(rank: int, n: int, salt: int) -> Issued:
+    root = salt % n
+    outputs = [old() for _ in range(n)] if rank == root else None
+    work = dist.gather(given_in(rank, salt), outputs, dst=root, async_op=True)
+    return work, outputs or [], [given_in(r, salt) for r in range(n)] if rank == root else []
+
+
+def scatter(rank: int, n: int, salt: int) -> Issued:
+    root, output = salt % n, old()
+    parts = [given_in(r, salt) for r in range(n)] if rank == root else None
+    return dist.scatter(output, parts, src=root, async_op=True), [output], [given_in(rank, salt)]
+
+
+def reduce_scatter_tensor(rank: int, n: int, salt: int) -> Issued:
+    output = old()
+    total = torch.stack([given_in(r, salt, n) for r in range(n)]).sum(0)
+    work = dist.reduce_scatter_tensor(output, given_in(rank, salt, n), async_op=True)
+    return work, [output], [total[2 * rank : 2 * rank + 2]]
+
+
+def all_to_all_single(rank: int, n: int, salt: int) -> Issued:
+    output = old(n)
+    expected = torch.cat([given_in(r, salt, n)[2 * rank : 2 * rank + 2] for r in range(n)])
+    return dist.all_to_all_single(output, given_in(rank, salt, n), async_op=True), [output], [expected]
+
+
+def message(rank: int, n: int, salt: int) -> Issued:
+    """Round the ring. The handles of both sides are one here: the receive's is waited for first."""
+    inbox = old()
+    works = [dist.irecv(inbox, src=(rank - 1) % n), dist.isend(given_in(rank, salt), dst=(rank + 1) % n)]
+    return _Both(works), [inbox], [given_in((rank - 1) % n, salt)]
+
+
+class _Both:
+    def __init__(self, works: list[Any]):
+        self.works = works
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+KINDS: list[Callable[[int, int, int], Issued]] = [
+    all_reduce,
+    broadcast,
+    reduce,
+    all_gather,
+    all_gather_into_tensor,
+    gather,
+    scatter,
+    reduce_scatter_tensor,
+    all_to_all_single,
+    message,
+]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[Callable], list[list[int]]]:
+    """Communications, issued in this order by every rank, and which of them each rank waits for, in which order."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
+    num_ranks = draw(st.integers(2, 4))
+    numbers = range(len(kinds))
+    waits = [
+        draw(st.permutations(numbers).flatmap(lambda p: st.integers(0, len(p)).map(lambda k: p[:k])))
+        for _ in range(num_ranks)
+    ]
+    return kinds, waits
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # new names since torch 2.13
+@given(programs())
+@settings(max_examples=60)
+def test_a_buffer_is_filled_by_its_own_wait_and_by_no_other(drawn):
+    kinds, waits = drawn
+    num_ranks = len(waits)
+
+    def program() -> None:
+        rank = dist.get_rank()
+        issued = [kind(rank, num_ranks, salt) for salt, kind in enumerate(kinds)]
+        before = [[b.clone() for b in buffers] for _, buffers, _ in issued]
+        waited: set[int] = set()
+
+        def look() -> None:
+            for number, (_, buffers, after) in enumerate(issued):
+                for buffer, then, now in zip(buffers, before[number], after, strict=True):
+                    assert torch.equal(buffer, now if number in waited else then), (kinds[number].__name__, waited)
+
+        for number in waits[rank]:
+            issued[number][0].wait()
+            waited.add(number)
+            look()
+            for buffer, now in zip(issued[number][1], issued[number][2], strict=True):
+                now += 0.5  # after the wait the buffer is the program's again: others must not see this
+                buffer += 0.5
+        dist.barrier()
+        look()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnwaitedWarning)
+        run = launch(program, ranks=num_ranks)
+    unwaited = {number for order in waits for number in set(range(len(kinds))) - set(order)}
+    assert bool(unwaited) == bool([note for note in run.notes if "never waited" in note])
+
+
+def test_a_receive_is_filled_by_its_wait_although_the_sender_has_gone_on():
+    def program() -> tuple[list[float], list[float]]:
+        x = torch.full((2,), float(dist.get_rank()))
+        if dist.get_rank() == 0:
+            dist.send(x + 1, dst=1)
+            dist.barrier()
+            return [], []
+        work = dist.irecv(x, src=0)
+        dist.barrier()
+        early = x.tolist()
+        assert work is not None
+        work.wait()
+        return early, x.tolist()
+
+    # The sender may go on before the receiver waits: the bytes have left its buffer.
+    assert launch(program, ranks=2).values[1] == ([1.0, 1.0], [1.0, 1.0])
+
+
+def test_what_is_sent_is_read_when_somebody_waits_so_writing_to_it_before_is_seen():
+    def program() -> float:
+        x = torch.ones(1)
+        work = dist.all_reduce(x, async_op=True)
+        if dist.get_rank() == 0:
+            x += 10  # wrong: the communication may still read it
+        assert work is not None
+        work.wait()
+        return x.item()
+
+    assert launch(program, ranks=2).values == [12.0, 12.0]
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda work: work.wait(),
+        lambda work: work.is_completed(),
+        lambda work: work.get_future().wait(),
+        lambda work: work.result(),
+        lambda work: work.synchronize(),
+    ],
+)
+def test_every_way_to_wait_fills_the_buffer_and_leaves_no_finding(finish):
+    def program() -> float:
+        x = torch.ones(1)
+        work = dist.all_reduce(x, async_op=True)
+        while finish(work) is False:
+            pass
+        return x.item()
+
+    run = launch(program, ranks=3)
+    assert run.values == [3.0] * 3 and not run.notes
+
+
+def test_a_dropped_handle_is_named_with_its_ranks_and_its_line():
+    def program() -> None:
+        for _ in range(3):
+            if dist.get_rank() != 1:
+                dist.isend(torch.ones(1), dst=1)
+        if dist.get_rank() == 1:
+            for _ in range(3):
+                dist.recv(torch.ones(1), src=0)
+                dist.recv(torch.ones(1), src=2)
+
+    with pytest.warns(UnwaitedWarning, match="on real processes a buffer holds garbage"):
+        run = launch(program, ranks=3)
+    (note,) = run.notes
+    assert note.startswith("ranks 0,2 never waited for send of group world, 3 times (test_delivery.py:")
+    assert "dist.isend(torch.ones(1), dst=1)" in note
+
+
+def test_many_lines_that_drop_handles_become_a_few_notes():
+    lines = "".join("    dist.all_reduce(torch.ones(1), async_op=True)\n" for _ in range(20))
+    place: dict[str, Any] = {"dist": dist, "torch": torch}
+    exec(compile(f"def program():\n{lines}", "dropping.py", "exec"), place)
+    with pytest.warns(UnwaitedWarning):
+        run = launch(place["program"], ranks=2)
+    assert len(run.notes) == 9 and run.notes[-1].startswith("12 more lines")
+
+
+def test_one_coalesced_handle_is_for_all_that_it_holds():
+    def program() -> list[float]:
+        xs = [torch.full((2,), float(dist.get_rank())) for _ in range(3)]
+        with dist._coalescing_manager(async_ops=True) as manager:  # pyright: ignore[reportPrivateImportUsage]
+            for x in xs:
+                dist.all_reduce(x)
+        early = [x[0].item() for x in xs]
+        manager.wait()
+        return early + [x[0].item() for x in xs]
+
+    run = launch(program, ranks=2)
+    assert run.values == [[0.0] * 3 + [1.0] * 3, [1.0] * 6] and not run.notes
+
+
+def test_results_that_are_the_same_for_all_are_kept_once():
+    delivery, received, seen = Delivery(), [[old()] for _ in range(5)], []
+
+    def move(sent: Any, into: Any) -> None:
+        seen.extend(id(tensors[0]) for tensors in into)
+        for tensors in into:
+            tensors[0].fill_(7.0)
+
+    delivery.load([[]] * 5, received, move, is_alike=True)
+    delivery.await_by(1)
+    delivery.fill(0)
+    assert seen[:2] == [id(received[0][0]), id(received[1][0])] and len(set(seen[2:])) == 1
+    assert [r[0][0].item() for r in received] == [7.0, 7.0, OLD, OLD, OLD]
+    delivery.fill(4)
+    assert [r[0][0].item() for r in received] == [7.0, 7.0, OLD, OLD, 7.0]
