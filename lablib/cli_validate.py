@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
+from lablib.files import read_text, write_text
 from lablib.plan.validation.cross_validate import HeldOut, cross_validate, kept, read_kept
 from lablib.plan.validation.page import markdown, mixtures_sentence, with_section
 from lablib.plan.validation.rows import Row, published_mixtures, published_rows, read_rows
@@ -141,17 +142,16 @@ def _write(
 
     picture, beside = page.with_suffix(".svg"), held_out_path(page)
     try:
-        page.parent.mkdir(parents=True, exist_ok=True)
         if held_out:
-            beside.write_text(kept(held_out, constants()), "utf-8")
+            write_text(beside, kept(held_out, constants()))
         elif beside.exists():
-            held_out, _ = read_kept(beside.read_text("utf-8"))
-        page.write_text(markdown(report, picture.name, held_out, mixtures), "utf-8")
-        picture.write_text(validation_svg(report), "utf-8")
+            held_out, _ = read_kept(read_text(beside))
+        write_text(page, markdown(report, picture.name, held_out, mixtures))
+        write_text(picture, validation_svg(report))
         if readme is not None:
             to_picture, to_page = (Path(os.path.relpath(path, readme.parent)).as_posix() for path in (picture, page))
-            section = with_section(readme.read_text("utf-8"), report, to_picture, to_page, held_out, mixtures)
-            readme.write_text(section, "utf-8")
+            section = with_section(read_text(readme), report, to_picture, to_page, held_out, mixtures)
+            write_text(readme, section)
     except OSError as error:
         raise CourseFailure(f"the page cannot be written to {page}: {error.strerror or error}") from None
     except ValueError as error:

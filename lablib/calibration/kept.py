@@ -10,8 +10,6 @@ A new profile goes to the first of them that is free, else to the second: what `
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -67,10 +65,7 @@ def _fitting(path: Path, ranks: int, backend: str) -> Cluster | None:
 def _keep(cluster: Cluster, path: Path) -> bool:
     """Write the profile in one step, so that no other lab reads half of it. False if nothing can be written there."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".measured-") as folder:
-            save_cluster(cluster, unfinished := Path(folder) / path.name)
-            os.replace(unfinished, path)
+        save_cluster(cluster, path)
     except OSError:
         return False
     return True

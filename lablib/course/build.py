@@ -18,14 +18,13 @@ from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
-import nbformat
-
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.files import cannot_write, write_atomic
+from lablib.course.files import cannot_write
 from lablib.course.lint import lint
 from lablib.course.master import Master, read_master
-from lablib.course.notebook import Version, digest, has_outputs, make_notebook, to_text
+from lablib.course.notebook import Version, digest, has_outputs, make_notebook, notebook_of, read_notebook, to_text
 from lablib.course.places import Lab
+from lablib.files import new_file, read_text, write_text
 
 
 class State(Enum):
@@ -132,10 +131,10 @@ def _built(master: Master) -> Built:
 
 def _state(path: Path, text: str, new_digest: str) -> State:
     try:
-        found = path.read_text(encoding="utf-8")
+        found = read_text(path)
         if found == text:
             return State.CURRENT
-        notebook = nbformat.reads(found, as_version=4)
+        notebook = notebook_of(found)
         built_with = notebook.metadata.get("lablib", {}).get("digest")
         untouched = digest(notebook) == built_with and not has_outputs(notebook)
     except FileNotFoundError:
@@ -158,7 +157,8 @@ def _write(built: Built, replace: bool) -> str:
     if replace:
         kept = path.with_name(f"{name}.mine-{datetime.now():%Y%m%d-%H%M%S}.ipynb")
         try:
-            path.rename(kept)
+            kept = new_file(kept)  # two commands may come in one second
+            path.replace(kept)
         except OSError as error:
             raise cannot_write(kept, error) from None
         _save(path, built.text)
@@ -173,7 +173,7 @@ def _write(built: Built, replace: bool) -> str:
 
 def _save(path: Path, text: str) -> str:
     try:
-        write_atomic(path, text)
+        write_text(path, text)
     except OSError as error:
         raise cannot_write(path, error) from None
     return f"{path}: built"
@@ -182,7 +182,7 @@ def _save(path: Path, text: str) -> str:
 def _difference(built: Built) -> str:
     """In which way a notebook differs from its master."""
     try:
-        notebook = nbformat.read(built.master.lab.notebook, as_version=4)
+        notebook = read_notebook(built.master.lab.notebook)
     except Exception:
         return "is not a notebook"
     return "has outputs or execution counts" if has_outputs(notebook) else "differs from its master"

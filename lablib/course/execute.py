@@ -13,17 +13,19 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import nbformat
 
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.files import cannot_write, write_atomic
+from lablib.course.files import cannot_write
 from lablib.course.master import Master, of_notebook, read_master
-from lablib.course.notebook import Version, make_notebook, to_text
+from lablib.course.notebook import Version, make_notebook, read_notebook, to_text
 from lablib.course.parameters import Literal, check_values
 from lablib.course.places import Lab
+from lablib.files import write_text
 
 
 def run_lab(
@@ -45,20 +47,21 @@ def run_lab(
     parameters = _parameters(of_notebook(lab, notebook), values)
     folder = (out or lab.labs.parent / "runs").absolute()
     name = f"{lab.name}-{'instructor-' if instructor else ''}{datetime.now():%Y%m%d-%H%M%S}"
-    kept = _free_name(folder, name)
-    unfinished = folder / f".{kept.stem}.part.ipynb"
+    unfinished = None
     try:
-        write_atomic(unfinished, to_text(notebook))  # a folder that cannot be written to shows here, not after the run
+        kept, unfinished = _reserved(folder, name)
+        write_text(unfinished, to_text(notebook))  # a folder that cannot be written to shows here, not after the run
         with _environment(lab, instructor):
             failure = _execute(lab, notebook, parameters, unfinished)
-        executed = nbformat.read(unfinished, as_version=4)
+        executed = read_notebook(unfinished)
         executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)
-        write_atomic(kept, to_text(executed))
+        write_text(kept, to_text(executed))
     except OSError as error:
         raise cannot_write(Path(error.filename or folder), error) from None
     finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
+        if unfinished is not None:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
     if failure:
         raise CourseFailure(f"{failure} The notebook up to there is kept: {kept}")
     try:
@@ -74,7 +77,7 @@ def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
     if not lab.notebook.exists():
         return make_notebook(read_master(lab), Version.LEARNER)
     try:
-        return nbformat.read(lab.notebook, as_version=4)
+        return read_notebook(lab.notebook)
     except Exception as error:
         raise CourseFailure(
             f"{lab.notebook} is not a notebook ({error}); `lab build --replace {lab.number}` makes it anew."
@@ -154,14 +157,25 @@ def _write_page(notebook: Any, path: Path) -> Path:
     from lablib.figures import with_drawn_figures
 
     page, _ = HTMLExporter().from_notebook_node(with_drawn_figures(notebook))
-    write_atomic(path, page)
+    write_text(path, page)
     return path
 
 
-def _free_name(folder: Path, name: str) -> Path:
-    """A notebook's name nothing has, for two runs may begin in one second."""
-    path, number = folder / f"{name}.ipynb", 1
-    while path.exists() or path.with_suffix(".html").exists():
-        number += 1
-        path = folder / f"{name}-{number}.ipynb"
-    return path
+def _reserved(folder: Path, name: str) -> tuple[Path, Path]:
+    """A notebook's name that nothing has, and the file it is run in, which holds the name until it is given.
+
+    Two runs may begin in one second: each makes its file in one step or takes the next name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        kept = folder / (f"{name}-{number}.ipynb" if number > 1 else f"{name}.ipynb")
+        unfinished = folder / f".{kept.stem}.part.ipynb"
+        try:
+            unfinished.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        # Looked at after the name is held: a run that had it before has given its notebook this name by now.
+        if not kept.exists() and not kept.with_suffix(".html").exists():
+            return kept, unfinished
+        unfinished.unlink()
+    raise AssertionError("numbers do not end")

@@ -19,6 +19,7 @@ from lablib.course.master import Cell, Master, at
 from lablib.course.parameters import REQUIRED
 from lablib.course.places import checks_file
 from lablib.course.solution import has_solution, to_stub
+from lablib.files import read_text
 
 
 def lint(master: Master) -> list[CourseError]:
@@ -112,7 +113,7 @@ def _solutions(master: Master) -> Findings:
 
 def _check_names(master: Master) -> Findings:
     path = checks_file(master.lab.number, master.lab.labs)
-    declared = declared_checks(path.read_text(encoding="utf-8")) if path else []
+    declared = declared_checks(read_text(path)) if path else []
     seen: set[str] = set()
     for cell in master.cells:
         if not cell.tagged("check"):

@@ -18,6 +18,7 @@ from typing import Any
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.parameters import Parameter, read_parameters
 from lablib.course.places import Lab
+from lablib.files import read_text
 
 _CELL = re.compile(r"^# %%(\s|$)")
 _TITLE = re.compile(r"^# (?:Lab )?(?P<number>\d\d)\W+(?P<title>\w.*)$")
@@ -117,10 +118,10 @@ def read_master(lab: Lab) -> Master:
 
     path = lab.master
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise CourseFailure(f"lab {lab.number} has no master: expected {path}; restore it from git.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CourseFailure(f"cannot read the master {path}: {error}; it must be a UTF-8 text file.") from None
     try:
         ast.parse(text, filename=str(path))

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections import Counter
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -20,8 +21,10 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_
 
 from lablib.course.master import Cell, Master
 from lablib.course.solution import to_stub
+from lablib.files import parse_json, read_text
 
 _NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
+_MOST_BYTES = 2**30  # with the outputs of its cells
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -44,6 +47,20 @@ def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
     notebook.metadata["lablib"] = {"lab": master.lab.name, "version": version.value, "digest": digest(notebook)}
     nbformat.validate(notebook)
     return notebook
+
+
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    """The notebook of a file. Raises OSError and ValueError as `read_text`, ValueError for what is no notebook."""
+    return notebook_of(read_text(path, _MOST_BYTES))
+
+
+def notebook_of(text: str) -> nbformat.NotebookNode:
+    """The notebook of a text. Raises ValueError where it is none."""
+    parse_json(text)  # whose errors are sentences
+    try:
+        return nbformat.reads(text, as_version=4)
+    except Exception as error:  # nbformat's own, and whatever its upgrades of old versions run into
+        raise ValueError(f"it is no notebook: {type(error).__name__}: {error}") from None
 
 
 def to_text(notebook: nbformat.NotebookNode) -> str:

@@ -3,11 +3,10 @@
 from datetime import datetime
 from pathlib import Path
 
-import nbformat
-
 from lablib.course.build import state_of
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.master import Master, of_notebook, read_master
+from lablib.course.notebook import read_notebook
 from lablib.course.places import Lab, find_lab, find_labs
 from lablib.course.progress import Entry, Labs, progress_path, read_progress, reset_progress
 from lablib.course.table import table
@@ -75,7 +74,7 @@ def _about(lab: Lab) -> Master:
         return read_master(lab)
     except CourseError:
         try:
-            return of_notebook(lab, nbformat.read(lab.notebook, as_version=4))
+            return of_notebook(lab, read_notebook(lab.notebook))
         except Exception:  # no notebook either, or a broken one: the list must not fall over it
             return Master(lab, ())
 

@@ -50,7 +50,7 @@ def find_labs_folder(start: Path | None = None) -> Path:
     """
     chosen = os.environ.get("LAB_LABS")
     if chosen:
-        folder = Path(chosen).expanduser().resolve()
+        folder = Path(os.path.expanduser(chosen)).resolve()
         if not folder.is_dir():
             raise CourseError(f"LAB_LABS must name the labs folder: {folder} is no folder; unset it or correct it.")
         return folder

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lablib.course.errors import CourseFailure
-from lablib.course.files import write_atomic
+from lablib.files import parse_json, read_text, write_text
+from lablib.user_folders import user_folder
 
 _LOCK_TIMEOUT_S = 5.0
 _OFF = "off"
@@ -54,10 +55,8 @@ def progress_path() -> Path | None:
     if chosen == _OFF:
         return None
     if chosen:
-        return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("lablib", appauthor=False)) / "progress.json"
+        return Path(os.path.expanduser(chosen)).absolute()
+    return user_folder("data") / "progress.json"
 
 
 def read_progress(path: Path) -> Labs:
@@ -68,18 +67,25 @@ def read_progress(path: Path) -> Labs:
         OSError: it cannot be read.
     """
     try:
-        text = path.read_bytes()
+        text = read_text(path)
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise _put_aside(path, error) from None
     try:
-        return _parse(json.loads(text.decode("utf-8")))
+        return _parse(parse_json(text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        aside = _free_name(path)
-        path.replace(aside)
-        raise DamagedProgress(
-            f"a progress file must be what `lab` wrote: {path} is damaged ({error}); it is kept as {aside.name}, and a "
-            f"new one begins; to restore it, correct it and give it back its name."
-        ) from None
+        raise _put_aside(path, error) from None
+
+
+def _put_aside(path: Path, error: Exception) -> DamagedProgress:
+    """The error for a damaged file, which gets another name."""
+    aside = _free_name(path)
+    path.replace(aside)
+    return DamagedProgress(
+        f"a progress file must be what `lab` wrote: {path} is damaged ({error}); it is kept as {aside.name}, and a "
+        f"new one begins; to restore it, correct it and give it back its name."
+    )
 
 
 class Progress:
@@ -159,7 +165,7 @@ def _parse(data: Any) -> Labs:
 
 def _write(path: Path, labs: Labs) -> None:
     data = {"version": 1, "labs": {lab: {n: asdict(e) for n, e in entries.items()} for lab, entries in labs.items()}}
-    write_atomic(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
+    write_text(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
 def _locked(path: Path) -> Any:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import platformdirs
+from lablib.user_folders import user_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Entry:
 def cache_folder() -> Path:
     """Where corpora are kept: the environment's LAB_DATA, else the platform's own place for caches."""
     if chosen := os.environ.get("LAB_DATA"):
-        return Path(chosen).expanduser().resolve()
-    return platformdirs.user_cache_path("lablib", appauthor=False) / "corpora"
+        return Path(os.path.expanduser(chosen)).resolve()
+    return user_folder("cache") / "corpora"
 
 
 def read_entry(folder: Path, key: str) -> Entry | None:

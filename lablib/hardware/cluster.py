@@ -19,6 +19,7 @@ from lablib.hardware.device import FREE, Device
 from lablib.hardware.figures import check_numbers, check_times
 from lablib.hardware.link import Link
 from lablib.hardware.topology import FatTree, Topology
+from lablib.signature import check_fields
 
 LIBRARIES = ("", "gloo")
 
@@ -71,12 +72,15 @@ class Cluster:
         check_numbers(repr(self.name), {"devices_per_node": count})
         if count < 1:
             raise ValueError(f"devices_per_node must be at least 1: got {count} for {self.name!r}")
+        if count >= 2**31:
+            raise ValueError(f"devices_per_node must be below 2**31: got {count} for {self.name!r}")
         if not isinstance(count, Integral):
             raise ValueError(f"devices_per_node must be a whole number: got {count!r} for {self.name!r}")
         check_times(repr(self.name), {"collective_overhead_s": self.collective_overhead_s})
 
         if self.library not in LIBRARIES:
             raise unknown_name("communication library", self.library, LIBRARIES)
+        check_fields(self)
 
     def node(self, rank: int) -> int:
         """The node a rank is on."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lablib.hardware.figures import check_numbers, check_times
+from lablib.signature import check_fields, check_type
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,14 @@ class Device:
     attention_generation: int = 2
 
     def __post_init__(self) -> None:
+        for name in ("peak_flops_per_s", "matmul_efficiency_by_dtype"):
+            check_type(f"{name} of {self.name!r}", getattr(self, name), Mapping)
         if "float32" not in self.peak_flops_per_s:
             raise ValueError(f"a device needs a float32 peak: {self.name} has {sorted(self.peak_flops_per_s)}; add one")
         self._check_shares()
         self._check_positive()
         self._check_counts()
+        check_fields(self)
 
     def _check_shares(self) -> None:
         shares = {name: getattr(self, name) for name in ("matmul_efficiency", "memory_efficiency")}

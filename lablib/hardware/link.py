@@ -11,6 +11,7 @@ Simplified: one alpha for every protocol, and a bandwidth that does not depend o
 from dataclasses import dataclass
 
 from lablib.hardware.figures import check_numbers, check_times
+from lablib.signature import check_fields
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Link:
             raise ValueError(
                 f"collective_share is a share in (0, 1]: got {self.collective_share} for link {self.name!r}"
             )
+        check_fields(self)
 
     def transfer_s(self, size_bytes: float) -> float:
         """Seconds for one message: alpha + size * beta."""

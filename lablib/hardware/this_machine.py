@@ -1,6 +1,6 @@
 """Where the profile of this machine is kept: what `lab calibrate` writes and `cluster="this-machine"` reads.
 
-The file is `$LAB_MACHINE`, else `this-machine.toml` in the platform's user configuration folder.
+The file is `$LAB_MACHINE`, else `this-machine.toml` in the user's folder of settings.
 """
 
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.toml_file import load_cluster
+from lablib.user_folders import user_folder
 
 THIS_MACHINE = "this-machine"
 
@@ -15,10 +16,8 @@ THIS_MACHINE = "this-machine"
 def profile_path() -> Path:
     """Where the profile is, or would be."""
     if chosen := os.environ.get("LAB_MACHINE"):
-        return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("lablib", appauthor=False)) / f"{THIS_MACHINE}.toml"
+        return Path(os.path.expanduser(chosen)).absolute()
+    return user_folder("config") / f"{THIS_MACHINE}.toml"
 
 
 def this_machine() -> Cluster:

@@ -26,7 +26,6 @@ says that a bandwidth which does not go with the device's peak is meant.
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from difflib import get_close_matches
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from lablib.errors import unknown_name
+from lablib.files import parse_toml, read_text, write_text
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
@@ -59,10 +59,10 @@ def load_cluster(path: str | Path) -> Cluster:
     """
     file = Path(path)
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        table = parse_toml(read_text(file))
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror}); give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{file}: not TOML: {error}") from None
     base = _base(table, _catalogue_clusters(), f"{file}", "cluster")
     is_unusual = table.pop("unusual", False)
@@ -102,7 +102,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         (cluster.inter, "inter"),
     ):
         check_plausible(record, str(file), where)
-    file.write_text("\n".join([*lines, *tables]) + "\n", encoding="utf-8", newline="\n")
+    write_text(file, "\n".join([*lines, *tables]) + "\n")
 
 
 # ---- reading ----
@@ -203,7 +203,8 @@ def _check_dtype(name: str, where: str) -> None:
 
 def _number(value: Any, file: str, where: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else _refuse(file, where, value, "a number")
+    is_endless = isinstance(value, int) and abs(value) >= 10**308  # no float is as large
+    return float(value) if is_number and not is_endless else _refuse(file, where, value, "a number")
 
 
 def _topology(value: Any, inherited: Any, file: str) -> Any:

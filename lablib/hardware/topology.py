@@ -17,6 +17,8 @@ Simplified: minimal routes, no adaptive routing; congestion is the constant tape
 from dataclasses import dataclass
 from typing import Protocol
 
+from lablib.signature import check_fields
+
 
 class Topology(Protocol):
     """What a cluster asks of its network. Nodes are numbered from 0."""
@@ -55,6 +57,7 @@ class FatTree:
     name: str = "fat tree"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self, nodes_per_leaf=self.nodes_per_leaf, leaves_per_pod=self.leaves_per_pod)
         if not self.oversubscription >= 1:
             raise ValueError(f"oversubscription must be 1 (full bisection) or more: got {self.oversubscription}")
@@ -80,6 +83,7 @@ class Dragonfly:
     name: str = "dragonfly"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self, nodes_per_router=self.nodes_per_router, routers_per_group=self.routers_per_group)
         if not 0 < self.global_taper <= 1:
             raise ValueError(f"global_taper is a share in (0, 1]: got {self.global_taper}")
@@ -103,6 +107,7 @@ class Torus:
     name: str = "torus"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check(self, **{f"extent {axis}": extent for axis, extent in enumerate(self.shape)})
 
     def coordinates(self, node: int) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from lablib.files import replacing
 from lablib.record.ledger import Memory
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic
@@ -38,7 +39,7 @@ Stop = tuple[int, float, Place]  # of a chain of arrows: its order, when, where
 def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None, traffic: Traffic | None = None) -> Path:
     """Write the trace, rank by rank. Counters need the memory of the run, arrows of collectives its traffic."""
     rows = {rank: rows_of(timeline, rank) for rank in range(timeline.num_ranks)}
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for rank, own in rows.items():
             events = [*_names(rank, own), *_work(rank, own)]

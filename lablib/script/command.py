@@ -18,6 +18,7 @@ from typing import TextIO
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.errors import LaunchError, RankError
+from lablib.files import new_folder
 from lablib.script.report import default_folder, files_line, write_output, write_report
 from lablib.script.run import Script
 
@@ -31,12 +32,15 @@ def simulate(options: argparse.Namespace) -> int:
     """
     if options.timeout is not None and not options.timeout > 0:
         raise CourseError(f"--timeout must be positive seconds: got {options.timeout:g}; try --timeout 600.")
-    folder = Path(options.out) if options.out else default_folder(Path(options.script))
     shown = None if options.quiet else sys.stdout
     try:
         script = Script(options.script, options.arguments, options.ranks, options.cluster, shown)
     except ValueError as error:
         raise CourseError(str(error)) from error
+    try:
+        folder = Path(options.out) if options.out else new_folder(default_folder(script.path))
+    except OSError as error:
+        raise CourseFailure(f"the report cannot be written: {error}; choose another folder with --out.") from error
     try:
         with progress(script, sys.stderr):
             run = script.run(options.timeout)

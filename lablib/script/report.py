@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lablib.figures.show import caption_html, picture_bundle, without_subtitle
 from lablib.figures.timeline import figure_timeline
+from lablib.files import write_text
 from lablib.markup import in_html
 from lablib.record.ledger import Memory
 from lablib.run import Run
@@ -37,12 +38,12 @@ def write_report(run: Run, folder: Path, script: str) -> str:
     """
     folder.mkdir(parents=True, exist_ok=True)
     run.to_perfetto(folder / "timeline.json")
-    (folder / "timeline.html").write_text(_page(run, script), "utf-8")
+    write_text(folder / "timeline.html", _page(run, script))
     if len(run.memory):
-        (folder / "memory.txt").write_text(memory_text(run.memory), "utf-8")
+        write_text(folder / "memory.txt", memory_text(run.memory))
     write_output(run.stdout, folder)
     summary = summary_text(run, script)
-    (folder / "summary.txt").write_text(summary, "utf-8")
+    write_text(folder / "summary.txt", summary)
     return summary
 
 
@@ -50,7 +51,7 @@ def write_output(output: Iterable[str], folder: Path) -> None:
     """What each rank printed, one file a rank; also of a run that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, text in enumerate(output):
-        (folder / f"rank{rank}.txt").write_text(text, "utf-8")
+        write_text(folder / f"rank{rank}.txt", text)
 
 
 def summary_text(run: Run, script: str) -> str:

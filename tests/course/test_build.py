@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from lablib.course import files
+from lablib import files
 from lablib.course.build import State, build, build_instructor, build_nbgrader, check_built, state_of
 from lablib.course.errors import CourseFailure
 from lablib.course.master import read_master

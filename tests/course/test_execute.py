@@ -1,6 +1,8 @@
 """Running a lab with papermill: notebook and page, a failing cell, a full disk, and no runs of nonsense."""
 
 import errno
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 import nbformat
@@ -115,7 +117,37 @@ def test_a_broken_notebook_is_refused_with_the_remedy(lab: Lab):
     assert lab.notebook.read_text() == "{"
 
 
-def test_two_runs_in_one_second_have_two_names(tmp_path: Path):
-    first = execute._free_name(tmp_path, "x")
-    first.with_suffix(".html").write_text("")
-    assert execute._free_name(tmp_path, "x").name == "x-2.ipynb"
+def test_a_run_never_takes_the_name_of_an_older_one(lab: Lab, tmp_path: Path, instant: None):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "90_example-20260102-030405.html").write_text("")
+    assert run_lab(lab, {})[0].name == "90_example-20260102-030405-2.ipynb"
+
+
+def test_runs_that_begin_in_one_second_write_files_of_their_own(lab: Lab, tmp_path: Path, instant: None):
+    with ThreadPoolExecutor(8) as pool:
+        written = [path for run in [pool.submit(run_lab, lab, {}) for _ in range(8)] for path in run.result()]
+    assert len(set(written)) == 16
+    assert sorted((tmp_path / "runs").iterdir()) == sorted(written)
+
+
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs take no time, and all begin in the same second."""
+
+    class Clock:
+        @staticmethod
+        def now() -> datetime:
+            return datetime(2026, 1, 2, 3, 4, 5)
+
+    def execute_nothing(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict, path: Path) -> str:
+        notebook.metadata["papermill"] = {}
+        nbformat.write(notebook, path)
+        return ""
+
+    def write_page(notebook: nbformat.NotebookNode, path: Path) -> Path:
+        path.write_text("page")
+        return path
+
+    monkeypatch.setattr(execute, "datetime", Clock)
+    monkeypatch.setattr(execute, "_execute", execute_nothing)
+    monkeypatch.setattr(execute, "_write_page", write_page)

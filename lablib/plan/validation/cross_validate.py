@@ -23,6 +23,7 @@ from math import log, sqrt
 from statistics import fmean
 from typing import NamedTuple
 
+from lablib.files import parse_json
 from lablib.plan.validation.rows import Row
 from lablib.plan.validation.score import Predictor, Prepared, best, prepare, report
 
@@ -172,9 +173,9 @@ def read_kept(text: str) -> tuple[list[HeldOut], dict[str, float]]:
         ValueError: the text is something else.
     """
     try:
-        record = json.loads(text)
+        record = parse_json(text)
         return [HeldOut(**one) for one in record["sources"]], record["constants"]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"these are no results of leaving sources out ({error}): make them with --cross-validate"
         ) from None

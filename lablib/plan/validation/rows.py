@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lablib.files import parse_json, read_text
 from lablib.plan.validation.fields import FIELDS, SECTIONS, SIZES, by_usual_names, checked, path_of, shown, unknown
 
 
@@ -85,11 +86,9 @@ def read_rows(path: str | Path) -> list[Row]:
     """
     path = Path(path)
     try:
-        lines = path.read_text("utf-8-sig").split("\n")
+        lines = read_text(path).split("\n")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text in UTF-8: give a file of JSON objects, one a line") from None
     return parse_rows(lines, path.name)
 
 
@@ -109,7 +108,7 @@ def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
 
 def _row(line: str, number: int) -> Row:
     try:
-        record = json.loads(line, object_pairs_hook=_without_repetition)
+        record = parse_json(line, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}; one object a line") from None
     if not isinstance(record, dict):

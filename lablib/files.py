@@ -1,0 +1,156 @@
+"""Files of users: read whole or refused in one sentence, written whole or not at all.
+
+A name on a command line may be a pipe that nobody writes to, a device without an end, a folder or a film: `read_text`
+takes regular files of a sensible size in UTF-8, and waits for nothing. What is written goes to a temporary file in the
+same folder (a rename is atomic only inside one file system), is forced to disk and takes the old file's name in one
+step: whatever goes wrong before that, a full disk above all, leaves the old file as it was and no temporary file
+behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, TextIO
+
+MOST_BYTES = 64 * 2**20
+_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+
+
+def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a file, without a byte order mark.
+
+    Raises:
+        OSError: there is no such file, it may not be read, or it is no regular file; `strerror` says which.
+        ValueError: it is larger than `most_bytes`, or not UTF-8.
+    """
+    path = Path(_without_null(path))
+    _check_regular(path, path.stat().st_mode)  # before it is opened: to open a pipe waits for its other end
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        _check_regular(path, os.fstat(file.fileno()).st_mode)
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"{path} is too large: a file here has at most {most_bytes / 1e6:.0f} MB; give another one")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text. Raises ValueError with what is wrong; also too deep nesting, and endless numbers."""
+    return _parsed(tomllib.loads, text)
+
+
+def parse_json(text: str, **options: Any) -> Any:
+    """The value of a JSON text, with options of `json.loads`. Raises ValueError, as `parse_toml`."""
+    return _parsed(lambda given: json.loads(given, **options), text)
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply; give a file of a few levels") from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("it has a number of thousands of digits; write it as 1e30") from None
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Make `path` hold `text` (UTF-8), or leave it untouched. Creates missing parent folders.
+
+    Raises:
+        OSError: no space, no permission, ...; `path` is then as it was before.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[TextIO]:
+    """A text file (UTF-8) that takes the place of `path` when the block ends well, and vanishes when it does not.
+
+    A link stays one: its target is replaced. A device, such as /dev/stdout, is written to.
+
+    Raises:
+        OSError: as `write_text`; the folder must exist.
+    """
+    path = Path(os.path.realpath(_without_null(path)))
+    if path.exists() and not path.is_file():
+        with open(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)), "w", encoding="utf-8") as file:
+            yield file
+        return
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
+    try:
+        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, _mode_of(path))
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def new_file(path: Path) -> Path:
+    """`path`, or the first of `path`-2, -3, ... that nothing has: made empty, in one step, so that nobody else gets it.
+
+    Raises:
+        OSError: the folder is missing or cannot be written.
+    """
+    return _first_free(path, lambda one: one.touch(exist_ok=False))
+
+
+def new_folder(path: Path) -> Path:
+    """The same for a folder; missing parents are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _first_free(path, Path.mkdir)
+
+
+def _first_free(path: Path, make: Callable[[Path], None]) -> Path:
+    for number in count(1):
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}") if number > 1 else path
+        try:
+            make(free)
+            return free
+        except FileExistsError:
+            continue
+    raise AssertionError("numbers do not end")
+
+
+def _without_null(path: str | Path) -> str:
+    """The path as text; the system's own error for a null byte in it names no file."""
+    text = os.fspath(path)
+    if "\0" in text:
+        raise OSError(errno.EINVAL, "a path has no null byte", text.replace("\0", "\\0"))
+    return text
+
+
+def _check_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "a device")
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, f"it is {kind}, not a file", str(path))
+
+
+def _mode_of(path: Path) -> int:
+    """The permissions the written file should have: those of the file it replaces, or what the umask gives."""
+    try:
+        return path.stat().st_mode & 0o777
+    except OSError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask
