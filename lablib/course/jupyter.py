@@ -36,6 +36,12 @@ def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
     if port is not None:
         _check_port(port, _option(arguments, "--ip", "--ServerApp.ip") or "localhost")
     command, environment = jupyter_command(lab, arguments), jupyter_environment()
+    if needs_allow_root(arguments):
+        print(
+            "JupyterLab runs as root, with --allow-root: whoever reaches it with its token can do everything on this "
+            "machine; start it as another user where you can.",
+            file=sys.stderr,
+        )
     sys.stdout.flush()
     if os.name == "nt":  # there, exec would leave the terminal to the shell while the server still uses it
         return subprocess.run(command, env=environment).returncode
@@ -50,9 +56,15 @@ def jupyter_command(lab: Lab, arguments: Sequence[str]) -> list[str]:
         command.append("--ServerApp.port_retries=0")
     if _option(arguments, "--log-level", "--ServerApp.log_level", "--Application.log_level") is None:
         command.append("--log-level=WARN")  # the address is still printed; twenty lines on extensions are not
-    if hasattr(os, "getuid") and os.getuid() == 0 and "--allow-root" not in arguments:
+    if needs_allow_root(arguments):
         command.append("--allow-root")
     return [*command, *arguments]
+
+
+def needs_allow_root(arguments: Sequence[str]) -> bool:
+    """Whether Jupyter would refuse to start, because this is root and nobody said that it may."""
+    is_said = any(argument.partition("=")[0] in ("--allow-root", "--ServerApp.allow_root") for argument in arguments)
+    return hasattr(os, "getuid") and os.getuid() == 0 and not is_said
 
 
 def jupyter_environment() -> dict[str, str]:

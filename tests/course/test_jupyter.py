@@ -68,6 +68,20 @@ def test_only_root_is_allowed_root(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     assert "--allow-root" not in jupyter_command(lab, [])
 
 
+@pytest.mark.parametrize(
+    ("uid", "arguments", "is_said"),
+    [(0, [], True), (0, ["--allow-root"], False), (0, ["--ServerApp.allow_root=True"], False), (1000, [], False)],
+)
+def test_that_jupyter_runs_as_root_is_said_when_nobody_asked_for_it(
+    lab: Lab, started: list, monkeypatch: pytest.MonkeyPatch, capfd, uid: int, arguments: list[str], is_said: bool
+):
+    monkeypatch.setattr(os, "getuid", lambda: uid, raising=False)
+    open_lab(lab, ["--no-browser", *arguments])
+    said = capfd.readouterr().err
+    assert ("JupyterLab runs as root, with --allow-root: " in said) == is_said and said.count("\n") == is_said
+    assert len(started) == 1
+
+
 def test_the_news_prompt_is_off_by_a_default_behind_the_users_settings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
     mine, ours = jupyter_environment()["JUPYTER_CONFIG_PATH"].split(os.pathsep)
