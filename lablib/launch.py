@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from lablib.errors import LaunchError, unknown_name
+from lablib.errors import unknown_name
 from lablib.faults import Fault, check_faults
 from lablib.hardware import Cluster, find_cluster
+from lablib.inside import check_outside
 from lablib.run import Run
 
 BACKENDS = ("sim", "gloo", "nccl")
@@ -62,15 +63,12 @@ def launch(
     """
     _check(fn, args, ranks, backend, timeout_s)
     _check_fidelity(fidelity, backend)
-    from lablib.sim import is_rank, run_sim
-
-    if is_rank():
-        raise LaunchError(
-            "this is inside a rank of a launch: call launch from the notebook, not from the program it runs."
-        )
+    check_outside("call launch from the notebook, not from the program it runs")
     simulated = find_cluster(cluster)
     faults = check_faults(faults, ranks, simulated.num_nodes(ranks), backend, trace, fidelity)
     if backend == "sim":
+        from lablib.sim import run_sim
+
         return run_sim(
             fn,
             args,

@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 import lablib
+from lablib.inside import RANK_VARIABLE
 from lablib.real.rendezvous import LOOPBACK, OneMachine
 
 _THREAD = "lablib-elastic-agent"
@@ -39,7 +40,7 @@ for descriptor, stream in (1, "stdout"), (2, "stderr"):
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, descriptor)
     os.close(file)
-os.environ.update({environment!r})
+os.environ.update({environment!r}, {rank}=os.environ["RANK"])
 sys.path.append({root!r})
 from lablib.real.worker import main
 main({address!r}, os.path.join({directory!r}, "store"))
@@ -58,7 +59,9 @@ class Agent:
     def __init__(self, ranks: int, address: str, directory: Path):
         self._directory = directory
         root = str(Path(lablib.__file__).resolve().parents[1])
-        code = _START.format(directory=str(directory), environment=_ENVIRONMENT, root=root, address=address)
+        code = _START.format(
+            directory=str(directory), environment=_ENVIRONMENT, rank=RANK_VARIABLE, root=root, address=address
+        )
         spec = WorkerSpec(
             role="lablib",
             local_world_size=ranks,

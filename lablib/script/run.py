@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from lablib.errors import LaunchError
 from lablib.hardware import Cluster, find_cluster
+from lablib.inside import check_outside
 from lablib.run import Run
 from lablib.script.backends import answer_backends
 from lablib.script.cuda import answer_cuda
@@ -29,7 +29,7 @@ from lablib.script.process import Process
 from lablib.script.program import compiled, main_module, run_program, script_folder
 from lablib.script.python import answer_python
 from lablib.script.streams import Streams
-from lablib.sim import is_rank, run_sim
+from lablib.sim import run_sim
 from lablib.sim.rank import Rank
 from lablib.sim.store import SimStore
 
@@ -64,8 +64,7 @@ class Script:
 
     def run(self, timeout_s: float | None = None, trace: bool = True) -> Run:
         """Run it; arguments, result and errors are those of `simulate_script`."""
-        if is_rank():
-            raise LaunchError("this is inside a rank: simulate a script from outside, not from the program it runs.")
+        check_outside("simulate a script from outside, not from the program it runs")
         run = run_sim(
             self._program,
             (),

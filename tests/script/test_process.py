@@ -134,7 +134,7 @@ def test_a_file_that_is_missing_a_folder_or_no_python_is_refused_before_anything
 
 def test_a_script_cannot_be_simulated_from_inside_a_rank(tmp_path):
     (tmp_path / "fine.py").write_text("", "utf-8")
-    with pytest.raises(LaunchError, match="this is inside a rank: simulate a script from outside"):
+    with pytest.raises(LaunchError, match="this is inside a rank of a launch: simulate a script from outside"):
         launch(lambda: simulate_script(tmp_path / "fine.py"), ranks=1)
 
 
