@@ -259,9 +259,8 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--stack",
-        default="megatron-core",
-        help="training software, for example torch, torch-compile, megatron-2022 or megatron-core (default); another "
-        "name is answered with all of them",
+        help="training software, for example torch, torch-compile, megatron-2022 or megatron-core; default: what is "
+        "usual today on such GPUs, and the answer says which; another name is answered with all of them",
     )
     command.add_argument(
         "--optimizer",

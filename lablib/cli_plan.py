@@ -50,6 +50,7 @@ def text(found: SearchResult, top: int) -> str:
         best = found.best
         lines += [f"{best.name} on {best.num_gpus} GPUs of {best.cluster}, a step of {best.batch} sequences:", ""]
         lines += [table(_HEADING, [_row(place, each) for place, each in enumerate(found.top(top), 1)]), ""]
+        lines += [f"Software: {best.software}."]
     else:
         lines += [found.sentence(), ""]
     possible, fit = int(found.plans.is_possible.sum()), len(found.order)

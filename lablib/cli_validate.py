@@ -18,9 +18,11 @@ from lablib.plan.validation.tables import (
     HEADING,
     HELD_OUT_HEADING,
     MEMORY_HEADING,
+    SOFTWARE_HEADING,
     WORST_HEADING,
     held_out_lines,
     memory_lines,
+    software_lines,
     time_lines,
     worst_lines,
 )
@@ -85,6 +87,8 @@ def text(
         parts.append(table(MEMORY_HEADING, memory_lines(report)))
     if held_out:
         parts.append(table(HELD_OUT_HEADING, held_out_lines(held_out)))
+    if report.scored:
+        parts.append(table(SOFTWARE_HEADING, software_lines(report)))
     if report.timed:
         parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
     if mixtures is not None and mixtures.timed:

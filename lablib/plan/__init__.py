@@ -9,6 +9,7 @@ ends.py         embedding, head and loss
 eager/          all of a step operator by operator, as eager torch runs it
 held.py         parameters on one rank
 pieces.py       what plans share, worked out once
+usual.py        the software that is taken where none is named
 setup.py        the choices and the numbers of a plan, or of many
 data_axis.py    what ranks with other sequences tell each other, and how much of it shows
 optimizer_step.py       the update of the parameters

@@ -31,6 +31,7 @@ from lablib.plan.rules import Question, obstacles
 from lablib.plan.setup import Choices, Split
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.step import Step, step_of
+from lablib.plan.usual import NAMED, Software, usual_software
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
 TRAINABLE = ("all", "lora")
@@ -49,7 +50,7 @@ def predict(
     recompute: str = "none",
     schedule: str = "1f1b",
     optimizer: str | Optimizer = "adamw",
-    stack: str | Stack = "megatron-core",
+    stack: str | Stack | None = None,
     compression: str | GradientCompression = "none",
     offload: tuple[str, ...] = (),
     trainable: str = "all",
@@ -70,7 +71,8 @@ def predict(
             (every layer), "every k" or "first k" layers.
         schedule: of the pipeline, one of `lablib.pipeline.closed_form.SCHEDULES`.
         optimizer: a name, or a record of optimizers.py.
-        stack: the software, a name or a record of stack.py.
+        stack: the software, a name or a record of stack.py; None: what is usual today on such a device (usual.py). The
+            answer says which.
         compression: of the data axis's gradients, a name or a record of gradient_compression.py.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         trainable: "all", or "lora": the model's own weights have no gradients.
@@ -112,7 +114,7 @@ def choices_of(
     recompute: str,
     schedule: str,
     optimizer: str | Optimizer,
-    stack: str | Stack,
+    stack: str | Stack | None,
     compression: str | GradientCompression,
     offload: tuple[str, ...],
     trainable: str,
@@ -137,7 +139,7 @@ def choices_of(
         host_link = LINKS[host_link]
     if losses is not None and not isinstance(losses, Losses):
         raise ValueError(f"losses is a record of lablib.plan.losses, or None: got {losses!r}; try lablib.plan.NONE")
-    stack = find_stack(stack)
+    stack, software = _software(stack, cluster)
     if stack.has_wide_shards and parallel.zero_stage != 3:
         raise ValueError(
             f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
@@ -156,7 +158,17 @@ def choices_of(
         trainable=trainable,
         offload=tuple(offload),
         host_link=host_link,
+        software=software,
     )
+
+
+def _software(stack: str | Stack | None, cluster: Cluster) -> tuple[Stack, Software]:
+    """The stack that is asked for, or what is usual today; and why it."""
+    if stack is None:
+        software = usual_software(cluster.device)
+        return find_stack(software.name), software
+    found = find_stack(stack)
+    return found, Software(found.name, NAMED)
 
 
 @lru_cache(maxsize=64)
@@ -197,6 +209,7 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         cached_share=machine.losses.cached_share,
         driver_bytes=machine.losses.driver_bytes,
         power_w=device.power_w,
+        software=choices.software,
     )
 
 

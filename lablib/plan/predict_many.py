@@ -62,7 +62,7 @@ def predict_many(
     recompute: Any = "none",
     schedule: Any = "1f1b",
     optimizer: Any = "adamw",
-    stack: Any = "megatron-core",
+    stack: Any = None,
     compression: Any = "none",
     offload: tuple[str, ...] = (),
     trainable: str = "all",

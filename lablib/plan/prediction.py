@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.markup import paragraph, table_html
 from lablib.plan.parallel import Parallel
+from lablib.plan.usual import Software
 from lablib.units import in_words
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Prediction:
         cached_share: what the allocator keeps in its cache beside what is allocated, as a share of that.
         driver_bytes: what the driver and the communication library take of the GPU's memory.
         power_w: watts of one GPU, where the catalogue has it.
+        software: the generation of training software that was taken (stack.py), and why.
         notes: what is to be said besides, shown below the table.
     """
 
@@ -68,6 +70,7 @@ class Prediction:
     cached_share: float = 0.0
     driver_bytes: float = 0.0
     power_w: float | None = None
+    software: Software = Software("", "")
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -148,7 +151,8 @@ class Prediction:
         return (
             f"{self.name} on {self.num_gpus} GPUs of {self.cluster} ({self.parallel}): "
             f"a step of {self.batch} sequences takes {time}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
-            f"{held} of {in_words(self.memory_limit_bytes, 'B')} a GPU: {fits}."
+            f"{held} of {in_words(self.memory_limit_bytes, 'B')} a GPU: {fits}. "
+            f"Software: {self.software}."
         )
 
     def table(self) -> pd.DataFrame:

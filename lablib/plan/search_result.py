@@ -134,7 +134,8 @@ class SearchResult:
             example = next(iter(self.rejected.examples().values()))
             return f"{tried}: {example.reason}."
         i = int(np.nanargmin(self.plans.over_bytes))
-        return f"{tried}, none fits; the nearest ({self.nearest.parallel}) {_too_much(self.plans, i)}."
+        nearest = f"the nearest ({self.nearest.parallel}) {_too_much(self.plans, i)}"
+        return f"{tried}, none fits; {nearest}. Software: {self.nearest.software}."
 
     def __repr__(self) -> str:
         return f"SearchResult({self.sentence()})"
@@ -152,6 +153,7 @@ def row_of(prediction: Prediction) -> dict[str, Any]:
         "expert_tensor": p.expert_tensor_ranks,
         "chunks": p.chunks,
         "schedule": prediction.schedule,
+        "software": str(prediction.software),
         "micro_batch": prediction.micro_batch,
         "zero_stage": p.zero_stage,
         "recompute": prediction.recompute,

@@ -15,6 +15,7 @@ from lablib.plan.gradient_compression import GradientCompression
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import Optimizer
 from lablib.plan.recompute import Recompute
+from lablib.plan.usual import Software
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Choices:
         trainable: "all", or "lora": then the model's own weights have no gradients and no states.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         host_link: what lies between device and host.
+        software: the stack's name, and why it was taken.
     """
 
     model: Transformer
@@ -47,6 +49,7 @@ class Choices:
     trainable: str
     offload: tuple[str, ...]
     host_link: Link
+    software: Software
 
 
 @dataclass(frozen=True)

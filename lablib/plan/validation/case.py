@@ -1,6 +1,6 @@
 """From a row to what the predictor is asked: every convention is a numbered rule.
 
-C1 to C12 stand here (C4 to C6 and C12 are applied in software.py, C1, C8 and C9 in splits.py), A1 to A7 in
+C1 to C14 stand here (C4 to C6 and C12 to C14 are applied in software.py, C1, C8 and C9 in splits.py), A1 to A7 in
 architecture.py, M1 to M5 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
@@ -12,14 +12,14 @@ architecture.py, M1 to M5 in machine.py.
     C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
         kinds, and none at all, is bfloat16 where the GPU has it, else float16. But "bf16/fp16" of BLOOM's topology
         search is float16 except where its notes say "load-balanced": from there on its text has the BF16 optimizer.
-    C5  Software (`stack`), by the source's title and address.
+    C5  Software, as `stack` states it; else by the source's title and address.
         llm-foundry: "fsdp-flash".
         torchtitan: "torch-compile" where its notes say "compile" or it has FP8 (which it speeds up only so),
         "torch-compile-2024" where besides its title or address has a month of that year or earlier; else "fsdp-flash".
-        Megatron and what is built on it, on GPUs before Hopper (unfused attention): "megatron-deepspeed" where
-        DeepSpeed, BLOOM or vTrain (which measured it) is named, "megatron-2022" where the paper's arXiv number is of
-        2022 or later, else "megatron-2021"; on later GPUs "megatron-core".
-        Any other source: by the GPU, "megatron-2021" or "torch-compile".
+        Megatron and what is built on it, on GPUs before Hopper: "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain
+        (which measured it) is named.
+        Else what was usual (usual.py) at the row's `date`, or the latest year in title and address (arXiv numbers among
+        them); today, where there is none and on Hopper and later GPUs. No source at all is taken for Megatron.
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
         single modules are not counted; other words: spellings.py). Not stated is none for "megatron-core": flash
         attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's memory what does not
@@ -37,6 +37,8 @@ architecture.py, M1 to M5 in machine.py.
         divide, the fastest whose predicted memory the GPU has. `cases_of` returns them all; score.py takes that one.
     C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, and none
         stated, once for each of its experts. ep_overlap: exchanges hide behind another micro-batch.
+    C13 Optimizer: the one whose name is in the text; AdamW where none is stated. Another text is refused.
+    C14 Offload: "optimizer" and "activations" in the text of `offload` are kept by the host; another text is refused.
 
 A row that no rule makes sense of raises ValueError, and is reported as skipped with that reason.
 """
@@ -54,11 +56,17 @@ from lablib.plan.stack import Stack, find_stack
 from lablib.plan.validation.architecture import transformer_of
 from lablib.plan.validation.machine import cluster_of
 from lablib.plan.validation.rows import Row
-from lablib.plan.validation.software import precision_of, recompute_of, stack_of, with_dispatcher
+from lablib.plan.validation.software import (
+    offload_of,
+    optimizer_of,
+    precision_of,
+    recompute_of,
+    stack_of,
+    with_dispatcher,
+)
 from lablib.plan.validation.spellings import schedule_named
 from lablib.plan.validation.splits import data_ranks, parallel_of
 
-OPTIMIZERS = ("adafactor", "lamb", "lion", "sophia", "galore", "sgd")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -78,6 +86,7 @@ class Case:
     optimizer: str
     stack: str | Stack
     trainable: str
+    offload: tuple[str, ...]
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `predict`."""
@@ -113,11 +122,17 @@ def cases_of(row: Row) -> tuple[Case, ...]:
         precision=precision_of(row, cluster),
         recompute="none",
         schedule=_schedule(row),
-        optimizer=next((name for name in OPTIMIZERS if name in row.text("optimizer")), "adamw"),
+        optimizer=optimizer_of(row),
         stack=with_dispatcher(row, stack),
         trainable="lora" if "lora" in row.text("notes") else "all",
+        offload=offload_of(row),
     )
-    return tuple(_choices(row, case))
+    if not (choices := tuple(_choices(row, case))):
+        raise ValueError(
+            f"model.layers must have a multiple of pp that can be interleaved: got {case.model.num_layers} layers, "
+            f"{case.parallel.pipeline} stages and {case.batch // case.parallel.data} sequences a replica; state vpp"
+        )
+    return choices
 
 
 def _choices(row: Row, case: Case) -> Iterator[Case]:

@@ -39,7 +39,9 @@ _RATE = Field(NUMBER, 1e-3, 1e10, "tokens a second")
 _MEMORY = Field(NUMBER, 0.05, 1000, "of that unit for one GPU")
 
 FIELDS: Mapping[str, Mapping[str, Field]] = {
-    "": _texts("id attention_flops dispatcher graphs how_read kind notes optimizer precision recompute schedule")
+    "": _texts(
+        "id attention_flops date dispatcher graphs how_read kind notes optimizer precision recompute schedule stack"
+    )
     | {"scorable": Field(FLAG)},
     "model": _counts("layers experts experts_per_token shared_experts dense_layers mtp_layers", 10_000)
     | _counts("hidden heads kv_heads head_dim ffn expert_ffn vocab", 10_000_000)
@@ -55,6 +57,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "ep_overlap": Field(FLAG),
         "zero_stage": Field(COUNT, 0, 3),
         "fsdp": Field(ANY),
+        "offload": Field(TEXT),
     },
     "batch": _counts("global micro local grad_accum", 100_000_000),
     "measured": {
@@ -71,6 +74,9 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     },
     "source": _texts("title url"),
 }
+# Fields that only tell people something: no answer depends on them. `graphs` says what one CUDA graph held, which is no
+# part of the model (doubts.py). Of several figures of the time in `measured` the first of measured.py counts.
+LABELS = ("graphs", "how_read", "kind", "hardware.cluster")
 # Other names of the same fields: of experts above all, whose names no two tables share.
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "model": {

@@ -2,7 +2,8 @@
 
 M1  The GPU's name is matched without punctuation and packaging (spellings.py); "A100" alone is the one with 80 GB,
     "H100" alone the one with 80 GB. A name that matches no device as a whole is refused.
-M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states.
+M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states; where
+    it states nodes alone, with gpus / nodes of them.
 M3  A rack of 72 GPUs holds 64 of a run whose GPUs are a multiple of 64: its 16 whole trays of 4 (from memory, not
     verified: NVIDIA's block scheduling).
 M4  The text of the interconnect changes bandwidths between nodes. Parts of it (between ";" or ",") that say "intra" or
@@ -60,7 +61,7 @@ def cluster_of(row: Row) -> Cluster:
     """
     device, base = _gpu(row.hardware["gpu"])
     cluster = CLUSTERS[base].but(device=DEVICES[device])
-    per_node = row.hardware.get("gpus_per_node", cluster.devices_per_node)
+    per_node = _per_node(row) or cluster.devices_per_node
     if per_node == _RACK and row.hardware["gpus"] % _WHOLE_TRAYS == 0:
         per_node = _WHOLE_TRAYS
     cluster = cluster.but(devices_per_node=per_node)
@@ -77,6 +78,13 @@ def cluster_of(row: Row) -> Cluster:
         changed = Link(part.strip(), latency_s, bandwidth, f"row {row.id}", share)
         cluster = cluster.but(**{level: changed})
     return cluster
+
+
+def _per_node(row: Row) -> int | None:
+    """Rule M2; of a rack (M3) nodes are its trays, and say nothing."""
+    nodes, gpus = row.hardware.get("nodes"), row.hardware["gpus"]
+    stated = row.hardware.get("gpus_per_node")
+    return stated if stated or not nodes else -(-gpus // nodes)
 
 
 def _gpu(name: str) -> tuple[str, str]:

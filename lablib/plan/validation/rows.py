@@ -6,16 +6,19 @@ One JSON object a line:
     model       layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; where it has them experts,
                 experts_per_token, expert_ffn, shared_experts, dense_layers, mtp_layers
     hardware    gpu, gpus, gpus_per_node, nodes, interconnect, cluster
-    parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, fsdp, sequence_parallel, ep_overlap
+    parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, fsdp, sequence_parallel, ep_overlap, model_parallel (tp x pp),
+                offload: what the host keeps, "optimizer", "activations" or both
     batch       global (sequences in a step), micro, grad_accum, local (sequences of one replica in a step)
     measured    iteration_s, tokens_per_s, model_tflops_per_gpu, mfu, memory_gib_per_gpu, ... (measured.py)
-    precision, recompute, schedule, optimizer, dispatcher, graphs, attention_flops, notes, kind: text
+    precision, recompute, schedule, optimizer, dispatcher, graphs, attention_flops, notes, kind, how_read: text
+    stack       the software, a name of stack.py;  date: of the measurement, its year first (2024-06)
     source      title and url;  scorable: true or false
 
 A field that is missing, of the wrong type, outside every plausible size, or nearly a known name is an error with its
 line (fields.py has each field's kind and range, and other names that sources give it). A field of any other name is not
-used, and listed in `Row.unused`. What a source leaves open (heads, micro-batch, recomputation) may be missing: case.py
-has the rules. Rows that say `"scorable": false` are not read on.
+used, and listed in `Row.unused`; known ones that no answer depends on are LABELS of fields.py. What a source leaves
+open (heads, micro-batch, recomputation) may be missing: case.py has the rules. Rows that say `"scorable": false` are
+not read on.
 """
 
 import json
@@ -161,6 +164,7 @@ def _check_nothing_missing(row: Row) -> None:
         names = ", ".join(FIELDS["measured"])
         raise ValueError(f"field measured: missing; one of {names}")
     _check_axes(row)
+    _check_counts(row)
 
 
 def _check_axes(row: Row) -> None:
@@ -173,4 +177,21 @@ def _check_axes(row: Row) -> None:
         raise ValueError(
             f"field {path_of('parallel', missing[0])}: missing; the others give {split} ranks, hardware.gpus is "
             f"{row.hardware['gpus']}"
+        )
+
+
+def _check_counts(row: Row) -> None:
+    """What is stated twice is the same both times."""
+    axes, hardware = row.parallel, row.hardware
+    if "model_parallel" in axes and axes["model_parallel"] != axes.get("tp", 1) * axes.get("pp", 1):
+        raise ValueError(
+            f"field parallel.model_parallel: must be tp x pp: got {axes['model_parallel']} and {axes.get('tp', 1)} x "
+            f"{axes.get('pp', 1)}"
+        )
+    nodes, gpus = hardware.get("nodes"), hardware["gpus"]
+    if nodes and nodes > gpus:
+        raise ValueError(f"field hardware.nodes: must be hardware.gpus or fewer: got {nodes} and {gpus}")
+    if nodes and "gpus_per_node" in hardware and -(-gpus // hardware["gpus_per_node"]) != nodes:
+        raise ValueError(
+            f"field hardware.nodes: must be gpus / gpus_per_node: got {nodes} and {gpus} / {hardware['gpus_per_node']}"
         )

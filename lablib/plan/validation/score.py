@@ -18,6 +18,7 @@ from lablib.plan.validation.baseline import naive_step_time_s
 from lablib.plan.validation.case import Case, cases_of
 from lablib.plan.validation.measured import Measured, measured_of
 from lablib.plan.validation.rows import Row
+from lablib.plan.validation.software import software_of
 
 
 class Prediction(Protocol):
@@ -68,6 +69,11 @@ class Scored:
     step_time_s: float
     memory_bytes: float
     naive_s: float
+
+    @property
+    def software(self) -> str:
+        """Which software was taken for the row, and why."""
+        return str(software_of(self.row, self.case.cluster))
 
     @property
     def error(self) -> float:
@@ -152,7 +158,11 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as plain numbers, errors in percent."""
         skipped = [{"id": one.id, "line": one.line, "reason": one.reason} for one in self.skipped]
-        return {"families": self.families(), "all": self.all(), "memory": self.memory(), "skipped": skipped}
+        software = {one.row.id: one.software for one in self.scored}
+        return {
+            **{"families": self.families(), "all": self.all(), "memory": self.memory(), "skipped": skipped},
+            "software": software,
+        }
 
 
 def score(rows: Iterable[Row], predict: Predictor) -> Report:

@@ -4,12 +4,16 @@ import re
 from dataclasses import replace
 
 from lablib.hardware import Cluster
+from lablib.plan.optimizers import OPTIMIZERS
+from lablib.plan.predict import OFFLOAD
 from lablib.plan.stack import Stack, find_stack
+from lablib.plan.usual import NAMED, Software, usual_software
 from lablib.plan.validation.rows import Row
 from lablib.plan.validation.spellings import recompute_named
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
 BEFORE_HOPPER = ("V100", "A100")
+DEEPSPEED = ("deepspeed", "bloom", "bigscience", "vtrain")
 OLD_MEGATRON = ("megatron-2021", "megatron-2022", "megatron-deepspeed")
 PRECISIONS = (
     ("fp4", "float4"),
@@ -22,29 +26,47 @@ PRECISIONS = (
 RECOMPUTE = ("none", "selective", "full")
 
 
-def stack_of(row: Row, cluster: Cluster) -> str:
-    """The name of a generation of software (rule C5)."""
+def software_of(row: Row, cluster: Cluster) -> Software:
+    """A generation of software, and why it (rule C5). Raises ValueError for a stated name that nobody knows."""
     title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
+    if "stack" in row.texts:
+        return Software(find_stack(row.texts["stack"]).name, NAMED)
     if "llm-foundry" in title:
-        return "fsdp-flash"
+        return Software("fsdp-flash", "llm-foundry's")
     if "torchtitan" in title:
-        notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
-        is_compiled = "compile" in notes and not any(word in notes for word in ("no compile", "without", "eager"))
-        if not (is_compiled or is_float8):
-            return "fsdp-flash"
-        years = [int(year) for year in re.findall(r"(?<!\d)(20\d\d)-?(?:0[1-9]|1[0-2])(?!\d)", title)]
-        return "torch-compile-2024" if years and max(years) <= 2024 else "torch-compile"
-    if any(word in title for word in MEGATRON) or not title.strip():
-        return _old_megatron(title) if cluster.device.name.startswith(BEFORE_HOPPER) else "megatron-core"
-    return "megatron-2021" if cluster.device.name.startswith(BEFORE_HOPPER) else "torch-compile"
+        return Software(_torchtitan(row), "torchtitan's")
+    is_megatron = any(word in title for word in MEGATRON)
+    if is_megatron and cluster.device.name.startswith(BEFORE_HOPPER) and any(word in title for word in DEEPSPEED):
+        return Software("megatron-deepspeed", "DeepSpeed's")
+    # Hopper came with flash attention: whatever the date says, nothing older ran on it.
+    year = year_of(row) if cluster.device.name.startswith(BEFORE_HOPPER) else None
+    return usual_software(cluster.device, year, is_megatron or not title.strip())
 
 
-def _old_megatron(title: str) -> str:
-    """Which Megatron before flash attention."""
-    if any(word in title for word in ("deepspeed", "bloom", "bigscience", "vtrain")):
-        return "megatron-deepspeed"
-    numbers = [int(number) for number in re.findall(r"arxiv[: ]+(\d{4})\.\d{4,5}", title)]
-    return "megatron-2022" if numbers and max(numbers) >= 2201 else "megatron-2021"
+def stack_of(row: Row, cluster: Cluster) -> str:
+    """Its name."""
+    return software_of(row, cluster).name
+
+
+def year_of(row: Row) -> int | None:
+    """The year of a row: that of its `date`, else the latest in its source's title and address; None where none is.
+
+    An arXiv number begins with year and month; 202412 and 2024-12 are months, other long numbers are not.
+    """
+    text = row.text("date") or f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
+    papers = re.findall(r"arxiv(?:\.org/abs/|[: ]*)(\d\d)\d\d\.\d{4,5}", text)
+    years = re.findall(r"(?<![\w.])(20\d\d)(?:[-_ .,;:)/]|$)", text)
+    months = re.findall(r"(?<!\d)(20\d\d)-?(?:0[1-9]|1[0-2])(?!\d)", text)
+    return max(map(int, [*(f"20{paper}" for paper in papers), *years, *months]), default=None)
+
+
+def _torchtitan(row: Row) -> str:
+    notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
+    is_compiled = "compile" in notes and not any(word in notes for word in ("no compile", "without", "eager"))
+    if not (is_compiled or is_float8):
+        return "fsdp-flash"
+    year = year_of(row)
+    return "torch-compile-2024" if year and year <= 2024 else "torch-compile"
 
 
 def with_dispatcher(row: Row, stack: str) -> str | Stack:
@@ -55,6 +77,34 @@ def with_dispatcher(row: Row, stack: str) -> str | Stack:
         return stack
     dispatcher = "deduplicated" if is_deduplicated else "alltoall"
     return replace(find_stack(stack), dispatcher=dispatcher, hides_dispatch=is_hidden)
+
+
+def optimizer_of(row: Row) -> str:
+    """Rule C13: the optimizer whose name is in the text.
+
+    Raises:
+        ValueError: a text with none of the names in it.
+    """
+    text = row.text("optimizer").replace("_", "-")
+    if not text:
+        return "adamw"
+    names = sorted(OPTIMIZERS, key=len, reverse=True)  # "adam-8bit" is not "adam"
+    if found := next((name for name in names if name in text), None):
+        return found
+    raise ValueError(f"optimizer must name one of {', '.join(OPTIMIZERS)}: got {row.texts['optimizer']!r}")
+
+
+def offload_of(row: Row) -> tuple[str, ...]:
+    """Rule C14: what the host keeps.
+
+    Raises:
+        ValueError: a text with none of the words in it.
+    """
+    text = row.parallel.get("offload", "").lower()
+    found = tuple(name for name in OFFLOAD if name.rstrip("s") in text)
+    if not found and text not in ("", "none", "no"):
+        raise ValueError(f"parallel.offload must name {' or '.join(OFFLOAD)}: got {row.parallel['offload']!r}")
+    return found
 
 
 def precision_of(row: Row, cluster: Cluster) -> str:

@@ -1,5 +1,6 @@
 """The tables of the report: a line a group of rows or a row, in words, for a terminal and for a page alike."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from types import MappingProxyType
@@ -26,9 +27,10 @@ TARGETS: Mapping[str, float] = MappingProxyType(
 MEMORY_TARGETS: Mapping[str, float] = MappingProxyType({"simumax": 3.0})
 MEMORY_TARGET = 5.0
 HEADING = ("rows of", "rows", "mean error", "median", "bias", "worst", "naive", "target")
+SOFTWARE_HEADING = ("rows of", "software", "rows")
 MEMORY_HEADING = ("memory of", *HEADING[1:6], "target")
 HELD_OUT_HEADING = ("source", "rows", "as it is", "fitted on all", "fitted without it")
-WORST_HEADING = ("row", "measured", "predicted", "error")
+WORST_HEADING = ("row", "measured", "predicted", "error", "software")
 
 
 def time_lines(report: Report) -> list[tuple[str, ...]]:
@@ -62,7 +64,7 @@ def worst_lines(report: Report, number: int) -> list[tuple[str, ...]]:
 
 def _worst_line(one: Scored) -> tuple[str, ...]:
     measured = one.measured.step_time_s
-    return one.row.id, f"{measured:.4g} s", f"{one.step_time_s:.4g} s", f"{one.error:+.1f}%"
+    return one.row.id, f"{measured:.4g} s", f"{one.step_time_s:.4g} s", f"{one.error:+.1f}%", one.software
 
 
 def worst_memory_lines(report: Report, number: int) -> list[tuple[str, ...]]:
@@ -73,7 +75,19 @@ def worst_memory_lines(report: Report, number: int) -> list[tuple[str, ...]]:
 
 def _worst_memory_line(one: Scored) -> tuple[str, ...]:
     measured = (one.measured.memory_bytes or 0.0) / GIB
-    return one.row.id, f"{measured:.1f} GiB", f"{one.memory_bytes / GIB:.1f} GiB", f"{one.memory_error:+.1f}%"
+    return (
+        one.row.id,
+        f"{measured:.1f} GiB",
+        f"{one.memory_bytes / GIB:.1f} GiB",
+        f"{one.memory_error:+.1f}%",
+        one.software,
+    )
+
+
+def software_lines(report: Report) -> list[tuple[str, ...]]:
+    """Which software was taken for how many rows, and why: the columns of SOFTWARE_HEADING."""
+    counts = Counter((one.row.family, one.software) for one in report.scored)
+    return [(family, software, str(count)) for (family, software), count in counts.items()]
 
 
 def held_out_lines(held_out: Sequence[HeldOut]) -> list[tuple[str, ...]]:

@@ -21,7 +21,7 @@ PLAIN: dict[str, Any] = {
     "measured": {"iteration_s": 4.0},
     "precision": "bf16",
     "recompute": "full",
-    "source": {"title": "Megatron", "url": "https://example.org"},
+    "source": {"title": "Megatron, April 2021", "url": "https://example.org"},
 }
 
 

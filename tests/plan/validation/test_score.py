@@ -22,7 +22,7 @@ def test_errors_are_in_percent_of_what_was_measured(row, fixed):
 
 def test_the_form_for_programs_has_exactly_the_promised_keys(published, fixed):
     answer = json.loads(json.dumps(score(published, lambda **_: fixed()).to_json()))
-    assert list(answer) == ["families", "all", "memory", "skipped"]
+    assert list(answer) == ["families", "all", "memory", "skipped", "software"]
     assert answer["all"]["rows"] == sum(family["rows"] for family in answer["families"].values()) == 296
     keys = {"rows", "mape", "median", "bias", "max", "naive_mape"}
     assert all(set(family) == keys for family in [answer["all"], *answer["families"].values()])

@@ -1,0 +1,50 @@
+"""Which software was usual, where nobody says: today's for a plan, that of its date for a published run.
+
+              a plan, or Megatron             any other program
+    to 2021   megatron-2021                   megatron-2021
+    2022      megatron-2022                   megatron-2022
+    2023      megatron-core                   fsdp-flash            flash attention came in the middle of 2022, and is
+    2024      megatron-core                   torch-compile-2024    in what people use since 2023
+    today     megatron-core                   torch-compile
+
+GPUs before Ampere have no flash attention: for them it stays megatron-2022. Every answer says what was taken, and why.
+
+Source: Dao et al., FlashAttention, 2022, arXiv 2205.14135 (and its repository: Ampere and newer); the generations
+themselves: stack.py. Simplified: a year has one generation; who was earlier or later is met too slow or too fast.
+"""
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+from lablib.hardware.device import Device
+
+NAMED = "as named"
+_WITHOUT_FLASH = ("V100",)
+_OLD = MappingProxyType({2021: "megatron-2021", 2022: "megatron-2022"})
+_OTHERS = MappingProxyType({2023: "fsdp-flash", 2024: "torch-compile-2024"})
+
+
+class Software(NamedTuple):
+    """A generation of software, and why it was taken: "as named", or "usual today: none was named"."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})"
+
+
+def usual_software(device: Device, year: int | None = None, is_megatron: bool = True) -> Software:
+    """What was usual on a device in a year (None: today).
+
+    Arguments:
+        is_megatron: whether the program is Megatron, or a plan for the best software there is; else any other.
+    """
+    why = "usual today: none was named" if year is None else f"usual in {year}: none was named"
+    if year is not None and year <= max(_OLD):
+        return Software(_OLD[max(year, min(_OLD))], why)
+    if device.name.startswith(_WITHOUT_FLASH):
+        return Software(_OLD[max(_OLD)], f"{why}, and {device.name} has no flash attention")
+    if is_megatron:
+        return Software("megatron-core", why)
+    return Software(_OTHERS.get(year or 0, "torch-compile"), why)
