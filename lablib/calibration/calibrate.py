@@ -145,15 +145,15 @@ class _Calibration:
         return f"measured by `lab calibrate` with {self.ranks} ranks on {self.backend}"
 
     def _base_device(self) -> Device:
-        from lablib.calibration.machine import machine_text, num_cores, total_memory_bytes
+        from lablib.calibration.machine import machine_text, total_memory_bytes
 
         if self.on_gpu:
             import torch
 
             properties = torch.cuda.get_device_properties(0)
             memory_bytes, cores = float(properties.total_memory), properties.multi_processor_count
-        else:  # what one process gets: its share of the memory, the threads of lablib/real/fresh.py
-            memory_bytes, cores = total_memory_bytes() / self.ranks, max(1, num_cores() // self.ranks)
+        else:  # what one process gets: its share of the memory, and one thread (lablib/rank_state.py)
+            memory_bytes, cores = total_memory_bytes() / self.ranks, 1
         name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {self.ranks} ranks")
         return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self._source())
 

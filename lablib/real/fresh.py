@@ -1,16 +1,18 @@
-"""A warm worker must look like a new process to every program: same state of torch, same environment, same seeds.
+"""A warm worker must look like a new process to every program: same settings, same environment, same seeds.
 
-Reset before each launch: random generators, default dtype and device, grad mode, autocast, threads, matrix-product
-precision, `os.environ`, working directory, `sys.path`, and the user's own modules (forgotten, so that an edited file is
-read again). Not reset: changes a program makes to installed packages themselves.
+Reset before each launch: every setting that a process owns (lablib/owners), with the launching process's in place of
+those that travel; `os.environ`; random generators; the number of threads; and the user's own modules (forgotten, so
+that an edited file is read again). Not reset: changes a program makes to installed packages themselves.
 """
 
 import os
 import sys
+from typing import Any
 
 import torch
 
-from lablib.rank_state import seed_rank
+from lablib import owners
+from lablib.rank_state import compute_with_one_thread, seed_rank
 from lablib.real.shipping import is_users_file
 
 _CUDA_DEFAULT_SEED = (
@@ -22,44 +24,28 @@ class FreshState:
     """The state a rank starts every program with, remembered when the worker starts.
 
     Args:
-        rank, ranks: this rank, and how many share the machine's cores.
+        rank: this rank.
         device: "cpu", or the rank's GPU, where tensors are made unless the program says otherwise.
     """
 
-    def __init__(self, rank: int, ranks: int, device: torch.device):
+    def __init__(self, rank: int, device: torch.device):
         self._rank, self._device = rank, device
-        self._threads = max(1, len(_usable_cores()) // ranks)
         self._environment = dict(os.environ)
+        self._settings = owners.taken()
 
-    def restore(self, directory: str, sys_path: list[str]) -> None:
-        """Make this process look new. `directory` and `sys_path` are those of the process that launches."""
+    def restore(self, settings: dict[str, Any]) -> None:
+        """Make this process look new, with these settings of the process that launches."""
         os.environ.clear()
         os.environ.update(self._environment)
         _forget_users_modules()
-        sys.path[:] = sys_path
-        os.chdir(directory)
-        torch.set_num_threads(self._threads)
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None if self._device.type == "cpu" else self._device)
-        torch.set_grad_enabled(True)
-        torch.set_anomaly_enabled(False)
-        if torch.are_deterministic_algorithms_enabled():  # asked first: to set it imports the compiler, a second's work
-            torch.use_deterministic_algorithms(False)
-        torch.set_float32_matmul_precision("highest")
-        for device_type in {"cpu", self._device.type}:
-            torch.set_autocast_enabled(device_type, False)
+        owners.give_back(self._settings | settings)
         torch.clear_autocast_cache()
         if self._device.type == "cuda":
+            torch.set_default_device(self._device)
             torch.cuda.set_device(self._device)
             torch.cuda.default_generators[self._device.index].manual_seed(_CUDA_DEFAULT_SEED)
+        compute_with_one_thread()
         seed_rank(self._rank)
-
-
-def _usable_cores() -> range | set[int]:
-    """The cores this process may run on (a container's share, where the system says so)."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)
 
 
 def _forget_users_modules() -> None:

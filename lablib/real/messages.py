@@ -14,6 +14,7 @@ At any time the launcher may ask `Where` and gets `Whereabouts`: that is how a t
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from lablib.real.measure import Measurement
 from lablib.real.pickling import Packed
@@ -44,12 +45,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program: (fn, args, kwargs) packed, and where it should find its modules and files."""
+    """One program: (fn, args, kwargs) packed, and the launching process's settings, such as where it finds modules."""
 
     program: Packed
     trace: bool
-    directory: str
-    sys_path: list[str]
+    settings: dict[str, Any]
     source_lines: dict[str, list[str]]
 
 

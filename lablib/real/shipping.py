@@ -25,6 +25,7 @@ from typing import Any
 import cloudpickle
 
 import lablib
+from lablib import owners
 from lablib.real.messages import Job
 from lablib.real.pickling import Packed, pack
 
@@ -37,8 +38,9 @@ def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: boo
     """
     with _by_value(fn):
         program = _pack_program(fn, args, kwargs)
-    sys_path = [os.path.abspath(entry) for entry in sys.path]
-    return Job(program, trace, os.getcwd(), sys_path, _source_lines())
+    settings = owners.taken(owners.TRAVELLING)
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return Job(program, trace, settings | {"sys.path": (path, tuple(path))}, _source_lines())
 
 
 def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Packed:

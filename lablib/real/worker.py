@@ -88,7 +88,7 @@ class Worker:
             device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
         self._on_gpu = device.type == "cuda"
-        self._state = FreshState(rank, ranks, device)
+        self._state = FreshState(rank, device)
         self._groups = Groups(setup.backend, device, meeting)
 
     def serve(self) -> None:
@@ -114,7 +114,7 @@ class Worker:
 
     def _run(self, job: Job) -> Finished | Failed:
         """Run one program in a rank that looks new."""
-        self._state.restore(job.directory, job.sys_path)
+        self._state.restore(job.settings)
         for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
         self._capture.start()

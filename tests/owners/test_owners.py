@@ -26,8 +26,6 @@ from torch.nn.modules.module import register_module_forward_hook
 from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
 from lablib.owners import OF_THE_PROCESS, OWNERS, taken
 
-DEBUG: Any = vars(dist)  # the debug level is missing from the stubs
-
 # How a program changes each; on one rank with 1, on another with 2.
 CHANGES: dict[str, Callable[[int], Any]] = {
     "working directory": lambda n: os.chdir(tempfile.gettempdir() if n == 1 else os.sep),
@@ -66,9 +64,7 @@ CHANGES: dict[str, Callable[[int], Any]] = {
     ),
     "print options": lambda n: torch.set_printoptions(precision=n),
     "repeated warnings of torch": lambda n: torch.set_warn_always(n == 1),
-    "debug level of torch.distributed": lambda n: DEBUG["set_debug_level"](
-        [DEBUG["DebugLevel"].INFO, DEBUG["DebugLevel"].OFF][n - 1]
-    ),
+    "debug level of torch.distributed": lambda n: set_debug_level(["INFO", "OFF"][n - 1]),
     "hooks of all modules and optimizers": lambda n: register_module_forward_hook(lambda *_: ignored(n)),
     "default device": lambda n: torch.set_default_device(["meta", None][n - 1]),
     "grad mode": lambda n: torch.set_grad_enabled(n == 2),
@@ -85,6 +81,11 @@ class Finder:
 
     def find_spec(self, *_: Any) -> None:
         return None
+
+
+def set_debug_level(name: str) -> None:
+    debug: Any = dist  # its stubs leave the level out
+    debug.set_debug_level(getattr(debug.DebugLevel, name))
 
 
 def ignored(*_: Any) -> None:
@@ -115,6 +116,35 @@ def test_a_rank_has_its_own_the_notebook_keeps_its_own_and_the_next_launch_start
     assert first[1] != second[1] and first[1] != first[0]  # Two change it,
     assert [own == after for _, own, after in (first, second, third)] == [True] * 3  # each sees its own,
     assert third[1] == third[0] and owner.take() == host  # and the third and the notebook see nothing of it.
+
+
+def test_on_processes_it_is_the_same():
+    def program() -> dict[str, tuple[str, bool, bool]]:
+        from lablib.owners import OWNERS  # the worker's own, not a copy
+
+        seen = {}
+        for owner in OWNERS:
+            before = repr(owner.take())
+            if change:
+                CHANGES[owner.name](dist.get_rank() + 1)
+            own = owner.take()
+            seen[owner.name] = before, own
+            dist.barrier()
+        return {o.name: (seen[o.name][0], o.take() == seen[o.name][1], o.travels) for o in OWNERS}
+
+    change = True
+    first, second = launch(program, ranks=2, backend="gloo").values
+    assert all(is_own for _, is_own, _ in (*first.values(), *second.values()))
+    change = False
+    again = launch(program, ranks=2, backend="gloo").values[0]
+    simulated = launch(program, ranks=2).values[0]
+    host = {name: repr(state) for name, state in taken(OF_THE_PROCESS).items()}
+    for name, (start, _, travels) in again.items():
+        if " at 0x" not in start:
+            assert start == first[name][0]  # a warm worker starts clean,
+        if travels and name != "sys.path":  # there without relative folders
+            assert start == simulated[name][0]  # and as a simulated rank does;
+            assert start == host.get(name, start)  # which is as the notebook is, but for modes of a thread.
 
 
 def fail(rank: int) -> None:
