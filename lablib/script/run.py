@@ -112,7 +112,7 @@ class Script:
                         local_rank=rank.rank - first,
                         num_devices=min(cluster.devices_per_node, len(ranks) - first),
                         cluster=cluster,
-                        store=store,
+                        store=store.of_another_rank(),
                     )
                 )
             yield

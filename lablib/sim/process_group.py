@@ -326,7 +326,7 @@ class SimProcessGroup(dist.ProcessGroup):
         own: tuple[str, Any, Any] | None = None,
         results: Sequence[Tensor] | None = None,
     ) -> SimWork:
-        self._scheduler.check()
+        self._scheduler.check(self._rank_state.rank)
         if self.accepts:
             self.accepts((*sent, *received))
         if own and own[1] != own[2]:
@@ -360,7 +360,7 @@ class SimProcessGroup(dist.ProcessGroup):
         return SimWork(self._rank_state, self._scheduler, issued, [t for work in works for t in work.results])
 
     def _message(self, kind: str, tensor: Tensor, peer: int, tag: int) -> Message:
-        self._scheduler.check()
+        self._scheduler.check(self._rank_state.rank)
         if self.accepts:
             self.accepts((tensor,))
         rank = self._rank_state

@@ -125,6 +125,7 @@ class Rank:
         begins_with: settings (lablib/owners) that the rank does not take over from the process: the state, by name.
         ledger: what it holds, while it runs with a clock (ledger.py).
         counts: which storages the ledger counts; None: all. (Host memory is not the device's.)
+        world: torch's registry of its process groups.
         pending: results under way whose future the program holds.
         unwaited: communications that were issued on this rank and not waited for, in that order.
     """
@@ -145,6 +146,7 @@ class Rank:
         self._ports: dict[str, Port] = {}
         self.stdout = io.StringIO()
         self.value: Any = None
+        self.world = World()
         self.begins_with: dict[str, Any] = {}
         self._has_begun = False
         self.environ = dict(os.environ._data)  # type: ignore[attr-defined]
@@ -161,7 +163,7 @@ class Rank:
             self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
 
         self.belongings: list[Belonging] = [
-            Attribute(c10d, "_world", World()),
+            Attribute(c10d, "_world", self.world),
             Attribute(os.environ, "_data", self.environ),
         ]
 

@@ -24,11 +24,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from types import FrameType
 from typing import NoReturn, Protocol
 
 from lablib.errors import DeadlockError, LaunchError, RankError, Wait
-from lablib.sim.source import handling, is_program
+from lablib.sim.source import handling, is_program, program_line
+from lablib.sim.threads import owner as owner_of
+from lablib.sim.threads import set_owner
 
 THREAD_NAME = "sim rank"
 _AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
@@ -96,6 +99,8 @@ class _Seat:
         self.wake.acquire()
         self.thread: threading.Thread | None = None
         self.waiting: Callable[[], Wait] | None = None
+        self.until_s = inf
+        self.time_is_up = False
         self.is_polling = False
         self.handling = ""
         self.joins = True
@@ -128,6 +133,7 @@ class Scheduler:
         self._num_polls = _GIVING_WAY
         self._num_bystanders = 0  # ranks that wait for data and will go on at their own clock, perhaps long ago
         self._num_idle_polls = 0
+        self._num_patient = 0  # ranks that wait until some moment at the latest
         self._over = threading.Event()
         self._ending = False
         self.is_closed = False
@@ -145,6 +151,7 @@ class Scheduler:
         for seat in self._seats:
             name = f"{THREAD_NAME} {seat.turn.rank}"
             seat.thread = threading.Thread(target=self._thread, args=(seat, body, on_error), name=name, daemon=True)
+            set_owner(seat.thread, seat.turn.rank)
             heapq.heappush(self._runnable, (seat.turn.clock_s, _AT_ONCE, seat.turn.rank))
         for seat in self._seats:
             assert seat.thread is not None
@@ -206,21 +213,37 @@ class Scheduler:
 
     # ---- called from the rank whose turn it is ----
 
-    def check(self) -> None:
+    def check(self, owner: int | None = None) -> None:
         """Raise `RunEnded` when the run is over: a rank that is being unwound must not communicate.
 
-        Raises RuntimeError in a thread that the program started itself.
+        Args:
+            owner: the rank whose group or handle is used. Another rank's ends the run.
+
+        Raises RuntimeError in a thread that the program started itself, and ends the run for the same reason.
         """
         seat = self._seats[self.current]
         if seat.thread is not threading.current_thread():
-            raise RuntimeError(
-                "a simulated rank communicates from one thread only: this is a thread that the program started itself; "
-                "call torch.distributed from the function that was launched"
-            )
+            self._refuse_thread()
         if self._ending:
             seat.is_unwinding = True
             seat.num_refusals += 1
             raise RunEndedForGood if seat.num_refusals > _MAX_REFUSALS else RunEnded
+        if owner is not None and owner != self.current:
+            self.fail(_foreign(self.current, owner))
+
+    def _refuse_thread(self) -> NoReturn:
+        """End the run for a thread that communicates in the place of the rank that started it."""
+        thread = threading.current_thread()
+        started_by = owner_of(thread)
+        rank = self.current if started_by is None else started_by
+        error = RuntimeError(
+            f"a simulated rank communicates from one thread only: the thread {thread.name!r}, which the program "
+            f"started, communicates in the place of rank {rank} ({program_line()}); "
+            f"call torch.distributed from the function that was launched"
+        )
+        if not self._ending:
+            self._end_with(_told(RankError, rank, error))
+        raise error
 
     def fail(self, error: BaseException) -> NoReturn:
         """End the run with this error, from the rank whose turn it is."""
@@ -241,18 +264,30 @@ class Scheduler:
         self._num_bystanders -= not joins
         seat.waiting = None
 
-    def poll(self, describe: Callable[[], Wait]) -> None:
-        """Give up the turn once; go on when every other runnable rank has had one."""
+    def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
+        """Give up the turn once; go on when every other runnable rank has had one.
+
+        Args:
+            describe: says what for, if it cannot come true.
+            until_s: the virtual moment at which the rank gives up.
+
+        Returns whether that moment has come: nobody is left who could do anything before it. The rank's clock is there.
+        """
         seat = self._seats[self.current]
         self._num_polls += 1
         self._num_idle_polls += 1
-        seat.waiting, seat.is_polling = describe, True
+        seat.waiting, seat.is_polling, seat.until_s, seat.time_is_up = describe, True, until_s, False
         if self._num_idle_polls > _MAX_IDLE_POLLS and all(self._seats[rank].is_polling for *_, rank in self._runnable):
             self.fail(self._deadlock())
         last_clock_s = max((clock_s for clock_s, *_ in self._runnable), default=0.0)
         heapq.heappush(self._runnable, (max(seat.turn.clock_s, last_clock_s), self._num_polls, seat.turn.rank))
+        self._num_patient += until_s < inf
         self._switch(seat)
-        seat.waiting, seat.is_polling = None, False
+        self._num_patient -= until_s < inf
+        seat.waiting, seat.is_polling, seat.until_s = None, False, inf
+        if seat.time_is_up:
+            seat.turn.clock_s = max(seat.turn.clock_s, until_s)
+        return seat.time_is_up
 
     def give_way(self, at_s: float) -> None:
         """Go on when every rank has gone as far as it can before `at_s`, and until then."""
@@ -278,9 +313,30 @@ class Scheduler:
     # ---- the baton ----
 
     def _pass_time(self) -> None:
-        """Let everything happen on the wires that no rank can be in time to change."""
-        while (next_s := self._network.next_s) is not None and self._is_settled(next_s):
+        """Let everything happen on the wires that no rank can be in time to change, and whoever waited enough go on."""
+        while True:
+            next_s = self._network.next_s
+            until_s = min(seat.until_s for seat in self._seats) if self._num_patient else inf
+            if until_s < inf and until_s <= (inf if next_s is None else next_s):
+                if self._is_hopeless(until_s):
+                    self._give_up_waiting(next(seat for seat in self._seats if seat.until_s == until_s))
+                return
+            if next_s is None or not self._is_settled(next_s):
+                return
             self._network.advance()
+
+    def _is_hopeless(self, at_s: float) -> bool:
+        """Whether nobody can do anything before `at_s` that one who waits until then would see."""
+        busy = [clock_s for clock_s, order, _ in self._runnable if order <= _GIVING_WAY]
+        have_looked = self._num_idle_polls >= len(self._runnable) - len(busy)
+        return have_looked and (not busy or (min(busy) >= at_s and not self._num_bystanders))
+
+    def _give_up_waiting(self, seat: _Seat) -> None:
+        """A rank's time is up: it goes on at that moment, before all who poll."""
+        self._runnable = [entry for entry in self._runnable if entry[2] != seat.turn.rank]
+        heapq.heapify(self._runnable)
+        heapq.heappush(self._runnable, (seat.until_s, _AT_ONCE, seat.turn.rank))
+        seat.until_s, seat.time_is_up = inf, True
 
     def _is_settled(self, at_s: float) -> bool:
         """Whether nobody will start anything before `at_s`, or nobody can before this has happened."""
@@ -354,10 +410,13 @@ class Scheduler:
             self._fail(self._deadlock())
 
     def _fail(self, error: BaseException) -> None:
+        self._seats[self.current].is_unwinding = True
+        self._end_with(error)
+
+    def _end_with(self, error: BaseException) -> None:
         if self.error is None and not self._ending:
             self.error = error
         self._ending = True
-        self._seats[self.current].is_unwinding = True
         self._over.set()
 
     def _deadlock(self) -> LaunchError:
@@ -374,6 +433,15 @@ class Scheduler:
         if finished:
             headline += f"; {finished} returned without joining them"
         return self._blame(headline + ".", waits)
+
+
+def _foreign(rank: int, owner: int) -> LaunchError:
+    """The error for a rank that uses what another rank's process would have."""
+    return LaunchError(
+        f"rank {rank} uses a process group or the handle of a communication that belongs to rank {owner} "
+        f"({program_line()}): it reached rank {rank} through a global, a default argument or another shared object, "
+        f"and processes share none; let each rank use its own."
+    )
 
 
 def _told(on_error: Callable[[int, BaseException], BaseException], rank: int, error: BaseException) -> BaseException:

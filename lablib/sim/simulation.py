@@ -58,7 +58,9 @@ from lablib.sim.signals import own_signal_handlers
 from lablib.sim.source import program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
+from lablib.sim.threads import followed_threads
 from lablib.sim.unwaited import unwaited_notes
+from lablib.sim.world import WORLD
 from lablib.texts import traceback_text
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
@@ -220,7 +222,11 @@ class _Simulation:
         with torch.autograd.set_multithreading_enabled(False):
             if self._surroundings is None:
                 dist.init_process_group(
-                    "sim", rank=number, world_size=len(self._ranks), store=self._store, timeout=_TIMEOUT
+                    "sim",
+                    rank=number,
+                    world_size=len(self._ranks),
+                    store=self._store.of_another_rank(),
+                    timeout=_TIMEOUT,
                 )
             try:
                 with self._modes(rank), self._faults.begin(rank) if self._faults else nullcontext():
@@ -338,9 +344,11 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         (c10d, "monitored_barrier", monitored_barrier),
         (Join, "notify_join_context", notify_join_context),
         (dist, "_verify_params_across_processes", verify_params_across_processes),
+        (c10d._WorldMeta, "WORLD", WORLD),
     )
     try:
-        with own_answers, own_signal_handlers():
+        threads = followed_threads(lambda rank: ranks[rank].world.pg_names)
+        with own_answers, own_signal_handlers(), threads:
             yield
     finally:
         _set_thread_isolation_mode(False)

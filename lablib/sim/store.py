@@ -1,42 +1,60 @@
-"""The key-value store that ranks share. One that waits for a key gives up its turn instead of blocking the thread."""
+"""The key-value store that ranks share. One that waits for a key gives up its turn instead of blocking the thread.
 
-from collections.abc import Callable
+A timeout that the program gives is one in virtual time: it runs out when no rank is left that could set the key before
+that moment. Without one, a rank that waits for a key that nobody sets is in a deadlock, and told so at once.
+"""
+
+import sys
 from datetime import timedelta
+from math import inf
 
 import torch.distributed as dist
 
 from lablib.errors import Wait
 from lablib.sim.scheduler import Scheduler
-from lablib.sim.source import Source, program_line
+from lablib.sim.source import Source, is_program, program_line
+from lablib.texts import safe_repr
 
 
 class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A `torch.distributed.Store` in memory; all ranks hold the same object.
+    """A `torch.distributed.Store` in memory. Each rank has one, with a timeout of its own; all hold the same keys.
 
     Args:
         scheduler: to wait for another rank.
+        shared: one that has the keys; None: the first.
     """
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Scheduler, shared: "SimStore | None" = None):
         super().__init__()
         self._scheduler = scheduler
-        self._data: dict[str, bytes] = {}
+        self._data: dict[str, bytes] = {} if shared is None else shared._data
+        self._others: list[SimStore] = []
+        self._at_first = self.timeout  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
+
+    def of_another_rank(self) -> "SimStore":
+        """One with the same keys and a timeout of its own. It lives as long as this one."""
+        # torch keeps the C++ side alone, which cannot answer without this.
+        self._others.append(SimStore(self._scheduler, self))
+        return self._others[-1]
 
     def set(self, key: str, value: str | bytes) -> None:
+        self._scheduler.check()
         self._data[key] = _bytes(value)
         self._scheduler.progress()
 
     def get(self, key: str) -> bytes:
-        self._until(lambda: key in self._data, [key])
+        self._until_set([key], self._timeout_s())
         return self._data[key]
 
     def add(self, key: str, amount: int) -> int:
+        self._scheduler.check()
         total = int(self._data.get(key, b"0")) + amount
         self._data[key] = str(total).encode()
         self._scheduler.progress()
         return total
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        self._scheduler.check()
         current = self._data.get(key)
         if (current is None and not _bytes(expected)) or current == _bytes(expected):
             self._data[key] = _bytes(desired)
@@ -44,15 +62,17 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         return self._data.get(key, _bytes(expected))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._until(lambda: all(key in self._data for key in keys), keys)
+        self._until_set(keys, self._timeout_s() if timeout is None else _seconds(timeout))
 
     def check(self, keys: list[str]) -> bool:
+        self._scheduler.check()
         # A program may call this until it is true, so the others get a turn.
-        if not all(key in self._data for key in keys):
+        if not self._has(keys):
             self._let_others_run(keys, "polls the store for", program_line())
-        return all(key in self._data for key in keys)
+        return self._has(keys)
 
     def delete_key(self, key: str) -> bool:
+        self._scheduler.check()
         self._scheduler.progress()
         return self._data.pop(key, None) is not None
 
@@ -73,18 +93,43 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        pass
+        # torch sets one as well, the group's: a rank that would wait for ever is told what all ranks wait for instead.
+        if is_program(sys._getframe(1)):
+            super().set_timeout(timeout)
 
-    def _until(self, is_there: Callable[[], bool], keys: list[str]) -> None:
+    def _timeout_s(self) -> float:
+        timeout = self.timeout  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
+        return inf if timeout == self._at_first else _seconds(timeout)
+
+    def _has(self, keys: list[str]) -> bool:
+        return all(key in self._data for key in keys)
+
+    def _until_set(self, keys: list[str], timeout_s: float) -> None:
+        self._scheduler.check()
         source = program_line()
-        while not is_there():
-            self._let_others_run(keys, "waits in the store for", source)
+        until_s = self._scheduler.clock_s(self._scheduler.current) + timeout_s
+        while not self._has(keys):
+            time_is_up = self._let_others_run(keys, "waits in the store for", source, until_s)
+            if time_is_up and not self._has(keys):
+                raise dist.DistStoreError(
+                    f"wait timeout after {timeout_s:g} s of virtual time, keys: {', '.join(keys)}; "
+                    f"no rank sets what is missing by then"
+                )
 
-    def _let_others_run(self, keys: list[str], verb: str, source: Source) -> None:
+    def _let_others_run(self, keys: list[str], verb: str, source: Source, until_s: float = inf) -> bool:
+        """Give up the turn once. Returns whether `until_s` has come."""
         rank = self._scheduler.current
         names = ", ".join(repr(key.rsplit("//", 1)[-1]) for key in keys)  # without the prefixes that torch adds
-        self._scheduler.poll(lambda: Wait(rank, f"{verb} the key {names}", str(source)))
+        return self._scheduler.poll(lambda: Wait(rank, f"{verb} the key {names}", str(source)), until_s)
 
 
 def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _seconds(timeout: timedelta | float) -> float:
+    """A timeout as torch's own stores take it: none where it is not above 0."""
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"a store's timeout must be a timedelta: got {safe_repr(timeout)}; try timedelta(seconds=30)")
+    return seconds if seconds > 0 else inf

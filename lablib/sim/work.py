@@ -60,13 +60,14 @@ class SimWork(dist.Work):
         self.results = list(results)
 
     def wait(self, timeout: Any = None) -> bool:
+        self._scheduler.check(self._rank.rank)
         for issued in self.issued:
             self._wait_for(issued, joins=True)
             self._rank.join(issued.event.end_s)
         return True
 
     def is_completed(self) -> bool:
-        self._scheduler.check()
+        self._scheduler.check(self._rank.rank)
         for issued in self.issued:
             if not issued.event.is_done:
                 # Give the others a turn: what this rank polls for can only be done by them.
@@ -89,6 +90,7 @@ class SimWork(dist.Work):
         return None
 
     def result(self) -> list[Tensor]:
+        self._scheduler.check(self._rank.rank)
         for issued in self.issued:
             self._wait_for(issued, joins=False)
         if not self.is_over():

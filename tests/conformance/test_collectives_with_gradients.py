@@ -7,7 +7,9 @@ autograd collectives      torch.distributed.nn.functional
 expert parallel           tokens go to their experts and back by all_to_all, as many as each rank has for each
 """
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +54,26 @@ CASES: dict[str, tuple[Local, Whole]] = {
     "nn.all_reduce": (lambda x: dnn.all_reduce(x), lambda xs: [sum(xs)] * RANKS),
     "nn.all_gather": (lambda x: torch.cat(dnn.all_gather(x)), lambda xs: [torch.cat(xs)] * RANKS),
     "nn.broadcast": (lambda x: dnn.broadcast(x, 1), lambda xs: [xs[1]] * RANKS),
+    "nn.gather": (
+        lambda x: torch.cat(list(dnn.gather(x, 1))),
+        lambda xs: [torch.cat(xs) if r == 1 else torch.zeros_like(torch.cat(xs)) for r in range(RANKS)],
+    ),
+    "nn.scatter": (
+        lambda x: dnn.scatter(list(x.chunk(RANKS)), 1),
+        lambda xs: [cut(xs[1], r) for r in range(RANKS)],
+    ),
+    "nn.reduce": (  # what it leaves on other ranks is nobody's business
+        lambda x: dnn.reduce(x, 1) * (dist.get_rank() == 1),
+        lambda xs: [sum(xs) if r == 1 else torch.zeros_like(xs[r]) for r in range(RANKS)],
+    ),
+    "nn.all_reduce and others in one graph": (
+        lambda x: dnn.all_reduce(x * dnn.broadcast(x.sin(), 2)) * torch.cat(dnn.all_gather(x)).mean() + x,
+        lambda xs: [sum(x * xs[2].sin() for x in xs) * torch.cat(xs).mean() + x for x in xs],
+    ),
+    "nn.all_reduce of a result": (
+        lambda x: dnn.all_reduce(dnn.all_reduce(x).sin() * x) * dnn.all_reduce(x.exp()),
+        lambda xs: [sum(sum(xs).sin() * x for x in xs) * sum(x.exp() for x in xs)] * RANKS,
+    ),
     "nn.reduce_scatter": (
         lambda x: dnn.reduce_scatter(torch.empty(2, 3, dtype=x.dtype), list(x.chunk(RANKS))),
         lambda xs: [cut(sum(xs), r) for r in range(RANKS)],
@@ -100,6 +122,40 @@ def test_the_gradient_of_a_collective_is_that_of_one_device(name: str):
         torch.testing.assert_close(y, expected.detach(), rtol=1e-12, atol=1e-12)
         wanted = torch.zeros_like(x) if x.grad is None else x.grad
         torch.testing.assert_close(grad, wanted, rtol=1e-12, atol=1e-12)
+
+
+IMPORTED = """
+import torch.distributed as dist
+import torch.distributed.nn.functional as dnn
+
+def of_all(x, group=dist.group.WORLD):
+    return dist.all_reduce(x, group=group)
+
+class Sum:
+    group = dist.group.WORLD
+"""
+
+
+def test_a_module_that_a_rank_imports_first_keeps_nobodys_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`group=group.WORLD` is a default, read once, in the turn of whoever imports first: a false deadlock for the rest.
+
+    torch.distributed.nn.functional is full of such defaults; a module of the program's own may be as well.
+    """
+    (tmp_path / "imported_by_a_rank.py").write_text(IMPORTED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch.distributed.nn.functional")
+
+    def program() -> tuple[list[float], bool]:
+        from imported_by_a_rank import Sum, dnn, of_all  # pyright: ignore[reportMissingImports]
+
+        x = torch.full((2,), float(dist.get_rank()), requires_grad=True)
+        (dnn.all_reduce(x) * x).sum().backward()
+        of_all(x.grad)
+        dist.barrier(Sum.group)
+        return x.grad.tolist(), dist.group.WORLD is not None
+
+    for _ in range(2):  # and the next launch finds no group of the last one
+        assert launch(program, ranks=3).values == [([18.0, 18.0], True)] * 3
 
 
 def test_functional_collectives_return_new_tensors_and_leave_their_inputs():

@@ -1,0 +1,60 @@
+"""Threads that a rank starts: whose each one is, and what it finds of the rank's process groups.
+
+A simulated rank communicates from the thread that runs its program; a thread that it starts may compute, load and wait.
+One that communicates ends the run (scheduler.py): it would do so in the turn of whichever rank has it. The error says
+whose thread it was; that is noted when the thread starts. The thread also gets torch's names of the rank's groups,
+which torch keeps for each thread in a run, so that a communication that names its group is refused like any other.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial, partialmethod
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+
+from lablib.sim.replaced import replaced
+
+Groups = Mapping[dist.ProcessGroup, Any]  # with torch's name of each
+_start = threading.Thread.start
+
+
+def set_owner(thread: threading.Thread, rank: int) -> None:
+    """Say whose thread this is."""
+    thread.sim_rank = rank  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def owner(thread: threading.Thread) -> int | None:
+    """The rank that started a thread, itself or through other threads; None for those of the host process."""
+    return getattr(thread, "sim_rank", None)
+
+
+@contextmanager
+def followed_threads(groups_of: Callable[[int], Groups]) -> Iterator[None]:
+    """Note whose each thread is that starts until the end; `groups_of(rank)` are the groups that it may name."""
+    is_open = [True]
+    with replaced((threading.Thread, "start", partialmethod(_started, groups_of, is_open))):
+        try:
+            yield
+        finally:
+            is_open.clear()
+
+
+def _started(thread: Any, groups_of: Callable[[int], Groups], is_open: list[bool]) -> None:
+    rank = owner(threading.current_thread())
+    if rank is not None:
+        set_owner(thread, rank)
+        thread.run = partial(_run, thread.run, dict(groups_of(rank)), is_open)
+    _start(thread)
+
+
+def _run(run: Callable[[], None], groups: Groups, is_open: list[bool]) -> None:
+    for group, name in groups.items():
+        _register_process_group(name, group)
+    try:
+        run()
+    finally:
+        for name in groups.values() if is_open else ():  # later, these would be names of the process's own groups
+            _unregister_process_group(name)
