@@ -4,6 +4,8 @@ Read in this order:
 
     scheduler.py       ranks take turns; a deadlock is a fact
     rank.py            what one rank has for itself
+    threads.py         whose a thread is that a rank starts
+    world.py           the default group, in a module that a rank imports
     source.py          the line of the program that made a call
     event.py           what can be waited for: the data, and the end
     delivery.py        tensors on their way: buffers are filled by their own wait
