@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from lablib.errors import unknown_name
+from lablib.texts import safe_repr
 
 KINDS = ("nan", "inf", "bit flip")
 LEVELS = ("intra", "inter")
@@ -188,12 +189,14 @@ def check_faults(
     """
     if isinstance(faults, Fault):
         raise TypeError(f"faults is a list: got {faults}; write faults=[{faults}]")
+    if not isinstance(faults, Iterable) or isinstance(faults, str | bytes):
+        raise TypeError(f"faults is a list of records such as SlowRank(3, 2.0): got {safe_repr(faults)}; try faults=[]")
     faults = tuple(faults)
     if not faults:
         return ()
     for fault in faults:
         if not isinstance(fault, Fault):
-            raise TypeError(f"faults holds records such as SlowRank(3, 2.0): got {fault!r}")
+            raise TypeError(f"faults holds records such as SlowRank(3, 2.0): got {safe_repr(fault)}; leave it out")
     _check_launch(faults, backend, trace, fidelity)
     for fault in faults:
         _check_places(fault, num_ranks, num_nodes)

@@ -3,20 +3,17 @@
 This is the only place that knows the backends apart. Each returns the same `Run`.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from lablib.errors import unknown_name
 from lablib.faults import Fault, check_faults
 from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
+from lablib.launch_checks import check_fidelity, check_program, check_size, check_trace, checked_timeout
 from lablib.run import Run
 
-BACKENDS = ("sim", "gloo", "nccl")
-FIDELITIES = ("values", "shapes")
 REAL_TIMEOUT_S = 600.0
 
 if "torch" in sys.modules:
@@ -42,9 +39,10 @@ def launch(
     a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note.
 
     Args:
-        fn: a function; it runs once on each rank. For keyword arguments use `functools.partial`.
+        fn: a plain function, neither async nor a generator; it runs once on each rank. For keyword
+            arguments use `functools.partial`.
         args: passed on. On `sim` every rank gets the same objects, on real backends a copy of its own.
-        ranks: how many, at least 1.
+        ranks: how many, at least 1; at most 16,384 on sim, 1024 on real backends.
         cluster: name or record of the simulated cluster (`lablib.hardware.CLUSTERS`); ranks fill its nodes in order.
             Real backends ignore it.
         backend: "sim" (threads of this process, virtual time), "gloo" (processes on this CPU), "nccl" (GPUs).
@@ -61,8 +59,11 @@ def launch(
         ValueError, TypeError: an argument breaks its rule.
         LaunchError: the program failed; the subclass says how (lablib/errors.py).
     """
-    _check(fn, args, ranks, backend, timeout_s)
-    _check_fidelity(fidelity, backend)
+    check_program(fn, args)
+    check_size(ranks, backend)
+    check_fidelity(fidelity, backend)
+    check_trace(trace)
+    timeout_s = checked_timeout(timeout_s)
     check_outside("call launch from the notebook, not from the program it runs")
     simulated = find_cluster(cluster)
     faults = check_faults(faults, ranks, simulated.num_nodes(ranks), backend, trace, fidelity)
@@ -83,29 +84,3 @@ def launch(
 
     limit_s = REAL_TIMEOUT_S if timeout_s is None else timeout_s
     return run_real(fn, args, {}, ranks=ranks, backend=backend, timeout_s=limit_s, trace=trace)
-
-
-def _check(fn: Any, args: tuple, ranks: Any, backend: Any, timeout_s: Any) -> None:
-    if not callable(fn):
-        raise TypeError(f"launch needs a function to run on every rank: got {fn!r}; pass the function, not its result")
-    try:
-        inspect.signature(fn).bind(*args)
-    except TypeError as error:
-        name = getattr(fn, "__name__", repr(fn))
-        raise TypeError(f"{name} cannot be called with the {len(args)} arguments given to launch: {error}") from None
-    except ValueError:
-        pass  # some builtins have no signature; the call itself will tell
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(f"ranks must be a whole number of 1 or more: got {ranks!r}; try ranks=4")
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and timeout_s > 0):
-        raise ValueError(f"timeout_s must be positive seconds, or None for the default: got {timeout_s!r}")
-
-
-def _check_fidelity(fidelity: Any, backend: str) -> None:
-    if fidelity not in FIDELITIES:
-        raise unknown_name("fidelity", fidelity, FIDELITIES)
-    if fidelity == "shapes" and backend != "sim":
-        raise ValueError(f'fidelity="shapes" is for the simulator: {backend} computes with values; use backend="sim"')

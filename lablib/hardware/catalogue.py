@@ -124,7 +124,7 @@ def find_cluster(name: str | Path | Cluster) -> Cluster:
         return name
     if isinstance(name, str | Path) and str(name).endswith(".toml"):
         return load_cluster(name)
-    if name == THIS_MACHINE:
+    if isinstance(name, str) and name == THIS_MACHINE:
         return this_machine()
     if not isinstance(name, str) or name not in CLUSTERS:
         raise unknown_name("cluster", name, [*CLUSTERS, THIS_MACHINE])

@@ -155,7 +155,13 @@ class Scheduler:
             heapq.heappush(self._runnable, (seat.turn.clock_s, _AT_ONCE, seat.turn.rank))
         for seat in self._seats:
             assert seat.thread is not None
-            seat.thread.start()
+            try:
+                seat.thread.start()
+            except RuntimeError as error:
+                raise LaunchError(
+                    f"a rank is a thread, and this machine starts no more of them: got ranks={len(self._seats)}, and "
+                    f"{seat.turn.rank} could start; try ranks={max(1, seat.turn.rank // 2)}"
+                ) from error
         self._hand_over()
         deadline_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         # In slices, so that an interrupt is seen that does not wake a waiting thread (`_thread.interrupt_main`).

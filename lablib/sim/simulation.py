@@ -39,6 +39,7 @@ from lablib.exits import ends_well
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
+from lablib.launch_checks import check_value
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
 from lablib.sim.ddp_check import verify_params_across_processes
@@ -301,12 +302,14 @@ def _label(members: tuple[int, ...], num_ranks: int, is_default: bool) -> str:
 
 def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     try:
-        return fn(*args)
+        value = fn(*args)
     except SystemExit as end:
         # A script may end a rank with exit code 0; anything else is a failure.
         if ends_well(end.code):
             return None
         raise
+    check_value(value)
+    return value
 
 
 def _as_launch_error(rank: int, error: BaseException) -> BaseException:

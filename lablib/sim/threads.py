@@ -18,7 +18,6 @@ from torch._C._distributed_c10d import _register_process_group, _unregister_proc
 from lablib.sim.replaced import replaced
 
 Groups = Mapping[dist.ProcessGroup, Any]  # with torch's name of each
-_start = threading.Thread.start
 
 
 def set_owner(thread: threading.Thread, rank: int) -> None:
@@ -35,19 +34,21 @@ def owner(thread: threading.Thread) -> int | None:
 def followed_threads(groups_of: Callable[[int], Groups]) -> Iterator[None]:
     """Note whose each thread is that starts until the end; `groups_of(rank)` are the groups that it may name."""
     is_open = [True]
-    with replaced((threading.Thread, "start", partialmethod(_started, groups_of, is_open))):
+    with replaced((threading.Thread, "start", partialmethod(_started, threading.Thread.start, groups_of, is_open))):
         try:
             yield
         finally:
             is_open.clear()
 
 
-def _started(thread: Any, groups_of: Callable[[int], Groups], is_open: list[bool]) -> None:
+def _started(
+    thread: Any, start: Callable[[Any], None], groups_of: Callable[[int], Groups], is_open: list[bool]
+) -> None:
     rank = owner(threading.current_thread())
     if rank is not None:
         set_owner(thread, rank)
         thread.run = partial(_run, thread.run, dict(groups_of(rank)), is_open)
-    _start(thread)
+    start(thread)
 
 
 def _run(run: Callable[[], None], groups: Groups, is_open: list[bool]) -> None:

@@ -1,0 +1,137 @@
+"""What `launch` may be asked for: a program that ranks can run, how many of them, and for how long."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+from lablib.errors import unknown_name
+from lablib.texts import safe_repr
+
+BACKENDS = ("sim", "gloo", "nccl")
+FIDELITIES = ("values", "shapes")
+MOST_RANKS = {"sim": 16_384, "gloo": 1024, "nccl": 1024}  # threads of one process; processes of one machine
+
+
+def check_program(fn: Any, args: Sequence[Any]) -> None:
+    """Whether ranks can call `fn(*args)`.
+
+    Raises:
+        TypeError: it is no function; it cannot take these arguments; or a call would not run its body.
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"launch needs a function to run on every rank: got {safe_repr(fn)}; pass the function, not its result"
+        )
+    name = _name(fn)
+    if what := _not_run_by_a_call(fn):
+        raise TypeError(f"launch runs plain functions: {name} is {what}; {_REMEDIES[what]}")
+    try:
+        signature = inspect.signature(fn)
+    except Exception:
+        return  # some builtins have none; the call itself will tell
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        raise TypeError(f"{name} cannot be called with the {len(args)} arguments given to launch: {error}") from None
+
+
+_REMEDIES = {
+    "an async function": "call asyncio.run inside a plain function",
+    "an async generator": "call asyncio.run inside a plain function",
+    "a generator function": "return a list instead of yielding",
+}
+
+
+def _not_run_by_a_call(fn: Any) -> str:
+    """What kind of function this is, if calling it makes an object and runs nothing; else ""."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    for called in (fn, type(fn).__call__):
+        if inspect.iscoroutinefunction(called):
+            return "an async function"
+        if inspect.isasyncgenfunction(called):
+            return "an async generator"
+        if inspect.isgeneratorfunction(called):
+            return "a generator function"
+    return ""
+
+
+def check_value(value: Any) -> None:
+    """Whether what a program returned is a result, not a body that has not run.
+
+    Raises:
+        TypeError: a coroutine or a generator.
+    """
+    for is_one, what in (
+        (inspect.iscoroutine, "an async function"),
+        (inspect.isasyncgen, "an async generator"),
+        (inspect.isgenerator, "a generator function"),
+    ):
+        if is_one(value):
+            if what != "an async generator":
+                value.close()  # Python would warn that nobody awaited it
+            raise TypeError(f"the program returned what {what} made, whose body has not run; {_REMEDIES[what]}")
+
+
+def check_size(ranks: Any, backend: Any) -> None:
+    """Whether so many ranks can be on this backend.
+
+    Raises:
+        ValueError: no such backend, or not a number of ranks that it can have.
+    """
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"ranks must be a whole number of 1 or more: got {safe_repr(ranks)}; try ranks=4")
+    if ranks > (most := MOST_RANKS[backend]):
+        what = "threads of one process" if backend == "sim" else "processes of one machine"
+        remedy = "; the planner (lablib.plan) predicts larger runs" if backend == "sim" else '; try backend="sim"'
+        raise ValueError(
+            f"ranks on {backend} are {what}, at most {most:,}: got {safe_repr(ranks)}{remedy}, or ranks={most}"
+        )
+
+
+def checked_timeout(timeout_s: Any) -> float | None:
+    """`timeout_s` as a finite number of seconds, or None where there is no limit.
+
+    Raises:
+        ValueError: it is not above 0, or no number.
+    """
+    if timeout_s is None:
+        return None
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not (is_number and timeout_s > 0):
+        raise ValueError(f"timeout_s must be positive seconds, or None for the default: got {safe_repr(timeout_s)}")
+    return float(timeout_s) if timeout_s < _FOR_EVER_S else inf
+
+
+_FOR_EVER_S = 1e9  # 30 years
+
+
+def check_fidelity(fidelity: Any, backend: str) -> None:
+    """Whether this backend can run at this fidelity.
+
+    Raises:
+        ValueError: no such fidelity, or one that only the simulator has.
+    """
+    if not isinstance(fidelity, str) or fidelity not in FIDELITIES:
+        raise unknown_name("fidelity", fidelity, FIDELITIES)
+    if fidelity == "shapes" and backend != "sim":
+        raise ValueError(f'fidelity="shapes" is for the simulator: {backend} computes with values; use backend="sim"')
+
+
+def check_trace(trace: Any) -> None:
+    """Whether `trace` is a switch.
+
+    Raises:
+        TypeError: it is neither True nor False.
+    """
+    if not isinstance(trace, bool):
+        raise TypeError(f"trace must be True or False: got {safe_repr(trace)}")
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    name = getattr(fn, "__name__", None)
+    return name if isinstance(name, str) else safe_repr(fn)
