@@ -38,10 +38,16 @@ def launch(
     The default process group is initialized before `fn` starts; `fn` itself is plain `torch.distributed` code. On `sim`
     a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note.
 
+    A rank starts with the notebook's settings (default dtype, working directory, ...), with random generators seeded by
+    its number, and computes with one thread, as under torchrun; what it changes of these is its own, and gone when the
+    run ends (lablib/owners).
+
     Args:
         fn: a plain function, neither async nor a generator; it runs once on each rank. For keyword
             arguments use `functools.partial`.
-        args: passed on. On `sim` every rank gets the same objects, on real backends a copy of its own.
+        args: passed on; every rank gets a copy of its own (lablib/sim/copies.py), also of what a `functools.partial` or
+            a bound method brings along. What `fn` refers to otherwise, its globals and closure, is copied on real
+            backends; on `sim` it is the notebook's own, for all ranks.
         ranks: how many, at least 1; at most 16,384 on sim, 1024 on real backends.
         cluster: name or record of the simulated cluster (`lablib.hardware.CLUSTERS`); ranks fill its nodes in order.
             Real backends ignore it.

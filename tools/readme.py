@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Packages in reading order, downhill: each imports only from those before it. One not named here comes last.
 ORDER = (
-    "hardware cost record sim real script models precision memory optim kernels data parallel pipeline compress "
+    "hardware cost record owners sim real script models precision memory optim kernels data parallel pipeline compress "
     "plan figures widgets course"
 ).split()
 MARKED = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- /files -->)", re.DOTALL)

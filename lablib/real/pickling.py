@@ -89,7 +89,7 @@ def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:
     requires_grad = x.requires_grad and x.is_leaf
     gradient = x.grad if x.is_leaf else None
     args = (type(x) is nn.Parameter, plain.untyped_storage(), geometry, requires_grad, gradient)
-    return _rebuild_tensor, args, x.__dict__ or None
+    return _rebuild_tensor, args, x.__dict__ or None, None, None, _set_attributes
 
 
 def _rebuild_tensor(
@@ -100,6 +100,11 @@ def _rebuild_tensor(
     x = nn.Parameter(x, requires_grad) if is_parameter else x.requires_grad_(requires_grad)
     x.grad = gradient
     return x
+
+
+def _set_attributes(x: Tensor, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(x, name, value)
 
 
 def _rebuild_storage(buffer: Any) -> torch.UntypedStorage:

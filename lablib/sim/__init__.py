@@ -4,6 +4,9 @@ Read in this order:
 
     scheduler.py       ranks take turns; a deadlock is a fact
     rank.py            what one rank has for itself
+    own_settings.py    its settings of Python and torch
+    signals.py         its signal handlers
+    copies.py          its copy of the arguments
     threads.py         whose a thread is that a rank starts
     world.py           the default group, in a module that a rank imports
     source.py          the line of the program that made a call

@@ -42,6 +42,7 @@ from lablib.hardware.device import FREE
 from lablib.launch_checks import check_value
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
+from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.faults import Faults
 from lablib.sim.group import Group
@@ -131,7 +132,9 @@ class _Simulation:
         faults: Sequence[Fault],
         surroundings: "Surroundings | None" = None,
     ):
-        self._fn, self._args, self._cluster, self._trace = fn, args, cluster, trace
+        # A script makes its arguments itself.
+        self._program = (lambda: (fn, args)) if surroundings else Copies(fn, args).copy
+        self._cluster, self._trace = cluster, trace
         self._fidelity, self._surroundings = fidelity, surroundings
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
@@ -230,8 +233,9 @@ class _Simulation:
                     timeout=_TIMEOUT,
                 )
             try:
+                fn, args = self._program()
                 with self._modes(rank), self._faults.begin(rank) if self._faults else nullcontext():
-                    rank.value = _returned(self._fn, self._args)
+                    rank.value = _returned(fn, args)
             finally:
                 # A thread that could not be ended in time comes here when the process has its own world back.
                 if not self._scheduler.is_closed and dist.is_initialized():

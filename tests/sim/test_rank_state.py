@@ -134,17 +134,6 @@ def test_a_warning_on_a_rank_is_a_warning_and_not_lost():
         launch(program, ranks=2)
 
 
-def test_every_rank_gets_the_same_objects_as_arguments():
-    shared: list[int] = []
-
-    def program(numbers: list[int]) -> list[int]:
-        numbers.append(dist.get_rank())
-        return numbers
-
-    values = launch(program, shared, ranks=3).values
-    assert all(value is shared for value in values) and shared == [0, 1, 2]
-
-
 def test_tensors_of_inference_mode_take_part_in_collectives():
     def program() -> float:
         with torch.inference_mode(dist.get_rank() == 0):

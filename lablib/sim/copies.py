@@ -1,0 +1,157 @@
+"""Each rank's own copy of the program's arguments, as a process would get them.
+
+The arguments are pickled once, and unpickled by every rank; what is one object among them stays one object within a
+rank. On the way
+
+  - memory of tensors is not in the pickle: it is copied once, and ranks share that copy until they write (torch's
+    copy-on-write), so that 512 ranks with a tensor of 100 MB do not take 50 GB;
+  - views of one storage stay views of one storage; a leaf keeps `requires_grad` and `.grad`, and a result of autograd
+    arrives detached, because its graph stays behind, as on a real backend;
+  - functions, classes, modules and long texts are not copied. So what a function refers to (globals, closures, default
+    arguments) is the notebook's own for all ranks.
+
+A `functools.partial` brings copies of its arguments, and a bound method one of its object.
+"""
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CODE = (FunctionType, ModuleType, type)
+_LONG = 1000  # characters or bytes from which on a text is worth sharing
+
+
+class Copies:
+    """What ranks copy from.
+
+    Args:
+        fn: the program.
+        args: its arguments.
+
+    Raises:
+        ValueError: something cannot be copied; the message names it.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
+        self._outside: list[Any] = []  # what is not in the pickle
+        try:
+            self._pickle = self._pickled((fn, tuple(args)))
+        except RecursionError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"every rank gets its own copy of the program's arguments, so all of them must be picklable: "
+                f"{self._culprit(fn, args)} is not ({type(error).__name__}: {error}); make it inside the function, or "
+                f"pass plain data and tensors"
+            ) from error
+
+    def copy(self) -> tuple[Callable[..., Any], tuple]:
+        """The program and its arguments for one rank."""
+        return _Unpickler(self._pickle, self._outside).load()
+
+    def _pickled(self, value: Any) -> bytes:
+        file = io.BytesIO()
+        _Pickler(file, self._outside).dump(value)
+        return file.getvalue()
+
+    def _culprit(self, fn: Callable[..., Any], args: Sequence[Any]) -> str:
+        for number, value in enumerate(args):
+            try:
+                self._pickled(value)
+            except Exception:
+                return f"argument {number} of type {type(value).__qualname__}"
+        return f"the {type(fn).__qualname__} that was launched"
+
+
+class _Pickler(pickle.Pickler):
+    """Puts into `outside` what is shared, and memory."""
+
+    def __init__(self, file: io.BytesIO, outside: list[Any]):
+        super().__init__(file, protocol=5)
+        self._outside = outside
+        self._memory: dict[int, tuple[int, Any]] = {}  # by the storage's address: its number, and the storage itself
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, torch.UntypedStorage):
+            return self._number(obj)
+        if not _is_shared(obj):
+            return None
+        self._outside.append(obj)
+        return len(self._outside) - 1
+
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        """Copied once: nothing of the notebook's becomes copy-on-write, as an array of numpy may look at it, too."""
+        known = self._memory.get(storage._cdata)
+        if known is None:
+            known = self._memory[storage._cdata] = len(self._outside), storage
+            self._outside.append(_Memory(storage))
+        return known[0]
+
+    def reducer_override(self, obj: Any) -> Any:
+        is_plain = type(obj) in (Tensor, nn.Parameter) and obj.layout == torch.strided
+        if is_plain and obj.device.type != "meta" and not obj.is_quantized:
+            return _reduce_tensor(obj)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, outside: list[Any]):
+        super().__init__(io.BytesIO(data))
+        self._outside = outside
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def persistent_load(self, number: int) -> Any:
+        outside = self._outside[number]
+        if not isinstance(outside, _Memory):
+            return outside
+        if number not in self._storages:
+            self._storages[number] = outside.clone()
+        return self._storages[number]
+
+
+class _Memory:
+    """The bytes of one storage, of which each rank gets a clone that takes memory once it is written to."""
+
+    def __init__(self, storage: torch.UntypedStorage):
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage.clone())  # pyright: ignore
+
+    def clone(self) -> torch.UntypedStorage:
+        return torch._lazy_clone(self._bytes).untyped_storage()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _is_shared(obj: Any) -> bool:
+    """Whether ranks share it as it is: code, and texts that are long and cannot change."""
+    if isinstance(obj, (str, bytes)):
+        return len(obj) > _LONG and type(obj) in (str, bytes)
+    if isinstance(obj, BuiltinFunctionType):
+        return obj.__self__ is None or isinstance(obj.__self__, ModuleType)  # others are methods of an object
+    return isinstance(obj, _CODE)
+
+
+def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:
+    """How a dense tensor is rebuilt: storage, geometry, gradient, and the attributes the program hung on it."""
+    plain = x.detach().resolve_conj().resolve_neg()
+    geometry = (plain.dtype, plain.storage_offset(), tuple(plain.size()), plain.stride())
+    gradient = x.grad if x.is_leaf else None
+    args = (type(x), plain.untyped_storage(), geometry, x.requires_grad and x.is_leaf, gradient)
+    return _rebuild_tensor, args, x.__dict__ or None, None, None, _set_attributes
+
+
+def _rebuild_tensor(
+    kind: type, storage: torch.UntypedStorage, geometry: tuple, requires_grad: bool, gradient: Tensor | None
+) -> Tensor:
+    dtype, offset, size, stride = geometry
+    x = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)  # pyright: ignore
+    x = nn.Parameter(x, requires_grad) if kind is nn.Parameter else x.requires_grad_(requires_grad)
+    x.grad = gradient
+    return x
+
+
+def _set_attributes(x: Tensor, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(x, name, value)
