@@ -155,6 +155,8 @@ def _holds(value: Any, origin: type, item: Any) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return False
     return isinstance(value, Sequence) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
 
 

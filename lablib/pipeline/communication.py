@@ -26,8 +26,10 @@ from lablib.pipeline.deadlock import given, needed
 from lablib.pipeline.messages import CommunicationPlan, Exchange, Step, receives, sends
 from lablib.pipeline.plan import Action, Plan
 from lablib.pipeline.validate import check
+from lablib.signature import checked
 
 
+@checked
 def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPlan:
     """Each rank receives what an action needs right before it, and sends what it made right after it.
 
@@ -46,6 +48,7 @@ def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPl
     return CommunicationPlan(plan, tuple(rows))
 
 
+@checked
 def with_communication(plan: Plan, *, batched: bool = True) -> CommunicationPlan:
     """Every message is received when it is sent: as a plan that runs without messages, it runs with them.
 
@@ -54,6 +57,7 @@ def with_communication(plan: Plan, *, batched: bool = True) -> CommunicationPlan
         batched: join messages that no action stands between into one exchange.
 
     Raises:
+        WrongType: an argument that is of another type.
         ValueError: the plan breaks a rule (validate.py).
     """
     check(plan)

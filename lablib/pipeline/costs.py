@@ -12,8 +12,10 @@ Legend: p ranks, v pieces on each, p v pieces in all; a boundary lies between pi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from lablib.pipeline.plan import Plan
+from lablib.signature import WrongType, check_fields, shown
 
 Each = float | Sequence[float]  # one number for all, or one for each
 
@@ -47,13 +49,16 @@ class Costs:
     static_bytes: Each = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("forward_s", "backward_s", "input_s", "weight_s", "send_s", "activation_bytes", "static_bytes"):
             value = getattr(self, name)
+            if not (value is None or isinstance(value, (Real, Sequence))):
+                raise WrongType(f"{name} must be a number or a list of numbers: got {shown(value)}; try .tolist()")
             numbers = () if value is None else value if isinstance(value, Sequence) else (value,)
             if not all(0 <= number < float("inf") for number in numbers):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {value!r}")
+                raise ValueError(f"{name} must be 0 or more, and finite: got {shown(value)}; give seconds or bytes")
         if not 0 <= self.released_at_input <= 1:
-            raise ValueError(f"released_at_input is a share, between 0 and 1: got {self.released_at_input!r}")
+            raise ValueError(f"released_at_input is a share, between 0 and 1: got {self.released_at_input!r}; try 0.5")
 
     def of_pieces(self, plan: Plan) -> "PieceCosts":
         """The same costs written out for the pieces of a plan. Raises ValueError where the lengths do not match."""

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lablib.signature import checked, shown
+
 
 class Kind(StrEnum):
     """What an action does to its micro-batch at its piece of the model."""
@@ -29,7 +31,8 @@ class Kind(StrEnum):
     W = "W"  # backward for the weights: nobody waits for it but the optimizer
 
 
-_TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
+_MOST_PIECES = 1_000_000
+_TEXT = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,9 +49,11 @@ class Action:
     @classmethod
     def parse(cls, text: str) -> "Action":
         """The action that "1F0" stands for. Raises ValueError for anything else."""
-        match = _TEXT.fullmatch(text.strip())
+        match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
-            raise ValueError(f"an action is written as stage, kind and micro-batch, such as 1F0 or 12W3: got {text!r}")
+            raise ValueError(
+                f"an action is written as stage, kind and micro-batch, such as 1F0 or 12W3: got {shown(text)}"
+            )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))
 
 
@@ -93,13 +98,18 @@ class Plan:
         return "\n".join(lines)
 
     @classmethod
+    @checked
     def parse(cls, name: str, lines: Sequence[str], rank_of: Sequence[int] | None = None) -> "Plan":
         """A plan from text, one line of actions a rank: `Plan.parse("mine", ["0F0 0B0", "1F0 1B0"])`.
 
         `rank_of` defaults to piece i on rank i mod p. Nothing but the spelling is checked: see validate.py.
         """
+        if not all(isinstance(line, str) for line in lines):
+            raise TypeError(f'lines must be texts, one a rank: got {shown(lines)}; try ["0F0 0B0"]')
         actions = tuple(tuple(map(Action.parse, line.split())) for line in lines)
         every = [action for row in actions for action in row]
         pieces = max((action.stage for action in every), default=-1) + 1
+        if pieces > _MOST_PIECES:
+            raise ValueError(f"pieces are numbered from 0, and at most {_MOST_PIECES:,}: got {pieces - 1:,}; try 0F0")
         placed = tuple(i % len(actions) for i in range(pieces)) if rank_of is None else tuple(rank_of)
         return cls(name, len(actions), max((a.microbatch for a in every), default=-1) + 1, actions, placed)

@@ -32,6 +32,7 @@ from lablib.pipeline.costs import Costs, PieceCosts
 from lablib.pipeline.deadlock import find_deadlock
 from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.record.timeline import COMPUTE, Span, Timeline
+from lablib.signature import checked
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -189,6 +190,7 @@ class Replay:
         )
 
 
+@checked
 def replay(plan: Plan, costs: Costs | None = None) -> Replay:
     """What a plan takes.
 
@@ -197,6 +199,7 @@ def replay(plan: Plan, costs: Costs | None = None) -> Replay:
         costs: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing.
 
     Raises:
+        WrongType: an argument that is of another type.
         ValueError: for costs that do not fit the plan, and for a plan in which ranks wait for each other for ever.
     """
     costs = costs or Costs()

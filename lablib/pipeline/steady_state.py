@@ -28,6 +28,7 @@ import numpy as np
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.plan import Plan
 from lablib.pipeline.replay import Replay, replay
+from lablib.signature import checked, shown
 
 _ROUNDING = 1e-12  # of the makespan
 
@@ -50,6 +51,7 @@ class SteadyState:
     num_replayed: int
 
 
+@checked
 def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None = None) -> SteadyState:
     """What the plan of many micro-batches takes.
 
@@ -80,10 +82,18 @@ def _first_plan(plan_of: Callable[[int], Plan], num_microbatches: int) -> Plan:
     """The smallest plan that there is: to see the number of stages."""
     for number in range(1, num_microbatches):
         try:
-            return plan_of(number)
+            return _made(plan_of, number)
         except ValueError:
             continue
-    return plan_of(num_microbatches)
+    return _made(plan_of, num_microbatches)
+
+
+def _made(plan_of: Callable[[int], Plan], number: int) -> Plan:
+    """The plan of so many micro-batches. Raises TypeError where that is none."""
+    plan = plan_of(number)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan_of must return a Plan: got {shown(plan)}; try lambda m: gpipe(4, m)")
+    return plan
 
 
 def _replay_or_none(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None) -> Replay | None:

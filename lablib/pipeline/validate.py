@@ -22,6 +22,7 @@ from lablib.pipeline import rules
 from lablib.pipeline.messages import CommunicationPlan
 from lablib.pipeline.plan import Plan
 from lablib.pipeline.rules import Finding
+from lablib.signature import checked
 
 _MOST = 3  # findings that an error quotes
 
@@ -49,6 +50,7 @@ class Report:
         return "\n".join([f"{self.name} breaks {len(self.findings)} times:", *(f"  {each}" for each in self.findings)])
 
 
+@checked
 def validate(
     plan: Plan | CommunicationPlan, *, max_in_flight: int | Sequence[int] | None = None, blocking_sends: bool = True
 ) -> Report:
@@ -60,6 +62,7 @@ def validate(
         blocking_sends: for R5: a send waits until the other end receives.
 
     Raises:
+        WrongType: an argument that is of another type.
         ValueError: `max_in_flight` has not one number for each rank.
     """
     computed = plan if isinstance(plan, Plan) else plan.plan
@@ -75,6 +78,7 @@ def validate(
     return Report(plan.name, tuple(findings))
 
 
+@checked
 def check(
     plan: Plan | CommunicationPlan, *, max_in_flight: int | Sequence[int] | None = None, blocking_sends: bool = True
 ) -> None:
@@ -94,6 +98,7 @@ def _limits(max_in_flight: int | Sequence[int], num_ranks: int) -> Sequence[int]
     return limits
 
 
+@checked
 def peak_in_flight(plan: Plan) -> tuple[int, ...]:
     """Of each rank, the most activations it holds at once, each of one micro-batch at one piece."""
     return tuple(max(rules.held_after(actions), default=0) for actions in plan.actions)

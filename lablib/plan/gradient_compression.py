@@ -28,8 +28,10 @@ from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers, ceil_div, least
 from lablib.errors import unknown_name
+from lablib.signature import check_fields
 
 ALL_REDUCE, ALL_GATHER, TWO_PHASE = "all_reduce", "all_gather", "two_phase"
+EXCHANGES = (ALL_REDUCE, ALL_GATHER, TWO_PHASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,12 @@ class GradientCompression:
     choice_reads: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.exchange not in EXCHANGES:
+            raise unknown_name("exchange", self.exchange, EXCHANGES)
+        for name, lowest in (("bits", 1), ("block", 0), ("choice_reads", 0)):
+            if (value := getattr(self, name)) is not None and value < lowest:
+                raise ValueError(f"{name} must be a whole number, {lowest} or more: got {value!r}; try 8")
         if self.ratio is not None and not 0 < self.ratio <= 1:
             raise ValueError(f"ratio is a share of all gradients, above 0 and up to 1: got {self.ratio!r}; try 0.01")
         if self.rank is not None and not (isinstance(self.rank, int) and self.rank >= 1):
@@ -167,7 +175,8 @@ def find_compression(name: str | GradientCompression | None) -> GradientCompress
     """
     if isinstance(name, GradientCompression):
         return name
-    found = COMPRESSIONS.get("none" if name is None else str(name).lower().replace("_", "-"))
+    text = "none" if name is None else name
+    found = COMPRESSIONS.get(text.lower().replace("_", "-")) if isinstance(text, str) else None
     if found is None:
         raise unknown_name("gradient compression", name, list(COMPRESSIONS))
     return found

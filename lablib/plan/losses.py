@@ -9,6 +9,7 @@ with it; "fitted" means: to all published runs at once, within the bounds that p
 from dataclasses import dataclass
 
 from lablib.hardware.device import Device
+from lablib.signature import check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,15 @@ class Losses:
     cached_share: float = 0.14
     driver_bytes: float = 2.8e9
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("product_share", "memory_share", "inside_share", "outside_share", "generation_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share in (0, 1]: got {getattr(self, name)!r}; try 0.9")
+        for name in ("dispatch_s", "step_s", "base_bytes", "cached_share", "driver_bytes"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, and finite: got {getattr(self, name)!r}; try 0.0")
+
     def sustained_share(self, dtype: str, device: Device) -> float:
         """The share of the rate of large products that a device keeps up under its power limit.
 
@@ -63,6 +73,7 @@ class Losses:
         return min(self.product_share, sustained / device.matmul_rate(dtype))
 
 
+USUAL = Losses()
 NONE = Losses(
     product_share=1.0,
     memory_share=1.0,

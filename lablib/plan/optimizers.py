@@ -37,7 +37,11 @@ from lablib.cost.arrays import Numbers, ceil_div, least, most
 from lablib.errors import unknown_name
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
+from lablib.signature import check_fields
 
+_AMOUNTS = (
+    *("moments", "moment_bytes", "flops_per_param", "update_passes", "extra_reads", "kernels", "extra_gradients"),
+)
 _APPLY_FLOPS = 4.0  # w - rate * (update + decay * w)
 
 
@@ -78,10 +82,14 @@ class Optimizer:
     extra_gradients: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("block", "rank", "renew_every"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r} for {self.name!r}")
+                raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r} for {self.name!r}; try 256")
+        for name in _AMOUNTS:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, and finite: got {getattr(self, name)!r}; try 1")
 
     def state_bytes(
         self,
@@ -235,7 +243,7 @@ def find_optimizer(name: str | Optimizer) -> Optimizer:
     """
     if isinstance(name, Optimizer):
         return name
-    found = OPTIMIZERS.get(str(name).lower().replace("_", "-"))
+    found = OPTIMIZERS.get(name.lower().replace("_", "-")) if isinstance(name, str) else None
     if found is None:
         raise unknown_name("optimizer", name, list(OPTIMIZERS))
     return found

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from lablib.signature import MOST_WHOLE, shown
+
 SHARDING = (0, 1, 2, 3)
 ZERO_PLUS_PLUS = ("qwZ", "hpZ", "qgZ")
 
@@ -72,7 +74,7 @@ class Parallel:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         stage = self.zero_stage
         if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in SHARDING:
-            raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {stage!r}")
+            raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {shown(stage)}; try 1")
         object.__setattr__(self, "zero_stage", int(stage))
         if self.data % self.replicas:
             raise ValueError(
@@ -80,12 +82,14 @@ class Parallel:
                 f"try {_largest_divisor(self.data, self.replicas)}"
             )
         if not (self.sequence_parallel is None or isinstance(self.sequence_parallel, bool)):
-            raise ValueError(f"sequence_parallel is True, False or None: got {self.sequence_parallel!r}")
+            raise ValueError(f"sequence_parallel is True, False or None: got {shown(self.sequence_parallel)}; try None")
         if not isinstance(self.reshard_after_forward, bool):
-            raise ValueError(f"reshard_after_forward is True or False: got {self.reshard_after_forward!r}")
+            raise ValueError(
+                f"reshard_after_forward is True or False: got {shown(self.reshard_after_forward)}; try True"
+            )
         methods = self.zero_plus_plus
         if not isinstance(methods, (tuple, list)) or any(method not in ZERO_PLUS_PLUS for method in methods):
-            raise ValueError(f"zero_plus_plus is a tuple of {', '.join(ZERO_PLUS_PLUS)}: got {methods!r}")
+            raise ValueError(f"zero_plus_plus is a tuple of {', '.join(ZERO_PLUS_PLUS)}: got {shown(methods)}; try ()")
         object.__setattr__(self, "zero_plus_plus", tuple(methods))
         if self.zero_plus_plus and self.zero_stage != 3:
             raise ValueError(f"zero_plus_plus is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3")
@@ -143,9 +147,11 @@ class Parallel:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """A count as an int. Raises ValueError for what is none, or less than 1."""
+    """A count as an int. Raises ValueError for what is none, less than 1, or more than can be counted with."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r}")
+        raise ValueError(f"{name} must be a whole number, 1 or more: got {shown(value)}; try 8")
+    if int(value) > MOST_WHOLE:
+        raise ValueError(f"{name} must be below 2**63: got {shown(value)}; try 8")
     return int(value)
 
 

@@ -20,7 +20,7 @@ from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
 from lablib.pipeline.closed_form import SCHEDULES
 from lablib.plan.gradient_compression import GradientCompression, find_compression
-from lablib.plan.losses import Losses
+from lablib.plan.losses import USUAL, Losses
 from lablib.plan.machine import Machine
 from lablib.plan.memory import CATEGORIES, stage_memory
 from lablib.plan.optimizers import Optimizer, find_optimizer
@@ -32,6 +32,7 @@ from lablib.plan.setup import Choices, Split
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.step import Step, step_of
 from lablib.plan.usual import NAMED, Software, usual_software
+from lablib.signature import WrongType, shown
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
 TRAINABLE = ("all", "lora")
@@ -82,11 +83,10 @@ def predict(
     Raises:
         ValueError: names nobody knows, splits that do not divide, sizes below 1.
     """
-    model = find_transformer(model)
-    cluster = find_cluster(cluster)
+    model, cluster = find_model(model), find_cluster(cluster)
     parallel = Parallel() if parallel is None else parallel
     if not isinstance(parallel, Parallel):
-        raise ValueError(f"parallel is a Parallel, or None: got {parallel!r}; try Parallel(data=8)")
+        raise ValueError(f"parallel is a Parallel, or None: got {shown(parallel)}; try Parallel(data=8)")
     seq_len = model.max_seq_len if seq_len is None else seq_len
     choices = choices_of(
         *(model, cluster, parallel, precision, recompute, schedule, optimizer, stack, compression, offload),
@@ -106,6 +106,13 @@ def predict(
     return _prediction(choices, parallel, split, batch, step_of(choices, split))
 
 
+def find_model(model: str | Transformer | GPTConfig) -> Transformer:
+    """`find_transformer` of what is a name or a record. Raises ValueError for a name nobody knows, and for the rest."""
+    if not isinstance(model, (str, Transformer, GPTConfig)):
+        raise WrongType(f'model must be a name, a Transformer or a GPTConfig: got {shown(model)}; try "llama-3-8b"')
+    return find_transformer(model)
+
+
 def choices_of(
     model: Transformer,
     cluster: Cluster,
@@ -122,6 +129,9 @@ def choices_of(
     host_link: str | Link,
 ) -> Choices:
     """The choices of a run, names resolved. Raises ValueError for those nobody knows."""
+    for name, value in (("precision", precision), ("schedule", schedule), ("trainable", trainable)):
+        if not isinstance(value, str):
+            raise WrongType(f"{name} must be text: got {shown(value)}; leave it out for the usual one")
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
     if schedule not in SCHEDULES:
@@ -129,7 +139,7 @@ def choices_of(
     if trainable not in TRAINABLE:
         raise unknown_name("trainable", trainable, TRAINABLE)
     if not isinstance(offload, (tuple, list)):
-        raise ValueError(f'offload is a tuple of what the host keeps: got {offload!r}; try offload=("optimizer",)')
+        raise ValueError(f'offload is a tuple of what the host keeps: got {shown(offload)}; try offload=("optimizer",)')
     for each in offload:
         if each not in OFFLOAD:
             raise unknown_name("offload", each, OFFLOAD)
@@ -138,7 +148,9 @@ def choices_of(
             raise unknown_name("link", host_link, list(LINKS))
         host_link = LINKS[host_link]
     if losses is not None and not isinstance(losses, Losses):
-        raise ValueError(f"losses is a record of lablib.plan.losses, or None: got {losses!r}; try lablib.plan.NONE")
+        raise ValueError(
+            f"losses is a record of lablib.plan.losses, or None: got {shown(losses)}; try lablib.plan.NONE"
+        )
     stack, software = _software(stack, cluster)
     if stack.has_wide_shards and parallel.zero_stage != 3:
         raise ValueError(
@@ -146,7 +158,7 @@ def choices_of(
         )
     return Choices(
         model=model,
-        machine=_machine(cluster, stack, Losses() if losses is None else losses, precision),
+        machine=_machine(cluster, stack, USUAL if losses is None else losses, precision),
         recompute=recompute_policy(recompute),
         schedule=schedule,
         optimizer=find_optimizer(optimizer),

@@ -21,18 +21,18 @@ from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
 from lablib.models.gpt import GPTConfig
-from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
-from lablib.plan.losses import Losses
+from lablib.plan.losses import USUAL, Losses
 from lablib.plan.memory import peak_bytes
 from lablib.plan.parallel import Parallel
-from lablib.plan.predict import choices_of
+from lablib.plan.predict import choices_of, find_model
 from lablib.plan.prediction import AXES
 from lablib.plan.predictions import NUMBERS, OUTSIDE, SPLIT, Column, Predictions
 from lablib.plan.rules import RULES, Question
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import step_of
+from lablib.signature import WrongType, shown
 
 _BLOCK = 16384
 _MOST = 10**9  # of a number: products of some of them are counted in 64 bits
@@ -84,7 +84,9 @@ def predict_many(
         ValueError: names nobody knows, numbers below 1, columns of different lengths. A plan that breaks a rule of
             rules.py raises nothing: see `Predictions.obstacle`.
     """
-    model, cluster = find_transformer(model), find_cluster(cluster)
+    model, cluster = find_model(model), find_cluster(cluster)
+    if not (progress is None or callable(progress)):
+        raise WrongType(f"progress must be a function, or None: got {shown(progress)}; leave it out")
     seq_len = model.max_seq_len if seq_len is None else seq_len
     expert_tensor = tensor if expert_tensor is None else expert_tensor
     given = (data, tensor, pipeline, context, expert, expert_tensor, chunks, replicas, micro_batch, batch, seq_len)
@@ -121,7 +123,7 @@ def predict_many(
             done += len(block)
             if progress:
                 progress(done, length)
-    driver_bytes = (Losses() if losses is None else losses).driver_bytes
+    driver_bytes = (USUAL if losses is None else losses).driver_bytes
     return Predictions(
         numbers,
         columns,
@@ -132,18 +134,26 @@ def predict_many(
 
 
 def _whole_numbers(name: str, given: Any) -> np.ndarray:
-    array = np.atleast_1d(np.asarray(given))
-    if array.dtype.kind == "O" and all(type(each) is int for each in array.flat) and array.min() >= 1:
+    try:
+        array = np.atleast_1d(np.asarray(given))
+    except Exception:  # rows of different lengths, endless nesting: whatever numpy makes of it, it is no column
+        raise _no_column(name, given) from None
+    if array.dtype.kind == "O" and array.size and all(type(each) is int and each >= 1 for each in array.flat):
         raise _too_large(name, array.max())
     if array.dtype.kind not in "iu" or array.ndim != 1 or (array.size and array.min() < 1):
-        raise ValueError(f"{name} must be whole numbers, 1 or more, in one dimension: got {given!r}")
+        raise _no_column(name, given)
     if array.size and array.max() > _MOST:
         raise _too_large(name, array.max())
     return array.astype(np.int64)
 
 
+def _no_column(name: str, given: Any) -> ValueError:
+    return ValueError(f"{name} must be whole numbers, 1 or more, in one dimension: got {shown(given)}; try [1, 2, 4]")
+
+
 def _too_large(name: str, value: int) -> ValueError:
-    return ValueError(f"{name} must be {_MOST:,} or less: got {value:,}; `predict` takes any number")
+    got = f"{value:,}" if value < 10**40 else shown(value)
+    return ValueError(f"{name} must be {_MOST:,} or less: got {got}; `predict` takes any number below 2**63")
 
 
 def _length(columns: Mapping[str, np.ndarray]) -> int:

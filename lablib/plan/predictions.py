@@ -1,6 +1,6 @@
 """What predictions of many plans say: a column for each quantity, and each plan in full when it is asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.plan.rules import RULES, Question
+from lablib.signature import WrongType, shown
 
 NUMBERS = (
     *("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "chunks", "replicas"),
@@ -34,10 +35,15 @@ class Column(NamedTuple):
         if isinstance(given, np.ndarray) and not given.ndim:
             given = given.item()
         if not isinstance(given, (np.ndarray, list)):
+            if not isinstance(given, Hashable):
+                raise WrongType(f"a choice of all plans is a name, a number or a record: got {shown(given)}")
             return Column((given,), np.zeros(1, np.intp))
         seen: dict[Any, int] = {}
         items = given.tolist() if isinstance(given, np.ndarray) else given
-        codes = np.array([seen.setdefault(item, len(seen)) for item in items], np.intp)
+        try:
+            codes = np.array([seen.setdefault(item, len(seen)) for item in items], np.intp)
+        except TypeError:
+            raise WrongType(f"a choice of each plan is a name or a number: got {shown(given)}; try one value") from None
         return Column(tuple(seen), codes)
 
     def __getitem__(self, i: Any) -> Any:

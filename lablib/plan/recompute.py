@@ -25,6 +25,7 @@ from lablib.cost.arrays import Numbers, least, most
 from lablib.plan.layer import Work
 from lablib.plan.machine import Pass
 from lablib.plan.stack import Stack
+from lablib.signature import shown
 
 KINDS = ("none", "selective", "full")
 # Of the products of a layer, the share whose outputs `selective="products"` keeps: torchtitan's list of what is kept
@@ -87,11 +88,11 @@ class Recompute(NamedTuple):
 
 def recompute_policy(text: str) -> Recompute:
     """The policy of that name. Raises ValueError for another text."""
-    if text in KINDS:
+    if isinstance(text, str) and text in KINDS:
         return Recompute(text, text)
-    word, _, number = str(text).partition(" ")
-    if word in ("every", "first") and number.isdecimal() and int(number) >= 1:
+    word, _, number = text.partition(" ") if isinstance(text, str) else ("", "", "")
+    if word in ("every", "first") and number.isdecimal() and len(number) < 10 and int(number) >= 1:
         return Recompute(text, "full", **{word: int(number)})
     raise ValueError(
-        f'recompute is "none", "selective", "full", "every k" or "first k" layers: got {text!r}; try "every 4"'
+        f'recompute is "none", "selective", "full", "every k" or "first k" layers: got {shown(text)}; try "every 4"'
     )

@@ -10,7 +10,8 @@ ZeRO stage, recomputation, schedule and pieces. The grid is made as arrays (sear
 where none are given), and predict_many.py predicts it whole. Time: as predict_many, some microseconds a plan.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,15 @@ from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.models.gpt import GPTConfig
-from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import SCHEDULES
 from lablib.plan.parallel import SHARDING
+from lablib.plan.predict import find_model
 from lablib.plan.predict_many import Progress, predict_many
+from lablib.plan.recompute import recompute_policy
 from lablib.plan.search_grid import MICRO_BATCHES, RECOMPUTE, grid_of, splits_of
 from lablib.plan.search_result import SearchResult
+from lablib.signature import MOST_WHOLE, shown
 
 _MOST_GPUS = 10_000_000
 
@@ -70,7 +73,7 @@ def search(
     Raises:
         ValueError: names nobody knows, numbers below 1, values that no plan can have together.
     """
-    model, cluster = find_transformer(model), find_cluster(cluster)
+    model, cluster = find_model(model), find_cluster(cluster)
     total = _gpus(cluster, nodes, gpus)
     seq_len = model.max_seq_len if seq_len is None else seq_len
     for name, value in (("batch", batch), ("seq_len", seq_len)):
@@ -88,7 +91,7 @@ def search(
     grid = grid_of(
         *(model, splits, _schedules(schedule), _values("chunks", chunks)),
         *(_values("micro_batch", micro_batch) or MICRO_BATCHES, stages),
-        _names(recompute) or RECOMPUTE,
+        _names(recompute, recompute_policy) or RECOMPUTE,
     )
     plans = predict_many(model, cluster, batch=batch, seq_len=seq_len, **grid, **others, progress=progress)
     fits = np.flatnonzero(plans.fits)
@@ -97,15 +100,23 @@ def search(
 
 
 def _schedules(given: Names) -> tuple[str, ...]:
-    names = _names(given) or ("1f1b", *(name for name in SCHEDULES if name != "1f1b"))
+    names = _names(given, _known_schedule) or ("1f1b", *(name for name in SCHEDULES if name != "1f1b"))
     for name in names:
-        if name not in SCHEDULES:
-            raise unknown_name("schedule", name, SCHEDULES)
+        _known_schedule(name)
     return names
 
 
-def _names(given: Names) -> tuple[str, ...]:
-    return () if given is None else tuple(dict.fromkeys(_several(given)))
+def _known_schedule(name: Any) -> None:
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise unknown_name("schedule", name, SCHEDULES)
+
+
+def _names(given: Names, refuse: Callable[[Any], object]) -> tuple[str, ...]:
+    names = () if given is None else _several(given)
+    for name in names:
+        if not isinstance(name, str):
+            refuse(name)
+    return tuple(dict.fromkeys(names))
 
 
 def _several(given: Any) -> tuple[Any, ...]:
@@ -115,27 +126,29 @@ def _several(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)
 
 
-def _values(name: str, given: Whole, least: int = 1) -> tuple[int, ...]:
+def _values(name: str, given: Whole, least: int = 1, most: float = MOST_WHOLE) -> tuple[int, ...]:
     """The values to try, each once; none where nothing was given."""
     if given is None:
         return ()
     values = _several(given)
     for value in values or (None,):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} must be whole numbers, {least} or more: got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+            raise ValueError(f"{name} must be whole numbers, {least} or more: got {shown(value)}; try [1, 2, 4]")
     return tuple(dict.fromkeys(int(value) for value in values))
 
 
 def _one(name: str, given: Any) -> int:
     if given is None or isinstance(given, Iterable):
-        raise ValueError(f"{name} must be a whole number, 1 or more: got {given!r}")
-    return _values(name, given)[0]
+        raise ValueError(f"{name} must be a whole number, 1 or more: got {shown(given)}; try 8")
+    return _values(name, given, most=inf if name in ("gpus", "nodes") else MOST_WHOLE)[0]
 
 
 def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
     if (nodes is None) == (gpus is None):
-        raise ValueError(f"give nodes or gpus, one of the two: got nodes={nodes} and gpus={gpus}; try nodes=8")
+        raise ValueError(
+            f"give nodes or gpus, one of the two: got nodes={shown(nodes)} and gpus={shown(gpus)}; try nodes=8"
+        )
     total = _one("gpus", gpus) if nodes is None else _one("nodes", nodes) * cluster.devices_per_node
     if total > _MOST_GPUS:
-        raise ValueError(f"a search is of {_MOST_GPUS:,} GPUs or fewer: got {total:,}; try fewer")
+        raise ValueError(f"a search is of {_MOST_GPUS:,} GPUs or fewer: got {shown(total)}; try fewer")
     return total

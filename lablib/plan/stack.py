@@ -31,7 +31,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lablib.errors import unknown_name
+from lablib.signature import check_fields
 
+ATTENTIONS = ("flash", "unfused")
+SELECTIVE = ("attention", "products")
+_AMOUNTS = (
+    *("passes_norm", "passes_activation", "passes_residual", "copies", "loss_bytes", "loss_kept_bytes"),
+    *("loss_peak_bytes", "split_loss_peak_bytes", "calls_per_kernel", "gradient_bytes", "float16_gradient_bytes"),
+    *("narrow_gradient_bytes", "extra_gradient_bytes", "bucket_bytes"),
+)
 DISPATCHERS = ("alltoall", "deduplicated")
 
 
@@ -117,6 +125,18 @@ class Stack:
     has_wide_shards: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        for name, choices in (("attention", ATTENTIONS), ("selective", SELECTIVE)):
+            if getattr(self, name) not in choices:
+                raise unknown_name(name, getattr(self, name), choices)
+        if self.attention_generation < 1:
+            raise ValueError(f"attention_generation must be 1 or more: got {self.attention_generation}; try 2")
+        for name in _AMOUNTS:
+            values = getattr(self, name)
+            if not all(
+                0 <= value < float("inf") for value in (values if isinstance(values, tuple) else (values or 0,))
+            ):
+                raise ValueError(f"{name} must be 0 or more, and finite: got {values!r}; try 1")
         if self.dispatcher not in DISPATCHERS:
             raise unknown_name("dispatcher", self.dispatcher, DISPATCHERS)
         if self.has_wide_shards and (self.has_master or not self.is_eager):

@@ -88,7 +88,7 @@ def make(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1)
     Raises:
         ValueError: a name nobody knows; sizes that the schedule is not defined for.
     """
-    if name not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:
         raise unknown_name("schedule", name, list(SCHEDULES))
     schedule = SCHEDULES[name]
     if schedule.takes_chunks:

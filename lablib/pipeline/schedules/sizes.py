@@ -1,11 +1,26 @@
 """What every schedule asks of its sizes, and where the pieces of the model are put."""
 
+from math import prod
+
+from lablib.signature import shown
+
+MOST_ACTIONS = 20_000_000  # of one kind; some gigabytes
+
 
 def check_sizes(name: str, **sizes: int) -> None:
-    """Raises ValueError unless every size is a whole number from 1: `check_sizes("gpipe", num_stages=4)`."""
+    """Raises ValueError unless every size is a whole number from 1: `check_sizes("gpipe", num_stages=4)`.
+
+    And unless the plan, actions for every stage, micro-batch and piece, fits a computer's memory.
+    """
     for size, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: {size} must be a whole number from 1: got {value!r}; try {size}=1 or more.")
+            raise ValueError(f"{name}: {size} must be a whole number from 1: got {shown(value)}; try {size}=1 or more.")
+    if prod(sizes.values()) > MOST_ACTIONS:
+        got = " * ".join(map(shown, sizes.values()))
+        raise ValueError(
+            f"{name}: {' * '.join(sizes)} must be {MOST_ACTIONS:,} or less: got {got}; "
+            "try a hundredth of it, or steady_state for very many micro-batches"
+        )
 
 
 def loop(num_stages: int, num_chunks: int = 1) -> tuple[int, ...]:
