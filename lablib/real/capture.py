@@ -5,16 +5,23 @@ The launcher has the files open too: when a worker dies, its last words are ther
 their names are removed, so nothing stays on disk however the processes end.
 """
 
+import contextlib
 import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 STREAMS = ("stdout", "stderr")
 
 
-def _read(descriptor: int) -> str:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+MOST_BYTES = 1 << 30  # of one stream of one rank: its file must not fill the disk
+_LAST_WORDS_BYTES = 100_000
+
+
+def _read(descriptor: int, most_bytes: int = MOST_BYTES) -> str:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, most_bytes, max(0, size - most_bytes)).decode(errors="replace")
 
 
 class Capture:
@@ -25,26 +32,33 @@ class Capture:
 
     def __init__(self) -> None:
         self._files = os.dup(1), os.dup(2)
-        self._streams = sys.stdout, sys.stderr
-        for stream in self._streams:
-            stream.reconfigure(line_buffering=True, encoding="utf-8", errors="replace")  # pyright: ignore
+        self._streams: list[TextIO] = [sys.stdout, sys.stderr]
 
     def start(self) -> None:
-        """Forget what was written so far; undo what a program did to its output."""
-        self._flush()
-        sys.stdout, sys.stderr = self._streams
-        for descriptor, file in enumerate(self._files, start=1):
-            os.dup2(file, descriptor)
+        """Forget what was written so far."""
+        self._reclaim()
+        for file in self._files:
             os.ftruncate(file, 0)
 
     def stop(self) -> tuple[str, str]:
         """What was written to stdout and stderr since `start`."""
-        self._flush()
+        self._reclaim()
         return _read(self._files[0]), _read(self._files[1])
 
-    def _flush(self) -> None:
+    def _reclaim(self) -> None:
+        """Bring everything to the files, and undo what a program did to its output, also if it closed it."""
+        self._flush_buffers()
+        for descriptor, file in enumerate(self._files, start=1):
+            os.dup2(file, descriptor)
+        self._flush_buffers()  # of a descriptor that the program had closed
+        # New streams: the program's may be closed or detached. They leave the descriptors open at their end.
+        self._streams = [open(number, "w", 1, encoding="utf-8", errors="replace", closefd=False) for number in (1, 2)]
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._streams
+
+    def _flush_buffers(self) -> None:
         for stream in self._streams:
-            stream.flush()
+            with contextlib.suppress(OSError, ValueError):  # closed, detached, or a full disk
+                stream.flush()
         ctypes.CDLL(None).fflush(None)  # what C and C++ code printed and still holds
 
 
@@ -59,9 +73,13 @@ class Outputs:
         }
 
     def read(self, rank: int, stream: str) -> str:
-        """What a rank has written to "stdout" or "stderr" since its program began; empty after `close`."""
+        """The last that a rank has written to "stdout" or "stderr" since its program began; empty after `close`."""
         file = self._files.get((rank, stream))
-        return "" if file is None else _read(file)
+        return "" if file is None else _read(file, _LAST_WORDS_BYTES)
+
+    def endless(self) -> tuple[int, str] | None:
+        """A rank and a stream to which it has written more than `MOST_BYTES`."""
+        return next((key for key, file in self._files.items() if os.fstat(file).st_size > MOST_BYTES), None)
 
     def close(self) -> None:
         while self._files:

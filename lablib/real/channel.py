@@ -20,10 +20,16 @@ from lablib.real.private import is_own_user
 
 
 class Channel:
-    """One end of a connection. `send` may be called from several threads, `receive` from one."""
+    """One end of a connection. `send` may be called from several threads, `receive` from one.
 
-    def __init__(self, connection: socket.socket):
+    Args:
+        connection: the socket.
+        patience_s: how long the other side may take nothing of a message; None: for ever.
+    """
+
+    def __init__(self, connection: socket.socket, patience_s: float | None = None):
         self._socket = connection
+        self._patience_s = patience_s
         self._send_lock = threading.Lock()
 
     @staticmethod
@@ -40,18 +46,29 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Send one message; blocks until the other side has taken it. Raises OSError when that side is gone."""
+        """Send one message; blocks until the other side has taken it.
+
+        Raises:
+            OSError: that side is gone. TimeoutError: it takes nothing.
+        """
         buffers: list[pickle.PickleBuffer] = []
         data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
         frames = [memoryview(data), *(buffer.raw() for buffer in buffers)]
         header = struct.pack(f"<{1 + len(frames)}Q", len(frames), *(frame.nbytes for frame in frames))
         with self._send_lock:
-            self._socket.sendall(header)
-            for frame in frames:
-                self._socket.sendall(frame)
+            self._socket.settimeout(self._patience_s)
+            for frame in (memoryview(header), *frames):
+                rest = frame.cast("B")
+                while rest:
+                    rest = rest[self._socket.send(rest) :]
 
-    def receive(self) -> Any:
-        """The next message. Raises EOFError when the other side has gone."""
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """The next message.
+
+        Raises:
+            EOFError: the other side has gone. TimeoutError: nothing came for `timeout_s`; the channel is of no use now.
+        """
+        self._socket.settimeout(timeout_s)
         (num_frames,) = struct.unpack("<Q", self._read(8))
         sizes = struct.unpack(f"<{num_frames}Q", self._read(8 * num_frames))
         data, *buffers = [self._read(size) for size in sizes]

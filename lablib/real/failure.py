@@ -7,6 +7,7 @@ that a peer is gone counts as a consequence; of the others the earliest is the c
 from dataclasses import dataclass
 
 from lablib.errors import LaunchError, LaunchTimeoutError, RankError, WorkerError
+from lablib.real.capture import MOST_BYTES
 from lablib.real.messages import Failed
 from lablib.real.pickling import unpack
 
@@ -58,12 +59,22 @@ def timeout_error(timeout_s: float, ranks: int, stacks: dict[int, str]) -> Launc
     return LaunchTimeoutError("\n".join(lines))
 
 
+def endless_error(rank: int, stream: str) -> LaunchError:
+    """The error for a rank that prints without end."""
+    return LaunchError(
+        f"a rank may write up to {MOST_BYTES / 1e9:.1f} GB to {stream}, which is kept until the program ends: rank "
+        f"{rank} wrote more, so all ranks were ended; print less, or write to a file"
+    )
+
+
 def _original(failed: Failed) -> BaseException:
     """The exception itself; where it cannot travel or be rebuilt here, one with its name and text."""
     if failed.error is not None:
         try:
-            return unpack(failed.error)
-        except Exception:  # an exception class may need arguments that its pickle lacks
+            original = unpack(failed.error)
+            if isinstance(original, BaseException):
+                return original
+        except BaseException:  # noqa: B036 - an exception class may need arguments that its pickle lacks, or raise anything
             pass
     return type(failed.type_name, (RuntimeError,), {})(failed.text)
 

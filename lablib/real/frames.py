@@ -5,19 +5,14 @@ import threading
 import traceback
 from pathlib import Path
 
-_HERE = str(Path(__file__).parent)
+from lablib import texts
+
+_HERE = (str(Path(__file__).parent), texts.__file__)
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback of an exception, chained ones included, from the program's own frames on."""
-    report = traceback.TracebackException.from_exception(error)
-    pending: list[traceback.TracebackException | None] = [report]
-    while pending:
-        one = pending.pop()
-        if one is not None:
-            one.stack = _programs(one.stack)
-            pending += [one.__cause__, one.__context__, *(one.exceptions or ())]
-    return "".join(report.format()).rstrip()
+    """The traceback of an exception, chained ones included, from the program's own frames on. Never raises."""
+    return texts.traceback_text(error, _programs)
 
 
 def main_thread_stack() -> str:

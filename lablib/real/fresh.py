@@ -2,11 +2,13 @@
 
 Reset before each launch: every setting that a process owns (lablib/owners), with the launching process's in place of
 those that travel; `os.environ`; random generators; the number of threads; and the user's own modules (forgotten, so
-that an edited file is read again). Not reset: changes a program makes to installed packages themselves.
+that an edited file is read again). Not reset: changes a program makes to installed packages themselves. What cannot be
+given back, such as a thread that still runs, ends the worker, and the next launch starts new ones.
 """
 
 import os
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from lablib.real.shipping import is_users_file
 _CUDA_DEFAULT_SEED = (
     67280421310721  # c10::detail / default_rng_seed_val: what a new process's CUDA generators start from
 )
+
+_END_OF_THREAD_S = 0.2  # threads of an executor end when it is collected
 
 
 class FreshState:
@@ -32,6 +36,23 @@ class FreshState:
         self._rank, self._device = rank, device
         self._environment = dict(os.environ)
         self._settings = owners.taken()
+        self._threads = set(threading.enumerate())
+
+    def check_nothing_is_left(self) -> None:
+        """Undo what the last program did, so that the next cannot meet it.
+
+        Raises:
+            Exception: a setting cannot be given back, or a thread or a process of the program still runs: this process
+                will never look new again.
+        """
+        owners.give_back(self._settings)
+        for thread in set(threading.enumerate()) - self._threads:
+            if type(thread).__name__ != "_DummyThread":  # one of C++ that has called Python: torch's own
+                thread.join(_END_OF_THREAD_S)
+                if thread.is_alive():
+                    raise RuntimeError(f"the last program left the thread {thread.name!r} running")
+        if _has_children():
+            raise RuntimeError("the last program left processes running")
 
     def restore(self, settings: dict[str, Any]) -> None:
         """Make this process look new, with these settings of the process that launches."""
@@ -46,6 +67,16 @@ class FreshState:
             torch.cuda.default_generators[self._device.index].manual_seed(_CUDA_DEFAULT_SEED)
         compute_with_one_thread()
         seed_rank(self._rank)
+
+
+def _has_children() -> bool:
+    """Whether a process that this one started still runs."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass  # that one has ended
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _forget_users_modules() -> None:

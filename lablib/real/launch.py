@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lablib.errors import WorkerError
+from lablib.errors import RankError, WorkerError
 from lablib.real.gpus import require_gpus, sharing_note
 from lablib.real.measure import Measurement
 from lablib.real.messages import Finished, Job
@@ -19,6 +19,7 @@ from lablib.real.pools import pools
 from lablib.real.shipping import ship
 from lablib.real.traffic import traffic_of
 from lablib.run import Run, Timeline, Traffic
+from lablib.texts import error_text
 
 
 def run_real(
@@ -69,7 +70,7 @@ def run_real(
     timeline, traffic = _measured([report.measured for report in reports], backend)
     note = sharing_note(backend, ranks)
     return Run(
-        values=[unpack(report.value) for report in reports],
+        values=[_value(rank, report) for rank, report in enumerate(reports)],
         timeline=timeline,
         traffic=traffic,
         stdout=[report.stdout for report in reports],
@@ -89,6 +90,20 @@ def _launch(job: Job, backend: str, ranks: int, timeout_s: float | None) -> list
             except PoolIsStale as error:
                 reason = str(error)
     raise WorkerError(f"new workers of backend {backend!r} failed before the program started: {reason}")
+
+
+def _value(rank: int, report: Finished) -> Any:
+    """What a rank returned, rebuilt in this process. Raises RankError when its class cannot do that."""
+    try:
+        return unpack(report.value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, which would end the notebook
+        reason = TypeError(
+            f"a rank's value must be one that pickle can rebuild: rebuilding that of rank {rank} raised "
+            f"{error_text(error)}; return plain data and tensors"
+        )
+        raise RankError(rank, reason) from error
 
 
 def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:

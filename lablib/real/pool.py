@@ -5,7 +5,6 @@ workers stay after a program, and prepare the next one's process groups before i
 is well: an exception, a death, a timeout or an interrupt ends the whole pool, and the next launch starts anew.
 """
 
-import contextlib
 import selectors
 import socket
 import time
@@ -15,7 +14,7 @@ from lablib.errors import WorkerError
 from lablib.real.agent import Agent, end_process
 from lablib.real.capture import Outputs
 from lablib.real.channel import Channel
-from lablib.real.failure import Death, failure_error, timeout_error
+from lablib.real.failure import Death, endless_error, failure_error, timeout_error
 from lablib.real.gpus import Environment
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.private import PrivateFolder, is_own_user
@@ -26,7 +25,9 @@ _CONSEQUENCE_S = 2.0  # after "connection closed by peer": how long to wait for 
 _COMPANY_S = 0.05  # after an exception: how long to listen for an earlier one on another rank
 _ANSWER_TIMEOUT_S = 1.0  # for a rank to say where it is
 _END_TIMEOUT_S = 5.0  # for the elastic agent to see that its workers have ended
-_LONGEST_WAIT_S = 60.0
+_LONGEST_WAIT_S = 1.0  # then look whether the workers live, and how much they have printed
+_STALL_S = 20.0  # a worker that takes nothing of a message for so long was stopped
+_SHORTEST_S = 0.05
 _LEAD_NS = 2_000_000  # how far ahead the common start is set
 
 
@@ -73,7 +74,8 @@ class Pool:
                 self._await_ready(_RESET_TIMEOUT_S)
             except WorkerError as error:
                 raise PoolIsStale(str(error)) from error
-            self._send_all(job)
+            if not self._send_all(job):
+                raise PoolIsStale(f"a worker took nothing of its program for {_STALL_S:.0f} s")
             finished = self._run(timeout_s)
             self._unready = set(range(self.ranks))
             self._send_all(Reset())
@@ -125,8 +127,12 @@ class Pool:
             connection.close()
             return
         connection.setblocking(True)  # on macOS it starts as the listener is
-        channel = Channel(connection)
-        hello: Hello = channel.receive()
+        channel = Channel(connection, _STALL_S)
+        try:
+            hello: Hello = channel.receive(_STALL_S)
+        except (EOFError, OSError):  # it has ended, as the agent will find
+            channel.close()
+            return
         self._channels[hello.rank], self._pids[hello.rank] = channel, hello.pid
 
     def _start_error(self, agent: Agent) -> str:
@@ -160,7 +166,10 @@ class Pool:
         deadline = _after(timeout_s)
         settled = float("inf")
         while len(finished) < self.ranks:
-            for rank, message in self._receive(min(deadline, settled) - time.monotonic()):
+            heard = self._receive(min(deadline, settled) - time.monotonic(), deadline)
+            if not heard and self._agent is not None and self._agent.has_ended:  # a child may hold the socket open
+                heard = [(rank, None) for rank in range(self.ranks) if rank not in finished and rank not in failures]
+            for rank, message in heard:
                 if isinstance(message, Armed):
                     armed.add(rank)
                     if len(armed) == self.ranks:
@@ -172,6 +181,8 @@ class Pool:
                     failures[rank] = message or Death(time.time_ns())
                     patience_s = _CONSEQUENCE_S if all(f.lost_peer for f in failures.values()) else _COMPANY_S
                     settled = min(settled, time.monotonic() + patience_s)
+            if self._outputs is not None and (endless := self._outputs.endless()):
+                raise endless_error(*endless)
             if failures and time.monotonic() >= settled:
                 raise self._failed(failures)
             if not failures and time.monotonic() >= deadline:
@@ -203,18 +214,30 @@ class Pool:
 
     # ---- talking ----
 
-    def _send_all(self, message: Any) -> None:
+    def _send_all(self, message: Any) -> bool:
+        """Send to all ranks; whether all took it. A worker that is gone is noticed when it is read from."""
         for channel in self._channels.values():
-            with contextlib.suppress(OSError):  # a worker that is gone is noticed when it is read from
+            try:
                 channel.send(message)
+            except TimeoutError:
+                return False
+            except OSError:
+                continue
+        return True
 
-    def _receive(self, timeout_s: float) -> list[tuple[int, Any]]:
-        """The messages that have come, waiting for one up to `timeout_s`; None for a worker that is gone."""
+    def _receive(self, timeout_s: float, deadline: float = float("inf")) -> list[tuple[int, Any]]:
+        """The messages that have come, waiting for one up to `timeout_s`; None for a worker that is gone.
+
+        A message that has begun may take until `deadline` (as `time.monotonic` counts); then its worker is not heard.
+        """
         received: list[tuple[int, Any]] = []
         for key, _ in self._selector.select(max(0.0, min(timeout_s, _LONGEST_WAIT_S))):
+            patience_s = None if deadline == float("inf") else max(_SHORTEST_S, deadline - time.monotonic())
             try:
-                received.append((key.data, self._channels[key.data].receive()))
-            except (EOFError, OSError):
+                received.append((key.data, self._channels[key.data].receive(patience_s)))
+            except TimeoutError:
+                self._selector.unregister(key.fileobj)
+            except Exception:  # its end, or what is no message: a child of the program may hold the socket
                 self._selector.unregister(key.fileobj)
                 received.append((key.data, None))
         return received

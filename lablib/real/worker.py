@@ -28,6 +28,7 @@ from lablib.real.measure import measure
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.pickling import Packed, pack, unpack
 from lablib.real.rendezvous import MeetingFile
+from lablib.texts import error_text, safe_str, type_name
 
 # How gloo, NCCL and the store say that another rank is gone: a consequence, never the cause of a failure.
 _LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process exited")
@@ -39,6 +40,7 @@ def main(address: str, meeting_file: str) -> None:
     faulthandler.enable(all_threads=False)  # a crash in C code then says where, on stderr, which the launcher reads
     meeting = MeetingFile(meeting_file)
     channel = Channel.connect(address)
+    os.register_at_fork(after_in_child=channel.close)  # or this end would stay open in a child, however the rank ends
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     channel.send(Hello(rank, os.getpid()))
     setup: Setup = channel.receive()
@@ -107,25 +109,28 @@ class Worker:
 
     def _renew(self) -> None:
         try:
+            self._state.check_nothing_is_left()
             self._groups.renew()
             self._channel.send(Ready())
         except Exception as error:  # whatever the backend raises, the launcher must hear it
-            self._channel.send(Ready(f"{type(error).__name__}: {error}"))
+            self._channel.send(Ready(error_text(error)))
 
     def _run(self, job: Job) -> Finished | Failed:
         """Run one program in a rank that looks new."""
-        self._state.restore(job.settings)
-        for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
-            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        process = os.getpid()
         self._capture.start()
         try:
+            self._state.restore(job.settings)
+            for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
+                linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
             fn, args, kwargs = unpack(job.program)
             value, measured = measure(partial(_call, fn, args, kwargs), self._wait_for_start, job.trace, self._on_gpu)
-            packed = self._pack(value)
+            return Finished(self._pack(value), *self._capture.stop(), measured)
         except BaseException as error:  # also SystemExit
             return self._failure(error)
-        stdout, stderr = self._capture.stop()
-        return Finished(packed, stdout, stderr, measured)
+        finally:
+            if os.getpid() != process:  # a child that the program forked has come to its end: it is no rank
+                os._exit(0)
 
     def _wait_for_start(self) -> None:
         """Tell the launcher that this rank could start, and start with all others at the moment it names."""
@@ -137,21 +142,24 @@ class Worker:
     def _pack(self, value: Any) -> Packed:
         try:
             return pack(value)
-        except Exception as error:
+        except BaseException as error:  # a class may raise anything while it is pickled
             raise TypeError(
                 f"a rank's value is sent to the launching process, so it must be picklable: the "
-                f"{type(value).__qualname__} that rank {self._rank} returned is not ({type(error).__name__}: {error}); "
+                f"{type_name(value)} that rank {self._rank} returned is not ({error_text(error)}); "
                 f"return plain data and tensors (of a DTensor, its full_tensor() or to_local())"
             ) from None
 
     def _failure(self, error: BaseException) -> Failed:
         at_ns = time.time_ns()
+        packed = None
         try:
-            packed = pack(error)
-            unpack(packed)  # some exceptions can be pickled and not rebuilt
-        except Exception:  # then its name and text must do
-            packed = None
-        text = str(error)
-        lost_peer = isinstance(error, (RuntimeError, OSError)) and any(sign in text.lower() for sign in _LOST_PEER)
+            sent = pack(error)
+            if isinstance(unpack(sent), BaseException):  # some exceptions can be pickled and not rebuilt
+                packed = sent
+        except BaseException:  # noqa: B036 - its class may raise anything; then its name and text must do
+            pass
+        text = safe_str(error)
+        says_so = any(sign in text.lower() for sign in _LOST_PEER)
+        lost_peer = says_so and issubclass(type(error), (RuntimeError, OSError))
         stdout, stderr = self._capture.stop()
-        return Failed(type(error).__name__, text, traceback_text(error), packed, lost_peer, at_ns, stdout, stderr)
+        return Failed(type_name(error), text, traceback_text(error), packed, lost_peer, at_ns, stdout, stderr)
