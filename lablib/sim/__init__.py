@@ -19,6 +19,7 @@ Read in this order:
     wires.py           which wires a transfer uses
     network.py         transfers under way on one wire share it
     group.py           where members meet: collectives, sends and receives, and their times
+    group_orders.py    who made which groups in which order
     work.py            waiting
     unwaited.py        what nobody waited for
     pending.py         results that are waited for when they are touched

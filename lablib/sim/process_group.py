@@ -24,7 +24,9 @@ from lablib.sim.reduce import reduce_op
 from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, handling, is_called_by_program, program_line
 from lablib.sim.work import Issued, SimWork
+from lablib.texts import safe_repr
 
+_HIGHEST_TAG = 2**31 - 1
 _CPU = torch.device("cpu")
 
 
@@ -289,17 +291,22 @@ class SimProcessGroup(dist.ProcessGroup):
     # ---- point to point ----
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> SimWork:
+        self._global(dst)
         message = self._message("send", tensors[0], dst, tag)
         self._group.post_send(message)
         return self._work(message, SENDER, message.source, [])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
+        self._global(src)
+        return self._receive(tensors, src, tag)
+
+    def _receive(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
         message = self._message("recv", tensors[0], src, tag)
         self._group.post_receive(message)
         return self._work(message, RECEIVER, message.source, tensors)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> SimWork:
-        return self.recv(tensors, ANY_SOURCE, tag)
+        return self._receive(tensors, ANY_SOURCE, tag)
 
     # ---- coalescing: everything issued in between is waited for as one ----
 
@@ -363,6 +370,7 @@ class SimProcessGroup(dist.ProcessGroup):
         self._scheduler.check(self._rank_state.rank)
         if self.accepts:
             self.accepts((tensor,))
+        _check_tag(tag)
         rank = self._rank_state
         raw = _raw([tensor])
         if rank.ledger is not None:
@@ -383,6 +391,8 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def _global(self, member: int) -> int:
+        if not isinstance(member, int):
+            raise TypeError(f"a group rank must be a whole number: got {safe_repr(member)}")
         if not 0 <= member < self.size():
             raise ValueError(f"group {self._group.label} has group ranks 0 to {self.size() - 1}: got {member}")
         return self._group.global_ranks[member]
@@ -415,6 +425,14 @@ class SimProcessGroup(dist.ProcessGroup):
                 f"got {tensor.shape[0]} rows for {self.size()} ranks; give {what}_split_sizes"
             )
         return list(tensor.split([tensor.shape[0] // self.size()] * self.size()))
+
+
+def _check_tag(tag: Any) -> None:
+    """What gloo refuses, with the same types of error."""
+    if not isinstance(tag, int) or tag > _HIGHEST_TAG:
+        raise TypeError(f"a tag must be a whole number below 2**31: got {safe_repr(tag)}")
+    if tag < 0:
+        raise RuntimeError(f"Tag must be nonnegative: got {safe_repr(tag)}; number messages from 0")
 
 
 def _like(tensors: Sequence[Tensor]) -> Agreement:

@@ -46,6 +46,7 @@ from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.faults import Faults
 from lablib.sim.group import Group
+from lablib.sim.group_orders import GroupOrders
 from lablib.sim.ledger import Books
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.module_state import ModuleState
@@ -67,6 +68,7 @@ from lablib.texts import traceback_text
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
+_OURS = (*_LAUNCHERS, threading.__file__)
 _ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (torch's world, os.environ, sys.stdout)
 
 
@@ -151,8 +153,8 @@ class _Simulation:
             local_size = min(cluster.devices_per_node, num_ranks - first)
             self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
         self._network = Network()
-        blame = self._blame if self._faults else DeadlockError
-        self._scheduler = Scheduler(list(self._ranks), self._network, blame)
+        self._scheduler = Scheduler(list(self._ranks), self._network, self._blame)
+        self._group_orders = GroupOrders()
         if self._faults:
             self._faults.scheduler = self._scheduler
         self._store = SimStore(self._scheduler)
@@ -165,7 +167,15 @@ class _Simulation:
             around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
         process = _borrowed_process(self._make_group, self._ranks)
-        with process, changed_torch, heard, around, Settings().watched() as settings:
+        noted = self._group_orders.noting(c10d._process_group_name, lambda: self._scheduler.current)
+        with (
+            replaced((c10d, "_process_group_name", noted)),
+            process,
+            changed_torch,
+            heard,
+            around,
+            Settings().watched() as settings,
+        ):
             for rank in self._ranks:
                 rank.belongings += [ModuleState(), OwnSettings(settings, rank.begins_with)]
             error: BaseException | None = None
@@ -193,7 +203,10 @@ class _Simulation:
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
-        assert self._faults is not None
+        if difference := self._group_orders.difference():
+            headline = f"{headline} {difference}"
+        if self._faults is None:
+            return DeadlockError(headline, waits)
         error = self._faults.blame(headline, waits)
         if isinstance(error, FaultError):
             spans = [span for rank in self._ranks for span in rank.named_spans()]
@@ -289,7 +302,8 @@ class _Simulation:
         number, thread = self._scheduler.running_rank()
         frame = sys._current_frames().get(thread or 0)
         where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
-        stack = "".join(traceback.format_stack(frame)[-3:]) if frame else ""
+        frames = _programs(traceback.extract_stack(frame), _OURS) if frame else []
+        stack = "".join(traceback.format_list(frames[-3:]))
         return LaunchTimeoutError(
             f"the program was still running after timeout_s={timeout_s:g} s of real time: {where}\n{stack}"
         )
@@ -325,13 +339,13 @@ def _as_launch_error(rank: int, error: BaseException) -> BaseException:
     return wrapped
 
 
-def _programs(stack: traceback.StackSummary) -> traceback.StackSummary:
+def _programs(stack: traceback.StackSummary, left_out: str | tuple[str, ...] = _LAUNCHERS[1]) -> traceback.StackSummary:
     """A stack from the program on: without the frames of the simulator beneath it.
 
     In between, a script's calls of torch pass through functions that answer for a device (lablib/script).
     """
-    above = dropwhile(lambda frame: frame.filename.startswith(_LAUNCHERS), stack)
-    return traceback.StackSummary.from_list([f for f in above if not f.filename.startswith(_LAUNCHERS[1])])
+    above = dropwhile(lambda frame: frame.filename.startswith(_OURS), stack)
+    return traceback.StackSummary.from_list([f for f in above if not f.filename.startswith(left_out)])
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""What an error says first is the cause: groups made in different orders, tags and ranks that do not exist."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
+
+pytestmark = [pytest.mark.usefixtures("everything_is_given_back"), pytest.mark.timeout(30)]
+
+
+def test_groups_made_in_different_orders_are_called_that():
+    def program() -> None:
+        members = [[0, 1], [1, 2], [0, 2]]
+        groups = [dist.new_group(ranks) for ranks in (members if dist.get_rank() != 2 else members[::-1])]
+        for group in groups:
+            if group != dist.GroupMember.NON_GROUP_MEMBER:
+                dist.all_reduce(torch.ones(2), group=group)
+
+    expected = (
+        r"called new_group in different orders: rank 0 made \[0, 1\] first \(test_diagnosis.py:.*rank 2 made \[0, 2\]"
+    )
+    with pytest.raises(DeadlockError, match=expected):
+        launch(program, ranks=3)
+
+
+def test_groups_made_in_one_order_are_no_part_of_another_deadlock():
+    def program() -> None:
+        dist.new_group([0, 1])
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    with pytest.raises(DeadlockError) as caught:
+        launch(program, ranks=2)
+    assert "orders" not in str(caught.value)
+
+
+@pytest.mark.parametrize("call", ["isend", "irecv", "send", "recv"])
+@pytest.mark.parametrize(
+    ("tag", "error"),
+    [
+        (-1, "RuntimeError: Tag must be nonnegative: got -1"),
+        (1.5, "TypeError"),
+        ("a", "TypeError"),
+        (2**31, "TypeError"),
+    ],
+)
+def test_a_tag_that_gloo_refuses_is_refused(call: str, tag: Any, error: str):
+    with pytest.raises(RankError, match=f"rank 0 raised {error}"):
+        launch(lambda: getattr(dist, call)(torch.ones(2), 1 - dist.get_rank(), tag=tag), ranks=2)
+
+
+@pytest.mark.parametrize("call", ["isend", "irecv", "send", "recv", "broadcast", "reduce"])
+@pytest.mark.parametrize("peer", [-1, 2, 99])
+def test_a_rank_that_is_not_there_is_refused(call: str, peer: int):
+    with pytest.raises(RankError, match="rank 0 raised ValueError: group world has group ranks 0 to 1: got "):
+        launch(lambda: getattr(dist, call)(torch.ones(2), peer), ranks=2)
+
+
+def test_a_time_limit_shows_the_programs_frames_alone():
+    def program() -> None:
+        while dist.get_rank() == 0:
+            pass
+
+    with pytest.raises(LaunchTimeoutError, match="rank 0 was at test_diagnosis.py") as caught:
+        launch(program, ranks=2, timeout_s=0.2)
+    text = str(caught.value)
+    assert 'test_diagnosis.py", line' in text
+    assert "simulation.py" not in text and "scheduler.py" not in text and "threading.py" not in text
