@@ -6,6 +6,7 @@
 PYTHON ?=
 PIP_ARGS ?=
 ARGS ?=
+JOBS ?= 2
 export PYTHON PIP_ARGS
 
 BIN := .venv/bin
@@ -18,8 +19,8 @@ lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 88
 	@$(BIN)/lab build
 	@$(BIN)/lab open 00_first_steps $(ARGS)
 
-test: $(STAMP)  ## run every test; ARGS="-k name" are passed on to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## run every test in JOBS=2 processes; ARGS="-k name" are passed on to pytest, "-n 0" is one process
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 check: lint test  ## everything that must hold before a commit: format, lint, types, tests
 

@@ -77,12 +77,12 @@ def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, pr
         "-m pip --disable-pip-version-check --no-input install --quiet --requirement requirements.lock",
         "-m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-build-isolation --editable .",
     ]
-    assert calls[-1] == "-m pytest -k one"
+    assert calls[-1] == "-m pytest -n 2 --dist worksteal -k one"
 
     (checkout / "calls").unlink()
     again = make(checkout, programs, "test")
     assert (again.returncode, again.stdout) == (0, "")
-    assert (checkout / "calls").read_text().splitlines() == ["-m pytest"]
+    assert (checkout / "calls").read_text().splitlines() == ["-m pytest -n 2 --dist worksteal"]
 
 
 def test_make_lab_builds_what_is_stale_and_opens_the_first_lab(checkout, programs):
