@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import FrameType
 
 import torch
-import typing_extensions
 
 from lablib.texts import error_text
 
@@ -21,7 +20,7 @@ _COMMUNICATION = (
     _LABLIB + "sim",
     os.path.join(_TORCH, "distributed", "distributed_c10d.py"),
     os.path.join(_TORCH, "distributed", "c10d_logger.py"),
-    typing_extensions.__file__,  # around torch's deprecated functions
+    os.path.join(os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py"),  # around deprecated functions
 )
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE_PACKAGES = (_STDLIB + "site-packages", _STDLIB + "dist-packages")  # without a virtual environment
