@@ -34,8 +34,15 @@ def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: boo
     """The job that calls `fn(*args, **kwargs)` on a rank.
 
     Raises:
-        ValueError: something that the call needs cannot be copied to another process; the message names it.
+        ValueError: something that the call needs cannot be copied to another process; the message names it. Or the
+            working directory, in which ranks start, has been removed.
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ValueError(
+            "ranks start in the working directory, so it must exist: it has been removed; os.chdir to another first"
+        ) from None
     with _by_value(fn):
         program = _pack_program(fn, args, kwargs)
     settings = owners.taken(owners.TRAVELLING)

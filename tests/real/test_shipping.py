@@ -93,3 +93,11 @@ def test_large_tensors_are_not_copied_into_the_pickle():
     program = ship(helper, (x,), {}, True).program
     assert len(program.data) < 10_000
     assert sum(buffer.raw().nbytes for buffer in program.buffers) == 4_000_000
+
+
+def test_a_working_directory_that_was_removed_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ValueError, match="ranks start in the working directory, so it must exist: .*os.chdir"):
+        run_real(int, ranks=1, backend="gloo")
