@@ -13,6 +13,7 @@ Legend: p ranks, v pieces on each, p v pieces in all; a boundary lies between pi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from lablib.pipeline.plan import Plan
 from lablib.signature import WrongType, check_fields, shown
@@ -54,7 +55,7 @@ class Costs:
             value = getattr(self, name)
             if not (value is None or isinstance(value, (Real, Sequence))):
                 raise WrongType(f"{name} must be a number or a list of numbers: got {shown(value)}; try .tolist()")
-            numbers = () if value is None else value if isinstance(value, Sequence) else (value,)
+            numbers: Sequence[Any] = () if value is None else value if isinstance(value, Sequence) else (value,)
             if not all(0 <= number < float("inf") for number in numbers):
                 raise ValueError(f"{name} must be 0 or more, and finite: got {shown(value)}; give seconds or bytes")
         if not 0 <= self.released_at_input <= 1:

@@ -94,7 +94,7 @@ def data_axis(
     if is_eager and choices.zero_stage == 3:
         wires_s, copies_s = (split.num_microbatches * each for each in eager_data.sharded_ends_s(choices, split, held))
         return Axis(wires_s, wires_s, copies_s)
-    if is_eager and choices.compression.name == "none":
+    if is_eager and choices.compression.is_none:
         return eager_data.reduced(choices, split, held, layers, layers * (one.input_s + one.weight_s), embedding_s)
     if choices.zero_stage == 3:
         return _sharded_ends(choices, split, held, layers, outside, one)
@@ -146,7 +146,7 @@ def _reduced_s(
     on = choices.machine
     numbers = layers * held.layer + outside
     packing_s = 0.0
-    if choices.compression.name != "none":
+    if not choices.compression.is_none:
         reduce_s, packing_s = _exchanged_s(choices, split, numbers), _packing_s(choices, split, numbers)
     elif choices.zero_stage == 0 or not on.stack.has_reduce_scatter:
         size = numbers * on.gradient_bytes

@@ -72,6 +72,12 @@ class GradientCompression:
         if self.rank is not None and not (isinstance(self.rank, int) and self.rank >= 1):
             raise ValueError(f"rank must be a whole number, 1 or more: got {self.rank!r}; try 2")
 
+    @property
+    def is_none(self) -> bool:
+        """Whether gradients are sent as they are, whatever the record is called."""
+        lossy = (self.bits, self.block, self.ratio, self.rank)
+        return self.exchange == ALL_REDUCE and not any(each is not None for each in lossy)
+
     def wire_bytes(
         self, grads: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None, grad_bytes: int = 4
     ) -> Numbers:

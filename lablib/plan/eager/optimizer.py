@@ -16,13 +16,15 @@ Simplified: no clipping, no weight decay in sgd, no amsgrad, no maximize.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers, ceil_div, most
 from lablib.models.transformer_sizes import layer_matrices
 from lablib.plan.held import Held
 from lablib.plan.machine import Machine
-from lablib.plan.optimizers import OPTIMIZERS
+from lablib.plan.optimizers import OPTIMIZERS, Optimizer
 from lablib.plan.setup import Choices, Split
 
 _ADAM = (2, 3, 2, 4, 2, 2, 2, 4)
@@ -37,10 +39,15 @@ def state_width(on: Machine) -> int:
     return 4 if on.has_master else on.shard_width
 
 
+@lru_cache(maxsize=64)
+def _is_of_catalogue(optimizer: Optimizer) -> bool:
+    name = optimizer.name
+    return name in PASSES and replace(optimizer, source=OPTIMIZERS[name].source) == OPTIMIZERS[name]
+
+
 def is_torchs(choices: Choices) -> bool:
     """Whether the step is one of torch's own: an eager stack's, with a record of the catalogue as it is."""
-    name = choices.optimizer.name
-    return choices.machine.stack.is_eager and name in PASSES and choices.optimizer == OPTIMIZERS[name]
+    return choices.machine.stack.is_eager and _is_of_catalogue(choices.optimizer)
 
 
 def state_bytes(choices: Choices) -> float:
