@@ -47,7 +47,7 @@ def launch(
             arguments use `functools.partial`.
         args: passed on; every rank gets a copy of its own (lablib/sim/copies.py), also of what a `functools.partial` or
             a bound method brings along. What `fn` refers to otherwise, its globals and closure, is copied on real
-            backends; on `sim` it is the notebook's own, for all ranks.
+            backends; on `sim` it is the notebook's own, for all ranks, and `Run.notes` says which of it they changed.
         ranks: how many, at least 1; at most 16,384 on sim, 1024 on real backends.
         cluster: name or record of the simulated cluster (`lablib.hardware.CLUSTERS`); ranks fill its nodes in order.
             Real backends ignore it.

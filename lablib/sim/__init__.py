@@ -7,6 +7,7 @@ Read in this order:
     own_settings.py    its settings of Python and torch
     signals.py         its signal handlers
     copies.py          its copy of the arguments
+    notebook.py        what a program changed of the notebook
     threads.py         whose a thread is that a rank starts
     world.py           the default group, in a module that a rank imports
     source.py          the line of the program that made a call

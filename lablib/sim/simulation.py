@@ -51,6 +51,7 @@ from lablib.sim.ledger import Books
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.module_state import ModuleState
 from lablib.sim.network import Network
+from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import OwnSettings, Settings
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier, notify_join_context
 from lablib.sim.rank import ProcessState, Rank
@@ -136,6 +137,7 @@ class _Simulation:
     ):
         # A script makes its arguments itself.
         self._program = (lambda: (fn, args)) if surroundings else Copies(fn, args).copy
+        self._notebook = Notebook(*((len, ()) if surroundings else (fn, args)))
         self._cluster, self._trace = cluster, trace
         self._fidelity, self._surroundings = fidelity, surroundings
         self._meta_answers: dict[tuple, Answer] = {}
@@ -199,7 +201,7 @@ class _Simulation:
         unwaited = unwaited_notes(self._ranks)
         for note in unwaited:
             warnings.warn(note, UnwaitedWarning, stacklevel=4)
-        return self._result([*notes, *unwaited])
+        return self._result([*notes, *unwaited, *self._notebook.notes()])
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""

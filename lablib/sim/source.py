@@ -81,6 +81,12 @@ def is_program(frame: FrameType) -> bool:
     return not name.startswith(_STDLIB) or name.startswith(_SITE_PACKAGES)
 
 
+def is_users_code(filename: str) -> bool:
+    """Whether code of this file is the user's: not of torch, lablib, Python's library or an installed package."""
+    own = (_TORCH, _LABLIB, _STDLIB, *_NOT_A_PROGRAM)
+    return not filename.startswith(own) and not {"site-packages", "dist-packages"} & set(filename.split(os.sep))
+
+
 def is_called_by_program() -> bool:
     """Whether the program called `torch.distributed` itself: not torch for it, as DDP does."""
     frame = sys._getframe(1)

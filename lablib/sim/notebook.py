@@ -1,0 +1,127 @@
+"""Variables of the notebook that a program changed: on real processes each rank would have changed a copy of its own.
+
+A launched function refers to variables around it: globals of its module, variables of enclosing functions. Simulated
+ranks share them with the notebook. What the function and the functions of the program that it refers to name is looked
+at before the run and after it, and a difference becomes a note: `counter` is another object, a list has other items, a
+tensor was written in place, a parameter has another gradient.
+
+Simplified: a look is shallow and has an end (`_MOST` objects, `_DEPTH` levels), so a change deep inside goes unseen;
+which rank it was is not known.
+"""
+
+import itertools
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lablib.sim.source import is_users_code
+
+_MOST = 2000  # objects that are looked at in one variable
+_DEPTH = 6
+_SAMPLE = 1000  # numbers of an array
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_VALUES = (int, float, complex, str, bytes, bool, type(None))
+
+
+class Notebook:
+    """The variables that a program refers to, as they are when this is made.
+
+    Args:
+        fn: the program.
+        args: its arguments, among which may be functions.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
+        self._places = {(id(where), name): (where, name, what) for where, name, what in _variables((fn, *args))}
+        self._before = {key: _look(where, name) for key, (where, name, _) in self._places.items()}
+
+    def notes(self) -> list[str]:
+        """A sentence on what is different now; none if nothing is."""
+        changed = [place for key, place in self._places.items() if _look(*place[:2]) != self._before[key]]
+        names = ", ".join(sorted({f"{name} ({what})" for _, name, what in changed}))
+        if not names:
+            return []
+        return [
+            f"the program changed {names} of the notebook, which simulated ranks share: on real processes each rank "
+            "changes a copy of its own, and the notebook's stays as it was; return what the notebook needs"
+        ]
+
+
+def _variables(values: Sequence[Any]) -> Iterator[tuple[Any, str, str]]:
+    """(where it is kept, its name, what kind) of every variable that functions among these values refer to."""
+    left, seen = list(values), set()
+    while left:
+        fn = left.pop()
+        if id(fn) in seen:
+            continue
+        seen.add(id(fn))
+        if isinstance(fn, partial):
+            left += [fn.func, *fn.args, *fn.keywords.values()]
+        elif isinstance(fn, types.MethodType):
+            left.append(fn.__func__)
+        elif isinstance(fn, type) and _is_programs(fn):
+            left += vars(fn).values()
+        if not isinstance(fn, types.FunctionType) or not is_users_code(fn.__code__.co_filename):
+            continue
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            yield cell, name, "variable of an enclosing function"
+            left.append(_value(cell, name))
+        for name in _names(fn.__code__) & fn.__globals__.keys():
+            yield fn.__globals__, name, "global"
+            left.append(fn.__globals__[name])
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Names that code may look up among the globals, that of functions inside it included."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _value(where: Any, name: str) -> Any:
+    if not isinstance(where, types.CellType):
+        return where.get(name)
+    try:
+        return where.cell_contents
+    except ValueError:  # nothing yet
+        return None
+
+
+def _look(where: Any, name: str) -> Any:
+    return _mark(_value(where, name), [_MOST], _DEPTH)
+
+
+def _mark(value: Any, left: list[int], depth: int) -> Any:
+    """Something small that is different after a change."""
+    left[0] -= 1
+    if isinstance(value, _VALUES):
+        return type(value), value
+    if left[0] < 0 or not depth:
+        return id(value)
+    size = 0
+    parts: Any = ()
+    if isinstance(value, Tensor):
+        version = 0 if value.is_inference() else value._version
+        return id(value), version, _mark(value.grad if value.is_leaf else None, left, depth - 1)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return id(value), value.flat[:: max(1, value.size // _SAMPLE)].tobytes()
+    if isinstance(value, (dict, *_CONTAINERS)):
+        size, parts = len(value), value
+    elif isinstance(value, (nn.Module, torch.optim.Optimizer)) or _is_programs(type(value)):
+        parts = getattr(value, "__dict__", {})
+    elif isinstance(value, type) and _is_programs(value):
+        parts = {name: part for name, part in vars(value).items() if not name.startswith("__")}
+    if isinstance(parts, dict):
+        parts = itertools.chain(parts, parts.values())
+    return id(value), size, [_mark(part, left, depth - 1) for part in itertools.islice(parts, max(0, left[0]))]
+
+
+def _is_programs(kind: type) -> bool:
+    """Whether a class is the program's own: what objects of libraries keep inside is their business."""
+    code = getattr(kind.__init__, "__code__", None)
+    return kind.__module__ == "__main__" or (code is not None and is_users_code(code.co_filename))
