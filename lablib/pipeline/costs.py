@@ -55,7 +55,7 @@ class Costs:
             value = getattr(self, name)
             if not (value is None or isinstance(value, (Real, Sequence))):
                 raise WrongType(f"{name} must be a number or a list of numbers: got {shown(value)}; try .tolist()")
-            numbers: Sequence[Any] = () if value is None else value if isinstance(value, Sequence) else (value,)
+            numbers: Any = () if value is None else value if isinstance(value, Sequence) else (value,)
             if not all(0 <= number < float("inf") for number in numbers):
                 raise ValueError(f"{name} must be 0 or more, and finite: got {shown(value)}; give seconds or bytes")
         if not 0 <= self.released_at_input <= 1:
