@@ -56,7 +56,7 @@ class Categories:
             self.know_parameter(tensor, watch)
         if self.is_stepping:
             self._step_touches(tensor, watch)
-        elif self.of[watch.block] == OTHER and tensor.requires_grad and not tensor.is_leaf:
+        elif self.of[watch.block] == OTHER and tensor.requires_grad and not _is_leaf(tensor):
             self.of[watch.block] = ACTIVATION
 
     def communicates(self, watch: Watch) -> None:
@@ -101,7 +101,7 @@ class Categories:
                 self._find_gradient(param)
 
     def _find_gradient(self, param: Tensor) -> None:
-        gradient = param.grad if param.is_leaf else None
+        gradient = param.grad if param._base is None and param.is_leaf else None
         if gradient is not None:
             for watch in self._watches(gradient):
                 self._is_gradient(watch)
@@ -139,7 +139,21 @@ class Categories:
     def _step_touches(self, tensor: Tensor, watch: Watch) -> None:
         if torch.is_grad_enabled():
             return  # the closure that it was given computes the loss
-        if tensor.requires_grad and tensor.is_leaf:
+        root = _root(tensor)
+        if root.requires_grad and root.is_leaf:
             self.of[watch.block] = PARAMETER
         elif self.of[watch.block] == OTHER:
             self._steps[-1].append(watch)
+
+
+def _root(tensor: Tensor) -> Tensor:
+    """What a view is a view of; else the tensor."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    """Whether no operator that autograd recorded made it."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # a view that `no_grad` made and that was changed twice since: torch refuses to say
+        return _root(tensor).is_leaf
