@@ -6,11 +6,13 @@ Read in this order:
     program.py     a file as `__main__`
     process.py     what a rank has for itself, and how code finds its rank
     modules.py     each rank's own copies of the script's modules
+    libraries.py   what ranks share and must not change
     own.py         arguments, standard error, logging, working folder
     python.py      atexit, signals, DataLoader, checkpoints, autocast
     backends.py    nccl and gloo, answered by the simulator
     placement.py   which tensors are on the device
     devices.py     "cuda" in arguments and attributes
+    classes.py     torch.device and torch.Generator
     streams.py     streams and events in virtual time
     cuda.py        what each function of torch.cuda answers
     patches.py     replaced for the run, and put back
@@ -55,6 +57,7 @@ def simulate_script(
 
     Raises:
         ValueError: no such file, or an argument that breaks its rule.
+        SharedLibraryError: a library keeps a rank's state in its modules, which ranks share (libraries.py).
         RankError: the script raised, or ended with an exit code other than 0.
         LaunchError: the run failed in another way; the subclass says how (lablib/errors.py).
     """

@@ -92,7 +92,7 @@ def _new_group(
     if not isinstance(group, dist.ProcessGroup):
         return group, prefix_store  # this rank is no member
     if set(names) == {"nccl"}:
-        process.placement.use(process.placement.device_index)
+        process.placement.is_used = True  # by what will be communicated: NCCL itself leaves CUDA as it is until then
         group.accepts = _OnlyTheDevice(process)  # pyright: ignore[reportAttributeAccessIssue]
     asked: Any = c10d.Backend(str(backend))
     c10d._world.pg_map[group] = (asked, prefix_store)
@@ -152,19 +152,26 @@ def _is_programs_own_call() -> bool:
 
 
 def _placed_reducer() -> type:
-    """DDP's reducer, whose buckets are where its parameters are: it allocates them below Python."""
+    """DDP's reducer, whose buckets are where its parameters are: it allocates them below Python, in any method."""
+    plain: Any = dist.Reducer  # pyright: ignore[reportPrivateImportUsage]
 
-    class Reducer(dist.Reducer):  # pyright: ignore[reportPrivateImportUsage]
+    class Reducer(plain):
         def __init__(self, params: Sequence[torch.Tensor], *args: Any, **kwargs: Any):
             self._params = params[:1]
             with _where(params):
                 super().__init__(list(params), *args, **kwargs)
 
-        def _rebuild_buckets(self) -> bool:
-            with _where(self._params):
-                return super()._rebuild_buckets()
-
+    for name in [name for name in vars(plain) if not name.startswith("__")]:
+        setattr(Reducer, name, _placed(getattr(plain, name)))
     return Reducer
+
+
+def _placed(method: Callable[..., Any]) -> Callable[..., Any]:
+    def placed(reducer: Any, *args: Any, **kwargs: Any) -> Any:
+        with _where(reducer._params):
+            return method(reducer, *args, **kwargs)
+
+    return placed
 
 
 def _where(params: Sequence[torch.Tensor]) -> AbstractContextManager[None]:

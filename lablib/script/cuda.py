@@ -199,27 +199,37 @@ def _nothing(process: Process, *args: Any, **kwargs: Any) -> None:
     return None
 
 
+def _initialized(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """The answer of a function that initializes CUDA."""
+
+    def initializes(process: Process, *args: Any, **kwargs: Any) -> Any:
+        process.placement.is_initialized = True
+        return answer(process, *args, **kwargs)
+
+    return initializes
+
+
 def _always(value: Any) -> Callable[..., Any]:
     return lambda process, *args, **kwargs: value
 
 
 ANSWERS: dict[str, Callable[..., Any]] = {
     "is_available": _always(True),
-    "is_initialized": lambda process: process.placement.is_used,
+    "is_initialized": lambda process: process.placement.is_initialized,
     "is_bf16_supported": lambda process, *a, **k: "bfloat16" in process.cluster.device.peak_flops_per_s,
     "is_tf32_supported": lambda process, *a, **k: "tfloat32" in process.cluster.device.peak_flops_per_s,
-    "init": _nothing,
+    "init": _initialized(_nothing),
     "device_count": lambda process: process.num_devices,
     "current_device": lambda process: process.placement.use(process.placement.device_index),
     "set_device": _set_device,
-    "get_device_name": lambda process, device=None: _properties(process, device).name,
-    "get_device_properties": _properties,
-    "get_device_capability": _capability,
+    "get_device_name": _initialized(lambda process, device=None: _properties(process, device).name),
+    "get_device_properties": _initialized(_properties),
+    "get_device_capability": _initialized(_capability),
     "can_device_access_peer": _always(True),
     "get_arch_list": _always([]),
-    "synchronize": _synchronize,
-    "current_stream": lambda process, device=None: process.streams.current,
-    "default_stream": lambda process, device=None: process.streams.default,
+    "synchronize": _initialized(_synchronize),
+    "current_stream": _initialized(lambda process, device=None: process.streams.current),
+    "default_stream": _initialized(lambda process, device=None: process.streams.default),
     "set_stream": lambda process, stream: process.streams.switch(stream),
     "stream": lambda process, stream: StreamContext(stream),
     "is_current_stream_capturing": _always(False),
@@ -237,14 +247,14 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "reset_accumulated_memory_stats": _nothing,
     "memory_stats": _memory_stats,
     "memory_summary": _memory_summary,
-    "mem_get_info": _mem_get_info,
+    "mem_get_info": _initialized(_mem_get_info),
     "set_per_process_memory_fraction": _nothing,
     "manual_seed": _manual_seed,
     "manual_seed_all": _manual_seed,
     "seed": _seed,
     "seed_all": _seed,
     "initial_seed": lambda process: process.placement.generator.seed,
-    "get_rng_state": _get_rng_state,
+    "get_rng_state": _initialized(_get_rng_state),
     "get_rng_state_all": lambda process: [_get_rng_state(process)] * process.num_devices,
     "set_rng_state": _set_rng_state,
     "set_rng_state_all": lambda process, states: _set_rng_state(process, states[process.placement.device_index]),
@@ -306,6 +316,7 @@ def answer_cuda(patches: Patches) -> None:
             patches.answer(torch.accelerator, name, ACCELERATOR[name])
     patches.replace(torch, "Stream", Stream)
     patches.replace(torch, "Event", Event)
+    patches.answer(torch.backends.cudnn, "is_acceptable", _always(False))  # recurrent layers ask
     patches.replace(torch.cuda, "_lazy_init", _lazy_init)
     patches.replace(torch.cuda, "_initialized", True)  # checkpointing looks at it before it keeps the random state
     patches.answer(torch.cuda, "_is_in_bad_fork", _always(False))

@@ -23,14 +23,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, _tensor_str
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 
+from lablib.script.classes import named
 from lablib.script.patches import Patches
-from lablib.script.placement import HOST, index_of, mark
+from lablib.script.placement import HOST, index_of, is_memory, mark
 from lablib.script.process import Process
 
 _MAPPED = torch.device("cpu")
+_parse_in_cpp = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue]
+_PYTHON = torch._C.DispatchKey.Python
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def answer_hooks(patches: Patches) -> None:
@@ -40,9 +45,11 @@ def answer_hooks(patches: Patches) -> None:
     autograd: Any = import_module("torch._C._autograd")
     push = autograd._push_saved_tensors_default_hooks
 
-    def rank_runs_backward(process: Process, *args: Any, **kwargs: Any) -> Any:
-        with _switched_on(process):
-            return run(*args, **kwargs)
+    def rank_runs_backward(process: Process, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # What the engine allocates on its way is where its outputs are.
+        index = next((i for t in _tensors(outputs) if (i := index_of(t)) is not None), HOST)
+        with _switched_on(process), process.placement.assuming(index):
+            return run(outputs, *args, **kwargs)
 
     def rank_saves_tensors(process: Process, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
         push(_with_mode(process, pack), _with_mode(process, unpack))
@@ -75,7 +82,9 @@ class DeviceCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if self.placement.is_busy:
+        if self.placement.is_busy or _is_excluded(_PYTHON):  # the machinery's own: no operator passes the dispatcher
+            return func(*args, **kwargs)
+        if isinstance(func, OpOverload) and _says_no_device(kwargs):
             return func(*args, **kwargs)
         special = _special().get(func)
         if special is not None:
@@ -143,15 +152,26 @@ class DeviceCalls(TorchFunctionMode):
             return Tensor.to(tensor, *args, **kwargs)
         if index == at and not copy and memory_format is torch.preserve_format and dtype in (None, tensor.dtype):
             return tensor
+        if index != at and tensor.requires_grad and torch.is_grad_enabled() and is_memory(tensor):
+            return _Moved.apply(tensor, self, index, at, dtype or tensor.dtype, memory_format)  # pyright: ignore
+        return self.copied(tensor, index, dtype or tensor.dtype, copy or index != at, memory_format)
+
+    def copied(self, tensor: Tensor, index: int, dtype: torch.dtype, copy: bool, memory_format: Any) -> Tensor:
+        """A tensor's values on device `index`."""
         with self.placement.wanting(index):
-            copy = copy or index != at
-            return Tensor.to(tensor, _MAPPED, dtype or tensor.dtype, copy=copy, memory_format=memory_format)
+            return Tensor.to(tensor, _MAPPED, dtype, copy=copy, memory_format=memory_format)
 
     def cuda(self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
         return self.to(tensor, "cuda" if device is None else device, non_blocking=non_blocking, **kwargs)
 
     def cpu(self, tensor: Tensor, **kwargs: Any) -> Tensor:
         return self.to(tensor, "cpu", **kwargs)
+
+    def parse_to(self, *args: Any, **kwargs: Any) -> Any:
+        """What `Module.to` understands by its arguments."""
+        if "device" in kwargs:
+            kwargs["device"] = named(kwargs["device"])
+        return _parse_in_cpp(*map(named, args[:1]), *args[1:], **kwargs)
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
         if index_of(tensor) is not None:
@@ -223,6 +243,31 @@ class DeviceCalls(TorchFunctionMode):
         return False
 
 
+class _Moved(torch.autograd.Function):
+    """A copy to another place, whose gradient comes back: C++ sees CPU tensors, and nothing that it would move."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, calls: DeviceCalls, index: int, at: int, dtype: Any, layout: Any) -> Tensor:
+        ctx.process, ctx.dtype = calls.process, tensor.dtype
+        ctx.home = torch.device("cpu") if at == HOST else torch.device("cuda", at)
+        return calls.copied(tensor, index, dtype, True, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        with _switched_on(ctx.process):
+            return grads[0].to(ctx.home, ctx.dtype), None, None, None, None, None
+
+
+def _says_no_device(kwargs: dict[str, Any]) -> bool:
+    """Whether an operator's arguments leave open where its result is.
+
+    What torch's C++ allocates for itself (DDP's buckets, autograd's copy of a gradient) comes by here as an operator
+    too, and always says "cpu", as C++ sees CPU tensors. That is nobody's wish: it goes where its work is.
+    """
+    device = kwargs.get("device")
+    return device is None or (isinstance(device, torch.device) and device.type == "cpu")
+
+
 def _getter(name: str) -> Callable[[Tensor], Any]:
     """What reads an attribute of a tensor, as a torch function."""
     return vars(torch._C.TensorBase)[name].__get__
@@ -234,6 +279,7 @@ def _special() -> dict[Any, Callable[..., Any]]:
     calls = DeviceCalls
     return {
         Tensor.to: calls.to,
+        _parse_in_cpp: calls.parse_to,
         Tensor.cuda: calls.cuda,
         Tensor.cpu: calls.cpu,
         Tensor.pin_memory: calls.pin_memory,

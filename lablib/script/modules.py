@@ -19,9 +19,12 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from lablib.script.libraries import Libraries
 
 _LABLIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -38,9 +41,14 @@ def is_library_file(path: str | None) -> bool:
 
 
 class ModuleFinder:
-    """Notices which imports are of the script's modules. One for the run, in front of `sys.meta_path`."""
+    """Notices which imports are of the script's modules. One for the run, in front of `sys.meta_path`.
 
-    def __init__(self) -> None:
+    Args:
+        libraries: is asked about the spec of every other module.
+    """
+
+    def __init__(self, libraries: Libraries) -> None:
+        self._libraries = libraries
         self.names: set[str] = set()  # names that the rank whose turn it is calls its own
 
     def find_spec(self, name: str, path: Iterable[str] | None = None, target: ModuleType | None = None):
@@ -51,7 +59,8 @@ class ModuleFinder:
         places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
         if not all(is_library_file(place) for place in places):
             self.names.add(name)
-        return None  # the usual finders load it; seeing it is enough
+            return None  # the usual finders load it; seeing it is enough
+        return self._libraries.watched(spec)
 
 
 class Modules:
@@ -90,11 +99,12 @@ class HostModules:
 
     Args:
         folder: the script's; what it can import from there must come from there.
+        libraries: those that it refuses are out of sight too, so that importing them is noticed.
     """
 
-    def __init__(self, folder: str):
-        self._folder = folder
-        self.finder = ModuleFinder()
+    def __init__(self, folder: str, libraries: Libraries):
+        self._folder, self._libraries = folder, libraries
+        self.finder = ModuleFinder(libraries)
 
     def __enter__(self) -> HostModules:
         self._before = dict(sys.modules)
@@ -103,7 +113,8 @@ class HostModules:
             file = getattr(module, "__file__", None)
             top = name.split(".")[0]
             is_shadowed = top in theirs and top not in sys.stdlib_module_names and top not in ("torch", "lablib")
-            if name == "__main__" or not is_library_file(file) or (is_shadowed and self._is_there(top)):
+            is_hidden = name == "__main__" or not is_library_file(file) or self._libraries.is_refused(name)
+            if is_hidden or (is_shadowed and self._is_there(top)):
                 del sys.modules[name]
         sys.meta_path.insert(0, self.finder)  # pyright: ignore[reportArgumentType]
         return self

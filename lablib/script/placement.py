@@ -6,7 +6,7 @@ spread in the dispatcher, where every operator passes:
 
     some argument is marked        what the operator allocates is on that device, and it was the device's work
     none, but the call says where  there: `torch.zeros(3, device="cuda")`, `x.to("cuda")`, `x.cpu()`
-    none, inside backward          on the device, once the script uses one: the engine allocates gradients there
+    none, inside backward          where the backward's outputs are: the engine allocates gradients there
     none otherwise                 host memory, and the host's work, which takes no virtual time
 
 A script that never touches the device (gloo on CPU) has all its operators priced on the cluster's device, as `launch`
@@ -118,7 +118,8 @@ class Placement(TorchDispatchMode):
     """Marks what one rank allocates. Enter it in the rank's thread, beneath the clock.
 
     Attributes:
-        is_used: whether the script has touched the device yet.
+        is_used: whether the script uses the device: what is on the host is not the device's work from then on.
+        is_initialized: whether torch would have initialized CUDA: a device was asked for, chosen or used.
         device_index: the current device, as `torch.cuda.set_device` left it.
         is_busy: inside the machinery here, where tensors are asked for their true properties.
     """
@@ -127,7 +128,7 @@ class Placement(TorchDispatchMode):
         super().__init__()
         self._rank = rank
         self._link = host_link(device)
-        self.is_used = False
+        self.is_used = self.is_initialized = False
         self.device_index = 0
         self.is_busy = False
         self._wanted: int | None = None  # where the call under way said its result should be
@@ -158,7 +159,7 @@ class Placement(TorchDispatchMode):
 
     def use(self, index: int) -> int:
         """The script touches device `index`."""
-        self.is_used = True
+        self.is_used = self.is_initialized = True
         return index
 
     def counts(self, storage: Any) -> bool:
@@ -172,7 +173,7 @@ class Placement(TorchDispatchMode):
             return func(*args, **kwargs) if is_fake(types) else NotImplemented
         was_busy, self.is_busy = self.is_busy, True
         try:
-            given = [(t, _storage(t)) for t in tensors_in((*args, *kwargs.values())) if _is_plain(t)]
+            given = [(t, _storage(t)) for t in tensors_in((*args, *kwargs.values())) if is_memory(t)]
             index = next((i for _, s in given if (i := getattr(s, _MARK, None)) is not None), None)
             if index is None and not given and self._wanted is None:
                 index = self._default()
@@ -186,10 +187,7 @@ class Placement(TorchDispatchMode):
 
     def _default(self) -> int | None:
         """Where an operator without tensors allocates, when nobody said so."""
-        if self._assumed is not None:
-            return None if self._assumed == HOST else self._assumed
-        is_backward = torch._C._current_graph_task_id() != -1
-        return self.device_index if self.is_used and is_backward else None
+        return None if self._assumed == HOST else self._assumed
 
     def _computed(self, func: Any, args: tuple, kwargs: dict, index: int | None) -> Any:
         """The operator's result, drawn from the device's generator where the device draws."""
@@ -208,7 +206,7 @@ class Placement(TorchDispatchMode):
         if index is None or index == HOST:
             return
         for tensor in tensors_in((out,)):
-            if _is_plain(tensor):
+            if is_memory(tensor):
                 storage = _storage(tensor)
                 # An in-place result or a view of an argument stays where it is.
                 if getattr(storage, _MARK, None) is None and not any(storage is s for _, s in given):
@@ -232,6 +230,6 @@ class Placement(TorchDispatchMode):
         return True
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor is memory, not a wrapper around other tensors."""
     return type(tensor) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__")

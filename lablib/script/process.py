@@ -50,6 +50,7 @@ class Process:
         streams: its CUDA streams.
         calls: the mode that answers its device arguments.
         autocast: what `torch.autocast("cuda")` was set to.
+        is_importing: inside the import of a library.
         notes: what the run must say about this rank (what was answered in another way than on a real machine).
         exit_handlers: what the script gave to `atexit.register`.
         signal_handlers: what it gave to `signal.signal`.
@@ -65,6 +66,7 @@ class Process:
     streams: Streams = field(init=False)
     calls: DeviceCalls = field(init=False)
     autocast: dict[str, Any] = field(default_factory=dict)
+    is_importing: bool = False
     notes: list[str] = field(default_factory=list)
     exit_handlers: list[tuple[Any, tuple, dict]] = field(default_factory=list)
     signal_handlers: dict[int, Any] = field(default_factory=dict)

@@ -7,7 +7,6 @@
     DataLoader          loads in the rank's own thread whatever `num_workers` says, and says so
     torch.save, load    a checkpoint names the device of its tensors, as on a GPU; `map_location` is followed
     torch.autocast      "cuda" switches the autocast of the CPU, which computes
-    torch.Generator     a generator of the device is one of the host's
 
 Simplified: the CPU's autocast keeps fewer operators in float32 than CUDA's does.
 """
@@ -47,7 +46,6 @@ def answer_python(patches: Patches) -> None:
     _answer_data_loader(patches)
     _answer_checkpoints(patches)
     _answer_autocast(patches)
-    patches.replace(torch, "Generator", _generator_class())
 
 
 # ---- Python ----
@@ -176,21 +174,3 @@ def _answer_autocast(patches: Patches) -> None:
     patches.answer(torch, "get_autocast_dtype", rank_dtype)
     patches.answer(torch, "set_autocast_dtype", rank_sets_dtype)
     patches.answer(torch, "get_autocast_gpu_dtype", rank_dtype)
-
-
-# ---- generators ----
-
-
-def _generator_class() -> type:
-    """`torch.Generator` for which a CUDA device is the host; every generator is an instance of it."""
-    plain = torch.Generator
-
-    class Kind(type(plain)):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, plain)
-
-        def __call__(cls, device: Any = "cpu") -> Any:
-            is_devices = here() is not None and torch.device(device).type == "cuda"
-            return plain("cpu" if is_devices else device)
-
-    return Kind("Generator", (), {})

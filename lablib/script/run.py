@@ -15,12 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from lablib.errors import LaunchError
 from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
 from lablib.run import Run
 from lablib.script.backends import answer_backends
+from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
 from lablib.script.devices import DeviceCalls, answer_hooks
+from lablib.script.libraries import Libraries, SharedLibraryError, Watching
 from lablib.script.modules import HostModules, Modules
 from lablib.script.own import Output, begins_with
 from lablib.script.patches import Patches
@@ -60,22 +63,30 @@ class Script:
         self._argv = [str(path), *map(str, args)]
         self._num_ranks = ranks
         self._show = show
+        self._libraries = Libraries(1)
         self._mains = [main_module(self.path) for _ in range(ranks)]
 
     def run(self, timeout_s: float | None = None, trace: bool = True) -> Run:
         """Run it; arguments, result and errors are those of `simulate_script`."""
         check_outside("simulate a script from outside, not from the program it runs")
-        run = run_sim(
-            self._program,
-            (),
-            ranks=self._num_ranks,
-            cluster=self.cluster,
-            timeout_s=timeout_s,
-            trace=trace,
-            surroundings=self,
-        )
+        try:
+            run = run_sim(
+                self._program,
+                (),
+                ranks=self._num_ranks,
+                cluster=self.cluster,
+                timeout_s=timeout_s,
+                trace=trace,
+                surroundings=self,
+            )
+        except LaunchError as error:
+            if (shared := self._libraries.error()) is not None and not isinstance(error, SharedLibraryError):
+                raise shared from error  # the ranks' state was one, so whatever happened may have come of that
+            raise
+        if (shared := self._libraries.error()) is not None:
+            raise shared
         notes = dict.fromkeys(note for process in self.processes for note in process.notes)
-        return replace(run, notes=(*run.notes, *notes))
+        return replace(run, notes=(*run.notes, *notes, *self._libraries.notes))
 
     @property
     def clock_s(self) -> float:
@@ -95,14 +106,17 @@ class Script:
         """What the ranks share: replaced functions, and the host's modules out of sight."""
         folder = script_folder(self.path)
         with ExitStack() as stack:
-            hidden = stack.enter_context(HostModules(folder))
+            self._libraries = Libraries(len(ranks))
+            hidden = stack.enter_context(HostModules(folder, self._libraries))
+            stack.callback(self._libraries.look)
             patches = stack.enter_context(Patches())
-            for answer in (answer_cuda, answer_hooks, answer_backends, answer_python):
+            for answer in (answer_cuda, answer_classes, answer_hooks, answer_backends, answer_python):
                 answer(patches)
             for rank in ranks:
                 output = Output(self._show if rank.rank == 0 else None)
                 rank.stdout = output
-                rank.belongings.append(Modules(hidden.finder, self._mains[rank.rank]))
+                # Looking comes first, while the rank's modules are in their places.
+                rank.belongings += [Watching(self._libraries), Modules(hidden.finder, self._mains[rank.rank])]
                 rank.begins_with = begins_with(self._argv, folder, output)
                 first = cluster.node(rank.rank) * cluster.devices_per_node
                 self.processes.append(

@@ -365,3 +365,109 @@ def test_nothing_of_the_device_is_left_outside(simulated):
     if not torch.backends.cuda.is_built():
         with pytest.raises((AssertionError, RuntimeError), match="not compiled with CUDA"):
             torch.ones(1, device="cuda")
+
+
+def test_nccl_alone_initializes_no_device_and_a_mesh_gives_each_rank_its_own(simulated):
+    run = simulated(
+        """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+torch.cuda.device_count(), torch.cuda.is_available(), torch.cuda.manual_seed_all(1), torch.device("cuda")
+dist.init_process_group("nccl")
+print(torch.cuda.is_initialized())
+mesh = init_device_mesh("cuda", (2, 2))
+x = torch.ones(2, device="cuda")
+dist.all_reduce(x)
+print(torch.cuda.is_initialized(), torch.cuda.current_device(), x.device, mesh.get_coordinate())
+""",
+        ranks=4,
+    )
+    assert [text.split("\n")[0] for text in run.stdout] == ["False"] * 4
+    assert [text.split()[2:4] for text in run.stdout] == [[str(i), f"cuda:{i}"] for i in range(4)]
+
+
+def test_a_device_that_the_script_chose_before_a_mesh_is_respected(simulated):
+    run = simulated(
+        """
+import os, torch
+from torch.distributed.device_mesh import init_device_mesh
+torch.cuda.set_device(1 - int(os.environ["LOCAL_RANK"]))
+init_device_mesh("cuda", (2,))
+print(torch.cuda.current_device())
+"""
+    )
+    assert run.stdout == ["1\n", "0\n"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.cuda.init()",
+        "torch.cuda.set_device(0)",
+        "torch.cuda.current_device()",
+        "torch.cuda.get_device_properties(0)",
+        "torch.cuda.synchronize()",
+        "torch.ones(1).cuda()",
+        "torch.ones(1, device=0)",
+        "nn.Linear(1, 1).to(0)",
+    ],
+)
+def test_what_initializes_cuda_in_torch_does_so_here(simulated, call):
+    text = f"import torch, torch.nn as nn\nbefore = torch.cuda.is_initialized()\n{call}\n"
+    run = simulated(text + "print(before, torch.cuda.is_initialized())", ranks=1)
+    assert lines(run) == ["False True"]
+
+
+NUMBERS = """
+here = torch.device("cuda", local_rank)
+def check(*values):
+    for value in values:
+        place = value if isinstance(value, torch.device) else value.device
+        assert place == here, place
+module = lambda: nn.Linear(2, 2)
+"""
+
+
+LINES = [
+    "check(torch.device(local_rank), torch.device(device=local_rank), torch.device(here))",
+    "check(*module().to(local_rank).parameters(), *module().to(device=local_rank).parameters())",
+    "check(*module().to(local_rank, torch.float16).parameters(), *module().cuda(local_rank).parameters())",
+    "check(*module().to(torch.device(local_rank)).parameters(), *nn.Linear(2, 2, device=local_rank).parameters())",
+    "check(*module().to_empty(device=local_rank).parameters(), *nn.Linear(2, 2).to('cuda').parameters())",
+    "check(torch.ones(1).to(local_rank), torch.ones(1).to(torch.device(local_rank)))",
+    "check(torch.ones(1).cuda(local_rank), torch.ones(1).cuda(torch.device(local_rank)))",
+    "check(torch.ones(1).to(device=local_rank, dtype=torch.int), torch.ones(1).to(local_rank, torch.int))",
+    "check(torch.ones(1, device=local_rank), torch.tensor(1, device=local_rank))",
+    "check(torch.randn(2, device=local_rank), torch.arange(2, device=local_rank), torch.eye(2, device=local_rank))",
+    "check(torch.ones_like(torch.ones(1), device=local_rank), torch.ones(1).new_zeros(2, device=local_rank))",
+    "check(torch.as_tensor([1], device=local_rank), torch.full((1,), 2, device=local_rank))",
+    "torch.set_default_device(local_rank); check(torch.ones(1), module().weight); torch.set_default_device(None)",
+    "with torch.device(local_rank): check(torch.ones(1), module().weight)",
+    "with here: check(torch.ones(1), torch.get_default_device())",
+    "check(nn.parallel.DistributedDataParallel(module().to(local_rank), device_ids=[local_rank]).module.weight)",
+    "torch.save(torch.ones(1), path); check(torch.load(path, map_location=torch.device(local_rank)))",
+    "assert torch.rand(1, generator=torch.Generator(device=local_rank), device=local_rank).device == here",
+    "import pickle; check(pickle.loads(pickle.dumps(torch.device(local_rank))))",
+    "import copy; check(copy.deepcopy(torch.device(local_rank)))",
+    "assert isinstance(here, torch.device) and not isinstance(0, torch.device) and {type(here): 1}[torch.device]",
+    "assert torch.device('cuda').index is None and torch.device('cpu').type == 'cpu' and (torch.device | None)",
+    "import inspect; assert 'device' in repr(torch.device)",
+]
+
+
+def test_a_number_names_a_device(simulated, tmp_path):
+    setup = SETUP + NUMBERS + f"path = {str(tmp_path)!r} + f'/{{local_rank}}.pt'\ndist.init_process_group('nccl')\n"
+    simulated(setup + "\n".join(LINES))
+
+
+def test_a_custom_operator_may_say_that_it_takes_a_device(simulated):
+    simulated(
+        SETUP
+        + """
+@torch.library.custom_op("lablib_tests::ones_on", mutates_args=())
+def ones_on(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return x.clone()
+ones_on(torch.ones(1), torch.device("cpu"))
+""",
+        ranks=1,
+    )

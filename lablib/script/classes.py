@@ -1,0 +1,61 @@
+"""`torch.device` and `torch.Generator` on a rank: classes that know of the simulated device.
+
+torch is built without CUDA here, so its own classes refuse what a GPU's would take:
+
+    torch.device(0)             the device of that number: "cuda:0"
+    torch.Generator("cuda")     a generator of the host
+
+Every device and every generator is an instance of these classes, which make instances of torch's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lablib.script.patches import Patches
+from lablib.script.process import here
+
+
+def answer_classes(patches: Patches) -> None:
+    """Put the classes in place."""
+    patches.replace(torch, "device", _stand_in(torch.device, _make_device))
+    patches.replace(torch, "Generator", _stand_in(torch.Generator, _make_generator))
+
+
+def named(device: Any) -> Any:
+    """0 -> "cuda:0"; everything else as it is."""
+    return f"cuda:{device}" if isinstance(device, int) and not isinstance(device, bool) else device
+
+
+def _make_device(plain: type, *args: Any, **kwargs: Any) -> Any:
+    if len(args) + len(kwargs) == 1:
+        return plain(named(args[0] if args else next(iter(kwargs.values()))))
+    return plain(*args, **kwargs)
+
+
+def _make_generator(plain: type, device: Any = "cpu") -> Any:
+    return plain("cpu" if torch.device(device).type == "cuda" else device)
+
+
+def _stand_in(plain: type, make: Any) -> type:
+    """A class in the place of `plain`: the same to `isinstance`, to a dictionary of types and to pickle."""
+
+    class Kind(type(plain)):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, plain)
+
+        def __eq__(cls, other: Any) -> bool:
+            return other is cls or other is plain
+
+        def __hash__(cls) -> int:
+            return hash(plain)
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(plain, name)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return plain(*args, **kwargs) if here() is None else make(plain, *args, **kwargs)
+
+    return Kind(plain.__name__, (), {"__module__": plain.__module__, "__doc__": plain.__doc__})
