@@ -19,7 +19,8 @@ from typing import TextIO
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.errors import LaunchError, RankError
 from lablib.files import new_folder
-from lablib.script.report import default_folder, files_line, write_output, write_report
+from lablib.script.own import show
+from lablib.script.report import IncompleteReport, default_folder, files_line, write_output, write_report
 from lablib.script.run import Script
 
 
@@ -48,9 +49,10 @@ def simulate(options: argparse.Namespace) -> int:
         raise CourseFailure(_failure(script, error, folder)) from error
     try:
         summary = write_report(run, folder, script.path.name)
-    except OSError as error:
-        raise CourseFailure(f"the report cannot be written: {error}; choose another folder with --out.") from error
-    print(f"\n{summary}{files_line(folder)}")
+    except IncompleteReport as error:
+        show(f"\n{error.summary}", sys.stdout)
+        raise CourseFailure(f"the report is incomplete: {error}; choose another folder with --out.") from error
+    show(f"\n{summary}{files_line(folder)}\n", sys.stdout)
     return 0
 
 
@@ -61,8 +63,8 @@ def _failure(script: Script, error: LaunchError, folder: Path) -> str:
         text = f"rank {error.rank} of {script.path.name} failed.\n{error.rank_traceback.rstrip()}"
     try:
         write_output((script.output(rank) for rank in range(len(script.processes))), folder)
-    except OSError:
-        return text
+    except IncompleteReport as missing:
+        return f"{text}\nwhat the ranks printed is incomplete: {missing}; choose another folder with --out."
     return f"{text}\nwhat each rank printed until then is in {folder}"
 
 

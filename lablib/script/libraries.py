@@ -129,7 +129,7 @@ class Libraries:
     def look(self) -> None:
         """Compare with what was known."""
         now = self._snapshot()
-        for name in now.keys() | self._known.keys():
+        for name in {**self._known, **now}:
             if now.get(name) != (before := self._known.get(name)):
                 self._learn(name, before, now.get(name))
         self._known = now

@@ -12,6 +12,7 @@ notebook's `__main__`, a `model` imported from another folder) are out of sight 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import os
@@ -35,9 +36,14 @@ def is_library_file(path: str | None) -> bool:
     if path is None or path in ("built-in", "frozen"):
         return True
     path = os.path.abspath(path)
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     marks = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-    return path.startswith((_LABLIB, _TORCH, *(folder + os.sep for folder in folders))) or any(m in path for m in marks)
+    return path.startswith((_LABLIB, _TORCH, *_library_folders())) or any(mark in path for mark in marks)
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    """Where Python keeps its libraries; asking takes longer than everything else here."""
+    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class ModuleFinder:

@@ -36,14 +36,38 @@ def begins_with(argv: Sequence[str], folder: str, stderr: TextIO) -> dict[str, A
 
 
 class Output(io.StringIO):
-    """What a rank prints; with `also`, it is shown there at once as well."""
+    """What a rank prints; with `also`, it is shown there at once as well.
+
+    A script may close it: then it takes no more, and what was printed stays. A terminal that cannot show a letter gets
+    its number (as standard error does), and one that is gone gets nothing more: neither is the script's fault.
+    """
 
     def __init__(self, also: TextIO | None = None):
         super().__init__()
         self._also = also
+        self._is_closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        self._is_closed = True
 
     def write(self, text: str) -> int:
-        if self._also is not None:
-            self._also.write(text)
-            self._also.flush()
+        if self._is_closed:
+            raise ValueError("I/O operation on closed file.")
+        if self._also is not None and not show(text, self._also):
+            self._also = None
         return super().write(text)
+
+
+def show(text: str, terminal: TextIO) -> bool:
+    """Write to a terminal whatever it can show; whether it still takes anything."""
+    encoding = getattr(terminal, "encoding", None) or "utf-8"
+    try:
+        terminal.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        terminal.flush()
+    except (OSError, ValueError):  # a full disk, a pipe that nobody reads, a stream that is closed
+        return False
+    return True

@@ -17,8 +17,8 @@ does. A copy between host and device travels over PCIe:
 Random numbers drawn on the device come from the device's own generator, as on a GPU: seeding it, or dropping out, does
 not disturb what the host draws (the order of a data set, say).
 
-Simplified: the host's own work is free, so data loading never limits a run; copies wait for the stream they are issued
-on, and pinned memory is as fast as any.
+Simplified: the host's own work is free, so data loading never limits a run (the run's notes count it); copies wait for
+the stream they are issued on, and pinned memory is as fast as any.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class Placement(TorchDispatchMode):
         is_used: whether the script uses the device: what is on the host is not the device's work from then on.
         is_initialized: whether torch would have initialized CUDA: a device was asked for, chosen or used.
         device_index: the current device, as `torch.cuda.set_device` left it.
+        num_host_operators: how many ran on the host, which takes no virtual time.
         is_busy: inside the machinery here, where tensors are asked for their true properties.
     """
 
@@ -131,6 +132,7 @@ class Placement(TorchDispatchMode):
         self.is_used = self.is_initialized = False
         self.device_index = 0
         self.is_busy = False
+        self.num_host_operators = 0
         self._wanted: int | None = None  # where the call under way said its result should be
         self._assumed: int | None = None  # where a call without marked arguments allocates
         self.generator = DeviceGenerator()
@@ -180,6 +182,7 @@ class Placement(TorchDispatchMode):
             out = self._computed(func, args, kwargs, self._wanted if self._wanted is not None else index)
             self._mark_new(out, given, self._wanted if self._wanted is not None else index)
             is_device_work = index is not None or self._wanted not in (None, HOST) or not self.is_used
+            self.num_host_operators += not is_device_work
             self._rank.is_priced = is_device_work and not self._crosses(func, given, out)
         finally:
             self.is_busy = was_busy

@@ -1,6 +1,7 @@
 """Python's and torch's process-wide functions as a rank of a script finds them.
 
     atexit.register     the rank's own list, run when the rank ends
+    os.close, os.dup2   leave the process its standard streams: a rank's own have no numbers
     signal.signal       remembered and never called: nobody signals a simulated rank
     os._exit            ends the rank, not the process
     torch.compile       runs the function as it is, eagerly, and says so
@@ -36,6 +37,7 @@ _LOADER_ARGUMENTS = (  # in the order in which they may be given without their n
     "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last timeout "
     "worker_init_fn multiprocessing_context generator"
 ).split()
+_STREAMS = (0, 1, 2)
 _COMPILE = "torch.compile ran the model eagerly: the times are those of eager kernels, without fusion."
 
 
@@ -53,6 +55,7 @@ def answer_python(patches: Patches) -> None:
 
 def _answer_interpreter(patches: Patches) -> None:
     register, unregister = atexit.register, atexit.unregister
+    close, duplicate = os.close, os.dup2
 
     def rank_registers(process: Process, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # A library that is first imported meanwhile registers for the process.
@@ -69,6 +72,13 @@ def _answer_interpreter(patches: Patches) -> None:
         process.exit_handlers.clear()  # os._exit runs none
         raise SystemExit(status)
 
+    def rank_closes(process: Process, fd: int) -> None:
+        if fd not in _STREAMS:
+            close(fd)
+
+    def rank_duplicates(process: Process, fd: int, fd2: int, *args: Any, **kwargs: Any) -> int:
+        return fd2 if fd2 in _STREAMS else duplicate(fd, fd2, *args, **kwargs)
+
     def rank_signals(process: Process, number: int, handler: Any) -> Any:
         before = process.signal_handlers.get(number, signal.getsignal(number))
         process.signal_handlers[number] = handler
@@ -77,6 +87,8 @@ def _answer_interpreter(patches: Patches) -> None:
     patches.answer(atexit, "register", rank_registers)
     patches.answer(atexit, "unregister", rank_unregisters)
     patches.answer(os, "_exit", rank_exits)
+    patches.answer(os, "close", rank_closes)
+    patches.answer(os, "dup2", rank_duplicates)
     patches.answer(signal, "signal", rank_signals)
 
 

@@ -9,8 +9,9 @@ rankN.txt       what rank N printed, standard error included
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from lablib.figures.show import caption_html, picture_bundle, without_subtitle
@@ -33,25 +34,61 @@ def default_folder(script: Path) -> Path:
 def write_report(run: Run, folder: Path, script: str) -> str:
     """Write all files of a run into `folder` (made if missing); return the summary as text.
 
+    What each rank printed comes first, as nothing else has it. A file is whole or missing.
+
     Raises:
-        OSError: the folder cannot be written.
+        IncompleteReport: some files could not be written; the others are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    run.to_perfetto(folder / "timeline.json")
-    write_text(folder / "timeline.html", _page(run, script))
-    if len(run.memory):
-        write_text(folder / "memory.txt", memory_text(run.memory))
-    write_output(run.stdout, folder)
     summary = summary_text(run, script)
-    write_text(folder / "summary.txt", summary)
+    files: dict[str, Callable[[Path], object]] = {
+        "summary.txt": lambda path: write_text(path, summary),
+        "memory.txt": lambda path: write_text(path, memory_text(run.memory)) if len(run.memory) else None,
+        "timeline.html": lambda path: write_text(path, _page(run, script)),
+        "timeline.json": run.to_perfetto,
+    }
+    _write(folder, _of_ranks(run.stdout) | files, summary)
     return summary
 
 
 def write_output(output: Iterable[str], folder: Path) -> None:
-    """What each rank printed, one file a rank; also of a run that failed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank, text in enumerate(output):
-        write_text(folder / f"rank{rank}.txt", text)
+    """What each rank printed, one file a rank; also of a run that failed.
+
+    Raises:
+        IncompleteReport: some files could not be written; the others are.
+    """
+    _write(folder, _of_ranks(output), "")
+
+
+class IncompleteReport(OSError):
+    """Files that could not be written, and why, in a sentence.
+
+    Attributes:
+        summary: of the run, as text.
+    """
+
+    def __init__(self, text: str, summary: str):
+        super().__init__(text)
+        self.summary = summary
+
+
+def _of_ranks(output: Iterable[str]) -> dict[str, Callable[[Path], object]]:
+    return {f"rank{rank}.txt": partial(write_text, text=text) for rank, text in enumerate(output)}
+
+
+def _write(folder: Path, files: dict[str, Callable[[Path], object]], summary: str) -> None:
+    """Write as many files as can be written."""
+    missing: list[str] = []
+    why = ""
+    for name, write in files.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write(folder / name)
+        except OSError as error:
+            missing.append(name)
+            why = why or error.strerror or str(error)
+    if missing:
+        shown = ", ".join(missing[:_MOST_LINES]) + (", ..." if len(missing) > _MOST_LINES else "")
+        raise IncompleteReport(f"{shown} of {folder} could not be written: {why}", summary)
 
 
 def summary_text(run: Run, script: str) -> str:

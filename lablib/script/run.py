@@ -85,6 +85,7 @@ class Script:
             raise
         if (shared := self._libraries.error()) is not None:
             raise shared
+        _note_host_work(self.processes[0])
         notes = dict.fromkeys(note for process in self.processes for note in process.notes)
         return replace(run, notes=(*run.notes, *notes, *self._libraries.notes))
 
@@ -142,3 +143,12 @@ class Script:
         process.calls = DeviceCalls(process)
         with process.placement, process.calls:
             yield
+
+
+def _note_host_work(process: Process) -> None:
+    """Say what the times leave out."""
+    if number := process.placement.num_host_operators:
+        process.note(
+            f"The host's work took no virtual time: {number:,} operators of rank 0 had tensors in host memory only; on "
+            "a real machine they run beside the device, and loading data can be what limits a step."
+        )
