@@ -53,6 +53,8 @@ def launch(
             Real backends ignore it.
         backend: "sim" (threads of this process, virtual time), "gloo" (processes on this CPU), "nccl" (GPUs).
         timeout_s: real seconds after which the run is ended; None: no limit on sim, 600 s on real backends.
+            On sim a rank inside one call of C code that never lets other threads run (`sum(iter(int, 1))`) cannot be
+            ended: backend="gloo" runs ranks as processes, which can.
         trace: record the timeline. Without it a run is a little faster and `timeline` has no compute spans.
         fidelity: "values" computes with real tensors; "shapes" (on sim) runs the same program on meta tensors, which
             have shapes and no values: time, memory and traffic of models that this machine could never hold.

@@ -3,6 +3,7 @@
 Read in this order:
 
     scheduler.py       ranks take turns; a deadlock is a fact
+    watchdog.py        a wait outside torch.distributed that never ends
     rank.py            what one rank has for itself
     own_settings.py    its settings of Python and torch
     signals.py         its signal handlers

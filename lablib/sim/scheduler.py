@@ -32,6 +32,7 @@ from lablib.errors import DeadlockError, LaunchError, RankError, Wait
 from lablib.sim.source import handling, is_program, program_line
 from lablib.sim.threads import owner as owner_of
 from lablib.sim.threads import set_owner
+from lablib.sim.watchdog import Watchdog, end_wait
 
 THREAD_NAME = "sim rank"
 _AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
@@ -132,6 +133,7 @@ class Scheduler:
         self._runnable: list[tuple[float, int, int]] = []
         self._num_polls = _GIVING_WAY
         self._num_bystanders = 0  # ranks that wait for data and will go on at their own clock, perhaps long ago
+        self._num_calls = 0
         self._num_idle_polls = 0
         self._num_patient = 0  # ranks that wait until some moment at the latest
         self._over = threading.Event()
@@ -164,10 +166,14 @@ class Scheduler:
                 ) from error
         self._hand_over()
         deadline_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        threads = [seat.thread for seat in self._seats if seat.thread]
+        watchdog = Watchdog(lambda: self._num_calls, self.running_rank, threads)
         # In slices, so that an interrupt is seen that does not wake a waiting thread (`_thread.interrupt_main`).
         while not self._over.wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic()))):
             if time.monotonic() >= deadline_s:
                 return False
+            if reason := watchdog.look():
+                self._end_with(self._deadlock(reason))
         return True
 
     def end(self) -> list[int]:
@@ -228,6 +234,7 @@ class Scheduler:
         Raises RuntimeError in a thread that the program started itself, and ends the run for the same reason.
         """
         seat = self._seats[self.current]
+        self._num_calls += 1
         if seat.thread is not threading.current_thread():
             self._refuse_thread()
         if self._ending:
@@ -373,6 +380,7 @@ class Scheduler:
 
     def _give_turn(self, seat: _Seat, giver: _Seat | None = None) -> None:
         self.current = seat.turn.rank
+        self._num_calls += 1
         seat.has_turn = True
         if giver is not None:
             giver.has_turn = False
@@ -425,7 +433,7 @@ class Scheduler:
         self._ending = True
         self._over.set()
 
-    def _deadlock(self) -> LaunchError:
+    def _deadlock(self, reason: str = "") -> LaunchError:
         waits = []
         for seat in self._seats:
             if seat.waiting is not None:
@@ -438,7 +446,7 @@ class Scheduler:
         headline = f"deadlock: {stuck} of {len(self._seats)} ranks wait and none can go on"
         if finished:
             headline += f"; {finished} returned without joining them"
-        return self._blame(headline + ".", waits)
+        return self._blame(f"deadlock: {reason}" if reason else headline + ".", waits)
 
 
 def _foreign(rank: int, owner: int) -> LaunchError:
@@ -467,3 +475,4 @@ def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
     thread = seat.thread
     if thread is not None and thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
+        end_wait(thread.ident)

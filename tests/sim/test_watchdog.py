@@ -1,0 +1,84 @@
+"""A rank that waits outside torch.distributed for another rank waits for ever; the run ends and says so."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from lablib import DeadlockError, LaunchTimeoutError, launch
+from lablib.sim import watchdog
+
+pytestmark = [pytest.mark.usefixtures("everything_is_given_back"), pytest.mark.timeout(60)]
+
+WAITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "threading.Barrier.wait": (lambda: threading.Barrier(2), lambda barrier: barrier.wait()),
+    "threading.Event.wait": (threading.Event, lambda event: event.wait()),
+    "queue.Queue.get": (queue.Queue, lambda items: items.get()),
+    "threading.Semaphore.acquire": (lambda: threading.Semaphore(0), lambda semaphore: semaphore.acquire()),
+    "concurrent.futures._base.Future.result": (Future, lambda future: future.result()),
+}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_SURE_AFTER_S", 0.5)
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_wait_that_no_rank_can_end_ends_the_run_and_is_named(name: str):
+    make, wait = WAITS[name]
+    shared = make()
+
+    def program() -> None:
+        if dist.get_rank() == 1:
+            wait(shared)
+        dist.barrier()
+
+    with pytest.raises(
+        DeadlockError, match=f"deadlock: rank 1 waits in {name}.*test_watchdog.py.*take turns"
+    ) as caught:
+        launch(program, ranks=2)
+    assert "rank 0 waits in barrier #0" in str(caught.value)
+
+
+def test_a_wait_that_a_thread_ends_is_left_alone():
+    def slow() -> int:
+        time.sleep(1.5)
+        return 7
+
+    def program() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(slow).result()
+
+    assert launch(program, ranks=1).values == [7]
+
+
+def test_a_rank_that_computes_for_long_is_told_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(watchdog, "_FIRST_WORD_AFTER_S", 0.6)
+
+    def program() -> int:
+        until_s = time.monotonic() + 1.5
+        while time.monotonic() < until_s:
+            pass
+        return dist.get_rank()
+
+    assert launch(program, ranks=1).values == [0]
+    assert capfd.readouterr().err.count("launch: rank 0 has made no call for") == 1
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda: time.sleep(2), lambda: threading.Event().wait(60), lambda: queue.Queue().get()]
+)
+def test_a_time_limit_returns_whatever_a_rank_waits_for(wait: Callable[[], Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "_SURE_AFTER_S", 10)
+    began_s = time.monotonic()
+    with pytest.raises(LaunchTimeoutError, match="rank 0 was at test_watchdog.py"):
+        launch(wait, ranks=2, timeout_s=0.3)
+    assert time.monotonic() - began_s < 30
