@@ -64,6 +64,7 @@ from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
 from lablib.sim.threads import followed_threads
 from lablib.sim.unwaited import unwaited_notes
+from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.sim.world import WORLD
 from lablib.texts import traceback_text
 
@@ -182,7 +183,9 @@ class _Simulation:
                 rank.belongings += [ModuleState(), OwnSettings(settings, rank.begins_with)]
             error: BaseException | None = None
             try:
-                if not self._scheduler.run(self._body, _as_launch_error, timeout_s):
+                with naming_what_cannot_be_ended(timeout_s):
+                    in_time = self._scheduler.run(self._body, _as_launch_error, timeout_s)
+                if not in_time:
                     error = self._timeout(timeout_s or 0.0)
             except BaseException as interrupt:  # noqa: B036 - KeyboardInterrupt: no rank outlives the call
                 error = interrupt

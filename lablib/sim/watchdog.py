@@ -6,15 +6,19 @@ other has no turn meanwhile. That is known for sure where the rank is in `thread
 long, or waits for something outside, is left alone: its place is told, once and then more and more rarely.
 """
 
+import faulthandler
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from lablib.sim.source import is_program, program_line
 
 _SURE_AFTER_S = 3.0
+_GRACE_S = 10.0
+_LONGEST_TIMER_S = 1e6
 _FIRST_WORD_AFTER_S = 30.0
 _OF_THE_NOTEBOOK = ("ipykernel", "IPython", "zmq")  # their threads serve the kernel and know nothing of a program
 
@@ -69,6 +73,26 @@ class Watchdog:
         known = {threading.get_ident(), threading.main_thread().ident, *(t.ident for t in self._ranks_threads)}
         known |= {t.ident for t in threading.enumerate() if type(t).__module__.startswith(_OF_THE_NOTEBOOK)}
         return not sys._current_frames().keys() <= known
+
+
+@contextmanager
+def naming_what_cannot_be_ended(timeout_s: float | None) -> Iterator[None]:
+    """Some seconds after the limit, have a thread of C write to stderr where every thread is.
+
+    A call of C code that never lets other threads run (`sum(iter(int, 1))`) keeps the launcher from running as well, so
+    that this is all that can be said. Python has one such timer;.
+    """
+    if timeout_s is None or timeout_s > _LONGEST_TIMER_S:
+        yield
+        return
+    try:
+        faulthandler.dump_traceback_later(timeout_s + _GRACE_S, file=sys.__stderr__ or sys.stderr)
+    except (OSError, ValueError, AttributeError, RuntimeError):
+        pass  # stderr is closed, or no file
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def end_wait(ident: int) -> None:

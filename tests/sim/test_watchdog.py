@@ -1,6 +1,8 @@
 """A rank that waits outside torch.distributed for another rank waits for ever; the run ends and says so."""
 
 import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -82,3 +84,28 @@ def test_a_time_limit_returns_whatever_a_rank_waits_for(wait: Callable[[], Any],
     with pytest.raises(LaunchTimeoutError, match="rank 0 was at test_watchdog.py"):
         launch(wait, ranks=2, timeout_s=0.3)
     assert time.monotonic() - began_s < 30
+
+
+HOLDS_THE_INTERPRETER = """
+from lablib import launch
+from lablib.sim import watchdog
+watchdog._GRACE_S = 0.5
+
+def program():
+    return sum(iter(int, 1))
+
+launch(program, ranks=2, timeout_s=0.2)
+"""
+
+
+def test_what_cannot_be_ended_is_named_on_stderr():
+    """A call of C code that never lets another thread run: nothing can end it but the end of the process."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDS_THE_INTERPRETER], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any('"<string>", line 7 in program' in line for line in process.stderr)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
