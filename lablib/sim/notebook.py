@@ -61,13 +61,13 @@ def _variables(values: Sequence[Any]) -> Iterator[tuple[Any, str, str]]:
         if id(fn) in seen:
             continue
         seen.add(id(fn))
-        if isinstance(fn, partial):
+        if _is(fn, partial):
             left += [fn.func, *fn.args, *fn.keywords.values()]
-        elif isinstance(fn, types.MethodType):
+        elif _is(fn, types.MethodType):
             left.append(fn.__func__)
-        elif isinstance(fn, type) and _is_programs(fn):
+        elif _is(fn, type) and _is_programs(fn):
             left += vars(fn).values()
-        if not isinstance(fn, types.FunctionType) or not is_users_code(fn.__code__.co_filename):
+        if not _is(fn, types.FunctionType) or not is_users_code(fn.__code__.co_filename):
             continue
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             yield cell, name, "variable of an enclosing function"
@@ -79,7 +79,7 @@ def _variables(values: Sequence[Any]) -> Iterator[tuple[Any, str, str]]:
 
 def _names(code: types.CodeType) -> set[str]:
     """Names that code may look up among the globals, that of functions inside it included."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    inner = (constant for constant in code.co_consts if _is(constant, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
 
@@ -93,32 +93,49 @@ def _value(where: Any, name: str) -> Any:
 
 
 def _look(where: Any, name: str) -> Any:
-    return _mark(_value(where, name), [_MOST], _DEPTH)
+    value = _value(where, name)
+    try:
+        return _mark(value, [_MOST], _DEPTH)
+    except Exception:  # a class of the program's that cannot be looked into: a note is no reason to fail
+        return id(value)
 
 
 def _mark(value: Any, left: list[int], depth: int) -> Any:
     """Something small that is different after a change."""
     left[0] -= 1
-    if isinstance(value, _VALUES):
+    if type(value) in _VALUES:
         return type(value), value
     if left[0] < 0 or not depth:
         return id(value)
     size = 0
     parts: Any = ()
-    if isinstance(value, Tensor):
+    if _is(value, Tensor):
         version = 0 if value.is_inference() else value._version
         return id(value), version, _mark(value.grad if value.is_leaf else None, left, depth - 1)
-    if isinstance(value, np.ndarray) and value.dtype != object:
+    if _is(value, np.ndarray) and value.dtype != object:
         return id(value), value.flat[:: max(1, value.size // _SAMPLE)].tobytes()
-    if isinstance(value, (dict, *_CONTAINERS)):
+    if _is(value, (dict, *_CONTAINERS)):
         size, parts = len(value), value
-    elif isinstance(value, (nn.Module, torch.optim.Optimizer)) or _is_programs(type(value)):
-        parts = getattr(value, "__dict__", {})
-    elif isinstance(value, type) and _is_programs(value):
+    elif _is(value, (nn.Module, torch.optim.Optimizer)) or _is_programs(type(value)):
+        parts = _attributes(value)
+    elif _is(value, type) and _is_programs(value):
         parts = {name: part for name, part in vars(value).items() if not name.startswith("__")}
-    if isinstance(parts, dict):
+    if _is(parts, dict):
         parts = itertools.chain(parts, parts.values())
     return id(value), size, [_mark(part, left, depth - 1) for part in itertools.islice(parts, max(0, left[0]))]
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """isinstance, without asking the object itself: its class may answer anything, or raise."""
+    return issubclass(type(value), kind)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """An instance's attributes as Python keeps them."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
 
 
 def _is_programs(kind: type) -> bool:
