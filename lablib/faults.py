@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from lablib.errors import unknown_name
+from lablib.signature import check_fields
 from lablib.texts import safe_repr
 
 KINDS = ("nan", "inf", "bit flip")
@@ -48,6 +49,7 @@ class SlowRank:
     until_s: float = inf
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_factor(self, self.factor)
         _check_time(self, "from_s", self.from_s)
         if not self.until_s > self.from_s:
@@ -68,6 +70,7 @@ class KillRank:
     at_s: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_time(self, "at_s", self.at_s)
 
 
@@ -79,6 +82,7 @@ class DelayStart:
     seconds: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_time(self, "seconds", self.seconds)
 
 
@@ -110,6 +114,7 @@ class SlowLink:
     node: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_factor(self, self.factor)
         _check_time(self, "latency_s", self.latency_s)
         if self.level is not None and self.level not in LEVELS:
@@ -137,6 +142,7 @@ class DropLink:
     at_s: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_time(self, "at_s", self.at_s)
         if self.a == self.b:
             raise ValueError(f"a link needs two different ranks: got {self.a} twice; a rank reaches itself in no time")
@@ -164,6 +170,7 @@ class CorruptGradient:
     element: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.kind not in KINDS:
             raise unknown_name("kind of corruption", self.kind, KINDS)
         for name in ("step", "element", "parameter", "bit"):

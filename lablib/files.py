@@ -134,8 +134,12 @@ def _first_free(path: Path, make: Callable[[Path], None]) -> Path:
 def _without_null(path: str | Path) -> str:
     """The path as text; the system's own error for a null byte in it names no file."""
     text = os.fspath(path)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise OSError(errno.EINVAL, "no file can have that name", ascii(text)) from None
     if "\0" in text:
-        raise OSError(errno.EINVAL, "a path has no null byte", text.replace("\0", "\\0"))
+        raise OSError(errno.EINVAL, "a path has no null byte", ascii(text))
     return text
 
 

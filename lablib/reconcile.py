@@ -21,6 +21,7 @@ from lablib.launch import launch
 from lablib.markup import paragraph, table_html
 from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.run import Run
+from lablib.signature import checked
 from lablib.units import in_words
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Reconciliation:
     notes: tuple[str, ...] = ()
 
     @staticmethod
+    @checked
     def of(predicted: Run, repeats: Sequence[Run], without: str = "", notes: Sequence[str] = ()) -> Reconciliation:
         """From runs that were made before. Raises ValueError for none, or for runs of other numbers of ranks."""
         if not repeats:
@@ -128,6 +130,7 @@ class Reconciliation:
         return paragraph(self.sentence()) + table
 
 
+@checked
 def reconcile(
     fn: Callable[..., Any],
     *args: Any,

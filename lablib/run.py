@@ -12,6 +12,7 @@ from lablib.record.ledger import Memory
 from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer
+from lablib.signature import check_type, checked
 
 __all__ = ["COMPUTE", "Memory", "Run", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
 
@@ -50,6 +51,7 @@ class Run:
     def ranks(self) -> int:
         return len(self.values)
 
+    @checked
     def to_perfetto(self, path: str | Path) -> Path:
         """Write timeline, memory and traffic as one trace that ui.perfetto.dev opens (lablib/record/perfetto.py)."""
         return self.timeline.to_perfetto(path, self.memory, self.traffic)
@@ -62,6 +64,7 @@ class Run:
             timeline: a part of the run's, such as `run.timeline.without("setup")`; None: all of it.
             device: whose peak MFU and HFU refer to; None: that of the run.
         """
+        check_type("device", device, Device | None)
         whole = self.timeline if timeline is None else timeline
         return Summary.of(whole, self.traffic, self.memory, device or self.device, steps)
 

@@ -151,7 +151,11 @@ def _holds(value: Any, origin: type, item: Any) -> bool:
         return False
     if issubclass(origin, Set) and not isinstance(value, Set):
         return False
-    return not is_list or all(fits(one, item) for one in value)
+    if not is_list or item is Any:
+        return True
+    if inspect.isclass(item) and item.__module__.startswith("lablib.record."):
+        return all(isinstance(one, item) for one in value)  # a run has many spans
+    return all(fits(one, item) for one in value)
 
 
 def _is_sequence(value: Any) -> bool:

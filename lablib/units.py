@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lablib.signature import check_type
+
 MICRO = "\N{MICRO SIGN}"
 _PREFIXES = {-9: "n", -6: MICRO, -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
 # A tenth of a byte does not exist; seconds go no higher than seconds.
@@ -37,7 +39,9 @@ def unit_for(values: float | Iterable[float], base: str) -> Unit:
     >>> unit_for([0.0021, 0.0135], "s").symbol, unit_for(26_214_400, "B").symbol, unit_for(3, "steps").symbol
     ('ms', 'MB', 'steps')
     """
-    numbers = [values] if isinstance(values, (int, float)) else list(values)
+    check_type("values", values, float | Iterable[float])
+    check_type("base", base, str)
+    numbers = list(values) if isinstance(values, Iterable) else [values]
     largest = max((abs(float(v)) for v in numbers if math.isfinite(v)), default=0.0)
     if base not in _RANGE or largest == 0.0:
         return Unit(base, 1.0)
@@ -53,6 +57,10 @@ def in_words(value: float, base: str, digits: int = 3) -> str:
     >>> in_words(0.01234, "s"), in_words(25e6, "B"), in_words(0, "B")
     ('12.3 ms', '25 MB', '0 B')
     """
+    check_type("value", value, float)
+    check_type("base", base, str)
+    if not (isinstance(digits, int) and 1 <= digits <= 17):
+        raise ValueError(f"digits must be a whole number from 1 to 17: got {digits!r}; try 3")
     if not math.isfinite(value):
         return f"{value} {base}".strip()
     unit = unit_for(value, base)

@@ -1,5 +1,8 @@
 """The records of faults: what they refuse, each in one sentence, and where they may be used."""
 
+# Wrong arguments are what is tested.
+# pyright: reportArgumentType=false
+
 from collections.abc import Callable
 from math import inf, nan
 from typing import Any
@@ -47,10 +50,17 @@ from lablib import (
         (lambda: CorruptGradient(0, parameter=-1), "parameter must be a whole number of 0 or more"),
         (
             lambda: CorruptGradient(0, parameter=1.5),  # pyright: ignore[reportArgumentType]
-            "parameter must be a whole number of 0 or more",
+            "parameter must be text or a whole number or None",
         ),
         (lambda: CorruptGradient(0, kind="bit flip", bit=-1), "bit must be a whole number of 0 or more"),
         (lambda: CorruptGradient(0, kind="inf", bit=3), 'a bit is for kind="bit flip"'),
+        (lambda: SlowRank(True, 2.0), "SlowRank: rank must be a whole number: got True"),
+        (lambda: SlowRank(None, 2.0), "SlowRank: rank must be a whole number: got None"),
+        (lambda: SlowRank(0, "2"), "SlowRank: factor must be a number: got '2'"),
+        (lambda: KillRank(None, 1.0), "KillRank: rank must be a whole number: got None"),
+        (lambda: KillRank(0, "soon"), "KillRank: at_s must be a number: got 'soon'"),
+        (lambda: DelayStart(None, 1.0), "DelayStart: rank must be a whole number: got None"),
+        (lambda: DropLink(None, 1), "DropLink: a must be a whole number: got None"),
     ],
 )
 def test_a_fault_that_breaks_its_rule_is_refused_in_a_sentence(make: Callable[[], Any], message: str):
@@ -66,7 +76,6 @@ def test_a_fault_that_breaks_its_rule_is_refused_in_a_sentence(make: Callable[[]
         DelayStart(7, 1.0),
         SlowLink(0, 4, factor=2),
         DropLink(4, 0),
-        SlowRank(True, 2),
     ]
     + [CorruptGradient(4)],
 )

@@ -29,6 +29,7 @@ from lablib.course.places import checks_file, find_labs_folder, labs_with_checks
 from lablib.course.progress import Entry, Progress, progress_path
 from lablib.course.result import Hint, Result
 from lablib.errors import LaunchError, RankError, UnwaitedWarning, unknown_name
+from lablib.signature import checked
 
 _RESERVED = ("hint", "names")
 
@@ -43,6 +44,7 @@ class Exercise:
     run: Callable[..., None]
 
 
+@checked
 def exercise(title: str, hints: Sequence[str] = ()) -> Callable[[Callable[..., None]], Exercise]:
     """Declare a check; its name is the function's.
 
@@ -186,6 +188,7 @@ class Checks:
         return "\n".join([f"lab {self._lab}:", *(f"  {check!r}" for check in self._checks.values())])
 
 
+@checked
 def checks_for(lab: str | int) -> Checks:
     """The checks of a lab, by number: `checks_for("08")`.
 

@@ -6,11 +6,14 @@ JupyterLab breaks a long line of text anywhere, also inside a word, and names a 
 import re
 import textwrap
 
+from lablib.signature import checked
+
 COLUMNS = 92  # what fits beside JupyterLab's file browser
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
+@checked
 def tell(message: BaseException | str) -> None:
     """Print an error's message, or any other text, its lines wrapped between words."""
     print("\n".join(wrapped for line in _lines_of_program(str(message)) for wrapped in _wrap(line)))

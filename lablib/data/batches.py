@@ -26,6 +26,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from lablib.data.text import Corpus
+from lablib.signature import checked
 
 
 class Batch(NamedTuple):
@@ -35,6 +36,7 @@ class Batch(NamedTuple):
     targets: Int64[Tensor, "b T"]
 
 
+@checked
 def batches(
     corpus: Corpus, batch_size: int, seq_len: int, seed: int = 0, rank: int = 0, world_size: int = 1
 ) -> Iterator[Batch]:

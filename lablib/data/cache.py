@@ -66,7 +66,7 @@ def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) ->
         entry = Entry(size_bytes, digest.hexdigest(), source)
         with _replacing(folder / f"{key}.json") as file:
             file.write(json.dumps(asdict(entry), indent=1).encode())
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a folder's name with a null byte
         raise OSError(
             f"the corpus cannot be written to {folder} ({error}): "
             "free some space there, or set LAB_DATA to another folder."

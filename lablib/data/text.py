@@ -29,6 +29,7 @@ from torch import Tensor
 from lablib.data.cache import cache_folder, read_entry, write_entry
 from lablib.data.sources import Source, hugging_face, standard_library
 from lablib.errors import unknown_name
+from lablib.signature import checked
 
 CORPORA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     # A link to datasets/catalogue.toml, so that an installed package has it too.
@@ -65,6 +66,7 @@ class Corpus:
         return f"Corpus({self.name}: {self.size_bytes:,} bytes, sha256 {self.sha256[:12]}..., {self.source})"
 
 
+@checked
 def load_corpus(name: str = "python-stdlib", folder: Path | None = None) -> Corpus:
     """A corpus of the catalogue, from the cache, where it is built (or, if public, downloaded) the first time.
 
@@ -91,6 +93,7 @@ def load_corpus(name: str = "python-stdlib", folder: Path | None = None) -> Corp
     return Corpus(name, tokens_N, entry.size_bytes, entry.sha256, entry.source)
 
 
+@checked
 def train_val_split(corpus: Corpus, val_fraction: float = 0.1) -> tuple[Corpus, Corpus]:
     """The corpus in two, without copying: all but its end to train on, the end to validate on.
 

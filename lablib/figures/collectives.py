@@ -10,11 +10,13 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.lines import PLOT_PIXELS, check_lengths, line, log_axis
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
+from lablib.signature import checked
 from lablib.units import axis_title, in_words, unit_for
 
 SIZE = "message size"
 
 
+@checked
 def figure_collective_cost(
     sizes_bytes: Sequence[float],
     curves: Mapping[str, Sequence[float]],
@@ -44,6 +46,7 @@ def figure_collective_cost(
     return attach(figure, _summary(sizes_bytes, curves, crossings or {}), columns)
 
 
+@checked
 def figure_effective_bandwidth(
     sizes_bytes: Sequence[float],
     curves: Mapping[str, Sequence[float]],
@@ -58,8 +61,10 @@ def figure_effective_bandwidth(
         peaks: what it is -> bytes per second, e.g. {"link": 450e9}; each is a dotted line across.
 
     Raises:
-        ValueError: if a curve has not one value for each size.
+        ValueError: if a curve has not one value for each size, or there is no size.
     """
+    if not len(sizes_bytes):
+        raise ValueError("sizes_bytes must have one size or more: got none; try [1e3, 1e6, 1e9]")
     check_lengths(sizes_bytes, curves)
     peaks = peaks or {}
     highest = max([*(v for values in curves.values() for v in values), *peaks.values()], default=0.0)

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, INK, LOOKS, PAPER_PIXELS, Look, axis, base_layout, empty_axis
+from lablib.signature import checked
 from lablib.units import axis_title, in_words, unit_for
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ EXPOSED = LOOKS["communication"]
 HIDDEN = Look("hidden behind compute", "", "#F3DFE9", "/")  # communication's colour, paler
 
 
+@checked
 def figure_communication(prediction: Prediction, title: str = "Communication of a rank in one step") -> go.Figure:
     """Seconds on each axis: exposed, then hidden. An axis that is not used is left out.
 

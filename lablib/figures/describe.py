@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lablib.markup import in_picture, plain
+from lablib.signature import checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,11 +63,13 @@ def _without_tags(value: Any) -> Any:
     return value
 
 
+@checked
 def describe(figure: go.Figure) -> str:
     """The figure in one sentence. Empty for a figure that is not one of this package's."""
     return _meta(figure).get("summary", "")
 
 
+@checked
 def table(figure: go.Figure) -> pd.DataFrame:
     """The numbers of the figure. Empty for a figure that is not one of this package's."""
     import pandas as pd

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lablib.figures.show import PLOTLY_MIME
+from lablib.signature import shown
 
 
 def with_drawn_figures(notebook: Any) -> Any:
@@ -18,7 +19,10 @@ def with_drawn_figures(notebook: Any) -> Any:
     from copy import deepcopy
 
     import plotly.io as pio
+    from nbformat import NotebookNode
 
+    if not isinstance(notebook, NotebookNode):
+        raise TypeError(f"a notebook is what nbformat reads: got {shown(notebook)}; give nbformat.read(path, 4)")
     notebook = deepcopy(notebook)
     plotlyjs: bool = True
     for cell in notebook.cells:

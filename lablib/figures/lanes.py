@@ -35,6 +35,8 @@ def ranks_to_show(num_ranks: int, ranks: Iterable[int] | None) -> list[int]:
     Raises:
         ValueError: for a rank that does not exist.
     """
+    if num_ranks < 1:
+        raise ValueError(f"a timeline of {num_ranks} ranks has no lanes to draw: give that of a run")
     if ranks is None:
         return _ends(range(num_ranks), num_ranks if num_ranks <= MOST_RANKS else RANKS_IF_MORE)
     chosen = sorted(set(ranks))

@@ -22,6 +22,7 @@ from lablib.figures.timeline import SOURCE_COLUMNS, idle_bars, lane_axis, lane_i
 from lablib.hardware.device import Device
 from lablib.record.ledger import Memory
 from lablib.run import Timeline
+from lablib.signature import checked
 from lablib.units import Unit, axis_title, in_words, unit_for
 
 PLOT_PIXELS, GAP_PIXELS = 260, 16
@@ -33,6 +34,7 @@ THICK, LONG = 0.09, 0.12
 Course = tuple[np.ndarray, dict[str, np.ndarray]]  # seconds, and what was held of each category from then on
 
 
+@checked
 def figure_memory(
     memory: Memory,
     timeline: Timeline | None = None,

@@ -9,6 +9,9 @@ import plotly.graph_objects as go
 
 from lablib.figures.topology import Edge, Node, figure_topology
 from lablib.hardware import Dragonfly, FatTree, Topology, Torus
+from lablib.signature import check_type
+
+_MOST_NODES = 512  # drawn: more could not be told apart
 
 
 def figure_network(topology: Topology, num_nodes: int, title: str = "") -> go.Figure:
@@ -16,14 +19,16 @@ def figure_network(topology: Topology, num_nodes: int, title: str = "") -> go.Fi
 
     Args:
         topology: of `lablib.hardware`; small records make readable pictures, e.g. `FatTree(2, 2)`.
-        num_nodes: how many nodes to draw, at least 1.
+        num_nodes: how many nodes to draw, 1 to 512.
         title: None given: the topology's name.
 
     Raises:
         ValueError: a torus that is not flat, or has not this many nodes; a topology nobody can draw.
     """
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes must be at least 1: got {num_nodes}.")
+    check_type("num_nodes", num_nodes, int)
+    check_type("title", title, str)
+    if not 1 <= num_nodes <= _MOST_NODES:
+        raise ValueError(f"num_nodes must be at least 1, and at most {_MOST_NODES} to be seen: got {num_nodes}.")
     if isinstance(topology, FatTree):
         things, links, summary = _fat_tree(topology, num_nodes)
     elif isinstance(topology, Dragonfly):

@@ -10,12 +10,14 @@ from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.hardware.device import Device
 from lablib.record.ledger import Memory
+from lablib.signature import checked
 from lablib.units import axis_title, in_words, unit_for
 
 PLOT_PIXELS = 260
 ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the highest peak
 
 
+@checked
 def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Peak memory of each rank") -> go.Figure:
     """What each rank held at its own peak, by category.
 

@@ -19,6 +19,7 @@ from lablib.figures.style import FAINT_INK, GRID, LOOKS, MEMORY_LOOKS, PAPER_PIX
 from lablib.figures.timeline import idle_bars, lane_axis, lane_index, letters, work_bars
 from lablib.pipeline.replay import Replay
 from lablib.run import Span
+from lablib.signature import checked
 from lablib.units import Unit, axis_title, in_words, unit_for
 
 GAP_PIXELS = 26
@@ -27,6 +28,7 @@ ROOM = 0.0105  # share of the width that one character of a label needs
 _KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
+@checked
 def figure_pipeline(
     replay: Replay, ranks: Iterable[int] | None = None, in_bytes: bool | None = None, title: str | None = None
 ) -> go.Figure:

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.signature import checked
 from lablib.units import Unit, axis_title, in_words, unit_for
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ FEWEST = 4  # bars for which there is room: one alone is not as wide as the figu
 _SAME = {"communication buffer": "communication"}  # categories of the planner that the ledger calls otherwise
 
 
+@checked
 def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     """Bytes of every stage at its peak, stacked by category, and the memory of a GPU as a line.
 

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import GRID, INK, PAPER_PIXELS, axis, base_layout, series_look
+from lablib.signature import check_type, checked
 from lablib.units import axis_title, in_words, log_ticks, unit_for
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ AROUND = 1.12  # room beyond the outermost points, on a logarithmic axis as a fa
 MOST_LIMITS, MOST_TIMES = 4.0, 4.0
 
 
+@checked
 def figure_plans(
     times_s: Sequence[float] | np.ndarray,
     memory_bytes: Sequence[float] | np.ndarray,
@@ -55,6 +57,8 @@ def figure_plans(
     Raises:
         ValueError: lengths that differ, or an index that is none.
     """
+    for what, values in (("times_s", times_s), ("memory_bytes", memory_bytes)):
+        check_type(what, list(getattr(values, "flat", values)), Sequence[float])
     times, sizes = [float(t) for t in times_s], [float(b) for b in memory_bytes]
     for what, values in (("memory_bytes", sizes), ("names", None if callable(names) else names), ("groups", groups)):
         if values is not None and len(values) != len(times):
@@ -132,6 +136,7 @@ class ManyPlans(Protocol):
         ...
 
 
+@checked
 def figure_predictions(predictions: ManyPlans, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
     """Many predicted plans, each called by its split, its micro-batch and its recomputation.
 

@@ -17,12 +17,14 @@ from lablib.figures.lanes import lanes_of, pixels, ranks_to_show
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout
 from lablib.figures.timeline import idle_bars, lane_axis, lane_index, letters, work_bars
 from lablib.run import Timeline
+from lablib.signature import checked
 from lablib.units import Unit, axis_title, in_words, unit_for
 
 PANEL_GAP_PIXELS = 74
 COMPARABLE = 5.0  # makespans further apart than this factor do not share an axis: one of them could not be read
 
 
+@checked
 def figure_reconcile(
     predicted: Timeline,
     measured: Timeline,

@@ -30,6 +30,7 @@ from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, series_lo
 from lablib.hardware.device import Device
 from lablib.markup import plain
 from lablib.run import COMPUTE, Timeline
+from lablib.signature import checked
 from lablib.units import in_words
 
 PLOT_PIXELS = 380
@@ -57,6 +58,7 @@ class Point:
         return self.flops / self.size_bytes if self.size_bytes else inf
 
 
+@checked
 def figure_roofline(timeline: Timeline, device: Device, title: str = "") -> go.Figure:
     """A point for each operation and dtype, as large as its share of the compute time, under the roofs of the device.
 

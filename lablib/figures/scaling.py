@@ -9,9 +9,11 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.lines import PLOT_PIXELS, check_lengths, line
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
+from lablib.signature import checked
 from lablib.units import Unit, axis_title, in_words, unit_for
 
 
+@checked
 def figure_scaling(
     ranks: Sequence[int],
     series: Mapping[str, Sequence[float]],

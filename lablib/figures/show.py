@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import describe, table
 from lablib.markup import paragraph
 from lablib.markup import table_html as plain_table
+from lablib.signature import checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +23,7 @@ PLOTLY_MIME = "application/vnd.plotly.v1+json"
 MOST_ROWS = 200
 
 
+@checked
 def show(figure: go.Figure) -> None:
     """Display the figure with its caption and its numbers. The figure itself is left as it was."""
     from IPython.display import HTML, display

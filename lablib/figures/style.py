@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lablib.run import Span
+from lablib.signature import checked
 
 FONT = "Open Sans, Helvetica, Arial, sans-serif"
 INK, FAINT_INK, GRID = "#222222", "#5A5A5A", "#E3E3E3"
@@ -95,6 +96,7 @@ _WORDS = (
 _LETTERS = {look.letter: look.name for look in LOOKS.values() if look.letter.isalpha()}
 
 
+@checked
 def kind_of_phase(phase: str) -> str:
     """The kind of work, a key of `LOOKS`, that a phase name belongs to; "other" for a name that says nothing.
 

@@ -15,12 +15,14 @@ from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words,
 from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.markup import plain
 from lablib.run import COMPUTE, Span, Timeline
+from lablib.signature import checked
 from lablib.units import Unit, axis_title, in_words, unit_for
 
 LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
 SOURCE_COLUMNS = 80  # of a hover
 
 
+@checked
 def figure_timeline(
     timeline: Timeline,
     ranks: Iterable[int] | None = None,

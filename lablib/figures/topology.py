@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, base_layout, series_look
+from lablib.signature import checked
 
 _SYMBOLS = {"gpu": "square", "node": "square", "host": "square-open", "nic": "diamond", "switch": "circle"}
 _SYMBOLS |= {"router": "hexagon"}
@@ -43,6 +44,7 @@ class Edge:
     level: str = "link"
 
 
+@checked
 def figure_topology(
     nodes: Iterable[Node | tuple[str, float, float, str]],
     edges: Iterable[Edge | tuple[str, str, str]],

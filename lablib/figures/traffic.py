@@ -7,13 +7,17 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout
 from lablib.run import Traffic
+from lablib.signature import checked
 from lablib.units import axis_title, in_words, unit_for
 
 # Shades of the colour of communication, told apart by pattern too: all of this is communication.
 _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")
 _PATTERNS = (".", "/", "", "x", "\\", "-")
 
+_MOST_RANKS = 100_000
 
+
+@checked
 def figure_traffic(traffic: Traffic, num_ranks: int, title: str = "Bytes sent by each rank") -> go.Figure:
     """Stacked bars: one a rank, one layer an operation.
 
@@ -22,8 +26,10 @@ def figure_traffic(traffic: Traffic, num_ranks: int, title: str = "Bytes sent by
         num_ranks: how many ranks the run had; a rank that sent nothing has an empty bar.
 
     Raises:
-        ValueError: if a transfer names a rank beyond `num_ranks`.
+        ValueError: if a transfer names a rank beyond `num_ranks`, or a number that cannot be drawn.
     """
+    if not 1 <= num_ranks <= _MOST_RANKS:
+        raise ValueError(f"num_ranks must be 1 to {_MOST_RANKS:,}, a bar for each: got {num_ranks}; try 8")
     sent = _sent_bytes(traffic, num_ranks)
     totals = [sum(values[rank] for values in sent.values()) for rank in range(num_ranks)]
     unit = unit_for(totals, "B")

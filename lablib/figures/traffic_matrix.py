@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, axis, base_layout
 from lablib.record.traffic import Traffic
+from lablib.signature import checked
 from lablib.units import in_words, log_ticks, unit_for
 
 MOST_RANKS = 128  # more are drawn in blocks of neighbours
@@ -20,6 +21,7 @@ LOG_FROM = 20.0  # colours are logarithmic where the largest and the smallest nu
 _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029"))
 
 
+@checked
 def figure_traffic_matrix(
     traffic: Traffic,
     num_ranks: int | None = None,

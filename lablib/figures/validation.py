@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.lines import log_axis
 from lablib.figures.style import FAINT_INK, GRID, PAPER_PIXELS, base_layout, series_look
+from lablib.signature import checked
 from lablib.units import in_words
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ BAND = 0.1
 PLOT_PIXELS = 460
 
 
+@checked
 def figure_validation(report: Report, title: str = "") -> go.Figure:
     """Predicted step time against the published one, both logarithmic; colour and shape tell the source.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lablib.figures.style import FAINT_INK, FONT, GRID, INK, series_look
 from lablib.figures.validation import BAND, by_family, times
 from lablib.markup import in_html
+from lablib.signature import checked
 
 if TYPE_CHECKING:
     from lablib.plan.validation.score import Report, Scored
@@ -25,6 +26,7 @@ _DOT = 3.4
 _BAND_COLOR = "#DDE7EE"
 
 
+@checked
 def validation_svg(report: Report) -> str:
     """The picture as an SVG document; the same report gives the same bytes."""
     families = by_family(report.timed)

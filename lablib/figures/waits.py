@@ -10,12 +10,14 @@ import plotly.graph_objects as go
 from lablib.errors import DeadlockError, Wait
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, FONT, INK, base_layout
+from lablib.signature import checked
 
 ROW_PIXELS, MOST_ROWS = 58, 24
 WAITING, TEXT_COLUMNS = "#D55E00", 78
 _NAMED = re.compile(r"\branks?\s+(\d+(?:\s*(?:,|and|-|to)\s*\d+)*)", re.IGNORECASE)
 
 
+@checked
 def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.Figure:
     """Ranks as nodes, what each waits for as text, arrows to the ranks its text names.
 

@@ -20,6 +20,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.signature import checked
 from lablib.units import Unit, axis_title, in_words, unit_for
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class _Piece:
     hover: str
 
 
+@checked
 def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
     """The parts of a predicted step, in seconds and in percent; a part of zero is left out.
 
@@ -65,6 +67,7 @@ def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
     return _figure([prediction], [""], title or f"Where the step of {prediction.name} goes", _summary(prediction))
 
 
+@checked
 def figure_waterfalls(
     predictions: Sequence[Prediction], names: Sequence[str] = (), title: str = "Where the steps go"
 ) -> go.Figure:

@@ -41,6 +41,7 @@ from lablib.hardware.link import Link
 from lablib.hardware.links import LINKS
 from lablib.hardware.plausible import check_plausible, unlikely_together
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
+from lablib.signature import checked
 
 _TOPOLOGIES: dict[str, type] = {"fat tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
 _DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
@@ -50,6 +51,7 @@ _SHORT = {"bf16": "bfloat16", "tf32": "tfloat32", "half": "float16"} | {
 _RECORDS: dict[type, Mapping[str, Any]] = {Device: DEVICES, Link: LINKS}
 
 
+@checked
 def load_cluster(path: str | Path) -> Cluster:
     """The cluster that a TOML file describes.
 
@@ -77,6 +79,7 @@ def load_cluster(path: str | Path) -> Cluster:
     return cluster
 
 
+@checked
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write a cluster to a TOML file, every figure of it: `load_cluster(path)` gives an equal one.
 

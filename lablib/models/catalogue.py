@@ -16,6 +16,7 @@ from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.models.gpt import GPTConfig
+from lablib.signature import checked
 
 _OURS = "lablib: a byte-level model for the labs"
 _GPT2 = "Radford et al. 2019, Table 2"
@@ -65,6 +66,7 @@ _RECORDS = (
 MODELS: Mapping[str, ModelRecord] = MappingProxyType({record.name: record for record in _RECORDS})
 
 
+@checked
 def model_config(name: str, **changes: Any) -> GPTConfig:
     """The sizes of a model of the catalogue, with some of them changed: `model_config("tiny", num_layers=8)`.
 

@@ -28,6 +28,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lablib.signature import check_fields, checked
+
 
 @dataclass(frozen=True, slots=True)
 class GPTConfig:
@@ -52,6 +54,7 @@ class GPTConfig:
     tied_head: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("num_layers", "d_model", "num_heads", "vocab_size", "max_seq_len", "hidden_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1: got {getattr(self, name)}.")
@@ -182,6 +185,7 @@ class GPT(nn.Module):
                 param.copy_(torch.empty(param.shape, dtype=torch.float64).normal_(0.0, std, generator=generator))
 
 
+@checked
 def next_token_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Mean cross-entropy, in nats, of the token that came next. Computed in float32, or in float64 for such logits.
 

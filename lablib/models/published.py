@@ -19,6 +19,7 @@ from lablib.errors import unknown_name
 from lablib.models.catalogue import MODELS
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.signature import checked
 
 _SC21 = "Narayanan et al. 2021, arXiv 2104.04473, Table 1"
 _KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198, Table 3"
@@ -132,6 +133,7 @@ _RECORDS = (
 TRANSFORMERS: Mapping[str, Transformer] = MappingProxyType({model.name: model for model in _RECORDS})
 
 
+@checked
 def find_transformer(model: str | Transformer | GPTConfig) -> Transformer:
     """The transformer of that name; a `Transformer` is returned as it is, a `GPTConfig` as the record of its sizes.
 

@@ -13,8 +13,10 @@ Source: counted from `gpt.py`; the sum agrees with the released GPT-2 checkpoint
 """
 
 from lablib.models.gpt import GPTConfig
+from lablib.signature import checked
 
 
+@checked
 def parameter_counts(config: GPTConfig) -> dict[str, int]:
     """Parameters of each part of the model: embeddings, attention, mlp, norms, head. A tied head counts 0."""
     layers, d, f = config.num_layers, config.d_model, config.hidden_size
@@ -27,6 +29,7 @@ def parameter_counts(config: GPTConfig) -> dict[str, int]:
     }
 
 
+@checked
 def num_parameters(config: GPTConfig) -> int:
     """Parameters of the whole model; times 4 for its bytes in float32."""
     return sum(parameter_counts(config).values())

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lablib.models.transformer import Transformer
+from lablib.signature import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ def layer_matrices(model: Transformer, *, is_expert_layer: bool = False) -> tupl
     return attention_matrices(model) + (expert_matrices(model) if is_expert_layer else mlp_matrices(model))
 
 
+@checked
 @lru_cache(maxsize=1024)
 def transformer_parameters(model: Transformer) -> TransformerParameters:
     """The parameters of a transformer, part by part: `.total`, `.active`, `.parts()`, `.dense_layer.attention`, ..."""

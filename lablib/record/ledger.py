@@ -28,6 +28,8 @@ import numpy as np
 
 from lablib.markup import table_html
 from lablib.record.blocks import CATEGORIES, NEVER, Block, Blocks, Course
+from lablib.record.timeline import check_rank
+from lablib.signature import check_type, checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,10 +64,14 @@ class Memory:
     num_ranks: int = 0
 
     def __post_init__(self) -> None:
+        check_type("num_ranks of a Memory", self.num_ranks, int)
+        if not isinstance(self.blocks, Blocks):
+            check_type("blocks of a Memory", self.blocks, Sequence[Block])
         object.__setattr__(self, "blocks", Blocks.of(self.blocks))
 
     # ---- the peak ----
 
+    @checked
     def peak_bytes(self, rank: int | None = None) -> int:
         """The most that `rank` ever held at once; None: that any rank held."""
         return self._course(rank).peak_bytes if self.num_ranks else 0
@@ -74,11 +80,13 @@ class Memory:
         """The rank with the highest peak; the first of several."""
         return max(range(self.num_ranks), key=lambda rank: self._course(rank).peak_bytes, default=0)
 
+    @checked
     def peak_at_s(self, rank: int | None = None) -> float:
         """When the rank first held its peak."""
         course = self._course(rank)
         return float(course.times_s[course.peak_index]) if len(course) else 0.0
 
+    @checked
     def peak_phase(self, rank: int | None = None) -> str:
         """What the program was doing when the rank reached its peak."""
         course = self._course(rank)
@@ -86,11 +94,13 @@ class Memory:
             return ""
         return course.blocks[int(course.block[course.peak_index])].phase
 
+    @checked
     def at_peak(self, rank: int | None = None) -> dict[str, int]:
         """What the rank held at its peak, by category."""
         course = self._course(rank)
         return _by_category(course.blocks.where(course.held_at_peak))
 
+    @checked
     def held_at_peak(self, rank: int | None = None) -> list[Holding]:
         """What the rank held at its peak, by where it was made; largest first."""
         course = self._course(rank)
@@ -109,12 +119,14 @@ class Memory:
 
     # ---- over time ----
 
+    @checked
     def at(self, rank: int, time_s: float) -> dict[str, int]:
         """What the rank held after everything that happened up to `time_s`, by category."""
         blocks = self._course(rank).blocks
         start_s, end_s, end = (blocks.columns[name] for name in ("start_s", "end_s", "end_event"))
         return _by_category(blocks.where((start_s <= time_s) & ((end_s > time_s) | (end == NEVER))))
 
+    @checked
     def curve(self, rank: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """What the rank held over time: the seconds of each allocation and death, and the bytes from then on.
 
@@ -127,6 +139,7 @@ class Memory:
         held = {name: np.cumsum(np.where(kinds == i, course.changes, 0)) for i, name in enumerate(CATEGORIES)}
         return course.times_s, held
 
+    @checked
     def by_phase(self, rank: int | None = None) -> pd.DataFrame:
         """One row a phase, in the order of their beginning: the most held in it, and what was allocated in it."""
         import pandas as pd
@@ -144,6 +157,7 @@ class Memory:
 
     # ---- in words, in a table, in a picture ----
 
+    @checked
     def explain(self, rank: int | None = None) -> str:
         """One sentence on what a rank held at its peak, and where it was made."""
         from lablib.record.memory_text import explain
@@ -161,12 +175,14 @@ class Memory:
         columns = ["peak_bytes", "peak_at_s", *CATEGORIES]
         return pd.DataFrame(rows, columns=columns, index=pd.RangeIndex(self.num_ranks, name="rank"))
 
+    @checked
     def figure(self, timeline: Timeline | None = None, **options: Any) -> go.Figure:
         """What a rank held over time, stacked by category; under its timeline where one is given."""
         from lablib.figures import figure_memory  # pyright: ignore[reportAttributeAccessIssue]
 
         return figure_memory(self, timeline=timeline, **options)
 
+    @checked
     def notes(self, device: Device) -> list[str]:
         """What a reader must know: the ranks that need more memory than a device has."""
         from lablib.record.memory_text import too_large
@@ -187,6 +203,7 @@ class Memory:
         return {}
 
     def _course(self, rank: int | None) -> Course:
+        check_rank(rank, self.num_ranks)
         rank = self.peak_rank() if rank is None else rank
         if rank not in self._courses:
             assert isinstance(self.blocks, Blocks)

@@ -34,6 +34,7 @@ from lablib.markup import paragraph, table_html
 from lablib.record.ledger import Memory
 from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
+from lablib.signature import check_type
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,6 +96,10 @@ class Summary:
         """
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ValueError(f"steps must be a whole number of 1 or more: got {steps!r}; try steps=1")
+        check_type("timeline", timeline, Timeline)
+        check_type("traffic", traffic, Traffic | None)
+        check_type("memory", memory, Memory | None)
+        check_type("device", device, Device | None)
         makespan_s, n = timeline.makespan_s, timeline.num_ranks
         transfers = _within(traffic or Traffic(), timeline)
         compute, communication = _intervals(timeline)

@@ -14,11 +14,13 @@ comes, and every later question looks there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lablib.signature import checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,6 +90,7 @@ class Timeline:
     origin_s: float = 0.0
 
     @staticmethod
+    @checked
     def of(spans: Iterable[Span], num_ranks: int) -> Timeline:
         """A timeline with its spans in order: rank, stream, start."""
         return Timeline(
@@ -117,6 +120,10 @@ class Timeline:
             ranks.setdefault(span.rank, []).append(span)
         return ranks
 
+    def _spans_of(self, rank: int) -> Sequence[Span]:
+        check_rank(rank, self.num_ranks)
+        return self._by_rank.get(rank, ())
+
     @cached_property
     def _busy(self) -> dict[tuple[int, str], list[Interval]]:
         """When each rank's stream was busy; under "comm", when any of its communication streams was."""
@@ -127,15 +134,17 @@ class Timeline:
                 intervals.setdefault((s.rank, "comm"), []).append((s.start_s, s.end_s))
         return {key: union(some) for key, some in intervals.items()}
 
+    @checked
     def select(self, rank: int | None = None, stream: str | None = None, phase: str | None = None) -> list[Span]:
         """The spans of one rank, stream or phase (None: any). `stream="comm"` means every communication stream."""
         return [
             s
-            for s in (self.spans if rank is None else self._by_rank.get(rank, ()))
+            for s in (self.spans if rank is None else self._spans_of(rank))
             if (stream is None or s.stream == stream or (stream == "comm" and s.is_communication))
             and (phase is None or s.phase == phase)
         ]
 
+    @checked
     def without(self, phase: str) -> Timeline:
         """The spans of all other phases, timed from the start of the first: a step without what set it up."""
         kept = [s for s in self.spans if s.phase != phase]
@@ -143,6 +152,7 @@ class Timeline:
         moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
         return Timeline(tuple(moved), self.num_ranks, origin_s=self.origin_s + first_s)
 
+    @checked
     def between(self, start_s: float, end_s: float) -> Timeline:
         """The part of the run between two moments, to look at it closely: `figure_timeline(timeline.between(a, b))`.
 
@@ -157,19 +167,25 @@ class Timeline:
         inside = (s for s in self.spans if s.start_s < end_s and (s.end_s > start_s or s.start_s >= start_s))
         return Timeline(tuple(_cut(s, start_s, end_s) for s in inside), self.num_ranks, (start_s, end_s), self.origin_s)
 
+    @checked
     def streams(self, rank: int) -> list[str]:
         """The streams on which this rank did something, compute first."""
-        return sorted({s.stream for s in self._by_rank.get(rank, ())}, key=lambda name: (name != COMPUTE, name))
+        return sorted({s.stream for s in self._spans_of(rank)}, key=lambda name: (name != COMPUTE, name))
 
+    @checked
     def busy_s(self, rank: int, stream: str = COMPUTE) -> float:
         """Seconds in which the rank's stream had work. `stream="comm"`: any communication stream."""
+        check_rank(rank, self.num_ranks)
         return length(self._busy.get((rank, stream), []))
 
+    @checked
     def exposed_s(self, rank: int) -> float:
         """Seconds in which the rank communicated and did not compute: |communication| - |communication and compute|."""
+        check_rank(rank, self.num_ranks)
         communication, compute = (self._busy.get((rank, stream), []) for stream in ("comm", COMPUTE))
         return length(communication) - overlap(communication, compute)
 
+    @checked
     def idle_s(self, rank: int) -> float:
         """Seconds of the makespan in which the rank's compute stream had nothing to do."""
         return self.makespan_s - self.busy_s(rank)
@@ -188,7 +204,8 @@ class Timeline:
             }
             for rank in range(self.num_ranks)
         ]
-        return pd.DataFrame(rows).set_index("rank")
+        columns = ["rank", "compute_s", "communication_s", "exposed_s", "idle_s"]
+        return pd.DataFrame(rows, columns=columns).set_index("rank")
 
     def table(self) -> pd.DataFrame:
         """One row a span."""
@@ -203,6 +220,7 @@ class Timeline:
 
         return figure_timeline(self, **options)
 
+    @checked
     def to_perfetto(self, path: str | Path, memory: Memory | None = None, traffic: Traffic | None = None) -> Path:
         """Write the Trace Event JSON that ui.perfetto.dev opens: a process for each rank, a thread for each stream.
 
@@ -226,6 +244,13 @@ class Timeline:
 
 
 Interval = tuple[float, float]
+
+
+def check_rank(rank: int | None, num_ranks: int) -> None:
+    """Raise ValueError for a rank that a run of so many does not have; None stands for no one in particular."""
+    if rank is not None and not 0 <= rank < num_ranks:
+        has = f"ranks 0 to {num_ranks - 1}" if num_ranks else "no ranks"
+        raise ValueError(f"this run has {has}: got rank {rank}; give one of those")
 
 
 def _cut(span: Span, start_s: float, end_s: float) -> Span:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lablib.markup import table_html
+from lablib.signature import checked
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import plotly.graph_objects as go
 
+_MOST_RANKS = 20_000  # a matrix of more is larger than a laptop
 Routes = Mapping[tuple[int, int], float]  # (from, to) -> bytes, global ranks
 
 
@@ -71,6 +73,7 @@ class Traffic:
 
     transfers: tuple[Transfer, ...] = ()
 
+    @checked
     def sent_bytes(self, rank: int | None = None) -> float:
         """Bytes that left `rank` over the whole run; None: that left all ranks together."""
         return sum(
@@ -80,6 +83,7 @@ class Traffic:
             if rank is None or member == rank
         )
 
+    @checked
     def matrix(self, num_ranks: int | None = None) -> np.ndarray:
         """Bytes from each rank (row) to each other one (column), as an array [ranks, ranks].
 
@@ -93,6 +97,8 @@ class Traffic:
 
         last = max((rank for transfer in self.transfers for rank in transfer.ranks), default=-1)
         size = last + 1 if num_ranks is None else num_ranks
+        if not 0 <= size <= _MOST_RANKS:
+            raise ValueError(f"num_ranks is 0 to {_MOST_RANKS:,}, for a matrix of them: got {size}; try 8")
         if last >= size:
             raise ValueError(f"num_ranks must cover every rank of the traffic: got {size}, found rank {last}.")
         total = np.zeros((size, size))
@@ -123,6 +129,7 @@ class Traffic:
 
         return figure_traffic_matrix(self, **options)
 
+    @checked
     def count(self, name: str) -> int:
         """How many calls of this name ("all_reduce", "send", ...) there were."""
         return sum(transfer.name == name for transfer in self.transfers)

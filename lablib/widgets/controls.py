@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lablib.signature import check_fields
 from lablib.units import in_words
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class IntChoice:
     unit: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_default(self)
 
     def in_words(self, value: int) -> str:
@@ -87,6 +89,7 @@ class LogSlider:
     unit: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.minimum < self.maximum:
             rule = f"the ends of {self.name} must satisfy 0 < minimum < maximum"
             raise ValueError(f"{rule}: got {self.minimum} and {self.maximum}.")
@@ -123,6 +126,7 @@ class Choice:
     default: str
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_default(self)
 
     def in_words(self, value: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from lablib.signature import checked
 from lablib.widgets.controls import Control
 from lablib.widgets.static import Pictures, static_pictures
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from lablib.widgets.explorer import Explorer
 
 
+@checked
 def explore(
     compute: Callable[..., Any],
     draw: Callable[[Any], go.Figure],

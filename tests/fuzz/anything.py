@@ -137,7 +137,7 @@ def like(hint: Any, samples: Samples) -> st.SearchStrategy[Any]:
     if inspect.isclass(origin) and hasattr(origin, "__iter__") and arguments:
         return st.lists(like(arguments[0], samples), max_size=4)
     for known, make in samples.items():
-        if inspect.isclass(hint) and (issubclass(known, hint) or known.__name__ == hint.__name__):
+        if inspect.isclass(hint) and (hint in known.__mro__ or known.__name__ == hint.__name__):
             return st.builds(lambda i, make=make: make()[i % len(make())], st.integers(0, 7))
     return anything()
 

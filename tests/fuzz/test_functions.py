@@ -1,0 +1,127 @@
+"""Any value of any type, into every public function, record and method: an answer, or one sentence of ours."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from lablib.signature import hints_of
+from tests.fuzz.anything import anything, like
+from tests.fuzz.held import outcome
+from tests.fuzz.samples import SAMPLES, methods, public
+
+EXAMPLES = 15
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+# Not called here, each for its reason. Keep it short.
+ELSEWHERE: dict[str, str] = {
+    "lablib.plan.": "the planner's own tests here",
+    "lablib.pipeline.": "the planner's own tests here",
+    "lablib.launch.": "starts ranks; tests/test_launch.py tries its arguments",
+    "lablib.sim.": "called by `launch` alone",
+    "lablib.real.": "called by `launch` alone",
+    "lablib.script.": "starts ranks; tests/script tries its arguments",
+    "lablib.phases.phase": "a marker inside programs",
+    "lablib.parallel.": "called on a rank, where an error becomes a RankError with the original",
+    "lablib.calibration.": "measures for half a minute; tests/test_cli_calibrate.py tries its arguments",
+    "lablib.cost.": "inner loops of simulator and planner, on numbers and arrays alike, called with checked records",
+    "lablib.hardware.cluster.Cluster.": "the same",
+    "lablib.hardware.cluster.Edge": "made by a cluster",
+    "lablib.hardware.device.Device.": "the same",
+    "lablib.hardware.link.Link.": "the same",
+    "lablib.hardware.topology.": "the same; its records are tried as parts of clusters",
+    "lablib.record.timeline.Span": "made by runs in the hundreds of thousands, unchecked",
+    "lablib.record.timeline.Timeline(": "made by runs",
+    "lablib.record.traffic.Transfer": "made by runs in the hundreds of thousands, unchecked",
+    "lablib.record.blocks.": "made by runs in the hundreds of thousands, unchecked",
+    "lablib.owners.": "called by `launch` alone",
+    "lablib.data.text.Corpus": "made by `load_corpus`",
+    "lablib.widgets.explore.": "calls functions of the user's; tests/widgets tries its arguments",
+    "lablib.errors.": "exceptions, which runs make",
+    "lablib.data.sources.CorpusUnavailableError": "an exception",
+    "lablib.course.check.Check": "made by `checks_for`",
+    "lablib.run.Run(": "made by `launch`",
+    "lablib.models.transformer.Transformer.": "formulas on checked records",
+    "lablib.models.gpt.GPTConfig.": "formulas on checked records",
+}
+
+
+def targets() -> dict[str, Callable[..., Any]]:
+    """Functions, records, and the methods of the samples."""
+    found = {name: call for name, call in public().items() if not any(name.startswith(one) for one in ELSEWHERE)}
+    for kind in SAMPLES:
+        if kind.__module__.startswith("lablib"):
+            found |= {f"{kind.__module__}.{kind.__qualname__}.{name}": call for name, call in methods(kind).items()}
+    return {name: call for name, call in found.items() if not any(name.startswith(one) for one in ELSEWHERE)}
+
+
+TARGETS = targets()
+
+
+def arguments(call: Callable[..., Any]) -> st.SearchStrategy[tuple[list[Any], dict[str, Any]]]:
+    """Most arguments of their own type, one or more of any; options are often left out."""
+    hints = hints_of(inspect.unwrap(call))
+    parameters = list(inspect.signature(call).parameters.values())
+    return st.composite(_draw)(parameters, hints)
+
+
+def _draw(draw: Any, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    positional, named = [], {}
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        if parameter.default is not inspect.Parameter.empty and draw(st.booleans()):
+            continue
+        hint = hints.get(parameter.name, Any)
+        is_odd = draw(st.integers(0, 3)) == 0 and parameter.name != "self"
+        value = draw(anything() if is_odd else like(hint, SAMPLES))
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            positional.append(value)
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            positional.append(value)
+        else:
+            named[parameter.name] = value
+    return positional, named
+
+
+def bound(name: str) -> Callable[..., Any]:
+    """The function; a method with a sample as its object."""
+    return TARGETS[name]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def made() -> None:
+    """The samples are made before anything is drawn: to make them imports much, and takes a while."""
+    for make in SAMPLES.values():
+        make()
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_every_call_is_answered_or_explained(name: str, counts: Counter[str]):
+    call = bound(name)
+    owner = next((kind for kind in SAMPLES if name.startswith(f"{kind.__module__}.{kind.__qualname__}.")), None)
+    is_method = owner is not None and list(inspect.signature(call).parameters)[:1] == ["self"]
+    samples = like(owner, SAMPLES) if is_method else st.none()
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        phases=[Phase.generate],
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=SLOW,
+    )
+    @given(arguments(call), samples)
+    def every_call(drawn: tuple[list[Any], dict[str, Any]], sample: Any) -> None:
+        positional, named = drawn
+        if is_method:
+            named["self"] = sample
+        outcome(counts, call, *positional, **named)
+
+    every_call()
