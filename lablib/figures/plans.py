@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import GRID, INK, PAPER_PIXELS, axis, base_layout, series_look
 from lablib.signature import check_type, checked
 from lablib.units import axis_title, in_words, log_ticks, unit_for
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PLOT_PIXELS, MOST_POINTS, MOST_ROWS = 400, 2000, 200
 LIMIT, GREY = "#B00020", "#A9A9A9"
@@ -58,7 +56,7 @@ def figure_plans(
         ValueError: lengths that differ, or an index that is none.
     """
     for what, values in (("times_s", times_s), ("memory_bytes", memory_bytes)):
-        check_type(what, list(getattr(values, "flat", values)), Sequence[float])
+        check_type(what, list(np.ravel(values)) if isinstance(values, np.ndarray) else values, Sequence[float])
     times, sizes = [float(t) for t in times_s], [float(b) for b in memory_bytes]
     for what, values in (("memory_bytes", sizes), ("names", None if callable(names) else names), ("groups", groups)):
         if values is not None and len(values) != len(times):
