@@ -26,8 +26,6 @@ from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-import numpy as np
-
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_WHOLE = 2**63 - 1
 MOST_LETTERS = 120  # of a value in a message
@@ -123,7 +121,7 @@ def _is_simple(value: Any, hint: Any) -> bool:
     if hint is None:
         return value is None
     if hint is bool:
-        return isinstance(value, (bool, np.bool_))
+        return isinstance(value, bool) or _is_of_numpy(value, "bool", "bool_")
     if hint is int:
         return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= MOST_WHOLE
     if hint is float:
@@ -144,7 +142,7 @@ def _holds(value: Any, origin: type, item: Any) -> bool:
     """A sequence, set or other iterable of `item`. An iterator is not used up by looking."""
     if isinstance(value, (str, bytes)):
         return False
-    if isinstance(value, np.ndarray) and issubclass(origin, (Sequence, Iterable)):
+    if _is_of_numpy(value, "ndarray") and issubclass(origin, (Sequence, Iterable)):
         return value.ndim == 1 and all(fits(one, item) for one in value.tolist())
     is_list = isinstance(value, (Sequence, Set))
     if not (is_list or hasattr(value, "__iter__")) or (issubclass(origin, Sequence) and not _is_sequence(value)):
@@ -156,6 +154,11 @@ def _holds(value: Any, origin: type, item: Any) -> bool:
     if inspect.isclass(item) and item.__module__.startswith("lablib.record."):
         return all(isinstance(one, item) for one in value)  # a run has many spans
     return all(fits(one, item) for one in value)
+
+
+def _is_of_numpy(value: Any, *names: str) -> bool:
+    """Told by its name: `lab --help` does not wait for numpy."""
+    return type(value).__module__ == "numpy" and type(value).__name__ in names
 
 
 def _is_sequence(value: Any) -> bool:
