@@ -87,6 +87,10 @@ class Parallel:
             raise ValueError(
                 f"reshard_after_forward is True or False: got {shown(self.reshard_after_forward)}; try True"
             )
+        if not self.reshard_after_forward and self.zero_stage != 3:
+            raise ValueError(
+                f"reshard_after_forward=False is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3"
+            )
         methods = self.zero_plus_plus
         if not isinstance(methods, (tuple, list)) or any(method not in ZERO_PLUS_PLUS for method in methods):
             raise ValueError(f"zero_plus_plus is a tuple of {', '.join(ZERO_PLUS_PLUS)}: got {shown(methods)}; try ()")

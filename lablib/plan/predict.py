@@ -156,13 +156,20 @@ def choices_of(
         raise ValueError(
             f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
         )
+    compression = find_compression(compression)
+    if not compression.is_none and (parallel.zero_stage == 3 or trainable != "all"):
+        raise ValueError(
+            "compression is of gradients that are summed over the data axis, before ZeRO-3 and without lora: got "
+            f"{compression.name!r} with zero_stage={parallel.zero_stage} and trainable={trainable!r}; leave it out, or "
+            "give zero_stage=2 (of ZeRO-3, zero_plus_plus compresses)"
+        )
     return Choices(
         model=model,
         machine=_machine(cluster, stack, USUAL if losses is None else losses, precision),
         recompute=recompute_policy(recompute),
         schedule=schedule,
         optimizer=find_optimizer(optimizer),
-        compression=find_compression(compression),
+        compression=compression,
         zero_stage=parallel.zero_stage,
         reshard_after_forward=parallel.reshard_after_forward,
         zero_plus_plus=parallel.zero_plus_plus,

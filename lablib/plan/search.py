@@ -22,6 +22,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import SCHEDULES
+from lablib.plan.gradient_compression import find_compression
 from lablib.plan.parallel import SHARDING
 from lablib.plan.predict import find_model
 from lablib.plan.predict_many import Progress, predict_many
@@ -88,6 +89,8 @@ def search(
     stages = _values("zero_stage", zero_stage, least=0)
     if wrong := set(stages) - set(SHARDING):
         raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {min(wrong)}")
+    if not stages and not find_compression(others.get("compression", "none")).is_none:
+        stages = (0, 1, 2)  # ZeRO-3 sums no gradients that could be compressed
     grid = grid_of(
         *(model, splits, _schedules(schedule), _values("chunks", chunks)),
         *(_values("micro_batch", micro_batch) or MICRO_BATCHES, stages),

@@ -17,8 +17,8 @@ MOST_BYTES = 16 * 2**30  # of address space: an argument that asks for more gets
 def counts(record_property: Any) -> Iterator[Counter[str]]:
     """What happened to the calls of one test; the sum over all tests is printed at the end."""
     counter: Counter[str] = Counter()
-    record_property("fuzz", counter)
     yield counter
+    record_property("fuzz", dict(counter))  # plain, as reports travel between the processes of the tests
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     total: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if getattr(report, "when", "") == "call":
+            if getattr(report, "when", "") == "teardown":
                 for name, value in report.user_properties:
                     if name == "fuzz":
                         total.update(value)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lablib.hardware import CLUSTERS
 from lablib.models.published import find_transformer
 from lablib.models.transformer_sizes import transformer_parameters
-from lablib.plan import NONE, Parallel, predict
+from lablib.plan import NONE, Parallel, predict, search
 from lablib.plan.gradient_compression import COMPRESSIONS, find_compression
 
 
@@ -151,3 +151,29 @@ def test_names_are_found_and_bad_ones_answered():
         replace(find_compression("top-k"), ratio=10)
     with pytest.raises(ValueError, match="rank must be a whole number, 1 or more: got 0"):
         replace(find_compression("powersgd"), rank=0)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"parallel": Parallel(data=8, zero_stage=3)},
+        {"parallel": Parallel(data=8), "trainable": "lora"},
+    ],
+)
+@pytest.mark.parametrize("method", [name for name in COMPRESSIONS if name != "none"])
+def test_where_nothing_could_be_compressed_a_method_is_refused(asked, method):
+    with pytest.raises(ValueError, match="before ZeRO-3 and without lora"):
+        predict("gpt2", "dgx-a100", batch=8, compression=method, **asked)
+    assert predict("gpt2", "dgx-a100", batch=8, **asked).step_time_s > 0
+
+
+def test_a_search_with_compression_tries_the_stages_that_can_have_it():
+    found = search("gpt2", "dgx-a100", batch=8, gpus=8, compression="powersgd")
+    assert {found.plans[int(number)].parallel.zero_stage for number in found.order} == {0, 1, 2}
+    with pytest.raises(ValueError, match="before ZeRO-3"):
+        search("gpt2", "dgx-a100", batch=8, gpus=8, compression="powersgd", zero_stage=3)
+
+
+def test_parameters_that_are_not_split_cannot_be_kept():
+    with pytest.raises(ValueError, match="reshard_after_forward=False is a kind of ZeRO-3"):
+        Parallel(data=8, reshard_after_forward=False)
