@@ -80,7 +80,7 @@ def naming_what_cannot_be_ended(timeout_s: float | None) -> Iterator[None]:
     """Some seconds after the limit, have a thread of C write to stderr where every thread is.
 
     A call of C code that never lets other threads run (`sum(iter(int, 1))`) keeps the launcher from running as well, so
-    that this is all that can be said. Python has one such timer;.
+    that this is all that can be said. Python has one such timer: one that the user has set is gone meanwhile.
     """
     if timeout_s is None or timeout_s > _LONGEST_TIMER_S:
         yield
