@@ -25,6 +25,15 @@ MOST_BYTES = 64 * 2**20
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 
+class CannotWrite(OSError):
+    """A file could not be written: `str` is a sentence with file and remedy, `strerror` the system's reason alone."""
+
+    def __str__(self) -> str:
+        is_full = self.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some disk space, or " * is_full + "give a path in a folder that you can write to"
+        return f"{self.filename} cannot be written: {self.strerror}; {remedy}"
+
+
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     """The text of a file, without a byte order mark.
 
@@ -32,6 +41,14 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
         OSError: there is no such file, it may not be read, or it is no regular file; `strerror` says which.
         ValueError: it is larger than `most_bytes`, or not UTF-8.
     """
+    try:
+        return read_bytes(path, most_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """What a file holds. Raises as `read_text`, but for UTF-8."""
     path = Path(_without_null(path))
     _check_regular(path, path.stat().st_mode)  # before it is opened: to open a pipe waits for its other end
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
@@ -39,10 +56,7 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"{path} is too large: a file here has at most {most_bytes / 1e6:.0f} MB; give another one")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}); save it as UTF-8") from None
+    return content
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -70,11 +84,37 @@ def write_text(path: str | Path, text: str) -> None:
     """Make `path` hold `text` (UTF-8), or leave it untouched. Creates missing parent folders.
 
     Raises:
-        OSError: no space, no permission, ...; `path` is then as it was before.
+        CannotWrite: no space, no permission, ...; `path` is then as it was before.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with _in_a_sentence(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text)
+
+
+def check_writable(path: str | Path) -> None:
+    """Whether `write_text` will find a place there: for those who work long before they write. Makes missing folders.
+
+    Raises:
+        CannotWrite: as `write_text` would, as far as that can be known before.
+    """
+    with _in_a_sentence(path):
+        target = Path(os.path.realpath(_without_null(path)))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file")
+        with tempfile.TemporaryFile(dir=target.parent, buffering=0) as file:
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _in_a_sentence(path: str | Path) -> Iterator[None]:
+    """An OSError of the block becomes CannotWrite for this path."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(error.errno, error.strerror or str(error), printable(path)) from None
 
 
 @contextlib.contextmanager
@@ -84,8 +124,14 @@ def replacing(path: str | Path) -> Iterator[TextIO]:
     A link stays one: its target is replaced. A device, such as /dev/stdout, is written to.
 
     Raises:
-        OSError: as `write_text`; the folder must exist.
+        CannotWrite: as `write_text`; the folder must exist.
     """
+    with _in_a_sentence(path), _replacing(path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _replacing(path: str | Path) -> Iterator[TextIO]:
     path = Path(os.path.realpath(_without_null(path)))
     if path.exists() and not path.is_file():
         with open(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)), "w", encoding="utf-8") as file:
@@ -141,6 +187,11 @@ def _without_null(path: str | Path) -> str:
     if "\0" in text:
         raise OSError(errno.EINVAL, "a path has no null byte", ascii(text))
     return text
+
+
+def printable(path: str | Path) -> str:
+    """The path for a message, which a terminal must be able to show."""
+    return ascii(str(path)) if not str(path).isprintable() else str(path)
 
 
 def _check_regular(path: Path, mode: int) -> None:

@@ -18,6 +18,8 @@ from lablib.course.progress import DamagedProgress, read_progress
 from lablib.files import new_file, new_folder, parse_json, parse_toml, read_text, write_text
 from lablib.hardware import load_cluster, save_cluster
 from lablib.plan.validation import read_rows
+from lablib.script import simulate_script
+from lablib.script.program import compiled
 from lablib.script.report import write_report
 
 DEEP, LONG = 100_000, "9" * 5000
@@ -119,6 +121,44 @@ def test_a_command_says_one_sentence_of_a_file_it_cannot_read(
     assert code in (1, 2) and said.startswith("lab: ") and said.count("\n") == 1, (code, said)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("a folder", "it is a folder"),
+        ("missing", "does not exist"),
+        ("a null byte", "a path has no null byte"),
+        ("an endless device", "it is a device"),
+        ("an empty device", "it is a device"),
+        ("a pipe", "it is a named pipe"),
+        ("a film", "is too large"),
+        ("binary", "null bytes"),
+        ("not UTF-8", "utf-8"),
+        ("nested arrays", "nested"),
+    ],
+)
+def test_a_script_that_cannot_be_one_is_refused_at_once(
+    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    path = odd_files(tmp_path)[name]
+    said = soon(lambda: simulate_script(path, ranks=1))
+    assert isinstance(said, ValueError) and "a script must be" in str(said) and why in str(said), said
+    assert soon(lambda: main(["sim", "--ranks", "1", str(path)])) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("lab: ") and line.count("\n") == 1 and len(line) < 1000, line
+
+
+@pytest.mark.parametrize("source", ["-" * 10_000 + "1", "(" * 10_000, "a" + ".a" * 100_000, "x = 1\0"])
+def test_a_script_that_python_cannot_compile_is_one_sentence(source: str, tmp_path: Path):
+    (script := tmp_path / "script.py").write_text(source)
+    with pytest.raises(ValueError, match=r"a script must be Python that compiles: script\.py"):
+        compiled(script)
+
+
+def test_a_script_in_another_encoding_says_so_in_its_first_line_and_runs(tmp_path: Path):
+    (script := tmp_path / "script.py").write_bytes(b"# -*- coding: latin-1 -*-\nname = '\xe9'")
+    assert "\xe9" in compiled(script).co_consts
+
+
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2)))
 @settings(max_examples=30)
 def test_what_json_can_say_is_read_as_json_reads_it(value: object):
@@ -154,14 +194,28 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "timeline.json"
     path.write_text("old")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         WRITERS[name](path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["text", "a cluster", "a trace"])
+def test_what_cannot_be_written_is_one_sentence_with_path_and_remedy(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "timeline.json", tmp_path / "a\0.json"):
+        with pytest.raises(OSError, match=r"cannot be written: .*; give a path in a folder") as refused:
+            WRITERS[name](path)
+        assert path.name.split("\0")[0] in str(refused.value) and str(refused.value).isprintable()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"timeline\.json cannot be written: No space left on device; free some disk"):
+        WRITERS[name](tmp_path / "timeline.json")
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_every_file_is_written_in_one_step():

@@ -6,7 +6,6 @@ then run what was registered with `atexit`, last first. The file is compiled onc
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -14,8 +13,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from lablib.exits import ends_well
+from lablib.files import printable, read_bytes
 from lablib.script.process import here
 from lablib.texts import safe_str, traceback_text
+
+_MOST_BYTES = 4 * 2**20  # of a script: Python takes seconds to compile so much
 
 
 def compiled(path: Path) -> CodeType:
@@ -24,15 +26,20 @@ def compiled(path: Path) -> CodeType:
     Raises:
         ValueError: there is no such file, or it is no Python.
     """
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise ValueError(f"a script must be a Python file: {path} {what}; give the path of the file torchrun would run")
     try:
-        with io.open_code(str(path)) as file:
-            return compile(file.read(), str(path), "exec")
-    except (SyntaxError, ValueError) as error:
+        source = read_bytes(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({why})"
+        raise ValueError(
+            f"a script must be a Python file: {printable(path)} {what}; give the path of the file torchrun would run"
+        ) from None
+    try:
+        return compile(source, str(path), "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ValueError(f"a script must be Python that compiles: {path.name}{where}: {error.args[0]}") from error
+        why = error.args[0] if isinstance(error, (SyntaxError, ValueError)) else "it is nested too deeply"
+        raise ValueError(f"a script must be Python that compiles: {path.name}{where}: {why}; correct it") from error
 
 
 def main_module(path: Path) -> ModuleType:
