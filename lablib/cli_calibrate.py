@@ -9,9 +9,10 @@ from lablib.calibration.calibrate import Progress, calibrate
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.errors import LaunchError
+from lablib.files import check_writable
 from lablib.hardware import Cluster
 from lablib.hardware.this_machine import THIS_MACHINE, profile_path
-from lablib.hardware.toml_file import save_cluster
+from lablib.hardware.toml_file import cluster_text, save_cluster
 
 
 def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -> int:
@@ -25,6 +26,10 @@ def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -
     if path.suffix != ".toml":
         raise CourseError(f"a profile is a TOML file, whose name ends in .toml: got {path}; try {path.stem}.toml")
     try:
+        check_writable(path)
+    except OSError as error:
+        raise CourseFailure(f"nothing was measured, as it could not be kept: {error}, with --out") from None
+    try:
         with _bar() as progress:
             cluster = calibrate(backend, ranks, quick, progress)
     except ValueError as error:
@@ -32,10 +37,10 @@ def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -
     except LaunchError as error:
         raise CourseFailure(f"the machine could not be measured: {error}") from None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         save_cluster(cluster, path)
-    except OSError as error:
-        raise CourseFailure(f"the profile cannot be written to {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        print(cluster_text(cluster), flush=True)  # it took minutes to measure
+        raise CourseFailure(f"{error}; the profile is printed above: keep it as a .toml file") from None
     name = THIS_MACHINE if out is None else str(path)
     print(f'{report(cluster)}\n\n{path}\nTo predict for this machine: launch(program, cluster="{name}")')
     return 0

@@ -1,5 +1,6 @@
 """`lab calibrate` and the cluster it makes: where the profile goes, how it is found, what is said when it is not."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -118,6 +119,44 @@ def test_a_measurement_that_fails_leaves_the_old_profile(
     assert main(["calibrate"]) == 1
     assert "could not be measured: no processes today" in capsys.readouterr().err
     assert place.read_text() == "old"
+
+
+@pytest.mark.parametrize("kind", ["a file for a folder", "a folder for a file", "a full disk"])
+def test_nothing_is_measured_that_could_not_be_kept(
+    kind: str, place: Path, instant: list, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    if kind == "a full disk":
+        monkeypatch.setattr(os, "fsync", full)
+    elif kind == "a folder for a file":
+        place.mkdir(parents=True)
+    else:
+        place.parent.write_text("")
+    assert main(["calibrate"]) == 1 and instant == []
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{place} cannot be written: " in said and "--out" in said
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), ValueError("odd figure")], ids=str)
+def test_what_was_measured_is_printed_if_it_cannot_be_written(
+    error: Exception,
+    place: Path,
+    instant: list,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):
+    def save(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli_calibrate, "save_cluster", save)
+    assert main(["calibrate"]) == 1 and len(instant) == 1
+    said = capsys.readouterr()
+    (kept := tmp_path / "kept.toml").write_text(said.out)
+    assert load_cluster(kept) == a_profile() and "keep it as a .toml file" in said.err.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -41,7 +41,8 @@ def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | Non
     path = places[1] if places[0].exists() else places[0]
     is_kept = _keep(cluster, path)
     if progress is None:
-        line.end(f"Kept in {path}" if is_kept else f"It cannot be kept in {path.parent}")
+        remedy = "set LAB_MACHINE to a .toml file that can be written, or use save_cluster on what this call returns"
+        line.end(f"Kept in {path}" if is_kept else f"It cannot be kept in {path.parent}: {remedy}")
     return cluster
 
 
@@ -66,7 +67,7 @@ def _keep(cluster: Cluster, path: Path) -> bool:
     """Write the profile in one step, so that no other lab reads half of it. False if nothing can be written there."""
     try:
         save_cluster(cluster, path)
-    except OSError:
+    except (OSError, ValueError):  # also figures so odd that `load_cluster` would question them
         return False
     return True
 

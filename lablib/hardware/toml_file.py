@@ -85,8 +85,22 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
 
     Raises:
         ValueError: a topology that is none of the three kinds, or a figure that `load_cluster` would question.
+        OSError: the file cannot be written.
     """
     file = Path(path)
+    text = cluster_text(cluster, str(file))
+    for record, where in (
+        (cluster, ""),
+        (cluster.device, "device"),
+        (cluster.intra, "intra"),
+        (cluster.inter, "inter"),
+    ):
+        check_plausible(record, str(file), where)
+    write_text(file, text)
+
+
+def cluster_text(cluster: Cluster, file: str = "a cluster") -> str:
+    """The cluster as TOML, which `load_cluster` reads. Raises ValueError, with the file's name, for odd topologies."""
     lines: list[str] = ["unusual = true"] if unlikely_together(cluster) else []
     tables: list[str] = []
     for name, value in _given(cluster).items():
@@ -98,14 +112,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
             tables += ["", "[profile]", *_lines(dict(value))] if value else []
         else:
             lines += _lines({name: value})
-    for record, where in (
-        (cluster, ""),
-        (cluster.device, "device"),
-        (cluster.intra, "intra"),
-        (cluster.inter, "inter"),
-    ):
-        check_plausible(record, str(file), where)
-    write_text(file, "\n".join([*lines, *tables]) + "\n")
+    return "\n".join([*lines, *tables]) + "\n"
 
 
 # ---- reading ----
@@ -239,7 +246,7 @@ def _given(record: Any, but: tuple[str, ...] = ()) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _kind(topology: Any, file: Path) -> str:
+def _kind(topology: Any, file: str) -> str:
     for kind, cls in _TOPOLOGIES.items():
         if type(topology) is cls and topology.name == kind:
             return kind

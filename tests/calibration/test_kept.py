@@ -87,7 +87,8 @@ def test_where_nothing_can_be_written_the_profile_is_used_all_the_same(
 ):
     place.parent.write_text("a file where the folder should be")
     assert this_machine(2) == profile_of(2)
-    assert "cannot be kept" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cannot be kept" in said and "set LAB_MACHINE" in said
 
 
 def test_progress_goes_to_who_asked_for_it(place: Path, asked: Asked, capsys: pytest.CaptureFixture):
