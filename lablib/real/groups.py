@@ -12,6 +12,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # noqa: F401 - now, as its functions keep the default group of the moment
 from torch.distributed import distributed_c10d as c10d
 
 from lablib.real.peers import check_new_groups

@@ -174,3 +174,16 @@ def test_launches_from_several_threads_take_turns():
 def test_a_wrong_size_or_backend_is_refused_before_anything_starts(ranks, backend):
     with pytest.raises(ValueError, match=r"got (0|'mpi')"):
         run_real(int, ranks=ranks, backend=backend)
+
+
+def test_functions_whose_default_group_is_the_world_find_that_of_their_own_run():
+    def program():
+        import torch.distributed.nn.functional as dnn  # its defaults are what `group.WORLD` is at the moment
+
+        x = torch.ones(2, requires_grad=True)
+        torch.cat(dnn.all_gather(x)).sum().backward()
+        return x.grad
+
+    for _ in range(2):  # the same workers
+        for gradient in run_real(program, ranks=2, backend="gloo").values:
+            assert torch.equal(gradient, torch.full((2,), 2.0))
