@@ -249,9 +249,10 @@ class Scheduler:
         thread = threading.current_thread()
         started_by = owner_of(thread)
         rank = self.current if started_by is None else started_by
+        place = str(program_line())
         error = RuntimeError(
             f"a simulated rank communicates from one thread only: the thread {thread.name!r}, which the program "
-            f"started, communicates in the place of rank {rank} ({program_line()}); "
+            f"started, communicates in the place of rank {rank}{f' ({place})' if place else ''}; "
             f"call torch.distributed from the function that was launched"
         )
         if not self._ending:

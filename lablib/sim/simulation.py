@@ -54,6 +54,7 @@ from lablib.sim.network import Network
 from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import OwnSettings, Settings
 from lablib.sim.process_group import SimProcessGroup, monitored_barrier, notify_join_context
+from lablib.sim.profilers import one_profile_at_a_time
 from lablib.sim.rank import ProcessState, Rank
 from lablib.sim.replaced import replaced
 from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
@@ -374,7 +375,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     )
     try:
         threads = followed_threads(lambda rank: ranks[rank].world.pg_names)
-        with own_answers, own_signal_handlers(), threads:
+        with own_answers, own_signal_handlers(), threads, one_profile_at_a_time():
             yield
     finally:
         _set_thread_isolation_mode(False)

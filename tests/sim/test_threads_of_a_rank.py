@@ -177,3 +177,12 @@ def test_threads_that_do_not_communicate_go_on_working():
         return squares, total, rows, norm
 
     assert launch(program, ranks=2).values == [([0, 1, 4, 9], 28.0, 6, 2.0)] * 2
+
+
+def test_a_call_of_no_line_of_the_program_leaves_no_empty_brackets():
+    def program() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(dist.barrier).exception()
+
+    with pytest.raises(RankError, match="in the place of rank 0; call torch.distributed"):
+        launch(program, ranks=2)
