@@ -56,6 +56,8 @@ def answer_hooks(patches: Patches) -> None:
 
     patches.answer(torch.autograd, "_engine_run_backward", rank_runs_backward)
     patches.answer(autograd, "_push_saved_tensors_default_hooks", rank_saves_tensors)
+    # Torch's C++ looks at the stream's type first, and ours (streams.py) is none of its own: the mode is never asked.
+    patches.answer(Tensor, "record_stream", lambda process, tensor, stream: None)
 
 
 def _switched_on(process: Process) -> AbstractContextManager[Any]:
@@ -236,9 +238,6 @@ class DeviceCalls(TorchFunctionMode):
             mark(copied, index)
         return copied
 
-    def nothing(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
     def no(self, *args: Any, **kwargs: Any) -> bool:
         return False
 
@@ -284,7 +283,6 @@ def _special() -> dict[Any, Callable[..., Any]]:
         Tensor.cpu: calls.cpu,
         Tensor.pin_memory: calls.pin_memory,
         Tensor.is_pinned: calls.no,
-        Tensor.record_stream: calls.nothing,
         _getter("device"): calls.device,
         _getter("is_cuda"): calls.is_cuda,
         _getter("is_cpu"): calls.is_cpu,

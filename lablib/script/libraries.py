@@ -8,6 +8,7 @@ what it told the first. What stands in a library's modules is written down as fa
     not looked at                                                   functions, classes, modules, locks, loggers of
                                                                     libraries: a library that loads a part late
     a True or False that changes                                    a note: mostly "have I warned", "is it installed"
+    what is called a cache, and a logger's state                    a note: it decides what is computed again or logged
 
 after every import from site-packages, and again at ends of turns: the first ones, then less and less often.
 
@@ -48,7 +49,7 @@ TRUSTED = frozenset(
     "IPython ipykernel ipywidgets jupyter_client jupyter_core traitlets tornado zmq comm debugpy matplotlib_inline "
     "prompt_toolkit parso jedi stack_data executing asttokens pure_eval decorator wcwidth nbformat nbclient papermill "
     "tenacity pytest _pytest pluggy pytest_timeout xdist execnet hypothesis sortedcontainers coverage nbval iniconfig "
-    "playwright greenlet cloudpickle prometheus_client websocket jupytext markdown_it mdurl".split()
+    "playwright greenlet cloudpickle prometheus_client websocket jupytext markdown_it mdurl babel".split()
 )
 _AT_IMPORT = "it looks up the number of the rank when it is first imported, once for all ranks"
 REFUSED = {
@@ -59,6 +60,7 @@ REFUSED = {
     "horovod": "it communicates with processes of its own",
     "colossalai": "it keeps its launch and its accelerator in modules",
 }
+_LOGGERS = frozenset({"loguru", "structlog"})  # who logs where is not what a run computes
 _MOST_ENTRIES = 1_000  # of a container; a longer one is known by its length
 _DEPTH = 3
 _FIRST_TURNS = 16
@@ -136,7 +138,7 @@ class Libraries:
 
     def _learn(self, name: str, before: Any, after: Any) -> None:
         library = _top(name)
-        if after is None or (_is_flag(before) and _is_flag(after)):
+        if after is None or (_is_flag(before) and _is_flag(after)) or library in _LOGGERS or _is_cache(name):
             note = f"{library}: ranks share {name}, which one of them set; processes would each have their own."
             if after is not None and note not in self.notes:
                 self.notes.append(note)
@@ -286,6 +288,11 @@ def _is_librarys(code: Any) -> bool:
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     return module is None or file is None or (module.__name__ != "__main__" and _is_shared(file))
+
+
+def _is_cache(path: str) -> bool:
+    """Whether a library calls this a cache, as in "lark.load_grammar._get_parser.cache"."""
+    return "cache" in path.rpartition(".")[2].lower()
 
 
 def _is_flag(shape: Any) -> bool:

@@ -25,7 +25,15 @@ from lablib import Run, simulate_script
 PROGRAMS = Path(__file__).parent / "programs"
 _OWNERS = (
     (torch, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.nvtx)
-    + (torch.accelerator, torch._C, torch.autograd, torch.serialization, torch.UntypedStorage, torch.nn.Module)
+    + (
+        torch.accelerator,
+        torch._C,
+        torch.Tensor,
+        torch.autograd,
+        torch.serialization,
+        torch.UntypedStorage,
+        torch.nn.Module,
+    )
     + (import_module("torch.cuda.nccl"), dist, c10d, DataLoader, atexit, os, signal)
 )
 

@@ -117,6 +117,29 @@ def test_a_flag_is_a_note(library):
     assert "ranks share stand_in_" in run.notes[0] and "has_warned" in run.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "change", "name"),
+    [
+        (
+            "class Parser:\n    sharedContextCache = []",
+            "lib.Parser.sharedContextCache.append(rank)",
+            "sharedContextCache",
+        ),
+        ("def f():\n    pass", "lib.f.cache = rank", "f.cache"),
+        ("_CACHE = {}", "lib._CACHE['a'] = rank", "_CACHE"),
+    ],
+)
+def test_what_a_library_calls_a_cache_is_a_note(library, text, change, name):
+    (note,) = library(text, change).notes
+    assert "ranks share stand_in_" in note and name in note
+
+
+def test_the_state_of_a_logger_is_a_note(library, monkeypatch):
+    monkeypatch.setattr("lablib.script.libraries._LOGGERS", frozenset({"stand_in_logger"}))
+    (note,) = library("sinks = {}", "lib.sinks[rank] = rank", name="stand_in_logger").notes
+    assert "ranks share stand_in_logger.sinks" in note
+
+
 def test_a_change_by_one_rank_alone_or_in_the_middle_is_seen(library):
     text, change, _ = STATES["a list"]
     with pytest.raises(SharedLibraryError, match="seen"):

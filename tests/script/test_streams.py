@@ -165,3 +165,17 @@ print(early, x[0].item())
     )
     assert printed(run) == [1, 2]
     assert not [note for note in run.notes if "never waited" in note]
+
+
+def test_a_tensor_is_recorded_on_a_stream(simulated):
+    """torch's C++ looks at the stream before any mode is asked, and refused the stand-in."""
+    run = simulated(
+        SETUP
+        + """
+for stream in (side, torch.cuda.current_stream(), torch.cuda.default_stream()):
+    x.record_stream(stream)
+print(int(x.is_cuda))
+""",
+        ranks=1,
+    )
+    assert printed(run) == [1]
