@@ -10,6 +10,8 @@ The name becomes the phase of each span inside the block: on the simulator, in t
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lablib.signature import check_type
+
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
@@ -18,6 +20,7 @@ def phase(name: str) -> Iterator[None]:
     Raises:
         ValueError: an empty name, or one with ".", "::" or "#": these mark the labels that libraries set themselves.
     """
+    check_type("phase: the name", name, str)
     if not name or any(mark in name for mark in (".", "::", "#")):
         raise ValueError(f'a phase needs a name without ".", "::" or "#": got {name!r}; try "forward"')
     import torch  # here: `import lablib` does without the second that torch takes

@@ -70,6 +70,12 @@ def check_fields(record: Any) -> None:
         check_type(f"{kind.__name__}: {field.name}", getattr(record, field.name), hints.get(field.name, Any))
 
 
+def check_types(function: str, arguments: Iterable[tuple[str, Any, Any]]) -> None:
+    """Hold some (argument, value, type) to their types; for functions that look themselves before they ask."""
+    for argument, value, hint in arguments:
+        check_type(f"{function}: {argument}", value, hint)
+
+
 def check_type(name: str, value: Any, hint: Any) -> None:
     """Raise WrongType where the value has not the type; `name` begins the sentence."""
     if not fits(value, hint):

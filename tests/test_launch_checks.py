@@ -109,6 +109,12 @@ def test_any_argument_of_any_type_is_refused_by_name_or_works(arguments: dict[st
         assert run.values == list(range(arguments.get("ranks", 2)))
 
 
+@pytest.mark.parametrize("backend", ["sim", "gloo"])
+def test_a_trace_is_a_switch(backend: str):
+    with pytest.raises(TypeError, match="trace must be True or False: got 'no'"):
+        launch(dist.get_rank, ranks=1, backend=backend, trace="no")  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("ranks", [2**63, 10**5000, 16_385], ids=["2**63", "10**5000", "one more"])
 def test_more_ranks_than_a_process_has_threads_are_refused(ranks: int):
     with pytest.raises(ValueError, match="ranks on sim are threads of one process, at most 16,384: got"):

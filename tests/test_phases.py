@@ -32,6 +32,12 @@ def test_the_innermost_phase_names_a_span_on_every_backend(backend):
     assert "mm" in found[1][0] or "matmul" in found[1][0]
 
 
+@pytest.mark.parametrize("name", [None, 5, b"forward", ["forward"]])
+def test_a_name_is_text(name):
+    with pytest.raises(ValueError, match="the name must be text: got"), phase(name):
+        pass
+
+
 @pytest.mark.parametrize("name", ["", "a.b", "a::b", "#3"])
 def test_names_that_libraries_use_are_refused(name):
     with pytest.raises(ValueError, match="a phase needs a name"), phase(name):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lablib.errors import unknown_name
 from lablib.hardware import Cluster, Device, Link
 from lablib.launch import launch
+from lablib.signature import checked
 
 if TYPE_CHECKING:
     from lablib.calibration.cases import Case
@@ -35,6 +36,7 @@ _BATCH = 6  # cases of one launch: the progress moves between launches
 Progress = Callable[[int, int, str], None]
 
 
+@checked
 def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progress: Progress | None = None) -> Cluster:
     """Measure this machine with `ranks` processes and return it as a cluster.
 

@@ -17,10 +17,12 @@ from lablib.calibration.calibrate import Progress, calibrate
 from lablib.hardware import Cluster
 from lablib.hardware.this_machine import profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
+from lablib.signature import checked
 
 _WIDTH = 76  # a line of text in a notebook
 
 
+@checked
 def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | None = None) -> Cluster:
     """This machine as a cluster to predict for: measured in half a minute the first time, and then read from its file.
 

@@ -30,6 +30,7 @@ from math import ceil, log2
 from lablib.cost.network import GroupNetwork, Round
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Edge
+from lablib.signature import check_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +218,14 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 
 def algorithms_for(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
     """The algorithms that can do this collective on this group. Raises ValueError for a name nobody knows."""
+    if not (isinstance(name, str) and isinstance(net, GroupNetwork)):
+        check_types("algorithms_for", (("name", name, str), ("net", net, GroupNetwork)))
     if name not in ALGORITHMS:
         raise unknown_name("collective", name, list(ALGORITHMS))
     return {key: f for key, f in ALGORITHMS[name].items() if key != "hierarchical" or net.is_hierarchical}
+
+
+_PLAIN = (str, (int, float), GroupNetwork, str, int)
 
 
 def collective_cost(
@@ -237,8 +243,12 @@ def collective_cost(
 
     Raises:
         ValueError: an unknown collective or algorithm, one that this group's shape does not allow, a negative size, or
-            a root outside the group.
+            a root outside the group. WrongType, which is one: an argument of another type.
     """
+    given = (name, size_bytes, net, algorithm, root)
+    if not all(map(isinstance, given, _PLAIN)):  # the simulator asks often, and its numbers are plain ones
+        names = ("name", "size_bytes", "net", "algorithm", "root")
+        check_types("collective_cost", zip(names, given, (str, float, GroupNetwork, str, int), strict=True))
     if not size_bytes >= 0:
         raise ValueError(f"size_bytes must be 0 or more: got {size_bytes} for {name}")
     if not 0 <= root < net.size:

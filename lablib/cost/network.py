@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lablib.hardware.cluster import Cluster, Edge
+from lablib.hardware.figures import check_places
+from lablib.signature import check_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,16 @@ class GroupNetwork:
     Args:
         cluster: where the ranks are.
         ranks: global ranks in group order.
+
+    Raises:
+        ValueError: what is no cluster or no rank.
     """
 
     def __init__(self, cluster: Cluster, ranks: Sequence[int]):
+        check_type("GroupNetwork: cluster", cluster, Cluster)
+        check_type("GroupNetwork: ranks", ranks, Sequence)
+        for rank in ranks:
+            check_places("GroupNetwork: each of ranks", rank)
         self.cluster = cluster
         self.ranks = tuple(ranks)
 
@@ -104,5 +113,8 @@ class GroupNetwork:
         return tuple(GroupNetwork(self.cluster, members) for members in zip(*self.by_node, strict=True))
 
     def root_edges(self, root: int) -> list[Edge]:
-        """The edges between group rank `root` and each other rank."""
+        """The edges between group rank `root` and each other rank. Raises ValueError for a root outside the group."""
+        check_places("root", root)
+        if root >= self.size:
+            raise ValueError(f"root is a group rank, 0 to {self.size - 1}: got {root}; give one of those")
         return [self.cluster.wire(self.ranks[root], rank) for i, rank in enumerate(self.ranks) if i != root]

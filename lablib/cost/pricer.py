@@ -15,6 +15,7 @@ import torch
 from lablib.cost.memory import num_bytes
 from lablib.cost.op import OpCost, has_arithmetic, op_cost
 from lablib.hardware.device import Device
+from lablib.signature import check_types
 
 _STRIDED = torch.strided
 
@@ -28,6 +29,7 @@ class Pricer:
     """
 
     def __init__(self, device: Device, capacity: int = 16384):
+        check_types("Pricer", (("device", device, Device), ("capacity", capacity, int)))
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1: got {capacity}")
         self.device = device

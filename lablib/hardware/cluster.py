@@ -16,7 +16,7 @@ from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.hardware.device import FREE, Device
-from lablib.hardware.figures import check_numbers, check_times
+from lablib.hardware.figures import check_numbers, check_places, check_size, check_times
 from lablib.hardware.link import Link
 from lablib.hardware.topology import FatTree, Topology
 from lablib.signature import check_fields
@@ -33,8 +33,12 @@ class Edge:
     bandwidth_bytes_per_s: float
 
     def transfer_s(self, size_bytes: float) -> float:
-        """Seconds for one message: alpha + size * beta."""
-        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+        """Seconds for one message: alpha + size * beta. Raises ValueError for a size that is no number."""
+        try:
+            return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+        except (TypeError, OverflowError, RuntimeError):  # the simulator's innermost loop: looked at when it has failed
+            check_size(size_bytes)
+            raise
 
 
 @dataclass(frozen=True)
@@ -83,25 +87,32 @@ class Cluster:
         check_fields(self)
 
     def node(self, rank: int) -> int:
-        """The node a rank is on."""
+        """The node a rank is on. Raises ValueError for what is no rank."""
+        check_places("rank", rank)
         return rank // self.devices_per_node
 
     def num_nodes(self, ranks: int) -> int:
-        """Nodes that so many ranks fill (the last one perhaps in part)."""
+        """Nodes that so many ranks fill (the last one perhaps in part). Raises ValueError for what is no number."""
+        check_places("ranks", ranks)
         return -(-ranks // self.devices_per_node)
 
     def edge(self, rank_a: int, rank_b: int) -> Edge:
-        """What one message between two ranks costs, the call included. A rank reaches itself in no time."""
+        """What one message between two ranks costs, the call included. A rank reaches itself in no time.
+
+        Raises:
+            ValueError: what is no rank.
+        """
         wire = self.wire(rank_a, rank_b)
         if rank_a == rank_b or not self.collective_overhead_s:
             return wire
         return replace(wire, latency_s=wire.latency_s + self.collective_overhead_s)
 
     def wire(self, rank_a: int, rank_b: int) -> Edge:
-        """What one round of a collective travels over between two ranks: `edge` without the call."""
+        """What one round of a collective travels over between two ranks: `edge` without the call. Raises as `edge`."""
+        check_places("a rank", rank_a, rank_b)
         if rank_a == rank_b:
             return Edge("self", 0.0, float("inf"))
-        node_a, node_b = self.node(rank_a), self.node(rank_b)
+        node_a, node_b = rank_a // self.devices_per_node, rank_b // self.devices_per_node
         if node_a == node_b:
             return Edge("intra", self.intra.latency_s, self.intra.bandwidth_bytes_per_s)
         hops, taper = self.topology.hops(node_a, node_b), self.topology.taper(node_a, node_b)

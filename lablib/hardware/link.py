@@ -10,7 +10,7 @@ Simplified: one alpha for every protocol, and a bandwidth that does not depend o
 
 from dataclasses import dataclass
 
-from lablib.hardware.figures import check_numbers, check_times
+from lablib.hardware.figures import check_numbers, check_size, check_times
 from lablib.signature import check_fields
 
 
@@ -50,5 +50,6 @@ class Link:
         check_fields(self)
 
     def transfer_s(self, size_bytes: float) -> float:
-        """Seconds for one message: alpha + size * beta."""
+        """Seconds for one message: alpha + size * beta. Raises ValueError for a size that is no number."""
+        check_size(size_bytes)
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s

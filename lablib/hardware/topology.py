@@ -17,6 +17,7 @@ Simplified: minimal routes, no adaptive routing; congestion is the constant tape
 from dataclasses import dataclass
 from typing import Protocol
 
+from lablib.hardware.figures import check_places
 from lablib.signature import check_fields
 
 
@@ -30,7 +31,7 @@ class Topology(Protocol):
     def switch_latency_s(self) -> float: ...
 
     def hops(self, node_a: int, node_b: int) -> int:
-        """Switches passed between two different nodes."""
+        """Switches passed between two different nodes. Raises ValueError for what is no node."""
         ...
 
     def taper(self, node_a: int, node_b: int) -> float:
@@ -63,6 +64,7 @@ class FatTree:
             raise ValueError(f"oversubscription must be 1 (full bisection) or more: got {self.oversubscription}")
 
     def hops(self, node_a: int, node_b: int) -> int:
+        check_places("a node", node_a, node_b)
         if node_a // self.nodes_per_leaf == node_b // self.nodes_per_leaf:
             return 1
         pod = self.nodes_per_leaf * self.leaves_per_pod
@@ -89,6 +91,7 @@ class Dragonfly:
             raise ValueError(f"global_taper is a share in (0, 1]: got {self.global_taper}")
 
     def hops(self, node_a: int, node_b: int) -> int:
+        check_places("a node", node_a, node_b)
         if node_a // self.nodes_per_router == node_b // self.nodes_per_router:
             return 1
         group = self.nodes_per_router * self.routers_per_group
@@ -112,6 +115,7 @@ class Torus:
 
     def coordinates(self, node: int) -> tuple[int, ...]:
         """Position of a node on the grid. Raises ValueError when the grid has no such node."""
+        check_places("node", node)
         position, rest = [], node
         for extent in reversed(self.shape):
             position.append(rest % extent)

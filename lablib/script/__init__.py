@@ -27,7 +27,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from lablib.hardware import Cluster
+from lablib.launch_checks import check_trace, checked_timeout
 from lablib.run import Run
+from lablib.signature import check_type
 
 
 def simulate_script(
@@ -61,6 +63,9 @@ def simulate_script(
         RankError: the script raised, or ended with an exit code other than 0.
         LaunchError: the run failed in another way; the subclass says how (lablib/errors.py).
     """
+    check_type("simulate_script: path", path, str | os.PathLike)
+    check_trace(trace)
+    timeout_s = checked_timeout(timeout_s)
     from lablib.script.run import Script  # here: `import lablib` does without the second that torch takes
 
     return Script(path, args, ranks, cluster, show).run(timeout_s, trace)

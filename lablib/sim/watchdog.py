@@ -4,6 +4,10 @@ Ranks take turns, so a rank that waits in a lock, a queue or a `threading.Barrie
 other has no turn meanwhile. That is known for sure where the rank is in `threading.Condition.wait` without a timeout
 (Event, Barrier, Queue, Semaphore and Future wait there), and no thread runs that could end it. A rank that computes for
 long, or waits for something outside, is left alone: its place is told, once and then more and more rarely.
+
+Left alone, though they may wait for ever: a bare `threading.Lock().acquire()`, `queue.SimpleQueue().get()` and whatever
+else waits in C. Such a call has no frame, so neither the call nor its timeout can be seen, and what it waits for may be
+a signal handler's or a C thread's to give. They are told; `timeout_s` or an interrupt ends the run.
 """
 
 import faulthandler

@@ -30,8 +30,9 @@ from lablib import (
     Traffic,
     Transfer,
 )
+from lablib.cost import GroupNetwork
 from lablib.errors import DeadlockError, Wait
-from lablib.hardware import Dragonfly, FatTree, Topology, Torus
+from lablib.hardware import Dragonfly, Edge, FatTree, Topology, Torus
 from lablib.models import TRANSFORMERS, GPTConfig, Transformer
 from lablib.pipeline import Costs, Plan, replay
 from lablib.plan import Parallel, Prediction, predict
@@ -79,6 +80,8 @@ SAMPLES: dict[type, Callable[[], list[Any]]] = {
     Device: lambda: [DEVICES["A100-80GB-SXM"], DEVICES["laptop-core"]],
     Link: lambda: [LINKS["nvlink3"], Link("ideal", 0.0, float("inf"))],
     Cluster: lambda: [CLUSTERS["dgx-a100"], CLUSTERS["tpu-v4"]],
+    Edge: lambda: [CLUSTERS["dgx-a100"].edge(0, 1), CLUSTERS["dgx-a100"].edge(0, 0)],
+    GroupNetwork: lambda: [GroupNetwork(CLUSTERS["dgx-a100"], range(n)) for n in (1, 4, 16)],
     FatTree: lambda: [FatTree(), FatTree(oversubscription=2.0)],
     Dragonfly: lambda: [Dragonfly(4, 16)],
     Torus: lambda: [Torus((2, 2))],

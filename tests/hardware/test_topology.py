@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from itertools import product
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -204,3 +205,14 @@ def test_a_message_pays_for_its_call_and_a_round_of_a_collective_does_not():
         assert wire == find_cluster("dgx-h100").edge(a, b)
         assert edge == replace(wire, latency_s=wire.latency_s + 7e-6)
     assert cluster.edge(3, 3).transfer_s(1e12) == 0.0
+
+
+@pytest.mark.parametrize("place", [-1, None, "0", 0.5, True])
+@pytest.mark.parametrize("name", ["dgx-a100", "tpu-v4"])
+def test_what_is_no_rank_has_no_place(name: str, place: Any):
+    cluster = find_cluster(name)
+    asked = [lambda: cluster.node(place), lambda: cluster.edge(0, place), lambda: cluster.edge(place, place)]
+    asked += [lambda: cluster.topology.hops(0, place), lambda: cluster.topology.taper(place, 1)]
+    for ask in asked:
+        with pytest.raises(ValueError, match=r"(rank|node) must be .*: got"):
+            ask()

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from lablib.cli import main
+from lablib.script import simulate_script
 from lablib.script.command import progress
 from lablib.script.run import Script
 
@@ -115,3 +116,24 @@ def test_progress_is_shown_on_a_terminal_only(script):
         while "virtual time" not in terminal.getvalue():
             time.sleep(0.01)
     assert file.getvalue() == "" and terminal.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"path": 5}, "path must be"),
+        ({"path": None}, "path must be"),
+        ({"path": ""}, "a script must be a Python file"),
+        ({"args": "--steps 10"}, "args must be a list of words"),
+        ({"ranks": "2"}, "ranks must be a whole number"),
+        ({"ranks": 0}, "ranks must be a whole number"),
+        ({"cluster": "dgx-h10"}, "unknown cluster"),
+        ({"timeout_s": "soon"}, "timeout_s must be positive seconds"),
+        ({"timeout_s": float("nan")}, "timeout_s must be positive seconds"),
+        ({"trace": "no"}, "trace must be True or False: got 'no'"),
+    ],
+)
+def test_nonsense_in_a_call_is_one_sentence(tmp_path, options, says):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises((ValueError, TypeError), match=says):
+        simulate_script(**{"path": tmp_path / "empty.py", "ranks": 1} | options)
