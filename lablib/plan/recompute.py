@@ -82,7 +82,7 @@ class Recompute(NamedTuple):
         if self.kind == "none":
             return 0.0 * kept_bytes
         if self.kind == "selective":
-            return work.saved_bytes - kept_bytes
+            return most(work.saved_bytes - kept_bytes, 0.0)  # what is kept can be more, beside products in 8 bits
         return least(self.every, layers) * work.saved_bytes
 
 

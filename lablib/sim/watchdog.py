@@ -24,7 +24,8 @@ _SURE_AFTER_S = 3.0
 _GRACE_S = 10.0
 _LONGEST_TIMER_S = 1e6
 _FIRST_WORD_AFTER_S = 30.0
-_OF_THE_NOTEBOOK = ("ipykernel", "IPython", "zmq")  # their threads serve the kernel and know nothing of a program
+# Their threads serve the notebook's kernel, or the processes of the tests, and know nothing of a program.
+_SERVERS = ("ipykernel", "IPython", "zmq", "tornado", "anyio", "debugpy", "pydevd", "_pydevd_bundle", "tqdm", "execnet")
 
 
 class Watchdog:
@@ -75,8 +76,7 @@ class Watchdog:
     def _somebody_else_runs(self) -> bool:
         """Whether there is a thread that could know what a rank waits for."""
         known = {threading.get_ident(), threading.main_thread().ident, *(t.ident for t in self._ranks_threads)}
-        known |= {t.ident for t in threading.enumerate() if type(t).__module__.startswith(_OF_THE_NOTEBOOK)}
-        return not sys._current_frames().keys() <= known
+        return any(not _serves_others(frame) for ident, frame in sys._current_frames().items() if ident not in known)
 
 
 @contextmanager
@@ -107,6 +107,18 @@ def end_wait(ident: int) -> None:
     frame = sys._current_frames().get(ident)
     if frame is not None and _is_wait(frame) and (waiter := frame.f_locals["waiter"]).locked():
         waiter.release()
+
+
+def _serves_others(frame: FrameType | None) -> bool:
+    """Whether a thread runs code of a server, and none of the program."""
+    is_server = False
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _SERVERS:
+            is_server = True
+        elif is_program(frame):
+            return False
+        frame = frame.f_back
+    return is_server
 
 
 def _is_wait(frame: FrameType) -> bool:

@@ -7,6 +7,7 @@ autograd collectives      torch.distributed.nn.functional
 expert parallel           tokens go to their experts and back by all_to_all, as many as each rank has for each
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,8 @@ def test_a_module_that_a_rank_imports_first_keeps_nobodys_group(tmp_path: Path, 
     """
     (tmp_path / "imported_by_a_rank.py").write_text(IMPORTED)
     monkeypatch.syspath_prepend(str(tmp_path))
+    functional = importlib.import_module("torch.distributed.nn.functional")
+    monkeypatch.setattr(torch.distributed.nn, "functional", functional)  # what the package has afterwards, too
     monkeypatch.delitem(sys.modules, "torch.distributed.nn.functional")
 
     def program() -> tuple[list[float], bool]:

@@ -46,10 +46,12 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         chunks=2 if schedule == "interleaved" and pipeline > 1 else 1,
         sequence_parallel=draw(st.sampled_from([None, True, False])),
         zero_stage=zero_stage,
-        reshard_after_forward=draw(st.booleans()),
+        reshard_after_forward=draw(st.booleans()) if zero_stage == 3 else True,
         zero_plus_plus=draw(st.sampled_from([(), ("qwZ", "qgZ"), ("hpZ",)])) if zero_stage == 3 else (),
     )
     micro_batch = draw(FEW)
+    trainable = draw(st.sampled_from(["all", "all", "lora"]))
+    is_summed = zero_stage < 3 and trainable == "all"
     return {
         "model": model,
         "cluster": CLUSTERS[draw(st.sampled_from(["dgx-v100", "pcie-a100", "dgx-h100", "gb200-nvl72"]))],
@@ -62,9 +64,9 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         "schedule": schedule,
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
         "stack": draw(st.sampled_from(stacks)),
-        "compression": draw(st.sampled_from(["none", *COMPRESSIONS])),
+        "compression": draw(st.sampled_from(["none", *COMPRESSIONS])) if is_summed else "none",
         "offload": draw(st.sampled_from([(), (), ("optimizer",), ("activations",), ("optimizer", "activations")])),
-        "trainable": draw(st.sampled_from(["all", "all", "lora"])),
+        "trainable": trainable,
         "losses": draw(st.sampled_from([None, NONE])),
         "host_link": draw(st.sampled_from(["pcie3", "pcie4"])),
     }
@@ -130,7 +132,8 @@ def _with(cluster, **changes):
 @settings(deadline=None, max_examples=60)
 @given(question=questions(STACKS))
 def test_each_stage_of_zero_keeps_no_more_states_than_the_one_before(question):
-    split = replace(question["parallel"], zero_plus_plus=())
+    question |= {"compression": "none"}
+    split = replace(question["parallel"], zero_plus_plus=(), reshard_after_forward=True)
     kept = [states(predict(**(question | {"parallel": replace(split, zero_stage=z)}))) for z in range(4)]
     assert all(later <= before * (1 + 1e-9) for before, later in zip(kept, kept[1:], strict=False))
 
@@ -155,6 +158,9 @@ def test_recomputation_and_the_host_trade_time_for_memory(question):
         found = predict(**(question | {"recompute": policy}))
         # A link that is busy all the time hides what is computed again.
         assert found.step_time_s >= plain.step_time_s * (1 - 1e-3)
+        # Outputs that are kept have 16 bits: inputs of products in fewer, which are kept without a policy, are smaller.
+        if policy == "selective" and question["precision"] in ("float8", "float4"):
+            continue
         # With one layer, what is made again is all there is, and its input is kept besides.
         assert found.peak_memory_bytes <= plain.peak_memory_bytes * (1 + 0.05 * (plain.parallel.pipeline == 1))
     moved = predict(**(question | {"offload": ("activations",)}))

@@ -67,6 +67,8 @@ def test_each_of_many_plans_is_predicted_as_if_it_were_alone(case, rows, experts
     model, cluster, others = case
     others = {name: each[experts] if name == "expert" else each for name, each in others.items()}
     columns = {name: [row[name] for row in rows] for name in rows[0]}
+    if "compression" in others:  # of gradients that are summed, which ZeRO-3 never does
+        columns["zero_stage"] = [min(stage, 2) for stage in columns["zero_stage"]]
     found = predict_many(model, cluster, **columns, **others)
     assert len(found) == len(rows)
     for i in range(len(found)):

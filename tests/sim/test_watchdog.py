@@ -9,8 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import nbformat
 import pytest
 import torch.distributed as dist
+from nbclient import NotebookClient
 
 from lablib import DeadlockError, LaunchTimeoutError, launch
 from lablib.sim import watchdog
@@ -109,3 +111,29 @@ def test_what_cannot_be_ended_is_named_on_stderr():
         process.wait()
         if process.stderr:
             process.stderr.close()
+
+
+def test_a_notebooks_own_threads_do_not_hide_a_wait_that_never_ends():
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(IN_A_NOTEBOOK)]
+    NotebookClient(notebook, timeout=50, kernel_name="python3").execute()
+    assert "rank 1 waits in threading.Barrier.wait" in notebook.cells[0].outputs[-1]["text"]
+
+
+IN_A_NOTEBOOK = """
+import threading
+import torch.distributed as dist
+from nbclient import NotebookClient
+from lablib import DeadlockError, launch
+shared = threading.Barrier(2)
+
+def program():
+    if dist.get_rank() == 1:
+        shared.wait()
+    dist.barrier()
+
+try:
+    launch(program, ranks=2)
+except DeadlockError as error:
+    print(error)
+"""
