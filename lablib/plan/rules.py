@@ -85,7 +85,7 @@ def _num_microbatches(q: Question) -> Numbers:
 
 
 def _num_nodes(q: Question) -> Numbers:
-    return q.cluster.num_nodes(q.data * q.tensor * q.context * q.pipeline)
+    return -(-(q.data * q.tensor * q.context * q.pipeline) // q.cluster.devices_per_node)
 
 
 def _torus_nodes(q: Question) -> int | float:

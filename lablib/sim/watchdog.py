@@ -24,8 +24,11 @@ _SURE_AFTER_S = 3.0
 _GRACE_S = 10.0
 _LONGEST_TIMER_S = 1e6
 _FIRST_WORD_AFTER_S = 30.0
-# Their threads serve the notebook's kernel, or the processes of the tests, and know nothing of a program.
-_SERVERS = ("ipykernel", "IPython", "zmq", "tornado", "anyio", "debugpy", "pydevd", "_pydevd_bundle", "tqdm", "execnet")
+# Their threads serve the notebook's kernel, warm workers, or processes of the tests, and know nothing of a program.
+_SERVERS = (
+    *("ipykernel", "IPython", "zmq", "tornado", "anyio", "debugpy", "pydevd", "_pydevd", "tqdm", "execnet"),
+    "lablib.real",
+)
 
 
 class Watchdog:
@@ -76,7 +79,7 @@ class Watchdog:
     def _somebody_else_runs(self) -> bool:
         """Whether there is a thread that could know what a rank waits for."""
         known = {threading.get_ident(), threading.main_thread().ident, *(t.ident for t in self._ranks_threads)}
-        return any(not _serves_others(frame) for ident, frame in sys._current_frames().items() if ident not in known)
+        return any(not _serves_others(frame) for ident, frame in _threads().items() if ident not in known)
 
 
 @contextmanager
@@ -109,11 +112,16 @@ def end_wait(ident: int) -> None:
         waiter.release()
 
 
+def _threads() -> dict[int, FrameType]:
+    """Where each thread of the process is, by its identity."""
+    return sys._current_frames()
+
+
 def _serves_others(frame: FrameType | None) -> bool:
     """Whether a thread runs code of a server, and none of the program."""
     is_server = False
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] in _SERVERS:
+        if frame.f_globals.get("__name__", "").startswith(_SERVERS):
             is_server = True
         elif is_program(frame):
             return False

@@ -31,6 +31,10 @@ WAITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_SURE_AFTER_S", 0.5)
+    # Threads that other tests of this process have left behind might know anything.
+    others = set(sys._current_frames())
+    now = lambda: {ident: frame for ident, frame in sys._current_frames().items() if ident not in others}  # noqa: E731
+    monkeypatch.setattr(watchdog, "_threads", now)
 
 
 @pytest.mark.parametrize("name", WAITS)
