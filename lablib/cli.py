@@ -91,7 +91,7 @@ def _build(options: argparse.Namespace) -> int:
     folder = find_labs_folder()
     labs = [find_lab(text, folder) for text in options.labs] or find_labs(folder)
     if not labs:
-        raise CourseError(f"no masters in {folder / 'masters'}: write NN_name.py there; its README.md says how.")
+        raise CourseError(f"no masters in {folder / 'masters'}: `lab new NN name` makes one.")
     if options.check:
         check_built(labs)
         print(f"{len(labs)} labs are what their masters give.")

@@ -1,6 +1,6 @@
 """Checks: what a notebook asks about a learner's answer, and what it is told.
 
-In a notebook:                                     In lablib/course/checks/lab_08.py:
+In a notebook:                                     In labs/masters/08_collectives/checks.py:
 
     from lablib.course import checks_for               @exercise("Ring all-reduce", hints=["...", "..."])
     check = checks_for("08")                           def ring_all_reduce(expect, solution):
@@ -11,21 +11,19 @@ Whatever a learner's code does, a check reports it and the lab goes on. With `LA
 CI, an exercise that is not passed raises.
 """
 
-import importlib
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lablib.course.errors import CourseError
 from lablib.course.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.learner_code import chain, is_stub, learner_frames, program_error
-from lablib.course.places import checks_file, find_labs_folder, labs_with_checks
+from lablib.course.places import Lab, find_labs, find_labs_folder
 from lablib.course.progress import Entry, Progress, progress_path
 from lablib.course.result import Hint, Result
 from lablib.errors import LaunchError, RankError, UnwaitedWarning, unknown_name
@@ -196,39 +194,23 @@ def checks_for(lab: str | int) -> Checks:
         CourseError: no such lab has checks.
     """
     number = f"{int(lab):02d}" if str(lab).isdecimal() else str(lab)
-    return Checks(number, exercises_of(number), Progress(progress_path()))
+    with_checks = {lab.number: lab for lab in find_labs(find_labs_folder()) if lab.checks.is_file()}
+    if number not in with_checks:
+        raise CourseError(str(unknown_name("lab with checks", number, sorted(with_checks))))
+    return Checks(number, exercises_of(with_checks[number]), Progress(progress_path()))
 
 
-def exercises_of(number: str, labs: Path | None = None) -> list[Exercise]:
-    """The exercises declared for a lab, in order. `labs`: the labs folder, found as everywhere if not given.
-
-    Raises:
-        CourseError: no such lab has checks.
-    """
-    folder = labs or _folder()
-    path = checks_file(number, folder)
-    if path is None:
-        raise CourseError(str(unknown_name("lab with checks", number, labs_with_checks(folder))))
-    return [value for value in vars(_load(path)).values() if isinstance(value, Exercise)]
-
-
-def _folder() -> Path | None:
-    try:
-        return find_labs_folder()
-    except CourseError:
-        return None  # an installed package without labs around it: its own checks still work
-
-
-def _load(path: Path) -> ModuleType:
-    """A module of checks: by its name if it is the package's own, else from its file."""
-    home = Path(__file__).parent / "checks"
-    if path.parent == home:
-        return importlib.import_module(f"lablib.course.checks.{path.stem}")
-    spec = importlib.util.spec_from_file_location(f"checks_{path.stem}", path)
-    assert spec and spec.loader, path  # a .py file always has a loader
-    module = importlib.util.module_from_spec(spec)
+def exercises_of(lab: Lab) -> list[Exercise]:
+    """The exercises that a lab's file of checks declares, in order; none if it has no such file."""
+    if not lab.checks.is_file():
+        return []
+    # Run anew each time, as its author may have changed it, under a name that no two labs share.
+    name = f"lablib_checks_of_{lab.name}"
+    spec = importlib.util.spec_from_file_location(name, lab.checks)
+    assert spec and spec.loader, lab.checks  # a .py file always has a loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return [value for value in vars(module).values() if isinstance(value, Exercise)]
 
 
 def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:

@@ -17,7 +17,6 @@ from difflib import get_close_matches
 from lablib.course.errors import CourseError
 from lablib.course.master import Cell, Master, at
 from lablib.course.parameters import REQUIRED
-from lablib.course.places import checks_file
 from lablib.course.solution import has_solution, to_stub
 from lablib.files import read_text
 
@@ -112,8 +111,8 @@ def _solutions(master: Master) -> Findings:
 
 
 def _check_names(master: Master) -> Findings:
-    path = checks_file(master.lab.number, master.lab.labs)
-    declared = declared_checks(read_text(path)) if path else []
+    path = master.lab.checks
+    declared = declared_checks(read_text(path)) if path.is_file() else []
     seen: set[str] = set()
     for cell in master.cells:
         if not cell.tagged("check"):
@@ -121,11 +120,8 @@ def _check_names(master: Master) -> Findings:
         name, call = cell.check_name, cell.check_call
         if name is None or call is None or not call.args:
             yield cell, "a cell tagged `check` must end in `check.name(answer)`, so that its result is shown; add it."
-        elif path is None:
-            yield (
-                cell,
-                f"check {name!r} has no file: expected lablib/course/checks/lab_{master.lab.number}.py; write it.",
-            )
+        elif not path.is_file():
+            yield cell, f"check {name!r} has no file: expected {path}; write it."
         elif name not in declared:
             nearest = get_close_matches(name, declared, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has: {', '.join(declared) or 'none'}."

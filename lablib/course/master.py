@@ -1,4 +1,4 @@
-"""A master: the one source of a lab, a Python file in cells (jupytext's py:percent).
+"""A master: the one source of a lab, `lab.py` in its folder, a Python file in cells (jupytext's py:percent).
 
     # %% [markdown]              text
     # %%                         code

@@ -1,9 +1,9 @@
-"""Where things live: the labs folder, the labs in it, and the file each lab's checks are in.
+"""Where things live: the labs folder, the labs in it, and the files of each lab.
 
-    labs/08_collectives.ipynb            what a learner opens (generated)
-    labs/masters/08_collectives.py       its one source
-    labs/masters/checks/lab_08.py        its checks, for a lab of your own
-    lablib/course/checks/lab_08.py       its checks, for the labs of this course
+    labs/08_collectives.ipynb                        what a learner's copy is made from (generated)
+    labs/masters/08_collectives/lab.py               its one source, the master, with solutions
+    labs/masters/08_collectives/checks.py            one check for each exercise
+    labs/masters/08_collectives/wrong_answers.py     what these must reject, and unusual right answers they must accept
 
 The labs folder is `$LAB_LABS`, else `labs/` here or in a parent folder, else the one beside the installed package.
 """
@@ -34,8 +34,20 @@ class Lab:
         return self.name[:2]
 
     @property
+    def folder(self) -> Path:
+        return self.labs / "masters" / self.name
+
+    @property
     def master(self) -> Path:
-        return self.labs / "masters" / f"{self.name}.py"
+        return self.folder / "lab.py"
+
+    @property
+    def checks(self) -> Path:
+        return self.folder / "checks.py"
+
+    @property
+    def wrong_answers(self) -> Path:
+        return self.folder / "wrong_answers.py"
 
     @property
     def notebook(self) -> Path:
@@ -65,8 +77,9 @@ def find_labs_folder(start: Path | None = None) -> Path:
 
 def find_labs(folder: Path) -> list[Lab]:
     """Every lab that has a master or a notebook in this folder, in order of number."""
-    files = [*(folder / "masters").glob("*.py"), *folder.glob("*.ipynb")]
-    return sorted({Lab(file.stem, folder) for file in files if _NAME.fullmatch(file.stem)})
+    names = [path.parent.name for path in (folder / "masters").glob("*/lab.py")]
+    names += [path.stem for path in folder.glob("*.ipynb")]
+    return sorted({Lab(name, folder) for name in names if _NAME.fullmatch(name)})
 
 
 def find_lab(text: str, folder: Path) -> Lab:
@@ -76,31 +89,33 @@ def find_lab(text: str, folder: Path) -> Lab:
         CourseError: no such lab; the message has the nearest names.
     """
     path = Path(text)
-    if path.suffix in (".py", ".ipynb") and path.is_file() and _NAME.fullmatch(path.stem):
-        home = path.resolve().parent
-        return Lab(path.stem, home.parent if home.name == "masters" else home)
+    named = _lab_of(path.resolve()) if path.exists() else None
+    if named is not None:
+        return named
     labs = find_labs(folder)
-    wanted = path.stem if path.suffix in (".py", ".ipynb") else text
+    wanted = path.stem if path.suffix == ".ipynb" else text
     for lab in labs:
         if wanted in (lab.name, lab.name[3:]) or (wanted.isdecimal() and int(wanted) == int(lab.number)):
             return lab
     if not labs:
-        raise CourseError(f"no labs in {folder}: expected masters/NN_name.py or NN_name.ipynb; see masters/README.md.")
+        raise CourseError(
+            f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
+        )
     nearest = get_close_matches(wanted.lower(), [name for lab in labs for name in (lab.name, lab.name[3:])], n=1)
     hint = f" did you mean {nearest[0]!r}?" if nearest else ""
     raise CourseError(f"unknown lab {text!r}:{hint} Valid: {', '.join(lab.name for lab in labs)}.")
 
 
-def checks_file(number: str, folder: Path | None) -> Path | None:
-    """The file with the checks of lab `number`: beside the masters in `folder` if there, else the package's own."""
-    own = [folder / "masters" / "checks" / f"lab_{number}.py"] if folder else []
-    return next((p for p in [*own, _PACKAGE / "course" / "checks" / f"lab_{number}.py"] if p.is_file()), None)
+def _lab_of(path: Path) -> Lab | None:
+    """The lab whose notebook, folder or file in its folder this path is."""
+    if path.suffix == ".ipynb" and _NAME.fullmatch(path.stem):
+        return Lab(path.stem, path.parent)
+    folder = path if path.is_dir() else path.parent
+    return Lab(folder.name, folder.parents[1]) if _is_master_folder(folder) else None
 
 
-def labs_with_checks(folder: Path | None) -> list[str]:
-    """Numbers of all labs that have a file of checks."""
-    homes = [_PACKAGE / "course" / "checks", *([folder / "masters" / "checks"] if folder else [])]
-    return sorted({file.stem[4:] for home in homes for file in home.glob("lab_*.py")})
+def _is_master_folder(folder: Path) -> bool:
+    return folder.parent.name == "masters" and _NAME.fullmatch(folder.name) is not None
 
 
 def _candidates(here: Path) -> Iterator[Path]:

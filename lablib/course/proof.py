@@ -103,7 +103,7 @@ def names(source: str) -> tuple[set[str], set[str]]:
 
 def _try(master: Master, exercise: Cell, check: Cell, answer: Any) -> Result:
     """Run what the exercise needs, then the answer, then the check."""
-    declared = {e.name: e for e in exercises_of(master.lab.number, master.lab.labs)}
+    declared = {e.name: e for e in exercises_of(master.lab)}
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
     with contextlib.chdir(master.lab.labs), contextlib.redirect_stdout(io.StringIO()):
         for cell in needed_cells(master, exercise, check):

@@ -9,7 +9,17 @@ from lablib.course.errors import CourseError
 from lablib.course.places import Lab, find_lab, find_labs, find_labs_folder
 
 
-@pytest.mark.parametrize("text", ["90", "90_example", "example", "90_example.ipynb", "{labs}/masters/90_example.py"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "90",
+        "90_example",
+        "example",
+        "90_example.ipynb",
+        "{labs}/masters/90_example/lab.py",
+        "{labs}/masters/90_example",
+    ],
+)
 def test_a_lab_is_found_by_number_name_or_path(labs: Path, text: str):
     assert find_lab(text.format(labs=labs), labs) == Lab("90_example", labs)
 
@@ -31,14 +41,14 @@ def test_an_unknown_lab_has_the_nearest_names(labs: Path, text: str, message: st
 
 
 def test_a_folder_without_labs_says_what_it_expected(tmp_path: Path):
-    with pytest.raises(CourseError, match="expected masters/NN_name.py"):
+    with pytest.raises(CourseError, match="expected masters/NN_name/lab.py"):
         find_lab("9", tmp_path)
 
 
 def test_the_labs_folder_is_found_from_here_and_from_below(labs: Path, monkeypatch: pytest.MonkeyPatch):
     assert find_labs_folder() == labs  # LAB_LABS
     monkeypatch.delenv("LAB_LABS")
-    for start in (labs, labs.parent, labs / "masters", labs / "masters" / "checks"):
+    for start in (labs, labs.parent, labs / "masters", labs / "masters" / "90_example"):
         assert find_labs_folder(start) == labs
 
 

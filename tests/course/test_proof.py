@@ -10,7 +10,7 @@ from lablib.course.master import Cell, Master, read_master
 from lablib.course.places import Lab
 from lablib.course.proof import WrongAnswer, names, needed_cells, try_solution, try_stub, try_wrong
 
-WRONG = runpy.run_path(str(Path(__file__).parent / "example" / "wrong_90.py"))["WRONG_ANSWERS"]
+WRONG = runpy.run_path(str(Path(__file__).parent / "example/labs/masters/90_example/wrong_answers.py"))["WRONG_ANSWERS"]
 
 
 def test_solutions_pass_and_stubs_are_not_attempted(lab: Lab):
@@ -77,5 +77,5 @@ def test_a_check_must_be_given_its_answer_by_name(lab: Lab):
     master = read_master(lab)
     lab.master.write_text(lab.master.read_text().replace("check.mean(mean)", "check.mean(lambda v: mean(v))"))
     master = read_master(lab)
-    with pytest.raises(CourseError, match=r"90_example.py:41: a check must be given its answer by name"):
+    with pytest.raises(CourseError, match=r"lab.py:41: a check must be given its answer by name"):
         try_wrong(master, *master.exercises[0], WrongAnswer("any", len, ""))

@@ -58,8 +58,7 @@ def master(lab: Lab) -> Master:
 @pytest.fixture
 def wrong_answers(lab: Lab) -> dict[str, list[WrongAnswer]]:
     """The lab's wrong answers, by exercise."""
-    path = Path(__file__).parent / "wrong_answers" / f"lab_{lab.number}.py"
-    if not path.exists():
+    if not lab.wrong_answers.exists():
         return {}
-    listed = runpy.run_path(str(path))["WRONG_ANSWERS"]
+    listed = runpy.run_path(str(lab.wrong_answers))["WRONG_ANSWERS"]
     return {name: [WrongAnswer(*wrong) for wrong in wrongs] for name, wrongs in listed.items()}

@@ -1,7 +1,7 @@
 """Every check is proven: its solution passes, its stub is "not attempted", and wrong answers are told apart.
 
 A check that lets a wrong answer through, or says of two mistakes the same, is worse than none; so each has at least two
-plausible wrong answers (`wrong_answers/lab_NN.py`), and each of them must get a message of its own.
+plausible wrong answers (the lab's `wrong_answers.py`), and each of them must get a message of its own.
 """
 
 import pytest
@@ -49,11 +49,11 @@ def test_wrong_answers_are_rejected_each_with_its_own_message(
 
 def test_every_check_and_every_wrong_answer_is_used(lab: Lab, master: Master, wrong_answers: WrongAnswers):
     used = {check.check_name for _, check in master.exercises}
-    declared = {exercise.name for exercise in exercises_of(lab.number, lab.labs)}
+    declared = {exercise.name for exercise in exercises_of(lab)}
     assert used == declared, "exercises of the master and of its file of checks must be the same"
     assert set(wrong_answers) <= used, "wrong answers to exercises that do not exist"
     assert len(used) >= FEWEST_EXERCISES
 
 
 def test_every_exercise_has_hints(lab: Lab):
-    assert all(exercise.hints and exercise.title for exercise in exercises_of(lab.number, lab.labs))
+    assert all(exercise.hints and exercise.title for exercise in exercises_of(lab))

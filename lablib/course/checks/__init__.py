@@ -1,1 +1,0 @@
-"""The checks of the labs: `lab_NN.py` holds those of lab NN, in the order of its exercises."""
