@@ -13,7 +13,7 @@ from gpt3_step import GPT3, SMALL, step
 from lablib import Run, launch
 from lablib.models.transformer import Transformer
 from lablib.plan import NONE, Parallel, Prediction, predict
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 NUM_PREDICTIONS = 200
 
@@ -59,7 +59,7 @@ def print_memory(run: Run, prediction: Prediction, tensor: int) -> float:
         simulated_bytes = run.memory.peak_bytes(stage * tensor)
         off = planned_bytes / simulated_bytes - 1
         worst = max(worst, abs(off))
-        held, expected = (in_words(size, "B") for size in (simulated_bytes, planned_bytes))
+        held, expected = (format_quantity(size, "B") for size in (simulated_bytes, planned_bytes))
         print(f"{'stage ' + str(stage):24}{held:>12}{expected:>12}{off:+12.2%}")
     return worst
 

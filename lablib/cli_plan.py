@@ -12,7 +12,7 @@ from lablib.course.table import table
 from lablib.plan.prediction import Prediction
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
 NAMES = ("recompute", "schedule")
@@ -88,13 +88,13 @@ def _row(place: int, each: Prediction) -> tuple[str, ...]:
     row = row_of(each)
     return (
         *(str(place), str(each.parallel), each.schedule, str(each.micro_batch), each.recompute),
-        *(in_words(each.step_time_s, "s"), f"{each.tokens_per_s:,.0f}", f"{each.mfu:.1%}"),
-        *(f"{max(each.bubble_fraction, 0.0):.1%}", in_words(each.peak_memory_bytes, "B"), row["bound_by"]),
+        *(format_quantity(each.step_time_s, "s"), f"{each.tokens_per_s:,.0f}", f"{each.mfu:.1%}"),
+        *(f"{max(each.bubble_fraction, 0.0):.1%}", format_quantity(each.peak_memory_bytes, "B"), row["bound_by"]),
     )
 
 
 def _brief(each: Prediction) -> str:
-    return f"{in_words(each.step_time_s, 's')} in {in_words(each.peak_memory_bytes, 'B')}"
+    return f"{format_quantity(each.step_time_s, 's')} in {format_quantity(each.peak_memory_bytes, 'B')}"
 
 
 def to_json(found: SearchResult, top: int) -> dict[str, Any]:

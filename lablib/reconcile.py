@@ -22,7 +22,7 @@ from lablib.markup import paragraph, table_html
 from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.run import Run
 from lablib.signature import checked
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,14 +112,17 @@ class Reconciliation:
         """The makespans, their error and noise, and the part that is furthest off."""
         table = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0})
         *rows, total = table.to_dict("records")
-        text = f"Predicted {in_words(total['predicted_s'], 's')}, measured {in_words(total['measured_s'], 's')}"
+        text = (
+            f"Predicted {format_quantity(total['predicted_s'], 's')}, measured "
+            f"{format_quantity(total['measured_s'], 's')}"
+        )
         noise = f", noise {total['noise_pct']:.0f}% over {len(self.repeats)} runs" if len(self.repeats) > 1 else ""
         text += f": error {total['error_pct']:+.0f}%{noise}."
         gaps = {_title(row): row["predicted_s"] - row["measured_s"] for row in rows if row["kind"] != "communication"}
         worst = max(gaps, key=lambda name: abs(gaps[name]), default="")
         if worst and gaps[worst]:
             more = "more" if gaps[worst] > 0 else "less"
-            text += f" Furthest off is {worst}: {in_words(abs(gaps[worst]), 's')} a rank {more} than measured."
+            text += f" Furthest off is {worst}: {format_quantity(abs(gaps[worst]), 's')} a rank {more} than measured."
         return " ".join([text, *self.notes])
 
     def __repr__(self) -> str:

@@ -14,7 +14,15 @@ from lablib.signature import check_type
 MICRO = "\N{MICRO SIGN}"
 _PREFIXES = {-9: "n", -6: MICRO, -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
 # A tenth of a byte does not exist; seconds go no higher than seconds.
-_RANGE = {"s": (-9, 0), "B": (0, 15), "B/s": (0, 15), "FLOP": (0, 15), "FLOP/s": (0, 15)}
+_RANGE = {
+    "s": (-9, 0),
+    "B": (0, 15),
+    "B/s": (0, 15),
+    "FLOP": (0, 15),
+    "FLOP/s": (0, 15),
+    "FLOP/J": (0, 15),
+    "W": (0, 15),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ def unit_for(values: float | Iterable[float], base: str) -> Unit:
 
     Args:
         values: one number or several, in the base unit.
-        base: "s", "B", "B/s", "FLOP", "FLOP/s"; any other text is kept without a prefix.
+        base: "s", "B", "B/s", "FLOP", "FLOP/s", "FLOP/J", "W"; any other text is kept without a prefix.
 
     >>> unit_for([0.0021, 0.0135], "s").symbol, unit_for(26_214_400, "B").symbol, unit_for(3, "steps").symbol
     ('ms', 'MB', 'steps')
@@ -51,10 +59,15 @@ def unit_for(values: float | Iterable[float], base: str) -> Unit:
     return Unit(_PREFIXES[exponent] + base, 10.0**exponent)
 
 
-def in_words(value: float, base: str, digits: int = 3) -> str:
-    """One number with the unit that suits it.
+def format_quantity(value: float, base: str = "", digits: int = 3) -> str:
+    """One number with the unit that suits it, to so many significant digits, or whole where it has more.
 
-    >>> in_words(0.01234, "s"), in_words(25e6, "B"), in_words(0, "B")
+    Args:
+        value: in the base unit.
+        base: as for `unit_for`; "" and "count" are written without a unit.
+        digits: 1 to 17.
+
+    >>> format_quantity(0.01234, "s"), format_quantity(25e6, "B"), format_quantity(0, "B")
     ('12.3 ms', '25 MB', '0 B')
     """
     check_type("value", value, float)
@@ -67,7 +80,7 @@ def in_words(value: float, base: str, digits: int = 3) -> str:
     symbol = "" if base in ("count", "1") else unit.symbol
     scaled = unit.of(value)
     # `g` alone turns 1234 into 1.23e+03, so numbers past the digits are written whole.
-    number = f"{scaled:,.0f}" if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}"
+    number = f"{scaled:,.0f}" if 10**digits <= abs(scaled) < 1e15 else f"{scaled:.{digits}g}"
     return f"{number} {symbol}".strip()
 
 
@@ -91,4 +104,4 @@ def log_ticks(values: Iterable[float], base: str, most: int = 10) -> tuple[list[
     last = math.ceil(math.log10(max(positive)) - 1e-9)
     step = max(1, math.ceil((last - first + 1) / most))
     ticks = [10.0**e for e in range(first, last + 1, step)]
-    return ticks, [in_words(t, base) for t in ticks]
+    return ticks, [format_quantity(t, base) for t in ticks]

@@ -8,14 +8,25 @@
     result        what a check says                         progress      what a learner has done
     proof         proving a check: solution, stub, wrong answers
     execute       running a lab with papermill              jupyter       opening one in JupyterLab
-    doctor        what works on this machine                tell          an error, printed for a notebook's reader
+    doctor        what works on this machine                printing      errors and long text, for a notebook's reader
 
-A notebook needs `checks_for` and `tell`; a file of checks needs `exercise` and `Expect`.
+A notebook needs `checks_for`, `print_error` and `print_text`; a file of checks needs `exercise` and `Expect`.
 """
 
 from lablib.course.check import Check, Checks, Exercise, checks_for, exercise
 from lablib.course.expect import Expect
+from lablib.course.printing import print_error, print_text
 from lablib.course.result import Hint, Result
-from lablib.course.tell import tell
 
-__all__ = ["Check", "Checks", "Exercise", "Expect", "Hint", "Result", "checks_for", "exercise", "tell"]
+__all__ = [
+    "Check",
+    "Checks",
+    "Exercise",
+    "Expect",
+    "Hint",
+    "Result",
+    "checks_for",
+    "exercise",
+    "print_error",
+    "print_text",
+]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lablib.course.amounts import amount, brief
+from lablib.course.formatting import short_repr
+from lablib.units import format_quantity
 
 E = TypeVar("E", bound=BaseException)
 
@@ -74,7 +75,7 @@ class Expect:
             RuleBroken: it is more, or not a number.
         """
         _refuse_stub(saw)
-        spent, allowed = amount(saw, unit), amount(at_most, unit)
+        spent, allowed = format_quantity(saw, unit, 4), format_quantity(at_most, unit, 4)
         if not saw <= at_most + 1e-9 * abs(at_most):
             over = f", {saw / at_most:.4g} times the budget" if at_most else ""
             raise RuleBroken(rule, spent + over, f"at most {allowed}")
@@ -102,7 +103,7 @@ class Expect:
         except error as raised:
             self.measured.append(Measured(rule, type(raised).__name__))
             return raised
-        raise RuleBroken(rule, f"no error, and the value {brief(value)}", error.__name__)
+        raise RuleBroken(rule, f"no error, and the value {short_repr(value)}", error.__name__)
 
     def _compare(self, rule: str, saw: Any, expected: Any, rtol: float | None, atol: float, note: str) -> None:
         _refuse_stub(saw)
@@ -119,19 +120,19 @@ def _difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: st
         return _array_difference(saw, expected, rtol, atol, where)
     if isinstance(expected, list | tuple):
         if not isinstance(saw, list | tuple):
-            return brief(saw) + where, f"a {type(expected).__name__} of {len(expected)}"
+            return short_repr(saw) + where, f"a {type(expected).__name__} of {len(expected)}"
         if len(saw) != len(expected):
-            return f"{len(saw)} items{where}: {brief(saw)}", f"{len(expected)} items: {brief(expected)}"
+            return f"{len(saw)} items{where}: {short_repr(saw)}", f"{len(expected)} items: {short_repr(expected)}"
         pairs = [(f"{at}[{i}]", s, e) for i, (s, e) in enumerate(zip(saw, expected, strict=True))]
     elif isinstance(expected, Mapping):
         if not isinstance(saw, Mapping) or set(saw) != set(expected):
-            return (f"keys {sorted(map(str, saw))}" if isinstance(saw, Mapping) else brief(saw)) + where, (
+            return (f"keys {sorted(map(str, saw))}" if isinstance(saw, Mapping) else short_repr(saw)) + where, (
                 f"keys {sorted(map(str, expected))}"
             )
         pairs = [(f"{at}[{key!r}]", saw[key], expected[key]) for key in expected]
     else:
         same = _same(saw, expected, rtol, atol)
-        return None if same else (brief(saw) + where, brief(expected))
+        return None if same else (short_repr(saw) + where, short_repr(expected))
     return next((found for place, s, e in pairs if (found := _difference(s, e, rtol, atol, place))), None)
 
 
@@ -151,9 +152,9 @@ def _array_difference(saw: Any, expected: Any, rtol: float | None, atol: float, 
     import numpy as np
 
     if not _is_array(saw) or tuple(saw.shape) != tuple(expected.shape):
-        return brief(saw) + where, brief(expected)
+        return short_repr(saw) + where, short_repr(expected)
     if rtol is None and str(saw.dtype) != str(expected.dtype):
-        return f"{brief(saw)}{where}", f"type {str(expected.dtype).removeprefix('torch.')}: {brief(expected)}"
+        return f"{short_repr(saw)}{where}", f"type {str(expected.dtype).removeprefix('torch.')}: {short_repr(expected)}"
     got, want = _numbers(saw), _numbers(expected)
     with np.errstate(invalid="ignore"):
         off = np.where(got == want, 0.0, np.abs(got - want))  # inf == inf; inf - inf is not a number
@@ -190,4 +191,4 @@ def _refuse_stub(saw: Any) -> None:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else amount(value) if isinstance(value, float) else brief(value)
+    return value if isinstance(value, str) else short_repr(value)

@@ -6,7 +6,7 @@ Reading order: what is shared, then the figures, then how they reach the reader.
 # ruff: noqa: I001  (in reading order)
 from lablib.figures.style import LOOKS as LOOKS
 from lablib.figures.style import kind_of_phase as kind_of_phase
-from lablib.units import in_words as in_words
+from lablib.units import format_quantity as format_quantity
 from lablib.units import unit_for as unit_for
 from lablib.figures.timeline import figure_timeline as figure_timeline
 from lablib.figures.reconcile import figure_reconcile as figure_reconcile

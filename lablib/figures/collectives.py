@@ -11,7 +11,7 @@ from lablib.figures.describe import attach
 from lablib.figures.lines import PLOT_PIXELS, check_lengths, line, log_axis
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
-from lablib.units import axis_title, in_words, unit_for
+from lablib.units import axis_title, format_quantity, unit_for
 
 SIZE = "message size"
 
@@ -78,14 +78,17 @@ def figure_effective_bandwidth(
         yaxis=axis(axis_title("bandwidth", unit), range=[0, 1.06 * unit.of(highest) or 1.0]),
     )
     for name, rate in peaks.items():
-        label = {"text": f"{name}: {in_words(rate, 'B/s')}", "font": {"size": 12, "color": FAINT_INK}}
+        label = {"text": f"{name}: {format_quantity(rate, 'B/s')}", "font": {"size": 12, "color": FAINT_INK}}
         look = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
         figure.add_hline(y=unit.of(rate), annotation_position="bottom left", **look)  # pyright: ignore
     columns = {f"{SIZE} (B)": list(sizes_bytes)} | {f"{name} (B/s)": list(v) for name, v in curves.items()}
-    reached = [f"{name} {in_words(max(rates), 'B/s')}" for name, rates in curves.items() if len(rates)]
-    text = f"Highest bandwidth between {in_words(sizes_bytes[0], 'B')} and {in_words(sizes_bytes[-1], 'B')}: "
+    reached = [f"{name} {format_quantity(max(rates), 'B/s')}" for name, rates in curves.items() if len(rates)]
+    text = (
+        f"Highest bandwidth between {format_quantity(sizes_bytes[0], 'B')} and "
+        f"{format_quantity(sizes_bytes[-1], 'B')}: "
+    )
     text += ", ".join(reached)
-    text += "".join(f"; {name} {in_words(rate, 'B/s')}" for name, rate in peaks.items()) + "."
+    text += "".join(f"; {name} {format_quantity(rate, 'B/s')}" for name, rate in peaks.items()) + "."
     return attach(figure, text, columns)
 
 
@@ -98,7 +101,7 @@ def mark_sizes(figure: go.Figure, sizes: Mapping[str, float]) -> None:
             x=math.log10(size),
             y=1 - 0.09 * index,
             yref="paper",
-            text=f"{name} at {in_words(size, 'B')}",
+            text=f"{name} at {format_quantity(size, 'B')}",
             showarrow=False,
             xanchor="left",
             yanchor="top",
@@ -110,7 +113,9 @@ def mark_sizes(figure: go.Figure, sizes: Mapping[str, float]) -> None:
 
 def _hover(name: str, sizes: Sequence[float], values: Sequence[float], unit: str = "s") -> list[str]:
     pairs = zip(sizes, values, strict=True)
-    return [f"<b>{name}</b><br>{in_words(size, 'B')}<br>{in_words(value, unit, 4)}" for size, value in pairs]
+    return [
+        f"<b>{name}</b><br>{format_quantity(size, 'B')}<br>{format_quantity(value, unit, 4)}" for size, value in pairs
+    ]
 
 
 def _summary(sizes: Sequence[float], curves: Mapping[str, Sequence[float]], crossings: Mapping[str, float]) -> str:
@@ -119,8 +124,11 @@ def _summary(sizes: Sequence[float], curves: Mapping[str, Sequence[float]], cros
 
     def fastest(index: int) -> str:
         name = min(curves, key=lambda one: curves[one][index])
-        return f"{name} ({in_words(curves[name][index], 's')})"
+        return f"{name} ({format_quantity(curves[name][index], 's')})"
 
-    text = f"At {in_words(sizes[0], 'B')} the fastest is {fastest(0)}, at {in_words(sizes[-1], 'B')} {fastest(-1)}"
-    crossed = [f"{name} at {in_words(size, 'B')}" for name, size in crossings.items()]
+    text = (
+        f"At {format_quantity(sizes[0], 'B')} the fastest is {fastest(0)}, at "
+        f"{format_quantity(sizes[-1], 'B')} {fastest(-1)}"
+    )
+    crossed = [f"{name} at {format_quantity(size, 'B')}" for name, size in crossings.items()]
     return text + (f"; {', '.join(crossed)}." if crossed else ".")

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, INK, LOOKS, PAPER_PIXELS, Look, axis, base_layout, empty_axis
 from lablib.signature import checked
-from lablib.units import axis_title, in_words, unit_for
+from lablib.units import axis_title, format_quantity, unit_for
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
@@ -34,7 +34,9 @@ def figure_communication(prediction: Prediction, title: str = "Communication of 
     figure = go.Figure(layout=base_layout(title, ROW_PIXELS * max(len(axes), 2) + PAPER_PIXELS, showlegend=True))
     start = [0.0] * len(names)
     for look, name, seconds in ((EXPOSED, "exposed", exposed), (HIDDEN, HIDDEN.name, hidden)):
-        hover = [f"<b>{a} axis</b>, {name}<br>{in_words(s, 's', 4)}" for a, s in zip(names, seconds, strict=True)]
+        hover = [
+            f"<b>{a} axis</b>, {name}<br>{format_quantity(s, 's', 4)}" for a, s in zip(names, seconds, strict=True)
+        ]
         place = {"x": [unit.of(s) for s in seconds], "y": names, "base": [unit.of(s) for s in start], "width": BAR}
         marker = look.marker() | {"line": {"color": EXPOSED.color, "width": 1}}
         if look is HIDDEN:
@@ -58,12 +60,12 @@ def figure_communication(prediction: Prediction, title: str = "Communication of 
 def _label(name: str, total_s: float, exposed_s: float) -> str:
     space = "\N{NO-BREAK SPACE}" * 2
     if name == "pipeline":
-        return f"{space}{in_words(total_s, 's')}, hidden or within the bubble"
+        return f"{space}{format_quantity(total_s, 's')}, hidden or within the bubble"
     if exposed_s <= 1e-9 * total_s:
-        return f"{space}{in_words(total_s, 's')}, all hidden"
+        return f"{space}{format_quantity(total_s, 's')}, all hidden"
     if exposed_s >= (1 - 1e-9) * total_s:
-        return f"{space}{in_words(total_s, 's')}, none hidden"
-    return f"{space}{in_words(total_s, 's')}, {in_words(total_s - exposed_s, 's')} hidden"
+        return f"{space}{format_quantity(total_s, 's')}, none hidden"
+    return f"{space}{format_quantity(total_s, 's')}, {format_quantity(total_s - exposed_s, 's')} hidden"
 
 
 def _summary(prediction: Prediction) -> str:
@@ -72,10 +74,15 @@ def _summary(prediction: Prediction) -> str:
         return "The ranks of this plan do not communicate."
     exposed_s = prediction.exposed_communication_s
     longest = max(prediction.communication, key=lambda name: prediction.communication[name][1])
-    text = f"A rank communicates for {in_words(total_s, 's')} of a step of {in_words(prediction.step_time_s, 's')}; "
-    text += f"{in_words(exposed_s, 's')} of it ({exposed_s / prediction.step_time_s:.1%} of the step) are not hidden"
+    text = (
+        f"A rank communicates for {format_quantity(total_s, 's')} of a step of "
+        f"{format_quantity(prediction.step_time_s, 's')}; "
+    )
+    text += (
+        f"{format_quantity(exposed_s, 's')} of it ({exposed_s / prediction.step_time_s:.1%} of the step) are not hidden"
+    )
     if exposed_s:
-        text += f", most of that on the {longest} axis ({in_words(prediction.communication[longest][1], 's')})"
+        text += f", most of that on the {longest} axis ({format_quantity(prediction.communication[longest][1], 's')})"
     is_piped = prediction.communication.get("pipeline", (0.0, 0.0))[0] > 0
     return text + (". What a stage waits for messages counts as bubble." if is_piped else ".")
 

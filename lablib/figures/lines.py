@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout, series_look
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, log_ticks, unit_for
+from lablib.units import Unit, axis_title, format_quantity, log_ticks, unit_for
 
 PLOT_PIXELS = 300
 MARKERS_UP_TO = 40
@@ -51,7 +51,7 @@ def figure_lines(
     for index, (name, values) in enumerate(series.items()):
         points = {"x": [v / x_scale for v in x], "y": [v / y_scale for v in values]}
         hover = [
-            f"<b>{name}</b><br>{x_label} {in_words(a, x_unit)}<br>{y_label} {in_words(b, y_unit, 4)}"
+            f"<b>{name}</b><br>{x_label} {format_quantity(a, x_unit)}<br>{y_label} {format_quantity(b, y_unit, 4)}"
             for a, b in zip(x, values, strict=True)
         ]
         figure.add_trace(line(name, index, points, hover))
@@ -101,6 +101,9 @@ def _summary(
 ) -> str:
     if not len(x) or not series:
         return "There is nothing to draw yet."
-    parts = [f"{name} from {in_words(v[0], units[1])} to {in_words(v[-1], units[1])}" for name, v in series.items()]
-    ends = f"{labels[0]} goes from {in_words(x[0], units[0])} to {in_words(x[-1], units[0])}"
+    parts = [
+        f"{name} from {format_quantity(v[0], units[1])} to {format_quantity(v[-1], units[1])}"
+        for name, v in series.items()
+    ]
+    ends = f"{labels[0]} goes from {format_quantity(x[0], units[0])} to {format_quantity(x[-1], units[0])}"
     return f"{labels[1][0].upper()}{labels[1][1:]} while {ends}: {'; '.join(parts)}."

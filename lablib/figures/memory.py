@@ -23,7 +23,7 @@ from lablib.hardware.device import Device
 from lablib.record.ledger import Memory
 from lablib.run import Timeline
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, unit_for
+from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 PLOT_PIXELS, GAP_PIXELS = 260, 16
 MOST_STEPS = 1500
@@ -137,7 +137,7 @@ def _draw(figure: go.Figure, steps: Course, window: tuple[float, float], seconds
     figure.add_annotation(
         x=seconds.of(float(times_s[peak])),
         y=unit.of(high),
-        text=f"peak {in_words(high, 'B')}",
+        text=f"peak {format_quantity(high, 'B')}",
         ax=-46 if is_late else 46,
         ay=-20,
         arrowhead=2,
@@ -147,7 +147,7 @@ def _draw(figure: go.Figure, steps: Course, window: tuple[float, float], seconds
     ceiling = 1.18 * high
     if device is not None and is_near:
         ceiling = max(ceiling, 1.1 * device.memory_bytes)
-        label = {"text": f"{device.name} has {in_words(device.memory_bytes, 'B')}", "font": {"size": 12}}
+        label = {"text": f"{device.name} has {format_quantity(device.memory_bytes, 'B')}", "font": {"size": 12}}
         label |= {"bgcolor": "rgba(255,255,255,0.85)"}
         line: dict[str, Any] = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
         figure.add_hline(y=unit.of(device.memory_bytes), annotation_position="top left", **line)
@@ -185,7 +185,8 @@ def _band(
     pattern = {"shape": look.pattern, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.55)", "solidity": 0.22}
     moments = zip(size_bytes.tolist(), total.tolist(), times_s.tolist(), strict=True)
     hover = [
-        f"<b>{name}</b> {in_words(own, 'B', 4)}<br>of {in_words(every, 'B', 4)}<br>from {in_words(time_s, 's', 4)}"
+        f"<b>{name}</b> {format_quantity(own, 'B', 4)}<br>of "
+        f"{format_quantity(every, 'B', 4)}<br>from {format_quantity(time_s, 's', 4)}"
         for own, every, time_s in moments
     ]
     return go.Scatter(
@@ -239,11 +240,11 @@ def _summary(
     text = _peak(memory, rank, timeline.origin_s if timeline else 0.0)
     if device is not None and device.memory_bytes < float("inf"):
         share = memory.peak_bytes(rank) / device.memory_bytes
-        text += f" That is {share:.1%} of the {in_words(device.memory_bytes, 'B')} of {device.name}."
+        text += f" That is {share:.1%} of the {format_quantity(device.memory_bytes, 'B')} of {device.name}."
     if timeline is not None and timeline.window:
         high = float(_total(course[1]).max(initial=0))
-        first, last = (in_words(edge, "s") for edge in window)
-        text += f" Shown: {first} to {last}, in which it held at most {in_words(high, 'B')}."
+        first, last = (format_quantity(edge, "s") for edge in window)
+        text += f" Shown: {first} to {last}, in which it held at most {format_quantity(high, 'B')}."
     if len(course[0]) > MOST_STEPS:
         text += f" {len(course[0]):,} changes are drawn as {len(steps[0]) - 1:,} steps, each at its highest moment."
     return text
@@ -257,13 +258,15 @@ def _peak(memory: Memory, rank: int, origin_s: float) -> str:
     sizes = sorted(memory.at_peak(rank).items(), key=lambda item: -item[1])
     parts = [f"{size / peak_bytes:.0%} {name}" for name, size in sizes if size >= 0.005 * peak_bytes]
     phase = memory.peak_phase(rank)
-    when = in_words(memory.peak_at_s(rank) - origin_s, "s") + (f", in {phase}" if phase else "")
-    text = f"At its peak ({when}) rank {rank} held {in_words(peak_bytes, 'B')}: {', '.join(parts)}"
+    when = format_quantity(memory.peak_at_s(rank) - origin_s, "s") + (f", in {phase}" if phase else "")
+    text = f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {', '.join(parts)}"
     largest = next((h for h in memory.held_at_peak(rank) if h.source), None)
     if largest is None:
         return text + "."
     place = shorten(largest.source, SOURCE_COLUMNS, placeholder=" ...")
-    return f"{text}. The most from one place, {in_words(largest.size_bytes, 'B')} of {largest.category}: {place}."
+    return (
+        f"{text}. The most from one place, {format_quantity(largest.size_bytes, 'B')} of {largest.category}: {place}."
+    )
 
 
 def _columns(held: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from lablib.figures.style import FAINT_INK, MEMORY_LOOKS, PAPER_PIXELS, axis, ba
 from lablib.hardware.device import Device
 from lablib.record.ledger import Memory
 from lablib.signature import checked
-from lablib.units import axis_title, in_words, unit_for
+from lablib.units import axis_title, format_quantity, unit_for
 
 PLOT_PIXELS = 260
 ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the highest peak
@@ -37,11 +37,13 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     for name, look in MEMORY_LOOKS.items():
         sizes = [held[name] for held in at_peak]
         if any(sizes):
-            hover = [f"<b>{name}</b><br>rank {rank}: {in_words(size, 'B', 4)}" for rank, size in enumerate(sizes)]
+            hover = [
+                f"<b>{name}</b><br>rank {rank}: {format_quantity(size, 'B', 4)}" for rank, size in enumerate(sizes)
+            ]
             bar = {"x": ranks, "y": [unit.of(size) for size in sizes], "hovertext": hover, "hoverinfo": "text"}
             figure.add_trace(go.Bar(name=name, marker=look.marker(), legendgroup=f"memory: {name}", **bar))
     if device is not None and 0 < device.memory_bytes <= ROOM_FOR_CAPACITY * high:
-        label = {"text": f"{device.name} has {in_words(device.memory_bytes, 'B')}", "font": {"size": 12}}
+        label = {"text": f"{device.name} has {format_quantity(device.memory_bytes, 'B')}", "font": {"size": 12}}
         label |= {"bgcolor": "rgba(255,255,255,0.85)"}
         line: dict[str, Any] = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
         figure.add_hline(y=unit.of(device.memory_bytes), annotation_position="top left", **line)
@@ -60,15 +62,18 @@ def _summary(memory: Memory, peaks: list[int], device: Device | None) -> str:
     low, high = min(peaks), max(peaks)
     first, last = peaks.index(low), peaks.index(high)
     if low == high:
-        text = f"The peak of each of the {len(peaks)} ranks is {in_words(high, 'B')}"
+        text = f"The peak of each of the {len(peaks)} ranks is {format_quantity(high, 'B')}"
     else:
-        text = f"Peaks of {len(peaks)} ranks go from {in_words(low, 'B')} (rank {first}) to {in_words(high, 'B')} "
+        text = (
+            f"Peaks of {len(peaks)} ranks go from "
+            f"{format_quantity(low, 'B')} (rank {first}) to {format_quantity(high, 'B')} "
+        )
         text += f"(rank {last})"
     held = memory.at_peak(last)
     most = max(held, key=lambda name: held[name])
     text += f"; {held[most] / high:.0%} of the highest is {most}"
     if device is not None and device.memory_bytes < float("inf"):
         over = sum(peak > device.memory_bytes for peak in peaks)
-        text += f"; {device.name} has {in_words(device.memory_bytes, 'B')}"
+        text += f"; {device.name} has {format_quantity(device.memory_bytes, 'B')}"
         text += f", too little for {over} of them" if over else f", {high / device.memory_bytes:.1%} of it is needed"
     return text + "."

@@ -20,7 +20,7 @@ from lablib.figures.timeline import idle_bars, lane_axis, lane_index, letters, w
 from lablib.pipeline.replay import Replay
 from lablib.run import Span
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, unit_for
+from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 GAP_PIXELS = 26
 MOST_STEPS = 600  # of a strip
@@ -132,7 +132,7 @@ def _draw_strips(
         y += [bottom, *(bottom - np.repeat(held / top, 2) * lane.height).tolist(), bottom, None]
         for time_s, value in zip(times_s.tolist(), held.tolist(), strict=True):
             texts += [
-                f"<b>rank {lane.rank}</b> holds {_amount(value, in_bytes)}<br>from {in_words(time_s, 's', 4)}"
+                f"<b>rank {lane.rank}</b> holds {_amount(value, in_bytes)}<br>from {format_quantity(time_s, 's', 4)}"
             ] * 2
         texts += [None] * 3
     look = MEMORY_LOOKS["activation"]
@@ -167,7 +167,7 @@ def _course(replay: Replay, rank: int, in_bytes: bool) -> tuple[np.ndarray, np.n
 
 
 def _amount(value: float, in_bytes: bool) -> str:
-    return in_words(value, "B") if in_bytes else f"{value:.3g}"
+    return format_quantity(value, "B") if in_bytes else f"{value:.3g}"
 
 
 def _strip_axis(lanes: Sequence[Lane], held_at_most: dict[int, str]) -> dict[str, Any]:
@@ -181,12 +181,12 @@ def _strip_axis(lanes: Sequence[Lane], held_at_most: dict[int, str]) -> dict[str
 
 def _summary(replay: Replay, ranks: Sequence[int], in_bytes: bool) -> str:
     plan = replay.plan
-    text = f"{plan.name} takes {in_words(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is idle"
+    text = f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is idle"
     most = max(range(plan.num_stages), key=lambda rank: (replay.in_flight[rank], -rank))
     text += f"; rank {most} holds the most, {replay.in_flight[most]:.3g} micro-batches at once"
     if in_bytes:
         highest = max(range(plan.num_stages), key=lambda rank: (replay.peak_bytes[rank], -rank))
-        text += f", and {in_words(replay.peak_bytes[highest], 'B')} is the highest peak (rank {highest})"
+        text += f", and {format_quantity(replay.peak_bytes[highest], 'B')} is the highest peak (rank {highest})"
     if len(ranks) < plan.num_stages:
         text += f". Shown: ranks {ranks_in_words(ranks)} of {plan.num_stages}"
     return text + "."

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, unit_for
+from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
@@ -70,14 +70,14 @@ def _bars(name: str, stages: Sequence[Mapping[str, float]], unit: Unit, ceiling:
         legendgroup=f"memory: {name}",
         x=list(range(len(stages))),
         y=[unit.of(size) for size in sizes],
-        text=[in_words(size, "B") if is_seen else "" for size, is_seen in zip(sizes, is_named, strict=True)],
+        text=[format_quantity(size, "B") if is_seen else "" for size, is_seen in zip(sizes, is_named, strict=True)],
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
         constraintext="none",
         textfont={"size": 12, "color": look.ink, "shadow": ", ".join([f"0 0 3px {look.color}"] * 4)},
         marker=look.marker(),
-        hovertext=[f"<b>{name}</b><br>stage {i}: {in_words(size, 'B', 4)}" for i, size in enumerate(sizes)],
+        hovertext=[f"<b>{name}</b><br>stage {i}: {format_quantity(size, 'B', 4)}" for i, size in enumerate(sizes)],
         hoverinfo="text",
     )
 
@@ -88,7 +88,7 @@ def _limit(figure: go.Figure, limit: float, unit: Unit, right: float) -> None:
     ends = {"x": list(figure.layout.xaxis.range), "y": [unit.of(limit)] * 2}  # pyright: ignore[reportAttributeAccessIssue]
     figure.add_trace(go.Scatter(**ends, mode="lines", line=look, name="limit", hoverinfo="skip", showlegend=False))
     place = {"x": right, "y": unit.of(limit), "xanchor": "right", "yanchor": "bottom", "showarrow": False}
-    figure.add_annotation(text=f"a GPU has {in_words(limit, 'B')}", font={"size": 12}, yshift=2, **place)
+    figure.add_annotation(text=f"a GPU has {format_quantity(limit, 'B')}", font={"size": 12}, yshift=2, **place)
 
 
 def _sums(peaks: Sequence[float], limit: float, unit: Unit) -> go.Scatter:
@@ -97,7 +97,7 @@ def _sums(peaks: Sequence[float], limit: float, unit: Unit) -> go.Scatter:
         x=list(range(len(peaks))),
         y=[unit.of(peak) for peak in peaks],
         mode="text",
-        text=[f"<b>{in_words(peak, 'B')}</b>" for peak in peaks],
+        text=[f"<b>{format_quantity(peak, 'B')}</b>" for peak in peaks],
         textposition="top center",
         textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}
         | {"color": [TOO_MUCH if peak > limit else INK for peak in peaks]},
@@ -117,11 +117,12 @@ def _summary(prediction: Prediction, stages: Sequence[Mapping[str, float]], peak
     sizes = sorted(stages[fullest].items(), key=lambda item: -item[1])
     parts = ", ".join(f"{size / high:.0%} {name}" for name, size in sizes if size >= 0.005 * high)
     who = f"Stage {fullest}, the fullest of {len(peaks)}," if len(peaks) > 1 else f"A GPU ({prediction.parallel})"
-    text = f"{who} keeps {in_words(high, 'B')} at its peak: {parts}; "
+    text = f"{who} keeps {format_quantity(high, 'B')} at its peak: {parts}; "
     if high <= limit:
         return (
-            text + f"that fits into the {in_words(limit, 'B')} of a GPU, with {in_words(limit - high, 'B')} to spare."
+            text + f"that fits into the {format_quantity(limit, 'B')} of a GPU, with "
+            f"{format_quantity(limit - high, 'B')} to spare."
         )
     over = sum(peak > limit for peak in peaks)
     which = f"; {over} of {len(peaks)} stages do not fit" if len(peaks) > 1 else ""
-    return text + f"that is {high / limit:.3g} times the {in_words(limit, 'B')} of a GPU{which}."
+    return text + f"that is {high / limit:.3g} times the {format_quantity(limit, 'B')} of a GPU{which}."

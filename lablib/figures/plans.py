@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import GRID, INK, PAPER_PIXELS, axis, base_layout, series_look
 from lablib.signature import check_type, checked
-from lablib.units import axis_title, in_words, log_ticks, unit_for
+from lablib.units import axis_title, format_quantity, log_ticks, unit_for
 
 PLOT_PIXELS, MOST_POINTS, MOST_ROWS = 400, 2000, 200
 LIMIT, GREY = "#B00020", "#A9A9A9"
@@ -97,7 +97,8 @@ class _Plan:
     @property
     def hover(self) -> str:
         return (
-            f"<b>{self.name}</b><br>{in_words(self.time_s, 's', 4)} a step<br>{in_words(self.size_bytes, 'B', 4)} a GPU"
+            f"<b>{self.name}</b><br>{format_quantity(self.time_s, 's', 4)} a step<br>"
+            f"{format_quantity(self.size_bytes, 'B', 4)} a GPU"
         )
 
 
@@ -198,7 +199,7 @@ def _ticks(low: float, high: float, base: str) -> tuple[list[float], list[str]]:
         return log_ticks([low, high], base)
     exponents = range(floor(log10(low)), floor(log10(high)) + 1)
     ticks = [t for t in (float(f"{digit}e{e}") for e in exponents for digit in digits) if low <= t <= high]
-    return ticks, [in_words(tick, base) for tick in ticks]
+    return ticks, [format_quantity(tick, base) for tick in ticks]
 
 
 def _clouds(plans: Sequence[_Plan], scales: tuple[float, float]) -> list[go.Scatter]:
@@ -261,7 +262,7 @@ def _limit(figure: go.Figure, limit: float, scale: float, end: float, is_log: bo
         yanchor="top",
         xanchor="left" if is_left else "right",
         showarrow=False,
-        text=f" a GPU has {in_words(limit, 'B')} ",
+        text=f" a GPU has {format_quantity(limit, 'B')} ",
         font={"size": 12, "color": INK},
         bgcolor="rgba(255,255,255,0.85)",
     )
@@ -271,17 +272,20 @@ def _summary(plans: Sequence[_Plan], limit: float) -> str:
     if not plans:
         return "There is no plan to draw."
     front, many = [plan for plan in plans if plan.is_on_front], sum(plan.fits for plan in plans)
-    text = f"{many:,} of {len(plans):,} plans fit into the {in_words(limit, 'B')} of a GPU"
+    text = f"{many:,} of {len(plans):,} plans fit into the {format_quantity(limit, 'B')} of a GPU"
     if front:
         best, smallest = front[0], front[-1]
-        text += f"; the fastest ({best.name}) takes {in_words(best.time_s, 's')} and {in_words(best.size_bytes, 'B')}"
+        text += (
+            f"; the fastest ({best.name}) takes {format_quantity(best.time_s, 's')} and "
+            f"{format_quantity(best.size_bytes, 'B')}"
+        )
         if len(front) > 1:
-            text += f", the smallest of the {len(front)} of the front {in_words(smallest.time_s, 's')} and "
-            text += in_words(smallest.size_bytes, "B")
+            text += f", the smallest of the {len(front)} of the front {format_quantity(smallest.time_s, 's')} and "
+            text += format_quantity(smallest.size_bytes, "B")
     elif not many:
         least = min(plans, key=lambda plan: plan.size_bytes)
-        text += f"; the smallest ({least.name}) needs {in_words(least.size_bytes, 'B')} and takes "
-        text += in_words(least.time_s, "s")
+        text += f"; the smallest ({least.name}) needs {format_quantity(least.size_bytes, 'B')} and takes "
+        text += format_quantity(least.time_s, "s")
     return text + "."
 
 

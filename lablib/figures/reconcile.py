@@ -18,7 +18,7 @@ from lablib.figures.style import PAPER_PIXELS, axis, base_layout
 from lablib.figures.timeline import idle_bars, lane_axis, lane_index, letters, work_bars
 from lablib.run import Timeline
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, unit_for
+from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 PANEL_GAP_PIXELS = 74
 COMPARABLE = 5.0  # makespans further apart than this factor do not share an axis: one of them could not be read
@@ -89,7 +89,7 @@ def figure_reconcile(
         across = axis(axis_title(quantity, units[number]), range=[-0.003 * ends[number], 1.015 * ends[number]])
         linked = {"matches": "x"} if number and ends[0] == ends[1] else {}
         figure.update_layout({f"xaxis{number + 1}": across | {"anchor": f"y{number + 1}"} | linked})
-        heading = f"<b>{labels[number]}</b>  {in_words(both[number].makespan_s, 's')}"
+        heading = f"<b>{labels[number]}</b>  {format_quantity(both[number].makespan_s, 's')}"
         place = {"xref": "paper", "yref": "paper", "x": 0, "y": domain[1], "xanchor": "left", "yanchor": "bottom"}
         figure.add_annotation(text=heading, showarrow=False, font={"size": 13}, **place)
     own = _columns(predicted, measured, labels)
@@ -150,7 +150,7 @@ def _seconds(timeline: Timeline) -> dict[str, float]:
 def _title(both: Sequence[Timeline], labels: tuple[str, str]) -> str:
     """Both makespans and the error."""
     first, second = (t.makespan_s for t in both)
-    text = f"Makespan: {labels[0]} {in_words(first, 's')}, {labels[1]} {in_words(second, 's')}"
+    text = f"Makespan: {labels[0]} {format_quantity(first, 's')}, {labels[1]} {format_quantity(second, 's')}"
     return text + (f", error {_percent(first / second - 1)}" if second else "")
 
 
@@ -166,7 +166,9 @@ def _summary(
     if not first or not second:
         empty = labels[0] if not first else labels[1]
         return f"The {empty} timeline has no spans, so there is nothing to compare."
-    text = f"{labels[0].capitalize()} takes {in_words(first, 's')} and {labels[1]} {in_words(second, 's')} "
+    text = (
+        f"{labels[0].capitalize()} takes {format_quantity(first, 's')} and {labels[1]} {format_quantity(second, 's')} "
+    )
     text += f"(ratio {first / second:.3g}, error {_percent(first / second - 1)})"
     gaps = [
         (abs(a - b), part, a - b)
@@ -176,7 +178,7 @@ def _summary(
     widest, part, difference = max(gaps, default=(0.0, "", 0.0))
     if widest > 0:
         more = "more" if difference > 0 else "less"
-        text += f"; the largest difference is in {part}: {in_words(widest, 's')} a rank {more} than {labels[1]}"
+        text += f"; the largest difference is in {part}: {format_quantity(widest, 's')} a rank {more} than {labels[1]}"
     if normalize:
         return text + ". Each panel is scaled to its own makespan."
     return text + ("." if is_shared else ". The two time axes differ.")

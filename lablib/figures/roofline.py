@@ -31,7 +31,7 @@ from lablib.hardware.device import Device
 from lablib.markup import plain
 from lablib.run import COMPUTE, Timeline
 from lablib.signature import checked
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 PLOT_PIXELS = 380
 NAMED = 6  # points that say their name in the picture: those that took longest
@@ -149,7 +149,7 @@ def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float) -> 
         slope = bandwidth * device.memory_efficiency
         look = {"color": FAINT_INK, "width": 2 if index == 0 else 1.5}
         roof = {"x": [first, peak / bandwidth, last], "y": [bandwidth * first, peak, peak]}
-        placed = {"text": ["", "", f"{dtype} {in_words(peak, 'FLOP/s')}"], "textposition": "top left"}
+        placed = {"text": ["", "", f"{dtype} {format_quantity(peak, 'FLOP/s')}"], "textposition": "top left"}
         font = {"textfont": {"size": 12, "color": FAINT_INK}}
         same: dict[str, Any] = {"hoverinfo": "skip", "legendgroup": "roof", "showlegend": index == 0}
         traces.append(go.Scatter(**roof, **placed, **font, **same, mode="lines+text", line=look, name="roof"))
@@ -158,7 +158,7 @@ def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float) -> 
             dotted = {"line": look | {"dash": "dot", "width": 1}, "name": "reached by large kernels"}
             traces.append(go.Scatter(**below, **same | {"legendgroup": "reached"}, mode="lines", **dotted))
     middle = sqrt(first * min(device.peak(dtype) for dtype in dtypes) / bandwidth)
-    name = {"text": [f"memory {in_words(bandwidth, 'B/s')} "], "textposition": "top left", "showlegend": False}
+    name = {"text": [f"memory {format_quantity(bandwidth, 'B/s')} "], "textposition": "top left", "showlegend": False}
     look = {"textfont": {"size": 12, "color": FAINT_INK}, "mode": "text", "hoverinfo": "skip"}
     return [*traces, go.Scatter(x=[middle], y=[bandwidth * middle], **name, **look)]
 
@@ -195,13 +195,16 @@ def _points(
 
 def _hover(point: Point, total_s: float, device: Device) -> str:
     name = f"<b>{plain(point.name)}</b>" + (f", {point.dtype}" if point.dtype else "")
-    lines = [name, f"{point.calls:,} calls, {in_words(point.seconds, 's')}, {point.seconds / total_s:.1%} of compute"]
+    lines = [
+        name,
+        f"{point.calls:,} calls, {format_quantity(point.seconds, 's')}, {point.seconds / total_s:.1%} of compute",
+    ]
     if point.flops:
-        lines.append(f"{in_words(point.flops / point.seconds, 'FLOP/s')}, {_share(point, device)}")
+        lines.append(f"{format_quantity(point.flops / point.seconds, 'FLOP/s')}, {_share(point, device)}")
         intensity = f"{point.intensity:.3g} FLOP/B" if point.size_bytes else "no bytes counted: at the right edge"
         lines.append(intensity)
     else:
-        lines.append(f"{in_words(point.size_bytes / point.seconds, 'B/s')}, {_share(point, device)}")
+        lines.append(f"{format_quantity(point.size_bytes / point.seconds, 'B/s')}, {_share(point, device)}")
         lines.append("no FLOPs counted: at the left edge")
     return "<br>".join(lines)
 
@@ -226,7 +229,7 @@ def _summary(points: Sequence[Point], device: Device) -> str:
         roofs[p.roof] += p.seconds / total_s
     known = sorted(((share, roof) for roof, share in roofs.items() if roof != UNKNOWN), reverse=True)
     parts = [f"{share:.0%} under the roof of {roof}" for share, roof in known]
-    text = f"Of {in_words(total_s, 's')} of compute on all ranks, {', '.join(parts)}" if parts else ""
+    text = f"Of {format_quantity(total_s, 's')} of compute on all ranks, {', '.join(parts)}" if parts else ""
     if UNKNOWN in roofs:
         rest = f"{roofs[UNKNOWN]:.0%} of the compute time is in operations whose FLOPs and bytes are not counted"
         text = f"{text}; {rest}" if text else rest

@@ -10,7 +10,7 @@ from lablib.figures.describe import attach
 from lablib.figures.lines import PLOT_PIXELS, check_lengths, line
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, unit_for
+from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 
 @checked
@@ -48,7 +48,7 @@ def figure_scaling(
         points = {"x": list(ranks), "y": [unit.of(v) for v in perfect]}
         figure.add_trace(go.Scatter(**points, name="ideal", mode="lines", line=look, hoverinfo="skip"))
     for index, (name, values) in enumerate(series.items()):
-        words = [f"{v:.1%}" if throughput_unit is None else in_words(v, throughput_unit) for v in values]
+        words = [f"{v:.1%}" if throughput_unit is None else format_quantity(v, throughput_unit) for v in values]
         hover = [f"<b>{name}</b><br>{r} ranks<br>{text}" for r, text in zip(ranks, words, strict=True)]
         figure.add_trace(line(name, index, {"x": list(ranks), "y": [unit.of(v) for v in values]}, hover))
     across = axis(axis_title("ranks", "count"), type="log", tickvals=list(ranks), ticktext=[f"{r:,}" for r in ranks])
@@ -76,6 +76,6 @@ def _summary(ranks: Sequence[int], series: Mapping[str, Sequence[float]], unit: 
             parts.append(f"{name} {values[-1]:.1%}")
         else:
             growth = values[-1] / values[0] if values[0] else float("nan")
-            parts.append(f"{name} {in_words(values[-1], unit)}, {growth:.3g} times that on {ranks[0]}")
+            parts.append(f"{name} {format_quantity(values[-1], unit)}, {growth:.3g} times that on {ranks[0]}")
     quantity = "scaling efficiency" if unit is None else "throughput"
     return f"On {ranks[-1]:,} ranks the {quantity} is: {'; '.join(parts)}."

@@ -16,7 +16,7 @@ from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.markup import plain
 from lablib.run import COMPUTE, Span, Timeline
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, unit_for
+from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
 SOURCE_COLUMNS = 80  # of a hover
@@ -231,11 +231,11 @@ def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> st
     name = f"<b>{plain(span.name)}</b>" + (f" and {count - 1:,} more" if count > 1 else "")
     lines = [name, f"{kind}, {'first in ' if count > 1 else ''}phase {plain(span.phase) or 'not given'}"]
     lines.append(f"rank {span.rank}, {plain(span.stream)}")
-    lines.append(f"starts at {in_words(bars.start_s[index], 's', 4)}")
-    busy = f", busy {in_words(bars.busy_s[index], 's', 4)}" if count > 1 else ""
-    lines.append(f"takes {in_words(duration_s, 's', 4)}{busy}")
-    amounts = [in_words(bars.flops[index], "FLOP")] if bars.flops[index] else []
-    amounts += [in_words(bars.size_bytes[index], "B")] if bars.size_bytes[index] else []
+    lines.append(f"starts at {format_quantity(bars.start_s[index], 's', 4)}")
+    busy = f", busy {format_quantity(bars.busy_s[index], 's', 4)}" if count > 1 else ""
+    lines.append(f"takes {format_quantity(duration_s, 's', 4)}{busy}")
+    amounts = [format_quantity(bars.flops[index], "FLOP")] if bars.flops[index] else []
+    amounts += [format_quantity(bars.size_bytes[index], "B")] if bars.size_bytes[index] else []
     amounts += [span.dtype] if span.dtype else []
     if amounts:
         lines.append(", ".join(amounts))
@@ -248,23 +248,31 @@ def _summary(
     timeline: Timeline, ranks: Sequence[int], num_wanted: int, picture: Picture, window: tuple[float, float] | None
 ) -> str:
     if not len(timeline):
-        when = "" if window is None else f" between {in_words(window[0], 's')} and {in_words(window[1], 's')}"
+        when = (
+            ""
+            if window is None
+            else f" between {format_quantity(window[0], 's')} and {format_quantity(window[1], 's')}"
+        )
         return f"No spans were recorded on the {timeline.num_ranks} ranks{when}."
     makespan_s = timeline.makespan_s
     busy_s, comm_s, exposed_s = (
         sum(map(seconds, ranks)) / len(ranks)
         for seconds in (timeline.busy_s, lambda rank: timeline.busy_s(rank, "comm"), timeline.exposed_s)
     )
-    part = f", {in_words(makespan_s, 's')} of the run" if timeline.window else f", makespan {in_words(makespan_s, 's')}"
+    part = (
+        f", {format_quantity(makespan_s, 's')} of the run"
+        if timeline.window
+        else f", makespan {format_quantity(makespan_s, 's')}"
+    )
     text = f"{_which(ranks, num_wanted, timeline.num_ranks)}{part}: a rank computes "
     text += f"{busy_s / makespan_s:.0%} of it" if makespan_s else "none of it"
     if comm_s:
         hidden = 1 - exposed_s / comm_s
-        text += f" and communicates for {in_words(comm_s, 's')}, of which {hidden:.0%} is hidden behind compute"
+        text += f" and communicates for {format_quantity(comm_s, 's')}, of which {hidden:.0%} is hidden behind compute"
     text += " (mean over ranks)." if len(ranks) > 1 else "."
     if window:
-        text += f" Shown: {in_words(window[0], 's')} to {in_words(window[1], 's')}."
-    return " ".join(filter(None, [text, picture.note(in_words(picture.step_s, "s"))]))
+        text += f" Shown: {format_quantity(window[0], 's')} to {format_quantity(window[1], 's')}."
+    return " ".join(filter(None, [text, picture.note(format_quantity(picture.step_s, "s"))]))
 
 
 def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:

@@ -8,7 +8,7 @@ from lablib.figures.describe import attach
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout
 from lablib.run import Traffic
 from lablib.signature import checked
-from lablib.units import axis_title, in_words, unit_for
+from lablib.units import axis_title, format_quantity, unit_for
 
 # Shades of the colour of communication, told apart by pattern too: all of this is communication.
 _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")
@@ -47,7 +47,9 @@ def figure_traffic(traffic: Traffic, num_ranks: int, title: str = "Bytes sent by
                 x=list(range(num_ranks)),
                 y=[unit.of(v) for v in values],
                 marker={"color": _SHADES[index % len(_SHADES)], "pattern": pattern | {"size": 7, "solidity": 0.25}},
-                hovertext=[f"<b>{name}</b><br>rank {r} sends {in_words(v, 'B', 4)}" for r, v in enumerate(values)],
+                hovertext=[
+                    f"<b>{name}</b><br>rank {r} sends {format_quantity(v, 'B', 4)}" for r, v in enumerate(values)
+                ],
                 hoverinfo="text",
             )
         )
@@ -76,11 +78,11 @@ def _summary(traffic: Traffic, totals: list[float]) -> str:
     if not len(traffic):
         return f"Nothing was sent between the {len(totals)} ranks."
     calls = "1 communication sends" if len(traffic) == 1 else f"{len(traffic):,} communications send"
-    text = f"{calls} {in_words(sum(totals), 'B')} in all: "
+    text = f"{calls} {format_quantity(sum(totals), 'B')} in all: "
     low, high = min(totals), max(totals)
     if high - low <= 1e-9 * high:
-        return text + f"each rank sends {in_words(high, 'B')}."
+        return text + f"each rank sends {format_quantity(high, 'B')}."
     return (
-        text
-        + f"from {in_words(low, 'B')} (rank {totals.index(low)}) to {in_words(high, 'B')} (rank {totals.index(high)})."
+        text + f"from {format_quantity(low, 'B')} (rank {totals.index(low)}) to "
+        f"{format_quantity(high, 'B')} (rank {totals.index(high)})."
     )

@@ -12,7 +12,7 @@ from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, axis, base_layout
 from lablib.record.traffic import Traffic
 from lablib.signature import checked
-from lablib.units import in_words, log_ticks, unit_for
+from lablib.units import format_quantity, log_ticks, unit_for
 
 MOST_RANKS = 128  # more are drawn in blocks of neighbours
 NUMBERS_UP_TO = 16  # ranks: the bytes are written into the cells
@@ -104,7 +104,7 @@ def _heat(cells: np.ndarray, names: Sequence[str]) -> go.Heatmap:
         bar = {"title": {"text": f"bytes ({unit.symbol})", "font": {"size": 13}}}
         scale = {"z": shown / unit.scale, "zmin": 0.0, "zmax": unit.of(high)}
     places = list(range(len(cells)))
-    words = [[in_words(v, "B") if v else "" for v in row] for row in cells.tolist()]
+    words = [[format_quantity(v, "B") if v else "" for v in row] for row in cells.tolist()]
     hover = [
         [f"<b>rank {a} to rank {b}</b><br>{word}" for b, word in zip(names, row, strict=True)]
         for a, row in zip(names, words, strict=True)
@@ -149,8 +149,8 @@ def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: i
     if not total:
         return f"Nothing was sent between the {len(sent)} ranks." if len(sent) else "Nothing was sent between ranks."
     a, b = (int(i) for i in np.unravel_index(np.argmax(sent), sent.shape))
-    text = f"{len(sent)} ranks send {in_words(total, 'B')} to each other over {np.count_nonzero(sent):,} pairs; "
-    text += f"the most between two, {in_words(float(sent[a, b]), 'B')}, goes from rank {a} to {b}"
+    text = f"{len(sent)} ranks send {format_quantity(total, 'B')} to each other over {np.count_nonzero(sent):,} pairs; "
+    text += f"the most between two, {format_quantity(float(sent[a, b]), 'B')}, goes from rank {a} to {b}"
     if devices_per_node and len(sent) > devices_per_node:
         node = np.arange(len(sent)) // devices_per_node
         across = float(sent[node[:, None] != node[None, :]].sum())

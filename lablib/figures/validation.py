@@ -12,7 +12,7 @@ from lablib.figures.describe import attach
 from lablib.figures.lines import log_axis
 from lablib.figures.style import FAINT_INK, GRID, PAPER_PIXELS, base_layout, series_look
 from lablib.signature import checked
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.plan.validation.score import Report, Scored
@@ -76,7 +76,8 @@ def _add_band(figure: go.Figure, least: float, most: float) -> None:
 def _hover(one: Scored) -> str:
     published, predicted = times(one)
     return (
-        f"<b>{one.row.id}</b><br>published {in_words(published, 's')}<br>predicted {in_words(predicted, 's')} "
+        f"<b>{one.row.id}</b><br>published {format_quantity(published, 's')}<br>predicted "
+        f"{format_quantity(predicted, 's')} "
         f"({one.error:+.1f}%)<br>{one.case.model.name}: {one.case.parallel}"
     )
 

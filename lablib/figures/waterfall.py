@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, in_words, unit_for
+from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
@@ -167,7 +167,7 @@ def _pieces(prediction: Prediction, rows: dict[str, int]) -> list[_Piece]:
     for look in _DRAWN:
         time_s = sum(piece.time_s for piece in pieces if piece.row < rows["step"] and piece.kind == look.name)
         if time_s:
-            hover = f"<b>{look.name}</b><br>{in_words(time_s, 's', 4)} of {in_words(step_s, 's', 4)}"
+            hover = f"<b>{look.name}</b><br>{format_quantity(time_s, 's', 4)} of {format_quantity(step_s, 's', 4)}"
             pieces.append(_Piece("step", look.name, rows["step"], start_s, time_s, time_s / step_s, hover))
         start_s += time_s
     return pieces
@@ -175,10 +175,13 @@ def _pieces(prediction: Prediction, rows: dict[str, int]) -> list[_Piece]:
 
 def _hover(prediction: Prediction, part: str, time_s: float) -> str:
     step_s = prediction.step_time_s
-    text = f"<b>{part}</b><br>{in_words(time_s, 's', 4)} of {in_words(step_s, 's', 4)}, {time_s / step_s:.2%}"
+    text = (
+        f"<b>{part}</b><br>{format_quantity(time_s, 's', 4)} of "
+        f"{format_quantity(step_s, 's', 4)}, {time_s / step_s:.2%}"
+    )
     total_s, exposed_s = prediction.communication.get(part.removesuffix(" axis").removesuffix(" link"), (0.0, 0.0))
     if kind_of_part(part) == "communication" and total_s > exposed_s * (1 + NOTHING):
-        text += f"<br>besides, {in_words(total_s - exposed_s, 's', 4)} are hidden behind compute"
+        text += f"<br>besides, {format_quantity(total_s - exposed_s, 's', 4)} are hidden behind compute"
     return text
 
 
@@ -233,7 +236,9 @@ def _labels(pieces: Sequence[_Piece], x: str, unit: Unit, longest_s: float, plan
         if is_step and not is_inside:
             continue
         look = looks[piece.kind]
-        texts.append(_percent(piece) if is_step or not is_wide else f"{in_words(piece.time_s, 's')}, {_percent(piece)}")
+        texts.append(
+            _percent(piece) if is_step or not is_wide else f"{format_quantity(piece.time_s, 's')}, {_percent(piece)}"
+        )
         if is_inside:
             place_s, side = piece.start_s + piece.time_s / 2, "middle center"
         elif piece.start_s >= room_s:
@@ -267,7 +272,7 @@ def _percent(piece: _Piece) -> str:
 def _summary(prediction: Prediction) -> str:
     p = prediction
     where = f"{p.num_gpus:,} {'GPU' if p.num_gpus == 1 else 'GPUs'} of {p.cluster} ({p.parallel})"
-    text = f"A step on {where} takes {in_words(p.step_time_s, 's')}: {_kinds_in_words(p)}; MFU {p.mfu:.1%}"
+    text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {_kinds_in_words(p)}; MFU {p.mfu:.1%}"
     text += f" (HFU {p.hfu:.1%} with what is computed again)" if p.hfu > 1.001 * p.mfu else ""
     return text + ("." if p.fits else f". It does not fit: {_too_much(p)}.")
 
@@ -281,7 +286,10 @@ def _kinds_in_words(prediction: Prediction) -> str:
 
 
 def _too_much(prediction: Prediction) -> str:
-    needed, limit = in_words(prediction.peak_memory_bytes, "B"), in_words(prediction.memory_limit_bytes, "B")
+    needed, limit = (
+        format_quantity(prediction.peak_memory_bytes, "B"),
+        format_quantity(prediction.memory_limit_bytes, "B"),
+    )
     return f"it needs {needed} of {limit} a GPU"
 
 

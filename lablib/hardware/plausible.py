@@ -23,6 +23,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.hardware.link import Link
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
+from lablib.units import format_quantity
 
 # Least, most and unit.
 _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
@@ -67,8 +68,9 @@ def check_plausible(record: Any, file: str, where: str) -> None:
             if unit not in _EXAMPLES:
                 raise ValueError(f"{file}: {path} must be {least:g} to {most:g}: got {figure:g}")
             raise ValueError(
-                f"{file}: {path} = {figure:g} reads as {human(figure, unit)}, outside {human(least, unit)} to "
-                f"{human(most, unit)}: probably a unit error; give it in {unit}, as in {_EXAMPLES[unit]}"
+                f"{file}: {path} = {figure:g} reads as {format_quantity(figure, unit)}, outside "
+                f"{format_quantity(least, unit)} to "
+                f"{format_quantity(most, unit)}: probably a unit error; give it in {unit}, as in {_EXAMPLES[unit]}"
             )
 
 
@@ -86,8 +88,9 @@ def unlikely_together(cluster: Cluster) -> str:
     slowest = min(peaks, key=peaks.__getitem__)
     if peaks[slowest] < _LEAST_FLOPS_A_BYTE * bandwidth < inf:
         return (
-            f"device.peak_flops_per_s.{slowest} = {peaks[slowest]:g} reads as {human(peaks[slowest], 'FLOP/s')}, for a "
-            f"memory of {human(bandwidth, 'B/s')}: probably a unit error; give it in FLOP/s, as in "
+            f"device.peak_flops_per_s.{slowest} = {peaks[slowest]:g} reads as "
+            f"{format_quantity(peaks[slowest], 'FLOP/s')}, for a "
+            f"memory of {format_quantity(bandwidth, 'B/s')}: probably a unit error; give it in FLOP/s, as in "
             f"{_EXAMPLES['FLOP/s']}, or say `unusual = true` if it is meant"
         )
     if peak < _ACCELERATOR_FLOPS_PER_S:
@@ -100,8 +103,10 @@ def _unlikely_memory(device: Device) -> str:
     if inf in (bandwidth, size) or 1e-3 <= size / bandwidth <= 10:
         return ""
     return (
-        f"device.memory_bytes = {size:g} reads as {human(size, 'B')}, for a memory of {human(bandwidth, 'B/s')}: read "
-        f"in {human(size / bandwidth, 's')}, outside 1 ms to 10 s: probably a unit error; give it in B, as in "
+        f"device.memory_bytes = {size:g} reads as {format_quantity(size, 'B')}, for a memory of "
+        f"{format_quantity(bandwidth, 'B/s')}: read "
+        f"in "
+        f"{format_quantity(size / bandwidth, 's')}, outside 1 ms to 10 s: probably a unit error; give it in B, as in "
         f"{_EXAMPLES['B']}, or say `unusual = true` if it is meant"
     )
 
@@ -118,19 +123,8 @@ def _unlikely_bandwidth(cluster: Cluster, peak: float) -> str:
         if inf in (peak, bandwidth) or least <= peak / bandwidth <= most:
             continue
         return (
-            f"{path} = {bandwidth:g} reads as {human(bandwidth, 'B/s')}, for a device of "
-            f"{human(peak, 'FLOP/s')}: {peak / bandwidth:,.3g} FLOPs a byte, outside {least:g} to {most:,g}: probably "
-            f"a unit error; give it in B/s, as in {_EXAMPLES['B/s']}, or say `unusual = true` if it is meant"
+            f"{path} = {bandwidth:g} reads as {format_quantity(bandwidth, 'B/s')}, for a device of "
+            f"{format_quantity(peak, 'FLOP/s')}: {peak / bandwidth:,.3g} FLOPs a byte, outside {least:g} to {most:,g}: "
+            f"probably a unit error; give it in B/s, as in {_EXAMPLES['B/s']}, or say `unusual = true` if it is meant"
         )
     return ""
-
-
-def human(value: float, unit: str) -> str:
-    """A figure with the prefix a person would use.
-
-    >>> human(3.35e12, "B/s"), human(1.9e-06, "s")
-    ('3.35 TB/s', '1.9 us')
-    """
-    prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u")]
-    scale, prefix = next((pair for pair in prefixes if value >= pair[0]), (1e-9, "n"))
-    return f"{value / scale:.4g} {prefix}{unit}"

@@ -10,7 +10,7 @@ from lablib.markup import paragraph, table_html
 from lablib.plan.prediction import Prediction
 from lablib.plan.predictions import Predictions
 from lablib.plan.rules import RULES
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,4 +174,7 @@ def bound_by(prediction: Prediction, n: int = 2) -> str:
 
 def _too_much(plans: Predictions, i: int) -> str:
     needs, has = plans.peak_memory_bytes[i], plans.memory_limit_bytes
-    return f"needs {in_words(needs, 'B')} of {in_words(has, 'B')} a GPU: {in_words(needs - has, 'B')} too much"
+    return (
+        f"needs {format_quantity(needs, 'B')} of {format_quantity(has, 'B')} a GPU: "
+        f"{format_quantity(needs - has, 'B')} too much"
+    )

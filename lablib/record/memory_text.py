@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.hardware.device import Device
@@ -30,8 +30,8 @@ def explain(memory: Memory, rank: int) -> str:
         if size_bytes >= _SMALL * peak_bytes:
             origins = [h for h in held if h.category == category]
             parts.append(f"{size_bytes / peak_bytes:.0%} {category}, {_origins(origins, size_bytes)}")
-    when = f"{in_words(memory.peak_at_s(rank), 's')}, in {memory.peak_phase(rank)}"
-    return f"At its peak ({when}) rank {rank} held {in_words(peak_bytes, 'B')}: {'; '.join(parts)}."
+    when = f"{format_quantity(memory.peak_at_s(rank), 's')}, in {memory.peak_phase(rank)}"
+    return f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {'; '.join(parts)}."
 
 
 def _origins(holdings: list[Holding], size_bytes: int) -> str:
@@ -48,7 +48,7 @@ def _origin(holding: Holding, is_new: bool) -> str:
     """The line (once: "there" stands for a line named before), the op, the bytes."""
     count = f"{holding.num_blocks} blocks, " if holding.num_blocks > 1 else ""
     op = holding.name.removeprefix("aten.") or "there before"
-    return f"{_line(holding) if is_new else 'there'} ({op}, {count}{in_words(holding.size_bytes, 'B')})"
+    return f"{_line(holding) if is_new else 'there'} ({op}, {count}{format_quantity(holding.size_bytes, 'B')})"
 
 
 def _line(holding: Holding) -> str:
@@ -65,8 +65,8 @@ def too_large(memory: Memory, device: Device) -> list[str]:
     worst = max(over, key=lambda rank: needed[rank])
     others = f" (so do {len(over) - 1} more ranks)" if len(over) > 1 else ""
     return [
-        f"rank {worst}{others} needs {in_words(needed[worst], 'B')} at its peak, "
-        f"{_article(device.name)} {device.name} has {in_words(device.memory_bytes, 'B')}: "
+        f"rank {worst}{others} needs {format_quantity(needed[worst], 'B')} at its peak, "
+        f"{_article(device.name)} {device.name} has {format_quantity(device.memory_bytes, 'B')}: "
         "a real device would stop with an out-of-memory error."
     ]
 

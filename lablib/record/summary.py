@@ -35,6 +35,7 @@ from lablib.record.ledger import Memory
 from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,7 +167,7 @@ class Summary:
         parts = [f"{self._share(self.busy_s)} compute", f"{self._share(self.exposed_s)} exposed communication"]
         mostly = f" (mostly for rank {self.straggler})" if self.straggler is not None else ""
         parts += [f"{self._share(self.waiting_s)} waiting{mostly}", f"{self._share(self.bubble_s)} bubble"]
-        text = f"step {_seconds(self.step_time_s)}: {', '.join(parts)}"
+        text = f"step {format_quantity(self.step_time_s, 's')}: {', '.join(parts)}"
         return text + (f"; MFU {_mean(self.mfu):.0%}" if self.mfu else "")
 
     def _share(self, seconds: Sequence[float]) -> str:
@@ -313,14 +314,3 @@ def _each(values: Iterable[float], steps: int) -> tuple[float, ...]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
-
-
-def _seconds(time_s: float) -> str:
-    """
-    >>> _seconds(0.01234), _seconds(0), _seconds(75.0)
-    ('12.3 ms', '0 s', '75 s')
-    """
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if time_s >= scale:
-            return f"{time_s / scale:.3g} {unit}"
-    return f"{time_s / 1e-9:.3g} ns" if time_s > 0 else "0 s"

@@ -20,6 +20,7 @@ from lablib.files import write_text
 from lablib.markup import in_html
 from lablib.record.ledger import Memory
 from lablib.run import Run
+from lablib.units import format_quantity
 
 _MOST_LINES = 16
 _MOST_HOLDINGS = 6
@@ -100,7 +101,7 @@ def summary_text(run: Run, script: str) -> str:
     lines = [
         f"{script}: {run.ranks} ranks on {run.cluster}, simulated (virtual time).",
         run.summary().sentence().replace("step ", "Makespan ", 1) + ".",
-        f"Traffic: {len(run.traffic)} communications, {_size(run.traffic.sent_bytes())} sent.",
+        f"Traffic: {len(run.traffic)} communications, {format_quantity(run.traffic.sent_bytes(), 'B', 4)} sent.",
         _peak_line(run.memory),
         "",
         shown,
@@ -117,13 +118,15 @@ def memory_text(memory: Memory) -> str:
     for rank in range(min(memory.num_ranks, _MOST_LINES)):
         peak, phase = memory.peak_bytes(rank), memory.peak_phase(rank)
         when = f"{memory.peak_at_s(rank) * 1e3:.4g} ms of virtual time" + (f" ({phase})" if phase else "")
-        parts.append(f"rank {rank}: the peak is {_size(peak)}, at {when}")
+        parts.append(f"rank {rank}: the peak is {format_quantity(peak, 'B', 4)}, at {when}")
         for category, size_bytes in memory.at_peak(rank).items():
             if size_bytes:
-                parts.append(f"  {category:<16} {_size(size_bytes):>10}  {size_bytes / peak:4.0%}")
+                parts.append(f"  {category:<16} {format_quantity(size_bytes, 'B', 4):>10}  {size_bytes / peak:4.0%}")
         for held in memory.held_at_peak(rank)[:_MOST_HOLDINGS]:
             made = " ".join(part for part in (held.name, held.phase, held.source) if part)
-            parts.append(f"    {_size(held.size_bytes):>10}  {held.category}, {held.num_blocks} made in {made}")
+            parts.append(
+                f"    {format_quantity(held.size_bytes, 'B', 4):>10}  {held.category}, {held.num_blocks} made in {made}"
+            )
     if memory.num_ranks > _MOST_LINES:
         parts.append(f"... {memory.num_ranks - _MOST_LINES} more ranks")
     return "\n".join(parts) + "\n"
@@ -142,14 +145,6 @@ def _page(run: Run, script: str) -> str:
     title = in_html(f"Timeline of {script}")
     head = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title></head>"
     return f"{head}<body style='font-family:sans-serif'>{picture}{caption_html(figure)}</body></html>"
-
-
-def _size(size_bytes: float) -> str:
-    """3.2e9 -> "3.2 GB"."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.4g} {unit}"
-    return f"{size_bytes:.0f} B"
 
 
 def files_line(folder: Path) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lablib.signature import check_fields
-from lablib.units import in_words
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -32,7 +32,7 @@ class Control(Protocol):
     def default(self) -> Any: ...
     @property
     def values(self) -> Sequence[Any]: ...
-    def in_words(self, value: Any) -> str:
+    def format_value(self, value: Any) -> str:
         """The value as the reader sees it."""
         ...
 
@@ -63,7 +63,7 @@ class IntChoice:
         check_fields(self)
         _check_default(self)
 
-    def in_words(self, value: int) -> str:
+    def format_value(self, value: int) -> str:
         return f"{value:,} {self.unit}".strip()
 
     def widget(self) -> ipywidgets.ValueWidget:
@@ -109,8 +109,8 @@ class LogSlider:
         }
         return tuple(sorted(inside | {float(v) for v in (self.minimum, self.default, self.maximum)}))
 
-    def in_words(self, value: float) -> str:
-        return in_words(value, self.unit)
+    def format_value(self, value: float) -> str:
+        return format_quantity(value, self.unit)
 
     def widget(self) -> ipywidgets.ValueWidget:
         return _selection_slider(self)
@@ -129,7 +129,7 @@ class Choice:
         check_fields(self)
         _check_default(self)
 
-    def in_words(self, value: str) -> str:
+    def format_value(self, value: str) -> str:
         return value
 
     def widget(self) -> ipywidgets.ValueWidget:
@@ -147,7 +147,7 @@ class Toggle:
     default: bool = False
     values: Sequence[bool] = (False, True)
 
-    def in_words(self, value: bool) -> str:
+    def format_value(self, value: bool) -> str:
         return "yes" if value else "no"
 
     def widget(self) -> ipywidgets.ValueWidget:
@@ -160,7 +160,7 @@ def _selection_slider(control: Control) -> ipywidgets.ValueWidget:
     """A slider over a list of values that reads them out with their unit."""
     import ipywidgets
 
-    options = [(control.in_words(value), value) for value in control.values]
+    options = [(control.format_value(value), value) for value in control.values]
     return ipywidgets.SelectionSlider(
         options=options, value=float(control.default) if isinstance(control, LogSlider) else control.default,
         description=control.label, **_wide(),

@@ -81,4 +81,4 @@ def static_pictures(
 
 def _in_words(controls: Sequence[Control], setting: Mapping[str, Any]) -> str:
     """The setting as text: "Ranks: 8, bucket: 25 MB"."""
-    return ", ".join(f"{control.label}: {control.in_words(setting[control.name])}" for control in controls)
+    return ", ".join(f"{control.label}: {control.format_value(setting[control.name])}" for control in controls)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lablib.course.amounts import amount, brief
 from lablib.course.expect import Expect, NotAttempted, RuleBroken
+from lablib.course.formatting import short_repr
 
 
 def broken(word: str, *arguments: object, **options: object) -> RuleBroken:
@@ -112,10 +112,6 @@ def test_a_broken_rule_travels_from_a_worker_process():
     assert (error.rule, error.saw, error.expected) == ("rule", "saw", "expected")
 
 
-def test_quantities_and_values_are_written_briefly():
-    assert [amount(0, "s"), amount(1.5, "s"), amount(2e-10, "s"), amount(999, "B"), amount(0, "B")] == [
-        "0 s", "1.5 s", "0.2 ns", "999 B", "0 B",
-    ]  # fmt: skip
-    assert amount(3, "sends") == "3 sends" and amount(3) == "3" and amount(1e12, "B") == "1 TB"
-    assert len(brief("x" * 1000)) < 200 and "without values" in brief(torch.ones(3, device="meta"))
-    assert brief(torch.arange(9)) == "int64 [9]: 0, 1, 2, 3, 4, 5, ..."
+def test_values_are_written_briefly():
+    assert len(short_repr("x" * 1000)) < 200 and "without values" in short_repr(torch.ones(3, device="meta"))
+    assert short_repr(torch.arange(9)) == "int64 [9]: 0, 1, 2, 3, 4, 5, ..."

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.figures import LOOKS, describe, in_words, kind_of_phase, table, unit_for
+from lablib.figures import LOOKS, describe, format_quantity, kind_of_phase, table, unit_for
 from lablib.figures.style import COMPUTE, MEMORY_LOOKS
 from lablib.record.ledger import CATEGORIES
 
@@ -134,10 +134,25 @@ def test_phases_are_recognised(phase, kind):
         (0.25, "nats", "0.25 nats"),
         (7, "count", "7"),
         (27_200, "samples/s", "27,200 samples/s"),
+        (0, "B", "0 B"),
+        (999, "B", "999 B"),
+        (2e-10, "s", "0.2 ns"),
+        (1e12, "B", "1 TB"),
+        (3.35e12, "B/s", "3.35 TB/s"),
+        (1.9e-6, "s", "1.9 \N{MICRO SIGN}s"),
+        (5e-10, "s", "0.5 ns"),
+        (989, "FLOP/s", "989 FLOP/s"),
+        (1.1e12, "FLOP/J", "1.1 TFLOP/J"),
+        (700e3, "W", "700 kW"),
+        (3, "sends", "3 sends"),
+        (3, "", "3"),
+        (-2e-3, "s", "-2 ms"),
+        (1e300, "", "1e+300"),
+        (float("nan"), "s", "nan s"),
     ],
 )
-def test_numbers_in_words(value, base, words):
-    assert in_words(value, base) == words
+def test_a_number_is_written_with_the_unit_that_suits_it(value, base, words):
+    assert format_quantity(value, base) == words
 
 
 @given(st.floats(1e-9, 0.9), st.sampled_from(["s"]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_timeline, in_words, table
+from lablib.figures import describe, figure_timeline, format_quantity, table
 from lablib.figures.bars import HEIGHTS, KINDS, MANY_SPANS, MOST_BARS, picture_of
 from lablib.figures.style import kind_of_span
 from lablib.run import Span, Timeline
@@ -83,8 +83,12 @@ def test_the_summary_tells_the_truth(examples):
     busy = np.mean([timeline.busy_s(r) for r in ranks]) / timeline.makespan_s
     communication = np.mean([timeline.busy_s(r, "comm") for r in ranks])
     hidden = 1 - np.mean([timeline.exposed_s(r) for r in ranks]) / communication
-    assert f"makespan {in_words(timeline.makespan_s, 's')}" in text
-    assert f"computes {busy:.0%}" in text and f"for {in_words(communication, 's')}" in text and f"{hidden:.0%}" in text
+    assert f"makespan {format_quantity(timeline.makespan_s, 's')}" in text
+    assert (
+        f"computes {busy:.0%}" in text
+        and f"for {format_quantity(communication, 's')}" in text
+        and f"{hidden:.0%}" in text
+    )
 
 
 def test_the_table_is_the_timeline(examples):
@@ -236,8 +240,8 @@ def test_a_part_of_a_run_is_drawn_in_detail_from_its_start_to_its_end(examples):
     assert [edge * scale for edge in figure.layout.xaxis.range] == pytest.approx([a, b])
     (idle,) = [trace for trace in figure.data if trace.legendgroup == "idle"]
     assert idle.base * scale == pytest.approx(a) and idle.x[0] * scale == pytest.approx(b - a)
-    assert f"{in_words(b - a, 's')} of the run" in describe(figure)
-    assert f"Shown: {in_words(a, 's')} to {in_words(b, 's')}." in describe(figure)
+    assert f"{format_quantity(b - a, 's')} of the run" in describe(figure)
+    assert f"Shown: {format_quantity(a, 's')} to {format_quantity(b, 's')}." in describe(figure)
 
 
 def test_joining_closes_no_gap_that_could_be_seen():

@@ -22,7 +22,6 @@ from lablib.hardware import (
     load_cluster,
     save_cluster,
 )
-from lablib.hardware.plausible import human
 
 
 def read(tmp_path: Path, text: str, name: str = "mine.toml") -> Cluster:
@@ -276,14 +275,6 @@ def test_every_figure_of_a_cluster_can_be_given_in_a_file(tmp_path):
         for field in fields(record):
             if field.name not in ("device", "intra", "inter", "topology", "profile"):
                 assert re.search(rf"^{field.name} = ", text, re.MULTILINE), field.name
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [(3.35e12, "B/s", "3.35 TB/s"), (1.9e-6, "s", "1.9 us"), (5e-10, "s", "0.5 ns"), (989, "FLOP/s", "989 FLOP/s")],
-)
-def test_figures_are_shown_with_the_prefix_a_person_would_use(value, unit, text):
-    assert human(value, unit) == text
 
 
 # A laptop's core goes with nearly any wire.

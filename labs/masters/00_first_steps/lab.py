@@ -21,10 +21,10 @@ import torch.distributed as dist
 
 from lablib import LaunchError, find_cluster, launch, phase, reconcile
 from lablib.calibration import this_machine
-from lablib.course import checks_for, tell
+from lablib.course import checks_for, print_error, print_text
 from lablib.faults import CorruptGradient, KillRank, SlowRank
 from lablib.figures import figure_memory, figure_timeline, figure_waits, show, table
-from lablib.figures.units import in_words
+from lablib.figures.units import format_quantity
 from lablib.widgets import Choice, IntChoice, explore
 
 check = checks_for("00")
@@ -137,7 +137,7 @@ for machine in ("sim", "gloo", "nccl"):
         run = launch(total, ranks=real_ranks, cluster=cluster, backend=machine)
         print(f"{machine}: values {run.values} after {run.wall_s:.3f} s")
     except LaunchError as error:
-        tell(error)
+        print_error(error)
 
 # %% [markdown]
 # Every machine that could run it returned the same values. One that could not says what it found and what it needs;
@@ -193,9 +193,9 @@ show(figure_timeline(run.timeline, shown, title="The same step, rank 1 has more 
 
 # %%
 summary = run.summary()
-tell(summary.sentence())
+print_text(summary.sentence())
 seconds = summary.table()[["busy_s", "exposed_s", "waiting_s", "bubble_s"]]
-seconds.map(lambda value: in_words(value, "s"))
+seconds.map(lambda value: format_quantity(value, "s"))
 
 # %% [markdown]
 # Every second of a rank is one of four: **busy** computing; **exposed**, communicating while it computes nothing;
@@ -209,7 +209,7 @@ seconds.map(lambda value: in_words(value, "s"))
 # %%
 twice = [launch(step, side, side, ranks=ranks, cluster=cluster) for _ in range(2)]
 for run in twice:
-    print("predicted", run.timeline.makespan_s, "s; you waited", in_words(run.wall_s, "s"))
+    print("predicted", run.timeline.makespan_s, "s; you waited", format_quantity(run.wall_s, "s"))
 print("the same timeline, to the last bit:", twice[0].timeline == twice[1].timeline)
 
 # %% [markdown]
@@ -275,7 +275,7 @@ show(memory)
 # backward begins. Which lines of the program made it?
 
 # %%
-tell(run.memory.explain(rank=0))
+print_text(run.memory.explain(rank=0))
 
 # %% [markdown]
 # (`threshold_backward` is PyTorch's name for the backward of `relu`.) Such sizes can be known beforehand. In each layer
@@ -322,11 +322,11 @@ print(f"{machine.device.name}, measured on {machine.profile['date']}")
 # %%
 def speeds(cluster):
     device = cluster.device
-    rates = [in_words(device.peak("float32"), "FLOP/s")]
-    rates.append(in_words(device.memory_bandwidth_bytes_per_s, "B/s"))
+    rates = [format_quantity(device.peak("float32"), "FLOP/s")]
+    rates.append(format_quantity(device.memory_bandwidth_bytes_per_s, "B/s"))
     starts = [device.kernel_overhead_s]
     starts.append(cluster.collective_overhead_s + cluster.intra.latency_s)
-    return rates + [in_words(time_s, "s") for time_s in starts]
+    return rates + [format_quantity(time_s, "s") for time_s in starts]
 
 
 both = {"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))}
@@ -419,7 +419,7 @@ try:
 except LaunchError as error:
     deadlock = error
     print(type(error).__name__)
-    tell(error)
+    print_error(error)
 
 # %% [markdown]
 # Nobody does. Each waits for a message that the other would send afterwards: a **deadlock**. The simulator knows that
@@ -438,10 +438,10 @@ try:
     launch(swap, ranks=2, backend="gloo", timeout_s=2)
 except LaunchError as error:
     print(type(error).__name__)
-    tell(error)
+    print_error(error)
 
 # %% [markdown]
-# The lines name where each rank is stuck. (`tell` prints an error without the part inside PyTorch.) On a cluster you
+# The lines name where each rank is stuck. (`print_error` leaves out the part inside PyTorch.) On a cluster you
 # would collect such lines from every machine. So it pays to try a program on the simulator first.
 #
 # The other classic: all ranks make the call, but not the *same* call.
@@ -457,7 +457,7 @@ try:
     launch(mismatch, ranks=ranks, cluster=cluster)
 except LaunchError as error:
     print(type(error).__name__)
-    tell(error)
+    print_error(error)
 
 # %% [markdown]
 # *Call #0* is the first one of the group. Real libraries may hang here, crash, or return wrong numbers. Two rules
@@ -483,7 +483,7 @@ try:
 except LaunchError as error:
     broken = error
     print(type(error).__name__)
-    tell(error)
+    print_error(error)
 
 # %% [markdown]
 # They finish what they can do alone, then stand in their first `all_reduce`. The simulator names the rank that died.
@@ -634,7 +634,7 @@ def broken_report(loss):
 try:
     launch(broken_report, torch.ones(1), ranks=4)
 except LaunchError as error:
-    tell(error)
+    print_error(error)
 
 # %% [markdown]
 # Mend it: rank 0 returns the text, all others return `None`, and the ranks communicate once. The check's budget is

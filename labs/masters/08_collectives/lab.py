@@ -27,7 +27,7 @@ from lablib.figures import (
     figure_timeline,
     figure_traffic,
     figure_traffic_matrix,
-    in_words,
+    format_quantity,
     show,
 )
 from lablib.hardware import Dragonfly, FatTree, Torus
@@ -72,7 +72,7 @@ print(f"and 0 + 1 + ... + {ranks - 1} is {sum(range(ranks))}")
 my_times_sent = 7.0  # times the tensor
 my_crossing_bytes = 1e3  # bytes
 print(f"My guess: each rank sends {my_times_sent} x 8 MB,")
-print(f"and few messages win up to {in_words(my_crossing_bytes, 'B')}.")
+print(f"and few messages win up to {format_quantity(my_crossing_bytes, 'B')}.")
 
 # %% [markdown]
 # ## What one message costs
@@ -291,9 +291,9 @@ def compare(algorithm, n, size, machine=machine):
     assert error < 1e-9 and abs(run.traffic.sent_bytes(0) / cost.sent_bytes[0] - 1) < 1e-9
     return {
         "ranks": n,
-        "tensor": in_words(4 * size, "B"),
-        "simulated": in_words(run.timeline.makespan_s, "s", 4),
-        "formula": in_words(cost.time_s, "s", 4),
+        "tensor": format_quantity(4 * size, "B"),
+        "simulated": format_quantity(run.timeline.makespan_s, "s", 4),
+        "formula": format_quantity(cost.time_s, "s", 4),
         "relative error": f"{error:.0e}",
         "rank 0 sends": f"{cost.sent_bytes[0] / (4 * size):.3g} x tensor",
     }
@@ -367,7 +367,7 @@ pd.DataFrame(rows).set_index(["ranks", "tensor"])
 # %%
 for all_reduce in (parallel.ring_all_reduce, parallel.tree_all_reduce):
     timeline = launch(summed, all_reduce, 250, ranks=ranks, cluster=machine).timeline
-    title = f"{all_reduce.__name__} of 1 kB: {in_words(timeline.makespan_s, 's')}"
+    title = f"{all_reduce.__name__} of 1 kB: {format_quantity(timeline.makespan_s, 's')}"
     show(figure_timeline(timeline, ranks=range(min(ranks, 4)), title=title))
 
 # %% [markdown]
@@ -396,8 +396,8 @@ def crossing_bytes(net):
 
 
 net = GroupNetwork(machine, range(ranks))
-print(f"{ranks} ranks of {cluster} cross at {in_words(crossing_bytes(net), 'B')}")
-print(f"your guess for 8 ranks was {in_words(my_crossing_bytes, 'B')}")
+print(f"{ranks} ranks of {cluster} cross at {format_quantity(crossing_bytes(net), 'B')}")
+print(f"your guess for 8 ranks was {format_quantity(my_crossing_bytes, 'B')}")
 
 
 # %%
@@ -424,7 +424,7 @@ for n in (3, 4, 8, 64):
         one_node = machine.but(intra=link, devices_per_node=n)
         size = crossing_bytes(GroupNetwork(one_node, range(n)))
         half = link.latency_s * link.bandwidth_bytes_per_s
-        words = (in_words(half, "B"), in_words(size, "B"), f"{size / half:.3f}")
+        words = (format_quantity(half, "B"), format_quantity(size, "B"), f"{size / half:.3f}")
         rows.append((n, link.name, *words))
 columns = ["ranks", "link", "α/β", "crossing", "crossing / (α/β)"]
 pd.DataFrame(rows, columns=columns).set_index(["ranks", "link"])
@@ -489,7 +489,7 @@ for name in ("ring", "tree", "hierarchical"):
     run = launch(summed, getattr(parallel, f"{name}_all_reduce"), 400_000, **on_both)
     traffics[name] = run.traffic
     busiest_bytes, takes_s = max(through_nics(run, nodes)), run.timeline.makespan_s
-    rows.append((name, in_words(busiest_bytes, "B"), in_words(takes_s, "s")))
+    rows.append((name, format_quantity(busiest_bytes, "B"), format_quantity(takes_s, "s")))
 pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_index("algorithm")
 
 # %% [markdown]
@@ -549,9 +549,9 @@ def row(name, machine, members):
     ring_s, tree_s = times(net, 64e6)
     return {
         "network": name,
-        "crossing": in_words(crossing_bytes(net), "B"),
-        "64 MB by ring": in_words(ring_s, "s"),
-        "64 MB by tree": in_words(tree_s, "s"),
+        "crossing": format_quantity(crossing_bytes(net), "B"),
+        "64 MB by ring": format_quantity(ring_s, "s"),
+        "64 MB by tree": format_quantity(tree_s, "s"),
     }
 
 
@@ -643,7 +643,7 @@ few, many = 1000 * real_ranks, 500_000 * real_ranks  # messages of 4 kB and of 2
 few_s, many_s = measure_s(ring, few) / steps, measure_s(ring, many) / steps
 beta = max(many_s - few_s, 1e-9) / (4 * (many - few) / real_ranks)
 fitted = Link("fitted", latency_s=few_s, bandwidth_bytes_per_s=1 / beta)
-print(f"α {in_words(fitted.latency_s, 's')}, 1/β {in_words(fitted.bandwidth_bytes_per_s, 'B/s')}")
+print(f"α {format_quantity(fitted.latency_s, 's')}, 1/β {format_quantity(fitted.bandwidth_bytes_per_s, 'B/s')}")
 
 # %% [markdown]
 # Two numbers, fitted to rings of two sizes. To *calibrate* is to do the same with more care: many operations and
@@ -658,7 +658,9 @@ machines = {
     "calibration": calibrated,
 }
 links_here = [one.intra for one in machines.values()]
-rows = [(in_words(link.latency_s, "s"), in_words(link.bandwidth_bytes_per_s, "B/s")) for link in links_here]
+rows = [
+    (format_quantity(link.latency_s, "s"), format_quantity(link.bandwidth_bytes_per_s, "B/s")) for link in links_here
+]
 pd.DataFrame(rows, columns=["α", "1/β"], index=list(machines))
 
 # %% [markdown]
@@ -674,7 +676,7 @@ for all_reduce in (parallel.ring_all_reduce, parallel.tree_all_reduce):
     for numbers, one in machines.items():
         run = launch(three_times, all_reduce, size, ranks=real_ranks, cluster=one)
         total = Reconciliation.of(run, comparisons[name].repeats).table().set_index("name").loc["makespan"]
-        words = [in_words(total[side], "s") for side in ("predicted_s", "measured_s")]
+        words = [format_quantity(total[side], "s") for side in ("predicted_s", "measured_s")]
         rows.append((name, numbers, *words, f"{total['error_pct']:+.0f}%", f"{total['noise_pct']:.0f}%"))
 columns = ["all-reduce", "numbers from", "predicted", "measured", "error", "noise"]
 pd.DataFrame(rows, columns=columns).set_index(["all-reduce", "numbers from"])
@@ -866,7 +868,7 @@ check.hierarchical_all_reduce(hierarchical_all_reduce)
 two_nodes, rows = GroupNetwork(nodes, range(2 * ranks)), []
 for size in (1e3, 1e5, 1e7, 1e9):
     cost = collective_cost("all_reduce", size, two_nodes, "auto")
-    rows.append((in_words(size, "B"), cost.algorithm, in_words(cost.time_s, "s")))
+    rows.append((format_quantity(size, "B"), cost.algorithm, format_quantity(cost.time_s, "s")))
 pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_index("tensor")
 
 # %% [markdown]

@@ -24,7 +24,7 @@ from lablib.calibration import this_machine
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.course import checks_for
 from lablib.data import batches, load_corpus, train_val_split
-from lablib.figures import figure_lines, figure_memory, figure_scaling, in_words, show
+from lablib.figures import figure_lines, figure_memory, figure_scaling, format_quantity, show
 from lablib.models import GPT, GPTConfig, model_config, next_token_loss, num_parameters
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
@@ -66,7 +66,7 @@ model = GPT(gpt_config, seed=0)
 gradient_bytes = sum(param.nbytes for param in model.parameters())
 num_gradients = len(list(model.parameters()))
 print(f"{gradient_bytes // 4:,} parameters in {num_gradients} tensors, 4 bytes each")
-print(f"the gradient: {in_words(gradient_bytes, 'B')}")
+print(f"the gradient: {format_quantity(gradient_bytes, 'B')}")
 
 # %% [markdown]
 # ## A prediction
@@ -80,7 +80,7 @@ machine = find_cluster(cluster)
 my_guess_naive = 0.9  # your guess: the efficiency if gradients are averaged after backward
 my_guess_best = 0.9  # your guess: the efficiency if communication is hidden as well as can be
 send_s = 2 * (ranks - 1) / ranks * gradient_bytes / machine.intra.bandwidth_bytes_per_s
-print(f"{ranks} GPUs on {machine.intra.name}: sending takes each {in_words(send_s, 's')} a step")
+print(f"{ranks} GPUs on {machine.intra.name}: sending takes each {format_quantity(send_s, 's')} a step")
 print(f"noted: {my_guess_naive:.0%} if averaged after backward, {my_guess_best:.0%} at best")
 
 # %% [markdown]
@@ -159,7 +159,7 @@ def simulate(method, num_ranks=ranks):
 
 
 _, alone = simulate("alone", num_ranks=1)
-print(f"a step of one GPU: {in_words(alone.makespan_s, 's')}")
+print(f"a step of one GPU: {format_quantity(alone.makespan_s, 's')}")
 
 # %%
 naive_run, naive = simulate("naive")
@@ -172,7 +172,7 @@ show(naive.figure(title="Naive: averaged after backward, one by one"))
 
 # %%
 num_calls = len(naive.select(rank=0, stream="comm"))
-print(f"{num_calls} all-reduces, {in_words(naive.exposed_s(0), 's')} of exposed communication")
+print(f"{num_calls} all-reduces, {format_quantity(naive.exposed_s(0), 's')} of exposed communication")
 print(naive_run.summary(timeline=naive).sentence())
 print(f"efficiency {alone.makespan_s / naive.makespan_s:.0%}; you guessed {my_guess_naive:.0%}")
 
@@ -220,8 +220,8 @@ counts = pd.Series([param.nbytes for param in model.parameters()]).value_counts(
 rows = {}
 for size, count in counts.items():
     seconds = collective_cost("all_reduce", size, network).time_s
-    rows[in_words(size, "B")] = {"how many": count, "one all-reduce": in_words(seconds, "s")}
-    rows[in_words(size, "B")]["all of them"] = in_words(count * seconds, "s")
+    rows[format_quantity(size, "B")] = {"how many": count, "one all-reduce": format_quantity(seconds, "s")}
+    rows[format_quantity(size, "B")]["all of them"] = format_quantity(count * seconds, "s")
 pd.DataFrame(rows).T.rename_axis("gradient of")
 
 # %% [markdown]
@@ -263,7 +263,7 @@ plan = parallel.plan_buckets(params, bucket_bytes)
 for number, bucket in enumerate(plan):
     size = sum(params[i].nbytes for i in bucket)
     which = f"parameters {bucket[0]} to {bucket[-1]}"
-    print(f"bucket {number}: {len(bucket):2d} gradients, {in_words(size, 'B')}, {which}")
+    print(f"bucket {number}: {len(bucket):2d} gradients, {format_quantity(size, 'B')}, {which}")
 
 # %%
 print(inspect.getsource(parallel.average_gradients_in_buckets))
@@ -352,9 +352,9 @@ for name, step in steps.items():
     summary = runs[name].summary(timeline=step)
     rows[name] = {
         "all-reduces": len(step.select(rank=0, stream="comm")),
-        "step": in_words(summary.step_time_s, "s"),
-        "communication": in_words(summary.communication_s[0], "s"),
-        "exposed": in_words(summary.exposed_s[0], "s"),
+        "step": format_quantity(summary.step_time_s, "s"),
+        "communication": format_quantity(summary.communication_s[0], "s"),
+        "exposed": format_quantity(summary.exposed_s[0], "s"),
         "efficiency": f"{alone.makespan_s / step.makespan_s:.0%}",
     }
 print(f"You guessed {my_guess_naive:.0%} after backward, and {my_guess_best:.0%} at best.")
@@ -376,10 +376,10 @@ show(figure_memory(overlapped_run.memory, timeline=overlapped, rank=0))
 rows = {}
 for name, run in runs.items():
     held = run.memory.at_peak(0)
-    rows[name] = {"peak": in_words(run.memory.peak_bytes(0), "B"), "in": run.memory.peak_phase(0)}
-    rows[name]["activations then"] = in_words(held["activation"], "B")
-    rows[name]["gradients and buckets then"] = in_words(held["gradient"], "B")
-print(f"the gradient {in_words(gradient_bytes, 'B')}, and twice that {in_words(2 * gradient_bytes, 'B')}")
+    rows[name] = {"peak": format_quantity(run.memory.peak_bytes(0), "B"), "in": run.memory.peak_phase(0)}
+    rows[name]["activations then"] = format_quantity(held["activation"], "B")
+    rows[name]["gradients and buckets then"] = format_quantity(held["gradient"], "B")
+print(f"the gradient {format_quantity(gradient_bytes, 'B')}, and twice that {format_quantity(2 * gradient_bytes, 'B')}")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -463,7 +463,7 @@ profile = parallel.profile_step(model, loss_of, machine.device)
 print(profile)
 for method, step in steps.items():
     predicted_s = parallel.predict_step(profile, machine, ranks, bucket_bytes, method).step_s
-    words = [in_words(seconds, "s", 4) for seconds in (predicted_s, step.makespan_s)]
+    words = [format_quantity(seconds, "s", 4) for seconds in (predicted_s, step.makespan_s)]
     error = predicted_s / step.makespan_s - 1
     print(f"{method:10s}  formula {words[0]}, simulator {words[1]}, error {error:+.2%}")
 
@@ -516,7 +516,7 @@ always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks) for is_lazy in 
 for name, run in [("always", always), ("no_sync", lazy)]:
     calls = [transfer for transfer in run.traffic.transfers if transfer.name == "all_reduce"]
     sent = sum(sum(call.sent_bytes) for call in calls) / ranks
-    print(f"{name:8s} all-reduces: {len(calls)}, a rank sends {in_words(sent, 'B')} a step")
+    print(f"{name:8s} all-reduces: {len(calls)}, a rank sends {format_quantity(sent, 'B')} a step")
 difference = float((always.values[0] - lazy.values[0]).abs().max())
 print(f"largest difference between the two gradients: {difference:.1e} (rounding in 32 bits)")
 
@@ -537,9 +537,9 @@ outer_bytes = {  # through the busiest link between nodes
 rows = {}
 for algorithm, size in outer_bytes.items():
     cost = collective_cost("all_reduce", gradient_bytes, across, algorithm=algorithm)
-    rows[algorithm] = {"time": in_words(cost.time_s, "s")}
-    rows[algorithm]["a rank sends"] = in_words(cost.sent_bytes[0], "B")
-    rows[algorithm]["through the busiest outer link"] = in_words(size, "B")
+    rows[algorithm] = {"time": format_quantity(cost.time_s, "s")}
+    rows[algorithm]["a rank sends"] = format_quantity(cost.sent_bytes[0], "B")
+    rows[algorithm]["through the busiest outer link"] = format_quantity(size, "B")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -643,8 +643,8 @@ print(f"gradients and buckets {most(run)['gradient']:,} bytes, formula {formula[
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
 calibrated = this_machine(ranks=real_ranks, backend=real)
-speed = in_words(calibrated.device.peak("float32"), "FLOP/s")
-bandwidth = in_words(calibrated.intra.bandwidth_bytes_per_s, "B/s")
+speed = format_quantity(calibrated.device.peak("float32"), "FLOP/s")
+bandwidth = format_quantity(calibrated.intra.bandwidth_bytes_per_s, "B/s")
 print(f"{real_ranks} ranks on {calibrated.profile['machine']}")
 print(f"each computes at most {speed} and sends {bandwidth}, while all are busy")
 
@@ -669,7 +669,7 @@ show(comparison.figure(same_axis=None))
 
 # %%
 numbers = comparison.table()
-sizes = [f" of {in_words(size, 'B')}" if size else "" for size in numbers["size_bytes"]]
+sizes = [f" of {format_quantity(size, 'B')}" if size else "" for size in numbers["size_bytes"]]
 numbers.index = pd.Index(numbers["name"] + sizes, name="part")
 for side in ("predicted", "measured"):
     numbers[f"{side} (ms)"] = 1e3 * numbers[f"{side}_s"]
@@ -765,7 +765,7 @@ def draw(series):
 
 some = step_times(num_ranks=8, sequences=4, name="this lab's (3.2M)", machine="pcie-a100")
 shortest_s, best = min(zip(some["overlapped"], BUCKETS, strict=True))
-print(f"8 ranks: shortest step {in_words(shortest_s, 's')}, with {in_words(best, 'B')} buckets")
+print(f"8 ranks: shortest step {format_quantity(shortest_s, 's')}, with {format_quantity(best, 'B')} buckets")
 
 # %%
 explore(

@@ -1,9 +1,13 @@
-"""`tell` prints errors as a notebook's reader can use them."""
+"""`print_error` prints errors as a notebook's reader can use them, and `print_text` other long text."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from lablib.course import tell
-from lablib.course.tell import COLUMNS
+from lablib.course import print_error, print_text
+from lablib.course.printing import COLUMNS
+from lablib.signature import WrongType
 
 HUNG = """the program was still running after timeout_s=2
 rank 0 was at
@@ -17,7 +21,7 @@ rank 1 was at
 
 
 def test_frames_of_libraries_are_left_out_and_cells_are_called_cells(capsys: pytest.CaptureFixture[str]):
-    tell(RuntimeError(HUNG))
+    print_error(RuntimeError(HUNG))
     assert capsys.readouterr().out.splitlines() == [
         "the program was still running after timeout_s=2",
         "rank 0 was at",
@@ -31,7 +35,7 @@ def test_frames_of_libraries_are_left_out_and_cells_are_called_cells(capsys: pyt
 
 def test_long_lines_are_broken_between_words_and_keep_every_word(capsys: pytest.CaptureFixture[str]):
     text = "  rank 0 waits in all_reduce #0 of group world; " + "ranks 1, 2, 3 are not there  " * 6
-    tell(RuntimeError(text))
+    print_error(RuntimeError(text))
     printed = capsys.readouterr().out
     assert all(len(line) <= COLUMNS for line in printed.splitlines())
     assert printed.split() == text.split()
@@ -39,12 +43,27 @@ def test_long_lines_are_broken_between_words_and_keep_every_word(capsys: pytest.
 
 
 def test_an_empty_message_is_an_empty_line(capsys: pytest.CaptureFixture[str]):
-    tell(RuntimeError(""))
+    print_error(RuntimeError(""))
     assert capsys.readouterr().out == "\n"
 
 
-def test_a_text_that_is_no_error_is_told_the_same_way(capsys: pytest.CaptureFixture[str]):
-    tell(HUNG)
-    told = capsys.readouterr().out
-    tell(RuntimeError(HUNG))
-    assert told == capsys.readouterr().out
+def test_a_text_that_is_no_error_keeps_all_its_lines_and_words(capsys: pytest.CaptureFixture[str]):
+    text = (
+        "rank 0 held 1 MB: " + "half of it is activation; " * 9 + '\n  File "/site-packages/torch/x.py", line 4, in f'
+    )
+    print_text(text)
+    printed = capsys.readouterr().out
+    assert all(len(line) <= COLUMNS for line in printed.splitlines())
+    assert printed.split() == text.split() and printed.splitlines()[-1] == text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "message"),
+    [
+        (print_error, "a sentence", "error must be .*: got 'a sentence'"),
+        (print_text, RuntimeError("boom"), "text must be text: got RuntimeError"),
+    ],
+)
+def test_an_error_and_a_text_are_not_taken_for_each_other(call: Callable[[Any], None], given: Any, message: str):
+    with pytest.raises(WrongType, match=message):
+        call(given)

@@ -14,9 +14,15 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 
 @checked
-def tell(message: BaseException | str) -> None:
-    """Print an error's message, or any other text, its lines wrapped between words."""
-    print("\n".join(wrapped for line in _lines_of_program(str(message)) for wrapped in _wrap(line)))
+def print_error(error: BaseException) -> None:
+    """Print an error's message, its lines wrapped between words. Frames of installed packages are left out."""
+    print_text("\n".join(_lines_of_program(str(error))))
+
+
+@checked
+def print_text(text: str) -> None:
+    """Print any other text, its lines wrapped between words."""
+    print("\n".join(wrapped for line in text.splitlines() or [""] for wrapped in _wrap(line)))
 
 
 def _lines_of_program(text: str) -> list[str]:

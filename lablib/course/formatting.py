@@ -1,0 +1,30 @@
+"""How a check writes down what it saw, on one line: tensors and arrays by shape, type and a few elements.
+
+>>> short_repr(1 / 3), short_repr("a " * 100)[-6:]
+('0.333333', ' a ...')
+"""
+
+from typing import Any
+
+_LONGEST = 160
+
+
+def short_repr(value: Any) -> str:
+    """A value on one line, cut where it gets long; tensors and arrays with shape and type."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        kind = str(value.dtype).removeprefix("torch.")
+        if getattr(value, "is_meta", False):
+            return f"{kind} tensor [{shape}] without values"
+        numbers = value.reshape(-1)[:6].tolist()
+        more = ", ..." if value.reshape(-1).shape[0] > 6 else ""
+        return f"{kind} [{shape}]: {', '.join(f'{number:.6g}' for number in numbers)}{more}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple) and any(hasattr(item, "shape") for item in value):
+        return _cut("; ".join(short_repr(item) for item in value))
+    return _cut(" ".join(repr(value).split()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."
