@@ -6,6 +6,7 @@ slowest edge of a round (see network.py); L ranks on each of N nodes.
     all_reduce      ring            2 (n-1) (alpha + S/n beta)                       sent 2 (n-1)/n S
                     tree            2 ceil(log2 n) (alpha + S beta)                  sent S up, S for each child down
                     hierarchical    reduce-scatter in the node, all-reduce of S/L across nodes, all-gather in the node
+                    nvls, nvls-tree in the switch, where the cluster has and uses that: nvls.py
     all_gather,     ring            (n-1) (alpha + S/n beta)                         sent (n-1)/n S
     reduce_scatter  hierarchical    the same across nodes on every rail at once, and in the node
     broadcast,      tree            ceil(log2 n) (alpha + S beta)
@@ -115,18 +116,24 @@ def tree_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> Coll
 
 def hierarchical_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
     local = len(net.by_node[0])
-    shard = size_bytes / local
-    inside = _slowest(_part(node.ring, shard) for node in net.nodes).times(2 * (local - 1))
+    inside = _slowest(_part(node.ring, size_bytes / local) for node in net.nodes).times(2 * (local - 1))
+    across = rails_all_reduce(net, size_bytes)
+    sent = tuple(2 * (local - 1) / local * size_bytes + outside for outside in across.sent_bytes)
+    return _cost("hierarchical", inside + _Part(across.time_s, across.latency_s), sent)
+
+
+def rails_all_reduce(net: GroupNetwork, size_bytes: float) -> CollectiveCost:
+    """The part of an all-reduce across nodes: S/L bytes on every rail at once, by the faster of ring and tree."""
+    shard = size_bytes / len(net.by_node[0])
     rails = [min((ring_all_reduce(r, shard), tree_all_reduce(r, shard)), key=lambda c: c.time_s) for r in net.rails]
     across = _slowest(_Part(cost.time_s, cost.latency_s) for cost in rails)
-    # The rails' ranks, back in group order, to add what each sends outside to what it sends inside.
-    sent_across = {
+    # The rails' ranks, back in group order.
+    sent = {
         rank: sent
         for r, cost in zip(net.rails, rails, strict=True)
         for rank, sent in zip(r.ranks, cost.sent_bytes, strict=True)
     }
-    sent = tuple(2 * (local - 1) / local * size_bytes + sent_across[rank] for rank in net.ranks)
-    return _cost("hierarchical", inside + across, sent)
+    return _cost("rails", across, tuple(sent[rank] for rank in net.ranks))
 
 
 def ring_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
@@ -217,12 +224,17 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 
 
 def algorithms_for(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
-    """The algorithms that can do this collective on this group. Raises ValueError for a name nobody knows."""
+    """The algorithms that can do this collective on this group, and that its cluster uses.
+
+    Raises:
+        ValueError: a name nobody knows.
+    """
     if not (isinstance(name, str) and isinstance(net, GroupNetwork)):
         check_types("algorithms_for", (("name", name, str), ("net", net, GroupNetwork)))
     if name not in ALGORITHMS:
         raise unknown_name("collective", name, list(ALGORITHMS))
-    return {key: f for key, f in ALGORITHMS[name].items() if key != "hierarchical" or net.is_hierarchical}
+    flat = {key: f for key, f in ALGORITHMS[name].items() if key != "hierarchical" or net.is_hierarchical}
+    return flat | _in_the_switch(name, net) if net.cluster.uses_nvls else flat
 
 
 _PLAIN = (str, (int, float), GroupNetwork, str, int)
@@ -238,7 +250,8 @@ def collective_cost(
             or "barrier".
         size_bytes: S of the legend: the whole tensor; for gather-like operations the n shards together.
         net: the group on its cluster.
-        algorithm: a name from the table above, or "auto": the fastest, or that of the cluster's library.
+        algorithm: a name from the table above, or "auto": the fastest, or that of the cluster's library. The switch
+            adds ("nvls") in "auto" only where the cluster says `uses_nvls`.
         root: group rank of the root, where there is one.
 
     Raises:
@@ -262,6 +275,8 @@ def collective_cost(
         cost = min((f(net, size_bytes, root) for f in candidates.values()), key=lambda cost: cost.time_s)
         return _with_call(cost, net)
     if algorithm not in candidates:
+        if own := _in_the_switch(name, net, algorithm).get(algorithm):
+            return _with_call(own(net, size_bytes, root), net)
         if algorithm in ALGORITHMS[name]:
             raise ValueError(
                 f"algorithm {algorithm!r} needs two or more nodes with the same number (two or more) of ranks each: "
@@ -269,6 +284,16 @@ def collective_cost(
             )
         raise unknown_name(f"{name} algorithm", algorithm, list(candidates))
     return _with_call(candidates[algorithm](net, size_bytes, root), net)
+
+
+def _in_the_switch(name: str, net: GroupNetwork, asked: str = "") -> dict[str, Algorithm]:
+    """Algorithms in which the switch adds. Raises ValueError where `asked` is one that cannot work on this group."""
+    from lablib.cost import nvls  # here: it is made of this file's algorithms
+
+    possible = nvls.nvls_algorithms(name, net)
+    if asked in nvls.NVLS.get(name, ()) and asked not in possible:
+        raise ValueError(nvls.why_not(asked, net))
+    return possible
 
 
 def _library(net: GroupNetwork) -> Mapping[str, Algorithm]:

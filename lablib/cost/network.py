@@ -12,7 +12,7 @@ Legend: n ranks in the group, L of them on each node, N nodes.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lablib.hardware.cluster import Cluster, Edge
@@ -111,6 +111,18 @@ class GroupNetwork:
     def rails(self) -> "tuple[GroupNetwork, ...]":
         """One network for the ranks that hold the same place on their nodes (a "rail": each has NICs of its own)."""
         return tuple(GroupNetwork(self.cluster, members) for members in zip(*self.by_node, strict=True))
+
+    @cached_property
+    def switch(self) -> Round:
+        """Every rank of one node and its switch, which adds what they send (nvls.py).
+
+        A link between two ranks is what each has into the switch; where one is slow, so is everybody's sum.
+        """
+        intra = self.cluster.intra
+        assert intra.nvls_latency_s is not None
+        alpha = intra.nvls_latency_s
+        edges = dict.fromkeys(edge for step in self.shifts for edge in step.edges)
+        return Round(tuple(replace(edge, latency_s=edge.latency_s - intra.latency_s + alpha) for edge in edges))
 
     def root_edges(self, root: int) -> list[Edge]:
         """The edges between group rank `root` and each other rank. Raises ValueError for a root outside the group."""

@@ -11,8 +11,9 @@ number as for an array of 100,000 groups. (Where a round has two edges of which 
 round stays the larger of two lines.)
 
 Cost: see the table of collective.py. Bytes that leave each rank, in the mean over the group, whatever the algorithm:
-all_reduce 2 (n-1)/n S; all_gather, reduce_scatter, all_to_all and a tree's broadcast (n-1)/n S; send S. A "broadcast"
-is from the group's first rank, a "broadcast in turn" from any of them, in the mean.
+all_reduce 2 (n-1)/n S; all_gather, reduce_scatter, all_to_all and a tree's broadcast (n-1)/n S; send S. (Sums made in
+the switch are fewer bytes: nvls.py.) A "broadcast" is from the group's first rank, a "broadcast in turn" from any of
+them, in the mean.
 
 Legend: n ranks at stride s, from rank 0 on; S bytes as in collective.py; L ranks on each of N nodes. A group that does
 not fill its nodes alike (n = 12 on nodes of 8) has no hierarchical algorithm, only flat ones.
@@ -28,6 +29,7 @@ from functools import lru_cache
 import numpy as np
 
 from lablib.cost.arrays import Numbers, distinct
+from lablib.cost.nvls import no_nvls
 from lablib.cost.regular_rounds import Lines, Rounds, rounds_of
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
@@ -54,6 +56,19 @@ def _on_rails(flat: Callable[[Rounds], Terms], passes: int) -> Callable[[Rounds]
         local = g.local
         yield passes * (local - 1), 1 / local, g.inside
         yield from ((rounds, share / local, edges) for rounds, share, edges in flat(g.rail))
+
+    return terms
+
+
+def _in_the_switch(cluster: Cluster, across: Callable[[Rounds], Terms] | None) -> Callable[[Rounds], Terms]:
+    """Sums made by the switches of a node (nvls.py), and between their two halves `across` on every rail."""
+    wire: Lines = ((cluster.intra.nvls_latency_s or 0.0, 1 / cluster.intra.bandwidth_bytes_per_s),)
+
+    def terms(g: Rounds) -> Terms:
+        local = g.local if across else g.size
+        yield 1, (local + 1) / local, wire
+        if across:
+            yield from ((rounds, share / local, edges) for rounds, share, edges in across(g.rail))
 
     return terms
 
@@ -125,6 +140,9 @@ ALGORITHMS: dict[str, tuple[tuple[str, Callable[[Rounds], Terms]], ...]] = {
 
 # From no rank in particular: nothing that a program calls, but what many calls take in the mean.
 IN_TURN = {"broadcast in turn": (("tree", _tree_in_turn), ("scatter-gather", _scatter_gather_in_turn))}
+
+# Where the switches add (nvls.py): (algorithm, how the rails of several nodes go on; None: it stays in one node)
+NVLS = {"all_reduce": (("nvls", None), ("nvls-tree", _ring_all_reduce), ("nvls-tree", _tree_all_reduce))}
 
 # What a library takes instead of the fastest (library.py).
 LIBRARIES = {
@@ -207,10 +225,17 @@ class RegularGroups:
             yield Sum(0.0, 0.0)
             return
         group = rounds_of(self.cluster, int(n), int(stride))
-        possible = [f for key, f in choices if key != "hierarchical" or group.local > 1]
+        is_one_node = (n - 1) * stride < self.cluster.devices_per_node
+        can = {"hierarchical": group.local > 1, "nvls-tree": group.local > 1, "nvls": is_one_node}
+        possible = [f for key, f in choices if can.get(key, True)]
+        if not possible and algorithm == "nvls":
+            raise ValueError(
+                f"algorithm 'nvls' needs ranks of one node: {n} ranks at stride {stride} do not fit into a node of "
+                f"{self.cluster.devices_per_node}; choose 'auto'"
+            )
         if not possible:
             raise ValueError(
-                f"algorithm 'hierarchical' needs two or more nodes with the same number (two or more) of ranks each: "
+                f"algorithm {algorithm!r} needs two or more nodes with the same number (two or more) of ranks each: "
                 f"{n} ranks at stride {stride} do not fill nodes of {self.cluster.devices_per_node} so; choose 'auto'"
             )
         for f in possible:
@@ -221,9 +246,15 @@ class RegularGroups:
             return IN_TURN[name]
         if name not in ALGORITHMS:
             raise unknown_name("collective of a regular group", name, list(ALGORITHMS))
+        if algorithm == "auto" and (own := LIBRARIES.get(self.cluster.library, {}).get(name)):
+            return own
+        has_nvls = self.cluster.intra.nvls_latency_s is not None
+        in_the_switch = tuple((key, _in_the_switch(self.cluster, f)) for key, f in NVLS.get(name, ()) if has_nvls)
         if algorithm == "auto":
-            return LIBRARIES.get(self.cluster.library, {}).get(name) or ALGORITHMS[name]
-        chosen = tuple(choice for choice in ALGORITHMS[name] if choice[0] == algorithm)
+            return ALGORITHMS[name] + (in_the_switch if self.cluster.uses_nvls else ())
+        chosen = tuple(choice for choice in ALGORITHMS[name] + in_the_switch if choice[0] == algorithm)
+        if not chosen and algorithm in dict(NVLS.get(name, ())):
+            raise ValueError(no_nvls(algorithm, self.cluster))
         if not chosen:
             raise unknown_name(f"{name} algorithm", algorithm, list(dict(ALGORITHMS[name])))
         return chosen

@@ -4,6 +4,8 @@
     tree            between parent and child of a binomial tree: i's parent is i without its lowest set bit
     hierarchical    a ring on every node, and on every rail (the ranks of one place on their nodes) what the rails chose
     scatter-gather  the shards of a subtree along the tree, then a ring
+    nvls            through the switch, which adds on the way: what leaves a rank is spread over the others evenly
+    nvls-tree       the same on every node, and on every rail what the rails chose
     direct          every message from its source to its target
     segmented ring  gloo's (library.py): the ring's bytes in more messages; its reduce_scatter is an all_reduce
     dissemination   gloo's barrier: no bytes
@@ -120,10 +122,26 @@ def _hierarchical_all_reduce(net: GroupNetwork, size_bytes: float, root: int) ->
     shard = size_bytes / len(net.by_node[0])
     for node in net.nodes:
         yield from _within(net, node, _ring(_twice, node, size_bytes, 0))
+    yield from _on_rails(net, shard)
+
+
+def _on_rails(net: GroupNetwork, shard: float) -> Iterator[Message]:
     for rail in net.rails:
         is_ring = ring_all_reduce(rail, shard).time_s <= tree_all_reduce(rail, shard).time_s
         messages = _ring(_twice, rail, shard, 0) if is_ring else _tree_all_reduce(rail, shard, 0)
         yield from _within(net, rail, messages)
+
+
+def _nvls(net: GroupNetwork, size_bytes: float, root: int) -> Iterator[Message]:
+    n = net.size
+    moved = (n + 1) / n * size_bytes
+    return ((a, b, moved / (n - 1)) for a in range(n) for b in range(n) if a != b)
+
+
+def _nvls_tree(net: GroupNetwork, size_bytes: float, root: int) -> Iterator[Message]:
+    for node in net.nodes:
+        yield from _within(net, node, _nvls(node, size_bytes, 0))
+    yield from _on_rails(net, size_bytes / len(net.by_node[0]))
 
 
 def _hierarchical_gather(net: GroupNetwork, size_bytes: float, root: int) -> Iterator[Message]:
@@ -159,12 +177,14 @@ def _nothing(net: GroupNetwork, size_bytes: float, root: int) -> Iterator[Messag
 
 _RING_TWICE, _RING_ONCE = partial(_ring, _twice), partial(_ring, _once)
 
-# name -> algorithm -> its messages; the same names as the tables of collective.py and library.py
+# name -> algorithm -> its messages; the same names as the tables of collective.py, nvls.py and library.py
 MESSAGES: dict[str, dict[str, Messages]] = {
     "all_reduce": {
         "ring": _RING_TWICE,
         "tree": _tree_all_reduce,
         "hierarchical": _hierarchical_all_reduce,
+        "nvls": _nvls,
+        "nvls-tree": _nvls_tree,
         "segmented ring": _RING_TWICE,
     },
     "all_gather": {"ring": _RING_ONCE, "hierarchical": _hierarchical_gather, "segmented ring": _RING_ONCE},

@@ -57,6 +57,8 @@ class Cluster:
             of the library and the launch of its kernel.
         library: the communication library whose own algorithms to take, "gloo"; "": always the fastest one, as NCCL's
             tuner would (lablib/cost/library.py).
+        uses_nvls: whether "the fastest" may be an all-reduce whose sums the switches of a node make, as NCCL's is on
+            a DGX H100 (lablib/cost/nvls.py); only where `intra` has an `nvls_latency_s`.
         profile: when, where and with which versions the figures were measured; empty for published ones.
     """
 
@@ -69,6 +71,7 @@ class Cluster:
     source: str = ""
     collective_overhead_s: float = 0.0
     library: str = ""
+    uses_nvls: bool = False
     profile: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +88,11 @@ class Cluster:
         if self.library not in LIBRARIES:
             raise unknown_name("communication library", self.library, LIBRARIES)
         check_fields(self)
+        if self.uses_nvls and self.intra.nvls_latency_s is None:
+            raise ValueError(
+                f"uses_nvls needs switches that add (nvls_latency_s of the link inside a node): {self.intra.name!r} of "
+                f"{self.name!r} has none; take NVLink 4 or 5, as 'dgx-h100' and 'dgx-b200' have, or leave it out"
+            )
 
     def node(self, rank: int) -> int:
         """The node a rank is on. Raises ValueError for what is no rank."""

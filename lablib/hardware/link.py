@@ -25,6 +25,8 @@ class Link:
         source: where the figures come from.
         collective_share: of the bandwidth, what collectives of many ranks reach where one message has all of it; for
             networks that were measured so (the planner's concern).
+        nvls_latency_s: seconds before the first byte of an all-reduce whose sums the switches of this link make (NVLink
+            SHARP: lablib/cost/nvls.py); None: they cannot add.
     """
 
     name: str
@@ -32,10 +34,12 @@ class Link:
     bandwidth_bytes_per_s: float
     source: str = ""
     collective_share: float = 1.0
+    nvls_latency_s: float | None = None
 
     def __post_init__(self) -> None:
         whose = f"link {self.name!r}"
-        check_times(whose, {"latency_s": self.latency_s})
+        given = {"latency_s": self.latency_s, "nvls_latency_s": self.nvls_latency_s}
+        check_times(whose, {name: time_s for name, time_s in given.items() if time_s is not None})
         shares = {name: getattr(self, name) for name in ("bandwidth_bytes_per_s", "collective_share")}
         check_numbers(whose, shares)
         if not self.bandwidth_bytes_per_s > 0:

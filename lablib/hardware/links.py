@@ -1,7 +1,8 @@
 """The wires that have a name, per device and direction. Every figure says where it comes from.
 
 Latencies are alpha of NCCL's own tuning model for the ring algorithm and the LL128 protocol (NVIDIA/nccl,
-src/graph/tuning.cc, `hwLat`): NVLink 1.9 us, PCIe 2.5 us, network 4.0 us; others as their source says.
+src/graph/tuning.cc, `hwLat`): NVLink 1.9 us, PCIe 2.5 us, network 4.0 us; others as their source says. Sums
+made in the switch take 25 us there (NVLS, NCCL 2.21 to 2.29); NVSwitch can add from its third generation on, NVLink 4.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from lablib.hardware.link import Link
 _STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineering, 744d01e18b)"
 _NETWORK = f"{_STAS}, network: interconnect tables"
 _NCCL = "latency: NVIDIA/nccl src/graph/tuning.cc, hwLat, ring, LL128"
+_NVLS = f"{_NCCL}; sums in the switch: NCCL's user guide, NCCL_NVLS_ENABLE (NVSwitch 3 and later), hwLat of NVLS"
 _UNVERIFIED = "from memory, not verified:"
 
 GB = 1e9
@@ -25,8 +27,8 @@ LINKS: Mapping[str, Link] = MappingProxyType(
     {
         "nvlink2": Link("NVLink 2", 1.9e-6, 150 * GB, f"{_NETWORK}; {_NCCL}"),
         "nvlink3": Link("NVLink 3", 1.9e-6, 300 * GB, f"{_NETWORK}; {_NCCL}"),
-        "nvlink4": Link("NVLink 4", 1.9e-6, 450 * GB, f"{_NETWORK}; {_NCCL}"),
-        "nvlink5": Link("NVLink 5", 1.9e-6, 900 * GB, f"{_NETWORK}; {_NCCL}"),
+        "nvlink4": Link("NVLink 4", 1.9e-6, 450 * GB, f"{_NETWORK}; {_NVLS}", nvls_latency_s=25e-6),
+        "nvlink5": Link("NVLink 5", 1.9e-6, 900 * GB, f"{_NETWORK}; {_NVLS}", nvls_latency_s=25e-6),
         # Seven wires of 64 GB/s to seven neighbours: a collective uses all of them, one message between two only one.
         "xgmi": Link(
             "xGMI, 7 wires of 64 GB/s", 1.9e-6, 448 * GB, f"{_NETWORK}; latency: that of NVLink, for want of another"

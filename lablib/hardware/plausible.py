@@ -38,6 +38,7 @@ _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
     (Device, "flops_per_joule"): (1e6, 1e15, "FLOP/J"),
     (Link, "bandwidth_bytes_per_s"): (1e6, 1e13, "B/s"),
     (Link, "latency_s"): (1e-9, 1e-1, "s"),
+    (Link, "nvls_latency_s"): (1e-9, 1e-1, "s"),
     (Cluster, "collective_overhead_s"): (1e-9, 1.0, "s"),
     (FatTree, "oversubscription"): (1.0, 1e3, ""),
     **{(kind, "switch_latency_s"): (0.0, 1e-2, "s") for kind in (FatTree, Dragonfly, Torus)},

@@ -6,6 +6,7 @@ A file starts from a cluster of the catalogue and changes what differs, or gives
     devices_per_node = 4
     inter = "roce-400"                     # a link of the catalogue, or a table as below
     collective_overhead_s = 12e-6
+uses_nvls = true                       # all-reduces may be added up in the switch
 
     [device]                               # or device = "A100-80GB-SXM"
     base = "H100-80GB-SXM"                 # optional; without it, the device of the file's base
@@ -183,6 +184,8 @@ def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: s
         return _topology(value, inherited, file)
     if hint is str:
         return value if isinstance(value, str) else _refuse(file, where, value, "text")
+    if hint is bool:
+        return value if isinstance(value, bool) else _refuse(file, where, value, "true or false")
     if hint is int:
         return (
             value
@@ -267,6 +270,8 @@ def _toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{ " + ", ".join(_lines(value)) + " }" if value else "{}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)  # the shortest text that reads back as the same number; inf and nan are spelled so in TOML too

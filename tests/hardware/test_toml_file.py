@@ -66,6 +66,7 @@ LINK = st.builds(
     latency_s=st.just(0.0) | within(1e-9, 0.1),
     bandwidth_bytes_per_s=within(1e6, 1e13) | st.just(float("inf")),
     source=TEXT,
+    nvls_latency_s=st.none() | within(1e-9, 0.1),
 )
 TOPOLOGY = (
     st.builds(FatTree, COUNT, COUNT, within(1, 100), within(0, 1e-3))
@@ -84,6 +85,8 @@ CLUSTER = st.builds(
     collective_overhead_s=st.just(0.0) | within(1e-9, 1),
     library=st.sampled_from(["", "gloo"]),
     profile=st.dictionaries(TEXT, TEXT, max_size=4),
+).flatmap(
+    lambda cluster: st.booleans().map(lambda on: cluster.but(uses_nvls=on and bool(cluster.intra.nvls_latency_s)))
 )
 
 
@@ -110,6 +113,16 @@ def test_what_is_written_is_written_again_in_the_same_bytes(tmp_path):
 
 
 # ---- reading ----
+
+
+def test_sums_in_the_switch_are_true_or_false_and_need_a_link_that_has_them(tmp_path):
+    assert read(tmp_path, 'base = "dgx-h100"\nuses_nvls = true\n').uses_nvls
+    with pytest.raises(ValueError, match="uses_nvls must be true or false: got 1"):
+        read(tmp_path, 'base = "dgx-h100"\nuses_nvls = 1\n')
+    with pytest.raises(ValueError, match="uses_nvls needs switches that add .*'NVLink 3' of 'mine' has none"):
+        read(tmp_path, 'base = "dgx-a100"\nuses_nvls = true\n')
+    with pytest.raises(ValueError, match="nvls_latency_s = 25 reads as 25 s.*give it in s"):
+        read(tmp_path, 'base = "dgx-h100"\n[intra]\nnvls_latency_s = 25\n')
 
 
 def test_a_file_may_start_from_a_cluster_and_change_single_fields(tmp_path):
