@@ -5,7 +5,8 @@ which also says from when time counts and when a communication begins).
 
     error = (predicted - measured) / measured             noise = (longest - shortest) / 2 / median, of the repeats
 
-An error smaller than the noise says nothing. The measured side is the run with the median makespan.
+An error smaller than the noise says nothing. The measured side is the run with the median makespan. What other programs
+kept busy is measured before and after the runs: on a busy machine the measured seconds are theirs, too.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lablib.hardware import Cluster, find_cluster
+from lablib.host_load import HostLoad, busiest, host_load
 from lablib.launch import launch
 from lablib.markup import paragraph, table_html
 from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
+from lablib.recorded import RecordedReconciliation, beside
 from lablib.run import Run
 from lablib.signature import checked
 from lablib.units import format_quantity
@@ -27,6 +31,8 @@ from lablib.units import format_quantity
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+
+QUIET_NOISE_PCT = 15.0  # runs that agree better than this were not disturbed much
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Reconciliation:
         repeats: every measured run.
         without: the phase left out on both sides ("" for none).
         notes: what the reader must know about the numbers.
+        loads: what other programs kept busy before and after the repeats; empty if nobody looked.
     """
 
     predicted: Run
@@ -46,10 +53,17 @@ class Reconciliation:
     repeats: tuple[Run, ...]
     without: str = ""
     notes: tuple[str, ...] = ()
+    loads: tuple[HostLoad, ...] = ()
 
     @staticmethod
     @checked
-    def of(predicted: Run, repeats: Sequence[Run], without: str = "", notes: Sequence[str] = ()) -> Reconciliation:
+    def of(
+        predicted: Run,
+        repeats: Sequence[Run],
+        without: str = "",
+        notes: Sequence[str] = (),
+        loads: Sequence[HostLoad] = (),
+    ) -> Reconciliation:
         """From runs that were made before. Raises ValueError for none, or for runs of other numbers of ranks."""
         if not repeats:
             raise ValueError("a prediction is held against one measured run or more: got none")
@@ -57,7 +71,8 @@ class Reconciliation:
         if len(counts) > 1:
             raise ValueError(f"all runs must have the same number of ranks: got {sorted(counts)}")
         by_makespan = sorted(repeats, key=lambda run: counted(run, without).makespan_s)
-        return Reconciliation(predicted, by_makespan[(len(repeats) - 1) // 2], tuple(repeats), without, tuple(notes))
+        middle = by_makespan[(len(repeats) - 1) // 2]
+        return Reconciliation(predicted, middle, tuple(repeats), without, tuple(notes), tuple(loads))
 
     @property
     def error(self) -> float:
@@ -125,6 +140,63 @@ class Reconciliation:
             text += f" Furthest off is {worst}: {format_quantity(abs(gaps[worst]), 's')} a rank {more} than measured."
         return " ".join([text, *self.notes])
 
+    @property
+    def is_quiet(self) -> bool:
+        """Were the cores left to the runs, and did the runs agree? Then errors beyond the noise are the prediction's."""
+        load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
+        return (load is None or load.is_quiet) and not noise_pct > QUIET_NOISE_PCT
+
+    def reading(self) -> str:
+        """Whether the machine was quiet, and what can be read of the numbers if it was not."""
+        load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
+        told = [str(load)] if load else []
+        told += [f"the makespans of {len(self.repeats)} runs lie within {noise_pct:.0f}% of their middle"]
+        seen = " and ".join(told if noise_pct == noise_pct else told[:-1])
+        if self.is_quiet:
+            text = "The machine was quiet: an error beyond a row's noise is the prediction's."
+        else:
+            text = f"The machine was busy: measured seconds are longer than the program needs. {self._still_readable()}"
+        return f"{seen[:1].upper()}{seen[1:]}. {text}" if seen else text
+
+    def _makespan_noise_pct(self) -> float:
+        return _noise_pct([counted(run, self.without).makespan_s for run in self.repeats])
+
+    def _still_readable(self) -> str:
+        """What no other program changes: how often each communication is called; and which work takes longest."""
+        rows = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0}).to_dict("records")
+        calls = [row for row in rows if row["kind"] == "communication"]
+        counts = ", ".join(f"{row['name']} {row['measured_calls']}" for row in calls)
+        text = f"What can still be read: calls and their bytes are the same on both sides ({counts})" if calls else ""
+        if any(row["predicted_calls"] != row["measured_calls"] for row in calls):
+            text = "Calls differ between the two sides, which no other program explains"
+        work = [row for row in rows if row["kind"] == "compute"]
+        longest = {max(work, key=lambda row: row[side])["name"] for side in ("predicted_s", "measured_s") if work}
+        agree = f"on both, {longest.pop()} is the longest work" if len(work) > 1 and len(longest) == 1 else ""
+        said = "; ".join(filter(None, [text, agree]))
+        return f"{said}." if said else ""
+
+    def record(self) -> RecordedReconciliation:
+        """The numbers without the runs, with machine, date, versions and load."""
+        from lablib.calibration.machine import machine_text, versions  # here: these need torch
+
+        about = {"machine": machine_text(self.measured.backend == "nccl"), **versions()}
+        about |= {"backend": self.measured.backend, "ranks": str(self.measured.ranks)}
+        about |= {"load": "; ".join(map(str, self.loads))}
+        rows = [_plain(row) for row in self.table().to_dict("records")]
+        return RecordedReconciliation(about, self.sentence(), self.reading(), rows)
+
+    @checked
+    def save(self, path: str | Path) -> None:
+        """Write `record()` as JSON. Raises OSError where that cannot be."""
+        self.record().save(path)
+
+    @checked
+    def beside(
+        self, recorded: RecordedReconciliation, columns: Sequence[str] = ("error_pct", "noise_pct")
+    ) -> pd.DataFrame:
+        """Columns of this table and of a recorded one by part: "error_pct here", "error_pct recorded", ..."""
+        return beside(self.table(), recorded.table(), columns)
+
     def __repr__(self) -> str:
         return f"Reconciliation({self.sentence()})"
 
@@ -163,8 +235,12 @@ def reconcile(
         raise ValueError('a prediction is held against a real backend: got "sim"; use backend="gloo" or "nccl"')
     simulated = find_cluster(cluster)
     predicted = launch(fn, *args, ranks=ranks, cluster=simulated, timeout_s=timeout_s)
-    runs = [launch(fn, *args, ranks=ranks, backend=backend, timeout_s=timeout_s) for _ in range(1 + repeats)]
-    return Reconciliation.of(predicted, runs[1:], without, _notes(simulated, ranks, backend, runs[-1]))
+    loads, runs = [], []
+    for number in range(1 + repeats):
+        runs.append(launch(fn, *args, ranks=ranks, backend=backend, timeout_s=timeout_s))
+        if number in (0, repeats):  # after the warm-up and after the last
+            loads.append(host_load())
+    return Reconciliation.of(predicted, runs[1:], without, _notes(simulated, ranks, backend, runs[-1]), loads)
 
 
 def _notes(cluster: Cluster, ranks: int, backend: str, run: Run) -> list[str]:
@@ -192,6 +268,15 @@ def _noise_pct(seconds: Sequence[float]) -> float:
     """Half the range over the median; NaN for one repeat, which says nothing of noise."""
     middle_s = median(seconds)
     return 100 * (max(seconds) - min(seconds)) / 2 / middle_s if len(seconds) > 1 and middle_s else nan
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for JSON: None for NaN, and of what was measured the four digits that mean something."""
+    plain = {str(key): None if value != value else value for key, value in row.items()}
+    return {
+        key: float(f"{value:.4g}") if value is not None and key.endswith(("_s", "_pct")) else value
+        for key, value in plain.items()
+    }
 
 
 def _place(part: Part) -> tuple[int, str, str, float]:

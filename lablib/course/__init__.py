@@ -9,6 +9,7 @@
     proof         proving a check: solution, stub, wrong answers
     execute       running a lab with papermill              jupyter       opening one in JupyterLab
     doctor        what works on this machine                printing      errors and long text, for a notebook's reader
+    recorded      a lab's comparison from a quiet machine
 
 A notebook needs `checks_for`, `print_error` and `print_text`; a file of checks needs `exercise` and `Expect`.
 """
@@ -16,6 +17,7 @@ A notebook needs `checks_for`, `print_error` and `print_text`; a file of checks 
 from lablib.course.check import Check, Checks, Exercise, checks_for, exercise
 from lablib.course.expect import Expect
 from lablib.course.printing import print_error, print_text
+from lablib.course.recorded import recorded_comparison
 from lablib.course.result import Hint, Result
 
 __all__ = [
@@ -29,4 +31,5 @@ __all__ = [
     "exercise",
     "print_error",
     "print_text",
+    "recorded_comparison",
 ]

@@ -1,0 +1,85 @@
+"""How busy a machine was, what can be read all the same, and comparisons that were recorded."""
+
+# pandas makes its properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lablib import Reconciliation
+from lablib.course import recorded_comparison
+from lablib.course.errors import CourseError
+from lablib.host_load import HostLoad, busiest, host_load
+from lablib.recorded import RecordedReconciliation
+from tests.test_reconcile import MEASURED, PREDICTED, compute, run_of, talk
+
+QUIET, BUSY = HostLoad(0.1, 2), HostLoad(1.5, 2)
+
+
+def test_the_load_is_that_of_all_cores():
+    load = host_load(0.05)
+    assert 0 <= load.busy_cores <= load.cores
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, 1e9])
+def test_a_time_to_watch_is_a_short_one(seconds: float):
+    with pytest.raises(ValueError, match="seconds must be"):
+        host_load(seconds)
+
+
+def test_a_tenth_of_the_cores_is_where_quiet_ends():
+    assert QUIET.is_quiet and not BUSY.is_quiet and not HostLoad(0.2, 2).is_quiet
+    assert busiest([QUIET, BUSY]) is BUSY and busiest([]) is None
+
+
+def test_on_a_quiet_machine_errors_beyond_the_noise_are_the_predictions():
+    comparison = Reconciliation.of(PREDICTED, [MEASURED] * 3, loads=[QUIET, QUIET])
+    assert comparison.is_quiet
+    assert "the machine was quiet" in comparison.reading().lower() and "0.1 of 2 cores" in comparison.reading()
+
+
+def test_a_load_before_or_after_makes_a_machine_busy_and_what_can_be_read_is_said():
+    comparison = Reconciliation.of(PREDICTED, [MEASURED] * 3, loads=[QUIET, BUSY])
+    assert not comparison.is_quiet
+    assert "1.5 of 2 cores" in comparison.reading()
+    assert "the same on both sides (all_reduce 1)" in comparison.reading()
+    assert "on both, forward is the longest work" in comparison.reading()
+
+
+def test_runs_that_differ_make_a_machine_busy_although_nobody_saw_a_load():
+    slow = run_of(*(compute(rank, 0, 30) for rank in (0, 1)), backend="gloo")
+    assert not Reconciliation.of(PREDICTED, [MEASURED, MEASURED, slow], loads=[QUIET]).is_quiet
+
+
+def test_calls_that_differ_are_no_matter_of_load():
+    twice = run_of(*(talk(rank, start, start + 1) for rank in (0, 1) for start in (0, 5)), backend="gloo")
+    assert "Calls differ" in Reconciliation.of(PREDICTED, [twice], loads=[BUSY]).reading()
+
+
+def test_one_run_says_nothing_of_noise():
+    assert "nan" not in Reconciliation.of(PREDICTED, [MEASURED]).reading()
+
+
+def test_what_was_recorded_is_what_was_seen(tmp_path):
+    comparison = Reconciliation.of(PREDICTED, [MEASURED] * 2, loads=[BUSY])
+    comparison.save(tmp_path / "recorded.json")
+    recorded = RecordedReconciliation.load(tmp_path / "recorded.json")
+    assert recorded == comparison.record()
+    here, there = comparison.table(), recorded.table()
+    assert list(here["name"]) == list(there["name"])
+    assert there["measured_s"].tolist() == pytest.approx(here["measured_s"].tolist(), rel=1e-3, nan_ok=True)
+    assert "1.5 of 2 cores" in recorded.about["load"] and "2 ranks on gloo" in recorded.sentence()
+    side_by_side = comparison.beside(recorded)
+    assert list(side_by_side.columns)[0] == "error_pct here" and side_by_side.shape == (len(here), 4)
+    equal = side_by_side["error_pct here"] - side_by_side["error_pct recorded"]
+    assert equal.abs().fillna(0).max() < 0.1
+
+
+def test_a_file_that_holds_something_else_is_one_sentence(tmp_path):
+    (tmp_path / "recorded.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match="must be what save"):
+        RecordedReconciliation.load(tmp_path / "recorded.json")
+    with pytest.raises(CourseError, match="unknown lab"):
+        recorded_comparison("77")
