@@ -12,7 +12,7 @@ from gpt3_step import GPT3, SMALL, step
 
 from lablib import Run, launch
 from lablib.models.transformer import Transformer
-from lablib.plan import NONE, Parallel, Prediction, predict
+from lablib.plan import IDEAL, Parallel, Prediction, predict
 from lablib.units import format_quantity
 
 NUM_PREDICTIONS = 200
@@ -27,7 +27,7 @@ def planned(options: argparse.Namespace, config: dict[str, int]) -> Prediction:
         batch=options.micro_batches,
         recompute="full",
         stack="torch-megatron",
-        losses=NONE,
+        derating=IDEAL,
     )
 
 

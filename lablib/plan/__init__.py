@@ -2,7 +2,7 @@
 
 parallel.py     how a model is split over ranks
 stack.py        the software a run is made with
-losses.py       what real machines lose and the simulator does not
+derating.py     what real machines lose and the simulator does not
 machine.py      what pieces of a step take on one rank
 layer/          one transformer layer: its passes, and what it keeps
 ends.py         embedding, head and loss
@@ -29,7 +29,7 @@ papers/         formulas as their papers print them
 validation/     published runs, and how far off predictions of them are
 """
 
-from lablib.plan.losses import NONE, Losses
+from lablib.plan.derating import IDEAL, Derating
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
 from lablib.plan.predict_many import predict_many
@@ -40,9 +40,9 @@ from lablib.plan.search_result import SearchResult
 from lablib.plan.stack import STACKS, Stack
 
 __all__ = [
-    "NONE",
+    "IDEAL",
     "STACKS",
-    "Losses",
+    "Derating",
     "Parallel",
     "Prediction",
     "Predictions",

@@ -1,6 +1,6 @@
-"""What pieces of a training step take on one rank: the cost model seen through a stack and its losses.
+"""What pieces of a training step take on one rank: the cost model seen through a stack and its derating.
 
-    product     matmul_time_s at its dtype / the share of it that losses.py and the power limit leave
+    product     matmul_time_s at its dtype / the share of it that derating.py and the power limit leave
     attention   attention_time_s / the same share; a kernel older than its device has a share of the newest one's rate
                 at heads of 128, whatever its own width; unfused attention is products and streams (layer/)
     stream      memory_bound_time_s / memory share
@@ -32,7 +32,7 @@ from lablib.cost.memory import memory_bound_time_s
 from lablib.cost.regular_group import RegularGroups
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
-from lablib.plan.losses import Losses
+from lablib.plan.derating import Derating
 from lablib.plan.stack import Stack
 
 # Width of the heads that attention kernels are tuned for. What holds an old one back is not the exponentials that
@@ -102,13 +102,13 @@ class Machine:
     Attributes:
         cluster: the cluster.
         stack: the software.
-        losses: what real machines lose.
+        derating: what real machines lose.
         precision: dtype of the linear layers' products; other work is in 16 bits, or 32 where this is 32.
     """
 
     cluster: Cluster
     stack: Stack
-    losses: Losses
+    derating: Derating
     precision: str
 
     @property
@@ -163,7 +163,7 @@ class Machine:
     @cached_property
     def product_shares(self) -> dict[str, float]:
         """Of each dtype: what products reach in a training step of what the cost model says of them."""
-        return {dtype: self.losses.sustained_share(dtype, self.device) for dtype in self.device.peak_flops_per_s}
+        return {dtype: self.derating.sustained_share(dtype, self.device) for dtype in self.device.peak_flops_per_s}
 
     def product_s(
         self,
@@ -180,11 +180,11 @@ class Machine:
         """
         dtype = self.computed_in(dtype or self.precision)
         time_s = matmul_time_s(m, n, k, dtype, self.device, batch, (m, n) if is_over_tokens else None)
-        return time_s / self.product_shares.get(dtype, self.losses.product_share)
+        return time_s / self.product_shares.get(dtype, self.derating.product_share)
 
     def stream_s(self, size_bytes: Numbers) -> Numbers:
         """Seconds to read and write so many bytes of the device's memory."""
-        return memory_bound_time_s(size_bytes, self.device) / self.losses.memory_share
+        return memory_bound_time_s(size_bytes, self.device) / self.derating.memory_share
 
     def attention_s(
         self, batch: Numbers, heads: Numbers, queries: Numbers, keys: Numbers, d: Numbers, backward: bool
@@ -223,26 +223,26 @@ class Machine:
         """Seconds of a flash kernel by the width of its heads, where it may be older than its device."""
         if not self.generations_behind:
             return kernel_s(d)
-        slower = self.losses.generation_share**self.generations_behind
+        slower = self.derating.generation_share**self.generations_behind
         return most(kernel_s(d), kernel_s(USUAL_WIDTH) * (d / USUAL_WIDTH) / slower)
 
     @cached_property
     def attention_share(self) -> float:
         """What the newest attention kernel reaches of the cost model's rate."""
-        if not self.losses.has_generations:
-            return self.losses.product_share
-        return self.product_shares.get(self.plain, self.losses.product_share)
+        if not self.derating.has_generations:
+            return self.derating.product_share
+        return self.product_shares.get(self.plain, self.derating.product_share)
 
     @cached_property
     def generations_behind(self) -> int:
-        """How many generations older than the device its attention kernel is (losses.py)."""
-        if not self.losses.has_generations:
+        """How many generations older than the device its attention kernel is (derating.py)."""
+        if not self.derating.has_generations:
             return 0
         return max(0, self.device.attention_generation - self.stack.attention_generation)
 
     def _wires(self, is_collective: bool) -> Cluster:
         """The cluster, its wires at what collectives or single messages reach."""
-        shares = self.losses.inside_share, self.losses.outside_share
+        shares = self.derating.inside_share, self.derating.outside_share
         links = self.cluster.intra, self.cluster.inter
         if shares == (1.0, 1.0):
             return self.cluster
@@ -275,5 +275,5 @@ class Machine:
     def time_s(self, work: Pass) -> Numbers:
         """Seconds of a pass: device or host, whichever is slower."""
         device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + work.communication_s
-        host_s = work.kernels * (self.losses.dispatch_s * self.stack.calls_per_kernel)
+        host_s = work.kernels * (self.derating.dispatch_s * self.stack.calls_per_kernel)
         return most(device_s, host_s)

@@ -10,7 +10,7 @@
                           that and the buffers are more. Where the host keeps them: of two layers, on their way
     communication buffer  with ZeRO-3 what is gathered at that moment: two layers, with gradients of one, or the head;
                           messages of the pipeline, R D w each; error feedback of compressed gradients; buckets
-    other                 what libraries take (losses.py), and the optimizer's update where that is more than the
+    other                 what libraries take (derating.py), and the optimizer's update where that is more than the
                           activations, which are gone then
 
 What a layer keeps with and without recomputation is in layer/ and recompute.py, the micro-batches in flight in
@@ -64,7 +64,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     layers = layers_of(model.num_layers, split.pipeline, rank)
     if on.stack.is_eager:
         found = eager_peak.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
-        return Memory(*found)._replace(other=found[-1] + on.losses.base_bytes)
+        return Memory(*found)._replace(other=found[-1] + on.derating.base_bytes)
     held = step.held
     head = last * (held.head + held.tied)
     outside = first * held.embedding + head - first * last * held.tied
@@ -105,7 +105,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         optimizer_state=state,
         activation=activation,
         communication_buffer=buffers + where(is_at_head, at_head, at_layer),
-        other=on.losses.base_bytes + most(of_step - gradient - activation, 0.0 * buffers),
+        other=on.derating.base_bytes + most(of_step - gradient - activation, 0.0 * buffers),
     )
 
 

@@ -19,8 +19,8 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
 from lablib.pipeline.closed_form import SCHEDULES
+from lablib.plan.derating import USUAL, Derating
 from lablib.plan.gradient_compression import GradientCompression, find_compression
-from lablib.plan.losses import USUAL, Losses
 from lablib.plan.machine import Machine
 from lablib.plan.memory import CATEGORIES, stage_memory
 from lablib.plan.optimizers import Optimizer, find_optimizer
@@ -55,7 +55,7 @@ def predict(
     compression: str | GradientCompression = "none",
     offload: tuple[str, ...] = (),
     trainable: str = "all",
-    losses: Losses | None = None,
+    derating: Derating | None = None,
     host_link: str | Link = "pcie4",
 ) -> Prediction:
     """One training step, predicted.
@@ -77,7 +77,7 @@ def predict(
         compression: of the data axis's gradients, a name or a record of gradient_compression.py.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         trainable: "all", or "lora": the model's own weights have no gradients.
-        losses: what real machines lose; `lablib.plan.losses.NONE` predicts what the simulator would measure.
+        derating: what real machines lose; `lablib.plan.derating.IDEAL` predicts what the simulator would measure.
         host_link: what lies between device and host.
 
     Raises:
@@ -90,7 +90,7 @@ def predict(
     seq_len = model.max_seq_len if seq_len is None else seq_len
     choices = choices_of(
         *(model, cluster, parallel, precision, recompute, schedule, optimizer, stack, compression, offload),
-        *(trainable, losses, host_link),
+        *(trainable, derating, host_link),
     )
     batch, micro_batch = whole_number("batch", batch), whole_number("micro_batch", micro_batch)
     seq_len = whole_number("seq_len", seq_len)
@@ -125,7 +125,7 @@ def choices_of(
     compression: str | GradientCompression,
     offload: tuple[str, ...],
     trainable: str,
-    losses: Losses | None,
+    derating: Derating | None,
     host_link: str | Link,
 ) -> Choices:
     """The choices of a run, names resolved. Raises ValueError for those nobody knows."""
@@ -147,9 +147,9 @@ def choices_of(
         if not isinstance(host_link, str) or host_link not in LINKS:
             raise unknown_name("link", host_link, list(LINKS))
         host_link = LINKS[host_link]
-    if losses is not None and not isinstance(losses, Losses):
+    if derating is not None and not isinstance(derating, Derating):
         raise ValueError(
-            f"losses is a record of lablib.plan.losses, or None: got {shown(losses)}; try lablib.plan.NONE"
+            f"derating is a record of lablib.plan.derating, or None: got {shown(derating)}; try lablib.plan.IDEAL"
         )
     stack, software = _software(stack, cluster)
     if stack.has_wide_shards and parallel.zero_stage != 3:
@@ -165,7 +165,7 @@ def choices_of(
         )
     return Choices(
         model=model,
-        machine=_machine(cluster, stack, USUAL if losses is None else losses, precision),
+        machine=_machine(cluster, stack, USUAL if derating is None else derating, precision),
         recompute=recompute_policy(recompute),
         schedule=schedule,
         optimizer=find_optimizer(optimizer),
@@ -191,9 +191,9 @@ def _software(stack: str | Stack | None, cluster: Cluster) -> tuple[Stack, Softw
 
 
 @lru_cache(maxsize=64)
-def _machine(cluster: Cluster, stack: Stack, losses: Losses, precision: str) -> Machine:
+def _machine(cluster: Cluster, stack: Stack, derating: Derating, precision: str) -> Machine:
     """One machine for all who ask for the same: it remembers its groups and its layers' pieces."""
-    return Machine(cluster, stack, losses, precision)
+    return Machine(cluster, stack, derating, precision)
 
 
 def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, step: Step) -> Prediction:
@@ -224,9 +224,9 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         communication={name: tuple(getattr(step, name)[:2]) for name in AXES},
         bubble_fraction=step.bubble_s / step.pipeline_s,
         memory=_stages(choices, split, step),
-        memory_limit_bytes=device.memory_bytes - machine.losses.driver_bytes,
-        cached_share=machine.losses.cached_share,
-        driver_bytes=machine.losses.driver_bytes,
+        memory_limit_bytes=device.memory_bytes - machine.derating.driver_bytes,
+        cached_share=machine.derating.cached_share,
+        driver_bytes=machine.derating.driver_bytes,
         power_w=device.power_w,
         software=choices.software,
     )

@@ -23,7 +23,7 @@ from lablib.hardware.link import Link
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
-from lablib.plan.losses import USUAL, Losses
+from lablib.plan.derating import USUAL, Derating
 from lablib.plan.memory import peak_bytes
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import choices_of, find_model
@@ -66,7 +66,7 @@ def predict_many(
     compression: Any = "none",
     offload: tuple[str, ...] = (),
     trainable: str = "all",
-    losses: Losses | None = None,
+    derating: Derating | None = None,
     host_link: str | Link = "pcie4",
     progress: Progress | None = None,
 ) -> Predictions:
@@ -77,7 +77,7 @@ def predict_many(
             `tensor`.
         zero_stage to compression, but for zero_plus_plus: as in `Parallel` and `predict`; one value for all plans, or
             an array or list with one for each.
-        zero_plus_plus, offload, trainable, losses, host_link: as there; the same for all plans.
+        zero_plus_plus, offload, trainable, derating, host_link: as there; the same for all plans.
         progress: called with the number of plans done and of all.
 
     Raises:
@@ -111,7 +111,7 @@ def predict_many(
         "model": model,
         "cluster": cluster,
         "zero_plus_plus": zero_plus_plus,
-        **{"offload": offload, "trainable": trainable, "losses": losses, "host_link": host_link},
+        **{"offload": offload, "trainable": trainable, "derating": derating, "host_link": host_link},
     }
     found = _Sheet(length)
     done = 0
@@ -123,7 +123,7 @@ def predict_many(
             done += len(block)
             if progress:
                 progress(done, length)
-    driver_bytes = (USUAL if losses is None else losses).driver_bytes
+    driver_bytes = (USUAL if derating is None else derating).driver_bytes
     return Predictions(
         numbers,
         columns,
@@ -182,7 +182,7 @@ def _choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Choices:
     others = {name: values[name] for name in OUTSIDE}
     return choices_of(
         parallel=parallel,
-        **{name: fixed[name] for name in ("model", "cluster", "offload", "trainable", "losses", "host_link")},
+        **{name: fixed[name] for name in ("model", "cluster", "offload", "trainable", "derating", "host_link")},
         **others,
     )
 

@@ -69,7 +69,7 @@ def search(
         tensor to schedule: the values to try, one or several (`tensor=8`, `pipeline=range(4, 17)`); None: see
             search_grid.py.
         progress: called with the number of plans done and of all.
-        others: as in `predict_many`, one value for all plans: precision, optimizer, stack, compression, losses, ...
+        others: as in `predict_many`, one value for all plans: precision, optimizer, stack, compression, derating, ...
 
     Raises:
         ValueError: names nobody knows, numbers below 1, values that no plan can have together.

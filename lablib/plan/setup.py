@@ -24,7 +24,7 @@ class Choices:
 
     Attributes:
         model: the model's sizes.
-        machine: cluster, software, losses, precision.
+        machine: cluster, software, derating, precision.
         recompute: what is computed again in backward.
         schedule: of the pipeline.
         optimizer, compression: records of optimizers.py and gradient_compression.py.

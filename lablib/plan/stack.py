@@ -51,7 +51,7 @@ class Stack:
         name: the catalogue's.
         attention: "flash" or "unfused".
         attention_generation: of flash attention: 1, 2 (written for Ampere), 3 (Hopper) or 4 (Blackwell). On a newer
-            device than its own it reaches a share of the rate (losses.py).
+            device than its own it reaches a share of the rate (derating.py).
         has_dropout: whether masks are drawn, stored and applied.
         passes_norm, passes_activation, passes_residual: how often the tensor at hand is read or written, forward and
             backward, by a norm, by the MLP's activation, and by bias, dropout and residual.

@@ -125,7 +125,7 @@ def step_of(choices: Choices, split: Split) -> Step:
     exposed_expert_s = spent.expert_s - m * layers * pieces.hidden_expert_s
     layers_s = m * layers * layer.compute_s
     return Step(
-        step_s=pipe.makespan_s + data.added_s + optimizer_s + on.losses.step_s,
+        step_s=pipe.makespan_s + data.added_s + optimizer_s + on.derating.step_s,
         products_s=spent.product_s,
         attention_s=spent.attention_s,
         memory_s=spent.memory_s,
@@ -135,7 +135,7 @@ def step_of(choices: Choices, split: Split) -> Step:
         ends_s=pipe.busy_s - layers_s - m * layers * layer.waiting_s - pipe.ends_tensor_s,
         bubble_s=pipe.makespan_s - pipe.busy_s,
         optimizer_s=optimizer_s,
-        fixed_s=on.losses.step_s,
+        fixed_s=on.derating.step_s,
         tensor=Axis(spent.tensor_s + pipe.ends_tensor_s, exposed_tensor_s + pipe.ends_tensor_s),
         context=Axis(spent.context_s, spent.context_s),
         expert=Axis(spent.expert_s, exposed_expert_s),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lablib import pipeline
 from lablib.pipeline import Costs, replay, schedules, validate
-from lablib.plan import Losses, Parallel, Stack, predict, predict_many, search
+from lablib.plan import Derating, Parallel, Stack, predict, predict_many, search
 from lablib.plan.gradient_compression import GradientCompression, find_compression
 from lablib.plan.optimizers import Optimizer, find_optimizer
 from lablib.plan.recompute import recompute_policy
@@ -31,7 +31,7 @@ BASES: dict[Callable[..., Any], dict[str, Any]] = {
     predict_many: PLAN,
     search: SEARCH,
     Parallel: {},
-    Losses: {},
+    Derating: {},
     Stack: {"name": "mine"},
     Optimizer: {"name": "mine", "source": ""},
     GradientCompression: {"name": "mine", "source": ""},
@@ -114,7 +114,7 @@ def test_the_calls_that_are_changed_are_answered(call):
         (predict_many, {"schedule": [["1f1b"]]}, "a choice of each plan is a name or a number"),
         (search, {"tensor": [[1]]}, "tensor must be whole numbers, 1 or more"),
         (search, {"batch": 2**63}, "batch must be whole numbers, 1 or more"),
-        (Losses, {"memory_share": 0.0}, r"memory_share is a share in \(0, 1\]: got 0.0"),
+        (Derating, {"memory_share": 0.0}, r"memory_share is a share in \(0, 1\]: got 0.0"),
         (Stack, {"attention": "flahs"}, "unknown attention 'flahs': did you mean 'flash'"),
     ],
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lablib.hardware import CLUSTERS, Device
-from lablib.plan.losses import NONE
+from lablib.plan.derating import IDEAL
 from lablib.plan.machine import Machine
 from lablib.plan.stack import Stack, find_stack
 
@@ -18,9 +18,9 @@ def ideal() -> Device:
 
 @pytest.fixture(scope="session")
 def machine(ideal) -> Callable[..., Machine]:
-    """Of a stack and a precision: this device in DGX A100s, and no losses."""
+    """Of a stack and a precision: this device in DGX A100s, and no derating."""
 
     def made(stack: str | Stack, precision: str = "bfloat16") -> Machine:
-        return Machine(CLUSTERS["dgx-a100"].but(device=ideal), find_stack(stack), NONE, precision)
+        return Machine(CLUSTERS["dgx-a100"].but(device=ideal), find_stack(stack), IDEAL, precision)
 
     return made

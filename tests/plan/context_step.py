@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from lablib import phase
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.models.transformer import Transformer
-from lablib.plan import NONE, STACKS, Parallel, Prediction, predict
+from lablib.plan import IDEAL, STACKS, Parallel, Prediction, predict
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -122,5 +122,5 @@ def predicted(job: ContextJob) -> Prediction:
         recompute=job.recompute,
         precision=str(job.dtype).removeprefix("torch."),
         stack=replace(STACKS["torch"], has_master=False),
-        losses=NONE,
+        derating=IDEAL,
     )

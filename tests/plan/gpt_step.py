@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from lablib import phase
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.models.transformer import Transformer
-from lablib.plan import NONE, STACKS, Parallel, Prediction, predict
+from lablib.plan import IDEAL, STACKS, Parallel, Prediction, predict
 
 OPTIMIZERS = {
     "adamw": partial(torch.optim.AdamW, lr=1e-4, foreach=True),
@@ -142,5 +142,5 @@ def predicted(job: Job) -> Prediction:
         precision="bfloat16" if job.is_mixed else str(job.dtype).removeprefix("torch."),
         recompute=job.recompute,
         stack=stack,
-        losses=NONE,
+        derating=IDEAL,
     )

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib import phase
 from lablib.models.transformer import Transformer
-from lablib.plan import NONE, STACKS, Parallel, Prediction, predict
+from lablib.plan import IDEAL, STACKS, Parallel, Prediction, predict
 
 
 def _gpt3_step() -> Any:
@@ -177,5 +177,5 @@ def predicted(job: TensorJob) -> Prediction:
         recompute=job.recompute,
         precision=str(job.dtype).removeprefix("torch."),
         stack=replace(STACKS["torch-megatron"], has_master=False),
-        losses=NONE,
+        derating=IDEAL,
     )

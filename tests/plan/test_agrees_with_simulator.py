@@ -3,7 +3,7 @@
 Seconds of communication agree within 5%, axis by axis.
 
 The programs are plain torch.distributed and know nothing of either; the planner is asked for the stack that describes
-them, without a real machine's losses. Both read lablib/cost: what is compared is which operators run and when, which
+them, without what real machines lose. Both read lablib/cost: what is compared is which operators run and when, which
 tensors live and when.
 """
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from lablib import launch
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
-from lablib.plan import NONE, STACKS, Parallel, predict
+from lablib.plan import IDEAL, STACKS, Parallel, predict
 from lablib.script import simulate_script
 from tests.plan.agreement import agrees, agrees_on_communication
 from tests.plan.gpt_step import OPTIMIZERS, Job, predicted, train
@@ -43,7 +43,7 @@ def pipeline(cluster: str, tensor: int, stages: int, micro_batches: int, **confi
         micro_batch=config["micro_batch"],
         recompute="full" if config["recompute"] else "none",
         stack="torch-megatron",
-        losses=NONE,
+        derating=IDEAL,
     )
     ranks = [stage * tensor for stage in range(stages)]
     agrees(run, prediction, ranks)
@@ -221,7 +221,7 @@ def test_shards_that_travel_beside_the_layers_on_streams_of_their_own(config, mi
         micro_batch=2,
         precision="float32",
         stack=replace(STACKS["torch"], has_master=False),
-        losses=NONE,
+        derating=IDEAL,
     )
     agrees(run, prediction, [0])
     agrees_on_communication(run, prediction, [0], "data")

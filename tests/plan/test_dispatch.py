@@ -8,7 +8,7 @@ import pytest
 
 from lablib.hardware import CLUSTERS
 from lablib.models import Experts, find_transformer
-from lablib.plan import NONE, STACKS, Parallel, predict, predict_many
+from lablib.plan import IDEAL, STACKS, Parallel, predict, predict_many
 from lablib.plan.layer.dispatch import exchange_s, visited_share
 from lablib.plan.machine import Machine
 
@@ -42,7 +42,7 @@ def test_rows_over_each_wire_are_those_of_every_choice_of_experts(num_experts, n
     mixture, cluster = Experts(num_experts, num_active, 64), WIRES.but(devices_per_node=inside)
     found = counted(num_experts, num_active, nodes, inside)
     for stack, (outside_rows, inside_rows) in zip((CORE, DEDUPLICATED), found, strict=True):
-        seconds = exchange_s(Machine(cluster, stack, NONE, "bfloat16"), mixture, 1000, 64, nodes * inside, 1)
+        seconds = exchange_s(Machine(cluster, stack, IDEAL, "bfloat16"), mixture, 1000, 64, nodes * inside, 1)
         wires = (cluster.inter.bandwidth_bytes_per_s, cluster.intra.bandwidth_bytes_per_s)
         times = [1000 * 64 * rows / wire for rows, wire in zip((outside_rows, inside_rows), wires, strict=True)]
         assert seconds == pytest.approx(max(times), rel=1e-9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
 from lablib.models import Experts, Transformer, find_transformer, transformer_parameters
-from lablib.plan import NONE, Parallel, predict, predict_many, search
+from lablib.plan import IDEAL, Parallel, predict, predict_many, search
 from lablib.plan.layer import Sizes
 from lablib.plan.pieces import layer_work
 
@@ -39,7 +39,7 @@ def folded(data, tensor, context, expert, expert_tensor, **others):
 
 
 def on_one_node(parallel, **changes):
-    return predict(MIXTRAL, WIRES, parallel, 16, seq_len=4096, losses=NONE, **changes)
+    return predict(MIXTRAL, WIRES, parallel, 16, seq_len=4096, derating=IDEAL, **changes)
 
 
 @pytest.mark.parametrize("axes", FOLDED)
@@ -124,7 +124,7 @@ def test_what_a_rank_keeps_of_its_experts():
         tied_head=False, experts=Experts(4, 2, 32),
     )  # fmt: skip
     on_dense, on_mixed = (
-        predict(each, "dgx-h100", parallel, 1, seq_len=128, losses=NONE).memory[0]["activation"]
+        predict(each, "dgx-h100", parallel, 1, seq_len=128, derating=IDEAL).memory[0]["activation"]
         for each, parallel in (
             (replace(model, d_ff=32, experts=None), Parallel(tensor=2)),
             (model, Parallel(tensor=2, expert=2, expert_tensor=1)),

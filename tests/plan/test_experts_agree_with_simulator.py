@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from lablib import launch, phase
 from lablib.models import Experts, Transformer
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
-from lablib.plan import NONE, STACKS, Parallel, predict
+from lablib.plan import IDEAL, STACKS, Parallel, predict
 
 
 class Exchange(torch.autograd.Function):
@@ -136,7 +136,7 @@ def test_experts_over_ranks(cluster, ranks, sizes, experts, batch, micro_batches
         precision=dtype,
         recompute=recompute,
         stack=replace(STACKS["torch"], has_master=False),
-        losses=NONE,
+        derating=IDEAL,
     )
     assert prediction.step_time_s == pytest.approx(run.timeline.without("setup").makespan_s, rel=0.05)
     assert prediction.stage_bytes[0] == pytest.approx(run.memory.peak_bytes(0), rel=0.02)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lablib.hardware import CLUSTERS
 from lablib.models.published import find_transformer
 from lablib.models.transformer_sizes import transformer_parameters
-from lablib.plan import NONE, Parallel, predict, search
+from lablib.plan import IDEAL, Parallel, predict, search
 from lablib.plan.gradient_compression import COMPRESSIONS, find_compression
 
 
@@ -104,7 +104,7 @@ def test_powersgd_multiplies_the_matrix_three_times():
 def packing_s(rank: int) -> float:
     method = replace(find_compression("powersgd"), rank=rank)
     split = Parallel(data=8)
-    return predict("llama-2-7b", "dgx-a100", split, 8, losses=NONE, compression=method).parts["packing"]
+    return predict("llama-2-7b", "dgx-a100", split, 8, derating=IDEAL, compression=method).parts["packing"]
 
 
 def test_powersgds_products_take_their_time():

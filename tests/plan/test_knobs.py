@@ -15,7 +15,7 @@ import pytest
 from lablib.hardware import CLUSTERS, LINKS, Dragonfly, Torus
 from lablib.models import TRANSFORMERS, Experts
 from lablib.models.transformer import Latent
-from lablib.plan import Losses, Parallel, predict
+from lablib.plan import Derating, Parallel, predict
 from lablib.plan.gradient_compression import COMPRESSIONS, GradientCompression
 from lablib.plan.optimizers import OPTIMIZERS, Optimizer
 from lablib.plan.predict import OFFLOAD, PRECISIONS
@@ -48,7 +48,7 @@ TEXTS = (
 NUMBERS = (0, 1, 2, 3, 4, 8, 64, 1e-4, 0.1, 0.5, 3.0, 100.0, 1e4, 1e12)
 VALUES: tuple[Any, ...] = (
     *(None, True, False, *NUMBERS, *TEXTS, ("qwZ",), ("hpZ",), ("qgZ",), ("optimizer",), ("activations",), (9.0, 9.0)),
-    *(Parallel(data=2), Losses(step_s=1.0), LINKS["pcie3"], {"float32": 1e12, "float16": 2e12, "bfloat16": 9e12}),
+    *(Parallel(data=2), Derating(step_s=1.0), LINKS["pcie3"], {"float32": 1e12, "float16": 2e12, "bfloat16": 9e12}),
     *(64, 256, 2048, 1024 * 1024, 5 * 10**9, 10**12, (64, 64), {"bfloat16": 0.1}, Experts(4, 2, 1024)),
     *(Latent(64, 64, 32, 64, 64), STACKS["torch-compile"], OPTIMIZERS["sgd"], COMPRESSIONS["int4"]),
     *(V100.device, Torus((4, 4)), Dragonfly(2, 2)),
@@ -113,7 +113,7 @@ def records() -> Iterator[tuple[type, Any]]:
     stacks = tuple(STACKS[n] for n in ("megatron-core", "torch-compile-2024", "megatron-2021", "torch"))
     torch_16 = replace(STACKS["torch"], has_master=False)
     yield Stack, of("stack", lambda _: (*stacks, torch_16))
-    yield Losses, of("losses", lambda _: (Losses(), Losses(is_power_limited=False)))
+    yield Derating, of("derating", lambda _: (Derating(), Derating(is_power_limited=False)))
     yield type(GPT), of("model", lambda base: base["model"])
     yield Experts, inside("model", "experts")
     yield Latent, inside("model", "latent")

@@ -5,7 +5,7 @@ import pytest
 from lablib.hardware import CLUSTERS
 from lablib.pipeline import schedules
 from lablib.pipeline.messages import sends
-from lablib.plan import NONE, Parallel, predict
+from lablib.plan import IDEAL, Parallel, predict
 
 ONE_RANK_NODES = CLUSTERS["perlmutter"].but(devices_per_node=1)
 
@@ -14,7 +14,7 @@ def seconds(schedule: str, stages: int, chunks: int, micro_batches: int, cluster
     """Of the messages that a rank sends, in a model whose message is 2 MiB."""
     found = predict(
         *("gpt3-1.3b", cluster, Parallel(pipeline=stages, chunks=chunks), micro_batches),
-        **{"seq_len": 512, "schedule": schedule, "stack": "torch", "losses": NONE},
+        **{"seq_len": 512, "schedule": schedule, "stack": "torch", "derating": IDEAL},
     )
     return found.communication["pipeline"][0]
 

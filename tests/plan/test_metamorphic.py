@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS, LINKS
 from lablib.models import TRANSFORMERS
-from lablib.plan import NONE, Parallel, Prediction, predict
+from lablib.plan import IDEAL, Parallel, Prediction, predict
 from lablib.plan.gradient_compression import COMPRESSIONS
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.predict import PRECISIONS
@@ -67,7 +67,7 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         "compression": draw(st.sampled_from(["none", *COMPRESSIONS])) if is_summed else "none",
         "offload": draw(st.sampled_from([(), (), ("optimizer",), ("activations",), ("optimizer", "activations")])),
         "trainable": trainable,
-        "losses": draw(st.sampled_from([None, NONE])),
+        "derating": draw(st.sampled_from([None, IDEAL])),
         "host_link": draw(st.sampled_from(["pcie3", "pcie4"])),
     }
 
@@ -116,7 +116,7 @@ def test_faster_hardware_is_never_slower_and_more_memory_never_too_small(questio
         assert predict(**(question | {"cluster": changed})).step_time_s <= found.step_time_s * (1 + 1e-9), what
     host = _faster(LINKS[question["host_link"]], factor)
     assert predict(**(question | {"host_link": host})).step_time_s <= found.step_time_s * (1 + 1e-9)
-    assert predict(**(question | {"losses": NONE})).step_time_s <= found.step_time_s * (1 + 1e-9)
+    assert predict(**(question | {"derating": IDEAL})).step_time_s <= found.step_time_s * (1 + 1e-9)
     larger = predict(**(question | {"cluster": _with(cluster, memory_bytes=factor * device.memory_bytes)}))
     assert larger.step_time_s == found.step_time_s and larger.fits >= found.fits
 
@@ -175,7 +175,7 @@ def test_what_waits_for_two_wires_waits_for_the_slower_one():
     for offload in ((), ("activations",)):
         both[offload] = predict(
             *("llama-3-8b", slow, Parallel(data=64, zero_stage=3), 64),
-            **{"offload": offload, "losses": NONE, "stack": "fsdp-flash"},
+            **{"offload": offload, "derating": IDEAL, "stack": "fsdp-flash"},
         )
     plain, moved = both.values()
     assert moved.communication["host"][0] > 0 == plain.communication["host"][0]

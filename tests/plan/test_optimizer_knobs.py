@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lablib.hardware import CLUSTERS
 from lablib.models import TRANSFORMERS
 from lablib.models.transformer_sizes import transformer_parameters
-from lablib.plan import NONE, Parallel, predict
+from lablib.plan import IDEAL, Parallel, predict
 from lablib.plan.optimizers import OPTIMIZERS, find_optimizer
 from tests.plan.test_metamorphic import STACKS, questions
 
@@ -84,15 +84,15 @@ def test_eight_bit_adam_keeps_two_bytes_and_two_scales_a_block(question, block):
 
 
 def seconds(optimizer: Any, **changes: Any) -> float:
-    """Of the optimizer, without losses."""
-    question: dict[str, Any] = {"batch": 8, "parallel": Parallel(data=8), "losses": NONE} | changes
+    """Of the optimizer, without derating."""
+    question: dict[str, Any] = {"batch": 8, "parallel": Parallel(data=8), "derating": IDEAL} | changes
     return predict("llama-2-7b", "dgx-a100", **question, optimizer=optimizer).parts["optimizer"]
 
 
 def test_sophias_hessian_takes_a_twentieth_of_all_passes():
     # Section 3.1: every tenth step, 240 of 480 sequences.
     sophia, without = find_optimizer("sophia"), replace(find_optimizer("sophia"), extra_gradients=0.0)
-    found = predict("llama-2-7b", "dgx-a100", Parallel(data=8), 8, losses=NONE, optimizer=without)
+    found = predict("llama-2-7b", "dgx-a100", Parallel(data=8), 8, derating=IDEAL, optimizer=without)
     passes_s = found.step_time_s - sum(found.parts[name] for name in ("optimizer", "data axis", "fixed"))
     assert seconds(sophia) - seconds(without) == pytest.approx(0.05 * passes_s, rel=1e-6)
 

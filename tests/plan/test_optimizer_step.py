@@ -8,7 +8,7 @@ import pytest
 from lablib.hardware import CLUSTERS, LINKS
 from lablib.models.published import find_transformer
 from lablib.models.transformer_sizes import transformer_parameters
-from lablib.plan import NONE, Parallel, predict
+from lablib.plan import IDEAL, Parallel, predict
 
 DEVICE = CLUSTERS["dgx-a100"].device
 # Memory that streams all it can, whatever the size, and no cache.
@@ -17,7 +17,7 @@ PARAMETERS = transformer_parameters(find_transformer("gpt3-1.3b")).total
 
 
 def optimizer_s(**changes: Any) -> float:
-    arguments: dict[str, Any] = {"batch": 8, "parallel": Parallel(data=8), "losses": NONE} | changes
+    arguments: dict[str, Any] = {"batch": 8, "parallel": Parallel(data=8), "derating": IDEAL} | changes
     return predict("gpt3-1.3b", PLAIN, **arguments).parts["optimizer"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
 from lablib.models.published import find_transformer
-from lablib.plan import NONE, Parallel, predict
+from lablib.plan import IDEAL, Parallel, predict
 
 GPT3 = Parallel(data=8, tensor=8, pipeline=8)
 
@@ -48,8 +48,8 @@ def test_the_parts_of_a_waterfall_add_up_to_the_step(parallel, micro_batch, reco
     assert all(exposed <= total * (1 + 1e-9) for total, exposed in prediction.communication.values())
 
 
-def test_one_gpu_without_losses_takes_its_flops_and_bytes():
-    prediction = predict("gpt2", "dgx-a100", batch=8, losses=NONE, stack="torch")
+def test_one_gpu_without_derating_takes_its_flops_and_bytes():
+    prediction = predict("gpt2", "dgx-a100", batch=8, derating=IDEAL, stack="torch")
     ideal_s = prediction.model_flops / 312e12
     assert ideal_s < prediction.step_time_s < 6 * ideal_s
     assert prediction.communication == dict.fromkeys(prediction.communication, (0.0, 0.0))
@@ -68,13 +68,13 @@ def test_a_gpt3_step_counts_its_flops_as_the_paper_does():
 def test_the_bubble_is_that_of_its_schedule():
     # 1F1B: (p - 1) / (m + p - 1) with equal stages; the embedding and the head make them a little unequal.
     p, m = 8, 24
-    prediction = gpt3(batch=8 * m, losses=NONE)
+    prediction = gpt3(batch=8 * m, derating=IDEAL)
     assert prediction.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), abs=0.02)
-    interleaved = gpt3(batch=8 * m, losses=NONE, schedule="interleaved", parallel=replace(GPT3, chunks=3))
+    interleaved = gpt3(batch=8 * m, derating=IDEAL, schedule="interleaved", parallel=replace(GPT3, chunks=3))
     assert interleaved.bubble_fraction == pytest.approx((p - 1) / (3 * m + p - 1), abs=0.02)
     # Qi et al., 2023, table 1: (p - 1)(F + I - W) where 1F1B has (p - 1)(F + I + W). Without recomputation the three
     # are alike, but for messages and sums over ranks, which F and I have and W has not.
-    kept, zero = (gpt3(batch=8 * m, losses=NONE, recompute="none", schedule=name) for name in ("1f1b", "zb-h1"))
+    kept, zero = (gpt3(batch=8 * m, derating=IDEAL, recompute="none", schedule=name) for name in ("1f1b", "zb-h1"))
     assert 1 / 3 < zero.bubble_fraction / kept.bubble_fraction < 0.5
 
 
@@ -123,7 +123,7 @@ def test_every_kind_of_model_and_optimizer_is_predicted(name, optimizer):
 
 def sharded(batch, **changes):
     """GPT-3 1.3B with FSDP2 on 8 GPUs, a sequence each at once."""
-    options = {"micro_batch": 1, "seq_len": 2048, "stack": "torch-compile", "losses": NONE} | changes
+    options = {"micro_batch": 1, "seq_len": 2048, "stack": "torch-compile", "derating": IDEAL} | changes
     return predict("gpt3-1.3b", "dgx-h100", Parallel(data=8, zero_stage=3), batch, **options)
 
 
@@ -154,7 +154,7 @@ def test_a_loss_that_is_split_over_ranks_and_not_compiled_needs_a_fourth_tensor(
                     micro_batch=tensor,
                     seq_len=tokens,
                     stack=stack,
-                    losses=NONE,
+                    derating=IDEAL,
                 )
                 for vocabulary in (128_000, 256_000)
             ]
@@ -224,7 +224,7 @@ def test_activations_on_the_host_free_memory_and_take_its_link():
     assert moved.step_time_s >= plain.step_time_s
     assert 0 <= exposed_s < total_s and plain.communication["host"] == (0.0, 0.0)
     # Twice what is kept over the link: 31 GB/s of PCIe 4, every layer of every micro-batch.
-    narrow = gpt3(recompute="none", offload=("activations",), host_link="pcie3", losses=NONE)
+    narrow = gpt3(recompute="none", offload=("activations",), host_link="pcie3", derating=IDEAL)
     assert narrow.communication["host"][1] > 0
     assert narrow.communication["host"][0] == pytest.approx(total_s * 31 / 15.75)
 
@@ -260,8 +260,8 @@ def test_stages_with_more_layers_than_others_take_what_a_replay_of_them_takes(sc
     model = replace(find_transformer("gpt3-6.7b"), num_layers=layers, vocab_size=2, positions="alibi")
     free = CLUSTERS["dgx-a100"]
     free = free.but(intra=replace(free.intra, latency_s=0.0, bandwidth_bytes_per_s=1e18), collective_overhead_s=0.0)
-    found = predict(model, free, Parallel(pipeline=stages), 4 * stages, losses=NONE, schedule=schedule)
-    one = [predict(replace(model, num_layers=n), free, batch=1, losses=NONE) for n in (1, 2)]
+    found = predict(model, free, Parallel(pipeline=stages), 4 * stages, derating=IDEAL, schedule=schedule)
+    one = [predict(replace(model, num_layers=n), free, batch=1, derating=IDEAL) for n in (1, 2)]
     layer_s = sum(one[1].parts.values()) - sum(one[0].parts.values())
     layer_s -= one[1].parts["optimizer"] - one[0].parts["optimizer"]
     # The extra layers are those of stages in the middle.
@@ -289,7 +289,7 @@ def test_a_v_has_embedding_and_head_on_its_first_rank():
 
 def test_zero_3_gathers_and_sums_the_experts_too():
     # Per micro-batch two gathers and a reduce-scatter of all parameters: 2 * 2 + 4 bytes each, over 63 of 64 ranks.
-    zero_3 = predict("mixtral-8x7b", "dgx-h100", Parallel(data=64, zero_stage=3), 64, seq_len=4096, losses=NONE)
+    zero_3 = predict("mixtral-8x7b", "dgx-h100", Parallel(data=64, zero_stage=3), 64, seq_len=4096, derating=IDEAL)
     nic = CLUSTERS["dgx-h100"].inter.bandwidth_bytes_per_s
     at_least_s = 46.7e9 * 8 / (8 * nic) * 63 / 64  # eight cards a node carry a ring together
     assert zero_3.communication["data"][0] > 0.9 * at_least_s
@@ -321,7 +321,7 @@ def test_a_device_without_units_for_8_bits_computes_in_the_next_wider_ones(preci
         ({"compression": 3}, "unknown gradient compression 3"),
         ({"offload": "optimizer"}, "offload is a tuple .* got 'optimizer'; try offload="),
         ({"offload": None}, "offload is a tuple .* got None"),
-        ({"losses": "none"}, "losses is a record .* got 'none'"),
+        ({"derating": "none"}, "derating is a record .* got 'none'"),
         ({"host_link": None}, "unknown link None"),
         ({"parallel": 8}, r"parallel is a Parallel, or None: got 8; try Parallel\(data=8\)"),
         ({"parallel": 0}, "parallel is a Parallel, or None: got 0"),
@@ -351,7 +351,7 @@ def test_a_split_of_another_type_is_refused(given, words):
 def test_tensor_ranks_send_their_own_tokens_to_experts():
     # 4096 tokens to two experts each: 16-bit vectors of 4096, two ways, forward and backward; 7/8 leave the rank.
     one, two, whole = (
-        predict("mixtral-8x7b", "dgx-h100", parallel, 64, seq_len=4096, losses=NONE)
+        predict("mixtral-8x7b", "dgx-h100", parallel, 64, seq_len=4096, derating=IDEAL)
         for parallel in (
             Parallel(data=64, expert=8),
             Parallel(data=64, tensor=2, expert=8),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED
-from lablib.plan import NONE, Predictions, predict, predict_many
+from lablib.plan import IDEAL, Predictions, predict, predict_many
 from lablib.plan.prediction import AXES
 from lablib.plan.predictions import Column
 from lablib.plan.rules import CHUNKED, RULES
@@ -37,7 +37,7 @@ CASES = [
     ("gpt3-175b", "dgx-a100", {}),
     ("bloom-176b", "dgx-v100", {"precision": "float16", "stack": "megatron-deepspeed"}),  # 70 layers
     ("bloom-176b", "dgx-a100", {"stack": "torch", "sequence_parallel": False}),
-    ("llama-3-405b", "dgx-h100", {"losses": NONE, "offload": ("activations",)}),  # 126 layers
+    ("llama-3-405b", "dgx-h100", {"derating": IDEAL, "offload": ("activations",)}),  # 126 layers
     ("mixtral-8x7b", "dgx-h100", {"expert": [1, 2, 8], "precision": "float8"}),
     ("deepseek-v3", "gb200-nvl72", {"expert": [1, 8, 64], "stack": "torch-compile"}),
     ("llama-3-70b", "tpu-v4", {"stack": "torch-megatron"}),  # a torus: no rank beyond its last node

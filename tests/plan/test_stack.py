@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from lablib.models import find_transformer, transformer_parameters
-from lablib.plan import NONE, STACKS, Losses, Parallel, Stack, predict
+from lablib.plan import IDEAL, STACKS, Derating, Parallel, Stack, predict
 from lablib.plan.stack import find_stack
 
 SPLIT = Parallel(data=2, tensor=2, pipeline=4, zero_stage=1)
 SHARDED = Parallel(data=16, zero_stage=3)
 # The host falls behind, and every wire takes long enough to show.
-SLOW_HOST = replace(NONE, dispatch_s=1e-3)
-SLOW_WIRES = replace(NONE, inside_share=0.02, outside_share=0.02)
+SLOW_HOST = replace(IDEAL, dispatch_s=1e-3)
+SLOW_WIRES = replace(IDEAL, inside_share=0.02, outside_share=0.02)
 
 
-def plan(stack: str | Stack, losses: Losses = NONE, **changes: Any):
+def plan(stack: str | Stack, derating: Derating = IDEAL, **changes: Any):
     arguments: dict[str, Any] = {"model": "gpt3-6.7b", "parallel": SPLIT, "batch": 64, "micro_batch": 2} | changes
-    return predict(cluster="dgx-h100", seq_len=2048, **arguments, stack=stack, losses=losses)
+    return predict(cluster="dgx-h100", seq_len=2048, **arguments, stack=stack, derating=derating)
 
 
 def seconds(prediction):
@@ -43,7 +43,7 @@ MIXTURE = {"model": "mixtral-8x7b", "parallel": Parallel(data=4, expert=4)}
 # Field, a value that costs less, one that costs more, of what; how the plan differs from the usual one.
 EFFECTS = [
     ("attention", "flash", "unfused", memory, {}),
-    ("attention_generation", 3, 2, part("attention"), {"losses": Losses()}),
+    ("attention_generation", 3, 2, part("attention"), {"derating": Derating()}),
     ("has_dropout", False, True, of("activation"), {}),
     ("has_dropout", False, True, seconds, {"base": "megatron-2021"}),
     ("passes_norm", (2, 3), (2, 4), part("memory-bound kernels"), {}),
@@ -54,7 +54,7 @@ EFFECTS = [
     ("loss_kept_bytes", 2, 4, of("activation"), {}),
     ("loss_peak_bytes", 2, 8, of("activation"), {}),
     ("split_loss_peak_bytes", 8, 12, of("activation"), {}),
-    ("calls_per_kernel", 1, 2, seconds, {"losses": SLOW_HOST}),
+    ("calls_per_kernel", 1, 2, seconds, {"derating": SLOW_HOST}),
     ("selective", "products", "attention", memory, {"recompute": "selective"}),
     ("gradient_bytes", 2, 4, of("gradient"), {}),
     ("float16_gradient_bytes", 2, 4, of("gradient"), {"precision": "float16"}),
@@ -63,17 +63,17 @@ EFFECTS = [
     ("fused_accumulation", True, False, part("memory-bound kernels"), {}),
     ("keeps_gradients", False, True, memory, {"parallel": SHARDED, "batch": 32}),
     ("has_master", False, True, of("optimizer state"), {}),
-    ("has_reduce_scatter", True, False, part("data axis"), {"losses": SLOW_WIRES}),
+    ("has_reduce_scatter", True, False, part("data axis"), {"derating": SLOW_WIRES}),
     ("bucket_bytes", 0, 1e9, of("communication buffer"), {}),
     ("data_overlap", True, False, part("data axis"), {}),
     ("hides_backward_exchange", True, False, part("tensor axis"), {}),
     ("dispatcher", "deduplicated", "alltoall", part("expert axis"), MIXTURE),
     ("hides_dispatch", True, False, part("expert axis"), MIXTURE),
-    ("pipeline_overlap", True, False, part("bubble and messages"), {"losses": SLOW_WIRES}),
-    ("splits_messages", True, False, part("bubble and messages"), {"losses": SLOW_WIRES}),
+    ("pipeline_overlap", True, False, part("bubble and messages"), {"derating": SLOW_WIRES}),
+    ("splits_messages", True, False, part("bubble and messages"), {"derating": SLOW_WIRES}),
     ("keeps_outputs", False, True, of("communication buffer"), {}),
     ("is_eager", True, False, of("gradient"), {}),  # gradients of 2 bytes
-    ("is_megatron", True, False, part("launches"), {"base": "torch", "losses": SLOW_HOST}),
+    ("is_megatron", True, False, part("launches"), {"base": "torch", "derating": SLOW_HOST}),
     ("has_wide_shards", False, True, of("parameter"), {"base": NO_MASTERS, "parallel": SHARDED, "batch": 32}),
 ]
 
@@ -99,7 +99,7 @@ def test_wide_shards_keep_12_bytes_beside_a_gradient_and_send_6_where_4_were_sen
     assert numbers == pytest.approx(12 * transformer_parameters(find_transformer("gpt3-6.7b")).total / 32, rel=1e-9)
     kept = Parallel(data=32, zero_stage=3, reshard_after_forward=False)
     sent = [
-        plan(stack, parallel=kept, batch=32, micro_batch=1, losses=SLOW_WIRES).communication["data"][0]
+        plan(stack, parallel=kept, batch=32, micro_batch=1, derating=SLOW_WIRES).communication["data"][0]
         for stack in (narrow, wide)
     ]
     assert sent[1] / sent[0] == pytest.approx(6 / 4, rel=0.01)
@@ -118,7 +118,9 @@ def test_wide_shards_need_shards():
 
 def test_messages_split_over_tensor_ranks_are_as_much_smaller():
     # Narayanan et al., SC21, section 4.1: each of t ranks sends 1/t of what all of them hold.
-    whole, split = (plan(replace(STACKS["megatron-core"], splits_messages=s), losses=SLOW_WIRES) for s in (False, True))
+    whole, split = (
+        plan(replace(STACKS["megatron-core"], splits_messages=s), derating=SLOW_WIRES) for s in (False, True)
+    )
     ratio = whole.communication["pipeline"][0] / split.communication["pipeline"][0]
     assert ratio == pytest.approx(SPLIT.tensor, rel=0.01)
 

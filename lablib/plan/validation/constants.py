@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lablib.hardware import DEVICES, Cluster
-from lablib.plan.losses import Losses
+from lablib.plan.derating import Derating
 from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.plan.validation.cross_validate import Constant
@@ -43,21 +43,21 @@ PER_JOULE: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 def constants() -> dict[str, Constant]:
     """The constants as they are now."""
-    now = Losses()
+    now = Derating()
     shares = {name: Constant(getattr(now, name), least, most) for name, (least, most) in BOUNDS.items()}
     return shares | {name: Constant(_per_joule(name), least, most) for name, (least, most) in PER_JOULE.items()}
 
 
 def planner_with(values: Mapping[str, float]) -> Predictor:
     """The planner with these values in the place of its own."""
-    losses = replace(Losses(), **{name: value for name, value in values.items() if name in BOUNDS})
+    derating = replace(Derating(), **{name: value for name, value in values.items() if name in BOUNDS})
     # attention_generation tells the generations of devices apart.
     scale = {
         DEVICES[name].attention_generation: value / _per_joule(name)
         for name, value in values.items()
         if name in PER_JOULE
     }
-    return partial(_predict, losses, scale)
+    return partial(_predict, derating, scale)
 
 
 def _per_joule(name: str) -> float:
@@ -66,9 +66,9 @@ def _per_joule(name: str) -> float:
     return figure
 
 
-def _predict(losses: Losses, scale: Mapping[int, float], *, cluster: Cluster, **arguments: Any) -> Prediction:
+def _predict(derating: Derating, scale: Mapping[int, float], *, cluster: Cluster, **arguments: Any) -> Prediction:
     device = cluster.device
     factor = scale.get(device.attention_generation, 1.0)
     if device.flops_per_joule and factor != 1.0:
         cluster = cluster.but(device=replace(device, flops_per_joule=device.flops_per_joule * factor))
-    return predict(cluster=cluster, losses=losses, **arguments)
+    return predict(cluster=cluster, derating=derating, **arguments)

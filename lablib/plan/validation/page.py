@@ -159,9 +159,9 @@ def _cross(held_out: Sequence[HeldOut]) -> list[str]:
     if not held_out:
         return []
     words = (
-        "The constants of the planner are few and global (`lablib/plan/losses.py`). Here is the mean error with them as"
-        " they are, fitted on all sources, and fitted on all but the one they are then put to: the nearer the last two,"
-        " the less they say of the rows alone, and the more of machines. Fits count every source the same."
+        "The constants of the planner are few and global (`lablib/plan/derating.py`). Here is the mean error with them"
+        " as they are, fitted on all sources, and fitted on all but the one they are then put to: the nearer the last"
+        " two, the less they say of the rows alone, and the more of machines. Fits count every source the same."
     )
     return ["## Leave one source out", words, _table(HELD_OUT_HEADING, held_out_lines(held_out))]
 

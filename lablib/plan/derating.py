@@ -1,8 +1,8 @@
-"""What real machines lose and the simulator does not: the planner's constants, each physical, one for everything.
+"""Derating: what real machines lose of their specified rates and the simulator does not; the planner's constants.
 
-They are shares of what the cost model says, the same for every model, cluster and publication; none belongs to one data
-set. `NONE` turns them off: then a prediction is what the simulator would measure. Where a constant comes from is said
-with it; "fitted" means: to all published runs at once, within the bounds that physics allows
+They are physical shares of what the cost model says, the same for every model, cluster and publication; none belongs to
+one data set. `IDEAL` turns them off: then a prediction is what the simulator would measure. Where a constant comes from
+is said with it; "fitted" means: to all published runs at once, within the bounds that physics allows
 (lablib/plan/validation/constants.py), and held against the fit that leaves each source out.
 """
 
@@ -13,8 +13,8 @@ from lablib.signature import check_fields
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
-    """What is lost.
+class Derating:
+    """What a real machine loses.
 
     Attributes:
         product_share: what products reach in a training step of what they reach alone and repeated, where power does
@@ -73,8 +73,8 @@ class Losses:
         return min(self.product_share, sustained / device.matmul_rate(dtype))
 
 
-USUAL = Losses()
-NONE = Losses(
+USUAL = Derating()
+IDEAL = Derating(
     product_share=1.0,
     memory_share=1.0,
     inside_share=1.0,
