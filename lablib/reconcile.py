@@ -120,7 +120,7 @@ class Reconciliation:
         predicted, measured = counted(self.predicted, self.without), counted(self.measured, self.without)
         labels = (f"predicted ({self.predicted.cluster})", f"measured ({self.measured.backend})")
         columns = {str(name): list(values) for name, values in self.table().items()}
-        given: dict[str, Any] = {"labels": labels, "same_axis": True, "summary": self.sentence(), "columns": columns}
+        given: dict[str, Any] = {"labels": labels, "summary": self.sentence(), "columns": columns}
         return figure_reconcile(predicted, measured, **(given | options))
 
     def sentence(self) -> str:

@@ -85,12 +85,13 @@ def format_quantity(value: float, base: str = "", digits: int = 3) -> str:
 
 
 def axis_title(quantity: str, unit: Unit | str) -> str:
-    """The title of an axis: quantity, then unit in brackets.
+    """The title of an axis: quantity, then unit in brackets; a ratio has none.
 
-    >>> axis_title("time", "ms")
-    'time (ms)'
+    >>> axis_title("time", "ms"), axis_title("time of ring / time of tree", "")
+    ('time (ms)', 'time of ring / time of tree')
     """
-    return f"{quantity} ({unit.symbol if isinstance(unit, Unit) else unit})"
+    symbol = unit.symbol if isinstance(unit, Unit) else unit
+    return f"{quantity} ({symbol})" if symbol else quantity
 
 
 def log_ticks(values: Iterable[float], base: str, most: int = 10) -> tuple[list[float], list[str]]:

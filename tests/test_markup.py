@@ -129,6 +129,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_peaks": lambda: figures.figure_peaks(MEMORY, DEVICE),
     "figure_traffic": lambda: figures.figure_traffic(TRAFFIC, 2),
     "figure_traffic_matrix": lambda: figures.figure_traffic_matrix(TRAFFIC, 2, title=MARK),
+    "figure_traffic_matrices": lambda: figures.figure_traffic_matrices({MARK: TRAFFIC}, 2),
     "figure_roofline": lambda: figures.figure_roofline(timeline(), DEVICE),
     "figure_waterfall": lambda: figures.figure_waterfall(prediction()),
     "figure_waterfalls": lambda: figures.figure_waterfalls([prediction(), prediction(name="other")]),

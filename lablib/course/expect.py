@@ -84,13 +84,15 @@ class Expect:
     def that(self, rule: str, condition: bool, saw: object, expected: object) -> None:
         """`condition` holds. For what no other word says; `saw` and `expected` are for the message.
 
+        Where it holds and there was nothing to see (an empty list of offenders), what was expected is kept as measured.
+
         Raises:
             RuleBroken: it does not hold.
         """
         _refuse_stub(saw)
         if not condition:
             raise RuleBroken(rule, _text(saw), _text(expected))
-        self.measured.append(Measured(rule, _text(saw)))
+        self.measured.append(Measured(rule, _text(expected if _is_nothing(saw) else saw)))
 
     def raises(self, rule: str, error: type[E], call: Callable[[], object]) -> E:
         """Calling `call()` raises an `error`, which is returned.
@@ -188,6 +190,11 @@ def _is_array(value: Any) -> bool:
 def _refuse_stub(saw: Any) -> None:
     if saw is Ellipsis or (isinstance(saw, list | tuple) and any(item is Ellipsis for item in saw)):
         raise NotAttempted
+
+
+def _is_nothing(saw: object) -> bool:
+    """Is it an empty list, text or the like? 0 and False are something."""
+    return saw is None or (hasattr(saw, "__len__") and not _is_array(saw) and len(saw) == 0)  # pyright: ignore
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,8 @@
       expected  at most 6.291 MB
       next      check.ring_all_reduce.hint() for a hint (3 left)
 
-Nothing is told by colour alone: every state is written out.
+Nothing is told by colour alone: every state is written out. The status is white on a dark ground of its own, so that it
+can be read (contrast 4.5 to 1) on a page of any theme; the rest has the colours of the page.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from lablib.course.expect import Measured
 from lablib.markup import in_html, paragraph
 
 Status = Literal["passed", "failed", "not attempted"]
-_COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#757575"}
+_COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#616161"}
 _MARKS = {"passed": "&#10003;", "failed": "&#10007;", "not attempted": "&#9675;"}
 
 
@@ -71,14 +72,15 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f'<tr><td style="text-align:left;vertical-align:top;opacity:.7">{label}</td>'
+            f'<tr><td style="text-align:left;vertical-align:top;opacity:.75">{label}</td>'
             f'<td style="text-align:left;white-space:pre-wrap">{in_html(text)}</td></tr>'
             for label, text in self._rows()
         )
         colour = _COLOURS[self.status]
         return (
             f'<div role="status" style="border-left:5px solid {colour};padding:4px 12px;margin:4px 0">'
-            f'<b style="color:{colour}">{_MARKS[self.status]} {self.status}</b>: <b>{in_html(self.title)}</b>'
+            f'<b style="background:{colour};color:#ffffff;padding:1px 8px;border-radius:9px">'
+            f"{_MARKS[self.status]} {self.status}</b> <b>{in_html(self.title)}</b>"
             f'<table style="margin:4px 0 0 0">{rows}</table></div>'
         )
 

@@ -15,6 +15,7 @@ from lablib.figures.pipeline import figure_pipeline as figure_pipeline
 from lablib.figures.peaks import figure_peaks as figure_peaks
 from lablib.figures.traffic import figure_traffic as figure_traffic
 from lablib.figures.traffic_matrix import figure_traffic_matrix as figure_traffic_matrix
+from lablib.figures.traffic_matrix import figure_traffic_matrices as figure_traffic_matrices
 from lablib.figures.roofline import figure_roofline as figure_roofline
 from lablib.figures.waterfall import figure_waterfall as figure_waterfall
 from lablib.figures.waterfall import figure_waterfalls as figure_waterfalls

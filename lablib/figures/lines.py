@@ -56,8 +56,8 @@ def figure_lines(
         ]
         figure.add_trace(line(name, index, points, hover))
     figure.update_layout(xaxis=x_axis, yaxis=y_axis, showlegend=True)
-    columns = {f"{x_label} ({x_unit or '1'})": list(x)}
-    columns |= {f"{name} ({y_unit or '1'})": list(values) for name, values in series.items()}
+    columns = {axis_title(x_label, x_unit): list(x)}
+    columns |= {axis_title(name, y_unit): list(values) for name, values in series.items()}
     return attach(figure, summary or _summary(x, series, (x_label, y_label), (x_unit, y_unit)), columns)
 
 
@@ -85,7 +85,7 @@ def check_lengths(x: Sequence[float], series: Mapping[str, Sequence[float]]) -> 
 def log_axis(values: Sequence[float], label: str, unit: str) -> dict[str, Any]:
     """A logarithmic axis in the base unit whose ticks say "10 kB"."""
     ticks, words = log_ticks(values, unit)
-    return axis(axis_title(label, unit or "1"), type="log", tickvals=ticks, ticktext=words)
+    return axis(axis_title(label, unit), type="log", tickvals=ticks, ticktext=words)
 
 
 def _axis_of(values: Sequence[float], label: str, unit: str, is_log: bool) -> tuple[dict[str, Any], float]:
@@ -93,7 +93,7 @@ def _axis_of(values: Sequence[float], label: str, unit: str, is_log: bool) -> tu
     if is_log:
         return log_axis(values, label, unit), 1.0
     chosen = unit_for(values, unit) if len(values) else Unit(unit, 1.0)
-    return axis(axis_title(label, chosen.symbol or "1")), chosen.scale
+    return axis(axis_title(label, chosen)), chosen.scale
 
 
 def _summary(

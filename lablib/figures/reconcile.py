@@ -21,7 +21,6 @@ from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 PANEL_GAP_PIXELS = 74
-COMPARABLE = 5.0  # makespans further apart than this factor do not share an axis: one of them could not be read
 
 
 @checked
@@ -32,7 +31,7 @@ def figure_reconcile(
     normalize: bool = False,
     ranks: Iterable[int] | None = None,
     title: str | None = None,
-    same_axis: bool | None = None,
+    same_axis: bool = True,
     summary: str | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> go.Figure:
@@ -44,8 +43,8 @@ def figure_reconcile(
         normalize: True draws each as a share of its own makespan, which compares shapes where speeds differ.
         ranks: which ranks; None: all up to 16, otherwise the first 4 and the last 4.
         title: None: the two makespans and the error.
-        same_axis: True: both on one time axis; False: each on its own; None: one axis while the makespans are within a
-            factor of 5, beyond which the shorter could not be read. Not for `normalize`.
+        same_axis: False: each panel on a time axis of its own, for makespans so far apart that the shorter could not be
+            read. Not for `normalize`.
         summary, columns: the figure's sentence and table, where the caller has better ones (`Reconciliation`).
 
     Returns:
@@ -62,9 +61,8 @@ def figure_reconcile(
         )
     both = (predicted, measured)
     lanes = lanes_of(both, ranks_to_show(predicted.num_ranks, ranks))
-    is_shared = _is_comparable(both) if same_axis is None else same_axis
-    units = _units(both, normalize, is_shared)
-    ends = _ends(both, normalize, is_shared)
+    units = _units(both, normalize, same_axis)
+    ends = _ends(both, normalize, same_axis)
 
     panel = pixels(lanes)
     figure = go.Figure(layout=base_layout("", 2 * panel + PANEL_GAP_PIXELS + PAPER_PIXELS, barmode="overlay"))
@@ -93,33 +91,28 @@ def figure_reconcile(
         place = {"xref": "paper", "yref": "paper", "x": 0, "y": domain[1], "xanchor": "left", "yanchor": "bottom"}
         figure.add_annotation(text=heading, showarrow=False, font={"size": 13}, **place)
     own = _columns(predicted, measured, labels)
-    summary = _summary(both, labels, own, normalize, is_shared) if summary is None else summary
+    summary = _summary(both, labels, own, normalize, same_axis) if summary is None else summary
     figure.update_layout(title_text=title or _title(both, labels), margin_t=figure.layout.margin.t + 18)  # pyright: ignore
     figure.update_layout(height=figure.layout.height + 18)  # pyright: ignore
     return attach(figure, summary, own if columns is None else columns)
 
 
-def _units(both: Sequence[Timeline], normalize: bool, is_shared: bool) -> list[Unit]:
+def _units(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[Unit]:
     """The unit of each panel: percent of its makespan, one unit for both, or one each."""
     if normalize:
         return [Unit("%", timeline.makespan_s / 100 or 1.0) for timeline in both]
-    if is_shared:
+    if same_axis:
         return [unit_for([t.makespan_s for t in both], "s")] * 2
     return [unit_for(t.makespan_s, "s") for t in both]
 
 
-def _ends(both: Sequence[Timeline], normalize: bool, is_shared: bool) -> list[float]:
+def _ends(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[float]:
     """The right end of each panel, in its unit."""
     if normalize:
         return [100.0, 100.0]
-    units = _units(both, normalize, is_shared)
+    units = _units(both, normalize, same_axis)
     ends = [unit.of(t.makespan_s) or 1.0 for unit, t in zip(units, both, strict=True)]
-    return [max(ends)] * 2 if is_shared else ends
-
-
-def _is_comparable(both: Sequence[Timeline]) -> bool:
-    short, long = sorted(t.makespan_s for t in both)
-    return short > 0 and long / short <= COMPARABLE
+    return [max(ends)] * 2 if same_axis else ends
 
 
 def _columns(predicted: Timeline, measured: Timeline, labels: tuple[str, str]) -> dict[str, list[Any]]:
@@ -160,7 +153,7 @@ def _percent(share: float) -> str:
 
 
 def _summary(
-    both: Sequence[Timeline], labels: tuple[str, str], columns: dict[str, list[Any]], normalize: bool, is_shared: bool
+    both: Sequence[Timeline], labels: tuple[str, str], columns: dict[str, list[Any]], normalize: bool, same_axis: bool
 ) -> str:
     first, second = (t.makespan_s for t in both)
     if not first or not second:
@@ -181,4 +174,4 @@ def _summary(
         text += f"; the largest difference is in {part}: {format_quantity(widest, 's')} a rank {more} than {labels[1]}"
     if normalize:
         return text + ". Each panel is scaled to its own makespan."
-    return text + ("." if is_shared else ". The two time axes differ.")
+    return text + ("." if same_axis else ". The two time axes differ.")

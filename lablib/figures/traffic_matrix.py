@@ -1,8 +1,9 @@
-"""Who sends how much to whom: a heat map of bytes between ranks."""
+"""Who sends how much to whom: a heat map of bytes between ranks, of one run or of several on one scale of colours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, axis, base_layout
+from lablib.markup import plain
 from lablib.record.traffic import Traffic
 from lablib.signature import checked
-from lablib.units import format_quantity, log_ticks, unit_for
+from lablib.units import Unit, format_quantity, log_ticks, unit_for
 
 MOST_RANKS = 128  # more are drawn in blocks of neighbours
 NUMBERS_UP_TO = 16  # ranks: the bytes are written into the cells
 LOG_FROM = 20.0  # colours are logarithmic where the largest and the smallest number differ by this factor
+MOST_PANELS, GAP = 4, 0.05  # side by side, and the share of the width between two
 # From light to dark, so that it reads in grey; the hue is that of communication.
 _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029"))
 
@@ -42,25 +45,82 @@ def figure_traffic_matrix(
     Raises:
         ValueError: if a transfer names a rank beyond `num_ranks`, or for less than one rank a node.
     """
-    if devices_per_node is not None and devices_per_node < 1:
-        raise ValueError(f"devices_per_node must be at least 1: got {devices_per_node}.")
-    devices_per_node = devices_per_node or traffic.devices_per_node
-    sent = traffic.matrix(num_ranks)
-    block = _block(len(sent), devices_per_node)
-    cells = _in_blocks(sent, block)
-    names = _names(len(sent), block)
-    figure = go.Figure(layout=base_layout(title, _height(len(cells)), showlegend=False))
-    if cells.any():
-        figure.add_trace(_heat(cells, names))
-    figure.update_layout(margin_b=64, **_axes(len(cells), len(sent), block))
-    for edge in range(devices_per_node or len(sent), len(sent), devices_per_node or len(sent) or 1):
-        if block == 1:  # larger blocks are whole nodes, or cut them anywhere
-            line: dict[str, Any] = {"line": {"color": INK, "width": 1.2}}
-            figure.add_hline(y=edge - 0.5, **line)
-            figure.add_vline(x=edge - 0.5, **line)
-    rows, columns = np.nonzero(cells)
-    table = {"from": [names[i] for i in rows], "to": [names[i] for i in columns], "bytes (B)": cells[rows, columns]}
-    return attach(figure, _summary(traffic, sent, block, devices_per_node), table)
+    return _figure({"": traffic}, num_ranks, devices_per_node, title)
+
+
+@checked
+def figure_traffic_matrices(
+    traffics: Mapping[str, Traffic],
+    num_ranks: int | None = None,
+    devices_per_node: int | None = None,
+    title: str = "Bytes between ranks",
+) -> go.Figure:
+    """The matrices of several runs side by side, on one scale of colours: equally dark squares are equally many bytes.
+
+    Args:
+        traffics: name -> traffic of a run, 1 to 4 of them.
+        num_ranks: how many ranks each run had; None: up to the last one that took part in a communication of any.
+        devices_per_node: as for `figure_traffic_matrix`.
+
+    Returns:
+        A figure whose table has one row for each run and pair that exchanged something.
+
+    Raises:
+        ValueError: for no run or more than 4, or as `figure_traffic_matrix` does.
+    """
+    if not 1 <= len(traffics) <= MOST_PANELS:
+        raise ValueError(f"1 to {MOST_PANELS} runs fit side by side: got {len(traffics)}; draw fewer of them")
+    if num_ranks is None:
+        num_ranks = max(len(traffic.matrix()) for traffic in traffics.values())
+    return _figure(traffics, num_ranks, devices_per_node, title)
+
+
+def _figure(traffics: Mapping[str, Traffic], num_ranks: int | None, per_node: int | None, title: str) -> go.Figure:
+    """One panel a run, left to right; colours, blocks and lines are the same in all."""
+    if per_node is not None and per_node < 1:
+        raise ValueError(f"devices_per_node must be at least 1: got {per_node}.")
+    per_node = per_node or next((n for n in (one.devices_per_node for one in traffics.values()) if n), None)
+    sent = {name: traffic.matrix(num_ranks) for name, traffic in traffics.items()}
+    size = len(next(iter(sent.values())))
+    block = _block(size, per_node)
+    cells = {name: _in_blocks(one, block) for name, one in sent.items()}
+    names = _names(size, block)
+    scale = _scale(np.concatenate([one.ravel() for one in cells.values()]))
+    num_cells, num_panels = len(names), len(traffics)
+    figure = go.Figure(layout=base_layout(title, _height(num_cells, num_panels), showlegend=False))
+    heading = 24 if any(traffics) else 0
+    figure.update_layout(margin_b=64, margin_t=figure.layout.margin.t + heading)  # pyright: ignore
+    figure.update_layout(height=figure.layout.height + heading)  # pyright: ignore
+    width = (1 - GAP * (num_panels - 1)) / num_panels
+    for panel, name in enumerate(traffics):
+        x, y = (f"{letter}{panel + 1 if panel else ''}" for letter in "xy")
+        left = panel * (width + GAP)
+        if scale and cells[name].any():
+            has_bar = not figure.data  # one bar explains the colours of all
+            figure.add_trace(_heat(cells[name], names, scale, num_panels, showscale=has_bar, xaxis=x, yaxis=y))
+        figure.update_layout(_axes(num_cells, size, block, panel, num_panels, [left, left + width]))
+        if name:
+            place = {"xref": "paper", "yref": "paper", "x": left, "y": 1, "xanchor": "left", "yanchor": "bottom"}
+            figure.add_annotation(text=f"<b>{plain(name)}</b>", showarrow=False, font={"size": 13}, **place)
+        for edge in range(per_node or size, size, per_node or size or 1):
+            if block == 1:  # larger blocks are whole nodes, or cut them anywhere
+                line: dict[str, Any] = {"type": "line", "line": {"color": INK, "width": 1.2}}
+                figure.add_shape(x0=0, x1=1, xref=f"{x} domain", y0=edge - 0.5, y1=edge - 0.5, yref=y, **line)
+                figure.add_shape(y0=0, y1=1, yref=f"{y} domain", x0=edge - 0.5, x1=edge - 0.5, xref=x, **line)
+    sentences = [_summary(one, sent[name], block, per_node) for name, one in traffics.items()]
+    if any(traffics):
+        sentences = [f"{name}: {sentence}" for name, sentence in zip(traffics, sentences, strict=True)]
+    return attach(figure, " ".join(sentences), _columns(cells, names))
+
+
+def _columns(cells: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, list[Any]]:
+    """One row for each pair that exchanged something, with the name of its run where runs have names."""
+    columns: dict[str, list[Any]] = {"run": [], "from": [], "to": [], "bytes (B)": []}
+    for run, one in cells.items():
+        for row, column in zip(*np.nonzero(one), strict=True):
+            for key, value in zip(columns, (run, names[row], names[column], one[row, column]), strict=True):
+                columns[key].append(value)
+    return columns if any(cells) else {key: values for key, values in columns.items() if key != "run"}
 
 
 def _block(num_ranks: int, devices_per_node: int | None) -> int:
@@ -85,63 +145,90 @@ def _names(num_ranks: int, block: int) -> list[str]:
     return [str(a) if block == 1 else f"{a}-{min(a + block, num_ranks) - 1}" for a in firsts]
 
 
-def _heat(cells: np.ndarray, names: Sequence[str]) -> go.Heatmap:
-    """Pairs that exchange nothing stay empty."""
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From bytes to colours, the same for every panel."""
+
+    low: float
+    high: float
+    is_log: bool
+    unit: Unit
+
+    def of(self, cells: np.ndarray) -> np.ndarray:
+        """What plotly colours; pairs that exchange nothing stay empty."""
+        shown = np.where(cells > 0, cells, np.nan)
+        return np.log10(shown) if self.is_log else shown / self.unit.scale
+
+    def heatmap(self) -> dict[str, Any]:
+        """The ends of the colours, and the bar that explains them."""
+        if self.is_log:
+            ticks, labels = log_ticks([self.low, self.high], "B", 8)
+            bar: dict[str, Any] = {"title": {"text": "bytes (B)", "font": {"size": 13}}}
+            bar |= {"tickvals": np.log10(ticks).tolist(), "ticktext": labels}
+            ends = (np.log10(self.low), np.log10(self.high))
+        else:
+            bar = {"title": {"text": f"bytes ({self.unit.symbol})", "font": {"size": 13}}}
+            ends = (0.0, self.unit.of(self.high))
+        return {"zmin": ends[0], "zmax": ends[1], "colorbar": bar | {"thickness": 14, "outlinewidth": 0, "len": 1.0}}
+
+
+def _scale(cells: np.ndarray) -> _Scale | None:
+    """The scale for all of these numbers; None where all are 0."""
     some = cells[cells > 0]
-    is_log = some.max() / some.min() >= LOG_FROM
-    shown = np.where(cells > 0, cells, np.nan)
-    unit = unit_for(float(some.max()), "B")
+    if not len(some):
+        return None
     low, high = float(some.min()), float(some.max())
-    if is_log:
-        ticks, labels = log_ticks([low, high], "B", 8)
-        bar = {
-            "title": {"text": "bytes (B)", "font": {"size": 13}},
-            "tickvals": np.log10(ticks).tolist(),
-            "ticktext": labels,
-        }
-        scale = {"z": np.log10(shown), "zmin": np.log10(low), "zmax": np.log10(high)}
-    else:
-        bar = {"title": {"text": f"bytes ({unit.symbol})", "font": {"size": 13}}}
-        scale = {"z": shown / unit.scale, "zmin": 0.0, "zmax": unit.of(high)}
+    return _Scale(low, high, high / low >= LOG_FROM, unit_for(high, "B"))
+
+
+def _heat(cells: np.ndarray, names: Sequence[str], scale: _Scale, num_panels: int, **where: Any) -> go.Heatmap:
+    """The squares of one run, with their numbers in the unit of the bar where these fit."""
     places = list(range(len(cells)))
     words = [[format_quantity(v, "B") if v else "" for v in row] for row in cells.tolist()]
     hover = [
         [f"<b>rank {a} to rank {b}</b><br>{word}" for b, word in zip(names, row, strict=True)]
         for a, row in zip(names, words, strict=True)
     ]
-    in_cells = {"texttemplate": "%{text}", "textfont": {"size": 11}} if len(cells) <= NUMBERS_UP_TO else {}
-    colors = [list(stop) for stop in _COLORS]
+    # Within one unit its symbol stands at the bar: "1.6 MB" is wider than one of 16 squares.
+    numbers = words if scale.is_log else [[f"{scale.unit.of(v):.3g}" if v else "" for v in r] for r in cells.tolist()]
+    fits = len(cells) * num_panels <= NUMBERS_UP_TO
+    in_cells = {"text": numbers, "texttemplate": "%{text}", "textfont": {"size": 11}} if fits else {}
+    gap = 1 if len(cells) <= 32 else 0
     return go.Heatmap(
-        **scale,
+        z=scale.of(cells),
         x=places,
         y=places,
-        text=words,
         hovertext=hover,
         hoverinfo="text",
         hoverongaps=False,
-        colorscale=colors,
-        colorbar=bar | {"thickness": 14, "outlinewidth": 0, "len": 1.0},
-        xgap=1 if len(cells) <= 32 else 0,
-        ygap=1 if len(cells) <= 32 else 0,
+        colorscale=[list(stop) for stop in _COLORS],
+        xgap=gap,
+        ygap=gap,
+        **scale.heatmap(),
         **in_cells,
+        **where,
     )
 
 
-def _axes(num_cells: int, num_ranks: int, block: int) -> dict[str, Any]:
-    """Both axes name ranks; rows from top to bottom."""
-    step = max(1, -(-num_cells // 16))
+def _axes(
+    num_cells: int, num_ranks: int, block: int, panel: int, num_panels: int, domain: Sequence[float]
+) -> dict[str, Any]:
+    """Both axes of a panel name ranks; rows from top to bottom, named at the first panel alone."""
+    step = max(1, -(-num_cells * num_panels // 16))
     what, unit = ("rank", "number") if block == 1 else ("ranks", f"first of {block}")
     firsts = [str(first) for first in range(0, num_ranks, block)][::step]
     ticks = {"tickvals": list(range(0, num_cells, step)), "ticktext": firsts, "showgrid": False}
     edges = [-0.5, max(num_cells, 1) - 0.5]
-    return {
-        "xaxis": axis(f"to {what} ({unit})", range=edges, **ticks),
-        "yaxis": axis(f"from {what} ({unit})", range=edges[::-1], **ticks),
-    }
+    number = panel + 1 if panel else ""
+    down = axis(f"from {what} ({unit})", range=edges[::-1], **ticks) | {"anchor": f"x{number}"}
+    if panel:
+        down |= {"showticklabels": False, "title": {"text": ""}, "matches": "y"}
+    across = axis(f"to {what} ({unit})", range=edges, **ticks) | {"anchor": f"y{number}", "domain": list(domain)}
+    return {f"xaxis{number}": across, f"yaxis{number}": down}
 
 
-def _height(num_cells: int) -> int:
-    return PAPER_PIXELS + min(max(180, 40 * num_cells), 460)
+def _height(num_cells: int, num_panels: int) -> int:
+    return PAPER_PIXELS + min(max(180, 40 * num_cells), 460 if num_panels == 1 else 520 // num_panels + 60)
 
 
 def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: int | None) -> str:

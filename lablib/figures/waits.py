@@ -33,6 +33,12 @@ def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.
     figure.add_trace(_nodes(shown))
     figure.add_trace(_texts(shown))
     hidden = {"visible": False, "fixedrange": True}
+    if _arrows(shown):
+        place = {"xref": "paper", "yref": "paper", "x": 0, "y": 0, "xanchor": "left", "yanchor": "top", "yshift": 4}
+        font = {"size": 11, "color": FAINT_INK}
+        figure.add_annotation(
+            text="An arrow leads to the rank that is waited for.", showarrow=False, font=font, **place
+        )
     figure.update_layout(
         xaxis=hidden | {"range": [-1.9, 10]},
         yaxis=hidden | {"range": [max(len(shown), 1) - 0.4, -0.6]},
@@ -117,19 +123,18 @@ def _arrows(rows: Sequence[Sequence[Wait]]) -> list[tuple[int, int]]:
 
 
 def _arrow(start: int, end: int) -> go.Scatter:
-    """An arc on the left from one row to another, solid downwards and dashed upwards, ending in an arrow head.
+    """An arc from one row to another, ending in an arrow head: arcs that go down are the outer ones.
 
-    The bulge grows with the distance, so nested arcs do not cover each other. Arcs leave a node at its lower half and
-    arrive at its upper half, so going and coming are told apart.
+    The bulge grows with the distance, so nested arcs do not cover each other.
     """
-    bulge = min(0.45 + 0.28 * abs(end - start) + (0.25 if end < start else 0.0), 1.8)
+    bulge = min(0.35 + 0.4 * abs(end - start), 1.4) + (0.3 if end > start else 0.0)
     steps = [i / 24 for i in range(25)]
-    first, last = start + 0.11, end - 0.11
+    first, last = (start - 0.04, end + 0.04) if end > start else (start - 0.14, end + 0.14)
     return go.Scatter(
         x=[-0.15 - bulge * 4 * t * (1 - t) for t in steps],
         y=[first + (last - first) * t for t in steps],
         mode="lines+markers",
-        line={"color": INK, "width": 1.6, "dash": "solid" if end > start else "dash", "shape": "spline"},
+        line={"color": INK, "width": 1.6, "shape": "spline"},
         marker={"symbol": "arrow", "angleref": "previous", "size": [0] * 24 + [13], "color": INK, "opacity": 1},
         hoverinfo="skip",
     )

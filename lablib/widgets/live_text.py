@@ -16,7 +16,7 @@ function render({ model, el }) {
   line.setAttribute("role", isUrgent ? "alert" : "status");
   line.setAttribute("aria-live", isUrgent ? "assertive" : "polite");
   line.style.cssText = "max-width:62em;margin:.2em 0;line-height:1.5;white-space:pre-line;" +
-    (isUrgent ? "color:#B00020;font-weight:600" : "");
+    (isUrgent ? "background:#b00020;color:#ffffff;font-weight:600;padding:4px 12px" : "");
   const fold = document.createElement("details");
   const title = document.createElement("summary");
   title.textContent = "Numbers of this figure";

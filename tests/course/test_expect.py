@@ -21,6 +21,14 @@ def broken(word: str, *arguments: object, **options: object) -> RuleBroken:
 ARANGE = torch.arange(4.0)
 
 
+def test_a_rule_that_held_for_nobody_to_blame_keeps_what_was_expected():
+    """ "different data on every rank: []" says nothing."""
+    expect = Expect()
+    for saw in ([], "", (), {}, None, 0, "two"):
+        expect.that("different data on every rank", True, saw, "no two alike")
+    assert [one.text for one in expect.measured] == [*["no two alike"] * 5, "0", "two"]
+
+
 @pytest.mark.parametrize(
     ("saw", "expected"),
     [

@@ -55,6 +55,9 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
         "traffic": figures.figure_traffic(examples.some_traffic(), 4),
         "traffic matrix": figures.figure_traffic_matrix(examples.some_traffic(), 4, devices_per_node=2),
+        "traffic matrices": figures.figure_traffic_matrices(
+            {"one": examples.some_traffic(), "the same": examples.some_traffic()}, 4
+        ),
         "memory": figures.figure_memory(memory, device=device),
         "memory under timeline": figures.figure_memory(memory, step, rank=0),
         "pipeline": figures.figure_pipeline(replay(Plan.parse("1f1b", ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))),

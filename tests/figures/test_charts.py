@@ -91,6 +91,22 @@ def test_waits_draw_an_arrow_from_the_waiting_rank_to_the_one_it_names():
     assert list(table(figure)["names ranks"]) == ["1", "2", "0"]
 
 
+def test_arrows_of_waits_are_all_alike_and_explained_and_do_not_cover_each_other():
+    both = [Wait(0, "waits in recv from rank 1"), Wait(1, "waits in recv from rank 0")]
+    figure = figure_waits(DeadlockError("no rank can go on", both))
+    down, up = sorted((t for t in figure.data if t.mode == "lines+markers"), key=lambda t: min(t.x))
+    assert down.line.dash is None and up.line.dash is None
+    assert min(up.x) - min(down.x) > 0.2
+    (note,) = figure.layout.annotations
+    assert note.text == "An arrow leads to the rank that is waited for."
+
+
+def test_a_ratio_has_no_unit():
+    figure = figure_lines([1, 2], {"a": [1.0, 2.0]}, "size", "time of ring / time of tree", "B", log_y=True)
+    assert figure.layout.yaxis.title.text == "time of ring / time of tree"
+    assert list(table(figure)) == ["size (B)", "a"]
+
+
 def test_ranks_that_wait_for_the_same_share_a_row():
     waits = [Wait(0, "waits in broadcast #7")] + [Wait(r, "waits in all_reduce #7") for r in (1, 2, 3, 6)]
     figure = figure_waits(DeadlockError("stuck", waits))

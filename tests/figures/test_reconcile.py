@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_reconcile, table
 from lablib.run import Span, Timeline
@@ -45,8 +47,15 @@ def test_normalized_panels_end_at_100_percent(examples):
     assert "share of the makespan (%)" == figure.layout.xaxis2.title.text
 
 
-def test_makespans_far_apart_get_axes_of_their_own_and_the_text_says_so():
-    figure = figure_reconcile(one_op(1e-4), one_op(2.0))
+@given(st.floats(1e-7, 1e3), st.floats(1e-7, 1e3))
+def test_both_panels_share_their_axis_unless_asked_not_to(first_s, second_s):
+    layout = figure_reconcile(one_op(first_s), one_op(second_s)).layout
+    assert layout.xaxis2.matches == "x" and layout.xaxis.range == layout.xaxis2.range
+    assert layout.xaxis.title.text == layout.xaxis2.title.text
+
+
+def test_panels_on_axes_of_their_own_say_so():
+    figure = figure_reconcile(one_op(1e-4), one_op(2.0), same_axis=False)
     assert "(\N{MICRO SIGN}s)" in figure.layout.xaxis.title.text and "(s)" in figure.layout.xaxis2.title.text
     assert figure.layout.xaxis2.matches is None
     assert "axes differ" in describe(figure)

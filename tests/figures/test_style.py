@@ -35,6 +35,7 @@ def visible_axes(name: str, figure: go.Figure) -> list:
         and axis.get("visible", True)
         and not (key[0] == "y" and name in LANES)
         and key not in ABOVE.get(name, ())
+        and not axis.get("matches") == "y"  # shares the labels of the panel beside it
     ]
 
 

@@ -4,13 +4,17 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.cost import GroupNetwork
 from lablib.cost.routes import Route
-from lablib.figures import describe, figure_traffic_matrix, table
+from lablib.figures import describe, figure_traffic_matrices, figure_traffic_matrix, table
 from lablib.hardware import find_cluster
 from lablib.run import Traffic, Transfer
 
@@ -85,6 +89,36 @@ def test_routes_that_nobody_told_are_drawn_as_a_ring_and_the_sentence_says_so(ex
 def test_nothing_sent_is_said():
     assert describe(figure_traffic_matrix(Traffic(), 3)) == "Nothing was sent between the 3 ranks."
     assert describe(figure_traffic_matrix(Traffic())) == "Nothing was sent between ranks."
+
+
+def test_runs_side_by_side_share_one_scale_of_colours_and_one_bar():
+    big, small = Traffic((send(0, 1, 4e6), send(1, 0, 2e6))), Traffic((send(0, 3, 1e6),))
+    figure = figure_traffic_matrices({"big": big, "small": small}, 4)
+    first, second = figure.data
+    assert (first.zmin, first.zmax) == (second.zmin, second.zmax) == (0, 4)
+    assert first.showscale and not second.showscale
+    assert first.z[0][1] == 4 and second.z[0][3] == 1
+    assert [note.text for note in figure.layout.annotations] == ["<b>big</b>", "<b>small</b>"]
+    rows = table(figure).to_dict("records")
+    assert rows[-1] == {"run": "small", "from": "0", "to": "3", "bytes (B)": 1e6} and len(rows) == 3
+    assert "big: 4 ranks send 6 MB" in describe(figure) and "small: 4 ranks send 1 MB" in describe(figure)
+
+
+@given(st.lists(st.floats(1, 1e12), min_size=1, max_size=4))
+def test_equal_colours_are_equal_bytes_in_all_panels(sizes):
+    figure = figure_traffic_matrices({f"run {i}": Traffic((send(0, 1, size),)) for i, size in enumerate(sizes)})
+    drawn = [np.array(heat.z, dtype=float)[0, 1] for heat in figure.data]
+    assert len({(heat.zmin, heat.zmax) for heat in figure.data}) == 1
+    for (a, x), (b, y) in itertools.combinations(zip(sizes, drawn, strict=True), 2):
+        assert (x == y) == (a == b) or (x < y) == (a < b)
+
+
+def test_runs_of_other_sizes_have_the_squares_of_the_largest():
+    figure = figure_traffic_matrices({"two": Traffic((send(0, 1, 1.0),)), "five": Traffic((send(0, 4, 1.0),))})
+    assert figure.layout.xaxis.range == figure.layout.xaxis2.range == (-0.5, 4.5)
+    for count in (0, 5):
+        with pytest.raises(ValueError, match="1 to 4 runs fit side by side"):
+            figure_traffic_matrices({str(i): Traffic() for i in range(count)})
 
 
 def test_impossible_choices_are_refused():

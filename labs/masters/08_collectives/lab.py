@@ -623,7 +623,7 @@ def three_times(all_reduce, size):
 ring, size, repeats = parallel.ring_all_reduce, 250_000, 3 if quick else 9
 by_catalogue = reconcile(three_times, ring, size, **there, cluster=real_cluster, repeats=repeats)
 assert by_catalogue.predicted.values == by_catalogue.measured.values == [float(real_ranks**3)] * real_ranks
-show(by_catalogue.figure(same_axis=None))
+show(by_catalogue.figure())
 
 # %% [markdown]
 # The values agree; the times need not (blue bars are the additions). The catalogue's α and 1/β are those of no machine
@@ -687,7 +687,7 @@ pd.DataFrame(rows, columns=columns).set_index(["all-reduce", "numbers from"])
 # not?
 
 # %%
-show(comparisons["tree_all_reduce"].figure(same_axis=None))
+show(comparisons["tree_all_reduce"].figure())
 
 # %%
 parts = comparisons["tree_all_reduce"].table().set_index("name")

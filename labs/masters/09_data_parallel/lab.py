@@ -665,7 +665,7 @@ def warm_step():
 
 there = {"ranks": real_ranks, "backend": real, "cluster": calibrated}
 comparison = reconcile(warm_step, **there, repeats=3 if quick else 7, without="setup")
-show(comparison.figure(same_axis=None))
+show(comparison.figure())
 
 # %%
 numbers = comparison.table()
