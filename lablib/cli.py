@@ -1,6 +1,7 @@
 """`lab`: build, run, open and check labs from the command line.
 
-    lab open [NN] [jupyter arguments]    JupyterLab on a lab
+    lab open [NN] [jupyter arguments]    JupyterLab on your copy of a lab, in work/
+    lab update [NN ...], lab reset NN    the newest version with your answers in it; a fresh copy
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
     lab list, lab progress, lab doctor   what there is, what is done, what works
@@ -100,7 +101,30 @@ def _build(options: argparse.Namespace) -> int:
         lines += build_nbgrader(labs, Path(options.nbgrader)) if options.nbgrader else []
         print("\n".join(lines))
     else:
-        print("\n".join(build([lab for lab in labs if lab.master.exists() or options.labs], options.replace)))
+        print("\n".join(build([lab for lab in labs if lab.master.exists() or options.labs])))
+    return 0
+
+
+def _update(options: argparse.Namespace) -> int:
+    from lablib.course.places import find_lab, find_labs, find_labs_folder
+    from lablib.course.work import update
+
+    folder = find_labs_folder()
+    failed = False
+    for lab in [find_lab(text, folder) for text in options.labs] or find_labs(folder):
+        try:
+            print("\n".join(update(lab)))
+        except CourseError as error:  # a copy that is damaged is no reason not to update the others
+            print(f"lab: {error}", file=sys.stderr)
+            failed = True
+    return 1 if failed else 0
+
+
+def _reset(options: argparse.Namespace) -> int:
+    from lablib.course.places import find_lab, find_labs_folder
+    from lablib.course.work import reset
+
+    print("\n".join(reset(find_lab(options.lab, find_labs_folder()))))
     return 0
 
 
@@ -155,6 +179,8 @@ def _sim(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "open": _open,
+    "update": _update,
+    "reset": _reset,
     "run": _run_lab,
     "sim": _sim,
     "list": _list,
@@ -171,8 +197,16 @@ def _parser() -> Parser:
     parser = Parser(prog="lab", description="Labs on the techniques that make large-model training possible.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
-    command = commands.add_parser("open", help="open a lab in JupyterLab", usage="lab open [LAB] [jupyter arguments]")
+    command = commands.add_parser(
+        "open", help="open your copy of a lab in JupyterLab", usage="lab open [LAB] [jupyter arguments]"
+    )
     command.add_argument("lab", nargs="?", default="00", metavar="LAB", help='"9", "09" or "09_name"; default 00')
+
+    command = commands.add_parser("update", help="bring your copies up to date, and carry your answers over")
+    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
+
+    command = commands.add_parser("reset", help="a fresh copy of a lab; your earlier one is kept beside it")
+    command.add_argument("lab", metavar="LAB", help='"9", "09" or "09_name"')
 
     command = commands.add_parser("run", help="run a lab from top to bottom; notebook and HTML go to runs/")
     command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path')
@@ -209,9 +243,6 @@ def _parser() -> Parser:
     command = commands.add_parser("build", help="make notebooks from masters")
     command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
     command.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
-    command.add_argument(
-        "--replace", action="store_true", help="also where you have worked; your version is kept beside"
-    )
     command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
     command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
 

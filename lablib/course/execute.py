@@ -1,6 +1,7 @@
 """`lab run`: a lab from top to bottom with papermill, kept as a notebook and as a page.
 
-    1  what runs: the learner's notebook as it stands, or with --instructor the master with its solutions
+    1  what runs: the learner's copy in work/ as it stands, else the lab as it is handed out; with --instructor, the
+       master with its solutions
     2  the parameters asked for are checked against the notebook's own, before anything runs
     3  papermill runs it in a file with a temporary name, saved after every cell
     4  the notebook gets its name in one step; then the page is written beside it
@@ -25,6 +26,7 @@ from lablib.course.master import Master, of_notebook, read_master
 from lablib.course.notebook import Version, make_notebook, read_notebook, to_text
 from lablib.course.parameters import Literal, check_values
 from lablib.course.places import Lab
+from lablib.course.work import handed_out, moved_from_labs
 from lablib.files import write_text
 
 
@@ -74,13 +76,16 @@ def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
     """The notebook to run."""
     if instructor:
         return make_notebook(read_master(lab), Version.INSTRUCTOR)
-    if not lab.notebook.exists():
-        return make_notebook(read_master(lab), Version.LEARNER)
+    new = handed_out(lab)
+    for line in moved_from_labs(lab, new):
+        print(line)
+    if not lab.work.exists():
+        return new
     try:
-        return read_notebook(lab.notebook)
-    except Exception as error:
+        return read_notebook(lab.work)
+    except (OSError, ValueError) as error:
         raise CourseFailure(
-            f"{lab.notebook} is not a notebook ({error}); `lab build --replace {lab.number}` makes it anew."
+            f"{lab.work} is not a notebook ({error}); `lab reset {lab.number}` keeps it beside a fresh copy."
         ) from None
 
 
@@ -129,7 +134,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
             str(path).replace("{", "{{").replace("}", "}}"),  # papermill fills in fields of paths
             parameters,
             kernel_name="python3",
-            cwd=lab.labs,
+            cwd=lab.work.parent if lab.work.exists() else lab.labs,
             progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
             # The rest goes to nbclient.
             store_widget_state=False,  # one FigureWidget would add 5 MB

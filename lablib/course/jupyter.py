@@ -1,4 +1,4 @@
-"""`lab open`: JupyterLab in the labs folder, on one lab, with nothing in the way.
+"""`lab open`: JupyterLab in the learner's folder, on one lab, with nothing in the way.
 
 What could be in the way: Lab's prompt about news covers a corner until it is answered, so a settings default (not the
 user's own settings) turns it off, through `JUPYTER_CONFIG_PATH`. A port that is taken makes Jupyter try others, and a
@@ -14,28 +14,30 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from lablib.course.build import build
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.places import Lab
+from lablib.course.places import Lab, find_labs
+from lablib.course.work import handed_out, open_copies
 
 _CONFIG = Path(__file__).parent / "jupyter_config"
 
 
 def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
-    """Become JupyterLab, open on `lab`; `arguments` are passed on to it. Returns only where that is not possible.
+    """Become JupyterLab, open on the copy of `lab` in work/; `arguments` are passed on to it. Returns only where that
+    is not possible.
 
     Raises:
-        CourseFailure: no JupyterLab, a port that is taken, a master that cannot be built.
+        CourseFailure: no JupyterLab, a port that is taken, a lab that cannot be made, no place for copies.
         CourseError: a port that is none.
     """
     if find_spec("jupyterlab") is None:
         raise CourseFailure("JupyterLab is not installed in this Python: run `make lab`, or `pip install jupyterlab`.")
-    if not lab.notebook.exists():
-        build([lab])
+    handed_out(lab)  # of all labs, this one must be there
     port = _option(arguments, "--port", "--ServerApp.port")
     if port is not None:
         _check_port(port, _option(arguments, "--ip", "--ServerApp.ip") or "localhost")
-    command, environment = jupyter_command(lab, arguments), jupyter_environment()
+    for line in open_copies(find_labs(lab.labs)):
+        print(line)
+    command, environment = jupyter_command(lab, arguments), jupyter_environment(lab)
     if needs_allow_root(arguments):
         print(
             "JupyterLab runs as root, with --allow-root: whoever reaches it with its token can do everything on this "
@@ -50,8 +52,8 @@ def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
 
 def jupyter_command(lab: Lab, arguments: Sequence[str]) -> list[str]:
     """The command line of the server."""
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={lab.labs}"]
-    command.append(f"--LabApp.default_url=/lab/tree/{lab.notebook.name}")
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={lab.work.parent}"]
+    command.append(f"--LabApp.default_url=/lab/tree/{lab.work.name}")
     if _option(arguments, "--port", "--ServerApp.port") is not None:
         command.append("--ServerApp.port_retries=0")
     if _option(arguments, "--log-level", "--ServerApp.log_level", "--Application.log_level") is None:
@@ -67,10 +69,14 @@ def needs_allow_root(arguments: Sequence[str]) -> bool:
     return hasattr(os, "getuid") and os.getuid() == 0 and not is_said
 
 
-def jupyter_environment() -> dict[str, str]:
-    """This process's environment, with our default settings behind the user's own."""
+def jupyter_environment(lab: Lab) -> dict[str, str]:
+    """This process's environment, with our default settings behind the user's own, and the labs for the kernels."""
     paths = [path for path in os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep) if path]
-    return {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join([*paths, str(_CONFIG)])}
+    return {
+        **os.environ,
+        "JUPYTER_CONFIG_PATH": os.pathsep.join([*paths, str(_CONFIG)]),
+        "LAB_LABS": str(lab.labs),
+    }
 
 
 def _option(arguments: Sequence[str], *names: str) -> str | None:

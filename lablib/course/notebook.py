@@ -6,7 +6,8 @@
                  check raises unless it passes, for nbgrader grades a cell by whether it raises
 
 A notebook is a function of its master: no times, no random ids, no outputs. So the same master gives the same bytes,
-and whether somebody has worked in a notebook can be seen: its digest no longer matches the one it was built with.
+and whether somebody has worked in a notebook can be seen: its digest no longer matches the one it was built with. A
+cell's id is a fingerprint of the text it was handed out with, so the same can be seen of each cell.
 """
 
 import hashlib
@@ -36,17 +37,29 @@ class Version(Enum):
 
 def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
     """The notebook of a master, in one of its versions."""
-    seen: Counter[str] = Counter()
     cells = [
-        _cell(master, cell, version, seen)
+        _cell(master, cell, version)
         for cell in master.cells
         if version is not Version.LEARNER or not cell.tagged("instructor")
     ]
     # A notebook without a kernelspec makes JupyterLab ask the reader for a kernel.
     notebook = new_notebook(cells=cells, metadata={"kernelspec": dict(_KERNEL), "language_info": {"name": "python"}})
-    notebook.metadata["lablib"] = {"lab": master.lab.name, "version": version.value, "digest": digest(notebook)}
+    notebook.metadata["lablib"] = {"lab": master.lab.name, "version": version.value}
+    stamp(notebook)
     nbformat.validate(notebook)
     return notebook
+
+
+def stamp(notebook: nbformat.NotebookNode) -> None:
+    """Write into a notebook what tells later, as a whole and cell by cell, whether somebody has worked in it."""
+    seen: Counter[str] = Counter()
+    for cell in notebook.cells:
+        # From the cell's own content: a cell added above does not renumber those below.
+        name = fingerprint(cell)
+        seen[name] += 1
+        cell["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
+    about = {"digest": digest(notebook), "cells": " ".join(cell.id for cell in notebook.cells)}
+    notebook.metadata["lablib"] = notebook.metadata.get("lablib", {}) | about
 
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
@@ -77,28 +90,24 @@ def digest(notebook: nbformat.NotebookNode) -> str:
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()[:16]
 
 
+def fingerprint(cell: nbformat.NotebookNode) -> str:
+    """Eight letters of a cell's kind and text: what its id begins with while it is as it was handed out."""
+    return hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
+
+
 def has_outputs(notebook: nbformat.NotebookNode) -> bool:
     """Has any cell an output or an execution count?"""
     return any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 
-def _cell(master: Master, cell: Cell, version: Version, seen: Counter[str]) -> nbformat.NotebookNode:
+def _cell(master: Master, cell: Cell, version: Version) -> nbformat.NotebookNode:
     source, metadata = cell.source, {"tags": list(cell.tags)} if cell.tags else {}
     if version is Version.LEARNER and cell.tagged("exercise"):
         source = to_stub(source)
     if version is Version.NBGRADER:
         source, graded = _for_nbgrader(master, cell)
         metadata |= graded
-    made = _NEW_CELL[cell.kind](source, metadata=metadata)
-    made["id"] = _stable_id(cell, seen)
-    return made
-
-
-def _stable_id(cell: Cell, seen: Counter[str]) -> str:
-    """An id from the cell's own content, so that a cell added above does not renumber those below."""
-    name = hashlib.sha256(f"{cell.kind}\n{cell.source}".encode()).hexdigest()[:8]
-    seen[name] += 1
-    return name if seen[name] == 1 else f"{name}-{seen[name]}"
+    return _NEW_CELL[cell.kind](source, metadata=metadata)
 
 
 def _for_nbgrader(master: Master, cell: Cell) -> tuple[str, dict[str, Any]]:

@@ -3,17 +3,17 @@
 from datetime import datetime
 from pathlib import Path
 
-from lablib.course.build import state_of
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.master import Master, of_notebook, read_master
 from lablib.course.notebook import read_notebook
 from lablib.course.places import Lab, find_lab, find_labs
 from lablib.course.progress import Entry, Labs, progress_path, read_progress, reset_progress
 from lablib.course.table import table
+from lablib.course.work import state_of
 
 
 def list_labs(folder: Path) -> str:
-    """One line a lab: number, title, exercises done, state of the notebook, question."""
+    """One line a lab: number, title, exercises done, state of the learner's copy, question."""
     labs, progress = _labs(folder), _progress()
     rows = []
     for lab in labs:
@@ -23,7 +23,7 @@ def list_labs(folder: Path) -> str:
         rows.append(
             [lab.number, about.title or lab.name[3:], f"{done}/{len(names)}", state_of(lab).value, about.question]
         )
-    return table(["lab", "title", "done", "notebook", "question"], rows)
+    return table(["lab", "title", "done", "work/", "question"], rows)
 
 
 def show_progress(folder: Path) -> str:

@@ -1,11 +1,13 @@
 """Where things live: the labs folder, the labs in it, and the files of each lab.
 
-    labs/08_collectives.ipynb                        what a learner's copy is made from (generated)
+    work/08_collectives.ipynb                        the learner's copy
+    labs/08_collectives.ipynb                        what a lab is handed out as (generated)
     labs/masters/08_collectives/lab.py               its one source, the master, with solutions
     labs/masters/08_collectives/checks.py            one check for each exercise
     labs/masters/08_collectives/wrong_answers.py     what these must reject, and unusual right answers they must accept
 
-The labs folder is `$LAB_LABS`, else `labs/` here or in a parent folder, else the one beside the installed package.
+The labs folder is `$LAB_LABS`, else `labs/` here or in a parent folder, else the one beside the installed package. The
+learner's copies are in `$LAB_WORK`, else in `work/` beside it.
 """
 
 import os
@@ -53,6 +55,16 @@ class Lab:
     def notebook(self) -> Path:
         return self.labs / f"{self.name}.ipynb"
 
+    @property
+    def work(self) -> Path:
+        return work_folder(self.labs) / f"{self.name}.ipynb"
+
+
+def work_folder(labs: Path) -> Path:
+    """Where the learner's copies of these labs are. It need not exist."""
+    chosen = os.environ.get("LAB_WORK")
+    return Path(os.path.expanduser(chosen)).absolute() if chosen else labs.parent / "work"
+
 
 def find_labs_folder(start: Path | None = None) -> Path:
     """The labs folder, looked for from `start` (default: the current directory) as the module says.
@@ -89,7 +101,7 @@ def find_lab(text: str, folder: Path) -> Lab:
         CourseError: no such lab; the message has the nearest names.
     """
     path = Path(text)
-    named = _lab_of(path.resolve()) if path.exists() else None
+    named = _lab_of(path.resolve(), folder) if path.exists() else None
     if named is not None:
         return named
     labs = find_labs(folder)
@@ -106,10 +118,10 @@ def find_lab(text: str, folder: Path) -> Lab:
     raise CourseError(f"unknown lab {text!r}:{hint} Valid: {', '.join(lab.name for lab in labs)}.")
 
 
-def _lab_of(path: Path) -> Lab | None:
-    """The lab whose notebook, folder or file in its folder this path is."""
+def _lab_of(path: Path, labs: Path) -> Lab | None:
+    """The lab whose notebook, folder or file in its folder this path is; a learner's copy is one of a lab in `labs`."""
     if path.suffix == ".ipynb" and _NAME.fullmatch(path.stem):
-        return Lab(path.stem, path.parent)
+        return Lab(path.stem, labs if path.parent == work_folder(labs).resolve() else path.parent)
     folder = path if path.is_dir() else path.parent
     return Lab(folder.name, folder.parents[1]) if _is_master_folder(folder) else None
 

@@ -17,7 +17,8 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(EXAMPLE, folder)
     monkeypatch.setenv("LAB_LABS", str(folder))
     monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.delenv("LAB_STRICT", raising=False)
+    for name in ("LAB_STRICT", "LAB_WORK"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Notebooks from masters: the same bytes every time, and never over somebody's work."""
+"""Notebooks from masters: the same bytes every time, and somebody's work in them moves to work/."""
 
 import errno
 from pathlib import Path
@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from lablib import files
-from lablib.course.build import State, build, build_instructor, build_nbgrader, check_built, state_of
+from lablib.course.build import build, build_instructor, build_nbgrader, check_built
 from lablib.course.errors import CourseFailure
 from lablib.course.master import read_master
 from lablib.course.notebook import Version, make_notebook, to_text
@@ -82,29 +82,15 @@ def test_the_nbgrader_version_has_its_metadata(lab: Lab, tmp_path: Path):
     assert cells[1].source == "check.mean(mean).require()"
 
 
-def test_states_of_a_notebook(lab: Lab):
-    assert state_of(lab) is State.MISSING
-    build([lab])
-    assert state_of(lab) is State.CURRENT
-    change_master(lab)
-    assert state_of(lab) is State.STALE
-    assert build([lab]) == ["90_example: built"] and state_of(lab) is State.CURRENT
-    change_notebook(lab)
-    assert state_of(lab) is State.YOURS
-    change_master(lab)
-    lab.master.write_text(lab.master.read_text() + "\n# %%\n1\n")
-    assert state_of(lab) is State.YOURS_STALE
-
-
-def test_a_build_leaves_a_learners_work_alone(lab: Lab):
+def test_a_build_moves_a_learners_work_to_the_folder_for_it(lab: Lab):
     build([lab])
     change_notebook(lab)
     mine = lab.notebook.read_bytes()
-    assert build([lab]) == ["90_example: up to date, with your work in it"]
     change_master(lab)
-    [line] = build([lab])
-    assert "left alone" in line and "lab build --replace 90" in line
-    assert lab.notebook.read_bytes() == mine
+    [moved, built] = build([lab])
+    assert f"is now {lab.work}" in moved and built == "90_example: built"
+    assert lab.work.read_bytes() == mine
+    check_built([lab])
 
 
 def test_outputs_alone_are_work_too(lab: Lab):
@@ -113,12 +99,16 @@ def test_outputs_alone_are_work_too(lab: Lab):
     notebook.cells[1]["outputs"] = [nbformat.v4.new_output("stream", text="4\n")]
     nbformat.write(notebook, lab.notebook)
     change_master(lab)
-    assert "left alone" in build([lab])[0]
+    build([lab])
+    assert nbformat.read(lab.work, as_version=4).cells[1].outputs
 
 
-def test_a_file_that_is_no_notebook_is_left_alone_too(lab: Lab):
+def test_a_file_that_is_no_notebook_is_kept_too(lab: Lab):
     lab.notebook.write_text("my notes")
-    assert "left alone" in build([lab])[0] and lab.notebook.read_text() == "my notes"
+    build([lab])
+    [kept] = lab.work.parent.iterdir()
+    assert kept.read_text() == "my notes" and kept.name.startswith("90_example.from-labs-")
+    check_built([lab])
 
 
 def test_what_jupyterlab_adds_on_opening_is_not_work(lab: Lab):
@@ -127,17 +117,7 @@ def test_what_jupyterlab_adds_on_opening_is_not_work(lab: Lab):
     notebook.metadata["language_info"]["version"] = "3.13.1"
     nbformat.write(notebook, lab.notebook)
     change_master(lab)
-    assert build([lab]) == ["90_example: built"]
-
-
-def test_replace_keeps_the_work_beside_the_new_notebook(lab: Lab):
-    build([lab])
-    change_notebook(lab)
-    mine = lab.notebook.read_bytes()
-    build([lab], replace=True)
-    assert state_of(lab) is State.CURRENT
-    [kept] = lab.labs.glob("90_example.mine-*.ipynb")
-    assert kept.read_bytes() == mine
+    assert build([lab]) == ["90_example: built"] and not lab.work.exists()
 
 
 def test_check_says_which_notebook_is_not_up_to_date_and_why(lab: Lab):
@@ -146,9 +126,9 @@ def test_check_says_which_notebook_is_not_up_to_date_and_why(lab: Lab):
     build([lab])
     check_built([lab])
     change_notebook(lab)
-    with pytest.raises(CourseFailure, match=r"differs from its master; run `lab build --replace 90`"):
+    with pytest.raises(CourseFailure, match=r"differs from its master; run `lab build 90`"):
         check_built([lab])
-    build([lab], replace=True)
+    build([lab])
     change_master(lab)
     with pytest.raises(CourseFailure, match=r"differs from its master; run `lab build 90`"):
         check_built([lab])

@@ -13,6 +13,7 @@ from lablib.course.build import build
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.execute import run_lab
 from lablib.course.places import Lab
+from lablib.course.work import update
 
 
 def outputs(path: Path) -> str:
@@ -36,6 +37,16 @@ def test_a_run_has_its_parameters_a_notebook_and_a_page(lab: Lab, tmp_path: Path
     assert "application/vnd.jupyter.widget-state+json" not in notebook.read_text()
     assert str(tmp_path) not in notebook.read_text()
     assert lab.notebook.read_bytes() == before
+
+
+def test_the_learners_copy_is_what_runs_and_in_its_folder(lab: Lab):
+    update(lab)
+    notebook = nbformat.read(lab.work, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell("import os\nprint('in', os.path.basename(os.getcwd()))"))
+    nbformat.write(notebook, lab.work)
+    ran, _ = run_lab(lab, {})
+    assert "in work" in outputs(ran)
+    assert "in work" not in outputs(run_lab(lab, {}, instructor=True)[0])
 
 
 def test_an_instructor_run_passes_every_check_and_records_nothing(lab: Lab, tmp_path: Path):
@@ -111,10 +122,11 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_run(lab: Lab, tmp_path:
 
 
 def test_a_broken_notebook_is_refused_with_the_remedy(lab: Lab):
-    lab.notebook.write_text("{")
-    with pytest.raises(CourseFailure, match="lab build --replace 90"):
+    lab.work.parent.mkdir()
+    lab.work.write_text("{")
+    with pytest.raises(CourseFailure, match="lab reset 90"):
         run_lab(lab, {})
-    assert lab.notebook.read_text() == "{"
+    assert lab.work.read_text() == "{"
 
 
 def test_a_run_never_takes_the_name_of_an_older_one(lab: Lab, tmp_path: Path, instant: None):

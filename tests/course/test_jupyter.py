@@ -47,12 +47,12 @@ def test_a_port_that_is_none_is_refused(lab: Lab, started: list, port: str):
     assert started == []
 
 
-def test_jupyterlab_starts_on_the_lab_which_is_built_if_need_be(lab: Lab, started: list[list[str]]):
+def test_jupyterlab_starts_on_a_copy_of_the_lab(lab: Lab, started: list[list[str]]):
     open_lab(lab, ["--no-browser"])
     [command] = started
-    assert lab.notebook.exists()
+    assert lab.work.exists() and not lab.notebook.exists()
     assert "--LabApp.default_url=/lab/tree/90_example.ipynb" in command and command[-1] == "--no-browser"
-    assert f"--ServerApp.root_dir={lab.labs}" in command
+    assert f"--ServerApp.root_dir={lab.work.parent}" in command
     assert not any("port_retries" in word for word in command)  # no port asked for: Jupyter may choose
 
 
@@ -82,17 +82,17 @@ def test_that_jupyter_runs_as_root_is_said_when_nobody_asked_for_it(
     assert len(started) == 1
 
 
-def test_the_news_prompt_is_off_by_a_default_behind_the_users_settings(monkeypatch: pytest.MonkeyPatch):
+def test_the_news_prompt_is_off_by_a_default_behind_the_users_settings(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
-    mine, ours = jupyter_environment()["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    mine, ours = jupyter_environment(lab)["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert mine == "/mine"
     overrides = json.loads((Path(ours) / "labconfig" / "default_setting_overrides.json").read_text())
     assert overrides["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
 
 
-def test_jupyterlab_reads_that_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_jupyterlab_reads_that_default(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     from jupyterlab_server.settings_utils import _get_overrides
 
-    monkeypatch.setenv("JUPYTER_CONFIG_PATH", jupyter_environment()["JUPYTER_CONFIG_PATH"])
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", jupyter_environment(lab)["JUPYTER_CONFIG_PATH"])
     overrides, error = _get_overrides(str(tmp_path))
     assert not error and overrides["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"

@@ -24,6 +24,15 @@ def test_a_lab_is_found_by_number_name_or_path(labs: Path, text: str):
     assert find_lab(text.format(labs=labs), labs) == Lab("90_example", labs)
 
 
+def test_a_learners_copy_is_found_by_its_path(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    assert lab.work == lab.labs.parent / "work" / "90_example.ipynb"
+    monkeypatch.setenv("LAB_WORK", str(tmp_path / "mine"))
+    assert lab.work == tmp_path / "mine" / "90_example.ipynb"
+    lab.work.parent.mkdir()
+    lab.work.touch()
+    assert find_lab(str(lab.work), lab.labs) == lab
+
+
 def test_a_number_needs_no_leading_zero(labs: Path):
     (labs / "07_data.ipynb").write_text("{}")
     assert find_lab("7", labs).name == find_lab("07", labs).name == "07_data"

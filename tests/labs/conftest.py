@@ -35,11 +35,12 @@ def exercise_names(lab: Lab) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def nobodys_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests leave the progress of whoever runs them alone."""
+def nobodys_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tests leave the progress of whoever runs them alone, and their copies in work/."""
     monkeypatch.setenv("LAB_PROGRESS", "off")
     monkeypatch.delenv("LAB_STRICT", raising=False)
     monkeypatch.setenv("LAB_LABS", str(ROOT / "labs"))
+    monkeypatch.setenv("LAB_WORK", str(tmp_path / "work"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,227 @@
+"""The learner's copies: `labs/` is what is handed out, `work/` is where it is worked in, and updates destroy nothing.
+
+    lab open          copies into work/ the labs that nobody has begun; of the others it says which have changed since
+    lab update [NN]   brings these up to date, too: the new version with the answers carried over (carry_over.py)
+    lab reset NN      a fresh copy
+
+What was in work/ before is kept beside, with the time: 08_collectives.kept-20250301-101500.ipynb. git ignores work/, so
+`git pull` has nothing to complain of. Who has worked in labs/ itself finds that in work/ after any of these commands.
+"""
+
+import errno
+import shutil
+from collections.abc import Sequence
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from lablib.course.carry_over import Carried, carry_over
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.master import read_master
+from lablib.course.notebook import Version, digest, has_outputs, make_notebook, read_notebook, stamp, to_text
+from lablib.course.places import Lab
+from lablib.files import new_file, write_text
+
+
+class State(Enum):
+    """What a learner's copy is."""
+
+    NOT_BEGUN = "not begun"  # there is none, or nobody has touched it
+    BEGUN = "begun"
+    OUTDATED = "begun, outdated"  # the lab has changed since
+    DAMAGED = "damaged"
+
+
+def open_copies(labs: Sequence[Lab]) -> list[str]:
+    """Copy into work/ what nobody has begun. Lines worth saying: what was moved there, and what has changed since.
+
+    Raises:
+        CourseFailure: work/ cannot be written.
+    """
+    lines: list[str] = []
+    outdated: list[Lab] = []
+    for lab in labs:
+        try:
+            new = handed_out(lab)
+        except CourseError:
+            continue  # a lab that is just being written is no reason not to open another
+        lines += moved_from_labs(lab, new)
+        state = _state(lab, new)
+        if state is State.NOT_BEGUN:
+            _write(lab, new)
+        outdated += [lab] * (state is State.OUTDATED)
+    if outdated:
+        names, numbers = ", ".join(lab.name for lab in outdated), " ".join(lab.number for lab in outdated)
+        lines.append(
+            f"{names}: changed since you began; `lab update {numbers}` brings it and carries your answers over."
+        )
+    return lines
+
+
+def update(lab: Lab) -> list[str]:
+    """Bring a copy up to date and carry over what the learner wrote; lines that say what was done.
+
+    Raises:
+        CourseError: no such lab can be made, the copy is no notebook, or nothing can be written.
+    """
+    new = handed_out(lab)
+    lines, state = moved_from_labs(lab, new), _state(lab, new)
+    if state is State.NOT_BEGUN:
+        _write(lab, new)
+    if state is not State.OUTDATED:
+        if state is State.DAMAGED:
+            raise CourseFailure(f"{lab.work} is no notebook: `lab reset {lab.number}` keeps it beside a fresh copy.")
+        return [*lines, f"{lab.name}: up to date, {state.value}"]
+    merged, carried = carry_over(read_notebook(lab.work), new)
+    kept = _replace(lab, merged)
+    return [
+        *lines,
+        f"{lab.name}: updated, {_in_words(carried)}; your earlier copy is kept as {kept.name}. "
+        "In an open JupyterLab: File > Reload Notebook from Disk.",
+    ]
+
+
+def reset(lab: Lab) -> list[str]:
+    """Make a fresh copy; the old one is kept beside, if anybody has touched it. Lines that say so.
+
+    Raises:
+        CourseError: as `update`.
+    """
+    new = handed_out(lab)
+    lines = moved_from_labs(lab, new)
+    if _state(lab, new) is State.NOT_BEGUN:
+        _write(lab, new)
+        return [*lines, f"{lab.name}: a fresh copy is in {lab.work}"]
+    kept = _replace(lab, new)
+    return [*lines, f"{lab.name}: a fresh copy is in {lab.work}; your earlier one is kept as {kept.name}"]
+
+
+def state_of(lab: Lab) -> State:
+    """What the learner's copy is, compared with what would be handed out today."""
+    try:
+        return _state(lab, handed_out(lab))
+    except CourseError:
+        return State.BEGUN if lab.work.exists() else State.NOT_BEGUN
+
+
+def handed_out(lab: Lab) -> NotebookNode:
+    """The lab as a learner gets it: what its master gives; where that cannot be made, the notebook of labs/.
+
+    Raises:
+        CourseError: there is neither.
+    """
+    try:
+        return make_notebook(read_master(lab), Version.LEARNER)
+    except CourseError:
+        if not lab.notebook.exists():
+            raise
+    notebook = _read(lab.notebook)
+    if notebook is None:
+        raise CourseFailure(f"{lab.notebook} is no notebook: restore it from git, or write its master {lab.master}.")
+    if not lab.master.exists():
+        for cell in notebook.cells:
+            cell.update({"outputs": [], "execution_count": None} if cell.cell_type == "code" else {})
+        stamp(notebook)
+    return notebook
+
+
+def moved_from_labs(lab: Lab, new: NotebookNode) -> list[str]:
+    """Move a notebook of labs/ in which somebody has worked into work/, `new` takes its place; a line that says so.
+
+    Where the master cannot be read, it stays: it is the only source of its lab.
+
+    Raises:
+        CourseFailure: it cannot be moved.
+    """
+    if not lab.master.exists() or _is_worked_in(new) or not lab.notebook.exists():
+        return []
+    found = _read(lab.notebook)
+    if not _is_worked_in(found):
+        return []
+    is_first = found is not None and _state(lab, new) is State.NOT_BEGUN
+    try:
+        lab.work.parent.mkdir(parents=True, exist_ok=True)
+        place = lab.work if is_first else _free_name(lab, "from-labs")
+        shutil.move(lab.notebook, place)
+        write_text(lab.notebook, to_text(new))
+    except OSError as error:
+        raise _cannot_write(lab, error) from None
+    return [f"{lab.name}: your work in {lab.notebook} is now {place}; labs/ holds what is handed out."]
+
+
+def _state(lab: Lab, new: NotebookNode) -> State:
+    if not lab.work.exists():
+        return State.NOT_BEGUN
+    found = _read(lab.work)
+    if found is None:
+        return State.DAMAGED
+    if not _is_worked_in(found):
+        return State.NOT_BEGUN
+    return State.BEGUN if _built_with(found) == digest(new) else State.OUTDATED
+
+
+def _read(path: Path) -> NotebookNode | None:
+    """The notebook in a file; None if there is none."""
+    try:
+        return read_notebook(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _is_worked_in(notebook: NotebookNode | None) -> bool:
+    """Has anybody edited or run it? (A file that is no notebook is somebody's, too.)"""
+    return notebook is None or _built_with(notebook) != digest(notebook) or has_outputs(notebook)
+
+
+def _built_with(notebook: NotebookNode) -> str | None:
+    """The digest of the version that this notebook was handed out as."""
+    return notebook.metadata.get("lablib", {}).get("digest")
+
+
+def _replace(lab: Lab, notebook: NotebookNode) -> Path:
+    """Write a copy anew, and keep what it was in a file beside; that file."""
+    try:
+        kept = _free_name(lab, "kept")
+    except OSError as error:
+        raise _cannot_write(lab, error) from None
+    try:
+        shutil.copyfile(lab.work, kept)
+        write_text(lab.work, to_text(notebook))
+    except OSError as error:
+        kept.unlink()
+        raise _cannot_write(lab, error) from None
+    return kept
+
+
+def _free_name(lab: Lab, why: str) -> Path:
+    return new_file(lab.work.with_name(f"{lab.name}.{why}-{datetime.now():%Y%m%d-%H%M%S}.ipynb"))
+
+
+def _write(lab: Lab, notebook: NotebookNode) -> None:
+    try:
+        write_text(lab.work, to_text(notebook))
+    except OSError as error:
+        raise _cannot_write(lab, error) from None
+
+
+def _cannot_write(lab: Lab, error: OSError) -> CourseFailure:
+    remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make that folder writable"
+    return CourseFailure(
+        f"cannot write {error.filename or lab.work}: {(error.strerror or str(error)).lower()}; {remedy}, or work "
+        "in another one: LAB_WORK=~/labs-of-mine lab open."
+    )
+
+
+def _in_words(carried: Carried) -> str:
+    """ "with your answers to mean and size, 2 cells that you edited and 1 that you added"."""
+    parts = [f"your answers to {', '.join(carried.answers)}"] if carried.answers else []
+    counts = {"edited": carried.edited, "added": carried.added}
+    parts += [f"{count} {'cell' if count == 1 else 'cells'} that you {what}" for what, count in counts.items() if count]
+    words = f"with {' and '.join(parts)}" if parts else "with nothing of yours to carry over"
+    if carried.changed_exercises:
+        words += f"; what begins differently now stands above your answer ({', '.join(carried.changed_exercises)})"
+    if carried.unplaced:
+        words += f"; {carried.unplaced} that found no place stand at the end"
+    return words
