@@ -13,7 +13,19 @@ from lablib.cli import main
 from tests.fuzz.anything import NAMES, TEXTS
 from tests.fuzz.held import at_most
 
-COMMANDS = ("plan", "validate", "list", "progress", "build", "sim", "run", "calibrate", "no-such-command")
+COMMANDS = (
+    "plan",
+    "validate",
+    "list",
+    "progress",
+    "build",
+    "sim",
+    "run",
+    "calibrate",
+    "update",
+    "reset",
+    "no-such-command",
+)
 OPTIONS = (
     *("--model", "--cluster", "--nodes", "--gpus", "--batch", "--seq-len", "--precision", "--stack", "--optimizer"),
     *("--tensor", "--pipeline", "--top", "--json", "--page", "--readme", "--ranks", "--out", "--timeout", "--quick"),
@@ -28,6 +40,7 @@ def test_every_command_line_ends_in_a_code_and_a_sentence(
     command: str, counts: Counter[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
 ):
     monkeypatch.setenv("LAB_LABS", str(tmp_path))
+    monkeypatch.setenv("LAB_WORK", str(tmp_path / "work"))
     words = st.lists(st.one_of(st.sampled_from(OPTIONS), st.sampled_from(WORDS)), max_size=5)
 
     @settings(
