@@ -6,6 +6,8 @@
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
     lab list, lab progress, lab doctor   what there is, what is done, what works
     lab build [--check] [NN ...]         notebooks from masters
+    lab new NN NAME                      a folder for a lab of one's own
+    lab prove NN [EXERCISE]              what its checks accept and reject
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
     lab plan --model M --cluster C ...   the best plans for a model on a cluster
     lab validate [FILE.jsonl] ...        how far off the planner is, on published runs
@@ -128,11 +130,39 @@ def _reset(options: argparse.Namespace) -> int:
     return 0
 
 
-def _list(options: argparse.Namespace) -> int:
-    from lablib.course.overview import list_labs
+def _new(options: argparse.Namespace) -> int:
+    from lablib.course.build import build
+    from lablib.course.new import new_lab
     from lablib.course.places import find_labs_folder
 
-    print(list_labs(find_labs_folder()))
+    lab = new_lab(find_labs_folder(), options.number, options.name)
+    build([lab])
+    print(f"{lab.folder}: written. Edit lab.py, checks.py and wrong_answers.py there; then:")
+    print(f"  lab build {lab.number}   lab run {lab.number}   lab prove {lab.number}")
+    return 0
+
+
+def _prove(options: argparse.Namespace) -> int:
+    from lablib.course.places import find_lab, find_labs_folder
+    from lablib.course.proof import prove
+
+    if options.seeds < 1:
+        raise CourseError(f"--seeds must be at least 1: got {options.seeds}.")
+    wrong = 0
+    for proof in prove(find_lab(options.lab, find_labs_folder()), options.exercise, range(options.seeds)):
+        state = "proven" if not proof.findings else f"{len(proof.findings)} findings"
+        print(f"{proof.exercise}: {state}, {proof.tried} answers tried in {proof.time_s:.1f} s", flush=True)
+        print("".join(f"\n{finding}\n" for finding in proof.findings), end="")
+        wrong += len(proof.findings)
+    return 1 if wrong else 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from lablib.course.overview import list_labs, list_sections
+    from lablib.course.places import find_lab, find_labs_folder
+
+    folder = find_labs_folder()
+    print(list_sections(find_lab(options.lab, folder)) if options.lab else list_labs(folder))
     return 0
 
 
@@ -187,6 +217,8 @@ COMMANDS = {
     "progress": _progress,
     "doctor": _doctor,
     "build": _build,
+    "new": _new,
+    "prove": _prove,
     "calibrate": _calibrate,
     "plan": _plan,
     "validate": _validate,
@@ -233,7 +265,8 @@ def _parser() -> Parser:
     command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
 
-    commands.add_parser("list", help="the labs: question, whether built, exercises done")
+    command = commands.add_parser("list", help="the labs: question, minutes, whether built, exercises done")
+    command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")
 
     command = commands.add_parser("progress", help="exercises done, with dates")
     command.add_argument("--reset", metavar="LAB", help="forget the progress of one lab")
@@ -245,6 +278,19 @@ def _parser() -> Parser:
     command.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
     command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
     command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
+
+    command = commands.add_parser("new", help="make a folder for a lab of your own, which builds, runs and passes")
+    command.add_argument("number", metavar="NN", help="0 to 99")
+    command.add_argument("name", metavar="NAME", help="for example mixed_precision")
+
+    command = commands.add_parser(
+        "prove", help="prove a lab's checks: solution passes, stub and wrong answers do not, unusual right ones do"
+    )
+    command.add_argument("lab", metavar="LAB", help="number or name of a lab")
+    command.add_argument("exercise", nargs="?", default="", metavar="EXERCISE", help="default: all")
+    command.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="with so many draws of the inputs; default 1"
+    )
 
     command = commands.add_parser("calibrate", help='measure this machine: the cluster "this-machine" of simulations')
     command.add_argument("--backend", default="gloo", help="gloo (this CPU, the default) or nccl (its GPUs)")

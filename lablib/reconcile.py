@@ -142,7 +142,7 @@ class Reconciliation:
 
     @property
     def is_quiet(self) -> bool:
-        """Were the cores left to the runs, and did the runs agree? Then errors beyond the noise are the prediction's."""
+        """Were the cores left to the runs, and did the runs agree? Then errors beyond noise are the prediction's."""
         load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
         return (load is None or load.is_quiet) and not noise_pct > QUIET_NOISE_PCT
 

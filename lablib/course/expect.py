@@ -1,22 +1,33 @@
 """The words a check is written in. Each states a rule, and what breaks it is said as rule, saw, expected.
 
+    run = expect.launch(program, x, ranks=4)                     a run of the learner's code, on the simulator
     expect.equal("every rank holds the sum", saw=run.values, expected=[total] * 4)
     expect.close("the loss is the one-device loss", saw=loss, expected=reference, rtol=1e-9)
     expect.budget("bytes each rank sends", saw=run.traffic.sent_bytes(0), at_most=2 * 3 / 4 * size_bytes, unit="B")
     expect.that("ranks end together", spread_s < 1e-9, saw=f"{spread_s} s apart", expected="all at the same time")
-    expect.raises("a skipped collective is diagnosed", DeadlockError, lambda: launch(program, ranks=2))
+    expect.raises("a skipped collective is diagnosed", DeadlockError, lambda: expect.launch(program, ranks=2))
+    ranks = expect.draw.integer(2, 9)                            inputs drawn anew for each run of the check
 
-A rule that holds is kept with what was measured, so that "passed" can be shown with its numbers.
+Rules that many checks share, said with one good message each, are in rules.py. A rule that holds is kept with what was
+measured, so that "passed" can be shown with its numbers.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lablib.course.comparison import difference, is_array, plain_number
 from lablib.course.formatting import short_repr
 from lablib.units import format_quantity
 
+if TYPE_CHECKING:
+    from lablib.course.draw import Draw
+    from lablib.run import Run
+
 E = TypeVar("E", bound=BaseException)
+TIME_LIMIT_S = 30.0  # of one check
 
 
 class RuleBroken(Exception):
@@ -43,10 +54,53 @@ class Measured:
 
 
 class Expect:
-    """What a check gets as its first argument. `measured` collects the rules that held."""
+    """What a check gets as its first argument.
 
-    def __init__(self) -> None:
+    Args:
+        seed: from which its inputs are drawn; None: a new one (draw.py).
+        limit_s: seconds of real time that its runs may take together.
+
+    Attributes:
+        measured: the rules that held.
+        printed: what rank 0 printed in each run of `launch`.
+    """
+
+    def __init__(self, seed: int | None = None, limit_s: float = TIME_LIMIT_S) -> None:
         self.measured: list[Measured] = []
+        self.printed: list[str] = []
+        self._seed = seed
+        self._end_s = time.monotonic() + limit_s
+
+    @cached_property
+    def draw(self) -> "Draw":
+        """Draws the inputs. Its seed is told when a rule is broken after the first draw."""
+        from lablib.course.draw import Draw  # it needs torch, and not every check does
+
+        return Draw(self._seed)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of `draw`, if anything was drawn."""
+        return self.draw.seed if "draw" in vars(self) else None
+
+    def launch(self, program: Callable[..., Any], *args: Any, **options: Any) -> "Run":
+        """Run learner's code on simulated ranks: `lablib.launch` with what is left of the check's time as its limit.
+
+        Raises:
+            LaunchError: as `lablib.launch` does.
+        """
+        from lablib.launch import launch
+
+        run = None
+        try:
+            run = launch(program, *args, **{"timeout_s": max(0.1, self._end_s - time.monotonic()), **options})
+            return run
+        except Exception as error:
+            run = getattr(error, "run", None)  # as far as it came
+            raise
+        finally:
+            if run is not None and run.stdout and run.stdout[0]:
+                self.printed.append(run.stdout[0])
 
     def equal(self, rule: str, saw: Any, expected: Any) -> None:
         """`saw` equals `expected` exactly: tensors in shape, type and every bit of value; also inside lists and dicts.
@@ -66,20 +120,23 @@ class Expect:
         """
         self._compare(rule, saw, expected, rtol=rtol, atol=atol, note=f"equal to {max(rtol, atol):.0e}")
 
-    def budget(self, rule: str, saw: float, at_most: float, unit: str = "") -> None:
+    def budget(self, rule: str, saw: float, at_most: float, unit: str = "", at_least: float = 0.0) -> None:
         """`saw` is within a budget: simulated seconds ("s"), bytes ("B") sent or held, or a count of anything.
 
-        Rounding of the last bits (1e-9) is forgiven.
+        Rounding of the last bits (1e-9) is forgiven. `at_least` tells an answer that does less than the task needs.
 
         Raises:
-            RuleBroken: it is more, or not a number.
+            RuleBroken: it is more or less than allowed, or not a number.
         """
         _refuse_stub(saw)
-        spent, allowed = format_quantity(saw, unit, 4), format_quantity(at_most, unit, 4)
+        saw = plain_number(saw)
+        spent, most, least = (format_quantity(value, unit, digits=4) for value in (saw, at_most, at_least))
         if not saw <= at_most + 1e-9 * abs(at_most):
             over = f", {saw / at_most:.4g} times the budget" if at_most else ""
-            raise RuleBroken(rule, spent + over, f"at most {allowed}")
-        self.measured.append(Measured(rule, f"{spent}, at most {allowed}"))
+            raise RuleBroken(rule, spent + over, f"at most {most}")
+        if not saw >= at_least - 1e-9 * abs(at_least):
+            raise RuleBroken(rule, f"{spent}: less than the task needs", f"at least {least}")
+        self.measured.append(Measured(rule, f"{spent}, at most {most}"))
 
     def that(self, rule: str, condition: bool, saw: object, expected: object) -> None:
         """`condition` holds. For what no other word says; `saw` and `expected` are for the message.
@@ -109,82 +166,10 @@ class Expect:
 
     def _compare(self, rule: str, saw: Any, expected: Any, rtol: float | None, atol: float, note: str) -> None:
         _refuse_stub(saw)
-        difference = _difference(saw, expected, rtol, atol)
-        if difference:
-            raise RuleBroken(rule, *difference)
+        found = difference(saw, expected, rtol, atol)
+        if found:
+            raise RuleBroken(rule, *found)
         self.measured.append(Measured(rule, note))
-
-
-def _difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str = "") -> tuple[str, str] | None:
-    """The first place where the two differ, as (saw, expected); None if they do not. `rtol=None` asks for equality."""
-    where = f" at {at}" if at else ""
-    if _is_array(expected):
-        return _array_difference(saw, expected, rtol, atol, where)
-    if isinstance(expected, list | tuple):
-        if not isinstance(saw, list | tuple):
-            return short_repr(saw) + where, f"a {type(expected).__name__} of {len(expected)}"
-        if len(saw) != len(expected):
-            return f"{len(saw)} items{where}: {short_repr(saw)}", f"{len(expected)} items: {short_repr(expected)}"
-        pairs = [(f"{at}[{i}]", s, e) for i, (s, e) in enumerate(zip(saw, expected, strict=True))]
-    elif isinstance(expected, Mapping):
-        if not isinstance(saw, Mapping) or set(saw) != set(expected):
-            return (f"keys {sorted(map(str, saw))}" if isinstance(saw, Mapping) else short_repr(saw)) + where, (
-                f"keys {sorted(map(str, expected))}"
-            )
-        pairs = [(f"{at}[{key!r}]", saw[key], expected[key]) for key in expected]
-    else:
-        same = _same(saw, expected, rtol, atol)
-        return None if same else (short_repr(saw) + where, short_repr(expected))
-    return next((found for place, s, e in pairs if (found := _difference(s, e, rtol, atol, place))), None)
-
-
-def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
-    """Are two plain values the same, to the tolerance if there is one?"""
-    if _is_array(saw):  # a tensor with one element stands for its number
-        if saw.reshape(-1).shape[0] != 1:
-            return False
-        saw = saw.reshape(-1).tolist()[0]
-    if rtol is None or not isinstance(expected, int | float) or isinstance(expected, bool):
-        return bool(saw == expected)
-    return isinstance(saw, int | float) and (saw == expected or abs(saw - expected) <= atol + rtol * abs(expected))
-
-
-def _array_difference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:
-    """`_difference` for tensors and arrays: shape, then type where equality is asked, then the worst element."""
-    import numpy as np
-
-    if not _is_array(saw) or tuple(saw.shape) != tuple(expected.shape):
-        return short_repr(saw) + where, short_repr(expected)
-    if rtol is None and str(saw.dtype) != str(expected.dtype):
-        return f"{short_repr(saw)}{where}", f"type {str(expected.dtype).removeprefix('torch.')}: {short_repr(expected)}"
-    got, want = _numbers(saw), _numbers(expected)
-    with np.errstate(invalid="ignore"):
-        off = np.where(got == want, 0.0, np.abs(got - want))  # inf == inf; inf - inf is not a number
-    allowed = 0.0 if rtol is None else atol + rtol * np.abs(want)
-    bad = ~(off <= allowed)
-    if not bad.any():
-        return None
-    worst = np.unravel_index(int(np.argmax(np.where(bad, np.nan_to_num(off, nan=np.inf), -1.0))), off.shape)
-    element = f"[{', '.join(map(str, worst))}]" if worst else ""
-    place = where + element if where else element and f" at {element}"
-    count = f", {int(bad.sum())} of {bad.size} elements differ" if bad.size > 1 else ""
-    return f"{got[worst]:.12g}{place}{count}", f"{want[worst]:.12g}"
-
-
-def _numbers(array: Any) -> Any:
-    """The values as a numpy array wide enough to hold them exactly."""
-    import numpy as np
-
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-        exact = array.is_complex() or not (array.is_floating_point())
-        array = array.numpy() if exact else array.double().numpy()
-    array = np.asarray(array)
-    return array.astype(np.float64) if array.dtype == bool else array
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "reshape")
 
 
 def _refuse_stub(saw: Any) -> None:
@@ -194,8 +179,14 @@ def _refuse_stub(saw: Any) -> None:
 
 def _is_nothing(saw: object) -> bool:
     """Is it an empty list, text or the like? 0 and False are something."""
-    return saw is None or (hasattr(saw, "__len__") and not _is_array(saw) and len(saw) == 0)  # pyright: ignore
+    return saw is None or (hasattr(saw, "__len__") and not is_array(saw) and len(saw) == 0)  # pyright: ignore
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else short_repr(value)
+    return (
+        value
+        if isinstance(value, str)
+        else format_quantity(value, digits=4)
+        if isinstance(value, float)
+        else short_repr(value)
+    )

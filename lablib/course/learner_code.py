@@ -4,6 +4,7 @@ An exception may come straight from the function, or from a rank of a launch; th
 as its cause.
 """
 
+import ast
 import linecache
 import sysconfig
 import traceback
@@ -21,12 +22,39 @@ _LAST_FRAMES = 3
 
 
 def is_stub(error: BaseException, check_file: str = "") -> bool:
-    """Was a stub reached: ours, or nbgrader's, which has no words? Libraries raise NotImplementedError too."""
-    return any(
-        isinstance(e, NotImplementedError)
-        and (str(e) == YOUR_TURN or (str(e) == "" and bool(learner_frames(e, check_file))))
-        for e in chain(error)
+    """Was a stub reached: ours, or nbgrader's, which has no words? Libraries raise NotImplementedError too.
+
+    One left in a branch (`else: raise NotImplementedError("your turn")`) is no stub: the rest has been written.
+    """
+    return any(is_left_stub(e, check_file) and not _is_in_a_branch(e) for e in chain(error))
+
+
+def is_left_stub(error: BaseException, check_file: str = "") -> bool:
+    """Is this what the line of a stub raises?"""
+    return isinstance(error, NotImplementedError) and (
+        str(error) == YOUR_TURN or (str(error) == "" and bool(learner_frames(error, check_file)))
     )
+
+
+def _is_in_a_branch(error: BaseException) -> bool:
+    """Does the line that raised stand under an `if`, a `while`, a `try` or a `match` of its function?"""
+    frames = traceback.extract_tb(error.__traceback__)
+    try:
+        tree = ast.parse("".join(linecache.getlines(frames[-1].filename)))
+    except (IndexError, SyntaxError, ValueError):
+        return False  # no source: then it cannot be told
+    line = frames[-1].lineno or 0
+    return any(
+        isinstance(node, ast.If | ast.While | ast.Try | ast.Match)
+        and node.lineno < line <= (node.end_lineno or 0)
+        and not any(_holds(inner, line) for inner in ast.walk(node))
+        for node in ast.walk(tree)
+    )
+
+
+def _holds(node: ast.AST, line: int) -> bool:
+    """Is this a function that the line is in?"""
+    return isinstance(node, ast.FunctionDef | ast.Lambda) and node.lineno <= line <= (node.end_lineno or 0)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -51,9 +79,14 @@ def learner_frames(error: BaseException, check_file: str = "") -> str:
 
     Everything is the learner's but Python, installed packages, lablib, and the file the check is in.
     """
+    return learner_lines(traceback.extract_tb(error.__traceback__), check_file)
+
+
+def learner_lines(stack: traceback.StackSummary, check_file: str = "") -> str:
+    """The last lines of the learner's own code in a stack."""
     frames = [
         frame
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in stack
         if frame.filename != check_file
         and not frame.filename.startswith(_NOT_THE_LEARNERS)
         and "site-packages" not in frame.filename

@@ -1,11 +1,15 @@
 """The rules a master must keep, each checked when labs are built.
 
  1  the first cell is text: `# Lab NN: Title`, the number being that of the file, and a paragraph `**Question.** ...`
- 2  one cell is tagged `parameters`, the first or second of the code cells; it declares at least the five every lab has
+ 2  one cell is tagged `parameters`, the first or second of the code cells; `interactive` and `quick` are among them
  3  a cell `check = checks_for("NN")` comes before the first check
  4  each exercise is followed by its check, and each check belongs to an exercise
  5  solutions stand in cells tagged `exercise` alone (elsewhere they would reach the learner), and each can be a stub
  6  a cell tagged `check` ends in `check.name(answer)`; the name exists in the lab's file of checks, and is used once
+ 7  between an exercise and its check stands a cell that tries the answer: `try_out(...)`
+ 8  each section has its minutes; those of the lab, without what is tagged `further`, are at most 60
+ 9  what a section tagged `further` binds is used in it alone, for a reader may skip it
+10  every parameter but `interactive` and `quick` is used by some cell
 
 A finding is one sentence with file and line.
 """
@@ -16,9 +20,12 @@ from difflib import get_close_matches
 
 from lablib.course.errors import CourseError
 from lablib.course.master import Cell, Master, at
+from lablib.course.names import names
 from lablib.course.parameters import REQUIRED
 from lablib.course.solution import has_solution, to_stub
 from lablib.files import read_text
+
+MAX_MINUTES = 60
 
 
 def lint(master: Master) -> list[CourseError]:
@@ -129,6 +136,55 @@ def _check_names(master: Master) -> Findings:
         elif name in seen:
             yield cell, f"each check must be used once: {name!r} is used again; give the second exercise its own check."
         seen.add(name or "")
+
+
+def _trials(master: Master) -> Findings:
+    for exercise, check in master.exercises:
+        between = [cell for cell in master.cells if exercise.line < cell.line < check.line]
+        if not any(cell.kind == "code" and "try_out(" in cell.source for cell in between):
+            yield check, "a learner must be able to try an answer: add a cell with `try_out(...)` above the check."
+
+
+def _minutes(master: Master) -> Findings:
+    for section in master.sections:
+        if not section.minutes > 0:
+            yield section.cells[0], f"section {section.title!r} must say what it takes: add `minutes=5` to its cell."
+    if master.minutes > MAX_MINUTES:
+        yield (
+            None,
+            f"a lab is one hour: its sections take {master.minutes:g} minutes; shorten it, or tag a section `further`.",
+        )
+
+
+def _further(master: Master) -> Findings:
+    optional = {cell for section in master.sections if section.is_further for cell in section.cells}
+    bound: dict[str, Cell] = {}
+    for cell in master.cells:
+        if cell.kind != "code":
+            continue
+        binds, uses = names(cell.source)
+        if cell in optional:
+            bound |= dict.fromkeys(binds - bound.keys(), cell)
+            continue
+        for name in sorted((uses - binds) & bound.keys()):
+            yield (
+                cell,
+                f"a reader may skip what is tagged `further`: this cell uses {name!r} of line {bound[name].line}.",
+            )
+        for name in binds:
+            bound.pop(name, None)
+
+
+def _used_parameters(master: Master) -> Findings:
+    knobs = next((cell for cell in master.cells if cell.tagged("parameters")), None)
+    used = [names(cell.source)[1] for cell in master.cells if cell.kind == "code" and cell is not knobs]
+    try:
+        needed = [parameter.name for parameter in master.parameters if parameter.name not in REQUIRED]
+        unused = [name for name in needed if not any(name in found for found in used)]
+    except CourseError:
+        return  # _parameters says so
+    if unused:
+        yield knobs, f"every parameter must be used by some cell: {', '.join(unused)} is not; remove it."
 
 
 def declared_checks(source: str) -> list[str]:

@@ -4,6 +4,7 @@
     # %%                         code
     # %% tags=["exercise"]       code with a solution between markers
     # %% tags=["check"] points=2 the check of the exercise above it: check.name(answer)
+    # %% [markdown] minutes=8    a heading `## ...`, with the minutes that its section takes
 
 Reading keeps every cell's line in the file, so that whatever is wrong with a lab can be said with file and line.
 How to write one: `labs/masters/README.md`.
@@ -34,6 +35,7 @@ class Cell:
         source: its text, solution included.
         tags: its tags, in order.
         points: what a check is worth (nbgrader).
+        minutes: what the section that begins here takes; 0 where none begins.
         line: line of the master at which its `# %%` stands.
     """
 
@@ -42,6 +44,13 @@ class Cell:
     tags: tuple[str, ...]
     points: float
     line: int
+    minutes: float = 0.0
+
+    @property
+    def heading(self) -> str:
+        """The section's title where a text cell begins one (`## title`); ""."""
+        first = self.source.split("\n", 1)[0]
+        return first[3:].strip() if self.kind == "markdown" and first.startswith("## ") else ""
 
     def tagged(self, tag: str) -> bool:
         return tag in self.tags
@@ -62,6 +71,16 @@ class Cell:
         """`name` of the `check.name(...)` that ends this cell."""
         call = self.check_call
         return call.func.attr if call and isinstance(call.func, ast.Attribute) else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a lab: from a heading to the next. `is_further`: beyond the lab's hour, folded until it is opened."""
+
+    title: str
+    minutes: float
+    is_further: bool
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,25 @@ class Master:
                 pairs.append((waiting, cell))
                 waiting = None
         return pairs
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """The parts of the lab, each with its minutes; what stands above the first heading is none."""
+        starts = [index for index, cell in enumerate(self.cells) if cell.heading]
+        return [
+            Section(
+                self.cells[start].heading,
+                self.cells[start].minutes,
+                self.cells[start].tagged("further"),
+                self.cells[start:end],
+            )
+            for start, end in zip(starts, [*starts[1:], len(self.cells)], strict=True)
+        ]
+
+    @property
+    def minutes(self) -> float:
+        """What the lab takes, without what is marked "further"."""
+        return sum(section.minutes for section in self.sections if not section.is_further)
 
     @property
     def _first_text(self) -> str:
@@ -151,7 +189,8 @@ def at(master: Master, cell: Cell | None, message: str) -> CourseError:
 
 def _cell(cell: Any, line: int) -> Cell:
     metadata = cell.metadata
-    return Cell(cell.cell_type, cell.source, tuple(metadata.get("tags", ())), float(metadata.get("points", 1)), line)
+    numbers = [float(metadata.get(name, default)) for name, default in (("points", 1), ("minutes", 0))]
+    return Cell(cell.cell_type, cell.source, tuple(metadata.get("tags", ())), numbers[0], line, numbers[1])
 
 
 def _find(pattern: re.Pattern[str], text: str, group: str) -> str:

@@ -101,7 +101,14 @@ def has_outputs(notebook: nbformat.NotebookNode) -> bool:
 
 
 def _cell(master: Master, cell: Cell, version: Version) -> nbformat.NotebookNode:
-    source, metadata = cell.source, {"tags": list(cell.tags)} if cell.tags else {}
+    source = cell.source
+    metadata: dict[str, Any] = {"tags": list(cell.tags)} if cell.tags else {}
+    if cell.heading and cell.minutes:
+        heading, *below = source.split("\n")
+        source = "\n".join([f"{heading} ({cell.minutes:g} min)", *below])
+        metadata["minutes"] = cell.minutes
+    if cell.heading and cell.tagged("further"):
+        metadata["jp-MarkdownHeadingCollapsed"] = True  # JupyterLab folds the section
     if version is Version.LEARNER and cell.tagged("exercise"):
         source = to_stub(source)
     if version is Version.NBGRADER:

@@ -21,9 +21,26 @@ def list_labs(folder: Path) -> str:
         names = [check.check_name or "" for _, check in about.exercises]
         done = sum(bool(_entry(progress, lab, name).passed_at) for name in names)
         rows.append(
-            [lab.number, about.title or lab.name[3:], f"{done}/{len(names)}", state_of(lab).value, about.question]
+            [lab.number, about.title or lab.name[3:], _minutes(about.minutes), f"{done}/{len(names)}"]
+            + [state_of(lab).value, about.question]
         )
-    return table(["lab", "title", "done", "work/", "question"], rows)
+    return table(["lab", "title", "minutes", "done", "work/", "question"], rows)
+
+
+def list_sections(lab: Lab) -> str:
+    """One line a section: its minutes, how many exercises it has, and whether a reader may skip it."""
+    about = _about(lab)
+    rows = [
+        [section.title, _minutes(section.minutes), str(exercises or ""), "may be skipped" if section.is_further else ""]
+        for section in about.sections
+        for exercises in [sum(cell.tagged("exercise") for cell in section.cells)]
+    ]
+    rows.append(["together", _minutes(about.minutes), str(len(about.exercises)), "without what may be skipped"])
+    return table(["section", "minutes", "exercises", ""], rows)
+
+
+def _minutes(minutes: float) -> str:
+    return f"{minutes:g}" if minutes else ""
 
 
 def show_progress(folder: Path) -> str:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 
 from lablib.course.errors import CourseError
 
-REQUIRED = ("backend", "ranks", "cluster", "interactive", "quick")
+REQUIRED = ("interactive", "quick")
 Literal = str | int | float | bool
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _LINE = re.compile(r"^(?P<name>\w+)\s*:\s*(?P<kind>\w+)\s*=\s*(?P<value>.+?)\s+#\s*(?P<help>.+)$")

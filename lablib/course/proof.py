@@ -1,4 +1,4 @@
-"""Proving a check: the solution passes, the stub is "not attempted", and wrong answers are rejected.
+"""`lab prove`: the solution passes, the stub is "not attempted", wrong answers are rejected, right ones accepted.
 
 An answer is tried in a fresh namespace that holds what its exercise needs and no more. What it needs is read from the
 source: a cell is run if it binds a name that a later needed cell uses.
@@ -12,24 +12,34 @@ source: a cell is run if it binds a name that a later needed cell uses.
 
 So a proof takes the time of its check, not that of the lab. A cell that changes a value in place without binding its
 name is not seen; bind the name again there (`x = filled(x)`).
+
+`wrong_answers.py` in the lab's folder holds `WRONG_ANSWERS`, exercise -> [(label, answer, part of its message), ...],
+and `RIGHT_ANSWERS`, exercise -> [(label, answer), ...]: right answers in an unusual style.
 """
 
 import ast
 import contextlib
 import io
 import linecache
-import symtable
+import runpy
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lablib.course.check import Exercise, exercises_of, run_check
-from lablib.course.errors import CourseError
-from lablib.course.master import Cell, Master, at
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.exercise import Exercise, exercises_of
+from lablib.course.master import Cell, Master, at, read_master
+from lablib.course.names import names
+from lablib.course.places import Lab
 from lablib.course.result import Result
 from lablib.course.solution import to_stub
+from lablib.course.trial import run_check
+from lablib.errors import unknown_name
 
+MIN_WRONG = 2
+_RIGHT = "RIGHT_ANSWERS"
 _SETTINGS = {"backend": "sim", "interactive": False, "quick": True}
 
 
@@ -48,19 +58,109 @@ class WrongAnswer:
     message: str
 
 
-def try_solution(master: Master, exercise: Cell, check: Cell) -> Result:
-    """The check's result for the master's own solution."""
-    return _try(master, exercise, check, exercise.source)
+@dataclass(frozen=True)
+class Proof:
+    """What was found for one exercise: how many answers were tried, what is wrong, and the seconds it took."""
+
+    exercise: str
+    tried: int
+    findings: list[str]
+    time_s: float
 
 
-def try_stub(master: Master, exercise: Cell, check: Cell) -> Result:
-    """The check's result for what the learner starts from."""
-    return _try(master, exercise, check, to_stub(exercise.source))
+@dataclass(frozen=True)
+class Answers:
+    """What a lab's `wrong_answers.py` holds, by exercise."""
+
+    wrong: dict[str, list[WrongAnswer]]
+    right: dict[str, list[tuple[str, Any]]]
 
 
-def try_wrong(master: Master, exercise: Cell, check: Cell, wrong: WrongAnswer) -> Result:
-    """The check's result for a wrong answer."""
-    return _try(master, exercise, check, wrong.answer)
+def answers_of(lab: Lab) -> Answers:
+    """The wrong and the unusual right answers of a lab; none if it has no such file.
+
+    Raises:
+        CourseFailure: the file cannot be run, or lists something else.
+    """
+    if not lab.wrong_answers.is_file():
+        return Answers({}, {})
+    try:
+        listed = runpy.run_path(str(lab.wrong_answers))
+        wrong = {name: [WrongAnswer(*one) for one in many] for name, many in listed["WRONG_ANSWERS"].items()}
+        right = {name: [(label, answer) for label, answer in many] for name, many in listed.get(_RIGHT, {}).items()}
+    except Exception as error:
+        raise CourseFailure(
+            f"{lab.wrong_answers} must list WRONG_ANSWERS as (label, answer, part of its message), and {_RIGHT} as "
+            f"(label, answer): {type(error).__name__}: {error}; correct it."
+        ) from None
+    return Answers(wrong, right)
+
+
+def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,)) -> Iterator[Proof]:
+    """Prove every exercise of a lab, or the one called `only`.
+
+    Args:
+        lab: which.
+        only: name of an exercise; "" for all.
+        seeds: from which the checks draw their inputs; everything is proven with each.
+
+    Raises:
+        CourseError: no such exercise, or a master, checks or answers that do not belong together.
+    """
+    master, answers = read_master(lab), answers_of(lab)
+    used = [check.check_name or "" for _, check in master.exercises]
+    problem = _problem(lab, used, answers)
+    if problem:
+        raise CourseFailure(f"{lab.folder}: {problem}")
+    if only and only not in used:
+        raise CourseError(str(unknown_name(f"exercise of lab {lab.number}", only, used)))
+    for name in [only] if only else used:
+        start_s = time.perf_counter()
+        found = [text for seed in seeds for text in _findings(master, name, answers, seed)]
+        tried = 2 + len(answers.wrong.get(name, [])) + len(answers.right.get(name, []))
+        yield Proof(name, tried * len(seeds), list(dict.fromkeys(found)), time.perf_counter() - start_s)
+
+
+def _problem(lab: Lab, used: list[str], answers: Answers) -> str:
+    """What keeps a lab's files from being proven; "" if nothing."""
+    declared = {exercise.name: exercise for exercise in exercises_of(lab)}
+    if set(used) != set(declared):
+        return f"checks and exercises must be the same: checks.py has {sorted(declared)}, lab.py uses {sorted(used)}."
+    other = (set(answers.wrong) | set(answers.right)) - set(used)
+    if other:
+        return f"answers to exercises that do not exist: {sorted(other)}."
+    few = [name for name in used if len(answers.wrong.get(name, [])) < MIN_WRONG]
+    if few:
+        return f"every exercise needs {MIN_WRONG} wrong answers: {few[0]} has {len(answers.wrong.get(few[0], []))}."
+    bare = [name for name, exercise in declared.items() if not (exercise.hints and exercise.title)]
+    return f"every exercise needs a title and hints: {bare[0]} lacks them." if bare else ""
+
+
+def _findings(master: Master, name: str, answers: Answers, seed: int) -> Iterator[str]:
+    """What is wrong with one check, at one seed of its inputs."""
+    exercise, check = next(pair for pair in master.exercises if pair[1].check_name == name)
+    solution = try_answer(master, exercise, check, exercise.source, seed)
+    if solution.status != "passed":
+        yield f"the solution does not pass (seed {seed}): {solution.message}"
+    stub = try_answer(master, exercise, check, to_stub(exercise.source), seed)
+    if stub.status != "not attempted":
+        yield f"the stub is not 'not attempted': {stub.message}"
+    for label, answer in answers.right.get(name, []):
+        result = try_answer(master, exercise, check, answer, seed)
+        if result.status != "passed":
+            yield f"a right answer does not pass, {label!r} (seed {seed}): {result.message}"
+    label_of: dict[tuple[str, str, str], str] = {}
+    for wrong in answers.wrong.get(name, []):
+        result = try_answer(master, exercise, check, wrong.answer, seed)
+        if result.status != "failed":
+            yield f"a wrong answer is not rejected, {wrong.label!r} (seed {seed}): {result.message}"
+        elif wrong.message not in result.message:
+            yield f"{wrong.label!r} must be told {wrong.message!r} (seed {seed}): {result.message}"
+        else:
+            said = (result.rule, result.saw, result.expected)
+            if said in label_of:
+                yield f"{wrong.label!r} and {label_of[said]!r} are told the same (seed {seed}): {result.message}"
+            label_of[said] = wrong.label
 
 
 def needed_cells(master: Master, exercise: Cell, check: Cell) -> list[Cell]:
@@ -78,31 +178,13 @@ def needed_cells(master: Master, exercise: Cell, check: Cell) -> list[Cell]:
     return chosen
 
 
-def names(source: str) -> tuple[set[str], set[str]]:
-    """The global names a cell binds, and those it uses (inside its functions too).
+def try_answer(master: Master, exercise: Cell, check: Cell, answer: Any, seed: int | None = 0) -> Result:
+    """The check's result for an answer: what the exercise needs is run, then the answer, then the check.
 
-    >>> names("import math\\ndef area(r):\\n    return math.pi * scale(r)") == ({"math", "area"}, {"math", "scale"})
-    True
+    Args:
+        answer: source that replaces the exercise's cell (text), or the answer itself (a function, a number).
+        seed: from which the check draws its inputs; None: a new one.
     """
-
-    def used(table: symtable.SymbolTable) -> Iterator[str]:
-        top = table.get_type() == "module"
-        yield from (s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global()))
-        for child in table.get_children():
-            yield from used(child)
-
-    table = symtable.symtable(source, "<cell>", "exec")
-    bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    in_place = {  # `x += 1` uses x too, which a symbol table does not say
-        node.target.id
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-    }
-    return bound, set(used(table)) | in_place
-
-
-def _try(master: Master, exercise: Cell, check: Cell, answer: Any) -> Result:
-    """Run what the exercise needs, then the answer, then the check."""
     declared = {e.name: e for e in exercises_of(master.lab)}
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
     with contextlib.chdir(master.lab.labs), contextlib.redirect_stdout(io.StringIO()):
@@ -115,7 +197,7 @@ def _try(master: Master, exercise: Cell, check: Cell, answer: Any) -> Result:
         else:
             namespace[_answer_name(master, check)] = answer
         # The check's own call, with a `check` that records nothing and never raises.
-        trial = _Trial(master.lab.number, declared)
+        trial = _Trial(master.lab.number, declared, seed)
         _execute(master, check, check.source, namespace | {"check": trial})
     assert trial.result is not None  # a check cell ends in check.name(...): rule 6 of lint
     return trial.result
@@ -124,13 +206,13 @@ def _try(master: Master, exercise: Cell, check: Cell, answer: Any) -> Result:
 class _Trial:
     """Stands in for `check`: `trial.name(answer)` keeps the result."""
 
-    def __init__(self, lab: str, declared: dict[str, Exercise]):
-        self._lab, self._declared = lab, declared
+    def __init__(self, lab: str, declared: dict[str, Exercise], seed: int | None):
+        self._lab, self._declared, self._seed = lab, declared, seed
         self.result: Result | None = None
 
     def __getattr__(self, name: str) -> Any:
         def call(*answer: Any, **options: Any) -> Result:
-            self.result = run_check(self._lab, self._declared[name], *answer, **options)
+            self.result = run_check(self._lab, self._declared[name], *answer, seed=self._seed, **options)
             return self.result
 
         return call

@@ -34,6 +34,8 @@ class Result:
         trace: where the learner's own code raised; "" where it did not.
         next_step: what to do now.
         notes: what else the learner must know (progress could not be saved, ...).
+        printed: what rank 0 printed in the last run of the check in which it printed.
+        seed: from which the inputs were drawn; None where none were, or the exercise is passed.
     """
 
     lab: str
@@ -47,6 +49,8 @@ class Result:
     trace: str = ""
     next_step: str = ""
     notes: Sequence[str] = ()
+    printed: str = ""
+    seed: int | None = None
 
     @property
     def message(self) -> str:
@@ -91,8 +95,17 @@ class Result:
             rows += [("measured", f"{measured.rule}: {measured.text}") for measured in self.measured]
         elif self.measured:
             rows.append(("held", "; ".join(measured.rule for measured in self.measured)))
-        rows += [("next", self.next_step), *(("note", note) for note in self.notes)]
+        rows += [
+            ("printed", self.printed),
+            ("seed", self._seed),
+            ("next", self.next_step),
+            *(("note", note) for note in self.notes),
+        ]
         return [(label, text) for label, text in rows if text]
+
+    @property
+    def _seed(self) -> str:
+        return "" if self.seed is None else f"{self.seed} (inputs are new each time; LAB_CHECK_SEED repeats these)"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lablib.course import checks_for
-from lablib.course.check import exercise, run_check
 from lablib.course.errors import CourseError
+from lablib.course.exercise import exercise
+from lablib.course.trial import run_check
 from lablib.errors import DeadlockError, RankError, Wait
 
 

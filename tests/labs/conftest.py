@@ -3,15 +3,13 @@
 A test that takes `lab` runs once for each master; one that takes `lab` and `exercise_name`, once for each exercise.
 """
 
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lablib.course.master import Master, read_master
+from lablib.course.master import read_master
 from lablib.course.places import Lab, find_labs
-from lablib.course.proof import WrongAnswer
 
 ROOT = Path(__file__).parents[2]
 LABS = [lab for lab in find_labs(ROOT / "labs") if lab.master.exists()]
@@ -49,17 +47,3 @@ def nobodys_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_MACHINE", str(tmp_path_factory.mktemp("machine") / "this-machine.toml"))
         yield
-
-
-@pytest.fixture
-def master(lab: Lab) -> Master:
-    return read_master(lab)
-
-
-@pytest.fixture
-def wrong_answers(lab: Lab) -> dict[str, list[WrongAnswer]]:
-    """The lab's wrong answers, by exercise."""
-    if not lab.wrong_answers.exists():
-        return {}
-    listed = runpy.run_path(str(lab.wrong_answers))["WRONG_ANSWERS"]
-    return {name: [WrongAnswer(*wrong) for wrong in wrongs] for name, wrongs in listed.items()}

@@ -15,7 +15,7 @@ quick: bool = True  # small sizes
 scale: float = 1.5  # a factor
 
 # %%
-from lablib.course import checks_for
+from lablib.course import checks_for, try_out
 
 check = checks_for("90")
 values = list(range(ranks))
@@ -24,7 +24,7 @@ print(values)
 # %% [markdown] tags=["instructor"]
 # Ask the class first what a mean is.
 
-# %% [markdown]
+# %% [markdown] minutes=5
 # ## Exercise 1: the mean
 #
 # Write `mean`, in one pass over the values.
@@ -38,14 +38,23 @@ def mean(values: list[float]) -> float:
     ### END SOLUTION
 
 
+# %%
+try_out(mean, [1.0, 2.0])
+
 # %% tags=["check"] points=2
 check.mean(mean)
+
+# %% [markdown] minutes=2.5
+# ## Exercise 2: a size
 
 # %% tags=["exercise"]
 # How many bytes do 10 values in float32 take?
 ### BEGIN SOLUTION
 size_bytes = 10 * 4
 ### END SOLUTION
+
+# %%
+try_out(size_bytes)
 
 # %% tags=["check"]
 check.size(size_bytes)

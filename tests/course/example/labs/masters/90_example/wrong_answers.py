@@ -17,3 +17,13 @@ WRONG_ANSWERS = {
         ("counts values", "size_bytes = 10", "saw       10"),
     ],
 }
+
+RIGHT_ANSWERS = {
+    "mean": [
+        (
+            "adds with fsum",
+            "from math import fsum\ndef mean(values):\n    v = list(values)\n    return fsum(v) / len(v)",
+        )
+    ],
+    "size": [("counts bits first", "size_bytes = 10 * 32 // 8")],
+}

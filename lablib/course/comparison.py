@@ -1,0 +1,91 @@
+"""Where two values differ: numbers, texts, tensors and arrays, and lists, tuples and dicts of these.
+
+>>> difference([1.0, 2.5], [1.0, 2.0], rtol=1e-9, atol=0.0)
+('2.5 at [1]', '2')
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from lablib.course.formatting import short_repr
+
+
+def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str = "") -> tuple[str, str] | None:
+    """The first place where the two differ, as (saw, expected); None if they do not. `rtol=None` asks for equality."""
+    where = f" at {at}" if at else ""
+    if is_array(expected):
+        return _arraydifference(saw, expected, rtol, atol, where)
+    if isinstance(expected, list | tuple):
+        if not isinstance(saw, list | tuple):
+            return short_repr(saw) + where, f"a {type(expected).__name__} of {len(expected)}"
+        if len(saw) != len(expected):
+            return f"{len(saw)} items{where}: {short_repr(saw)}", f"{len(expected)} items: {short_repr(expected)}"
+        pairs = [(f"{at}[{i}]", s, e) for i, (s, e) in enumerate(zip(saw, expected, strict=True))]
+    elif isinstance(expected, Mapping):
+        if not isinstance(saw, Mapping) or set(saw) != set(expected):
+            return (f"keys {sorted(map(str, saw))}" if isinstance(saw, Mapping) else short_repr(saw)) + where, (
+                f"keys {sorted(map(str, expected))}"
+            )
+        pairs = [(f"{at}[{key!r}]", saw[key], expected[key]) for key in expected]
+    else:
+        same = _same(saw, expected, rtol, atol)
+        return None if same else (short_repr(saw) + where, short_repr(expected))
+    return next((found for place, s, e in pairs if (found := difference(s, e, rtol, atol, place))), None)
+
+
+def plain_number(value: Any) -> Any:
+    """A tensor or array of one element as its number, a fraction or decimal as a float; all else as it is."""
+    if is_array(value):
+        flat = value.reshape(-1)
+        return flat.tolist()[0] if flat.shape[0] == 1 else value
+    return float(value) if isinstance(value, Fraction | Decimal) else value
+
+
+def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
+    """Are two plain values the same, to the tolerance if there is one?"""
+    saw = plain_number(saw)
+    if is_array(saw):
+        return False
+    if rtol is None or not isinstance(expected, int | float) or isinstance(expected, bool):
+        return bool(saw == expected)
+    return isinstance(saw, int | float) and (saw == expected or abs(saw - expected) <= atol + rtol * abs(expected))
+
+
+def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:
+    """`_difference` for tensors and arrays: shape, then type where equality is asked, then the worst element."""
+    import numpy as np
+
+    if not is_array(saw) or tuple(saw.shape) != tuple(expected.shape):
+        return short_repr(saw) + where, short_repr(expected)
+    if rtol is None and str(saw.dtype) != str(expected.dtype):
+        return f"{short_repr(saw)}{where}", f"type {str(expected.dtype).removeprefix('torch.')}: {short_repr(expected)}"
+    got, want = _numbers(saw), _numbers(expected)
+    with np.errstate(invalid="ignore"):
+        off = np.where(got == want, 0.0, np.abs(got - want))  # inf == inf; inf - inf is not a number
+    allowed = 0.0 if rtol is None else atol + rtol * np.abs(want)
+    bad = ~(off <= allowed)
+    if not bad.any():
+        return None
+    worst = np.unravel_index(int(np.argmax(np.where(bad, np.nan_to_num(off, nan=np.inf), -1.0))), off.shape)
+    element = f"[{', '.join(map(str, worst))}]" if worst else ""
+    place = where + element if where else element and f" at {element}"
+    count = f", {int(bad.sum())} of {bad.size} elements differ" if bad.size > 1 else ""
+    return f"{got[worst]:.12g}{place}{count}", f"{want[worst]:.12g}"
+
+
+def _numbers(array: Any) -> Any:
+    """The values as a numpy array wide enough to hold them exactly."""
+    import numpy as np
+
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        exact = array.is_complex() or not (array.is_floating_point())
+        array = array.numpy() if exact else array.double().numpy()
+    array = np.asarray(array)
+    return array.astype(np.float64) if array.dtype == bool else array
+
+
+def is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "reshape")

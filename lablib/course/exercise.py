@@ -1,0 +1,62 @@
+"""Exercises as a lab's `checks.py` declares them.
+
+@exercise("Ring all-reduce", hints=["a nudge", "the idea", "nearly the answer"])
+def ring_all_reduce(expect, answer):
+    run = expect.launch(program, answer, ranks=4)
+    expect.equal("every rank holds the sum", run.values, ...)
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lablib.course.places import Lab
+from lablib.signature import checked
+
+RESERVED = ("hint", "names")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise as its check declares it. `run(expect, answer, ...)` returns if the answer is right."""
+
+    name: str
+    title: str
+    hints: tuple[str, ...]
+    run: Callable[..., None]
+
+
+@checked
+def exercise(title: str, hints: Sequence[str] = ()) -> Callable[[Callable[..., None]], Exercise]:
+    """Declare a check; its name is the function's.
+
+    Args:
+        title: what the learner sees.
+        hints: from the first nudge to nearly the answer.
+
+    Raises:
+        ValueError: a name the notebook needs for something else, or hints that are not a list.
+    """
+    if isinstance(hints, str):
+        raise ValueError(f"hints must be a list of texts: got one text, {hints!r}; put it in brackets.")
+
+    def declare(run: Callable[..., None]) -> Exercise:
+        if run.__name__ in RESERVED or run.__name__.startswith("_"):
+            raise ValueError(f"a check must not be called {run.__name__!r}: choose a name of its own.")
+        return Exercise(run.__name__, title, tuple(hints), run)
+
+    return declare
+
+
+def exercises_of(lab: Lab) -> list[Exercise]:
+    """The exercises that a lab's file of checks declares, in order; none if it has no such file."""
+    if not lab.checks.is_file():
+        return []
+    # Run anew each time, as its author may have changed it, under a name that no two labs share.
+    name = f"lablib_checks_of_{lab.name}"
+    spec = importlib.util.spec_from_file_location(name, lab.checks)
+    assert spec and spec.loader, lab.checks  # a .py file always has a loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [value for value in vars(module).values() if isinstance(value, Exercise)]

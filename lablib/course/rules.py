@@ -1,0 +1,251 @@
+"""Rules that many checks share, each with one good message. The first argument is the check's `expect`.
+
+What a call did to its tensors (the program returns `observe(answer, ...)`, so `run.values` are `Observed`):
+
+    returns_tensors       a tensor of the right shape and type, on every rank
+    returns_new_tensors   ... whose memory is no argument's
+    changes_nothing       arguments are as they were
+    works_in_place        the first argument holds the result
+Values:
+    is_mean               a mean, and not a sum or a mean of something else
+    same_on_every_rank    all ranks agree
+    equals_one_device     gradients are those of the whole batch on one device
+Communication and memory of a run:
+    calls_only            only these calls, by their names in `run.traffic`
+    communications_within how many calls
+    sent_bytes_within     bytes that each rank sends: no more than a good algorithm, no less than the task needs
+    peak_bytes_within     memory of a rank
+The answer's source:
+    not_from_lablib       it does not call the library's own solution
+
+They are functions of what a run recorded; none of them communicates.
+"""
+
+import dis
+import inspect
+from collections.abc import Iterable, Sequence
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lablib.course.expect import Expect, RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.observe import Observed
+from lablib.course.observe import observe as observe
+from lablib.run import Run
+
+Calls = Run | Sequence[Observed]  # of `observe`: a run whose program returns one, or calls made without ranks
+
+_RTOL = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def returns_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
+    """Every call returned a tensor with the shape and the type of `like`."""
+    for where, call in _places(calls):
+        value, rule = call.value, "a tensor is returned"
+        if value is Ellipsis:
+            expect.equal(rule, value, like)  # a stub's
+        if not isinstance(value, Tensor):
+            raise RuleBroken(rule, f"{type(value).__name__} {short_repr(value)}{where}", "a tensor")
+        for name in ("shape", "dtype"):
+            got, wanted = (str(getattr(tensor, name)).removeprefix("torch.") for tensor in (value, like))
+            if got != wanted:
+                raise RuleBroken(f"the {_WORDS[name]} of the result is that of the input", got + where, wanted)
+
+
+_WORDS = {"shape": "shape", "dtype": "type"}
+
+
+def returns_new_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
+    """As `returns_tensors`, and the memory of the result is no argument's."""
+    returns_tensors(expect, calls, like)
+    for where, call in _places(calls):
+        expect.that(
+            "the result is a new tensor",
+            not call.aliased,
+            saw=f"the result shares its memory with an argument{where}" if call.aliased else "memory of its own",
+            expected="memory of its own: start from a copy, x.clone()",
+        )
+
+
+def changes_nothing(expect: Expect, calls: Calls) -> None:
+    """The tensors that were handed in hold what they held."""
+    for where, call in _places(calls):
+        expect.that(
+            "the input stays as it was",
+            not call.changed,
+            saw=f"argument {call.changed[0] + 1} changed{where}" if call.changed else "as it was",
+            expected="as it was: work on a copy",
+        )
+
+
+def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], what: str = "the result") -> None:
+    """The first argument holds `expected`, one a call, after the call. Sums in another order are forgiven."""
+    for (where, call), wanted in zip(_places(calls), expected, strict=True):
+        if not call.changed and _differs(call.args[0], wanted):
+            returned = isinstance(call.value, Tensor) and not call.aliased
+            saw = "a new tensor was returned" if returned else "x is as it was"
+            raise RuleBroken(
+                f"x itself holds {what} when the call returns",
+                f"{saw}{where}: `x = ...` gives the name to another tensor, and the caller's x never changes",
+                "x changed in place: x.copy_(...), x.add_(...), x[...] = ...",
+            )
+        expect.close(f"x holds {what}{where}", call.args[0], wanted, rtol=_rtol(wanted), atol=_atol(wanted))
+
+
+def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks") -> None:
+    """Every call returned `expected`, which is a mean over as many ranks as there are calls."""
+    values = [call.value for _, call in _places(calls)]
+    for (where, _), value in zip(_places(calls), values, strict=True):
+        factor = _factor(value, expected)
+        if factor is not None and abs(factor - 1) > 1e-3:
+            meaning = f", as a sum over {len(values)} {over} is" if abs(factor - len(values)) < 1e-3 else ""
+            raise RuleBroken(f"the result is the mean over {over}", f"{factor:.4g} times the mean{meaning}{where}", "1")
+        expect.close(f"the result is the mean over {over}{where}", value, expected, rtol=0.0, atol=_atol(expected))
+
+
+def same_on_every_rank(expect: Expect, values: Sequence[Any], what: str) -> None:
+    """All ranks hold the same, to the last bit."""
+    for rank, value in enumerate(values):
+        expect.equal(f"{what}: the same on every rank (rank {rank} beside rank 0)", value, values[0])
+
+
+def equals_one_device(expect: Expect, gradients: Sequence[Tensor], reference: Tensor, on: str = "") -> None:
+    """Every rank holds the gradient of the whole batch on one device: `gradients`, one flat tensor a rank.
+
+    A wrong factor has a rule of its own: an optimizer such as Adam would hide it.
+    """
+    where = f" ({on})" if on else ""
+    expect.close(f"every rank ends with the same gradients{where}", list(gradients), [gradients[0]] * len(gradients))
+    factor = _factor(gradients[0], reference)
+    if factor is not None:
+        expect.close(f"the gradient has the size of one device's, so it is a mean{where}", factor, 1.0)
+    expect.close(f"the gradient is that of the whole batch on one device{where}", gradients[0], reference)
+
+
+def calls_only(expect: Expect, run: Run, *names: str) -> None:
+    """No communication but calls of these names ("send" is a send and its receive)."""
+    other = sorted({transfer.name for transfer in run.traffic.transfers} - set(names))
+    allowed = " and ".join(names) or "no communication"
+    expect.that(f"the only calls are {allowed}", not other, saw=" and ".join(other) or allowed, expected=allowed)
+
+
+def communications_within(expect: Expect, run: Run, at_most: int, at_least: int = 0) -> None:
+    """The number of calls: a collective of a group counts once, a send and its receive too."""
+    expect.budget(f"communications on {run.ranks} ranks", len(run.traffic), at_most, "calls", at_least=at_least)
+
+
+def sent_bytes_within(
+    expect: Expect, run: Run, at_most: float | Run, at_least: float = 0.0, mean: bool = False
+) -> None:
+    """Bytes that leave each rank.
+
+    Args:
+        at_most: what a rank may send; or a run on as many ranks: as much as the rank that sends most there. (A
+            library's all-reduce of a small tensor goes up and down a tree, whose middle ranks send more than a ring's.)
+        at_least: what every rank must send, for the task to be done at all.
+        mean: take the mean over ranks on both sides.
+    """
+
+    def sent_by_rank(run: Run) -> list[float]:
+        sent = [run.traffic.sent_bytes(rank) for rank in range(run.ranks)]
+        return [sum(sent) / len(sent)] if mean else sent
+
+    sent = sent_by_rank(run)
+    at_most = max(sent_by_rank(at_most)) if isinstance(at_most, Run) else at_most
+    which = f"a rank sends{' in the mean' if mean else ''} ({run.ranks} ranks)"
+    expect.budget(f"bytes {which}", max(sent), at_most, "B")
+    if at_least:
+        expect.budget(f"bytes {which}, no less than needed", min(sent), at_most, "B", at_least=at_least)
+
+
+def peak_bytes_within(expect: Expect, run: Run, at_most: float) -> None:
+    """Most bytes that a rank holds at one moment."""
+    peaks = [run.memory.peak_bytes(rank) for rank in range(run.ranks)]
+    expect.budget(f"peak memory of a rank ({run.ranks} ranks)", max(peaks), at_most, "B")
+
+
+def not_from_lablib(answer: Any, allowed: Iterable[str] = ()) -> None:
+    """The answer's code, and that of the notebook's functions it names, neither imports nor uses lablib.
+
+    Args:
+        answer: a function; anything else has no code.
+        allowed: names in lablib that may be used.
+    """
+    for name in _used_of_lablib(answer, set()):
+        if name.rsplit(".", 1)[-1] not in allowed:
+            raise RuleBroken("the answer is your own code", f"it uses {name}", "torch and torch.distributed alone")
+
+
+def _used_of_lablib(value: Any, seen: set[int]) -> Iterable[str]:
+    """Names of what belongs to lablib and that a function's code refers to, inside the notebook's own helpers too."""
+    value = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(value, type):
+        for member in vars(value).values():
+            yield from _used_of_lablib(member, seen)
+    if not isinstance(value, FunctionType) or id(value) in seen:
+        return
+    seen.add(id(value))
+    cells = inspect.getclosurevars(value).nonlocals.values()
+    for code in _codes(value.__code__):
+        yield from _imports_of_lablib(code)
+        loaded = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+        named = [value.__globals__[name] for name in loaded if name in value.__globals__]
+        for used in [*named, *cells, *(value.__defaults__ or ())]:
+            home = used.__name__ if isinstance(used, ModuleType) else getattr(used, "__module__", None) or ""
+            if isinstance(used, ModuleType | FunctionType | type) and _is_lablib(home):
+                yield f"{home}.{getattr(used, '__name__', '')}"
+            yield from () if _is_lablib(home) else _used_of_lablib(used, seen)
+
+
+def _imports_of_lablib(code: CodeType) -> Iterable[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and _is_lablib(str(instruction.argval)):
+            yield str(instruction.argval)
+        if instruction.argval in ("importlib", "__import__"):
+            yield f"{instruction.argval}, by which anything can be imported"
+
+
+def _codes(code: CodeType) -> Iterable[CodeType]:
+    """A function's code, and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _is_lablib(module: str) -> bool:
+    return module == "lablib" or module.startswith(("lablib.", "lablib_checks_of_"))
+
+
+def _places(calls: Calls) -> list[tuple[str, Observed]]:
+    """Each call, with the words that say where it was made."""
+    if isinstance(calls, Run):
+        return [(f" on rank {rank} of {calls.ranks}", call) for rank, call in enumerate(calls.values)]
+    return [("", call) for call in calls]
+
+
+def _differs(saw: Tensor, expected: Tensor) -> bool:
+    return not torch.allclose(saw.double(), expected.double(), rtol=_rtol(expected), atol=_atol(expected))
+
+
+def _rtol(expected: Tensor) -> float:
+    return _RTOL.get(expected.dtype, 1e-9)
+
+
+def _atol(expected: Tensor) -> float:
+    """What rounding in the tensor's own type can do to a sum of numbers as large as its largest."""
+    return _rtol(expected) * float(expected.abs().max()) if expected.numel() else 0.0
+
+
+def _factor(saw: Any, expected: Tensor) -> float | None:
+    """By how much `saw` is `expected`; None if it is not a multiple of it."""
+    if not isinstance(saw, Tensor) or saw.shape != expected.shape or not expected.numel():
+        return None
+    a, b = saw.detach().double().flatten(), expected.detach().double().flatten()
+    if not float(b.norm()) or not bool(a.isfinite().all()):
+        return None
+    factor = float(torch.dot(a, b) / torch.dot(b, b))
+    return factor if float((a - factor * b).norm()) <= 1e-5 * float(a.norm()) else None

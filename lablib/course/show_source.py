@@ -1,0 +1,39 @@
+"""A function's source in a notebook; a solution stays folded until the learner has one of their own."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from lablib.course.check import Check
+from lablib.markup import in_html
+
+
+class Source:
+    """Source to be shown: as text in a terminal, folded or open in a notebook."""
+
+    def __init__(self, title: str, text: str, is_open: bool):
+        self.title, self.text, self.is_open = title, text, is_open
+
+    def __repr__(self) -> str:
+        return self.text if self.is_open else self.title
+
+    def _repr_html_(self) -> str:
+        code = f'<pre style="margin:4px 0;white-space:pre-wrap">{in_html(self.text)}</pre>'
+        return f"<details{' open' if self.is_open else ''}><summary>{in_html(self.title)}</summary>{code}</details>"
+
+
+def show_source(function: Callable[..., Any] | type, after: Check | None = None) -> Source:
+    """The source of a function or a class of lablib.
+
+    Args:
+        function: whose source.
+        after: the check of the exercise that it solves: folded until that is passed. None: open.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+    is_open = after is None or after.is_passed
+    if is_open or after is None:
+        title = f"The source of {name}"
+    else:
+        title = f"{name}: a solution. Solve exercise {after.exercise.title!r} first; then open this and compare."
+    return Source(title, textwrap.dedent(inspect.getsource(function)), is_open)

@@ -1,0 +1,106 @@
+"""One trial of an answer: the check runs, and whatever happens in the learner's code becomes a result."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from lablib.course.exercise import Exercise
+from lablib.course.expect import TIME_LIMIT_S, Expect, NotAttempted, RuleBroken
+from lablib.course.learner_code import chain, is_left_stub, is_stub, learner_frames, learner_lines, program_error
+from lablib.course.result import Result
+from lablib.course.time_limit import TimeIsUp, time_limit
+from lablib.errors import LaunchError, LaunchTimeoutError, RankError, UnwaitedWarning
+
+_GRACE_S = 2.0
+_MAX_LINES = 20
+_TOO_LONG = "your code comes to its end"
+
+
+def run_check(
+    lab: str, exercise: Exercise, *answer: Any, seed: int | None = None, limit_s: float = TIME_LIMIT_S, **options: Any
+) -> Result:
+    """Try one answer. Nothing is recorded, and nothing that happens in the learner's code is raised.
+
+    Args:
+        lab: its number, for the result.
+        exercise: whose check is run.
+        answer, options: what the notebook hands to the check.
+        seed: from which the check draws its inputs; None: a new one.
+        limit_s: seconds of real time after which the trial is ended.
+    """
+    result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
+    if not answer or answer[0] is None or answer[0] is Ellipsis:
+        return result
+    expect = Expect(seed, limit_s)
+    try:
+        # A program on ranks that takes too long is ended by its launch, which knows ranks and lines: it comes first.
+        with time_limit(limit_s + _GRACE_S), _everything_waited_for():
+            exercise.run(expect, *answer, **options)
+    except NotAttempted:
+        return result
+    except Exception as error:
+        check_file = exercise.run.__code__.co_filename
+        if is_stub(error, check_file) or any(isinstance(e, NotAttempted) for e in chain(error)):
+            return result
+        rule, saw, expected, trace = _explain(error, check_file)
+        result = replace(result, status="failed", rule=rule, saw=saw, expected=expected, trace=trace)
+        result = replace(result, next_step="correct it, run its cell, and check again.", seed=expect.seed)
+    else:
+        result = replace(result, status="passed", next_step="")
+    return replace(result, measured=tuple(expect.measured), printed=_printed(expect))
+
+
+def _printed(expect: Expect) -> str:
+    """What rank 0 printed in the last run in which it printed: earlier ones said the same of smaller sizes."""
+    lines = expect.printed[-1].rstrip().splitlines() if expect.printed else []
+    more = [f"... and {len(lines) - _MAX_LINES} lines more"] if len(lines) > _MAX_LINES else []
+    return "\n".join(lines[:_MAX_LINES] + more)
+
+
+@contextmanager
+def _everything_waited_for() -> Iterator[None]:
+    """Break a rule when a launch inside drops the handle of a communication: its values are right by luck, if at all.
+
+    A rule that such values break is the consequence; this one is what the learner must know.
+    """
+    broken: RuleBroken | None = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnwaitedWarning)
+        try:
+            yield
+        except RuleBroken as error:
+            broken = error
+    for warning in caught:
+        if issubclass(warning.category, UnwaitedWarning):
+            raise RuleBroken(
+                "every communication is waited for", str(warning.message), "a wait() for each asynchronous call"
+            ) from broken
+    for warning in caught:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if broken is not None:
+        raise broken
+
+
+def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
+    """An exception of a check as rule, saw, expected and where in the learner's code."""
+    broken = next((e for e in chain(error) if isinstance(e, RuleBroken)), None)
+    if broken is not None:
+        return broken.rule, broken.saw, broken.expected, ""
+    if isinstance(error, TimeIsUp):
+        return _TOO_LONG, f"{error}", "an end", learner_lines(error.stack, check_file)
+    if isinstance(error, LaunchTimeoutError):
+        return _TOO_LONG, str(error), "an end of every rank", ""
+    cause = program_error(error)
+    name = type(cause).__name__
+    where = f" on rank {error.rank}" if isinstance(error, RankError) else ""
+    trace = learner_frames(cause, check_file) or (error.rank_traceback if isinstance(error, RankError) else "")
+    if is_left_stub(cause, check_file):
+        return "no line of the stub is left", f"a {name}{where}", "your code in every branch", trace
+    if isinstance(error, LaunchError) and cause is error:  # a diagnosis: it names ranks and lines itself
+        return "every rank runs to its end", f"{name}: {error}", "no deadlock, mismatch or lost worker", ""
+    if trace:
+        return "your code runs without an exception", f"{name}{where}: {cause}", "a returned value", trace
+    rule = "your code returns what the exercise asks for"
+    return rule, f"{name} when the check used it: {cause}", "see the exercise's text and docstring", ""
