@@ -68,10 +68,10 @@ def report(cluster: Cluster) -> str:
     if device.cache_bytes:
         cached = f"{device.cache_bandwidth_bytes_per_s / 1e9:.3g} GB/s up to {device.cache_bytes / 1e6:.3g} MB"
         rows.append(("cache", cached))
-    rows.append(("an operation", f"{device.kernel_overhead_s * 1e6:.3g} us"))
+    rows.append(("the smallest operation", f"{device.kernel_overhead_s * 1e6:.3g} us"))
     bandwidth = f"{link.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
-    rows.append(("a message", f"{link.latency_s * 1e6:.3g} us + bytes / ({bandwidth})"))
-    rows.append(("a call", f"{cluster.collective_overhead_s * 1e6:.3g} us"))
+    rows.append(("one hop", f"{link.latency_s * 1e6:.3g} us + bytes / ({bandwidth})"))
+    rows.append(("the call of a collective", f"{cluster.collective_overhead_s * 1e6:.3g} us"))
     figures = table(("figure", "of one rank, all busy"), rows)
     fits = [(k.removeprefix("error_of_"), v) for k, v in cluster.profile.items() if k.startswith("error_of_")]
     return f"{figures}\n\n{table(('part', 'error of the fit'), fits)}"

@@ -20,8 +20,11 @@ tuner does, or what the cluster's library has instead (library.py).
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
 2005, sections 4 to 4.6; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009 (ring).
-Simplified: no pipelining of a tree in chunks, no reduction arithmetic; one collective at a time: what
-concurrent ones do to each other is for whoever knows when they run (lablib/sim/network.py).
+Simplified: one ring, through one NIC of each node, and one tree of whole messages. NCCL runs several rings at once over
+all NICs of a node (what "hierarchical" makes of them), and double binary trees whose chunks are pipelined (Sanders,
+Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009),
+which move large tensors nearly as fast as rings do. No reduction arithmetic. One collective at a time: what concurrent
+ones do to each other is for whoever knows when they run (lablib/sim/network.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping

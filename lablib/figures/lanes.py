@@ -100,5 +100,5 @@ def _label(rank: int, stream: str) -> str:
     """ "rank 3" for its compute stream, the group's name for another."""
     if stream == COMPUTE:
         return f"<b>rank {rank}</b>"
-    name = stream.removeprefix("comm:").replace(":", " ")
+    name = stream.removeprefix("comm:").removeprefix("compute:").replace(":", " ")
     return f"<span style='font-size:11px;color:#5A5A5A'>{name}</span>"

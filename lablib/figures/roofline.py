@@ -29,7 +29,7 @@ from lablib.figures.lines import log_axis
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, series_look
 from lablib.hardware.device import Device
 from lablib.markup import plain
-from lablib.run import COMPUTE, Timeline
+from lablib.run import Timeline
 from lablib.signature import checked
 from lablib.units import format_quantity
 
@@ -97,7 +97,7 @@ def points_of(timeline: Timeline, device: Device) -> list[Point]:
     """The operations of a timeline, in the order of their seconds."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * 4)
     for s in timeline:
-        if s.stream == COMPUTE:
+        if not s.is_communication:
             own = sums[s.name, s.dtype or ("float32" if s.flops else "")]
             for i, value in enumerate((1, s.duration_s, s.flops, s.size_bytes)):
                 own[i] += value

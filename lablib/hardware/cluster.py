@@ -7,6 +7,15 @@ one node talk over `intra`; others leave through the NIC (each device its own) o
 
 A call of the communication library takes `collective_overhead_s` besides, once, however many rounds it is made of:
 `wire` is what one round travels over, `edge` what one message of its own costs.
+
+What small things take, by its name:
+
+    device.kernel_overhead_s    the smallest operation: launch and run of one kernel                     5 us on an H100
+    intra.latency_s             alpha, one hop: one round of a collective that runs already              1.9 us there
+    collective_overhead_s       the call of a collective or a message, before its first hop: measured by `lab calibrate`
+
+The catalogue's clusters have no figure for the last, and 0 stands for it: a collective of theirs is its hops alone, and
+one hop is shorter than the smallest operation, as no kernel is launched for it.
 """
 
 from collections.abc import Mapping
@@ -54,7 +63,7 @@ class Cluster:
         topology: how nodes are wired together.
         source: where the figures come from.
         collective_overhead_s: fixed time of one collective or one message, whatever its size, beside alpha: the call
-            of the library and the launch of its kernel.
+            of the library and the launch of its kernel. 0 in the catalogue: not known.
         library: the communication library whose own algorithms to take, "gloo"; "": always the fastest one, as NCCL's
             tuner would (lablib/cost/library.py).
         uses_nvls: whether "the fastest" may be an all-reduce whose sums the switches of a node make, as NCCL's is on

@@ -3,7 +3,7 @@
     peak_flops_per_s, matmul_efficiency         what large, well-shaped matrix products reach
     num_cores, matmul_tile, matmul_half_depth   what smaller and misshapen ones lose (lablib/cost/matmul.py)
     memory_bandwidth_bytes_per_s, memory_efficiency, cache_*   what kernels limited by memory reach (cost/memory.py)
-    kernel_overhead_s                           what the smallest one takes
+    kernel_overhead_s                           what the smallest operation takes: launch and run of one kernel
 
 The defaults leave out what a device does not state: no quantization, no cache, all of the bandwidth.
 """
@@ -26,7 +26,8 @@ class Device:
         matmul_efficiency: share of the peak that large matrix products reach in practice, in (0, 1].
         memory_bytes: capacity.
         memory_bandwidth_bytes_per_s: peak of reads and writes together.
-        kernel_overhead_s: time every operation takes at least, whatever its size.
+        kernel_overhead_s: time every operation takes at least, whatever its size: to launch and run one kernel. (One
+            hop of a collective, `Link.latency_s`, is less: it is within a kernel that runs already.)
         source: where the figures come from.
         num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
             output tile at a time; 0 leaves waves out.

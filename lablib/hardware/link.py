@@ -20,7 +20,7 @@ class Link:
 
     Attributes:
         name: e.g. "NVLink 4".
-        latency_s: alpha, seconds before the first byte arrives.
+        latency_s: alpha, seconds before the first byte arrives: of one hop, without the call that begins it.
         bandwidth_bytes_per_s: 1 / beta, bytes per second in one direction for one device.
         source: where the figures come from.
         collective_share: of the bandwidth, what collectives of many ranks reach where one message has all of it; for

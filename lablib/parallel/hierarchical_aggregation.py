@@ -16,8 +16,8 @@ bucket is launched, the one before it moves on to its next stage.
 Cost for N nodes of L ranks, S bytes of gradients in one bucket, alpha and beta of the inner and the outer link (rings):
     time_s      2(L-1) (alpha_in + S/L beta_in)  +  2(N-1) (alpha_out + S/(N L) beta_out)
     peak bytes  S/L beside the bucket, or S + S/L where L does not divide the bucket's length
-    sent bytes  2(L-1)/L S inside the node, 2(N-1)/N S/L across: together 2(n-1)/n S with n = N L, as in a flat ring,
-                but each link between nodes carries a share 1/L
+    sent bytes  2(L-1)/L S inside the node, 2(N-1)/N S/L across: together 2(n-1)/n S with n = N L, as in one ring over
+                all ranks, but each link between nodes carries a share 1/L
 Shapes: a bucket is flat, [N]; a shard is [N / L].
 Source: Sergeev and Del Balso, "Horovod", 2018, arXiv 1802.05799 (HOROVOD_HIERARCHICAL_ALLREDUCE); Goyal et al., 2017,
 arXiv 1706.02677, section 4 (reduce in the server, all-reduce across, broadcast in the server).

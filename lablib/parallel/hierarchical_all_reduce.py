@@ -15,7 +15,8 @@ Cost, for S bytes on N nodes of L ranks; alpha, beta inside a node, alpha', beta
     bytes sent per rank    2 (L-1)/L S inside the node, 2 (N-1)/N S/L through its NIC
     peak extra bytes       S/L                      one incoming chunk
 
-A ring over all n = N L ranks instead sends 2 (n-1)/n S through one NIC of each node, while the others are idle.
+A single ring over all n = N L ranks instead sends 2 (n-1)/n S through one NIC of each node, while the others are idle.
+(NCCL runs several rings at once, each through NICs of its own, so that all of them carry a part.)
 
 Order of the sum. The part of rank p of each node is chunk c = p + 1: first in ring order over the ranks of a node,
 u = ((t_c + t_{c+1}) + ...) + t_{c-1}, counted mod L; then its d-th piece in ring order over nodes from node d.

@@ -14,7 +14,7 @@ link is idle and none is a bottleneck.
 Cost, for S bytes on n ranks, with alpha seconds of latency and beta seconds a byte on the slowest link of the ring:
 
     seconds                2 (n-1) (alpha + S/n beta)
-    bytes sent per rank    2 (n-1)/n S              no all-reduce can send less (Patarasuk and Yuan)
+    bytes sent per rank    2 (n-1)/n S              the least, unless switches add (lablib/cost/nvls.py)
     peak extra bytes       S/n                      one incoming chunk
 
 Order of the sum. Chunk c is (((t_c + t_{c+1}) + t_{c+2}) + ...) + t_{c-1}, ranks counted mod n. It repeats to the bit,
@@ -25,7 +25,8 @@ Legend: tensors are flat; `chunks` are n views of one tensor, whose sizes differ
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009,
 doi:10.1016/j.jpdc.2008.09.002; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
 MPICH", IJHPCA 19(1), 2005, doi:10.1177/1094342005051521, section 4 (reduce-scatter and all-gather on a ring).
-Simplified: one ring in one direction; a chunk is not cut further to overlap its addition with its transfer.
+Simplified: one ring in one direction, where NCCL runs several side by side, over all NICs of a node; a chunk is not cut
+further to overlap its addition with its transfer.
 """
 
 from collections.abc import Sequence

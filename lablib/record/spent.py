@@ -21,12 +21,12 @@ the same name, group and size.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING
 
-from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
+from lablib.record.timeline import Interval, Span, Timeline, length, overlap, union
 
 if TYPE_CHECKING:
     from lablib.run import Run
@@ -76,7 +76,7 @@ def parts_of(run: Run, without: str = "") -> dict[Part, Spent]:
     timeline = counted(run, without)
     num_ranks = max(timeline.num_ranks, 1)
     meetings = _meetings(timeline)
-    busy = {rank: union(_times(timeline.select(rank, COMPUTE))) for rank in range(num_ranks)}
+    busy = {rank: union(_times(_work(timeline.select(rank)))) for rank in range(num_ranks)}
     talking = _talking(meetings, num_ranks)
     exposed = [length(talking[rank]) - overlap(talking[rank], busy[rank]) for rank in range(num_ranks)]
     waiting = []
@@ -98,9 +98,13 @@ def _times(spans: Iterable[Span]) -> list[Interval]:
     return [(span.start_s, span.end_s) for span in spans]
 
 
+def _work(spans: Iterable[Span]) -> Iterator[Span]:
+    return (span for span in spans if not span.is_communication)
+
+
 def _by_phase(timeline: Timeline, num_ranks: int) -> dict[Part, Spent]:
     spans: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
-    for span in timeline.select(stream=COMPUTE):
+    for span in _work(timeline):
         spans[span.phase][span.rank].append(span)
     return {
         Part("compute", phase): Spent(

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from lablib.hardware.device import Device
 from lablib.markup import paragraph, table_html
 from lablib.record.ledger import Memory
-from lablib.record.timeline import COMPUTE, Interval, Span, Timeline, length, overlap, union
+from lablib.record.timeline import Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type
 from lablib.units import format_quantity
@@ -227,7 +227,7 @@ def _intervals(timeline: Timeline) -> tuple[list[list[Interval]], list[list[Inte
     compute: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
     communication: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
     for span in timeline.spans:
-        if span.stream == COMPUTE:
+        if not span.is_communication:
             compute[span.rank].append((span.start_s, span.end_s))
         elif span.stream.startswith("comm"):
             communication[span.rank].append((span.start_s, span.end_s))

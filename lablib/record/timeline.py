@@ -4,7 +4,8 @@ Makespan, overlap and exposed communication come from the spans alone, so a simu
 same questions.
 
 Words:
-    stream    a queue of work on one rank that runs in order: "compute", or "comm:<group>" for one process group.
+    stream    a queue of work on one rank that runs in order: "compute"; "comm:<group>" for one process group;
+              "compute:callbacks" for what is chained to futures of communications.
     busy      time in which a stream has work.
     exposed   time in which a rank communicates and does not compute; the rest of its communication is hidden.
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lablib.record.traffic import Traffic
 
 COMPUTE = "compute"
+CALLBACKS = "compute:callbacks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Span:
 
     Attributes:
         rank: global rank.
-        stream: "compute" or "comm:<group>".
+        stream: "compute", "compute:callbacks" or "comm:<group>".
         name: the operation, e.g. "aten.mm" or "all_reduce".
         phase: what the program was doing: "forward", "backward", "optimizer", or the name of the innermost
             `torch.profiler.record_function` block of the program. Communication keeps the phase it was issued in.
@@ -70,7 +72,7 @@ class Span:
     @property
     def is_communication(self) -> bool:
         """Whether it is on a stream of communication."""
-        return self.stream != COMPUTE
+        return self.stream not in (COMPUTE, CALLBACKS)
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,12 @@ class Timeline:
 
     @cached_property
     def _busy(self) -> dict[tuple[int, str], list[Interval]]:
-        """When each rank's stream was busy; under "comm", when any of its communication streams was."""
+        """When each rank's stream was busy; under "comm" and "work", when any that communicates or computes was."""
         intervals: dict[tuple[int, str], list[Interval]] = {}
         for s in self.spans:
             intervals.setdefault((s.rank, s.stream), []).append((s.start_s, s.end_s))
-            if s.stream != COMPUTE:
-                intervals.setdefault((s.rank, "comm"), []).append((s.start_s, s.end_s))
+            kind = "comm" if s.is_communication else "work"
+            intervals.setdefault((s.rank, kind), []).append((s.start_s, s.end_s))
         return {key: union(some) for key, some in intervals.items()}
 
     @checked
@@ -182,7 +184,7 @@ class Timeline:
     def exposed_s(self, rank: int) -> float:
         """Seconds in which the rank communicated and did not compute: |communication| - |communication and compute|."""
         check_rank(rank, self.num_ranks)
-        communication, compute = (self._busy.get((rank, stream), []) for stream in ("comm", COMPUTE))
+        communication, compute = (self._busy.get((rank, stream), []) for stream in ("comm", "work"))
         return length(communication) - overlap(communication, compute)
 
     @checked

@@ -6,8 +6,10 @@ the network is told what is under way on which wires (network.py), which says la
     start = max over members of (when it issued the call, when its stream of this group is free)
     end   = start + cost of the collective (lablib/cost); later, when something else uses the same wires
 
-Point to point. A send and a receive are a rendezvous: the bytes move when both are posted, as in NCCL and in gloo
-(whose sender waits until the receiver is ready). A receive matches the sends of its source and tag in the order in
+Point to point. A send and a receive are a rendezvous: the bytes move when both are posted, as in NCCL and in gloo. A
+blocking `send` returns when the receiver has its message, as gloo's does. With NCCL the host goes on at once and only
+the GPU's stream waits; so where every rank sends first, the program hangs there at a large message or at the next
+synchronization, and here at the send. A receive matches the sends of its source and tag in the order in
 which receives were posted. One message occupies the sender's output port and the receiver's input port of its level
 (NVLink, NIC) for alpha + S beta: the one-port model, full duplex.
 

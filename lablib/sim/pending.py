@@ -38,6 +38,16 @@ class Pending:
             self._entries = {key: entry for key, entry in self._entries.items() if not entry[0].expired()}
             self._room = max(16, 2 * len(self._entries))
 
+    def copy(self) -> "Pending":
+        """The same for another stream of the rank: what has been waited for there has not been here."""
+        other = Pending()
+        other._entries = dict(self._entries)
+        return other
+
+    def take_over(self, other: "Pending") -> None:
+        """Know of what another stream has begun, too."""
+        self._entries = other._entries | self._entries
+
     def join_all(self) -> None:
         """Wait for everything that the program still holds a result of."""
         entries, self._entries = self._entries, {}

@@ -117,7 +117,9 @@ class Rank:
 
     Attributes:
         rank: global rank.
-        clock_s: how far its compute stream has come, in virtual seconds.
+        clock_s: how far the stream that it issues work to has come, in virtual seconds.
+        stream: the name of that stream: compute, but in what is chained to a future (future.py).
+        callbacks_s: how far the stream of such callbacks has come.
         is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
         spans: what it did, as tuples in the order of `Span`'s fields.
         phases: names of the `record_function` blocks it is in, outermost first.
@@ -135,6 +137,8 @@ class Rank:
     ):
         self.rank = rank
         self.clock_s = 0.0
+        self.stream = COMPUTE
+        self.callbacks_s = 0.0
         self.is_traced = is_traced
         self.is_priced = True
         self.spans: list[tuple] = []
@@ -220,13 +224,13 @@ class Rank:
         source: str = "",
         is_recompute: bool = False,
     ) -> None:
-        """The compute stream does `time_s` of work."""
+        """The current stream does `time_s` of work."""
         start_s = self.clock_s
         self.clock_s = end_s = start_s + time_s
         if self.is_traced and time_s > 0:
             phase = self.phase() if phase is None else phase
             what = (flops, size_bytes, dtype, source, is_recompute)
-            self.spans.append((self.rank, COMPUTE, name, phase, start_s, end_s, *what))
+            self.spans.append((self.rank, self.stream, name, phase, start_s, end_s, *what))
 
     def communicate(
         self, stream: str, name: str, phase: str, start_s: float, end_s: float, size_bytes: float, source: Any = ""
@@ -236,7 +240,7 @@ class Rank:
             self.spans.append((self.rank, stream, name, phase, start_s, end_s, 0.0, size_bytes, "", source, False))
 
     def join(self, end_s: float) -> None:
-        """The compute stream waits for something that ends at `end_s`."""
+        """The current stream waits for something that ends at `end_s`."""
         self.clock_s = max(self.clock_s, end_s)
 
     def named_spans(self) -> list[Span]:

@@ -5,7 +5,8 @@ run. The *end* is final when virtual time has come so far; `wait` moves this ran
 the rank's buffers are filled (delivery.py).
 
 A future (`get_future`) is handed out once the data is there, without moving the clock: what the program does meanwhile
-overlaps; the first operation that touches the result joins the streams (pending.py).
+overlaps; its `wait`, and the first operation that touches the result, join the streams (pending.py). What is chained to
+it runs on a stream of its own (future.py).
 
 Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is handed out early,
 and buffers are filled when it is. A rank that takes the future of a call, and only then sends what others need in order
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.sim.event import Event
+from lablib.sim.future import SimFuture
 from lablib.sim.rank import Rank
 from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, program_line
@@ -114,9 +116,8 @@ class SimWork(dist.Work):
         return getattr(self.issued[0].event, "matched", -1)
 
     def get_future(self) -> torch.futures.Future:
-        future: torch.futures.Future = torch.futures.Future()
-        future.set_result(self.result())
-        return future
+        value = self.result()
+        return SimFuture(self._rank, SimWork(self._rank, self._scheduler, self.issued, []), value)
 
     def _wait_for(self, issued: Issued, joins: bool) -> None:
         """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
