@@ -191,13 +191,26 @@ def _used_of_lablib(value: Any, seen: set[int]) -> Iterable[str]:
     cells = inspect.getclosurevars(value).nonlocals.values()
     for code in _codes(value.__code__):
         yield from _imports_of_lablib(code)
-        loaded = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-        named = [value.__globals__[name] for name in loaded if name in value.__globals__]
-        for used in [*named, *cells, *(value.__defaults__ or ())]:
+        for used in [*_globals_named(code, value.__globals__), *cells, *(value.__defaults__ or ())]:
             home = used.__name__ if isinstance(used, ModuleType) else getattr(used, "__module__", None) or ""
             if isinstance(used, ModuleType | FunctionType | type) and _is_lablib(home):
                 yield f"{home}.{getattr(used, '__name__', '')}"
             yield from () if _is_lablib(home) else _used_of_lablib(used, seen)
+
+
+def _globals_named(code: CodeType, known: dict[str, Any]) -> Iterable[Any]:
+    """The globals that a code names; of a module of lablib what is taken from it (`parallel.exchange`)."""
+    instructions = list(dis.get_instructions(code))
+    for index, instruction in enumerate(instructions):
+        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or instruction.argval not in known:
+            continue
+        used = known[instruction.argval]
+        for following in instructions[index + 1 :]:
+            of_lablib = isinstance(used, ModuleType) and _is_lablib(used.__name__)
+            if not (of_lablib and following.opname in ("LOAD_ATTR", "LOAD_METHOD")):
+                break
+            used = getattr(used, following.argval, used)
+        yield used
 
 
 def _imports_of_lablib(code: CodeType) -> Iterable[str]:

@@ -4,29 +4,27 @@
 # **Question.** What does an all-reduce cost?
 #
 # Processes that train copies of one model each compute gradients of their own, and all need the sum. One call delivers
-# it, and it can take longer than the computing. You will build that call in three ways, price each with a formula of
-# two numbers, and find out which one wins where.
+# it, and it can take longer than the computing. You will build that call twice, price it with a formula of two numbers,
+# and find out which way wins where.
 
 # %%
-import inspect
 from statistics import median
 
 import pandas as pd
 import torch
 import torch.distributed as dist
-from IPython.display import Code
 
-from lablib import LINKS, DeadlockError, Link, Reconciliation, find_cluster, launch, parallel, reconcile
+from lablib import LINKS, DeadlockError, Link, find_cluster, launch, parallel, phase, reconcile
 from lablib.calibration import this_machine
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.course import checks_for
+from lablib.course import checks_for, print_error, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import (
     figure_collective_cost,
     figure_lines,
     figure_network,
     figure_timeline,
     figure_traffic,
-    figure_traffic_matrix,
+    figure_traffic_matrices,
     format_quantity,
     show,
 )
@@ -43,43 +41,42 @@ cluster: str = "dgx-h100"  # the simulated machine
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # fewer sizes, a few seconds
 
-# %% [markdown]
+# %% [markdown] minutes=3
+# ## What is to be done
+#
 # A *rank* is one process of a distributed program; here each has a GPU of its own. A *collective* is a call that all
 # ranks make together. *All-reduce* is the collective that sums: every rank gives a tensor, and every rank gets the sum
 # of all of them.
 
 
 # %%
-def program():
-    x = torch.full((4,), float(dist.get_rank()))
-    dist.all_reduce(x)
+def digits(all_reduce):
+    """Rank r puts in 10^r, so that each decimal digit of the sum belongs to one rank."""
+    x = torch.full((8,), 10 ** dist.get_rank())
+    all_reduce(x)
     return x
 
 
-here = {"ranks": ranks, "cluster": cluster, "backend": backend}  # where to run
-run = launch(program, **here)
+run = launch(digits, dist.all_reduce, ranks=4, cluster=cluster)
 print("rank 0 holds", run.values[0].tolist())
-print(f"and 0 + 1 + ... + {ranks - 1} is {sum(range(ranks))}")
+print("rank 3 holds", run.values[3].tolist())
 
 # %% [markdown]
-# ## Prediction
+# 1111 = 1 + 10 + 100 + 1000: the part of each of the four ranks is in it, once. You will meet this tensor again when
+# you try your own functions: a 0 in the sum says which rank is missing, a 2 which one was added twice.
 #
-# Guess before you compute; you will meet both guesses again. Eight ranks sum a tensor of 8 MB. How much must each rank
-# send at the least, as a multiple of its tensor? And of two algorithms, one with few messages and one with small
-# messages, up to which size of tensor do few messages win?
+# Guess before you compute: eight ranks sum a tensor of 8 MB. How many MB must each rank send, at the least?
 
 # %%
-my_times_sent = 7.0  # times the tensor
-my_crossing_bytes = 1e3  # bytes
-print(f"My guess: each rank sends {my_times_sent} x 8 MB,")
-print(f"and few messages win up to {format_quantity(my_crossing_bytes, 'B')}.")
+my_guess_mb = None  # megabytes
+print("no guess yet" if my_guess_mb is None else f"My guess: each rank sends {my_guess_mb} MB.")
 
-# %% [markdown]
+# %% [markdown] minutes=3
 # ## What one message costs
 #
 # A message of S bytes takes about **T = α + S β** seconds (Hockney, 1994). The *latency* α passes before the first byte
-# arrives. Each byte then takes β, so the *bandwidth* is 1/β. NVLink and PCIe join GPUs inside a machine; InfiniBand and
-# RoCE join machines.
+# arrives. Each byte then takes β, so the *bandwidth* is 1/β. NVLink and PCIe join GPUs inside a machine. InfiniBand and
+# RoCE (its protocol on Ethernet) join machines; NDR is the InfiniBand generation of 400 Gb/s.
 
 # %%
 links = [LINKS[name] for name in ("nvlink4", "pcie5", "infiniband-ndr", "roce-100")]
@@ -92,11 +89,11 @@ for link in links:
 show(figure_collective_cost(sizes, curves, halves, title="One message against its size"))
 
 # %% [markdown]
-# A message of α/β bytes spends half of its time waiting. Far below that size all messages cost the same; far above it
-# they cost their bytes. Everything in this lab is about which of the two you pay.
+# At α/β bytes a message spends half of its time on latency. Far below that size all messages cost the same, α; far
+# above it they cost their bytes, S β. Everything in this lab is about which of the two you pay.
 
-# %% [markdown]
-# ## Build: first a star
+# %% [markdown] minutes=3
+# ## A star
 #
 # Two calls are enough to build any collective: `dist.send` and `dist.recv`, *point to point* from one rank to another.
 # The obvious all-reduce is a star: all ranks send to rank 0, which adds up and sends the sum back.
@@ -122,8 +119,8 @@ print(f"{2 * (ranks - 1)} messages pass through rank 0, each of the whole tensor
 
 
 # %% [markdown]
-# A small program tries out any all-reduce: random numbers in, their sum out. It returns both, so that we can check one
-# against the other. Whole numbers add up exactly, so there the sum must be equal and not just close.
+# A small program tries out any all-reduce: random numbers in, their sum out. Whole numbers add up exactly in any order,
+# so the sum must be equal and not just close.
 
 
 # %%
@@ -135,20 +132,27 @@ def summed(all_reduce, size, dtype=torch.float32):
     return before, x
 
 
+def assert_sums(run):
+    """Every rank holds the sum of what all ranks put in."""
+    total = sum(before for before, _ in run.values)
+    assert all(torch.equal(after, total) for _, after in run.values)
+
+
+here = {"ranks": ranks, "cluster": cluster, "backend": backend}  # where to run
 run = launch(summed, star_all_reduce, 1_000_000, torch.int64, **here)
-total = sum(before for before, _ in run.values)
-assert all(torch.equal(after, total) for _, after in run.values)
+assert_sums(run)
 show(figure_traffic(run.traffic, ranks, title="Star: bytes sent by each rank"))
 
 # %% [markdown]
 # The values are right, and the work is unfair: all messages pass through rank 0, one after another, while the other
 # links are idle. With twice the ranks it takes twice as long. A good all-reduce keeps all links busy all the time.
 
-# %% [markdown]
-# ## Build: a ring
+# %% [markdown] minutes=11
+# ## A ring
 #
 # Cut the tensor into n *chunks*, one a rank. In each step rank r sends one chunk to rank r + 1, receives another from
-# rank r − 1, and adds it to its own. Ranks are counted in a circle, so the last one sends to rank 0.
+# rank r − 1, and adds it to its own. Ranks and chunks are counted *mod n*, as on a clock: after n − 1 comes 0, as with
+# `% n` in Python.
 
 # %%
 n = 4
@@ -162,8 +166,9 @@ pd.DataFrame(sends, index=[f"step {s}" for s in steps])
 # complete chunks travel round once more, and everybody keeps a copy.
 
 # %% [markdown]
-# There is one trap. `dist.send` returns when the receiver has taken the message. If every rank first sends and then
-# receives, nobody ever receives: a *deadlock*. Real machines hang; the simulator says who waits for whom, and where.
+# There is one trap. On gloo and on the simulator `dist.send` returns when the receiver has taken the message. If every
+# rank first sends and then receives, nobody ever receives: a *deadlock*. Real machines hang; the simulator says who
+# waits for whom, and where.
 
 
 # %%
@@ -177,42 +182,598 @@ def everybody_sends_first():
 try:
     launch(everybody_sends_first, ranks=3, cluster=cluster)
 except DeadlockError as error:
-    print(error)
+    print_error(error)
 
 # %% [markdown]
-# The cure is to hand over both at once, and then to wait for both. That is `exchange` in
-# `lablib/parallel/ring_all_reduce.py`. It names ranks by `group_peer`, their place in the group of ranks taking part
-# (`None`: all ranks).
+# With NCCL, the library for GPUs, the host goes on at once, but the GPUs wait for each other all the same. The cure is
+# to hand over both messages together, and then to wait for both. `exchange` does it; it names ranks by `group_peer`,
+# their place in the *group* of ranks taking part (`None`: all).
 
 # %%
-Code(inspect.getsource(parallel.exchange), language="python")
+show_source(parallel.exchange)
 
 # %% [markdown]
 # With it, the first half of the ring takes six lines. Read it beside the table above: in step s, the i-th rank sends
-# chunk i − s and receives chunk i − s − 1. The second half you will write yourself, in exercise 1.
+# chunk i − s, receives chunk i − s − 1 and adds it. `ring` lists the ranks in the order of the ring.
 
 # %%
-Code(inspect.getsource(parallel.ring_reduce_scatter), language="python")
+show_source(parallel.ring_reduce_scatter)
 
 # %% [markdown]
-# ## Run it
+# **Exercise 1.** Write the ring: call `parallel.ring_reduce_scatter`, then write the all-gather with
+# `parallel.exchange`. The sum must stand in `tensor` itself (*in place*), for any number of ranks and any size, after
+# 2(n − 1) steps of one chunk each. `tensor_split` cuts into *views*: what is written into a chunk is written into the
+# tensor.
 #
-# Here is the whole ring, as lablib has it, on sizes that n does and does not divide. `tensor_split` cuts 1001 elements
-# into chunks that differ by one, and a single element into one chunk and many empty ones.
+# Stuck? Write `check.ring_all_reduce.hint()` into a cell of your own.
 
-# %%
-for size in (1000 * ranks, 1001, 1):
-    run = launch(summed, parallel.ring_all_reduce, size, torch.int64, **here)
-    total = sum(before for before, _ in run.values)
-    assert all(torch.equal(after, total) for _, after in run.values)
-    print(f"{size:>6} elements: all {ranks} ranks hold the sum")
+
+# %% tags=["exercise"]
+def ring_all_reduce(tensor, group=None):
+    """Sum `tensor` (contiguous) over the ranks of `group`, in place."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.view(-1).tensor_split(n)
+    ### BEGIN SOLUTION
+    parallel.ring_reduce_scatter(chunks, range(n), group)
+    for step in range(n - 1):
+        outgoing, incoming = chunks[(rank - step + 1) % n], chunks[(rank - step) % n]
+        parallel.exchange(outgoing, (rank + 1) % n, incoming, (rank - 1) % n, group)
+    ### END SOLUTION
+
 
 # %% [markdown]
-# ### Equal to the last bit
+# Try it before you check it. Each of four ranks should return eight times 1111.
+
+# %%
+try_out(digits, ring_all_reduce, ranks=4, cluster=cluster)
+
+# %% tags=["check"] points=3
+check.ring_all_reduce(ring_all_reduce)
+
+# %%
+show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
+
+# %% [markdown] minutes=5
+# ## What the ring costs
+#
+# The ring takes 2(n − 1) steps, and in each of them all ranks send S/n bytes at once. So each rank sends 2(n − 1)/n S
+# bytes, and the ring takes
+#
+# > **T = 2 (n − 1) (α + S/n β)**
+#
+# To see this alone, let the simulated GPUs compute in no time. From here on lablib's own ring runs, whether you have
+# solved the exercise or not.
+
+# %%
+machine = find_cluster(cluster).free_compute()
+size_bytes = 8_000_000
+run = launch(summed, parallel.ring_all_reduce, size_bytes // 4, ranks=ranks, cluster=machine)
+slowest = machine.edge(ranks - 1, 0)  # the link that closes the ring
+alpha, beta = slowest.latency_s, 1 / slowest.bandwidth_bytes_per_s
+formula_s = 2 * (ranks - 1) * (alpha + size_bytes / ranks * beta)
+print(f"simulated {run.timeline.makespan_s:.9g} s, formula {formula_s:.9g} s")
+
+# %% [markdown]
+# Once more with other sizes and numbers of ranks, against `lablib.cost.collective_cost`, which holds such formulas. The
+# simulator knows single messages and nothing of formulas; each row holds only if both agree to nine digits, in seconds
+# and in bytes.
+
+
+# %%
+def compare(algorithm, n, size, machine=machine):
+    """One row: an all-reduce of `size` floats, message by message and by its formula."""
+    all_reduce = getattr(parallel, f"{algorithm}_all_reduce")
+    run = launch(summed, all_reduce, size, ranks=n, cluster=machine)
+    cost = collective_cost("all_reduce", 4 * size, GroupNetwork(machine, range(n)), algorithm)
+    assert abs(run.timeline.makespan_s / cost.time_s - 1) < 1e-9
+    assert abs(run.traffic.sent_bytes(0) / cost.sent_bytes[0] - 1) < 1e-9
+    return {
+        "ranks": n,
+        "tensor": format_quantity(4 * size, "B"),
+        "simulated": format_quantity(run.timeline.makespan_s, "s", 4),
+        "formula": format_quantity(cost.time_s, "s", 4),
+        "rank 0 sends": f"{cost.sent_bytes[0] / (4 * size):.3g} x tensor",
+    }
+
+
+counts = (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+rows = [compare("ring", n, n * each) for n in counts for each in (10, 10_000)]
+pd.DataFrame(rows).set_index(["ranks", "tensor"])
+
+# %% [markdown]
+# The bytes hardly grow with the ranks: 2(n − 1)/n stays below 2. Nor can they be fewer while ranks do the adding: for
+# each element n − 1 parts must travel to its sum, and the sum to n − 1 ranks. That makes 2(n − 1) S in all, which the
+# ring spreads evenly (Patarasuk and Yuan, 2009).
+
+# %%
+print(f"your guess for 8 ranks and 8 MB: {my_guess_mb} MB")
+for n in (8, 1000):
+    ring_mb, star_mb = 2 * (n - 1) / n * 8, (n - 1) * 8
+    print(f"{n:>4} ranks: ring {ring_mb:.4g} MB from each, star {star_mb} MB from rank 0")
+
+# %% [markdown]
+# A switch that adds gets below that bound: each rank sends its tensor once, the switch returns the sum. InfiniBand
+# switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100. NCCL uses them where it can; the
+# clusters of this lab do not, unless told to with `uses_nvls`.
+
+# %% [markdown]
+# Below is the 8 MB ring as it happened. Each rank has a lane for what it sends and one for what it receives, and both
+# are full from start to end: 2(n − 1) messages each. Its compute lane is empty, since computing takes no time here: all
+# communication is *exposed*, hidden behind no computing.
+
+# %%
+title = f"Ring all-reduce of 8 MB, {ranks} ranks"
+show(figure_timeline(run.timeline, ranks=range(min(ranks, 4)), title=title))
+
+# %% [markdown] minutes=10
+# ## A tree
+#
+# A tiny tensor costs almost only latency, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds: ranks pair
+# up, one of each pair sends its sum to the other and is done. After ⌈log₂ n⌉ rounds (rounded up) rank 0 holds the sum.
+# The same rounds backwards bring it to all.
+
+# %%
+n = 6
+for k in range((n - 1).bit_length()):
+    pairs = [(i + 2**k, i) for i in range(0, n - 2**k, 2 ** (k + 1))]
+    print(f"round {k}: " + ", ".join(f"{high} sends to {low}" for high, low in pairs))
+print("then the same pairs backwards, from rank 0 to everybody")
+
+# %% [markdown]
+# In round k the partners are 2ᵏ apart; call that the *stride*. With six ranks, rank 4 has nobody to pair with in round
+# 1: rank 6 does not exist. There are ⌈log₂ n⌉ rounds, in Python `(n - 1).bit_length()`.
+
+# %% [markdown]
+# **Exercise 2.** Write the tree with `dist.send` and `dist.recv`: up to rank 0, and down again, in place. It takes
+# 2 ⌈log₂ n⌉ rounds, whatever n is, and each of the n − 1 pairs exchanges only two messages: one up, one down.
+
+
+# %% tags=["exercise"]
+def tree_all_reduce(tensor, group=None):
+    """Sum `tensor` (contiguous) over the ranks of `group`, in place.
+
+    Name the other rank by its place in the group: `dist.send(x, group_dst=0, group=group)`,
+    `dist.recv(y, group_src=0, group=group)`.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    strides = [2**k for k in range((n - 1).bit_length())]
+    ### BEGIN SOLUTION
+    incoming = torch.empty_like(tensor)
+    for stride in strides:  # up
+        if rank % (2 * stride) == stride:
+            dist.send(tensor, group_dst=rank - stride, group=group)
+        elif rank % (2 * stride) == 0 and rank + stride < n:
+            dist.recv(incoming, group_src=rank + stride, group=group)
+            tensor += incoming
+    for stride in reversed(strides):  # down
+        if rank % (2 * stride) == stride:
+            dist.recv(tensor, group_src=rank - stride, group=group)
+        elif rank % (2 * stride) == 0 and rank + stride < n:
+            dist.send(tensor, group_dst=rank + stride, group=group)
+    ### END SOLUTION
+
+
+# %%
+try_out(digits, tree_all_reduce, ranks=6, cluster=cluster)
+
+# %% tags=["check"] points=3
+check.tree_all_reduce(tree_all_reduce)
+
+# %%
+show_source(parallel.tree_all_reduce, after=check.tree_all_reduce)
+
+# %% [markdown]
+# Every message is the whole tensor, so the tree takes
+#
+# > **T = 2 ⌈log₂ n⌉ (α + S β)**
+#
+# Again each row holds to nine digits. What rank 0 sends is the way down: a whole tensor to each of its partners.
+
+# %%
+rows = [compare("tree", n, n * each) for n in counts for each in (10, 10_000)]
+pd.DataFrame(rows).set_index(["ranks", "tensor"])
+
+# %% [markdown]
+# Below are both at 1 kB. Count the messages of rank 0 in each. In the tree most ranks are *waiting* (they have called,
+# and their partner has not come yet), or *idle* (they have nothing to do). That is why it is no match for the ring on
+# large tensors.
+
+# %%
+for all_reduce in (parallel.ring_all_reduce, parallel.tree_all_reduce):
+    timeline = launch(summed, all_reduce, 250, ranks=ranks, cluster=machine).timeline
+    title = f"{all_reduce.__name__} of 1 kB: {format_quantity(timeline.makespan_s, 's')}"
+    show(figure_timeline(timeline, ranks=range(min(ranks, 4)), title=title))
+
+# %% [markdown] minutes=8
+# ## Where they cross
+#
+# So few messages win for small tensors, and small messages for large ones. At one size in between, ring and tree take
+# the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will tell.
+
+# %%
+my_crossing_bytes = None  # bytes
+print("no guess yet" if my_crossing_bytes is None else f"My guess: they cross at {my_crossing_bytes:g} B.")
+
+# %% [markdown]
+# **Exercise 3.** Set both formulas equal, 2 (n − 1) (α + S/n β) = 2 ⌈log₂ n⌉ (α + S β), and solve for S. Careful: your
+# function gets the bandwidth, which is 1/β. Where the tree never wins, the crossing is 0.
+
+
+# %% tags=["exercise"]
+def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
+    """The size at which ring and tree take the same time, on n equal links (n is 2 or more)."""
+    ### BEGIN SOLUTION
+    rounds = (n - 1).bit_length()  # log2 n, rounded up
+    return (n - 1 - rounds) * latency_s * bandwidth_bytes_per_s / (rounds - (n - 1) / n)
+    ### END SOLUTION
+
+
+# %%
+try_out(crossing_size_bytes, 8, 1.9e-6, 450e9)
+
+# %% tags=["check"] points=2
+check.crossing_size_bytes(crossing_size_bytes)
+
+# %% [markdown]
+# The same size without algebra, by *bisection*: halve an interval again and again, and keep the half in which the
+# winner changes. It needs no formula solved, so it will also do on networks whose links are unequal.
+
+
+# %%
+def times(net, size_bytes):
+    """Seconds of ring and tree."""
+    names = ("ring", "tree")
+    return [collective_cost("all_reduce", size_bytes, net, name).time_s for name in names]
+
+
+def crossing_bytes(net):
+    """The size at which ring and tree take the same time; 0 if the tree never wins."""
+    low, high = 1.0, 1e12
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        ring, tree = times(net, middle)
+        low, high = (middle, high) if tree < ring else (low, middle)
+    return low if low > 1.0 else 0.0
+
+
+eight = GroupNetwork(find_cluster("dgx-h100"), range(8))
+print(f"8 ranks on NVLink cross at {crossing_bytes(eight):.4g} B; your guess: {my_crossing_bytes} B")
+
+
+# %%
+def cost_curves(net):
+    """Sizes, seconds of each algorithm, and the crossing: what the figure wants."""
+    sizes = [4.0 * 10 ** (k / 4) for k in range(33)]
+    curves = {}
+    for name in ("ring", "tree", "hierarchical") if net.is_hierarchical else ("ring", "tree"):
+        curves[name] = [collective_cost("all_reduce", s, net, name).time_s for s in sizes]
+    crossing = crossing_bytes(net)
+    return sizes, curves, {"tree = ring": crossing} if crossing else {}
+
+
+net = GroupNetwork(machine, range(ranks))
+show(figure_collective_cost(*cost_curves(net), title=f"All-reduce on {ranks} ranks, {cluster}"))
+
+# %% [markdown]
+# The crossing is in proportion to α/β of the link. The last column is the same for all links: only the number of ranks
+# is left in it. On three ranks the tree has as many rounds as the ring has steps (four), and bigger messages: it never
+# wins.
+#
+# <details><summary>The last column as a formula of n (solves exercise 3)</summary>
+#
+# (n − 1 − k) / (k − (n − 1)/n), with k = ⌈log₂ n⌉.
+#
+# </details>
+
+# %%
+rows = []
+for n in (3, 8, 64):
+    for link in links:
+        one_node = machine.but(intra=link, devices_per_node=n)
+        size = crossing_bytes(GroupNetwork(one_node, range(n)))
+        half = link.latency_s * link.bandwidth_bytes_per_s
+        words = (format_quantity(half, "B"), format_quantity(size, "B"), f"{size / half:.3f}")
+        rows.append((n, link.name, *words))
+columns = ["ranks", "link", "α/β", "crossing", "crossing / (α/β)"]
+pd.DataFrame(rows, columns=columns).set_index(["ranks", "link"])
+
+# %% [markdown] tags=["further"] minutes=20
+# ## Further: fewer rounds than the tree
+#
+# In a tree half of the ranks are done after one round, while both directions of their links are free. Let both
+# partners send: after round k, each group of 2ᵏ⁺¹ ranks holds its sum, *all* of them. After log₂ n rounds everybody
+# does, and no way down is needed. This is *recursive doubling* (Thakur, Rabenseifner and Gropp, 2005).
+
+
+# %%
+def recursive_doubling(tensor):
+    """Sum `tensor` over all ranks, in place; their number is a power of two."""
+    rank, n, stride = dist.get_rank(), dist.get_world_size(), 1
+    while stride < n:
+        incoming = torch.empty_like(tensor)
+        parallel.exchange(tensor, rank ^ stride, incoming, rank ^ stride)
+        tensor += incoming
+        stride *= 2
+
+
+print("rank 5's partners:", [5 ^ stride for stride in (1, 2, 4)])  # ^ flips one bit: 5 is 101 in binary
+run = launch(digits, recursive_doubling, ranks=8, cluster=machine)
+print("rank 0 holds", run.values[0].tolist())
+
+# %% [markdown]
+# It takes log₂ n (α + S β): half the tree's time. But every rank sends log₂ n whole tensors. *Halving-doubling*
+# mends that: on the way in, partners exchange only halves of what they still care for, so that each ends with 1/n of
+# the tensor, summed; on the way out the pieces are put together again, backwards.
+
+# %%
+n = 8
+for stride in (4, 2, 1):
+    pairs = [f"{r} and {r ^ stride}" for r in range(n) if r < r ^ stride]
+    print(f"stride {stride}, 1/{n // stride} of the tensor each way:", ", ".join(pairs))
+print("then the same pairs backwards")
+
+# %% [markdown]
+# Both ways together are 2 log₂ n rounds. Each way sends S/2 + S/4 + ... + S/n = (n − 1)/n S bytes:
+#
+# > **T = 2 log₂ n α + 2 (n − 1)/n S β**
+#
+# The latency of a tree with the bytes of a ring. What is the catch? n must be a power of two, and far partners are far
+# in the wiring, too.
+
+# %% [markdown]
+# **Exercise 4.** Write halving-doubling, in place, for a number of ranks that is a power of two and for any size.
+# `piece.tensor_split(2)` halves a piece, also one of an odd size; empty messages are allowed. Partners must agree who
+# keeps which half.
+
+
+# %% tags=["exercise"]
+def halving_doubling_all_reduce(tensor):
+    """Sum `tensor` (contiguous) over all ranks, in place; their number is a power of two."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    strides = [n >> k for k in range(1, n.bit_length())]  # n/2, ..., 2, 1
+    piece = tensor.view(-1)
+    ### BEGIN SOLUTION
+    halves = []  # (what was kept, what was given away), from the whole tensor to 1/n of it
+    for stride in strides:
+        low, high = piece.tensor_split(2)
+        kept, given = (high, low) if rank & stride else (low, high)
+        incoming = torch.empty_like(kept)
+        parallel.exchange(given, rank ^ stride, incoming, rank ^ stride)
+        kept += incoming
+        halves.append((kept, given))
+        piece = kept
+    for stride, (kept, given) in zip(reversed(strides), reversed(halves), strict=True):
+        parallel.exchange(kept, rank ^ stride, given, rank ^ stride)
+    ### END SOLUTION
+
+
+# %%
+try_out(digits, halving_doubling_all_reduce, ranks=4, cluster=cluster)
+
+# %% tags=["check"] points=3
+check.halving_doubling_all_reduce(halving_doubling_all_reduce)
+
+# %% [markdown]
+# What does it buy at 8 MB on eight ranks of a DGX H100? Here are the formulas, and recursive doubling simulated beside
+# its own.
+
+# %%
+link, size = find_cluster("dgx-h100").intra, 8e6
+alpha, beta = link.latency_s, 1 / link.bandwidth_bytes_per_s
+formulas = {"ring": 14 * (alpha + size / 8 * beta), "tree": 6 * (alpha + size * beta)}
+formulas |= {"recursive doubling": 3 * (alpha + size * beta), "halving-doubling": 6 * alpha + 14 / 8 * size * beta}
+on_nvlink = {"ranks": 8, "cluster": find_cluster("dgx-h100").free_compute()}
+doubled_s = launch(summed, recursive_doubling, 2_000_000, **on_nvlink).timeline.makespan_s
+assert abs(doubled_s / formulas["recursive doubling"] - 1) < 1e-9
+pd.DataFrame({"8 MB on 8 ranks": {name: format_quantity(seconds, "s") for name, seconds in formulas.items()}})
+
+# %% [markdown] minutes=5
+# ## Inside a node, and between nodes
+#
+# A *node* is one machine with several GPUs. Inside it links are fast; to leave it, bytes pass a network card, or *NIC*,
+# some ten times slower. A *flat* ring, one through all ranks that knows nothing of nodes, crosses between two nodes
+# with almost all of its bytes, through one NIC of each.
+
+# %% [markdown]
+# *Hierarchical* all-reduce has three phases. Reduce-scatter in each node: each of its L ranks now holds a finished
+# chunk of the node's sum. All-reduce of that chunk along the *rails*, the ranks with the same place on each node.
+# All-gather in each node.
+
+# %%
+nodes = machine.but(devices_per_node=ranks)  # two nodes, each with `ranks` ranks
+print("nodes:", [list(range(first, first + ranks)) for first in (0, ranks)])
+print("rails:", [[place, place + ranks] for place in range(ranks)])
+
+# %% [markdown]
+# Its formula has a part for each kind of link; it holds to nine digits, too. What is gained? Count the bytes that pass
+# the busiest NIC. The hierarchy uses all NICs of a node at once.
+
+
+# %%
+def through_nics(run, machine):
+    """Bytes that each rank sends to another node."""
+    sent = [0.0] * run.ranks
+    for message in run.traffic.transfers:
+        source, target = message.ranks
+        if machine.node(source) != machine.node(target):
+            sent[source] += message.size_bytes
+    return sent
+
+
+compare("hierarchical", 2 * ranks, 2 * ranks * 1000, nodes)
+on_both = {"ranks": 2 * ranks, "cluster": nodes}
+rows, traffics = [], {}
+for name in ("ring", "tree", "hierarchical"):
+    run = launch(summed, getattr(parallel, f"{name}_all_reduce"), 400_000, **on_both)
+    traffics[name] = run.traffic
+    busiest_bytes, takes_s = max(through_nics(run, nodes)), run.timeline.makespan_s
+    rows.append((name, format_quantity(busiest_bytes, "B"), format_quantity(takes_s, "s")))
+pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_index("algorithm")
+
+# %% [markdown]
+# NCCL would not leave the other NICs idle: it runs several rings at once, each through another NIC, and its trees are
+# *double binary trees*, two at a time with the tensor cut into many pieces that follow each other (Sanders, Speck and
+# Träff, 2009). The ring and tree of this lab are single ones.
+
+# %% [markdown]
+# Who sends to whom? In a *traffic matrix* the row sends to the column, and the lines stand between the nodes. Sketch it
+# before you look. How many squares are filled in each row of the ring? In the rows of ranks 0 and 1 of the tree? And
+# which squares of the hierarchy lie across the lines?
+
+# %%
+show(figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
+
+# %% [markdown]
+# The ring fills one square a row. The tree's squares are the whole tensor each, and unequally spread: rank 0 sends to a
+# partner in every round, an odd rank only to its neighbour. The hierarchy is a ring in each node, and a diagonal of
+# small squares across: every rank has a partner there, and no NIC carries the tensor for all.
+
+# %% [markdown] tags=["further"] minutes=15
+# ## Further: write the hierarchy
+#
+# **Exercise 5.** Write the three phases for nodes of `ranks_per_node` ranks each. The network is the thin part: for N
+# nodes of L ranks, no NIC may send more than 2(N − 1)/N · S/L bytes. lablib's two halves of a ring are yours to use;
+# both take the list of ranks that form the ring.
+
+
+# %% tags=["exercise"]
+def hierarchical_all_reduce(tensor, ranks_per_node):
+    """Sum `tensor` (contiguous) over all ranks, in place.
+
+    `parallel.ring_reduce_scatter(chunks, members)` leaves the i-th member with the sum of
+    chunk i + 1 (mod n); `parallel.ring_all_gather(chunks, members)` starts from there.
+    Both need as many chunks as members.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    ### BEGIN SOLUTION
+    place = rank % ranks_per_node
+    node = range(rank - place, rank - place + ranks_per_node)
+    rail = range(place, n, ranks_per_node)
+    chunks = tensor.view(-1).tensor_split(ranks_per_node)
+    parallel.ring_reduce_scatter(chunks, node)
+    pieces = chunks[(place + 1) % ranks_per_node].tensor_split(len(rail))
+    parallel.ring_reduce_scatter(pieces, rail)
+    parallel.ring_all_gather(pieces, rail)
+    parallel.ring_all_gather(chunks, node)
+    ### END SOLUTION
+
+
+# %%
+two_by_three = machine.but(devices_per_node=3)  # two nodes of three ranks
+try_out(digits, lambda x: hierarchical_all_reduce(x, 3), ranks=6, cluster=two_by_three)
+
+# %% tags=["check"] points=3
+check.hierarchical_all_reduce(hierarchical_all_reduce)
+
+# %%
+show_source(parallel.hierarchical_all_reduce, after=check.hierarchical_all_reduce)
+
+# %% [markdown] minutes=5
+# ## Reconcile: predicted and measured
+#
+# Now the ring on real processes of this machine, talking through gloo, PyTorch's library for CPUs. Its α and β are in
+# no catalogue, so measure them: small messages cost about α, and what large ones take longer is bytes. The first ring
+# of each run only warms up; it is called *setup* and not counted.
+
+# %%
+real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
+real_ranks, real_cluster = min(ranks, 4), "laptop" if real == "gloo" else cluster
+there = {"ranks": real_ranks, "backend": real}
+repeats = 5 if quick else 15
+
+
+def three_times(all_reduce, size):
+    x = torch.ones(size)
+    with phase("setup"):
+        all_reduce(x)
+    for _ in range(3):
+        all_reduce(x)
+
+
+# %% [markdown]
+# Three rings are 3 · 2(n − 1) steps, one after another. Each measurement is the median of several runs. Both numbers
+# follow from two sizes.
+
+
+# %%
+def measure_s(all_reduce, size):
+    """Seconds of three all-reduces: the median of several runs."""
+    runs = [launch(three_times, all_reduce, size, **there) for _ in range(repeats)]
+    return median(run.timeline.without("setup").makespan_s for run in runs)
+
+
+steps = 3 * 2 * (real_ranks - 1)
+few, many = 1000 * real_ranks, 1_000_000 * real_ranks  # floats: messages of 4 kB and of 4 MB
+few_s, many_s = (measure_s(parallel.ring_all_reduce, size) / steps for size in (few, many))
+beta = max(many_s - few_s, 1e-9) / (4 * (many - few) / real_ranks)
+fitted = Link("fitted", latency_s=few_s, bandwidth_bytes_per_s=1 / beta)
+print(f"α {format_quantity(fitted.latency_s, 's')}, 1/β {format_quantity(1 / beta, 'B/s')}")
+print(f"a message of 4 MB has 1000 times the bytes of one of 4 kB, and takes {many_s / few_s:.0f} times as long")
+
+# %% [markdown]
+# That much can be read on any machine, however busy: small messages pay for latency. The test is to predict what was
+# not measured, a ring of a size in between. Guess: will the prediction be within 10%, within 30%, or worse?
+
+# %% [markdown]
+# An *error* of −50% means that the prediction took half of the measured time. *Noise* is half the spread of the
+# measured runs over their median: an error smaller than it says nothing.
+
+# %%
+fit = find_cluster(real_cluster).but(name="your fit", intra=fitted, inter=fitted)
+between = 250_000 * real_ranks  # messages of 1 MB
+comparison = reconcile(
+    three_times, parallel.ring_all_reduce, between, **there, cluster=fit, repeats=repeats, without="setup"
+)
+print_text(comparison.reading())
+
+# %%
+show(comparison.figure())
+
+# %% [markdown]
+# Both panels have the same time axis. Grey X bars are the additions. Where the measured panel is hatched, a rank was
+# waiting: real ranks are held up by each other, and by whatever else runs on this machine. None of that is in α + S β.
+
+# %% [markdown]
+# Here is the same comparison, recorded at a calmer moment; it says how calm. With fewer cores than ranks α is mostly
+# the time until a process is woken, on a quiet machine too; what else runs comes on top.
+
+# %%
+recorded_comparison("08")
+
+# %% [markdown] minutes=3
+# ## Explore
+#
+# Move latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is better even at
+# 10 MB? And one on which the hierarchy is no better than the ring?
+
+
+# %%
+def network(num_ranks, per_node, latency_s, bandwidth):
+    """What the figure needs, for nodes of `per_node` ranks joined by a link of your own."""
+    nodes = machine.but(devices_per_node=per_node, intra=LINKS["nvlink4"])
+    yours = nodes.but(inter=Link("yours", latency_s, bandwidth))
+    return cost_curves(GroupNetwork(yours, range(num_ranks)))
+
+
+explore(
+    network,
+    lambda found: figure_collective_cost(*found, title="All-reduce on your network"),
+    [
+        IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 16),
+        IntChoice("per_node", "Ranks on a node (NVLink inside)", (1, 2, 4, 8), 1),
+        LogSlider("latency_s", "Network latency α", 1e-6, 1e-3, 4e-6, "s"),
+        LogSlider("bandwidth", "Network bandwidth 1/β", 1e9, 1e12, 50e9, "B/s"),
+    ],
+    interactive=interactive,
+    examples=[{"latency_s": 4e-5}, {"num_ranks": 64}, {"per_node": 8}],
+)
+
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: equal to the last bit
 #
 # Floats are rounded after every addition, so (a + b) + c and a + (b + c) may differ in the last bit. A sum of floats is
 # defined only together with its order. `dist.all_reduce` on the simulator adds in rank order. In the ring, chunk c
-# starts at rank c.
+# starts at rank c. In the tree neighbours come first.
 
 
 # %%
@@ -237,117 +798,6 @@ for c in range(4):
 
 
 # %%
-def is_equal_to_the_bit(run, order):
-    """Does every rank hold, bit for bit, what one device computes in this order?"""
-    expected = order([before for before, _ in run.values])
-    return all(torch.equal(after, expected) for _, after in run.values)
-
-
-torchs = launch(summed, dist.all_reduce, 100_000, ranks=ranks, cluster=cluster)
-ring = launch(summed, parallel.ring_all_reduce, 100_000, **here)
-assert is_equal_to_the_bit(torchs, in_rank_order)
-assert is_equal_to_the_bit(ring, in_ring_order)
-print("dist.all_reduce equals the rank order, our ring the ring order, to the bit;")
-parts = [before for before, _ in torchs.values]
-differ = (in_rank_order(parts) != in_ring_order(parts)).float().mean()
-print(f"the two orders differ in the last bits of {differ:.0%} of the elements")
-
-# %% [markdown]
-# Neither is more right than the other. But a run that must repeat to the bit needs the same order every time, and
-# therefore the same algorithm and the same number of ranks. With two ranks nothing differs, since a + b = b + a.
-
-# %% [markdown]
-# ### Equal to the formula
-#
-# The ring takes 2(n − 1) steps, and in each of them all ranks send S/n bytes at once. So each rank sends 2(n − 1)/n S
-# bytes, and the ring takes
-#
-# > **T = 2 (n − 1) (α + S/n β)**
-#
-# To see this alone, let the simulated GPUs compute in no time.
-
-# %%
-machine = find_cluster(cluster).free_compute()
-size_bytes = 8_000_000
-run = launch(summed, parallel.ring_all_reduce, size_bytes // 4, ranks=ranks, cluster=machine)
-slowest = machine.edge(ranks - 1, 0)  # the link that closes the ring
-alpha, beta = slowest.latency_s, 1 / slowest.bandwidth_bytes_per_s
-formula_s = 2 * (ranks - 1) * (alpha + size_bytes / ranks * beta)
-print(f"simulated {run.timeline.makespan_s:.9g} s, formula {formula_s:.9g} s")
-
-# %% [markdown]
-# Once more with other sizes and numbers of ranks, against `lablib.cost.collective_cost`. It holds such formulas, and
-# takes the slowest link of the ring where the ranks need a second machine. The simulator knows single messages and
-# nothing of formulas; yet the two agree to nine digits and more.
-
-
-# %%
-def compare(algorithm, n, size, machine=machine):
-    """One row: an all-reduce of `size` floats, message by message and by its formula."""
-    all_reduce = getattr(parallel, f"{algorithm}_all_reduce")
-    run = launch(summed, all_reduce, size, ranks=n, cluster=machine)
-    cost = collective_cost("all_reduce", 4 * size, GroupNetwork(machine, range(n)), algorithm)
-    error = abs(run.timeline.makespan_s / cost.time_s - 1)
-    assert error < 1e-9 and abs(run.traffic.sent_bytes(0) / cost.sent_bytes[0] - 1) < 1e-9
-    return {
-        "ranks": n,
-        "tensor": format_quantity(4 * size, "B"),
-        "simulated": format_quantity(run.timeline.makespan_s, "s", 4),
-        "formula": format_quantity(cost.time_s, "s", 4),
-        "relative error": f"{error:.0e}",
-        "rank 0 sends": f"{cost.sent_bytes[0] / (4 * size):.3g} x tensor",
-    }
-
-
-counts = (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
-rows = [compare("ring", n, n * each) for n in counts for each in (10, 10_000)]
-pd.DataFrame(rows).set_index(["ranks", "tensor"])
-
-# %% [markdown]
-# The bytes hardly grow with the ranks: 2(n − 1)/n stays below 2. No all-reduce can send less than the ring (Patarasuk
-# and Yuan, 2009): n − 1 parts must reach each sum, and each sum must reach n − 1 ranks.
-
-# %%
-print(f"your guess for 8 ranks: {my_times_sent} x the tensor")
-for n in (8, 1000):
-    ring_sends, star_sends = 2 * (n - 1) / n, n - 1
-    print(f"{n:>4} ranks: ring {ring_sends:.4g} x from each, star {star_sends} x from rank 0")
-
-# %% [markdown]
-# ## Picture
-#
-# Below is the 8 MB ring as it happened. Each rank has a lane for what it sends and one for what it receives, and both
-# are full from start to end: 2(n − 1) messages each. Its compute lane is empty, since computing takes no time here.
-
-# %%
-title = f"Ring all-reduce of 8 MB, {ranks} ranks"
-show(figure_timeline(run.timeline, ranks=range(min(ranks, 4)), title=title))
-
-# %% [markdown]
-# ## A tree
-#
-# A tiny tensor costs almost only latency, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds: ranks pair
-# up, one of each pair sends its sum to the other and is done. After ⌈log₂ n⌉ rounds (rounded up) rank 0 holds the sum.
-# The same rounds backwards bring it to all.
-
-# %%
-n = 6
-for k in range((n - 1).bit_length()):
-    pairs = [(i + 2**k, i) for i in range(0, n - 2**k, 2 ** (k + 1))]
-    print(f"round {k}: " + ", ".join(f"{high} sends to {low}" for high, low in pairs))
-print("then the same pairs backwards, from rank 0 to everybody")
-
-
-# %% [markdown]
-# Every message is the whole tensor, so the tree takes
-#
-# > **T = 2 ⌈log₂ n⌉ (α + S β)**
-#
-# The order of the sum is pairwise: ((t0 + t1) + (t2 + t3)) + (t4 + t5) for six ranks. Both are checked below, to the
-# bit and to nine digits.
-
-
-# %%
 def in_tree_order(parts):
     """((t0 + t1) + (t2 + t3)) + ..."""
     while len(parts) > 1:
@@ -355,191 +805,75 @@ def in_tree_order(parts):
     return parts[0]
 
 
-tree = launch(summed, parallel.tree_all_reduce, 100_000, **here)
-assert is_equal_to_the_bit(tree, in_tree_order)
-rows = [compare("tree", n, n * each) for n in counts for each in (10, 10_000)]
-pd.DataFrame(rows).set_index(["ranks", "tensor"])
-
-# %% [markdown]
-# Below are both at 1 kB, where the tree is meant to win. Count the messages of rank 0 in each. Notice, too, how long
-# the other ranks of the tree have nothing to do: that is why it is no match for the ring on large tensors.
-
-# %%
-for all_reduce in (parallel.ring_all_reduce, parallel.tree_all_reduce):
-    timeline = launch(summed, all_reduce, 250, ranks=ranks, cluster=machine).timeline
-    title = f"{all_reduce.__name__} of 1 kB: {format_quantity(timeline.makespan_s, 's')}"
-    show(figure_timeline(timeline, ranks=range(min(ranks, 4)), title=title))
-
-# %% [markdown]
-# ## Where they cross
-#
-# So few messages win for small tensors, and small messages for large ones. Somewhere in between the two take the same
-# time. Without algebra that size is found by *bisection*: halve the interval again and again, and keep the half in
-# which the winner changes.
-
-
-# %%
-def times(net, size_bytes):
-    """Seconds of ring and tree."""
-    names = ("ring", "tree")
-    return [collective_cost("all_reduce", size_bytes, net, name).time_s for name in names]
-
-
-def crossing_bytes(net):
-    """The size at which ring and tree take the same time; 0 if the tree never wins."""
-    low, high = 1.0, 1e12
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        ring, tree = times(net, middle)
-        low, high = (middle, high) if tree < ring else (low, middle)
-    return low if low > 1.0 else 0.0
-
-
-net = GroupNetwork(machine, range(ranks))
-print(f"{ranks} ranks of {cluster} cross at {format_quantity(crossing_bytes(net), 'B')}")
-print(f"your guess for 8 ranks was {format_quantity(my_crossing_bytes, 'B')}")
-
-
-# %%
-def cost_curves(net):
-    """Sizes, seconds of each algorithm, and the crossing: what the figure wants."""
-    sizes = [4.0 * 10 ** (k / 4) for k in range(33)]
-    curves = {}
-    for name in ("ring", "tree", "hierarchical") if net.is_hierarchical else ("ring", "tree"):
-        curves[name] = [collective_cost("all_reduce", s, net, name).time_s for s in sizes]
-    crossing = crossing_bytes(net)
-    return sizes, curves, {"tree = ring": crossing} if crossing else {}
-
-
-show(figure_collective_cost(*cost_curves(net), title=f"All-reduce on {ranks} ranks, {cluster}"))
-
-# %% [markdown]
-# The crossing is in proportion to α/β of the link. A link with more latency, or with more bandwidth, makes few messages
-# the better choice for longer. The last column is the same for all links: only the number of ranks is left in it.
-
-# %%
-rows = []
-for n in (3, 4, 8, 64):
-    for link in links:
-        one_node = machine.but(intra=link, devices_per_node=n)
-        size = crossing_bytes(GroupNetwork(one_node, range(n)))
-        half = link.latency_s * link.bandwidth_bytes_per_s
-        words = (format_quantity(half, "B"), format_quantity(size, "B"), f"{size / half:.3f}")
-        rows.append((n, link.name, *words))
-columns = ["ranks", "link", "α/β", "crossing", "crossing / (α/β)"]
-pd.DataFrame(rows, columns=columns).set_index(["ranks", "link"])
-
-# %% [markdown]
-# What the last column is as a formula of n, you will find in exercise 3. On three ranks the tree has as many rounds as
-# the ring has steps (four), and bigger messages: it never wins, so the crossing is 0.
-
-# %% [markdown]
-# ## Inside a node, and between nodes
-#
-# A *node* is one machine with several GPUs. Inside it links are fast; to leave it, bytes pass a network card, or *NIC*,
-# some ten times slower. A ring over two nodes crosses between them with almost all of its bytes, twice, through one NIC
-# of each.
-
-# %% [markdown]
-# *Hierarchical* all-reduce has three phases. Reduce-scatter in each node: each of its L ranks now holds a finished
-# chunk of the node's sum. All-reduce of that chunk along the *rails*, the ranks with the same place on each node.
-# All-gather in each node.
-
-# %%
-nodes = machine.but(devices_per_node=ranks)  # two nodes, each with `ranks` ranks
-print("nodes:", [list(range(first, first + ranks)) for first in (0, ranks)])
-print("rails:", [[place, place + ranks] for place in range(ranks)])
-
-
-# %%
 def in_hierarchical_order(parts):
     """Ring order in each node, then each chunk in ring order over the nodes."""
     sums = []
     for first in range(0, len(parts), ranks):
-        node = parts[first : first + ranks]
-        sums.append(in_ring_order(node).tensor_split(ranks))
+        sums.append(in_ring_order(parts[first : first + ranks]).tensor_split(ranks))
     return torch.cat([in_ring_order([chunks[c] for chunks in sums]) for c in range(ranks)])
 
 
-on_both = {"ranks": 2 * ranks, "cluster": nodes}
-run = launch(summed, parallel.hierarchical_all_reduce, 100_000, **on_both)
-assert is_equal_to_the_bit(run, in_hierarchical_order)
-rows = [compare("hierarchical", 2 * ranks, 2 * ranks * k, nodes) for k in (10, 1000, 10_000)]
-pd.DataFrame(rows).set_index(["ranks", "tensor"])
-
-
-# %% [markdown]
-# It equals its stated order to the bit, and its formula to nine digits. What is gained? Count the bytes that pass the
-# busiest NIC. The hierarchy uses all NICs of a node at once, where the flat ring uses one and leaves the others idle.
+print("six ranks, tree: ((t0 + t1) + (t2 + t3)) + (t4 + t5)")
 
 
 # %%
-def through_nics(run, machine):
-    """Bytes that each rank sends to another node."""
-    sent = [0.0] * run.ranks
-    for message in run.traffic.transfers:
-        source, target = message.ranks
-        if machine.node(source) != machine.node(target):
-            sent[source] += message.size_bytes
-    return sent
+def is_equal_to_the_bit(run, order):
+    """Does every rank hold, bit for bit, what one device computes in this order?"""
+    expected = order([before for before, _ in run.values])
+    return all(torch.equal(after, expected) for _, after in run.values)
 
 
-rows, traffics = [], {}
-for name in ("ring", "tree", "hierarchical"):
-    run = launch(summed, getattr(parallel, f"{name}_all_reduce"), 400_000, **on_both)
-    traffics[name] = run.traffic
-    busiest_bytes, takes_s = max(through_nics(run, nodes)), run.timeline.makespan_s
-    rows.append((name, format_quantity(busiest_bytes, "B"), format_quantity(takes_s, "s")))
-pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_index("algorithm")
-
-# %% [markdown]
-# Who sends to whom? In a *traffic matrix* the row sends to the column, and the lines stand between the nodes. Sketch it
-# before you look. How many squares are filled in each row of the ring? In the rows of ranks 0 and 1 of the tree? And
-# which squares of the hierarchy lie across the lines?
+torchs = launch(summed, dist.all_reduce, 100_000, ranks=ranks, cluster=cluster)
+assert is_equal_to_the_bit(torchs, in_rank_order)
+assert is_equal_to_the_bit(launch(summed, parallel.ring_all_reduce, 100_000, **here), in_ring_order)
+assert is_equal_to_the_bit(launch(summed, parallel.tree_all_reduce, 100_000, **here), in_tree_order)
+hierarchical = launch(summed, parallel.hierarchical_all_reduce, 100_000, **on_both)
+assert is_equal_to_the_bit(hierarchical, in_hierarchical_order)
+print("all four equal their stated order, to the bit")
 
 # %%
-for name, traffic in traffics.items():
-    title = f"{name}: bytes between ranks"
-    show(figure_traffic_matrix(traffic, 2 * ranks, devices_per_node=ranks, title=title))
+parts = [before for before, _ in torchs.values]
+for name, order in (("ring", in_ring_order), ("tree", in_tree_order)):
+    differ = (in_rank_order(parts) != order(parts)).float().mean()
+    print(f"rank order and {name} order differ in the last bits of {differ:.0%} of the elements")
 
 # %% [markdown]
-# The ring fills one square a row. The tree's squares are the whole tensor each, and unequally spread: rank 0 sends to a
-# partner in every round, an odd rank only to its neighbour. The hierarchy is a ring in each node, and a diagonal of
-# small squares across: every rank has a partner there, and no NIC carries the tensor for all.
+# None is more right than another. But a run that must repeat to the bit needs the same order every time, and therefore
+# the same algorithm and the same number of ranks. With two ranks nothing differs, since a + b = b + a.
 
-# %% [markdown]
-# ## Topology: what the wires look like
+# %% [markdown] tags=["further"] minutes=18
+# ## Further: topology, or what the wires look like
 #
 # Between nodes there are switches. How they are wired is the *topology*. It decides how many switches a message passes
 # (each adds to α) and how much bandwidth is left when all nodes talk at once (which divides 1/β).
 
 # %% [markdown]
-# A *fat tree* has levels of switches. Cut it into two halves: if all nodes of one can talk to the other at full speed,
-# it has full *bisection bandwidth*. *Oversubscribed* 4 : 1 means that above the first switch there are wires for a
-# quarter of it.
+# A *fat tree* has levels of switches (Leiserson, 1985). Cut it into two halves: what can cross the cut at once is its
+# *bisection bandwidth* (no relation of the bisection above, a search). It is full if all nodes of one half can talk to
+# the other at full speed. *Oversubscribed* 4 : 1 means that above the first switch there are wires for a quarter of it.
 
 # %%
 show(figure_network(FatTree(nodes_per_leaf=2, leaves_per_pod=2), 8))
 
 # %% [markdown]
-# A *dragonfly* joins routers all-to-all into groups, and groups by long cables, one for each pair of groups. Few
-# switches are passed, but many messages share the long cables.
+# A *dragonfly* joins routers all-to-all into groups, and groups by long cables, one for each pair of groups (Kim et
+# al., 2008). Few switches are passed, but many messages share the long cables.
 
 # %%
 show(figure_network(Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
 
 # %% [markdown]
-# A *torus* has no switches: every node is wired to its neighbours, and rows and columns close into rings. Neighbours
-# have a wire of their own. Messages to others pass through nodes in between and share their wires. TPU pods are built
-# in this way, in three dimensions.
+# A *torus* has no switches: every node is wired to its neighbours, and rows and columns close into rings. Messages to
+# others pass through nodes in between and share their wires. TPU v4 pods are built in this way, in three dimensions
+# (Jouppi et al., 2023).
 
 # %%
 show(figure_network(Torus((4, 4)), 16))
 
 # %% [markdown]
-# First the links, with eight ranks each. NVLink and PCIe join eight GPUs of one node; InfiniBand and RoCE (the same
-# protocol on Ethernet) join eight nodes of one GPU. Watch the crossing follow α/β, to which a switch adds a little, and
-# the 64 MB ring follow the bandwidth.
+# First the links, with eight ranks each. NVLink and PCIe join eight GPUs of one node; InfiniBand and RoCE join eight
+# nodes of one GPU (HDR is the InfiniBand generation before NDR, with 200 Gb/s). Watch the crossing follow α/β, to which
+# a switch adds a little, and the 64 MB ring follow the bandwidth.
 
 
 # %%
@@ -576,10 +910,10 @@ wirings = {
     "dragonfly": Dragonfly(),
     "torus 4 x 4 x 4": Torus((4, 4, 4)),
 }
-wound, there, back = [], [0, 1, 2, 3], [3, 2, 1, 0]
-for z in there:
-    for y in back if z % 2 else there:
-        wound += [16 * z + 4 * y + x for x in (back if (y + z) % 2 else there)]
+wound, there_x, back_x = [], [0, 1, 2, 3], [3, 2, 1, 0]
+for z in range(4):
+    for y in back_x if z % 2 else there_x:
+        wound += [16 * z + 4 * y + x for x in (back_x if (y + z) % 2 else there_x)]
 rows = [row(name, ndr.but(topology=wiring), range(64)) for name, wiring in wirings.items()]
 rows.append(row("torus, along the wires", ndr.but(topology=Torus((4, 4, 4))), wound))
 pd.DataFrame(rows).set_index("network")
@@ -601,62 +935,39 @@ title = "Above 1 the tree is faster, below 1 the ring"
 show(figure_lines(sizes, ratios, **labels, log_x=True, log_y=True, title=title))
 
 # %% [markdown]
-# ## Reconcile: predicted and measured
+# Choose a wiring and the nodes that take part, and watch what moves: the left end of the curves, the right end, or
+# both?
+
+
+# %%
+def wired(num_nodes, wiring, bandwidth):
+    """What the figure needs, for nodes of one GPU."""
+    one = ndr.but(inter=Link("yours", 4e-6, bandwidth), topology=wirings[wiring])
+    return cost_curves(GroupNetwork(one, range(num_nodes)))
+
+
+explore(
+    wired,
+    lambda found: figure_collective_cost(*found, title="All-reduce on this wiring"),
+    [
+        IntChoice("num_nodes", "Nodes of one GPU", (4, 8, 16, 32, 64), 64),
+        Choice("wiring", "Wiring between nodes", tuple(wirings), "fat tree"),
+        LogSlider("bandwidth", "Bandwidth of a NIC 1/β", 1e9, 1e12, 50e9, "B/s"),
+    ],
+    interactive=interactive,
+    examples=[{"wiring": "fat tree, 4 : 1"}, {"wiring": "dragonfly"}],
+)
+
+# %% [markdown] tags=["further"] minutes=10
+# ## Further: calibrated, and a tree
 #
-# Now the same program on real processes of this machine. First the simulated `laptop` cluster stands for them, with a
-# latency and a bandwidth from the catalogue. Three all-reduces in a row, so that starting up counts less. `reconcile`
-# predicts them, and measures several runs.
-
-# %%
-real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
-real_ranks, real_cluster = min(ranks, 4), "laptop" if real == "gloo" else cluster
-there = {"ranks": real_ranks, "backend": real}
-
-
-def three_times(all_reduce, size):
-    x = torch.ones(size)
-    for _ in range(3):
-        all_reduce(x)
-    return x[0].item()
-
-
-ring, size, repeats = parallel.ring_all_reduce, 250_000, 3 if quick else 9
-by_catalogue = reconcile(three_times, ring, size, **there, cluster=real_cluster, repeats=repeats)
-assert by_catalogue.predicted.values == by_catalogue.measured.values == [float(real_ranks**3)] * real_ranks
-show(by_catalogue.figure())
-
-# %% [markdown]
-# The values agree; the times need not (blue bars are the additions). The catalogue's α and 1/β are those of no machine
-# in particular. Here processes may outnumber cores, wait for each other to be woken, and share one memory. None of that
-# is in α + S β. What remains is to measure both numbers here.
-
-
-# %%
-def measure_s(all_reduce, size):
-    """Measured seconds of three all-reduces, from the first span of any rank: the median of several runs."""
-    runs = [launch(three_times, all_reduce, size, **there) for _ in range(repeats)]
-    return median(run.timeline.without("setup").makespan_s for run in runs)
-
-
-steps = 3 * 2 * (real_ranks - 1)  # messages one after another in three rings
-few, many = 1000 * real_ranks, 500_000 * real_ranks  # messages of 4 kB and of 2 MB
-few_s, many_s = measure_s(ring, few) / steps, measure_s(ring, many) / steps
-beta = max(many_s - few_s, 1e-9) / (4 * (many - few) / real_ranks)
-fitted = Link("fitted", latency_s=few_s, bandwidth_bytes_per_s=1 / beta)
-print(f"α {format_quantity(fitted.latency_s, 's')}, 1/β {format_quantity(fitted.bandwidth_bytes_per_s, 'B/s')}")
-
-# %% [markdown]
-# Two numbers, fitted to rings of two sizes. To *calibrate* is to do the same with more care: many operations and
-# messages of many sizes, while all ranks are busy. lablib does it here in half a minute or a bit more, once: the
+# Your fit has two numbers from rings of two sizes. To *calibrate* is to measure them with more care: many operations
+# and messages of many sizes, while all ranks are busy. lablib does it here in half a minute or a bit more, once: the
 # result is kept. How far from yours will its numbers be?
 
 # %%
 calibrated = this_machine(**there)
-machines = {
-    "catalogue": find_cluster(real_cluster),
-    "your fit": find_cluster(real_cluster).but(name="fitted", intra=fitted, inter=fitted),
-    "calibration": calibrated,
-}
+machines = {"catalogue": find_cluster(real_cluster), "your fit": fit, "calibration": calibrated}
 links_here = [one.intra for one in machines.values()]
 rows = [
     (format_quantity(link.latency_s, "s"), format_quantity(link.bandwidth_bytes_per_s, "B/s")) for link in links_here
@@ -664,203 +975,37 @@ rows = [
 pd.DataFrame(rows, columns=["α", "1/β"], index=list(machines))
 
 # %% [markdown]
-# The test is to predict what was not measured: a ring of a size in between, and a tree. An error of −50% means that the
-# prediction took half of the measured time. *Noise* is half the spread of the measured runs over their median: an error
-# smaller than it says nothing.
+# Now three sets of numbers predict two programs: the ring that you know, and a tree, to which nothing was fitted.
 
 # %%
-comparisons, rows = {}, []
-for all_reduce in (parallel.ring_all_reduce, parallel.tree_all_reduce):
-    name = all_reduce.__name__
-    comparisons[name] = reconcile(three_times, all_reduce, size, **there, cluster=calibrated, repeats=repeats)
-    for numbers, one in machines.items():
-        run = launch(three_times, all_reduce, size, ranks=real_ranks, cluster=one)
-        total = Reconciliation.of(run, comparisons[name].repeats).table().set_index("name").loc["makespan"]
-        words = [format_quantity(total[side], "s") for side in ("predicted_s", "measured_s")]
-        rows.append((name, numbers, *words, f"{total['error_pct']:+.0f}%", f"{total['noise_pct']:.0f}%"))
+trees = reconcile(
+    three_times, parallel.tree_all_reduce, between, **there, cluster=calibrated, repeats=repeats, without="setup"
+)
+rows = []
+for all_reduce, one in ((parallel.ring_all_reduce, comparison), (parallel.tree_all_reduce, trees)):
+    for numbers, cluster_here in machines.items():
+        predicted = launch(three_times, all_reduce, between, ranks=real_ranks, cluster=cluster_here)
+        side = type(one).of(predicted, one.repeats, without="setup").table().set_index("name").loc["makespan"]
+        words = [format_quantity(side[name], "s") for name in ("predicted_s", "measured_s")]
+        rows.append((all_reduce.__name__, numbers, *words, f"{side['error_pct']:+.0f}%", f"{side['noise_pct']:.0f}%"))
 columns = ["all-reduce", "numbers from", "predicted", "measured", "error", "noise"]
 pd.DataFrame(rows, columns=columns).set_index(["all-reduce", "numbers from"])
 
-# %% [markdown]
-# Where does the rest come from? Here is the tree, with the calibrated machine above and the real one below. Compare the
-# rows: what is predicted of a message, and what of *waiting*, the time in which one rank has called and its partner has
-# not?
-
 # %%
-show(comparisons["tree_all_reduce"].figure())
-
-# %%
-parts = comparisons["tree_all_reduce"].table().set_index("name")
-for side in ("predicted", "measured"):
-    parts[f"{side} (ms)"] = 1e3 * parts[f"{side}_s"]
-parts["error (%)"], parts["noise (%)"] = parts["error_pct"], parts["noise_pct"]
-parts[["predicted (ms)", "measured (ms)", "error (%)", "noise (%)"]].round(6).map("{:.3g}".format)
+print_text(trees.reading())
+show(trees.figure())
 
 # %% [markdown]
-# **What explains the errors?** In a ring all processes work at once and compete for the cores; in a tree most of them
-# wait, and each message is quicker. One α stands for both. With fewer cores than ranks, α is mostly the time until a
-# process is woken, and gloo's own threads have to be woken too.
+# In a ring all processes work at once and compete for the cores; in a tree most of them wait, and each message is
+# quicker. One α stands for both. A fit holds for what it was fitted to, in the place and hour in which it was made.
 
-# %% [markdown]
-# Real ranks are also held up by each other and by whatever else runs on this machine, at another rate while it was
-# calibrated than now. That is in none of the three pairs of numbers. A fit holds for what it was fitted to, in the
-# place and hour in which it was made.
-
-# %% [markdown]
-# ## Explore
-#
-# Move latency, bandwidth, ranks and wiring, and watch the crossing. Can you find a network on which the tree is better
-# even at 10 MB? And one on which the hierarchy is no better than the ring?
-
-
-# %%
-def network(num_ranks, per_node, latency_s, bandwidth, wiring):
-    """What the figure needs, for nodes of `per_node` ranks joined by a link of your own."""
-    nodes = machine.but(devices_per_node=per_node, intra=LINKS["nvlink4"])
-    yours = nodes.but(inter=Link("yours", latency_s, bandwidth), topology=wirings[wiring])
-    return cost_curves(GroupNetwork(yours, range(num_ranks)))
-
-
-explore(
-    network,
-    lambda found: figure_collective_cost(*found, title="All-reduce on your network"),
-    [
-        IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 16),
-        IntChoice("per_node", "Ranks on a node (NVLink inside)", (1, 2, 4, 8), 1),
-        LogSlider("latency_s", "Network latency α", 1e-6, 1e-3, 4e-6, "s"),
-        LogSlider("bandwidth", "Network bandwidth 1/β", 1e9, 1e12, 50e9, "B/s"),
-        Choice("wiring", "Wiring between nodes", tuple(wirings), "fat tree"),
-    ],
-    interactive=interactive,
-    examples=[{"latency_s": 4e-5}, {"wiring": "dragonfly", "num_ranks": 64}, {"per_node": 8}],
-)
-
-# %% [markdown]
-# ## Exercise 1: the ring
-#
-# Write the whole ring: reduce-scatter, then all-gather. It must work for any number of ranks, any size and any group,
-# change `tensor` *in place* (itself, not a copy), send 2(n − 1)/n of it, and take 2(n − 1) steps. `parallel.exchange`
-# is yours to use.
-#
-# Stuck? Write `check.ring_all_reduce.hint()` into a cell of your own.
-
-
-# %% tags=["exercise"]
-def ring_all_reduce(tensor, group=None):
-    """Sum `tensor` (contiguous) over the ranks of `group`, in place."""
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    ### BEGIN SOLUTION
-    chunks = tensor.view(-1).tensor_split(n)
-    left, right = (rank - 1) % n, (rank + 1) % n
-    for step in range(n - 1):  # reduce-scatter
-        mine = chunks[(rank - step - 1) % n]
-        incoming = torch.empty_like(mine)
-        parallel.exchange(chunks[(rank - step) % n], right, incoming, left, group)
-        mine += incoming
-    for step in range(n - 1):  # all-gather
-        outgoing, incoming = chunks[(rank - step + 1) % n], chunks[(rank - step) % n]
-        parallel.exchange(outgoing, right, incoming, left, group)
-    ### END SOLUTION
-
-
-# %% tags=["check"] points=3
-check.ring_all_reduce(ring_all_reduce)
-
-# %% [markdown]
-# ## Exercise 2: the tree
-#
-# Write the tree: up to rank 0, and down again. A small message on n ranks must take no more than 2 ⌈log₂ n⌉ rounds,
-# whatever n is, and each of the n − 1 links of the tree may be used only twice: once up, once down.
-
-
-# %% tags=["exercise"]
-def tree_all_reduce(tensor, group=None):
-    """Sum `tensor` (contiguous) over the ranks of `group`, in place.
-
-    Name the other rank by its place in the group: `dist.send(x, group_dst=0, group=group)`,
-    `dist.recv(y, group_src=0, group=group)`.
-    """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    ### BEGIN SOLUTION
-    strides = [2**k for k in range((n - 1).bit_length())]
-    incoming = torch.empty_like(tensor)
-    for stride in strides:  # up
-        if rank % (2 * stride) == stride:
-            dist.send(tensor, group_dst=rank - stride, group=group)
-        elif rank % (2 * stride) == 0 and rank + stride < n:
-            dist.recv(incoming, group_src=rank + stride, group=group)
-            tensor += incoming
-    for stride in reversed(strides):  # down
-        if rank % (2 * stride) == stride:
-            dist.recv(tensor, group_src=rank - stride, group=group)
-        elif rank % (2 * stride) == 0 and rank + stride < n:
-            dist.send(tensor, group_dst=rank + stride, group=group)
-    ### END SOLUTION
-
-
-# %% tags=["check"] points=3
-check.tree_all_reduce(tree_all_reduce)
-
-# %% [markdown]
-# ## Exercise 3: the crossing as a formula
-#
-# Set both formulas equal and solve for S, the size at which
-# 2 (n − 1) (α + S/n β) = 2 ⌈log₂ n⌉ (α + S β).
-# Careful: your function gets the bandwidth, which is 1/β. Where the tree never wins, the crossing is 0.
-
-
-# %% tags=["exercise"]
-def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-    """The size at which ring and tree take the same time, on n equal links (n is 2 or more)."""
-    ### BEGIN SOLUTION
-    rounds = (n - 1).bit_length()  # log2 n, rounded up
-    return (n - 1 - rounds) * latency_s * bandwidth_bytes_per_s / (rounds - (n - 1) / n)
-    ### END SOLUTION
-
-
-# %% tags=["check"] points=2
-check.crossing_size_bytes(crossing_size_bytes)
-
-# %% [markdown]
-# ## Exercise 4: the hierarchy
-#
-# Write the three phases for nodes of `ranks_per_node` ranks each. The network is the thin part: no NIC may send more
-# than 2(N − 1)/N · S/L bytes, for N nodes of L ranks. lablib's two halves of a ring are yours to use; both take the
-# list of ranks that form the ring.
-
-
-# %% tags=["exercise"]
-def hierarchical_all_reduce(tensor, ranks_per_node):
-    """Sum `tensor` (contiguous) over all ranks, in place.
-
-    `parallel.ring_reduce_scatter(chunks, members)` leaves the i-th member with the sum of
-    chunk i + 1 (mod n); `parallel.ring_all_gather(chunks, members)` starts from there.
-    Both need as many chunks as members.
-    """
-    rank, n = dist.get_rank(), dist.get_world_size()
-    ### BEGIN SOLUTION
-    place = rank % ranks_per_node
-    node = range(rank - place, rank - place + ranks_per_node)
-    rail = range(place, n, ranks_per_node)
-    chunks = tensor.view(-1).tensor_split(ranks_per_node)
-    parallel.ring_reduce_scatter(chunks, node)
-    pieces = chunks[(place + 1) % ranks_per_node].tensor_split(len(rail))
-    parallel.ring_reduce_scatter(pieces, rail)
-    parallel.ring_all_gather(pieces, rail)
-    parallel.ring_all_gather(chunks, node)
-    ### END SOLUTION
-
-
-# %% tags=["check"] points=3
-check.hierarchical_all_reduce(hierarchical_all_reduce)
-
-# %% [markdown]
+# %% [markdown] minutes=2
 # ## Summary
 #
 # * A message costs α + S β; below α/β bytes you pay for latency, above for bytes.
-# * A ring sends the fewest bytes, 2(n − 1)/n S a rank. A tree takes the fewest rounds, 2 ⌈log₂ n⌉.
-# * They cross at a size in proportion to α/β. Between nodes, reduce inside first.
-# * A sum of floats is defined to the bit only with its order.
+# * A ring sends the fewest bytes, 2(n − 1)/n S a rank: no all-reduce can do with less unless switches add.
+# * Among these three, star, ring and tree, the tree takes the fewest rounds, 2 ⌈log₂ n⌉.
+# * Ring and tree cross at a size in proportion to α/β. Between nodes, reduce inside first.
 #
 # A library asks such formulas for every call, and takes the fastest:
 
@@ -872,15 +1017,26 @@ for size in (1e3, 1e5, 1e7, 1e9):
 pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_index("tensor")
 
 # %% [markdown]
-# ## Sources
+# ### Sources
 #
-# * R. Hockney, *The communication challenge for MPP*, Parallel Computing 20, 1994: α and β.
-# * R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of collective communication operations in MPICH*, IJHPCA 19(1),
-#   2005, doi:10.1177/1094342005051521: rings, trees, and when to use which.
-# * P. Patarasuk, X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, JPDC 69(2), 2009,
-#   doi:10.1016/j.jpdc.2008.09.002: the ring sends the least.
-# * M. Cho et al., *BlueConnect*, MLSys 2019: all-reduce on a hierarchy of links.
-# * C. Leiserson, *Fat-trees*, IEEE Transactions on Computers C-34(10), 1985.
-# * J. Kim et al., *Technology-driven, highly-scalable dragonfly topology*, ISCA 2008.
-# * N. Jouppi et al., *TPU v4*, ISCA 2023, arXiv:2304.01433: a torus of three dimensions.
-# * NVIDIA NCCL, `src/graph/tuning.cc`: the latencies used here, and how a library picks ring or tree.
+# * R. W. Hockney, *The communication challenge for MPP: Intel Paragon and Meiko CS-2*, Parallel Computing 20(3), 1994,
+#   doi:10.1016/S0167-8191(06)80021-9: α and β.
+# * R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations in MPICH*, International
+#   Journal of High Performance Computing Applications 19(1), 2005, doi:10.1177/1094342005051521: rings, trees,
+#   recursive doubling, halving-doubling (there: Rabenseifner's algorithm), and when to use which.
+# * P. Patarasuk, X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal of Parallel
+#   and Distributed Computing 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002: the ring sends the least.
+# * P. Sanders, J. Speck, J. L. Träff, *Two-tree algorithms for full bandwidth broadcast, reduction and scan*, Parallel
+#   Computing 35(12), 2009, doi:10.1016/j.parco.2009.09.001: double binary trees.
+# * R. L. Graham et al., *Scalable Hierarchical Aggregation Protocol (SHArP): A Hardware Architecture for Efficient Data
+#   Reduction*, COMHPC 2016, doi:10.1109/COMHPC.2016.006: switches that add.
+# * M. Cho, U. Finkler, D. Kung, H. Hunter, *BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous
+#   Network Hierarchy*, MLSys 2019.
+# * C. E. Leiserson, *Fat-Trees: Universal Networks for Hardware-Efficient Supercomputing*, IEEE Transactions on
+#   Computers C-34(10), 1985, doi:10.1109/TC.1985.6312192.
+# * J. Kim, W. J. Dally, S. Scott, D. Abts, *Technology-Driven, Highly-Scalable Dragonfly Topology*, ISCA 2008,
+#   doi:10.1109/ISCA.2008.19.
+# * N. Jouppi et al., *TPU v4: An Optically Reconfigurable Supercomputer for Machine Learning with Hardware Support for
+#   Embeddings*, ISCA 2023, arXiv:2304.01433: a torus of three dimensions.
+# * NVIDIA NCCL, `src/graph/tuning.cc`: the latencies used here, and how a library picks ring or tree. S. Jeaugey,
+#   *Massively Scale Your Deep Learning Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: its trees.

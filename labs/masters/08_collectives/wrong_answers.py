@@ -1,55 +1,167 @@
-"""Wrong answers to lab 08: each is a mistake somebody makes, or a way round the exercise."""
+"""Wrong answers to lab 08: each is a mistake somebody makes, or a way round the exercise. And unusual right ones."""
+
+
+def but(source: str, *changes: tuple[str, str]) -> str:
+    """The source with some of its lines changed."""
+    for old, new in changes:
+        assert old in source, f"nothing to change: {old!r}"
+        source = source.replace(old, new)
+    return source
+
+
+RING = """
+def ring_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.view(-1).tensor_split(n)
+    parallel.ring_reduce_scatter(chunks, range(n), group)
+    for step in range(n - 1):
+        outgoing, incoming = chunks[(rank - step + 1) % n], chunks[(rank - step) % n]
+        parallel.exchange(outgoing, (rank + 1) % n, incoming, (rank - 1) % n, group)
+"""
+
+TREE = """
+def tree_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    strides = [2**k for k in range((n - 1).bit_length())]
+    incoming = torch.empty_like(tensor)
+    for stride in strides:
+        if rank % (2 * stride) == stride:
+            dist.send(tensor, group_dst=rank - stride, group=group)
+        elif rank % (2 * stride) == 0 and rank + stride < n:
+            dist.recv(incoming, group_src=rank + stride, group=group)
+            tensor += incoming
+    for stride in reversed(strides):
+        if rank % (2 * stride) == stride:
+            dist.recv(tensor, group_src=rank - stride, group=group)
+        elif rank % (2 * stride) == 0 and rank + stride < n:
+            dist.send(tensor, group_dst=rank + stride, group=group)
+"""
+
+CROSSING = """
+def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
+    k = (n - 1).bit_length()
+    return (n - 1 - k) * latency_s * bandwidth_bytes_per_s / (k - (n - 1) / n)
+"""
+
+HALVING = """
+def halving_doubling_all_reduce(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    strides = [n >> k for k in range(1, n.bit_length())]
+    piece, halves = tensor.view(-1), []
+    for stride in strides:
+        low, high = piece.tensor_split(2)
+        kept, given = (high, low) if rank & stride else (low, high)
+        incoming = torch.empty_like(kept)
+        parallel.exchange(given, rank ^ stride, incoming, rank ^ stride)
+        kept += incoming
+        halves.append((kept, given))
+        piece = kept
+    for stride, (kept, given) in zip(reversed(strides), reversed(halves)):
+        parallel.exchange(kept, rank ^ stride, given, rank ^ stride)
+"""
+
+HIERARCHY = """
+def hierarchical_all_reduce(tensor, ranks_per_node):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    place = rank % ranks_per_node
+    node = range(rank - place, rank - place + ranks_per_node)
+    rail = range(place, n, ranks_per_node)
+    chunks = tensor.view(-1).tensor_split(ranks_per_node)
+    parallel.ring_reduce_scatter(chunks, node)
+    mine = chunks[(place + 1) % ranks_per_node]
+    pieces = mine.tensor_split(len(rail))
+    parallel.ring_reduce_scatter(pieces, rail)
+    parallel.ring_all_gather(pieces, rail)
+    parallel.ring_all_gather(chunks, node)
+"""
+
+STAR = """
+def star(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if rank:
+        dist.send(tensor, group_dst=0, group=group)
+        dist.recv(tensor, group_src=0, group=group)
+        return
+    incoming = torch.empty_like(tensor)
+    for other in range(1, n):
+        dist.recv(incoming, group_src=other, group=group)
+        tensor += incoming
+    for other in range(1, n):
+        dist.send(tensor, group_dst=other, group=group)
+"""
+
+BOTH_HALVES = """
+    for step in range(2 * (n - 1)):
+        outgoing, mine = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        EXCHANGE
+        mine.copy_(mine + incoming if step < n - 1 else incoming)
+"""
+HEAD = RING[: RING.index("    parallel.ring_reduce_scatter")]
+
+
+def ring_with(exchange: str) -> str:
+    """A ring of one loop that exchanges in its own way."""
+    return HEAD + BOTH_HALVES.replace("EXCHANGE", exchange.strip().replace("\n", "\n        ")).lstrip("\n")
+
+
+BLOCKING = """
+send = lambda: dist.send(outgoing, group_dst=(rank + 1) % n, group=group)
+receive = lambda: dist.recv(incoming, group_src=(rank - 1) % n, group=group)
+for call in (send, receive):
+    n > 1 and call()
+"""
+UNWAITED = """
+dist.isend(outgoing.clone(), group_dst=(rank + 1) % n, group=group)
+dist.recv(incoming, group_src=(rank - 1) % n, group=group)
+"""
+WAITED = """
+works = [dist.isend(outgoing, group_dst=(rank + 1) % n, group=group)]
+works.append(dist.irecv(incoming, group_src=(rank - 1) % n, group=group))
+for work in works:
+    work.wait()
+"""
+START = "    rank, n = dist.get_rank(group), dist.get_world_size(group)\n"
+OWN = "the answer is your own code"
+SUM = "x holds the sum"
+NEW_TENSOR = "x itself holds the sum when the call returns"
+ONLY_SENDS = "only sends and receives are called"
+WAIT = "every communication is waited for"
+GROUP = "it works in a group"
+MOST, LEAST = "the most a rank sends", "the least a rank sends"
+
+WORLD = (("(group)", "()"), (", group=group", ""), ("group_dst=", ""), ("group_src=", ""))  # without a group
 
 WRONG_ANSWERS = {
     "ring_all_reduce": [
+        ("stops after the reduce-scatter", RING[: RING.index("    for step")], SUM),
+        ("one step short in the all-gather", but(RING, ("range(n - 1)", "range(n - 2)")), SUM),
         (
-            "stops after the reduce-scatter",
-            """
-            def ring_all_reduce(tensor, group=None):
-                chunks = tensor.view(-1).tensor_split(dist.get_world_size(group))
-                parallel.ring_reduce_scatter(chunks, range(dist.get_world_size(group)), group)
-            """,
-            "every rank holds the sum (4 ranks",
+            "passes on its own chunk first",
+            but(
+                RING,
+                ("rank - step + 1", "rank - step"),
+                ("incoming = chunks[(rank - step)", "incoming = chunks[(rank - step - 1)"),
+            ),
+            SUM,
         ),
-        (
-            "one step short in the all-gather",
-            """
-            def ring_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                chunks = tensor.view(-1).tensor_split(n)
-                parallel.ring_reduce_scatter(chunks, range(n), group)
-                for step in range(n - 2):
-                    incoming = chunks[(rank - step) % n]
-                    parallel.exchange(chunks[(rank - step + 1) % n], (rank + 1) % n, incoming, (rank - 1) % n, group)
-            """,
-            "every rank holds the sum (4 ranks",
-        ),
-        (
-            "takes the mean",
-            """
-            def ring_all_reduce(tensor, group=None):
-                parallel.ring_all_reduce(tensor, group)
-                tensor /= dist.get_world_size(group)
-            """,
-            "every rank holds the sum (4 ranks",
-        ),
+        ("takes the mean", RING + "    tensor /= n\n", SUM),
+        ("adds in the all-gather, too", RING + "        incoming += incoming\n", SUM),
         (
             "returns the sum and leaves the tensor",
-            """
-            def ring_all_reduce(tensor, group=None):
-                result = tensor.clone()
-                parallel.ring_all_reduce(result, group)
-                return result
-            """,
-            "the sum is in the tensor that was passed",
+            but(RING, ("    chunks", "    tensor = tensor.clone()\n    chunks")) + "    return tensor\n",
+            NEW_TENSOR,
+        ),
+        (
+            "travels in half precision",
+            but(RING, ("tensor.view(-1).tensor_split(n)", "(half := tensor.view(-1).half()).tensor_split(n)"))
+            + "    tensor.view(-1).copy_(half)\n",
+            SUM,
         ),
         (
             "lets torch do it",
-            """
-            def ring_all_reduce(tensor, group=None):
-                dist.all_reduce(tensor, group=group)
-            """,
-            "calls of all_reduce",
+            "def ring_all_reduce(tensor, group=None):\n    dist.all_reduce(tensor, group=group)\n",
+            ONLY_SENDS,
         ),
         (
             "lets torch do half of it",
@@ -59,74 +171,78 @@ WRONG_ANSWERS = {
                 dist.all_gather(parts, tensor, group=group)
                 tensor.copy_(sum(parts))
             """,
-            "calls of all_gather",
+            ONLY_SENDS,
         ),
         (
-            "everybody sends before anybody receives",
-            """
-            def ring_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                chunks = tensor.view(-1).tensor_split(n)
-                for step in range(n - 1):
-                    incoming = torch.empty_like(chunks[(rank - step - 1) % n])
-                    dist.send(chunks[(rank - step) % n], group_dst=(rank + 1) % n, group=group)
-                    dist.recv(incoming, group_src=(rank - 1) % n, group=group)
-                    chunks[(rank - step - 1) % n].add_(incoming)
-                parallel.ring_all_gather(chunks, range(n), group)
-            """,
-            "every rank runs to its end",
+            "lets torch do it where n does not divide the size",
+            but(
+                RING,
+                (START, START + "    if tensor.numel() % n:\n        return dist.all_reduce(tensor, group=group)\n"),
+            ),
+            ONLY_SENDS,
         ),
         (
-            "a power of two only: partners by xor",
+            "lets torch do it on any number of ranks but four",
+            but(RING, (START, START + "    if n != 4:\n        return dist.all_reduce(tensor, group=group)\n")),
+            ONLY_SENDS,
+        ),
+        (
+            "lets lablib do it",
+            "def ring_all_reduce(tensor, group=None):\n    parallel.ring_all_reduce(tensor, group)\n",
+            OWN,
+        ),
+        (
+            "lets lablib do it, by another name",
+            "def ring_all_reduce(tensor, group=None):\n    getattr(parallel, 'ring_all_reduce')(tensor, group)\n",
+            OWN,
+        ),
+        (
+            "imports lablib's",
+            """
+def ring_all_reduce(tensor, group=None):
+    from lablib.parallel.ring_all_reduce import ring_all_reduce as ring
+    ring(tensor, group)
+""",
+            OWN,
+        ),
+        (
+            "lets lablib do the second half",
+            RING[: RING.index("    for step")] + "    parallel.ring_all_gather(chunks, range(n), group)\n",
+            OWN,
+        ),
+        ("everybody sends before anybody receives", ring_with(BLOCKING), "every rank runs to its end"),
+        (
+            "even ranks send first, odd ranks receive first: no deadlock, and half of the links idle",
+            ring_with(but(BLOCKING, ("(send, receive)", "((send, receive) if rank % 2 == 0 else (receive, send))"))),
+            "seconds of 2(n-1) steps",
+        ),
+        ("does not wait for what it sends", ring_with(UNWAITED), WAIT),
+        (
+            "a power of two only: partners by xor, and whole tensors",
             """
             def ring_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                stride = 1
+                rank, n, stride = dist.get_rank(group), dist.get_world_size(group), 1
                 while stride < n:
                     incoming = torch.empty_like(tensor)
                     parallel.exchange(tensor, rank ^ stride, incoming, rank ^ stride, group)
                     tensor += incoming
                     stride *= 2
             """,
-            "rank",
+            MOST,
         ),
         (
             "drops what n does not divide",
-            """
-            def ring_all_reduce(tensor, group=None):
-                n = dist.get_world_size(group)
-                flat, each = tensor.view(-1), tensor.numel() // n
-                chunks = [flat[c * each : (c + 1) * each] for c in range(n)]
-                parallel.ring_reduce_scatter(chunks, range(n), group)
-                parallel.ring_all_gather(chunks, range(n), group)
-            """,
-            "it works for 10 float64 on 4 ranks",
+            but(
+                RING, ("tensor.view(-1).tensor_split(n)", "tensor.view(-1)[: tensor.numel() // n * n].tensor_split(n)")
+            ),
+            SUM,
         ),
         (
-            "takes the tensor to be flat",
-            """
-            def ring_all_reduce(tensor, group=None):
-                n = dist.get_world_size(group)
-                chunks = list(tensor.tensor_split(n))
-                if tensor.dim() > 1:
-                    chunks = list(tensor[:1].tensor_split(n, dim=1))
-                    chunks = [chunk.view(-1) for chunk in chunks]
-                parallel.ring_reduce_scatter(chunks, range(n), group)
-                parallel.ring_all_gather(chunks, range(n), group)
-            """,
-            "shape 2 x 4",
+            "cuts a matrix into rows, so that some ranks send much more",
+            but(RING, ("tensor.view(-1).tensor_split(n)", "tensor.tensor_split(n)")),
+            MOST,
         ),
-        (
-            "forgets the group",
-            """
-            def ring_all_reduce(tensor, group=None):
-                n = dist.get_world_size()
-                chunks = tensor.view(-1).tensor_split(n)
-                parallel.ring_reduce_scatter(chunks, range(n))
-                parallel.ring_all_gather(chunks, range(n))
-            """,
-            "it works in a group",
-        ),
+        ("forgets the group", but(RING, ("(group)", "()"), (", group)", ")")), GROUP),
         (
             "sends the whole tensor in each step",
             """
@@ -139,29 +255,12 @@ WRONG_ANSWERS = {
                     tensor += incoming
                     outgoing = incoming
             """,
-            "bytes that the busiest rank sends",
+            MOST,
         ),
         (
-            "even ranks send first, odd ranks receive first: no deadlock, and half of the links idle",
-            """
-            def ring_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                chunks = tensor.view(-1).tensor_split(n)
-
-                def pass_on(outgoing, incoming):
-                    send = lambda: dist.send(outgoing, group_dst=(rank + 1) % n, group=group)
-                    receive = lambda: dist.recv(incoming, group_src=(rank - 1) % n, group=group)
-                    for call in (send, receive) if rank % 2 == 0 else (receive, send):
-                        call()
-
-                for step in range(n - 1):
-                    incoming = torch.empty_like(chunks[(rank - step - 1) % n])
-                    pass_on(chunks[(rank - step) % n], incoming)
-                    chunks[(rank - step - 1) % n].add_(incoming)
-                for step in range(n - 1):
-                    pass_on(chunks[(rank - step + 1) % n], chunks[(rank - step) % n])
-            """,
-            "seconds of 2(n-1) steps",
+            "a star where n does not divide the size",
+            STAR + but(RING, (START, START + "    if tensor.numel() % n:\n        return star(tensor, group)\n")),
+            MOST,
         ),
         (
             "passes the tensors round the network, in the memory that simulated ranks share",
@@ -178,49 +277,21 @@ WRONG_ANSWERS = {
                         parallel.exchange(empty, (rank + 1) % n, empty.clone(), (rank - 1) % n, group)
                 tensor.copy_(sum(shelf[key][r] for r in range(n)))
             """,
-            "all bytes go through messages",
+            LEAST,
         ),
     ],
     "tree_all_reduce": [
-        (
-            "up only: rank 0 has the sum",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                incoming, stride = torch.empty_like(tensor), 1
-                while stride < n:
-                    if rank % (2 * stride) == stride:
-                        dist.send(tensor, group_dst=rank - stride, group=group)
-                    elif rank % (2 * stride) == 0 and rank + stride < n:
-                        dist.recv(incoming, group_src=rank + stride, group=group)
-                        tensor += incoming
-                    stride *= 2
-            """,
-            "every rank holds the sum (8 ranks",
-        ),
+        ("up only: rank 0 has the sum", TREE[: TREE.index("    for stride in reversed")], SUM),
         (
             "keeps the last message instead of adding it",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                strides = [2**k for k in range((n - 1).bit_length())]
-                for stride in [*strides, *reversed(strides)]:
-                    if rank % (2 * stride) == stride:
-                        dist.send(tensor, group_dst=rank - stride, group=group)
-                    elif rank % (2 * stride) == 0 and rank + stride < n:
-                        dist.recv(tensor, group_src=rank + stride, group=group)
-            """,
-            "every rank holds the sum (8 ranks",
+            but(TREE, ("dist.recv(incoming", "dist.recv(tensor"), ("            tensor += incoming\n", "")),
+            SUM,
         ),
+        ("takes the mean", TREE + "    tensor /= n\n", SUM),
         (
             "returns the sum and leaves the tensor",
-            """
-            def tree_all_reduce(tensor, group=None):
-                result = tensor.clone()
-                parallel.tree_all_reduce(result, group)
-                return result
-            """,
-            "the sum is in the tensor that was passed",
+            but(TREE, ("    strides", "    tensor = tensor.clone()\n    strides")) + "    return tensor\n",
+            NEW_TENSOR,
         ),
         (
             "lets torch do it",
@@ -229,294 +300,373 @@ WRONG_ANSWERS = {
                 dist.reduce(tensor, group_dst=0, group=group)
                 dist.broadcast(tensor, group_src=0, group=group)
             """,
-            "calls of broadcast, reduce",
+            ONLY_SENDS,
+        ),
+        (
+            "lets torch do the way down",
+            TREE[: TREE.index("    for stride in reversed")] + "    dist.broadcast(tensor, group_src=0, group=group)\n",
+            ONLY_SENDS,
+        ),
+        (
+            "lets torch do it where n is no power of two",
+            but(TREE, (START, START + "    if n & (n - 1):\n        return dist.all_reduce(tensor, group=group)\n")),
+            ONLY_SENDS,
+        ),
+        (
+            "lets lablib do it",
+            "def tree_all_reduce(tensor, group=None):\n    parallel.tree_all_reduce(tensor, group)\n",
+            OWN,
+        ),
+        (
+            "a lablib ring",
+            "def tree_all_reduce(tensor, group=None):\n    parallel.ring_all_reduce(tensor, group)\n",
+            OWN,
         ),
         (
             "right for powers of two only: forgets that a partner may be missing",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                strides = [2**k for k in range((n - 1).bit_length())]
-                incoming = torch.empty_like(tensor)
-                for stride in strides:
-                    if rank % (2 * stride) == stride:
-                        dist.send(tensor, group_dst=rank - stride, group=group)
-                    elif rank % (2 * stride) == 0:
-                        dist.recv(incoming, group_src=rank + stride, group=group)
-                        tensor += incoming
-                for stride in reversed(strides):
-                    if rank % (2 * stride) == stride:
-                        dist.recv(tensor, group_src=rank - stride, group=group)
-                    elif rank % (2 * stride) == 0:
-                        dist.send(tensor, group_dst=rank + stride, group=group)
-            """,
+            but(TREE, (" and rank + stride < n", "")),
             "your code runs without an exception",
         ),
         (
             "rounds log2 n down: the last ranks are left out",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                strides = [2**k for k in range(n.bit_length() - 1)]
-                incoming = torch.empty_like(tensor)
-                for stride in strides:
-                    if rank % (2 * stride) == stride:
-                        dist.send(tensor, group_dst=rank - stride, group=group)
-                    elif rank % (2 * stride) == 0 and rank + stride < n:
-                        dist.recv(incoming, group_src=rank + stride, group=group)
-                        tensor += incoming
-                for stride in reversed(strides):
-                    if rank % (2 * stride) == stride:
-                        dist.recv(tensor, group_src=rank - stride, group=group)
-                    elif rank % (2 * stride) == 0 and rank + stride < n:
-                        dist.send(tensor, group_dst=rank + stride, group=group)
-            """,
-            "it works on 3 ranks",
+            but(TREE, ("(n - 1).bit_length()", "n.bit_length() - 1")),
+            SUM,
         ),
+        ("names ranks of the world inside a group", but(TREE, ("group_dst=", ""), ("group_src=", "")), GROUP),
+        ("forgets the group", but(TREE, ("(group)", "()"), (", group=group)", ")")), GROUP),
+        ("a star: everybody sends to rank 0", but(STAR, ("star", "tree_all_reduce")), "seconds of 2 log2(n)"),
+        ("a ring again", but(ring_with(WAITED), ("ring_all_reduce", "tree_all_reduce")), "messages that all"),
         (
-            "names ranks of the world inside a group",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                strides = [2**k for k in range((n - 1).bit_length())]
-                incoming = torch.empty_like(tensor)
-                for stride in strides:
-                    if rank % (2 * stride) == stride:
-                        dist.send(tensor, rank - stride, group=group)
-                    elif rank % (2 * stride) == 0 and rank + stride < n:
-                        dist.recv(incoming, rank + stride, group=group)
-                        tensor += incoming
-                for stride in reversed(strides):
-                    if rank % (2 * stride) == stride:
-                        dist.recv(tensor, rank - stride, group=group)
-                    elif rank % (2 * stride) == 0 and rank + stride < n:
-                        dist.send(tensor, rank + stride, group=group)
-            """,
-            "it works in a group",
-        ),
-        (
-            "a star: everybody sends to rank 0",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                if rank:
-                    dist.send(tensor, group_dst=0, group=group)
-                    dist.recv(tensor, group_src=0, group=group)
-                    return
-                incoming = torch.empty_like(tensor)
-                for other in range(1, n):
-                    dist.recv(incoming, group_src=other, group=group)
-                    tensor += incoming
-                for other in range(1, n):
-                    dist.send(tensor, group_dst=other, group=group)
-            """,
-            "seconds of 2 log2(n) rounds on 8 ranks",
-        ),
-        (
-            "a ring again",
-            """
-            def tree_all_reduce(tensor, group=None):
-                parallel.ring_all_reduce(tensor, group)
-            """,
-            "seconds of 2 log2(n) rounds on 8 ranks",
+            "up in a tree, down from rank 0 to each",
+            TREE[: TREE.index("    for stride in reversed")]
+            + """\
+    if rank:
+        dist.recv(tensor, group_src=0, group=group)
+    for other in range(1, n) if rank == 0 else ():
+        dist.send(tensor, group_dst=other, group=group)
+""",
+            "seconds of 2 log2(n)",
         ),
         (
             "a butterfly: everybody talks in every round",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                if n & (n - 1):
-                    return parallel.tree_all_reduce(tensor, group)
-                stride = 1
-                while stride < n:
-                    incoming = torch.empty_like(tensor)
-                    parallel.exchange(tensor, rank ^ stride, incoming, rank ^ stride, group)
-                    tensor += incoming
-                    stride *= 2
-            """,
-            "bytes that all ranks send",
+            but(
+                TREE,
+                (
+                    START,
+                    START
+                    + """    if not n & (n - 1):
+        for stride in [2**k for k in range(n.bit_length() - 1)]:
+            incoming = torch.empty_like(tensor)
+            works = [dist.isend(tensor.clone(), group_dst=rank ^ stride, group=group)]
+            works += [dist.irecv(incoming, group_src=rank ^ stride, group=group)]
+            [work.wait() for work in works]
+            tensor += incoming
+        return
+""",
+                ),
+            ),
+            "messages that all",
         ),
         (
             "a tree for powers of two, a star for other numbers",
-            """
-            def tree_all_reduce(tensor, group=None):
-                rank, n = dist.get_rank(group), dist.get_world_size(group)
-                if n & (n - 1) == 0:
-                    return parallel.tree_all_reduce(tensor, group)
-                if rank:
-                    dist.send(tensor, group_dst=0, group=group)
-                    dist.recv(tensor, group_src=0, group=group)
-                    return
-                incoming = torch.empty_like(tensor)
-                for other in range(1, n):
-                    dist.recv(incoming, group_src=other, group=group)
-                    tensor += incoming
-                for other in range(1, n):
-                    dist.send(tensor, group_dst=other, group=group)
-            """,
-            "rounded up, on 6 ranks",
+            STAR + but(TREE, (START, START + "    if n & (n - 1):\n        return star(tensor, group)\n")),
+            "seconds of 2 log2(n)",
+        ),
+        ("does not wait for what it sends", but(TREE, ("dist.send(tensor,", "dist.isend(tensor.clone(),")), WAIT),
+        (
+            "travels in half precision",
+            but(TREE, ("    strides", "    whole, tensor = tensor, tensor.half()\n    strides"))
+            + "    whole.copy_(tensor)\n",
+            SUM,
+        ),
+        (
+            "sends twice what it could send once",
+            but(
+                TREE,
+                (
+                    "            dist.send(tensor, group_dst=rank - stride, group=group)",
+                    """\
+            for half in tensor.view(-1).tensor_split(2):
+                dist.send(half, group_dst=rank - stride, group=group)""",
+                ),
+                (
+                    "            dist.recv(incoming, group_src=rank + stride, group=group)",
+                    """\
+            for half in incoming.view(-1).tensor_split(2):
+                dist.recv(half, group_src=rank + stride, group=group)""",
+                ),
+            ),
+            "messages that all",
         ),
     ],
     "crossing_size_bytes": [
         (
-            "right for powers of two only: log2 n is not rounded up",
-            """
-            from math import log2
-
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                return (n - 1 - log2(n)) * latency_s * bandwidth_bytes_per_s / (log2(n) - (n - 1) / n)
-            """,
-            "(6 ranks",
+            "log2 n is not rounded up",
+            "from math import log2\n" + but(CROSSING, ("(n - 1).bit_length()", "log2(n)")),
+            "no power of two",
+        ),
+        (
+            "log2 n is rounded to the nearest",
+            "from math import log2\n" + but(CROSSING, ("(n - 1).bit_length()", "round(log2(n))")),
+            "no power of two",
+        ),
+        ("log2 n is rounded down", but(CROSSING, ("(n - 1).bit_length()", "n.bit_length() - 1")), "no power of two"),
+        (
+            "one round too many for powers of two",
+            but(CROSSING, ("(n - 1).bit_length()", "n.bit_length()")),
+            "a power of two",
+        ),
+        (
+            "a table of the numbers that somebody else was asked",
+            "rounds = {2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 8: 3, 12: 4, 16: 4, 17: 5, 32: 5, 64: 6}\n"
+            + but(CROSSING, ("(n - 1).bit_length()", "rounds.get(n, 7)")),
+            "ring and tree take the same time",
         ),
         (
             "lets the ring send the whole tensor in each step",
-            """
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                rounds = (n - 1).bit_length()
-                return (n - 1 - rounds) * latency_s * bandwidth_bytes_per_s / abs(rounds - (n - 1))
-            """,
-            "(8 ranks, NVLink 4)",
+            but(CROSSING, ("(k - (n - 1) / n)", "abs(k - (n - 1))")),
+            "a power of two",
         ),
         (
             "forgets the way back of the tree",
-            """
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                rounds = (n - 1).bit_length()
-                return (2 * (n - 1) - rounds) * latency_s * bandwidth_bytes_per_s / (rounds - 2 * (n - 1) / n)
-            """,
-            "(8 ranks, NVLink 4)",
+            but(CROSSING, ("(n - 1 - k)", "(2 * (n - 1) - k)"), ("(k - (n - 1) / n)", "(k - 2 * (n - 1) / n)")),
+            "a power of two",
         ),
-        (
-            "gives the size of a chunk",
-            """
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                rounds = (n - 1).bit_length()
-                return (n - 1 - rounds) * latency_s * bandwidth_bytes_per_s / (rounds - (n - 1) / n) / n
-            """,
-            "(8 ranks, NVLink 4)",
-        ),
-        (
-            "takes the bandwidth for beta",
-            """
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                rounds = (n - 1).bit_length()
-                return (n - 1 - rounds) * latency_s / bandwidth_bytes_per_s / (rounds - (n - 1) / n)
-            """,
-            "(8 ranks, NVLink 4)",
-        ),
-        (
-            "knows NVLink only",
-            """
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                rounds = (n - 1).bit_length()
-                return (n - 1 - rounds) * 1.9e-6 * 450e9 / (rounds - (n - 1) / n)
-            """,
-            "(8 ranks, RoCE",
-        ),
+        ("gives the size of a chunk", but(CROSSING, ("/ n)", "/ n) / n")), "a power of two"),
+        ("takes the bandwidth for beta", but(CROSSING, ("* bandwidth", "/ bandwidth")), "a power of two"),
+        ("knows NVLink only", but(CROSSING, ("latency_s * bandwidth_bytes_per_s", "1.9e-6 * 450e9")), "a power of two"),
+        ("in kilobytes", but(CROSSING, ("latency_s *", "latency_s / 1000 *")), "a power of two"),
         (
             "never less than one byte",
-            """
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                rounds = (n - 1).bit_length()
-                return max(1, (n - 1 - rounds) * latency_s * bandwidth_bytes_per_s / (rounds - (n - 1) / n))
-            """,
+            but(CROSSING, ("return ", "return max(1, "), ("/ n)", "/ n))")),
             "on 2 ranks the tree never wins",
+        ),
+        (
+            "returns nothing where the tree never wins",
+            but(CROSSING, ("    return", "    if n < 4:\n        return None\n    return")),
+            "a size is returned, in bytes",
+        ),
+        (
+            "looks it up in lablib",
+            """
+def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
+    from lablib.cost import collective_cost
+    return 1.0
+""",
+            OWN,
+        ),
+    ],
+    "halving_doubling_all_reduce": [
+        ("halving only: each rank holds one piece", HALVING[: HALVING.index("    for stride, (kept")], SUM),
+        ("keeps what comes instead of adding it", but(HALVING, ("kept += incoming", "kept.copy_(incoming)")), SUM),
+        ("adds on the way out, too", HALVING + "        given += kept\n", "x holds"),
+        (
+            "both partners keep the first half",
+            but(HALVING, ("(high, low) if rank & stride else (low, high)", "(low, high)")),
+            "rank",
+        ),
+        ("takes the mean", HALVING + "    tensor /= n\n", SUM),
+        (
+            "returns the sum and leaves the tensor",
+            but(HALVING, ("    piece, halves", "    tensor = tensor.clone()\n    piece, halves"))
+            + "    return tensor\n",
+            NEW_TENSOR,
+        ),
+        (
+            "drops the odd element",
+            but(
+                HALVING,
+                ("piece.tensor_split(2)", "piece[: len(piece) // 2], piece[len(piece) // 2 : len(piece) // 2 * 2]"),
+            ),
+            SUM,
+        ),
+        (
+            "travels in half precision",
+            but(HALVING, ("tensor.view(-1), []", "(small := tensor.view(-1).half()), []"))
+            + "    tensor.view(-1).copy_(small)\n",
+            SUM,
+        ),
+        ("lets torch do it", "def halving_doubling_all_reduce(tensor):\n    dist.all_reduce(tensor)\n", ONLY_SENDS),
+        (
+            "lets torch do the way out of uneven sizes",
+            but(
+                HALVING,
+                ("    strides", "    if tensor.numel() % n:\n        return dist.all_reduce(tensor)\n    strides"),
+            ),
+            ONLY_SENDS,
+        ),
+        ("a lablib ring", "def halving_doubling_all_reduce(tensor):\n    parallel.ring_all_reduce(tensor)\n", OWN),
+        (
+            "recursive doubling: few rounds, whole tensors",
+            """
+            def halving_doubling_all_reduce(tensor):
+                rank, n, stride = dist.get_rank(), dist.get_world_size(), 1
+                while stride < n:
+                    incoming = torch.empty_like(tensor)
+                    parallel.exchange(tensor, rank ^ stride, incoming, rank ^ stride)
+                    tensor += incoming
+                    stride *= 2
+            """,
+            MOST,
+        ),
+        (
+            "a ring: few bytes, many rounds",
+            but(
+                ring_with(WAITED),
+                ("ring_all_reduce(tensor, group=None)", "halving_doubling_all_reduce(tensor)"),
+                ("(group)", "()"),
+                (", group=group", ""),
+                ("group_dst=", ""),
+                ("group_src=", ""),
+            ),
+            "seconds of 2 log2(n)",
+        ),
+        ("a star", but(STAR, ("star(tensor, group=None)", "halving_doubling_all_reduce(tensor)"), *WORLD), MOST),
+        (
+            "a ring where the size is uneven",
+            but(
+                ring_with(WAITED),
+                ("ring_all_reduce(tensor, group=None)", "ring(tensor)"),
+                ("(group)", "()"),
+                (", group=group", ""),
+                ("group_dst=", ""),
+                ("group_src=", ""),
+            )
+            + but(HALVING, ("    strides", "    if tensor.numel() % n:\n        return ring(tensor)\n    strides")),
+            "seconds of 2 log2(n)",
+        ),
+        (
+            "does not wait for what it sends",
+            but(
+                HALVING,
+                (
+                    "parallel.exchange(given, rank ^ stride, incoming, rank ^ stride)",
+                    "dist.isend(given.clone(), rank ^ stride)\n        dist.recv(incoming, rank ^ stride)",
+                ),
+            ),
+            WAIT,
+        ),
+        (
+            "on its way out in the order of its way in",
+            but(HALVING, ("zip(reversed(strides), reversed(halves))", "zip(strides, halves)")),
+            SUM,
         ),
     ],
     "hierarchical_all_reduce": [
         (
             "stays inside the node",
-            """
-            def hierarchical_all_reduce(tensor, ranks_per_node):
-                place = dist.get_rank() % ranks_per_node
-                node = range(dist.get_rank() - place, dist.get_rank() - place + ranks_per_node)
-                chunks = tensor.view(-1).tensor_split(ranks_per_node)
-                parallel.ring_reduce_scatter(chunks, node)
-                parallel.ring_all_gather(chunks, node)
-            """,
-            "0 B leave a node",
+            but(
+                HIERARCHY,
+                ("    parallel.ring_reduce_scatter(pieces, rail)\n", ""),
+                ("    parallel.ring_all_gather(pieces, rail)\n", ""),
+            ),
+            SUM,
         ),
         (
-            "sends the chunk of its own number, which is not the finished one",
-            """
-            def hierarchical_all_reduce(tensor, ranks_per_node):
-                rank, n = dist.get_rank(), dist.get_world_size()
-                place = rank % ranks_per_node
-                node, rail = range(rank - place, rank - place + ranks_per_node), range(place, n, ranks_per_node)
-                chunks = tensor.view(-1).tensor_split(ranks_per_node)
-                parallel.ring_reduce_scatter(chunks, node)
-                pieces = chunks[place].tensor_split(len(rail))
-                parallel.ring_reduce_scatter(pieces, rail)
-                parallel.ring_all_gather(pieces, rail)
-                parallel.ring_all_gather(chunks, node)
-            """,
-            "every rank holds the sum (2 nodes",
+            "takes the node's ranks for the rail's",
+            but(HIERARCHY, ("chunks[(place + 1) % ranks_per_node]", "chunks[(place + 1) % len(rail)]")),
+            SUM,
+        ),
+        (
+            "forgets to bring the chunks together",
+            but(HIERARCHY, ("    parallel.ring_all_gather(chunks, node)\n", "")),
+            SUM,
         ),
         (
             "returns the sum and leaves the tensor",
+            but(HIERARCHY, ("    place", "    tensor = tensor.clone()\n    place")) + "    return tensor\n",
+            NEW_TENSOR,
+        ),
+        (
+            "lets lablib do it",
             """
-            def hierarchical_all_reduce(tensor, ranks_per_node):
-                result = tensor.clone()
-                parallel.hierarchical_all_reduce(result, ranks_per_node=ranks_per_node)
-                return result
-            """,
-            "the sum is in the tensor that was passed",
+def hierarchical_all_reduce(tensor, ranks_per_node):
+    parallel.hierarchical_all_reduce(tensor, ranks_per_node=ranks_per_node)
+""",
+            OWN,
         ),
         (
             "lets torch do the way across",
-            """
-            def hierarchical_all_reduce(tensor, ranks_per_node):
-                place, n = dist.get_rank() % ranks_per_node, dist.get_world_size()
-                rails = [dist.new_group(list(range(p, n, ranks_per_node))) for p in range(ranks_per_node)]
-                node = range(dist.get_rank() - place, dist.get_rank() - place + ranks_per_node)
-                chunks = tensor.view(-1).tensor_split(ranks_per_node)
-                parallel.ring_reduce_scatter(chunks, node)
-                dist.all_reduce(chunks[(place + 1) % ranks_per_node], group=rails[place])
-                parallel.ring_all_gather(chunks, node)
-            """,
-            "calls of all_reduce",
+            but(
+                HIERARCHY,
+                ("    parallel.ring_reduce_scatter(pieces, rail)\n", ""),
+                (
+                    "    parallel.ring_all_gather(pieces, rail)\n",
+                    """\
+    rails = [dist.new_group(list(range(p, n, ranks_per_node))) for p in range(ranks_per_node)]
+    dist.all_reduce(mine, group=rails[place])
+""",
+                ),
+            ),
+            ONLY_SENDS,
         ),
         (
             "right for two nodes only: adds what the other node has",
-            """
-            def hierarchical_all_reduce(tensor, ranks_per_node):
-                rank, n = dist.get_rank(), dist.get_world_size()
-                place = rank % ranks_per_node
-                node = range(rank - place, rank - place + ranks_per_node)
-                chunks = tensor.view(-1).tensor_split(ranks_per_node)
-                parallel.ring_reduce_scatter(chunks, node)
-                mine = chunks[(place + 1) % ranks_per_node]
-                other = torch.empty_like(mine)
-                parallel.exchange(mine, (rank + ranks_per_node) % n, other, (rank - ranks_per_node) % n)
-                mine += other
-                parallel.ring_all_gather(chunks, node)
-            """,
-            "it works on 3 nodes of 2 ranks",
+            but(
+                HIERARCHY,
+                (
+                    "    parallel.ring_reduce_scatter(pieces, rail)\n",
+                    """\
+    other = torch.empty_like(mine)
+    parallel.exchange(mine, (rank + ranks_per_node) % n, other, (rank - ranks_per_node) % n)
+""",
+                ),
+                ("    parallel.ring_all_gather(pieces, rail)\n", "    mine += other\n"),
+            ),
+            SUM,
+        ),
+        (
+            "whole chunks to all others of the rail",
+            but(
+                HIERARCHY,
+                (
+                    "    parallel.ring_reduce_scatter(pieces, rail)\n",
+                    """\
+    whole = mine.clone()
+    for k in range(1, len(rail)):
+        other = torch.empty_like(mine)
+        parallel.exchange(whole, (rank + k * ranks_per_node) % n, other, (rank - k * ranks_per_node) % n)
+        mine += other
+""",
+                ),
+                ("    parallel.ring_all_gather(pieces, rail)\n", ""),
+            ),
+            "bytes that leave a node",
         ),
         (
             "drops what the nodes do not divide",
-            """
-            def hierarchical_all_reduce(tensor, ranks_per_node):
-                rank, n = dist.get_rank(), dist.get_world_size()
-                place = rank % ranks_per_node
-                node, rail = range(rank - place, rank - place + ranks_per_node), range(place, n, ranks_per_node)
-                chunks = tensor.view(-1).tensor_split(ranks_per_node)
-                parallel.ring_reduce_scatter(chunks, node)
-                mine = chunks[(place + 1) % ranks_per_node]
-                each = len(mine) // len(rail)
-                pieces = [mine[i * each : (i + 1) * each] for i in range(len(rail))]
-                parallel.ring_reduce_scatter(pieces, rail)
-                parallel.ring_all_gather(pieces, rail)
-                parallel.ring_all_gather(chunks, node)
-            """,
-            "it works on 3 nodes of 4 ranks",
+            but(
+                HIERARCHY,
+                ("mine.tensor_split(len(rail))", "mine[: len(mine) // len(rail) * len(rail)].tensor_split(len(rail))"),
+            ),
+            SUM,
         ),
+        ("nodes of four only", but(HIERARCHY, ("    rank, n", "    ranks_per_node = 4\n    rank, n")), "rank"),
         (
             "a flat ring",
             """
-            def hierarchical_all_reduce(tensor, ranks_per_node):
-                parallel.ring_all_reduce(tensor)
-            """,
+def hierarchical_all_reduce(tensor, ranks_per_node):
+    ring = range(dist.get_world_size())
+    chunks = tensor.view(-1).tensor_split(len(ring))
+    parallel.ring_reduce_scatter(chunks, ring)
+    parallel.ring_all_gather(chunks, ring)
+""",
+            "bytes that leave a node",
+        ),
+        (
+            "a flat ring unless there are two nodes",
+            but(
+                HIERARCHY,
+                (
+                    "    place",
+                    """\
+    if n != 2 * ranks_per_node:
+        flat = tensor.view(-1).tensor_split(n)
+        parallel.ring_reduce_scatter(flat, range(n))
+        return parallel.ring_all_gather(flat, range(n))
+    place""",
+                ),
+            ),
             "bytes that leave a node",
         ),
         (
@@ -558,20 +708,260 @@ WRONG_ANSWERS = {
         ),
         (
             "reduces the whole tensor inside the node before each rank takes its part across",
+            but(HIERARCHY, ("    mine =", "    parallel.ring_all_gather(chunks, node)\n    mine =")),
+            "seconds of its three phases",
+        ),
+    ],
+}
+
+PADDED = """
+def ring_all_reduce(tensor, group=None):
+    n = dist.get_world_size(group)
+    each = -(-tensor.numel() // n)
+    flat = torch.zeros(each * n, dtype=tensor.dtype)
+    flat[: tensor.numel()] = tensor.flatten()
+    chunks = list(flat.split(each)) if each else [flat] * n
+    parallel.ring_reduce_scatter(chunks, range(n), group)
+    i = dist.get_rank(group)
+    for step in range(n - 1):
+        parallel.exchange(chunks[(i + 1 - step) % n], (i + 1) % n, chunks[(i - step) % n], (i - 1) % n, group)
+    tensor.copy_(flat[: tensor.numel()].view_as(tensor))
+"""
+
+RIGHT_ANSWERS = {
+    "ring_all_reduce": [
+        ("one loop for both halves, isend and irecv", ring_with(WAITED)),
+        (
+            "the other way round",
+            but(
+                ring_with(WAITED),
+                ("(rank - step", "(rank + step"),
+                ("step - 1)", "step + 1)"),
+                ("group_dst=(rank + 1)", "group_dst=(rank - 1)"),
+                ("group_src=(rank - 1)", "group_src=(rank + 1)"),
+            ),
+        ),
+        ("pads to equal chunks", PADDED),
+        (
+            "copies in and out, slices by hand, blocking receive after a send that is waited for later",
             """
+            def passed(outgoing, incoming, right, left, group):
+                sent = dist.isend(outgoing.clone(), group_dst=right, group=group)
+                dist.recv(incoming, group_src=left, group=group)
+                sent.wait()
+                return incoming
+
+            def ring_all_reduce(tensor, group=None):
+                rank, n = dist.get_rank(group), dist.get_world_size(group)
+                flat = tensor.reshape(-1).clone()
+                ends = [flat.numel() * c // n for c in range(n + 1)]
+                chunk = lambda c: flat[ends[c % n] : ends[c % n + 1]]
+                for step in range(n - 1):
+                    mine = chunk(rank - step - 2)
+                    into = torch.empty_like(mine)
+                    mine += passed(chunk(rank - step - 1), into, (rank + 1) % n, (rank - 1) % n, group)
+                for step in range(n - 1):
+                    passed(chunk(rank - step), chunk(rank - step - 1), (rank + 1) % n, (rank - 1) % n, group)
+                tensor[...] = flat.view_as(tensor)
+            """,
+        ),
+    ],
+    "tree_all_reduce": [
+        (
+            "isend and irecv, waited for",
+            but(
+                TREE,
+                (
+                    "dist.send(tensor, group_dst=rank - stride, group=group)",
+                    "dist.isend(tensor, group_dst=rank - stride, group=group).wait()",
+                ),
+                (
+                    "dist.recv(incoming, group_src=rank + stride, group=group)",
+                    "dist.irecv(incoming, group_src=rank + stride, group=group).wait()",
+                ),
+            ),
+        ),
+        (
+            "counted from the last rank",
+            but(
+                TREE,
+                (
+                    "rank, n = dist.get_rank(group), dist.get_world_size(group)",
+                    "n = dist.get_world_size(group)\n    rank = n - 1 - dist.get_rank(group)",
+                ),
+                ("group_dst=rank", "group_dst=n - 1 - rank"),
+                ("group_src=rank", "group_src=n - 1 - rank"),
+                ("n - 1 - rank - stride", "n - 1 - (rank - stride)"),
+                ("n - 1 - rank + stride", "n - 1 - (rank + stride)"),
+            ),
+        ),
+        (
+            "by the lowest set bit, and recursive",
+            """
+            def tree_all_reduce(tensor, group=None):
+                rank, n = dist.get_rank(group), dist.get_world_size(group)
+                lowest = rank & -rank or n
+
+                def visit(stride):
+                    if stride >= n:
+                        return
+                    if lowest == stride:
+                        dist.send(tensor, group_dst=rank ^ stride, group=group)
+                        dist.recv(tensor, group_src=rank ^ stride, group=group)
+                        return
+                    if rank + stride < n:
+                        incoming = torch.zeros_like(tensor)
+                        dist.recv(incoming, group_src=rank | stride, group=group)
+                        tensor.add_(incoming)
+                    visit(2 * stride)
+                    if rank + stride < n:
+                        dist.send(tensor, group_dst=rank | stride, group=group)
+
+                visit(1)
+            """,
+        ),
+    ],
+    "crossing_size_bytes": [
+        (
+            "exact fractions",
+            "from fractions import Fraction\n"
+            + but(
+                CROSSING,
+                (
+                    "latency_s * bandwidth_bytes_per_s / (k - (n - 1) / n)",
+                    "Fraction(latency_s) * Fraction(bandwidth_bytes_per_s) / (k - Fraction(n - 1, n))",
+                ),
+            ),
+        ),
+        (
+            "a tensor of no dimension",
+            but(CROSSING, ("return ", "return torch.tensor("), ("/ n)", "/ n), dtype=torch.float64)")),
+        ),
+        ("ceil of log2", "from math import ceil, log2\n" + but(CROSSING, ("(n - 1).bit_length()", "ceil(log2(n))"))),
+        (
+            "by bisection",
+            """
+            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
+                k, beta = len(bin(n - 1)) - 2, 1 / bandwidth_bytes_per_s
+                if n < 4:
+                    return 0
+                low, high = 0.0, 1e12
+                for _ in range(200):
+                    size = (low + high) / 2
+                    ring, tree = (n - 1) * (latency_s + size / n * beta), k * (latency_s + size * beta)
+                    low, high = (size, high) if tree < ring else (low, size)
+                return low
+            """,
+        ),
+    ],
+    "halving_doubling_all_reduce": [
+        (
+            "recursive",
+            """
+            def halving_doubling_all_reduce(tensor):
+                rank = dist.get_rank()
+
+                def visit(piece, stride):
+                    if not stride:
+                        return
+                    halves = piece.tensor_split(2)
+                    mine, other = halves if not rank & stride else halves[::-1]
+                    incoming = torch.empty_like(mine)
+                    parallel.exchange(other, rank ^ stride, incoming, rank ^ stride)
+                    mine.add_(incoming)
+                    visit(mine, stride // 2)
+                    parallel.exchange(mine, rank ^ stride, other, rank ^ stride)
+
+                visit(tensor.view(-1), dist.get_world_size() // 2)
+            """,
+        ),
+        ("near partners first", but(HALVING, ("range(1, n.bit_length())]", "range(n.bit_length() - 1, 0, -1)]"))),
+        (
+            "by places, isend and irecv, on a copy",
+            """
+            def swap(out, into, partner):
+                works = [dist.irecv(into, partner), dist.isend(out, partner)]
+                for work in works:
+                    work.wait()
+
+            def halving_doubling_all_reduce(tensor):
+                rank, stride = dist.get_rank(), dist.get_world_size() // 2
+                flat = tensor.reshape(-1).clone()
+                low, high, steps = 0, flat.numel(), []
+                while stride:
+                    middle = (low + high) // 2
+                    steps.append((stride, low, middle, high))
+                    mine, other = ((low, middle), (middle, high))[:: -1 if rank & stride else 1]
+                    incoming = flat[slice(*mine)].clone()
+                    swap(flat[slice(*other)], incoming, rank ^ stride)
+                    flat[slice(*mine)] += incoming
+                    (low, high), stride = mine, stride // 2
+                for stride, low, middle, high in steps[::-1]:
+                    mine, other = ((low, middle), (middle, high))[:: -1 if rank & stride else 1]
+                    swap(flat[slice(*mine)], flat[slice(*other)], rank ^ stride)
+                tensor.copy_(flat.view_as(tensor))
+            """,
+        ),
+    ],
+    "hierarchical_all_reduce": [
+        (
+            "the pieces of nodes counted from another place",
+            but(
+                HIERARCHY,
+                (
+                    "rail = range(place, n, ranks_per_node)",
+                    "rail = [*range(rank, n, ranks_per_node), *range(place, rank, ranks_per_node)]",
+                ),
+                (
+                    "    pieces = mine.tensor_split(len(rail))\n",
+                    "    rail = sorted(rail)[::-1]\n    pieces = mine.tensor_split(len(rail))\n",
+                ),
+            ),
+        ),
+        (
+            "lists, and a copy",
+            but(
+                HIERARCHY,
+                ("    place", "    whole, tensor = tensor, tensor.clone()\n    place"),
+                (
+                    "node = range(rank - place, rank - place + ranks_per_node)",
+                    "node = [r for r in range(n) if r // ranks_per_node == rank // ranks_per_node]",
+                ),
+            )
+            + "    whole.copy_(tensor)\n",
+        ),
+        (
+            "rings of its own",
+            """
+            def ring(chunks, members):
+                n, i = len(members), members.index(dist.get_rank())
+                right, left = members[(i + 1) % n], members[i - 1]
+
+                def step(out, into, add):
+                    incoming = torch.empty_like(into)
+                    parallel.exchange(out, right, incoming, left)
+                    into.copy_(into + incoming if add else incoming)
+
+                def scatter():
+                    for s in range(n - 1):
+                        step(chunks[(i - s - 1) % n], chunks[(i - s - 2) % n], True)
+
+                def gather():
+                    for s in range(n - 1):
+                        step(chunks[(i - s) % n], chunks[(i - s - 1) % n], False)
+
+                return scatter, gather
+
             def hierarchical_all_reduce(tensor, ranks_per_node):
                 rank, n = dist.get_rank(), dist.get_world_size()
-                place = rank % ranks_per_node
-                node, rail = range(rank - place, rank - place + ranks_per_node), range(place, n, ranks_per_node)
+                node = list(range(n))[rank // ranks_per_node * ranks_per_node :][:ranks_per_node]
+                rail = [r for r in range(n) if (r - rank) % ranks_per_node == 0]
                 chunks = tensor.view(-1).tensor_split(ranks_per_node)
-                parallel.ring_reduce_scatter(chunks, node)
-                parallel.ring_all_gather(chunks, node)
-                pieces = chunks[(place + 1) % ranks_per_node].tensor_split(len(rail))
-                parallel.ring_reduce_scatter(pieces, rail)
-                parallel.ring_all_gather(pieces, rail)
-                parallel.ring_all_gather(chunks, node)
+                inside = ring(chunks, node)
+                across = ring(chunks[node.index(rank)].tensor_split(len(rail)), rail)
+                for phase in (inside[0], *across, inside[1]):
+                    phase()
             """,
-            "seconds",
         ),
     ],
 }
