@@ -1,4 +1,4 @@
-"""Wrong answers to lab 09: data parallel."""
+"""Wrong answers to lab 09: data parallel, and right ones in an unusual style."""
 
 WRONG_ANSWERS = {
     "average_gradients": [
@@ -9,7 +9,7 @@ def average_gradients(module):
     for param in module.parameters():
         dist.all_reduce(param.grad)
 """,
-            "so it is a mean (2 ranks)",
+            "so it is a mean",
         ),
         (
             "divides twice",
@@ -20,7 +20,7 @@ def average_gradients(module):
         dist.all_reduce(param.grad)
         param.grad /= dist.get_world_size()
 """,
-            "0.5",
+            "so it is a mean",
         ),
         (
             "reduces the parameter instead of its gradient",
@@ -40,18 +40,18 @@ def average_gradients(module):
         dist.all_reduce(param.grad)
         param.grad /= 2
 """,
-            "so it is a mean (3 ranks)",
+            "so it is a mean",
         ),
         (
-            "gathers all gradients and averages them itself",
+            "gathers all gradients as objects and averages them itself",
             """
 def average_gradients(module):
     for param in module.parameters():
-        grads = [torch.empty_like(param.grad) for _ in range(dist.get_world_size())]
-        dist.all_gather(grads, param.grad)
+        grads = [None] * dist.get_world_size()
+        dist.all_gather_object(grads, param.grad)
         param.grad = torch.stack(grads).mean(0)
 """,
-            "bytes a rank sends: 2(n-1)/n of the gradient's (3 ranks)",
+            "bytes a rank sends in the mean",
         ),
         (
             "takes rank 0's gradient for all",
@@ -60,7 +60,7 @@ def average_gradients(module):
     for param in module.parameters():
         dist.broadcast(param.grad, src=0)
 """,
-            "that of the whole batch on one device (2 ranks)",
+            "that of the whole batch on one device",
         ),
         (
             "does not communicate",
@@ -81,6 +81,99 @@ def average_gradients(module):
             dist.all_reduce(param.grad)
 """,
             "every rank ends with the same gradients",
+        ),
+        (
+            "broadcasts every rank's gradient in turn",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        mine, total = param.grad, torch.zeros_like(param.grad)
+        for rank in range(dist.get_world_size()):
+            theirs = mine.clone()
+            dist.broadcast(theirs, src=rank)
+            total += theirs
+        param.grad = total / dist.get_world_size()
+""",
+            "bytes a rank sends in the mean",
+        ),
+        (
+            "passes gradients through a variable that simulated ranks share, and communicates nothing",
+            """
+shared = {}
+def average_gradients(module):
+    ranks = dist.get_world_size()
+    for number, param in enumerate(module.parameters()):
+        shared[number, dist.get_rank()] = param.grad.clone()
+    dist.barrier()
+    for number, param in enumerate(module.parameters()):
+        param.grad = sum(shared[number, rank] for rank in range(ranks)) / ranks
+    dist.barrier()
+""",
+            "less than the task needs",
+        ),
+        (
+            "sends half precision",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        half = param.grad.half() / dist.get_world_size()
+        dist.all_reduce(half)
+        param.grad = half.double()
+""",
+            "the gradient",
+        ),
+        (
+            "sends single precision",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        single = param.grad.float() / dist.get_world_size()
+        dist.all_reduce(single)
+        param.grad = single.double()
+""",
+            "the gradient",
+        ),
+        (
+            "averages over elements, too",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        dist.all_reduce(param.grad)
+        param.grad.fill_(param.grad.mean() / dist.get_world_size())
+""",
+            "that of the whole batch on one device",
+        ),
+        (
+            "binds a local name to the mean, and leaves the gradient",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        grad = param.grad.clone()
+        dist.all_reduce(grad)
+        grad = grad / dist.get_world_size()
+""",
+            "every rank ends with the same gradients",
+        ),
+        (
+            "averages in the first step only",
+            """
+def average_gradients(module):
+    if hasattr(module, "is_averaged"):
+        return
+    module.is_averaged = True
+    for param in module.parameters():
+        param.grad.div_(dist.get_world_size())
+        dist.all_reduce(param.grad)
+""",
+            "step 2",
+        ),
+        (
+            "calls the library's own",
+            """
+def average_gradients(module):
+    parallel.average_gradients(module)
+""",
+            "the answer is your own code",
         ),
     ],
     "plan_buckets": [
@@ -105,7 +198,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
 def plan_buckets(sizes_bytes, bucket_bytes):
     return [[index] for index in reversed(range(len(sizes_bytes)))]
 """,
-            "all-reduces a step",
+            "a bucket is closed only when the next gradient does not fit",
         ),
         (
             "drops the last bucket, which is not full",
@@ -138,14 +231,6 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "no bucket of several parameters exceeds",
         ),
         (
-            "puts everything into one bucket",
-            """
-def plan_buckets(sizes_bytes, bucket_bytes):
-    return [list(reversed(range(len(sizes_bytes))))]
-""",
-            "444 bytes in bucket 0",
-        ),
-        (
             "forgets to start counting again",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
@@ -157,7 +242,119 @@ def plan_buckets(sizes_bytes, bucket_bytes):
         buckets[-1].append(index)
     return buckets
 """,
-            "all-reduces a step",
+            "a bucket is closed only when the next gradient does not fit",
+        ),
+        (
+            "closes a bucket that the next gradient would fill exactly",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled_bytes = [], 0
+    for index in reversed(range(len(sizes_bytes))):
+        if not buckets or filled_bytes + sizes_bytes[index] >= bucket_bytes:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(index)
+        filled_bytes += sizes_bytes[index]
+    return buckets
+""",
+            "a bucket may be exactly full",
+        ),
+        (
+            "knows one size of a bucket, torch's 25 MiB",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled_bytes = [], 0
+    for index in reversed(range(len(sizes_bytes))):
+        if not buckets or filled_bytes + sizes_bytes[index] > 25 * 2**20:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(index)
+        filled_bytes += sizes_bytes[index]
+    return buckets
+""",
+            "no bucket of several parameters exceeds",
+        ),
+        (
+            "fills from the front, and turns the plan round",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled_bytes = [], 0
+    for index in range(len(sizes_bytes)):
+        if not buckets or filled_bytes + sizes_bytes[index] > bucket_bytes:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(index)
+        filled_bytes += sizes_bytes[index]
+    return [bucket[::-1] for bucket in buckets[::-1]]
+""",
+            "a bucket is closed only when the next gradient does not fit",
+        ),
+        (
+            "makes an empty bucket of no parameters",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled_bytes = [[]], 0
+    for index in reversed(range(len(sizes_bytes))):
+        if buckets[-1] and filled_bytes + sizes_bytes[index] > bucket_bytes:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(index)
+        filled_bytes += sizes_bytes[index]
+    return buckets
+""",
+            "no parameters make no bucket",
+        ),
+        (
+            "leaves an empty bucket before a gradient that is too large",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, bucket, filled_bytes = [], [], 0
+    for index in reversed(range(len(sizes_bytes))):
+        if sizes_bytes[index] > bucket_bytes:
+            buckets += [bucket, [index]]
+            bucket, filled_bytes = [], 0
+            continue
+        if filled_bytes + sizes_bytes[index] > bucket_bytes:
+            buckets.append(bucket)
+            bucket, filled_bytes = [], 0
+        bucket.append(index)
+        filled_bytes += sizes_bytes[index]
+    return buckets + [bucket] if sizes_bytes else []
+""",
+            "bucket",
+        ),
+        (
+            "puts a gradient into any bucket with room",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets = []
+    for index in reversed(range(len(sizes_bytes))):
+        for bucket in buckets:
+            if sum(sizes_bytes[i] for i in bucket) + sizes_bytes[index] <= bucket_bytes:
+                bucket.append(index)
+                break
+        else:
+            buckets.append([index])
+    return buckets
+""",
+            "the last parameter comes first",
+        ),
+        (
+            "leaves out what is larger than a bucket",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled_bytes = [], 0
+    for index in reversed(range(len(sizes_bytes))):
+        if sizes_bytes[index] > bucket_bytes:
+            continue
+        if not buckets or filled_bytes + sizes_bytes[index] > bucket_bytes:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(index)
+        filled_bytes += sizes_bytes[index]
+    return buckets
+""",
+            "every parameter is in exactly one bucket",
         ),
     ],
     "overlap": [
@@ -172,7 +369,7 @@ def overlap(module):
         param.register_post_accumulate_grad_hook(start)
     return lambda: None
 """,
-            "simulated seconds of a step",
+            "simulated seconds of 2 steps",
         ),
         (
             "starts everything after backward",
@@ -187,7 +384,7 @@ def overlap(module):
             work.wait()
     return finish
 """,
-            "the first all-reduce starts before backward ends",
+            "starts in the first half of backward",
         ),
         (
             "reduces what the hook receives, the parameter",
@@ -244,7 +441,7 @@ def overlap(module):
             param.grad.div_(dist.get_world_size())
     return finish
 """,
-            "0.25",
+            "so it is a mean",
         ),
         (
             "hears of the weights only",
@@ -261,33 +458,226 @@ def overlap(module):
 """,
             "every rank ends with the same gradients",
         ),
+        (
+            "never clears its list, and divides what the step before has divided",
+            """
+def overlap(module):
+    works = []
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(
+            lambda param: works.append((param, dist.all_reduce(param.grad, async_op=True))))
+    def finish():
+        for param, work in works:
+            work.wait()
+            param.grad /= dist.get_world_size()
+    return finish
+""",
+            "step 2",
+        ),
+        (
+            "removes its hooks after the first step",
+            """
+def overlap(module):
+    works, handles = [], []
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        handles.append(param.register_post_accumulate_grad_hook(start))
+    def finish():
+        while works:
+            works.pop().wait()
+        for handle in handles:
+            handle.remove()
+    return finish
+""",
+            "step 2",
+        ),
+        (
+            "waits for the first of them only",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        works[0].wait()
+        works.clear()
+    return finish
+""",
+            "every communication is waited for",
+        ),
+        (
+            "waits for all but the last",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        for work in works[:-1]:
+            work.wait()
+        works.clear()
+    return finish
+""",
+            "every communication is waited for",
+        ),
+        (
+            "keeps the works in a list at module level, which simulated ranks share",
+            """
+works = []
+def overlap(module):
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "rank",
+        ),
+        (
+            "averages a copy",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        works.append(dist.all_reduce(param.grad / dist.get_world_size(), async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "every rank ends with the same gradients",
+        ),
+        (
+            "starts all of them when the last gradient is ready",
+            """
+def overlap(module):
+    works, ready = [], []
+    params = list(module.parameters())
+    def start(param):
+        ready.append(param)
+        if len(ready) == len(params):
+            for each in ready:
+                each.grad.div_(dist.get_world_size())
+                works.append(dist.all_reduce(each.grad, async_op=True))
+            ready.clear()
+    for param in params:
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "starts in the first half of backward",
+        ),
+        (
+            "sends a gradient twice",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        for _ in range(2):
+            param.grad.div_(dist.get_world_size())
+            works.append(dist.all_reduce(param.grad, async_op=True))
+            works[-1].wait()
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    return works.clear
+""",
+            "bytes a rank sends in the mean",
+        ),
     ],
     "last_all_reduce_end": [
         (
             "adds up the all-reduces from the first ready bucket on",
-            "def last_all_reduce_end(ready_s, bucket_s):\n    return ready_s[0] + sum(bucket_s)",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return ready_s[0] + sum(bucket_s)
+""",
             "a stream that is free waits",
         ),
         (
             "lets all buckets travel side by side",
-            "def last_all_reduce_end(ready_s, bucket_s):\n"
-            "    return max(ready + seconds for ready, seconds in zip(ready_s, bucket_s))",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return max(ready + seconds for ready, seconds in zip(ready_s, bucket_s))
+""",
             "a stream that is busy lets a bucket wait",
         ),
         (
             "looks at the last bucket only",
-            "def last_all_reduce_end(ready_s, bucket_s):\n    return ready_s[-1] + bucket_s[-1]",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return ready_s[-1] + bucket_s[-1]
+""",
             "a stream that is busy lets a bucket wait",
         ),
         (
             "waits for all of backward first",
-            "def last_all_reduce_end(ready_s, bucket_s):\n    return max(ready_s) + sum(bucket_s)",
-            "saw       7",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return max(ready_s) + sum(bucket_s)
+""",
+            "a stream that is free waits",
         ),
         (
             "adds up the communication alone",
-            "def last_all_reduce_end(ready_s, bucket_s):\n    return sum(bucket_s)",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return sum(bucket_s)
+""",
             "one bucket alone",
+        ),
+        (
+            "takes the buckets in the order in which they are ready",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end_s = 0.0
+    for ready, seconds in sorted(zip(ready_s, bucket_s)):
+        end_s = max(end_s, ready) + seconds
+    return end_s
+""",
+            "the order is that of the list",
+        ),
+        (
+            "rounds to milliseconds",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end_s = 0.0
+    for ready, seconds in zip(ready_s, bucket_s):
+        end_s = max(end_s, ready) + seconds
+    return round(end_s, 3)
+""",
+            "one bucket alone",
+        ),
+        (
+            "knows the cases of the text",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return {(1.0, 5.0): 6.0, (1.0, 2.0): 6.0, (3.0,): 5.0}.get(tuple(ready_s), ready_s[0] + bucket_s[0])
+""",
+            "a stream that is free waits",
+        ),
+        (
+            "calls the library's own",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return end_of_last_bucket(ready_s, [0.0] * len(ready_s), bucket_s)
+""",
+            "the answer is your own code",
         ),
     ],
     "accumulate": [
@@ -298,7 +688,7 @@ def accumulate(replica, loss_of, micro_batches):
     for micro_batch in micro_batches:
         (loss_of(replica, micro_batch) / len(micro_batches)).backward()
 """,
-            "bytes a rank sends for 3 micro-batches",
+            "bytes a rank sends in two steps",
         ),
         (
             "forgets the mean over micro-batches",
@@ -342,7 +732,7 @@ def accumulate(replica, loss_of, micro_batches):
             (loss_of(replica, micro_batch) / num).backward()
     (loss_of(replica, micro_batches[-1]) / num).backward()
 """,
-            "0.25",
+            "so it is a mean",
         ),
         (
             "uses the last micro-batch only",
@@ -351,6 +741,329 @@ def accumulate(replica, loss_of, micro_batches):
     loss_of(replica, micro_batches[-1]).backward()
 """,
             "that of the whole batch on one device",
+        ),
+        (
+            "runs all forward passes before the one backward",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    losses = [loss_of(replica, micro_batch) for micro_batch in micro_batches]
+    (sum(losses) / len(losses)).backward()
+""",
+            "peak memory of a rank",
+        ),
+        (
+            "joins the micro-batches again",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    loss_of(replica, torch.cat(micro_batches)).backward()
+""",
+            "peak memory of a rank",
+        ),
+        (
+            "is right for three micro-batches",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    with replica.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (loss_of(replica, micro_batch) / 3).backward()
+    (loss_of(replica, micro_batches[-1]) / 3).backward()
+""",
+            "so it is a mean",
+        ),
+        (
+            "has only backward inside of no_sync, where torch's replica has decided already",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    num = len(micro_batches)
+    for micro_batch in micro_batches[:-1]:
+        loss = loss_of(replica, micro_batch) / num
+        with replica.no_sync():
+            loss.backward()
+    (loss_of(replica, micro_batches[-1]) / num).backward()
+""",
+            "torch's replica",
+        ),
+        (
+            "clears the gradient before the last micro-batch",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    num = len(micro_batches)
+    with replica.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (loss_of(replica, micro_batch) / num).backward()
+    replica.zero_grad()
+    (loss_of(replica, micro_batches[-1]) / num).backward()
+""",
+            "the gradient",
+        ),
+        (
+            "averages once more than it must",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    num = len(micro_batches)
+    with replica.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (loss_of(replica, micro_batch) / num).backward()
+    (loss_of(replica, micro_batches[-1]) / num).backward()
+    for param in replica.parameters():
+        param.grad.div_(dist.get_world_size())
+        dist.all_reduce(param.grad)
+""",
+            "bytes a rank sends in two steps",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "average_gradients": [
+        (
+            "one flat all-reduce, copied back",
+            """
+def average_gradients(module):
+    grads = [param.grad for param in module.parameters()]
+    flat = torch.cat([grad.reshape(-1) for grad in grads])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for grad, piece in zip(grads, flat.split([grad.numel() for grad in grads])):
+        grad.copy_(piece.view_as(grad))
+""",
+        ),
+        (
+            "ReduceOp.AVG",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)
+""",
+        ),
+        (
+            "all in flight at once, then waited for",
+            """
+def average_gradients(module):
+    works = [dist.all_reduce(param.grad, async_op=True) for param in module.parameters()]
+    for work in works:
+        work.wait()
+    for param in module.parameters():
+        param.grad = param.grad / dist.get_world_size()
+""",
+        ),
+        (
+            "a reduce and a broadcast",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        dist.reduce(param.grad, dst=0)
+        param.grad.mul_(1 / dist.get_world_size())
+        dist.broadcast(param.grad, src=0)
+""",
+        ),
+    ],
+    "plan_buckets": [
+        (
+            "tuples, filled from a queue",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    waiting, buckets = list(enumerate(sizes_bytes)), []
+    while waiting:
+        index, size = waiting.pop()
+        bucket = [index]
+        while waiting and size + waiting[-1][1] <= bucket_bytes:
+            index, more = waiting.pop()
+            bucket.append(index)
+            size += more
+        buckets.append(tuple(bucket))
+    return tuple(buckets)
+""",
+        ),
+        (
+            "a generator",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    bucket, free = [], bucket_bytes
+    for index in range(len(sizes_bytes) - 1, -1, -1):
+        if bucket and sizes_bytes[index] > free:
+            yield bucket
+            bucket, free = [], bucket_bytes
+        bucket = bucket + [index]
+        free -= sizes_bytes[index]
+    if bucket:
+        yield bucket
+""",
+        ),
+        (
+            "by recursion",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    if not sizes_bytes:
+        return []
+    first = len(sizes_bytes) - 1
+    while first > 0 and sum(sizes_bytes[first - 1:]) <= bucket_bytes:
+        first -= 1
+    last = list(range(first, len(sizes_bytes)))[::-1]
+    return [last] + plan_buckets(sizes_bytes[:first], bucket_bytes)
+""",
+        ),
+    ],
+    "overlap": [
+        (
+            "divides after the wait, and clears its dict",
+            """
+def overlap(module):
+    works = {}
+    def start(param):
+        works[param] = dist.all_reduce(param.grad, async_op=True)
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        for param, work in works.items():
+            work.wait()
+            param.grad /= dist.get_world_size()
+        works.clear()
+    return finish
+""",
+        ),
+        (
+            "an object with a method",
+            """
+class Averager:
+    def __init__(self, module):
+        self.works = []
+        for param in module.parameters():
+            param.register_post_accumulate_grad_hook(self.start)
+    def start(self, param):
+        self.works.append(dist.all_reduce(param.grad, op=dist.ReduceOp.AVG, async_op=True))
+    def finish(self):
+        done, self.works = self.works, []
+        for work in done:
+            work.wait()
+
+def overlap(module):
+    return Averager(module).finish
+""",
+        ),
+        (
+            "waits again for works of the step before, which have ended",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    return lambda: [work.wait() for work in works]
+""",
+        ),
+        (
+            "divides in what follows the future",
+            """
+def overlap(module):
+    futures = []
+    def start(param):
+        work = dist.all_reduce(param.grad, async_op=True)
+        futures.append(work.get_future().then(lambda done: done.value()[0].div_(dist.get_world_size())))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while futures:
+            futures.pop(0).wait()
+    return finish
+""",
+        ),
+        (
+            "a hook for each parameter by its name",
+            """
+def overlap(module):
+    started = []
+    def hook_of(name):
+        def hook(param):
+            param.grad.mul_(1 / dist.get_world_size())
+            started.append((name, dist.all_reduce(param.grad, async_op=True)))
+        return hook
+    for name, param in module.named_parameters():
+        param.register_post_accumulate_grad_hook(hook_of(name))
+    def finish():
+        for name, work in started:
+            work.wait()
+        del started[:]
+    return finish
+""",
+        ),
+    ],
+    "last_all_reduce_end": [
+        (
+            "the longest of all ways to the end",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    return max(ready + sum(bucket_s[number:]) for number, ready in enumerate(ready_s))
+""",
+        ),
+        (
+            "exact fractions",
+            """
+from fractions import Fraction
+def last_all_reduce_end(ready_s, bucket_s):
+    end_s = Fraction(0)
+    for ready, seconds in zip(ready_s, bucket_s):
+        end_s = max(end_s, Fraction(ready)) + Fraction(seconds)
+    return end_s
+""",
+        ),
+        (
+            "a tensor without dimensions",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end_s = torch.zeros((), dtype=torch.float64)
+    for ready, seconds in zip(ready_s, bucket_s):
+        end_s = torch.clamp(end_s, min=ready) + seconds
+    return end_s
+""",
+        ),
+        (
+            "by recursion from the end",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    if not ready_s:
+        return 0
+    return max(last_all_reduce_end(ready_s[:-1], bucket_s[:-1]), ready_s[-1]) + bucket_s[-1]
+""",
+        ),
+    ],
+    "accumulate": [
+        (
+            "adds up without sending, and averages by hand",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    with replica.no_sync():
+        for micro_batch in micro_batches:
+            loss_of(replica, micro_batch).backward()
+    for param in replica.parameters():
+        param.grad /= len(micro_batches) * dist.get_world_size()
+        dist.all_reduce(param.grad)
+""",
+        ),
+        (
+            "one loop, with or without sending",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    for number, micro_batch in enumerate(micro_batches):
+        is_last = number == len(micro_batches) - 1
+        with nullcontext() if is_last else replica.no_sync():
+            (loss_of(replica, micro_batch) / len(micro_batches)).backward()
+""",
+        ),
+        (
+            "divides the gradient instead of the losses",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    *first, last = micro_batches
+    for micro_batch in first:
+        with replica.no_sync():
+            loss_of(replica, micro_batch).backward()
+    loss_of(replica, last).backward()
+    for param in replica.parameters():
+        param.grad /= len(micro_batches)
+""",
         ),
     ],
 }
