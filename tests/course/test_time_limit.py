@@ -20,7 +20,6 @@ def forever(*values):
         pass
 """
 NAMES: dict[str, Any] = {}
-linecache.cache["<cell 7>"] = (len(CELL), None, [*CELL.splitlines(keepends=True)], "<cell 7>")
 exec(compile(CELL, "<cell 7>", "exec"), NAMES)
 forever = NAMES["forever"]  # as in a notebook, not in the file of the check
 
@@ -76,6 +75,7 @@ def launched(expect: Expect, answer):
 
 
 def test_an_answer_that_never_ends_is_told_where_it_stood():
+    linecache.cache["<cell 7>"] = (len(CELL), None, [*CELL.splitlines(keepends=True)], "<cell 7>")
     result = run_check("90", called, forever, limit_s=0.2)
     assert (result.status, result.rule) == ("failed", "your code comes to its end")
     assert result.trace.splitlines()[-1] in ("line 3 in forever: while True:", "line 4 in forever: pass"), result

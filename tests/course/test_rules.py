@@ -1,0 +1,184 @@
+"""The rules that checks share: each lets a right answer pass and says of each kind of wrong one what it is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib import launch
+from lablib.course import rules
+from lablib.course.expect import Expect, NotAttempted, RuleBroken
+from lablib.course.observe import observe
+from lablib.parallel import ring_all_reduce
+
+
+def broken(rule: Callable[..., Any], *args: Any, **options: Any) -> RuleBroken:
+    with pytest.raises(RuleBroken) as raised:
+        rule(*args, **options)
+    return raised.value
+
+
+def calls(answer: Callable[[torch.Tensor], Any], ranks: int = 3, dtype: torch.dtype = torch.float64, length: int = 5):
+    """A run of `answer` on tensors that differ by rank."""
+
+    def program():
+        x = torch.arange(1.0, length + 1, dtype=dtype) * (dist.get_rank() + 1)
+        return observe(answer, x)
+
+    return launch(program, ranks=ranks)
+
+
+def right(x: torch.Tensor) -> torch.Tensor:
+    total = x.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def mean_of(ranks: int, dtype: torch.dtype = torch.float64, length: int = 5) -> torch.Tensor:
+    return torch.arange(1.0, length + 1, dtype=dtype) * ((ranks + 1) / 2)
+
+
+@given(ranks=st.integers(1, 7), dtype=st.sampled_from([torch.float64, torch.float32]), length=st.integers(1, 9))
+def test_a_right_answer_keeps_every_rule(ranks: int, dtype: torch.dtype, length: int):
+    run, like, expect = calls(right, ranks, dtype, length), mean_of(1, dtype, length), Expect()
+    rules.returns_new_tensors(expect, run, like)
+    rules.changes_nothing(expect, run)
+    rules.is_mean(expect, run, mean_of(ranks, dtype, length))
+    rules.calls_only(expect, run, "all_reduce")
+    rules.communications_within(expect, run, 1)
+    rules.sent_bytes_within(expect, run, calls(dist.all_reduce, ranks, dtype, length))
+    rules.same_on_every_rank(expect, [call.value for call in run.values], "the mean")
+
+
+@given(ranks=st.integers(2, 7), wrong=st.sampled_from(["sum", "twice divided", "first half"]))
+def test_what_is_no_mean_is_told_by_its_factor(ranks: int, wrong: str):
+    def answer(x):
+        mean = right(x)
+        if wrong == "first half":
+            return torch.cat([mean[:2], 0 * mean[2:]])
+        return mean * ranks if wrong == "sum" else mean / ranks
+
+    error = broken(rules.is_mean, Expect(), calls(answer, ranks), mean_of(ranks))
+    assert error.rule.startswith("the result is the mean over ranks")
+    said = {"sum": f"{ranks} times the mean, as a sum over {ranks} ranks is", "twice divided": " times the mean"}
+    assert said.get(wrong, "elements differ") in error.saw
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule", "saw"),
+    [
+        (lambda x: None, "a tensor is returned", "NoneType None on rank 0 of 3"),
+        (lambda x: x.tolist(), "a tensor is returned", "list"),
+        (lambda x: x.sum(), "the shape of the result is that of the input", "Size([])"),
+        (lambda x: x.half(), "the type of the result is that of the input", "float16 on rank 0"),
+        (lambda x: x, "the result is a new tensor", "shares its memory with an argument on rank 0"),
+        (lambda x: x[:5], "the result is a new tensor", "shares its memory"),
+    ],
+)
+def test_what_is_returned_must_be_a_new_tensor_like_the_input(answer, rule, saw):
+    error = broken(rules.returns_new_tensors, Expect(), calls(answer), mean_of(1))
+    assert error.rule == rule and saw in error.saw
+
+
+def test_ellipsis_is_a_stub():
+    with pytest.raises(NotAttempted):
+        rules.returns_tensors(Expect(), calls(lambda x: ...), mean_of(1))
+
+
+def test_a_changed_input_is_named():
+    error = broken(rules.changes_nothing, Expect(), calls(dist.all_reduce))
+    assert error.saw == "argument 1 changed on rank 0 of 3"
+
+
+def gives_the_name_to_another(x: torch.Tensor) -> None:
+    x = right(x) * dist.get_world_size()
+
+
+def returns_another(x: torch.Tensor) -> torch.Tensor:
+    return right(x) * dist.get_world_size()
+
+
+def test_work_in_place_is_seen_and_its_commonest_mistake_is_told():
+    sums = [mean_of(3) * 3] * 3
+    rules.works_in_place(Expect(), calls(lambda x: dist.all_reduce(x)), sums, "the sum")
+    for answer, saw in ((gives_the_name_to_another, "x is as it was"), (returns_another, "a new tensor was returned")):
+        error = broken(rules.works_in_place, Expect(), calls(answer), sums, "the sum")
+        assert error.saw.startswith(saw) and "`x = ...` gives the name to another tensor" in error.saw
+    error = broken(rules.works_in_place, Expect(), calls(lambda x: x.mul_(2)), sums, "the sum")
+    assert error.rule.startswith("x holds the sum on rank 0")
+
+
+def test_one_rank_that_sums_alone_has_worked_in_place_although_nothing_changed():
+    rules.works_in_place(Expect(), calls(lambda x: dist.all_reduce(x), ranks=1), [mean_of(1)])
+
+
+def test_calls_bytes_and_messages_of_a_run_are_held_to_what_is_allowed():
+    run = calls(lambda x: [dist.all_reduce(x), dist.barrier()])
+    error = broken(rules.calls_only, Expect(), run, "send")
+    assert (error.saw, error.expected) == ("all_reduce and barrier", "send")
+    assert broken(rules.communications_within, Expect(), run, 1).saw.startswith("2 calls, 2 times the budget")
+    assert "3 ranks" in broken(rules.sent_bytes_within, Expect(), run, 10).rule
+    assert broken(rules.sent_bytes_within, Expect(), calls(lambda x: None), 99, at_least=8).saw.startswith("0 B: less")
+    rules.calls_only(Expect(), calls(lambda x: None))
+
+
+def test_peak_memory_has_a_budget():
+    run = calls(lambda x: x.repeat(1000).sum(), length=100)
+    rules.peak_bytes_within(Expect(), run, 10**6)
+    assert "peak memory of a rank" in broken(rules.peak_bytes_within, Expect(), run, 10**4).rule
+
+
+@given(factor=st.floats(0.1, 8).filter(lambda f: abs(f - 1) > 1e-3))
+def test_a_gradient_of_the_wrong_size_is_told_apart_from_a_wrong_one(factor: float):
+    reference = torch.arange(1.0, 9.0, dtype=torch.float64)
+    rules.equals_one_device(Expect(), [reference.clone()] * 2, reference)
+    error = broken(rules.equals_one_device, Expect(), [factor * reference] * 2, reference)
+    assert error.rule.startswith("the gradient has the size of one device's")
+    error = broken(rules.equals_one_device, Expect(), [reference.flip(0)] * 2, reference)
+    assert error.rule.startswith("the gradient is that of the whole batch")
+    error = broken(rules.equals_one_device, Expect(), [reference, 2 * reference], reference)
+    assert error.rule.startswith("every rank ends with the same gradients")
+
+
+def helper(x: torch.Tensor) -> None:
+    ring_all_reduce(x)
+
+
+def imports(x: torch.Tensor) -> None:
+    from lablib.parallel import tree_all_reduce
+
+    tree_all_reduce(x)
+
+
+def imports_by_name(x: torch.Tensor) -> None:
+    __import__("lablib.parallel")
+
+
+def in_a_closure() -> Callable:
+    solution = ring_all_reduce
+    return lambda x: solution(x)
+
+
+class Callback:
+    def __call__(self, x):
+        ring_all_reduce(x)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [ring_all_reduce, lambda x: helper(x), imports, imports_by_name, in_a_closure(), Callback, lambda x: rules.dis],
+    ids=["itself", "a helper", "an import", "an import by name", "a closure", "a class", "a module"],
+)
+def test_the_librarys_solution_is_found_in_an_answers_code(answer):
+    assert broken(rules.not_from_lablib, answer).rule == "the answer is your own code"
+
+
+def test_an_attribute_of_the_same_name_is_no_use_of_lablib():
+    rules.not_from_lablib(lambda x: x.launch + x.helper)
+    rules.not_from_lablib(right)
+    rules.not_from_lablib(helper, allowed=["ring_all_reduce"])
+    rules.not_from_lablib(5)
