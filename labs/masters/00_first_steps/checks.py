@@ -1,101 +1,225 @@
 """Checks of lab 00: first steps."""
 
 from collections.abc import Callable
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib import CorruptGradient, find_cluster, launch
+from lablib import Run, find_cluster, launch
 from lablib.course import Expect, exercise
+from lablib.course.rules import (
+    calls_only,
+    changes_nothing,
+    communications_within,
+    is_mean,
+    not_from_lablib,
+    observe,
+    returns_new_tensors,
+    sent_bytes_within,
+)
 
 CLUSTER = "dgx-h100"
-LENGTH = 1_000_000  # numbers of 4 bytes: large enough for the ring, the algorithm that sends least
 
 
 @exercise(
     "The mean over ranks",
     hints=[
         "Which collective leaves a sum on every rank? And what is a mean, once you have the sum?",
-        "`all_reduce` writes its result into the tensor it is given: give it a copy, `x.clone()`.",
-        "mean = x.clone(); dist.all_reduce(mean); then divide by dist.get_world_size(), and return it.",
+        "`all_reduce` writes its result into the tensor that it is given, and `x` must stay as it is: give it a copy.",
+        "Copy `x` with `.clone()`, let `dist.all_reduce` add up the copies, and divide by the number of ranks.",
     ],
 )
-def mean_over_ranks(expect: Expect, mean_over_ranks: Callable[[Tensor], Tensor]) -> None:
-    def program(length: int):
-        x = torch.full((length,), 2.0 * dist.get_rank() + 1.0)
-        before = x.clone()
-        mean = mean_over_ranks(x)
-        return (mean if isinstance(mean, Tensor) else repr(mean)), torch.equal(x, before)
+def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
+    not_from_lablib(answer)
 
-    for ranks in (4, 3):  # the numbers 1, 3, 5, 7 and 1, 3, 5
-        run = launch(program, 3, ranks=ranks, cluster=CLUSTER)
-        means = [mean for mean, _ in run.values]
-        expect.that("every rank returns a tensor", all(isinstance(m, Tensor) for m in means), means, "a tensor each")
-        expect.close(f"the mean over {ranks} ranks, on every rank", means, [torch.full((3,), float(ranks))] * ranks)
-        kept = all(is_kept for _, is_kept in run.values)
-        expect.that("x stays as it was", kept, "x as it was" if kept else "x changed", "work on a copy of x")
+    def program(xs: list[Tensor]):
+        return observe(answer, xs[dist.get_rank()])
 
-    run = launch(program, LENGTH, ranks=4, cluster=CLUSTER)
-    sent_bytes = max(run.traffic.sent_bytes(rank) for rank in range(4))
-    expect.budget("bytes each rank sends for 4 MB on 4 ranks", sent_bytes, 2 * 3 / 4 * 4 * LENGTH, "B")
-    expect.budget("communications", len(run.traffic), 1, "calls")
+    cases = [((3, 5), torch.float64), ((2, 3, 4), torch.float32), ((expect.draw.integer(6, 20),), torch.float32)]
+    for ranks, (shape, dtype) in zip([*expect.draw.integers(2, 2, 9), 1], cases, strict=True):
+        xs = [expect.draw.tensor(shape, dtype, contiguous=len(shape) != 2) for _ in range(ranks)]
+        run = expect.launch(program, xs, ranks=ranks, cluster=CLUSTER)
+        returns_new_tensors(expect, run, like=xs[0])
+        changes_nothing(expect, run)
+        is_mean(expect, run, torch.stack(xs).mean(0))
+        calls_only(expect, run, "all_reduce")
+        communications_within(expect, run, at_most=1, at_least=1)
+        _sends_as(expect, run, lambda x=xs[0]: dist.all_reduce(x.clone()))
+
+    ranks, x = expect.draw.integer(2, 8), expect.draw.tensor((1000, 1000))  # large: the ring, which sends least
+    run = expect.launch(program, [x] * ranks, ranks=ranks, cluster=CLUSTER)
+    size_bytes = 2 * (ranks - 1) / ranks * x.numel() * x.element_size()
+    sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
+
+
+def _sends_as(expect: Expect, run: Run, program: Callable[[], object]) -> None:
+    """No rank sends more than in a run of `program`, and none less."""
+    plain = launch(program, ranks=run.ranks, cluster=CLUSTER)
+    sent = [plain.traffic.sent_bytes(rank) for rank in range(run.ranks)]
+    sent_bytes_within(expect, run, at_most=max(sent), at_least=min(sent))
 
 
 @exercise(
     "Pass to the right",
     hints=[
-        "What must each rank have begun before it waits for anything?",
+        "If every rank first waits for a message, who sends one? What must each have begun before it waits?",
         "`dist.isend` begins a send and returns at once. The right neighbour is (rank + 1) % world_size.",
-        "inbox = torch.empty_like(x); sending = dist.isend(x, dst=right); dist.recv(inbox, src=left); sending.wait().",
+        "Make an empty tensor like `x`, begin the send to the right, receive from the left, and then `.wait()` for "
+        "the send.",
     ],
 )
-def pass_to_right(expect: Expect, pass_to_right: Callable[[Tensor], Tensor]) -> None:
-    def program(length: int):
-        got = pass_to_right(torch.full((length,), float(dist.get_rank())))
-        return got if isinstance(got, Tensor) else repr(got)
+def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
+    not_from_lablib(answer)
+    cluster = find_cluster(CLUSTER).free_compute()
 
-    for ranks in (4, 5):
-        got = launch(program, 3, ranks=ranks, cluster=CLUSTER).values
-        expect.that("every rank returns a tensor", all(isinstance(g, Tensor) for g in got), got, "a tensor each")
-        inside = [torch.full((3,), float(rank - 1)) for rank in range(1, ranks)]
-        expect.close(f"ranks 1 to {ranks - 1} hold what their left neighbour gave", got[1:], inside)
-        expect.close("rank 0 holds what the last rank gave", got[0], torch.full((3,), ranks - 1.0))
+    def program(xs: list[Tensor]):
+        return observe(answer, xs[dist.get_rank()])
 
-    run = launch(program, LENGTH, ranks=8, cluster=find_cluster(CLUSTER).free_compute())
-    sent_bytes = max(run.traffic.sent_bytes(rank) for rank in range(8))
-    expect.budget("bytes each rank sends: x, once", sent_bytes, 4 * LENGTH, "B")
-    one_message_s = find_cluster(CLUSTER).edge(0, 1).transfer_s(4 * LENGTH)
-    expect.budget("seconds on 8 ranks: two messages", run.timeline.makespan_s, 2 * one_message_s, "s")
+    some = expect.draw.integer(20, 40)
+    cases = [((some, some + 1), torch.float64), ((1000, some), torch.float32), ((some,), torch.float32)]
+    counts = [expect.draw.choice([5, 7]), expect.draw.choice([4, 6, 8]), 2]  # an odd one always: see the seconds
+    for ranks, (shape, dtype) in zip(counts, cases, strict=True):
+        xs = [expect.draw.tensor(shape, dtype) for _ in range(ranks)]
+        run = expect.launch(program, xs, ranks=ranks, cluster=cluster)
+        returns_new_tensors(expect, run, like=xs[0])
+        changes_nothing(expect, run)
+        got = [call.value for call in run.values]
+        expect.equal(f"ranks 1 to {ranks - 1} of {ranks} hold what their left neighbour gave", got[1:], xs[:-1])
+        expect.equal(f"rank 0 of {ranks} holds what the last rank gave", got[0], xs[-1])
+        calls_only(expect, run, "send")
+        size_bytes = xs[0].numel() * xs[0].element_size()
+        sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
+        one_message_s = cluster.edge(0, 1).transfer_s(size_bytes)
+        expect.budget(f"seconds on {ranks} ranks: two messages", run.timeline.makespan_s, 2 * one_message_s, "s")
+
+
+MAX_SEED, MAX_RANKS = 999, 32  # what the exercise promises
 
 
 @exercise(
     "Equal weights, different data",
     hints=[
-        "`torch.manual_seed` may be called more than once. What should each seed depend on?",
-        "Weights: a seed made from `seed` alone. Data: a seed made from `seed` and the rank, and never `seed` itself.",
-        "torch.manual_seed(seed) for the weights; torch.manual_seed(1000 * (seed + 1) + dist.get_rank()) for the data.",
+        "`torch.manual_seed` may be called more than once. What should the weights depend on, and what the data?",
+        "Weights: a seed made from `seed` alone. Data: one made from `seed` and the rank, far from all that may be a "
+        "`seed`. Or: all ranks draw the data of all, and each takes its own.",
+        "With at most 32 ranks, `100 * seed + rank` is another number for each pair. What must be added, so that it is "
+        "none of 0 to 999?",
     ],
 )
-def weights_and_data(expect: Expect, weights_and_data: Callable[[int], tuple[Tensor, Tensor]]) -> None:
-    run = launch(weights_and_data, 3, ranks=4, cluster=CLUSTER)
-    pairs = [value if isinstance(value, tuple | list) else (value,) for value in run.values]
-    is_pair = all(len(p) == 2 and all(isinstance(t, Tensor) and t.shape == (4, 4) for t in p) for p in pairs)
-    expect.that("two tensors of shape (4, 4) on every rank", is_pair, run.values[0], "return weights, data")
-    weights, data = zip(*pairs, strict=True)
-    expect.equal("the same weights on every rank", list(weights), [weights[0]] * 4)
-    same = [f"ranks {i} and {j}" for i in range(4) for j in range(i) if torch.equal(data[i], data[j])]
-    expect.that("different data on every rank", not same, same and f"the same data on {same[0]}", "no two alike")
-    copies = [rank for rank in range(4) if torch.equal(data[rank], weights[0])]
-    saw = f"on rank {copies[0]} the data are the weights" if copies else "other numbers"
-    expect.that("data are not the weights' numbers over again", not copies, saw, "a data seed unlike the weights'")
+def weights_and_data(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    not_from_lablib(answer)
+    near = expect.draw.integer(1, MAX_SEED - 1)
+    _draws_well(expect, answer, [near, near + 1], MAX_RANKS)
+    far = expect.draw.integer(500, MAX_SEED)
+    _draws_well(expect, answer, [0, 1, far], expect.draw.integer(3, 6))
 
-    other = launch(weights_and_data, 4, ranks=4, cluster=CLUSTER).values
-    for index, name in enumerate(("weights", "data")):
-        same = [rank for rank in range(4) if torch.equal(other[rank][index], pairs[rank][index])]
-        saw = f"the same {name} with seeds 3 and 4 on rank {same[0]}" if same else "other numbers"
-        expect.that(f"another seed gives other {name}", not same, saw, "a seed that depends on `seed`")
-    expect.budget("bytes sent", run.traffic.sent_bytes(), 0, "B")
+
+def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], seeds: list[int], ranks: int) -> None:
+    """All rules of the exercise, on so many ranks, for some seeds."""
+
+    def program():
+        draws = []
+        for seed in seeds:
+            first, used = answer(seed), torch.initial_seed()
+            torch.rand(3)  # whoever draws without a seed goes on from here
+            draws.append((first, answer(seed), used))
+        return draws
+
+    run = expect.launch(program, ranks=ranks, cluster=CLUSTER)
+    is_pair = all(_is_pair(pair) for draws in run.values for draw in draws for pair in draw[:2])
+    saw = run.values[0][0][0]
+    expect.that("two float tensors of shape (4, 4) on every rank", is_pair, "two" if is_pair else saw, "weights, data")
+    weights = [[draws[i][0][0] for draws in run.values] for i in range(len(seeds))]  # [seed][rank]
+    data = [[draws[i][0][1] for draws in run.values] for i in range(len(seeds))]
+    expect.equal("the same weights on every rank", weights, [[one[0]] * ranks for one in weights])
+    again = [
+        f"other {name} in the second call with seed {seeds[i]}, on rank {rank}"
+        for i in range(len(seeds))
+        for rank, draws in enumerate(run.values)
+        for index, name in enumerate(("weights", "data"))
+        if not torch.equal(draws[i][0][index], draws[i][1][index])
+    ]
+    _none(expect, "the same seed gives the same numbers again", again, "numbers that depend on the seed alone")
+    _are_random(expect, seeds[0], weights[0][0], data[0])
+    for by_seed, name in ((weights, "weights"), (data, "data")):
+        pairs = combinations(zip(seeds, by_seed, strict=True), 2)
+        same = [f"the same {name} with seeds {a} and {b}" for (a, x), (b, y) in pairs if torch.equal(x[0], y[0])]
+        _none(expect, f"another seed gives other {name}", same, "a seed that depends on `seed`")
+
+    owner = {_key(one[0]): f"the weights with seed {seed}" for seed, one in zip(seeds, weights, strict=True)}
+    owner |= _weights_of(answer, [used for draws in run.values for *_, used in draws if used not in seeds])
+    twice = []
+    for seed, by_rank in zip(seeds, data, strict=True):
+        for rank, one in enumerate(by_rank):
+            mine = f"the data of rank {rank} with seed {seed}"
+            first = owner.setdefault(_key(one), mine)
+            twice += [f"{mine} are {first}"] if first != mine else []
+    _none(expect, f"no numbers over again, for seeds 0 to {MAX_SEED} and {ranks} ranks", twice, "other numbers")
+    expect.budget(f"bytes sent ({ranks} ranks)", run.traffic.sent_bytes(), 0, "B")
+
+
+def _none(expect: Expect, rule: str, found: list[str], expected: str) -> None:
+    """Nothing was found that breaks a rule."""
+    expect.that(rule, not found, found[0] if found else "so it is", expected)
+
+
+def _is_pair(pair: object) -> bool:
+    return (
+        isinstance(pair, tuple | list)
+        and len(pair) == 2
+        and all(isinstance(t, Tensor) and t.shape == (4, 4) and t.is_floating_point() for t in pair)
+    )
+
+
+def _key(numbers: Tensor) -> bytes:
+    return numbers.detach().double().contiguous().numpy().tobytes()
+
+
+def _weights_of(answer: Callable[[int], tuple[Tensor, Tensor]], used: list[int]) -> dict[bytes, str]:
+    """The weights of some seeds that were used for data, if they may be a run's `seed` as well."""
+    seeds = sorted({seed for seed in used if 0 <= seed <= MAX_SEED})[:8]
+    drawn = launch(lambda: [answer(seed)[0] for seed in seeds], ranks=2, cluster=CLUSTER).values[0] if seeds else []
+    return {_key(one): f"the weights with seed {seed}" for seed, one in zip(seeds, drawn, strict=True)}
+
+
+def _are_random(expect: Expect, seed: int, weights: Tensor, data: list[Tensor]) -> None:
+    """Each holds 16 different numbers, and none is another in disguise: shifted, scaled, in another order, squared."""
+    named = [("the weights", weights), *((f"rank {rank}'s data", one) for rank, one in enumerate(data))]
+    constant = [f"{name}: {len(one.unique())} different numbers of 16" for name, one in named if len(one.unique()) < 16]
+    _none(expect, "weights and data are random", constant, "torch.randn(4, 4)")
+    copies = [f"{name} with seed {seed} are the weights{_made_from(weights, one)}" for name, one in named[1:]]
+    copies = [text for text in copies if not text.endswith("are the weights")]
+    _none(expect, "data are draws of their own", copies, "a draw of its own, from another seed")
+    pairs = [(a, b, _made_from(x, y)) for (a, x), (b, y) in combinations(named[1:], 2)]
+    alike = [f"{b} are {a}{how}" for a, b, how in pairs if how]
+    _none(expect, "every rank draws data of its own", alike, "a seed that depends on the rank")
+    if len(data) == MAX_RANKS:  # enough numbers to tell
+        all_data = torch.stack(data).double().flatten(1)
+        both = torch.stack([weights.double().flatten().expand_as(all_data).flatten(), all_data.flatten()])
+        tied = float(both.corrcoef()[0, 1])
+        expect.that("data do not follow the weights", abs(tied) < 0.3, f"correlation {tied:.2f}", "independent draws")
+
+
+def _made_from(a: Tensor, b: Tensor) -> str:
+    """How `b` was made from `a`; "" if it was not."""
+    a, b = a.detach().double().flatten(), b.detach().double().flatten()
+    if torch.equal(a, b):
+        return " again"
+    if _is_line(a, b):
+        return ", shifted or scaled"
+    if _is_line(a.sort().values, b.sort().values) or _is_line(a.sort().values, -b.sort(descending=True).values):
+        return " in another order"
+    same_order = any(torch.equal(x.argsort(), y.argsort()) for x in (a, -a, a.abs(), -a.abs()) for y in (b, b.abs()))
+    return ", number by number through a function" if same_order else ""
+
+
+def _is_line(a: Tensor, b: Tensor) -> bool:
+    """Is b = slope * a + shift, to rounding?"""
+    a, b = a - a.mean(), b - b.mean()
+    slope = torch.dot(a, b) / torch.dot(a, a)
+    return float((b - slope * a).abs().max()) < 1e-5 * float(b.abs().max())
 
 
 @exercise(
@@ -103,19 +227,26 @@ def weights_and_data(expect: Expect, weights_and_data: Callable[[int], tuple[Ten
     hints=[
         "Which rank waits in the broken program, and who is not there?",
         "A collective belongs to all ranks. Only the text belongs to rank 0.",
-        "Call dist.all_reduce(loss) above the `if`, on every rank; leave the `return` below it.",
+        "Two of the lines of `broken_report` must be in another order: which of them may stand under the `if`?",
     ],
 )
-def report(expect: Expect, report: Callable[[Tensor], str | None]) -> None:
-    def program():
-        return report(torch.tensor([1.5 + dist.get_rank()]))  # losses 1.5, 2.5, 3.5, 4.5
+def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
+    not_from_lablib(answer)
 
-    run = launch(program, ranks=4, cluster=CLUSTER)
-    expect.equal("rank 0 reports the mean loss of all ranks", run.values[0], "mean loss 3.00")
-    expect.equal("ranks 1 to 3 report nothing", run.values[1:], [None] * 3)
-    expect.budget("communications", len(run.traffic), 1, "calls")
-    one_all_reduce = launch(lambda: dist.all_reduce(torch.ones(1)), ranks=4, cluster=CLUSTER)
-    expect.budget("bytes sent by all ranks", run.traffic.sent_bytes(), one_all_reduce.traffic.sent_bytes(), "B")
+    def program(losses: list[Tensor]):
+        return answer(losses[dist.get_rank()])
+
+    for ranks, last_digit in zip(expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9)), strict=True):
+        mean = expect.draw.integer(10, 98) / 10 + last_digit / 100  # two digits behind the point, the last perhaps a 0
+        spread = [expect.draw.number(-0.5, 0.5) for _ in range(ranks)]
+        losses = [torch.tensor(mean + one - sum(spread) / ranks) for one in spread]
+        run = expect.launch(program, losses, ranks=ranks, cluster=CLUSTER)
+        expect.equal(f"rank 0 reports the mean loss of all {ranks} ranks", run.values[0], f"mean loss {mean:.2f}")
+        expect.equal("the other ranks report nothing", run.values[1:], [None] * (ranks - 1))
+        communications_within(expect, run, at_most=1, at_least=1)
+        plain = launch(lambda: dist.all_reduce(torch.ones(())), ranks=ranks, cluster=CLUSTER)
+        sent, at_most = run.traffic.sent_bytes(), plain.traffic.sent_bytes()
+        expect.budget(f"bytes sent by all {ranks} ranks", sent, at_most, "B", at_least=4 * (ranks - 1))
 
 
 @exercise(
@@ -123,39 +254,48 @@ def report(expect: Expect, report: Callable[[Tensor], str | None]) -> None:
     hints=[
         "What can one rank find out without the others? What must all of them then learn?",
         "`grad.isfinite().all()` is a rank's own answer: one number. Which collective shows everybody's to everybody?",
-        "Make `flags`, a list of n tensors of one number; dist.all_gather(flags, is_bad); keep the ranks with a 1.",
+        "`dist.all_gather` fills a list of n tensors of one number, the r-th from rank r. Which positions do you keep?",
     ],
 )
-def corrupted_ranks(expect: Expect, corrupted_ranks: Callable[[Tensor], list[int]]) -> None:
-    def program(features: int):
-        torch.manual_seed(0)
-        layer = torch.nn.Linear(features, features, bias=False)
-        layer(torch.ones(2, features)).sum().backward()
-        grad = layer.weight.grad
-        assert grad is not None
-        before = grad.clone()
-        found = corrupted_ranks(grad)
-        return found, torch.equal(grad.nan_to_num(7.0), before.nan_to_num(7.0))
+def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> None:
+    not_from_lablib(answer)
+    nan, inf = float("nan"), float("inf")
+    ranks = expect.draw.integers(3, 4, 9)
+    one, two = sorted(expect.draw.integers(2, 1, 3))
+    _finds(expect, answer, ranks[0], {0: nan, one: nan, two: nan}, f"a NaN on ranks 0, {one} and {two}", first=one)
+    _finds(expect, answer, ranks[1], {one: -inf, two: inf}, f"an infinity on ranks {one} and {two}")
+    for size in (1e30, 3e38):  # finite in float32; the norm of the first is not, nor the sum of the second
+        _finds(expect, answer, ranks[2], {}, f"all numbers are finite, of {size:g}", size=size)
+    many = expect.draw.integer(66, 72)  # a bit for each rank fits no number
+    bad = {rank: expect.draw.choice([nan, inf, -inf]) for rank in (0, expect.draw.integer(25, 60), many - 1)}
+    _finds(expect, answer, many, bad, "three ranks of many are hit")
 
-    def launched(*faults: CorruptGradient, ranks: int = 4, features: int = 4):
-        return launch(program, features, ranks=ranks, cluster=CLUSTER, faults=faults)
 
-    def found(*faults: CorruptGradient, ranks: int = 4):
-        return [ranks_found for ranks_found, _ in launched(*faults, ranks=ranks).values]
+def _finds(
+    expect: Expect,
+    answer: Callable[[Tensor], list[int]],
+    ranks: int,
+    bad: dict[int, float],
+    what: str,
+    size: float = 0.0,
+    first: int | None = None,
+) -> None:
+    """The right list on every rank, nothing changed, one collective of a number each."""
+    shape = (expect.draw.integer(5, 9), expect.draw.integer(5, 9))
+    grads = [expect.draw.tensor(shape) for _ in range(ranks)]
+    if size:
+        grads = [size * grad.abs().clamp(0.5, 1.0) for grad in grads]
+    for rank, value in bad.items():  # on rank `first` in the first place, else behind the first eight
+        grads[rank].view(-1)[0 if rank == first else expect.draw.integer(8, grads[rank].numel() - 1)] = value
 
-    with_nan = launched(CorruptGradient(2, kind="nan"))
-    expect.equal("a NaN on rank 2: every rank returns [2]", [value for value, _ in with_nan.values], [[2]] * 4)
-    kept = all(is_kept for _, is_kept in with_nan.values)
-    expect.that("grad stays as it was", kept, "grad as it was" if kept else "grad changed", "leave grad alone")
-    infinite = CorruptGradient(1, kind="inf")
-    expect.equal("an infinite number on rank 1: every rank returns [1]", found(infinite), [[1]] * 4)
-    two = (CorruptGradient(3, kind="nan"), CorruptGradient(0, kind="inf", element=5))
-    expect.equal("ranks 0 and 3 are hit: every rank returns both", found(*two), [[0, 3]] * 4)
-    expect.equal("all is well on 3 ranks: an empty list", found(ranks=3), [[]] * 3)
+    def program(grads: list[Tensor]):
+        return observe(answer, grads[dist.get_rank()])
 
-    run = launched(CorruptGradient(2, kind="nan"), features=64)
-    one_number_each = launch(lambda: dist.all_reduce(torch.zeros(4, dtype=torch.int64)), ranks=4, cluster=CLUSTER)
-    sent_bytes = max(run.traffic.sent_bytes(rank) for rank in range(4))
-    at_most = max(one_number_each.traffic.sent_bytes(rank) for rank in range(4))
-    expect.budget("communications", len(run.traffic), 1, "calls")
-    expect.budget("bytes a rank sends", sent_bytes, at_most, "B")
+    run = expect.launch(program, grads, ranks=ranks, cluster=CLUSTER)
+    found = [call.value for call in run.values]
+    expect.equal(f"{what}: every rank of {ranks} returns {sorted(bad)}", found, [sorted(bad)] * ranks)
+    changes_nothing(expect, run)
+    communications_within(expect, run, at_most=1, at_least=1)
+    numbers = launch(lambda: dist.all_reduce(torch.zeros(ranks, dtype=torch.int64)), ranks=ranks, cluster=CLUSTER)
+    at_most = max(numbers.traffic.sent_bytes(rank) for rank in range(ranks))
+    sent_bytes_within(expect, run, at_most=max(at_most, 8 * (ranks - 1)))

@@ -1,4 +1,4 @@
-"""Wrong answers to lab 00."""
+"""Wrong answers to lab 00, which its checks must reject, and unusual right ones, which they must accept."""
 
 WRONG_ANSWERS = {
     "mean_over_ranks": [
@@ -10,7 +10,7 @@ WRONG_ANSWERS = {
                 dist.all_reduce(mean)
                 return mean
             """,
-            "the mean over 4 ranks",
+            "as a sum over",
         ),
         (
             "divides by 4",
@@ -18,9 +18,9 @@ WRONG_ANSWERS = {
             def mean_over_ranks(x):
                 mean = x.clone()
                 dist.all_reduce(mean)
-                return mean / 4
+                return mean / (4 if dist.get_world_size() != 4 else 5)
             """,
-            "the mean over 3 ranks",
+            "times the mean",
         ),
         (
             "returns what all_reduce returns",
@@ -28,7 +28,7 @@ WRONG_ANSWERS = {
             def mean_over_ranks(x):
                 return dist.all_reduce(x.clone())
             """,
-            "every rank returns a tensor",
+            "a tensor is returned",
         ),
         (
             "gives everybody rank 0's numbers",
@@ -38,7 +38,7 @@ WRONG_ANSWERS = {
                 dist.broadcast(mean, src=0)
                 return mean
             """,
-            "saw       1 at",
+            "the result is the mean over ranks",
         ),
         (
             "only rank 0 gets the mean",
@@ -48,7 +48,7 @@ WRONG_ANSWERS = {
                 dist.reduce(mean, dst=0)
                 return mean / dist.get_world_size()
             """,
-            "at [1]",
+            "on rank 1",
         ),
         (
             "changes x",
@@ -57,28 +57,149 @@ WRONG_ANSWERS = {
                 dist.all_reduce(x)
                 return x / dist.get_world_size()
             """,
-            "x stays as it was",
+            "the input stays as it was",
+        ),
+        (
+            "returns x itself",
+            """
+            def mean_over_ranks(x):
+                dist.all_reduce(x)
+                x /= dist.get_world_size()
+                return x
+            """,
+            "the result is a new tensor",
+        ),
+        (
+            "the world size in every place",
+            """
+            def mean_over_ranks(x):
+                return torch.full_like(x, dist.get_world_size())
+            """,
+            "the result is the mean over ranks",
+        ),
+        (
+            "the mean over ranks and elements",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return (mean / dist.get_world_size()).mean()
+            """,
+            "the shape of the result",
+        ),
+        (
+            "the mean over ranks and elements, in every place",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return torch.full_like(x, (mean / dist.get_world_size()).mean().item())
+            """,
+            "the result is the mean over ranks",
+        ),
+        (
+            "floor division",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean // dist.get_world_size()
+            """,
+            "the result is the mean over ranks",
+        ),
+        (
+            "half precision on the way",
+            """
+            def mean_over_ranks(x):
+                mean = x.half()
+                dist.all_reduce(mean)
+                return (mean / dist.get_world_size()).to(x.dtype)
+            """,
+            "the result is the mean over ranks",
+        ),
+        (
+            "single precision on the way",
+            """
+            def mean_over_ranks(x):
+                mean = x.float().clone()
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+            "the type of the result",
+        ),
+        (
+            "a copy with one dimension",
+            """
+            def mean_over_ranks(x):
+                mean = torch.zeros(len(x))
+                mean += x
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+            "RuntimeError",
+        ),
+        (
+            "a flat copy",
+            """
+            def mean_over_ranks(x):
+                mean = x.flatten().clone()
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+            "the shape of the result",
         ),
         (
             "gathers everything",
             """
             def mean_over_ranks(x):
                 everything = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-                dist.all_gather(everything, x)
+                dist.all_gather(everything, x.contiguous())
                 return torch.stack(everything).mean(dim=0)
             """,
-            "bytes each rank sends",
+            "the only calls are all_reduce",
         ),
         (
             "communicates twice",
             """
             def mean_over_ranks(x):
-                mean, ones = x.clone(), torch.ones(0)
+                mean, ones = x.clone(), torch.ones(())
                 dist.all_reduce(mean)
                 dist.all_reduce(ones)
-                return mean / dist.get_world_size()
+                return mean / ones.to(x.dtype)
             """,
             "communications",
+        ),
+        (
+            "sends all in double precision",
+            """
+            def mean_over_ranks(x):
+                mean = x.double().clone()
+                dist.all_reduce(mean)
+                return (mean / dist.get_world_size()).to(x.dtype)
+            """,
+            "bytes a rank sends",
+        ),
+        (
+            "does not wait",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean, async_op=True)
+                return mean / dist.get_world_size()
+            """,
+            "every communication is waited for",
+        ),
+        (
+            "one rank has nothing to do, and says nothing",
+            """
+            def mean_over_ranks(x):
+                if dist.get_world_size() == 1:
+                    return x
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+            "on rank 0 of 1",
         ),
     ],
     "pass_to_right": [
@@ -92,7 +213,7 @@ WRONG_ANSWERS = {
                 dist.send(x, dst=(rank + 1) % world_size)
                 return inbox
             """,
-            "waits in recv from rank 3",
+            "waits in recv from rank",
         ),
         (
             "all send first",
@@ -104,7 +225,7 @@ WRONG_ANSWERS = {
                 dist.recv(inbox, src=(rank - 1) % world_size)
                 return inbox
             """,
-            "waits in send to rank 1",
+            "waits in send to rank",
         ),
         (
             "passes to the left",
@@ -133,17 +254,81 @@ WRONG_ANSWERS = {
                     sending.wait()
                 return inbox
             """,
-            "rank 0 holds what the last rank gave",
+            "holds what the last rank gave",
         ),
         (
-            "gathers everything",
+            "does not wait for the send",
             """
             def pass_to_right(x):
-                everything = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-                dist.all_gather(everything, x)
-                return everything[dist.get_rank() - 1]
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                dist.isend(x, dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                return inbox
             """,
-            "bytes each rank sends",
+            "isend",
+        ),
+        (
+            "does not wait for the receive",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                dist.irecv(inbox, src=(rank - 1) % world_size)
+                dist.send(x, dst=(rank + 1) % world_size)
+                return inbox
+            """,
+            "irecv",
+        ),
+        (
+            "waits for nothing",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox, left, right = torch.zeros_like(x), (rank - 1) % world_size, (rank + 1) % world_size
+                dist.isend(x, right)
+                dist.irecv(inbox, left)
+                return inbox
+            """,
+            "every communication is waited for",
+        ),
+        (
+            "sends nothing: knows what the left one holds",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                return torch.full_like(x, float((rank - 1) % world_size))
+            """,
+            "hold what their left neighbour gave",
+        ),
+        (
+            "looks at another rank's memory",
+            """
+            shelf = {}
+
+
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                shelf[rank] = x.clone()
+                dist.barrier()
+                return shelf[(rank - 1) % world_size].clone()
+            """,
+            "the only calls are send",
+        ),
+        (
+            "even ranks send first, odd ones receive first",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                if rank % 2 == 0:
+                    dist.send(x, dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                if rank % 2 == 1:
+                    dist.send(x, dst=(rank + 1) % world_size)
+                return inbox
+            """,
+            "two messages",
         ),
         (
             "one after another",
@@ -158,7 +343,69 @@ WRONG_ANSWERS = {
                     dist.send(x, dst=(rank + 1) % world_size)
                 return inbox
             """,
-            "seconds on 8 ranks",
+            "two messages",
+        ),
+        (
+            "an inbox with one dimension",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty(len(x))
+                sending = dist.isend(x, dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                sending.wait()
+                return inbox
+            """,
+            "Mismatch",
+        ),
+        (
+            "an inbox of the usual type",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty(x.shape)
+                sending = dist.isend(x.float(), dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                sending.wait()
+                return inbox
+            """,
+            "the type of the result",
+        ),
+        (
+            "receives into x",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                sending = dist.isend(x.clone(), dst=(rank + 1) % world_size)
+                dist.recv(x, src=(rank - 1) % world_size)
+                sending.wait()
+                return x.clone()
+            """,
+            "the input stays as it was",
+        ),
+        (
+            "gathers everything",
+            """
+            def pass_to_right(x):
+                everything = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+                dist.all_gather(everything, x)
+                return everything[dist.get_rank() - 1]
+            """,
+            "the only calls are send",
+        ),
+        (
+            "sends it twice",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                for _ in range(2):
+                    sending = dist.isend(x, dst=(rank + 1) % world_size)
+                    dist.recv(inbox, src=(rank - 1) % world_size)
+                    sending.wait()
+                return inbox
+            """,
+            "bytes a rank sends",
         ),
     ],
     "weights_and_data": [
@@ -169,13 +416,13 @@ WRONG_ANSWERS = {
                 torch.manual_seed(seed)
                 return torch.randn(4, 4), torch.randn(4, 4)
             """,
-            "different data on every rank",
+            "are rank 0's data again",
         ),
         (
             "another seed on each rank, so the weights differ too",
             """
             def weights_and_data(seed):
-                torch.manual_seed(seed + dist.get_rank())
+                torch.manual_seed(2000 * seed + dist.get_rank())
                 return torch.randn(4, 4), torch.randn(4, 4)
             """,
             "the same weights on every rank",
@@ -189,15 +436,100 @@ WRONG_ANSWERS = {
                 torch.manual_seed(seed + dist.get_rank())
                 return weights, torch.randn(4, 4)
             """,
-            "on rank 0 the data are the weights",
+            "are the weights again",
         ),
         (
-            "draws the data first, unseeded",
+            "seed + 1 + rank is the weights' seed of another run",
             """
             def weights_and_data(seed):
-                data = torch.randn(4, 4)
                 torch.manual_seed(seed)
-                return torch.randn(4, 4), data
+                weights = torch.randn(4, 4)
+                torch.manual_seed(seed + 1 + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "are the weights with seed",
+        ),
+        (
+            "100 * (rank + 1) is no better",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(seed + 100 * (dist.get_rank() + 1))
+                return weights, torch.randn(4, 4)
+            """,
+            "are the weights with seed",
+        ),
+        (
+            "the product is 0 for seed 0, and the weights' seed for rank 0",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(seed * (dist.get_rank() + 1000))
+                return weights, torch.randn(4, 4)
+            """,
+            "with seed 0 are the weights again",
+        ),
+        (
+            "far from the weights' seeds, but one rank's data are another's in the next run",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(5000 + seed + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "are the data of rank 1 with seed",
+        ),
+        (
+            "ten ranks, and no more",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(5000 + 10 * seed + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "are the data of rank 10 with seed",
+        ),
+        (
+            "seeds the data of rank 0 alone",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                if dist.get_rank() == 0:
+                    torch.manual_seed(1000 * (seed + 1))
+                else:
+                    torch.seed()
+                return weights, torch.randn(4, 4)
+            """,
+            "on rank 1",
+        ),
+        (
+            "a seed from the clock",
+            """
+            def weights_and_data(seed):
+                import time
+
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(time.time_ns() + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "other data in the second call",
+        ),
+        (
+            "a seed from the clock, in whole years",
+            """
+            def weights_and_data(seed):
+                import time
+
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(1000 * time.gmtime().tm_year + dist.get_rank())
+                return weights, torch.randn(4, 4)
             """,
             "another seed gives other data",
         ),
@@ -213,15 +545,84 @@ WRONG_ANSWERS = {
             "another seed gives other weights",
         ),
         (
+            "the weights, and the rank added",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                return weights, weights + dist.get_rank() + 1
+            """,
+            "are the weights, shifted or scaled",
+        ),
+        (
+            "the weights, rolled",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                return weights, weights.flatten().roll(dist.get_rank() + 1).view(4, 4)
+            """,
+            "are the weights in another order",
+        ),
+        (
+            "the weights, through a function",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                return weights, (weights / (dist.get_rank() + 1)).tanh()
+            """,
+            "number by number through a function",
+        ),
+        (
+            "the weights and some noise",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
+                return weights, weights + torch.randn(4, 4)
+            """,
+            "data do not follow the weights",
+        ),
+        (
+            "rank 0's data, and the rank added",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights, data = torch.randn(4, 4), torch.randn(4, 4)
+                return weights, data + dist.get_rank()
+            """,
+            "rank 1's data are rank 0's data, shifted or scaled",
+        ),
+        (
+            "constants",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                return torch.randn(4, 4), torch.full((4, 4), 100.0 * seed + dist.get_rank())
+            """,
+            "rank 0's data: 1 different numbers of 16",
+        ),
+        (
             "rank 0 sends its weights to all",
             """
             def weights_and_data(seed):
-                torch.manual_seed(1000 * seed + dist.get_rank())
+                torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
                 weights, data = torch.randn(4, 4), torch.randn(4, 4)
                 dist.broadcast(weights, src=0)
                 return weights, data
             """,
             "bytes sent",
+        ),
+        (
+            "one tensor",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                return torch.randn(4, 4)
+            """,
+            "two float tensors",
         ),
     ],
     "report": [
@@ -233,7 +634,7 @@ WRONG_ANSWERS = {
                     dist.all_reduce(loss)
                     return f"mean loss {loss.item() / dist.get_world_size():.2f}"
             """,
-            "ranks 1, 2, 3 are not there",
+            "DeadlockError",
         ),
         (
             "reports the loss of rank 0",
@@ -242,7 +643,7 @@ WRONG_ANSWERS = {
                 if dist.get_rank() == 0:
                     return f"mean loss {loss.item():.2f}"
             """,
-            "mean loss 1.50",
+            "rank 0 reports the mean loss",
         ),
         (
             "reports the sum",
@@ -252,7 +653,43 @@ WRONG_ANSWERS = {
                 if dist.get_rank() == 0:
                     return f"mean loss {loss.item():.2f}"
             """,
-            "mean loss 12.00",
+            "rank 0 reports the mean loss",
+        ),
+        (
+            "a constant text",
+            """
+            def report(loss):
+                dist.all_reduce(loss)
+                return "mean loss 3.00" if dist.get_rank() == 0 else None
+            """,
+            "saw       'mean loss 3.00'",
+        ),
+        (
+            "divides by 4",
+            """
+            def report(loss):
+                dist.all_reduce(loss)
+                return f"mean loss {loss.item() / 4:.2f}" if dist.get_rank() == 0 else None
+            """,
+            "rank 0 reports the mean loss",
+        ),
+        (
+            "rounds to one digit",
+            """
+            def report(loss):
+                dist.all_reduce(loss)
+                return f"mean loss {loss.item() / dist.get_world_size():.1f}0" if dist.get_rank() == 0 else None
+            """,
+            "rank 0 reports the mean loss",
+        ),
+        (
+            "rounds, and drops a zero at the end",
+            """
+            def report(loss):
+                dist.all_reduce(loss)
+                return f"mean loss {round(loss.item() / dist.get_world_size(), 2)}" if dist.get_rank() == 0 else None
+            """,
+            "0'",
         ),
         (
             "every rank reports",
@@ -261,7 +698,17 @@ WRONG_ANSWERS = {
                 dist.all_reduce(loss)
                 return f"mean loss {loss.item() / dist.get_world_size():.2f}"
             """,
-            "ranks 1 to 3 report nothing",
+            "the other ranks report nothing",
+        ),
+        (
+            "prints instead of returning",
+            """
+            def report(loss):
+                dist.all_reduce(loss)
+                if dist.get_rank() == 0:
+                    print(f"mean loss {loss.item() / dist.get_world_size():.2f}")
+            """,
+            "saw       None",
         ),
         (
             "waits for all before it communicates",
@@ -278,12 +725,27 @@ WRONG_ANSWERS = {
             "gathers every loss on every rank",
             """
             def report(loss):
-                losses = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                losses = [torch.zeros(()) for _ in range(dist.get_world_size())]
                 dist.all_gather(losses, loss)
                 if dist.get_rank() == 0:
                     return f"mean loss {torch.stack(losses).mean().item():.2f}"
             """,
-            "bytes sent by all ranks",
+            "bytes sent by all",
+        ),
+        (
+            "takes the others' losses from a shared list",
+            """
+            shared = {}
+
+
+            def report(loss):
+                shared[dist.get_rank()] = loss.item()
+                dist.barrier()
+                if dist.get_rank() == 0:
+                    losses = [shared[rank] for rank in range(dist.get_world_size())]
+                    return f"mean loss {sum(losses) / len(losses):.2f}"
+            """,
+            "less than the task needs",
         ),
     ],
     "corrupted_ranks": [
@@ -295,7 +757,7 @@ WRONG_ANSWERS = {
                 dist.all_reduce(total)
                 return [] if total.isfinite().all() else list(range(dist.get_world_size()))
             """,
-            "[0, 1, 2, 3]",
+            "a NaN on ranks 0",
         ),
         (
             "each rank knows of itself alone",
@@ -303,7 +765,7 @@ WRONG_ANSWERS = {
             def corrupted_ranks(grad):
                 return [] if grad.isfinite().all() else [dist.get_rank()]
             """,
-            "0 items at [0]",
+            "a NaN on ranks 0",
         ),
         (
             "only rank 0 is told",
@@ -325,7 +787,82 @@ WRONG_ANSWERS = {
                 dist.all_gather(flags, is_bad)
                 return [rank for rank, flag in enumerate(flags) if flag.item()]
             """,
-            "an infinite number on rank 1",
+            "an infinity on ranks",
+        ),
+        (
+            "knows one sign of infinity",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([1.0 if grad.isnan().any() or (grad == float("inf")).any() else 0.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "an infinity on ranks",
+        ),
+        (
+            "asks the norm, which overflows",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.norm().isfinite() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "all numbers are finite, of 1e+30",
+        ),
+        (
+            "asks the sum, which overflows",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.sum().isfinite() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "all numbers are finite, of 3e+38",
+        ),
+        (
+            "looks at the first eight numbers alone",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.flatten()[:8].isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "returns [",
+        ),
+        (
+            "four ranks, always",
+            """
+            def corrupted_ranks(grad):
+                flags = torch.zeros(4)
+                flags[dist.get_rank()] = 0.0 if grad.isfinite().all() else 1.0
+                dist.all_reduce(flags)
+                return flags.nonzero().flatten().tolist()
+            """,
+            "IndexError",
+        ),
+        (
+            "a bit for each rank, in float32",
+            """
+            def corrupted_ranks(grad):
+                bits = torch.tensor([0.0 if grad.isfinite().all() else 2.0 ** dist.get_rank()])
+                dist.all_reduce(bits)
+                return [rank for rank in range(dist.get_world_size()) if int(bits.item()) >> rank & 1]
+            """,
+            "three ranks of many are hit",
+        ),
+        (
+            "a bit for each rank, in int64",
+            """
+            def corrupted_ranks(grad):
+                bits = torch.tensor([0 if grad.isfinite().all() else 2 ** dist.get_rank()])
+                dist.all_reduce(bits)
+                return [rank for rank in range(dist.get_world_size()) if int(bits.item()) >> rank & 1]
+            """,
+            "Overflow",
         ),
         (
             "knows one rank, the highest",
@@ -335,7 +872,7 @@ WRONG_ANSWERS = {
                 dist.all_reduce(worst, op=dist.ReduceOp.MAX)
                 return [worst.item()] if worst.item() >= 0 else []
             """,
-            "ranks 0 and 3 are hit",
+            "a NaN on ranks 0",
         ),
         (
             "names rank -1 when all is well",
@@ -346,10 +883,10 @@ WRONG_ANSWERS = {
                 dist.all_gather(ranks, mine)
                 return sorted({rank.item() for rank in ranks} - {-1}) or [-1]
             """,
-            "all is well on 3 ranks",
+            "all numbers are finite, of 1e+30",
         ),
         (
-            "cleans the gradient",
+            "cleans the gradient first",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
@@ -358,7 +895,21 @@ WRONG_ANSWERS = {
                 dist.all_gather(flags, is_bad)
                 return [rank for rank, flag in enumerate(flags) if flag.item()]
             """,
-            "grad stays as it was",
+            "the input stays as it was",
+        ),
+        (
+            "cleans the gradient after the gather",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                found = [rank for rank, flag in enumerate(flags) if flag.item()]
+                if dist.get_rank() in found[1:]:
+                    grad.zero_()
+                return found
+            """,
+            "the input stays as it was",
         ),
         (
             "asks one rank after another",
@@ -382,6 +933,236 @@ WRONG_ANSWERS = {
                 return [rank for rank, each in enumerate(grads) if not each.isfinite().all()]
             """,
             "bytes a rank sends",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "mean_over_ranks": [
+        (
+            "divides before the sum",
+            """
+            def mean_over_ranks(x):
+                part = x / dist.get_world_size()
+                dist.all_reduce(part)
+                return part
+            """,
+        ),
+        (
+            "asks for the mean",
+            """
+            def mean_over_ranks(x):
+                mean = torch.clone(x)
+                dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+                return mean
+            """,
+        ),
+        (
+            "a handle, and a wait",
+            """
+            def mean_over_ranks(x):
+                mean = torch.empty_like(x).copy_(x)
+                dist.all_reduce(mean, async_op=True).wait()
+                return mean.div_(dist.get_world_size(dist.group.WORLD))
+            """,
+        ),
+        (
+            "functional collectives",
+            """
+            import torch.distributed._functional_collectives as collectives
+
+
+            def mean_over_ranks(x):
+                return collectives.all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
+            """,
+        ),
+    ],
+    "pass_to_right": [
+        (
+            "begins to receive, then sends",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                receiving = dist.irecv(inbox, src=(rank + world_size - 1) % world_size)
+                dist.send(x, dst=(rank + 1) % world_size)
+                receiving.wait()
+                return inbox
+            """,
+        ),
+        (
+            "begins both, waits for both",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = x.new_zeros(x.shape)
+                for handle in (dist.irecv(inbox, (rank - 1) % world_size), dist.isend(x, (rank + 1) % world_size)):
+                    handle.wait()
+                return inbox
+            """,
+        ),
+        (
+            "one batch",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                send = dist.P2POp(dist.isend, x, (rank + 1) % world_size)
+                receive = dist.P2POp(dist.irecv, inbox, (rank - 1) % world_size)
+                [handle.wait() for handle in dist.batch_isend_irecv([send, receive])]
+                return inbox
+            """,
+        ),
+        (
+            "rank 0 receives first, the others send first",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox, copy = torch.empty_like(x), x.clone()
+                left, right = (rank - 1) % world_size, (rank + 1) % world_size
+                if rank == 0:
+                    receiving = dist.irecv(inbox, src=left)
+                    dist.send(copy, dst=right)
+                    receiving.wait()
+                else:
+                    sending = dist.isend(copy, dst=right)
+                    dist.recv(inbox, src=left)
+                    sending.wait()
+                return inbox
+            """,
+        ),
+    ],
+    "weights_and_data": [
+        (
+            "all draw everybody's data, each takes its own",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                everybody = torch.randn(dist.get_world_size(), 4, 4)
+                return weights, everybody[dist.get_rank()]
+            """,
+        ),
+        (
+            "generators of its own",
+            """
+            def weights_and_data(seed):
+                first = torch.Generator().manual_seed(seed)
+                second = torch.Generator().manual_seed(10**9 + 64 * seed + dist.get_rank())
+                return [torch.randn(4, 4, generator=first), torch.rand(4, 4, generator=second)]
+            """,
+        ),
+        (
+            "numpy's sequence of seeds",
+            """
+            import numpy as np
+
+
+            def weights_and_data(seed):
+                weights = np.random.default_rng([seed]).standard_normal((4, 4))
+                data = np.random.default_rng([seed, 1 + dist.get_rank()]).standard_normal((4, 4))
+                return torch.from_numpy(weights), torch.from_numpy(data).float()
+            """,
+        ),
+        (
+            "negative seeds for the data, drawn first",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(-1 - 32 * seed - dist.get_rank())
+                data = torch.randn(4, 4)
+                torch.manual_seed(seed)
+                return torch.randn(4, 4), data
+            """,
+        ),
+        (
+            "the words of seed and rank, hashed",
+            """
+            import hashlib
+
+
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                words = hashlib.sha256(f"{seed} {dist.get_rank()}".encode()).digest()
+                torch.manual_seed(int.from_bytes(words[:7], "big"))
+                return weights, torch.randn(4, 4)
+            """,
+        ),
+    ],
+    "report": [
+        (
+            "a reduce to rank 0",
+            """
+            def report(loss):
+                dist.reduce(loss, dst=0)
+                return f"mean loss {loss / dist.get_world_size():.2f}" if dist.get_rank() == 0 else None
+            """,
+        ),
+        (
+            "a gather on rank 0",
+            """
+            def report(loss):
+                world_size, losses = dist.get_world_size(), None
+                if dist.get_rank() == 0:
+                    losses = [torch.empty_like(loss) for _ in range(world_size)]
+                dist.gather(loss, losses, dst=0)
+                if losses is not None:
+                    return "mean loss %.2f" % (sum(losses).item() / len(losses))
+            """,
+        ),
+        (
+            "leaves early, after the collective",
+            """
+            def report(loss):
+                mean = loss / dist.get_world_size()
+                dist.all_reduce(mean, async_op=True).wait()
+                if dist.get_rank():
+                    return None
+                return "mean loss {:.2f}".format(mean.item())
+            """,
+        ),
+    ],
+    "corrupted_ranks": [
+        (
+            "a place for each rank in one sum",
+            """
+            def corrupted_ranks(grad):
+                flags = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+                flags[dist.get_rank()] = not bool(torch.isfinite(grad).all())
+                dist.all_reduce(flags)
+                return flags.nonzero().flatten().tolist()
+            """,
+        ),
+        (
+            "gathers into the parts of one tensor, a byte from each",
+            """
+            def corrupted_ranks(grad):
+                mine = (~grad.isfinite()).any().to(torch.uint8).view(1)
+                flags = torch.empty(dist.get_world_size(), dtype=torch.uint8)
+                dist.all_gather(list(flags.split(1)), mine)
+                return [r for r in range(len(flags)) if flags[r]]
+            """,
+        ),
+        (
+            "gathers rank numbers, or -1",
+            """
+            def corrupted_ranks(grad):
+                bad = bool(grad.isnan().any() | grad.isinf().any())
+                mine = torch.tensor([dist.get_rank() if bad else -1])
+                ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(ranks, mine)
+                return sorted(rank.item() for rank in ranks if rank >= 0)
+            """,
+        ),
+        (
+            "zero times a number that is not finite",
+            """
+            def corrupted_ranks(grad):
+                mine = (grad * 0).sum().view(1)
+                sums = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(sums, mine)
+                return [rank for rank, each in enumerate(sums) if each != 0]
+            """,
         ),
     ],
 }
