@@ -73,7 +73,7 @@ def test_busy_exposed_and_idle_time_are_counted_second_by_second(some):
         assert timeline.busy_s(rank, "comm") == len(communication)
         assert all(timeline.busy_s(rank, stream) == len(busy(timeline, rank, stream)) for stream in STREAMS)
         assert timeline.exposed_s(rank) == len(communication - compute)
-        assert timeline.idle_s(rank) == makespan - len(compute)
+        assert timeline.compute_idle_s(rank) == makespan - len(compute)
 
 
 @given(SPANS)
@@ -82,13 +82,18 @@ def test_a_summary_holds_the_four_times_of_each_rank(some):
     summary = timeline.summary()
     assert list(summary.index) == [0, 1, 2, 3]
     for rank in range(4):
-        times = [timeline.busy_s(rank), timeline.busy_s(rank, "comm"), timeline.exposed_s(rank), timeline.idle_s(rank)]
-        assert summary.loc[rank, ["compute_s", "communication_s", "exposed_s", "idle_s"]].tolist() == times
+        times = [
+            timeline.busy_s(rank),
+            timeline.busy_s(rank, "comm"),
+            timeline.exposed_s(rank),
+            timeline.compute_idle_s(rank),
+        ]
+        assert summary.loc[rank, ["compute_s", "communication_s", "exposed_s", "compute_idle_s"]].tolist() == times
 
 
 def test_a_run_that_did_nothing_took_no_time():
     timeline = Timeline.of([], 2)
-    assert (timeline.makespan_s, timeline.busy_s(0), timeline.exposed_s(1), timeline.idle_s(1)) == (0, 0, 0, 0)
+    assert (timeline.makespan_s, timeline.busy_s(0), timeline.exposed_s(1), timeline.compute_idle_s(1)) == (0, 0, 0, 0)
     assert len(timeline) == 0 and timeline.streams(0) == [] and len(timeline.table()) == 0
     assert timeline.without("setup").makespan_s == 0
 
@@ -160,7 +165,7 @@ def test_a_part_of_a_run_counts_the_seconds_between_two_moments(some, first, dur
         )
         assert part.busy_s(rank) == len(compute & inside) and part.busy_s(rank, "comm") == len(communication & inside)
         assert part.exposed_s(rank) == len((communication - compute) & inside)
-        assert part.idle_s(rank) == duration - len(compute & inside)
+        assert part.compute_idle_s(rank) == duration - len(compute & inside)
 
 
 @given(SPANS, st.lists(st.integers(1, 10), min_size=1, max_size=5))
@@ -286,7 +291,7 @@ def test_calls_are_counted_by_name(some):
 @given(TRANSFERS)
 def test_the_table_of_traffic_has_a_row_for_each_communication(some):
     table = Traffic(tuple(some)).table()
-    columns = ["group", "name", "ranks", "algorithm", "size_bytes", "sent_bytes", "start_s", "seconds"]
+    columns = ["group", "name", "ranks", "algorithm", "tensor_bytes", "sent_bytes", "start_s", "seconds"]
     assert list(table.columns) == columns and len(table) == len(some)
     assert table["sent_bytes"].tolist() == [sum(t.sent_bytes) for t in some]
     assert table["seconds"].tolist() == [1.0] * len(some)

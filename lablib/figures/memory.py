@@ -51,7 +51,7 @@ def figure_memory(
         device: what it ran on, `run.device`: its capacity is drawn where it is near, and said in any case.
 
     Returns:
-        A figure whose table has one row for each category: at the peak, the most, and at the end.
+        A figure whose table has one row for each category: at the peak of all, at its own peak, and at the end.
 
     Raises:
         ValueError: for a rank that does not exist.
@@ -277,6 +277,6 @@ def _columns(held: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
     return {
         "category": names,
         "at the peak (B)": [int(held[name][peak]) for name in names],
-        "most (B)": [int(held[name].max()) for name in names],
+        "own peak (B)": [int(held[name].max()) for name in names],
         "at the end (B)": [int(held[name][-1]) for name in names],
     }

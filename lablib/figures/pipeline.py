@@ -41,7 +41,7 @@ def figure_pipeline(
             bytes where `replay.costs` has any that are not the default.
 
     Returns:
-        A figure whose table has one row for each rank: busy, idle, micro-batches and bytes at most.
+        A figure whose table has one row for each rank: busy, bubble, and the peaks of micro-batches and bytes.
 
     Raises:
         ValueError: for a rank that does not exist.
@@ -181,7 +181,9 @@ def _strip_axis(lanes: Sequence[Lane], held_at_most: dict[int, str]) -> dict[str
 
 def _summary(replay: Replay, ranks: Sequence[int], in_bytes: bool) -> str:
     plan = replay.plan
-    text = f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is idle"
+    text = (
+        f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is bubble"
+    )
     most = max(range(plan.num_stages), key=lambda rank: (replay.in_flight[rank], -rank))
     text += f"; rank {most} holds the most, {replay.in_flight[most]:.3g} micro-batches at once"
     if in_bytes:
@@ -196,7 +198,7 @@ def _columns(replay: Replay, ranks: Sequence[int]) -> dict[str, list[Any]]:
     return {
         "rank": list(ranks),
         "busy (s)": [replay.busy_s[rank] for rank in ranks],
-        "idle (s)": [replay.makespan_s - replay.busy_s[rank] for rank in ranks],
-        "micro-batches at most": [replay.in_flight[rank] for rank in ranks],
-        "memory at most (B)": [replay.peak_bytes[rank] for rank in ranks],
+        "bubble (s)": [replay.makespan_s - replay.busy_s[rank] for rank in ranks],
+        "peak micro-batches": [replay.in_flight[rank] for rank in ranks],
+        "peak memory (B)": [replay.peak_bytes[rank] for rank in ranks],
     }

@@ -49,7 +49,7 @@ def figure_reconcile(
 
     Returns:
         A figure whose table has one row for each kind of work (seconds a rank, mean over ranks), for exposed
-        communication, idle time and the makespan, with ratio and error.
+        communication, time without compute and the makespan, with ratio and error.
 
     Raises:
         ValueError: if the numbers of ranks differ, or for a rank that does not exist.
@@ -127,7 +127,7 @@ def _columns(predicted: Timeline, measured: Timeline, labels: tuple[str, str]) -
 
 
 def _seconds(timeline: Timeline) -> dict[str, float]:
-    """Mean seconds a rank in each kind of work, exposed and idle; and the makespan."""
+    """Mean seconds a rank in each kind of work, of exposed communication, and without compute; and the makespan."""
     num_ranks = max(timeline.num_ranks, 1)
     lanes = {key: index for index, key in enumerate(sorted({(s.rank, s.stream) for s in timeline}))}
     bars = picture_of(timeline.spans, lanes, 0.0).bars
@@ -137,7 +137,7 @@ def _seconds(timeline: Timeline) -> dict[str, float]:
     by_rank = {rank: Timeline(tuple(s for s in timeline if s.rank == rank), num_ranks) for rank in range(num_ranks)}
     parts["exposed communication"] = sum(one.exposed_s(rank) for rank, one in by_rank.items()) / num_ranks
     busy_s = sum(one.busy_s(rank) for rank, one in by_rank.items()) / num_ranks
-    return parts | {"idle": timeline.makespan_s - busy_s, "makespan": timeline.makespan_s}
+    return parts | {"compute idle": timeline.makespan_s - busy_s, "makespan": timeline.makespan_s}
 
 
 def _title(both: Sequence[Timeline], labels: tuple[str, str]) -> str:
@@ -166,7 +166,7 @@ def _summary(
     gaps = [
         (abs(a - b), part, a - b)
         for part, a, b in list(zip(*list(columns.values())[:3], strict=True))
-        if part not in ("idle", "makespan", "exposed communication")
+        if part not in ("compute idle", "makespan", "exposed communication")
     ]
     widest, part, difference = max(gaps, default=(0.0, "", 0.0))
     if widest > 0:

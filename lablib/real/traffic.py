@@ -51,7 +51,7 @@ def _transfer(calls: dict[int, Call], zero_ns: int, backend: str) -> Transfer | 
         name=name,
         ranks=ranks,
         algorithm=backend,
-        size_bytes=max(c.size_bytes for c in calls.values()),
+        tensor_bytes=max(c.size_bytes for c in calls.values()),
         sent_bytes=sent,
         start_s=(start_ns - zero_ns) / 1e9,
         end_s=(end_ns - zero_ns) / 1e9,

@@ -1,6 +1,6 @@
 """How many bytes a communication call moves, from its arguments.
 
-With n ranks and S the whole tensor (for gather-like operations the n shards together), by the ring's formula:
+With n ranks and S the whole tensor (`Transfer.tensor_bytes`), by the ring's formula:
 
     all_reduce                          each rank sends 2 (n-1)/n S
     all_gather, reduce_scatter          each rank sends (n-1)/n S
@@ -54,11 +54,12 @@ def volume(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[fl
             return n * shard, (n - 1) * shard if me == arguments["root_rank"] else 0.0
         case "alltoall_":
             inputs = arguments["input_tensors"]
-            return _bytes(inputs), _bytes(inputs) - _bytes(inputs[me])
+            size = max(_bytes(inputs), _bytes(arguments["output_tensors"]))
+            return size, _bytes(inputs) - _bytes(inputs[me])
         case "alltoall_base_":
-            size, splits = _bytes(arguments["input"]), arguments["input_split_sizes"]
-            kept = splits[me] / max(1, sum(splits)) if splits else 1 / n
-            return size, (1 - kept) * size
+            given, splits = _bytes(arguments["input"]), arguments["input_split_sizes"]
+            stays = splits[me] / max(1, sum(splits)) if splits else 1 / n
+            return max(given, _bytes(arguments["output"])), (1 - stays) * given
         case "send":
             return _bytes(tensors), _bytes(tensors)
         case "recv_" | "recv_any_source_":

@@ -1,13 +1,13 @@
-"""Where the time of a run went, rank by rank: compute, exposed communication, waiting for others, and the bubble.
+"""Where the time of a run went, rank by rank: compute, exposed communication, waiting for others, and idle.
 
 Every second of the makespan of a rank is exactly one of four:
 
     busy      its compute stream has work
     exposed   it communicates and does not compute
     waiting   neither, and a communication that it has joined cannot start: somebody else has not come yet
-    bubble    none of these: it has nothing to do
+    idle      none of these: it has nothing to do
 
-    busy + exposed + waiting + bubble = makespan
+    busy + exposed + waiting + idle = makespan
 
 A rank waits in a communication from its own call until the last member's. That time is laid to the charge of the member
 that called last (the straggler; of several, the lowest rank); where two communications wait at once, to that of the one
@@ -50,8 +50,8 @@ class Summary:
         busy_s: the compute stream had work.
         communication_s: some communication stream had work, hidden behind compute or not.
         exposed_s: communication that compute did not hide.
-        waiting_s: idle in a communication that had not started, as another rank came later.
-        bubble_s: what is left of the step.
+        waiting_s: nothing but a communication that had not started, as another rank came later.
+        idle_s: what is left of the step: nothing to do. With `waiting_s`, the bubble of a pipeline.
         straggler_s: how long others waited for this rank; their sum over ranks is that of `waiting_s`.
         flops: floating-point operations, recomputation included.
         sent_bytes: bytes that left the rank.
@@ -65,7 +65,7 @@ class Summary:
     communication_s: tuple[float, ...]
     exposed_s: tuple[float, ...]
     waiting_s: tuple[float, ...]
-    bubble_s: tuple[float, ...]
+    idle_s: tuple[float, ...]
     straggler_s: tuple[float, ...]
     flops: tuple[float, ...]
     sent_bytes: tuple[float, ...]
@@ -111,7 +111,7 @@ class Summary:
         busy_s = [length(compute[rank]) for rank in range(n)]
         exposed_s = [length(communication[r]) - overlap(communication[r], compute[r]) for r in range(n)]
         waiting_s = [math.fsum(seconds for _, seconds in of_rank) for of_rank in waits]
-        bubble_s = [makespan_s - busy_s[r] - exposed_s[r] - waiting_s[r] for r in range(n)]
+        idle_s = [makespan_s - busy_s[r] - exposed_s[r] - waiting_s[r] for r in range(n)]
         each = _shares(timeline, device, makespan_s)
         return Summary(
             step_time_s=makespan_s / steps,
@@ -120,7 +120,7 @@ class Summary:
             exposed_s=_each(exposed_s, steps),
             waiting_s=_each(waiting_s, steps),
             # A sum's rounding is no time.
-            bubble_s=_each((s if s > 1e-12 * makespan_s else 0.0 for s in bubble_s), steps),
+            idle_s=_each((s if s > 1e-12 * makespan_s else 0.0 for s in idle_s), steps),
             straggler_s=_each(_blame(waits, n), steps),
             flops=_each(_flops(timeline), steps),
             sent_bytes=_each(_sent_bytes(transfers, n), steps),
@@ -137,14 +137,14 @@ class Summary:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the step in which a mean rank neither computes nor communicates: it waits, or has nothing to do.
+        """Share of the step in which a mean rank neither computes nor communicates: it waits, or is idle.
 
         In a pipeline that is what the field calls the bubble, as a stage waits for the one before it. GPipe and 1F1B
         with p equal stages, m micro-batches and links that take no time: (p - 1) / (m + p - 1) (Huang et al., "GPipe",
         2018, arXiv 1811.06965; Narayanan et al., SC21, arXiv 2104.04473, section 2.2).
         """
-        idle_s = _mean(self.waiting_s) + _mean(self.bubble_s)
-        return idle_s / self.step_time_s if self.step_time_s > 0 else 0.0
+        bubble_s = _mean(self.waiting_s) + _mean(self.idle_s)
+        return bubble_s / self.step_time_s if self.step_time_s > 0 else 0.0
 
     @property
     def straggler(self) -> int | None:
@@ -166,7 +166,7 @@ class Summary:
         """The step in one sentence; shares are means over the ranks."""
         parts = [f"{self._share(self.busy_s)} compute", f"{self._share(self.exposed_s)} exposed communication"]
         mostly = f" (mostly for rank {self.straggler})" if self.straggler is not None else ""
-        parts += [f"{self._share(self.waiting_s)} waiting{mostly}", f"{self._share(self.bubble_s)} bubble"]
+        parts += [f"{self._share(self.waiting_s)} waiting{mostly}", f"{self._share(self.idle_s)} idle"]
         text = f"step {format_quantity(self.step_time_s, 's')}: {', '.join(parts)}"
         return text + (f"; MFU {_mean(self.mfu):.0%}" if self.mfu else "")
 
@@ -185,7 +185,7 @@ _COLUMNS = {
     "busy_s": "mean",
     "exposed_s": "mean",
     "waiting_s": "mean",
-    "bubble_s": "mean",
+    "idle_s": "mean",
     "communication_s": "mean",
     "straggler_s": "mean",
     "flops": "sum",

@@ -188,12 +188,12 @@ class Timeline:
         return length(communication) - overlap(communication, compute)
 
     @checked
-    def idle_s(self, rank: int) -> float:
-        """Seconds of the makespan in which the rank's compute stream had nothing to do."""
+    def compute_idle_s(self, rank: int) -> float:
+        """Seconds of the makespan in which the rank computed nothing: it communicated, waited or was idle."""
         return self.makespan_s - self.busy_s(rank)
 
     def summary(self) -> pd.DataFrame:
-        """One row a rank: seconds of compute, communication, exposed communication, idle."""
+        """One row a rank: seconds of compute, communication, exposed communication, and without compute."""
         import pandas as pd
 
         rows = [
@@ -202,11 +202,11 @@ class Timeline:
                 "compute_s": self.busy_s(rank),
                 "communication_s": self.busy_s(rank, "comm"),
                 "exposed_s": self.exposed_s(rank),
-                "idle_s": self.idle_s(rank),
+                "compute_idle_s": self.compute_idle_s(rank),
             }
             for rank in range(self.num_ranks)
         ]
-        columns = ["rank", "compute_s", "communication_s", "exposed_s", "idle_s"]
+        columns = ["rank", "compute_s", "communication_s", "exposed_s", "compute_idle_s"]
         return pd.DataFrame(rows, columns=columns).set_index("rank")
 
     def table(self) -> pd.DataFrame:

@@ -23,12 +23,23 @@ Routes = Mapping[tuple[int, int], float]  # (from, to) -> bytes, global ranks
 class Transfer:
     """One communication call: a collective of a group, or one matched send and receive.
 
+    `tensor_bytes` are those of the whole tensor, S of the cost model (lablib/cost/collective.py); with n ranks:
+
+        all_reduce, reduce, broadcast     the tensor that each rank holds
+        all_gather, gather                what a rank (the root) has in the end: the n shards together
+        reduce_scatter, scatter           what a rank (the root) gives: the n shards together
+        all_to_all                        what a rank gives or gets; with uneven shards, the most that any does
+        send                              the message
+        barrier                           0; so has a call that a fault kept from its end
+
+    A call on several tensors counts them together.
+
     Attributes:
         group: name of the process group ("world", or the name given to `new_group`).
         name: "all_reduce", "broadcast", ..., or "send" for a matched send and receive.
         ranks: global ranks taking part (sender first, for a send).
         algorithm: how the bytes travelled: "ring", "tree", "hierarchical", "direct"; on real backends its library.
-        size_bytes: payload of one rank, as the call's own contract counts it (the whole tensor for `all_reduce`).
+        tensor_bytes: of the whole tensor that the call is about, as in the table above.
         sent_bytes: bytes that leave each of `ranks` under that algorithm, in the same order.
         start_s, end_s: when the transfer ran (first start, last end), seconds since the launch.
         issued_s: when each of `ranks` made the call, in the same order; empty where it is not known. A transfer starts
@@ -41,7 +52,7 @@ class Transfer:
     name: str
     ranks: tuple[int, ...]
     algorithm: str
-    size_bytes: float
+    tensor_bytes: float
     sent_bytes: tuple[float, ...]
     start_s: float
     end_s: float
@@ -135,7 +146,7 @@ class Traffic:
         return sum(transfer.name == name for transfer in self.transfers)
 
     def table(self) -> pd.DataFrame:
-        """One row a communication: group, op, ranks, algorithm, payload, bytes sent by all ranks, start, seconds."""
+        """One row a communication: group, op, ranks, algorithm, bytes of the tensor and sent by all, start, seconds."""
         import pandas as pd
 
         rows = [
@@ -144,14 +155,14 @@ class Traffic:
                 "name": t.name,
                 "ranks": short_ranks(t.ranks),
                 "algorithm": t.algorithm,
-                "size_bytes": t.size_bytes,
+                "tensor_bytes": t.tensor_bytes,
                 "sent_bytes": sum(t.sent_bytes),
                 "start_s": t.start_s,
                 "seconds": t.end_s - t.start_s,
             }
             for t in self.transfers
         ]
-        names = ("group", "name", "ranks", "algorithm", "size_bytes", "sent_bytes", "start_s", "seconds")
+        names = ("group", "name", "ranks", "algorithm", "tensor_bytes", "sent_bytes", "start_s", "seconds")
         return pd.DataFrame(rows, columns=names)
 
     def __len__(self) -> int:

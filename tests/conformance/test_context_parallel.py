@@ -123,7 +123,7 @@ def test_a_ring_passes_keys_and_values_on_one_time_less_than_there_are_ranks(in_
     run = launch(attend_in_a_ring, True, False, ranks=n)
     shard_bytes = 2 * B * H * S // n * D * 8
     exchanges = [t for t in run.traffic.transfers if t.name.startswith("all_to_all")]
-    assert [t.size_bytes for t in exchanges] == [shard_bytes] * ((n - 1) + (n - 1) + n)
+    assert [t.tensor_bytes for t in exchanges] == [shard_bytes] * ((n - 1) + (n - 1) + n)
 
 
 def test_a_balancer_places_head_and_tail_and_unshard_puts_the_sequence_back():

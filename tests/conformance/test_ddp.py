@@ -61,7 +61,7 @@ def test_buckets_of_any_size_give_the_same_gradients_and_carry_the_same_bytes(
 ):
     """Weights have 2 KiB, biases 256 and 64 bytes; a bucket closes once it is full. The first step has one bucket."""
     run = launched(partial(data_parallel, bucket_cap_mb, num_steps=2), expected=one_device())
-    sizes = [t.size_bytes for t in run.traffic.transfers if t.name == "all_reduce"]
+    sizes = [t.tensor_bytes for t in run.traffic.transfers if t.name == "all_reduce"]
     psi = sum(param.nbytes for param in build().parameters())
     assert sizes[0] == psi and sum(sizes[1:]) == psi
     assert len(sizes[1:]) == num_buckets

@@ -120,7 +120,7 @@ def test_a_compressing_hook_averages_what_the_cast_leaves_and_sends_half(hook: H
             assert found[name].dtype == torch.float32
             assert bool(((found[name].double() - expected).abs() <= allowed).all()), name
     psi = sum(param.numel() for param in build().parameters())
-    assert sum(t.size_bytes for t in run.traffic.transfers if t.name == "all_reduce") == 2 * 2 * psi  # in two steps
+    assert sum(t.tensor_bytes for t in run.traffic.transfers if t.name == "all_reduce") == 2 * 2 * psi  # in two steps
 
 
 def test_a_compressing_wrapper_and_the_hook_by_itself_are_the_same():
@@ -198,7 +198,7 @@ def test_power_sgd_of_rank_1_is_the_projection_of_the_mean_on_one_direction():
     for found, _ in run.values:
         torch.testing.assert_close(found[2], p @ p.T @ mean, rtol=1e-6, atol=1e-9)
     # Two vectors of 24 numbers of 8 bytes, where the whole has 24 x 24.
-    compressed = [t.size_bytes for t in run.traffic.transfers if t.name == "all_reduce"][2:]
+    compressed = [t.tensor_bytes for t in run.traffic.transfers if t.name == "all_reduce"][2:]
     assert sum(compressed) == 2 * WIDE * 8
 
 

@@ -165,7 +165,7 @@ def test_mixed_precision_gives_what_the_same_casts_give_on_one_device(reduce_dty
         assert_same(found, casts_on_one_device(reduce_dtype), tolerance)
     psi = sum(param.numel() for param in build().parameters())
     gathered, scattered = (
-        sum(t.size_bytes for t in run.traffic.transfers if t.name == name)
+        sum(t.tensor_bytes for t in run.traffic.transfers if t.name == name)
         for name in ("all_gather_into_tensor", "reduce_scatter_tensor")
     )
     assert gathered == 2 * 2 * psi + 4 * psi  # the last: this test reads whole gradients
@@ -188,7 +188,7 @@ def test_hybrid_sharding_reduces_over_shards_and_then_over_replicas():
     assert {t.ranks for t in scatters} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert {t.ranks for t in reduces} == {(r, r + 4) for r in range(4)}
     # A replica's ranks all-reduce their shards: a quarter of what was scattered.
-    assert sum(t.size_bytes for t in reduces) == 2 * sum(t.size_bytes for t in scatters) / 4
+    assert sum(t.tensor_bytes for t in reduces) == 2 * sum(t.tensor_bytes for t in scatters) / 4
 
 
 def test_an_all_reduce_over_replicas_may_wait_for_the_last_micro_batch():

@@ -94,7 +94,9 @@ def assert_pipeline(schedule: type, ranks: int, stages_per_rank: int, num_micro_
     crossings = sum(
         rank_of(i, ranks, schedule) != rank_of(i + 1, ranks, schedule) for i in range(ranks * stages_per_rank - 1)
     )
-    sends = [t for t in run.traffic.transfers if t.name == "send" and t.size_bytes == ROWS * 8 * 8 / num_micro_batches]
+    sends = [
+        t for t in run.traffic.transfers if t.name == "send" and t.tensor_bytes == ROWS * 8 * 8 / num_micro_batches
+    ]
     assert len(sends) == 2 * num_micro_batches * crossings * num_steps
 
 

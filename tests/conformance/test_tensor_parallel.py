@@ -146,7 +146,7 @@ def test_loss_parallel_never_gathers_the_logits():
 
     def largest_gather(is_loss_parallel: bool) -> float:
         run = launch(sequence_parallel, is_loss_parallel, ranks=3)
-        return max(t.size_bytes for t in run.traffic.transfers if t.name.startswith("all_gather"))
+        return max(t.tensor_bytes for t in run.traffic.transfers if t.name.startswith("all_gather"))
 
     logits_bytes = ROWS * SEQUENCE * VOCABULARY * 8
     assert largest_gather(False) == logits_bytes

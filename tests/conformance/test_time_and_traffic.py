@@ -127,10 +127,10 @@ def test_a_sharded_optimizer_reduces_every_gradient_and_broadcasts_every_paramet
         optimizer.step()
 
     transfers = run_of(program).traffic.transfers
-    start = next(i for i, t in enumerate(transfers) if t.name == "all_reduce" and t.size_bytes == 4)
+    start = next(i for i, t in enumerate(transfers) if t.name == "all_reduce" and t.tensor_bytes == 4)
     volumes: Counter[str] = Counter()
     for transfer in transfers[start + 1 :]:
-        volumes[transfer.name] += int(transfer.size_bytes)
+        volumes[transfer.name] += int(transfer.tensor_bytes)
     assert volumes == {"all_reduce": PSI, "broadcast": PSI}
 
 
@@ -145,7 +145,7 @@ def test_tensor_parallel_sends_activations_only():
 
 def test_a_pipeline_sends_activations_forward_and_their_gradients_back():
     run = run_of(pipelined)
-    sends = [t for t in run.traffic.transfers if t.name == "send" and t.size_bytes == A / 4]
+    sends = [t for t in run.traffic.transfers if t.name == "send" and t.tensor_bytes == A / 4]
     by_edge = Counter(t.ranks for t in sends)
     edges = [(r, r + 1) for r in range(RANKS - 1)]
     assert by_edge == {edge: 4 for r, s in edges for edge in ((r, s), (s, r))}
@@ -219,6 +219,6 @@ def test_fsdp2_overlaps_its_gathers_on_a_cpu_only_when_they_are_asked_to_be_asyn
 
 def test_a_run_without_a_trace_sends_the_same():
     traced, plain = (launch(fsdp2, ranks=RANKS, trace=trace) for trace in (True, False))
-    assert [(t.name, t.ranks, t.size_bytes) for t in traced.traffic.transfers] == [
-        (t.name, t.ranks, t.size_bytes) for t in plain.traffic.transfers
+    assert [(t.name, t.ranks, t.tensor_bytes) for t in traced.traffic.transfers] == [
+        (t.name, t.ranks, t.tensor_bytes) for t in plain.traffic.transfers
     ]

@@ -114,11 +114,11 @@ def test_the_sentence_and_the_table_have_the_numbers_of_the_replay():
     found = one_f_one_b(4, 8)
     figure = found.figure()
     assert describe(figure) == (
-        "1f1b takes 33 s, of which 27.3% is idle; rank 0 holds the most, 4 micro-batches at once."
+        "1f1b takes 33 s, of which 27.3% is bubble; rank 0 holds the most, 4 micro-batches at once."
     )
     rows = table(figure)
-    assert list(rows["busy (s)"]) == [24] * 4 and list(rows["idle (s)"]) == [9] * 4
-    assert list(rows["micro-batches at most"]) == [4, 3, 2, 1]
+    assert list(rows["busy (s)"]) == [24] * 4 and list(rows["bubble (s)"]) == [9] * 4
+    assert list(rows["peak micro-batches"]) == [4, 3, 2, 1]
     heavy = figure_pipeline(one_f_one_b(4, 8, Costs(activation_bytes=1e9, static_bytes=[0, 0, 0, 9e9])))
     assert describe(heavy).endswith("4 micro-batches at once, and 10 GB is the highest peak (rank 3).")
 

@@ -76,7 +76,7 @@ def test_the_table_has_every_part_with_its_seconds(examples):
         exposed_s = sum(timeline.exposed_s(r) for r in ranks) / 4
         assert rows.loc["makespan", name] == timeline.makespan_s
         assert rows.loc["exposed communication", name] == pytest.approx(exposed_s)
-        assert rows.loc["idle", name] == pytest.approx(sum(timeline.idle_s(r) for r in ranks) / 4)
+        assert rows.loc["compute idle", name] == pytest.approx(sum(timeline.compute_idle_s(r) for r in ranks) / 4)
         parts = rows.loc[["forward", "backward", "optimizer"], name].sum()
         assert parts == pytest.approx(sum(timeline.busy_s(r) for r in ranks) / 4)
 

@@ -167,7 +167,7 @@ def test_hierarchical_sends_little_through_each_nic():
     def through_nic(all_reduce: AllReduce) -> list[float]:
         run = launch(program, all_reduce, parts, ranks=n, cluster=CLUSTER)
         crossing = [t for t in run.traffic.transfers if CLUSTER.edge(t.ranks[0], t.ranks[1]).level == "inter"]
-        return [sum(t.size_bytes for t in crossing if t.ranks[0] == rank) for rank in range(n)]
+        return [sum(t.tensor_bytes for t in crossing if t.ranks[0] == rank) for rank in range(n)]
 
     assert through_nic(hierarchical_all_reduce) == [size_bytes / RANKS_PER_NODE] * n
     assert max(through_nic(ring_all_reduce)) == 2 * (n - 1) / n * size_bytes

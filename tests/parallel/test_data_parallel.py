@@ -225,7 +225,7 @@ def test_a_tied_parameter_is_sent_once():
 
     run = launch(program, True, ranks=2)
     assert_same(run.values, launch(program, False, ranks=1).values[0])
-    sent = [t.size_bytes for t in run.traffic.transfers if t.name == "all_reduce"]
+    sent = [t.tensor_bytes for t in run.traffic.transfers if t.name == "all_reduce"]
     assert sent == [4 * 4 * 8]
 
 

@@ -77,7 +77,7 @@ def test_collectives_of_groups_are_on_streams_of_their_own_and_meet_once():
     assert meetings["all_reduce"].sent_bytes == pytest.approx((4 / 3 * size,) * 3)
     assert meetings["broadcast"].group == "row" and meetings["broadcast"].ranks == (0, 1)
     assert meetings["broadcast"].sent_bytes == (0, size), "the root's neighbour is the end of the ring"
-    assert meetings["all_gather"].size_bytes == 3 * size and meetings["all_gather"].sent_bytes == (2 * size,) * 3
+    assert meetings["all_gather"].tensor_bytes == 3 * size and meetings["all_gather"].sent_bytes == (2 * size,) * 3
     assert meetings["all_to_all_single"].sent_bytes == pytest.approx((2 / 3 * size,) * 3)
     assert (meetings["send"].ranks, meetings["send"].sent_bytes) == ((2, 0), (size, 0))
     assert all(t.algorithm == "gloo" and t.end_s > t.start_s for t in run.traffic.transfers)

@@ -98,7 +98,7 @@ def test_every_second_of_every_rank_is_compute_exposed_communication_waiting_or_
         assert summary.communication_s[rank] == len(seconds_of(timeline, rank, "comm"))
         assert summary.exposed_s[rank] == len(exposed) == timeline.exposed_s(rank)
         assert summary.waiting_s[rank] == len(waits)
-        assert summary.bubble_s[rank] == 50 - len(compute) - len(exposed) - len(waits)
+        assert summary.idle_s[rank] == 50 - len(compute) - len(exposed) - len(waits)
     assert summary.straggler_s == tuple(charged)
     assert summary.step_time_s == 50
 
@@ -123,7 +123,7 @@ def test_several_steps_divide_times_flops_and_bytes_and_no_share(run, steps):
     memory = Memory((Block(0, "other", 8, 0.0, 1.0),), RANKS)
     whole = Summary.of(timeline, traffic, memory, DEVICE)
     step = Summary.of(timeline, traffic, memory, DEVICE, steps)
-    for name in ("busy_s", "communication_s", "exposed_s", "waiting_s", "bubble_s", "straggler_s", "flops"):
+    for name in ("busy_s", "communication_s", "exposed_s", "waiting_s", "idle_s", "straggler_s", "flops"):
         assert getattr(step, name) == tuple(value / steps for value in getattr(whole, name))
     assert step.step_time_s == whole.step_time_s / steps
     assert step.sent_bytes == tuple(sent / steps for sent in whole.sent_bytes)
@@ -202,7 +202,7 @@ def test_a_late_rank_stands_out_as_the_one_the_others_waited_for(late):
     for rank in range(4):
         assert summary.waiting_s[rank] == pytest.approx(0.0 if rank == late else 5 * PRODUCT_S)
         assert summary.straggler_s[rank] == pytest.approx(3 * 5 * PRODUCT_S if rank == late else 0.0)
-        assert summary.bubble_s[rank] == pytest.approx(0.0, abs=1e-15)
+        assert summary.idle_s[rank] == pytest.approx(0.0, abs=1e-15)
     assert f"(mostly for rank {late})" in summary.sentence()
 
 
@@ -257,7 +257,7 @@ def example() -> Summary:
 
 def test_the_sentence_says_where_the_time_went():
     assert example().sentence() == (
-        "step 12.3 ms: 61% compute, 10% exposed communication, 12% waiting (mostly for rank 1), 17% bubble; MFU 34%"
+        "step 12.3 ms: 61% compute, 10% exposed communication, 12% waiting (mostly for rank 1), 17% idle; MFU 34%"
     )
     assert example().sentence() in repr(example()) and example().sentence() in example()._repr_html_()
 
@@ -273,7 +273,7 @@ def test_the_table_has_a_row_a_rank_and_one_for_all():
 
 def test_a_run_in_which_nothing_happened_has_a_summary():
     summary = launch(lambda: None, ranks=3).summary()
-    assert summary.busy_s == summary.waiting_s == summary.bubble_s == summary.mfu == (0.0,) * 3
+    assert summary.busy_s == summary.waiting_s == summary.idle_s == summary.mfu == (0.0,) * 3
     assert summary.sentence().startswith("step 0 s: 0% compute") and len(summary.table()) == 4
 
 

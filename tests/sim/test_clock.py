@@ -60,7 +60,7 @@ def test_a_program_of_products_takes_exactly_the_sum_of_their_costs(cluster):
         assert [s.end_s for s in spans] == ends_s and [s.start_s for s in spans] == [0.0, *ends_s[:-1]]
         assert [s.flops for s in spans] == [2 * m * n * k for m, k, n in shapes]
         assert [s.size_bytes for s in spans] == [4 * (m * k + k * n + m * n) for m, k, n in shapes]
-        assert run.timeline.idle_s(rank) == 0
+        assert run.timeline.compute_idle_s(rank) == 0
 
 
 def test_with_free_compute_a_program_that_only_computes_takes_no_time():
@@ -306,7 +306,7 @@ def test_without_a_trace_values_and_traffic_are_the_same():
 
     def what_moved(run: Any) -> list[tuple]:
         return sorted(
-            (t.group, t.name, t.ranks, t.algorithm, t.size_bytes, t.sent_bytes) for t in run.traffic.transfers
+            (t.group, t.name, t.ranks, t.algorithm, t.tensor_bytes, t.sent_bytes) for t in run.traffic.transfers
         )
 
     assert what_moved(traced) == what_moved(plain)

@@ -74,7 +74,7 @@ def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(order, 
     run = launch(partial(pipeline, order, m, forward_s, backward_s), ranks=p, cluster=PIPES)
     assert run.timeline.makespan_s == (m + p - 1) * (forward_s + backward_s)
     for rank in range(p):
-        assert run.timeline.idle_s(rank) == (p - 1) * (forward_s + backward_s)
+        assert run.timeline.compute_idle_s(rank) == (p - 1) * (forward_s + backward_s)
     assert run.summary().bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-12)
 
 

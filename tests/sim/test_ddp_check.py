@@ -36,8 +36,8 @@ def test_ranks_with_different_models_are_told_which_parameter(what, text, fideli
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_it_sends_one_number_from_each_rank_and_the_sizes_of_rank_0(ranks):
     gather, sizes, *_ = launch(lambda: DDP(model()), ranks=ranks).traffic.transfers
-    assert (gather.name, gather.size_bytes) == ("all_gather_into_tensor", 8 * ranks)
-    assert (sizes.name, sizes.size_bytes) == ("broadcast", 8 * (4 + 2))  # a matrix and a vector: sizes and strides
+    assert (gather.name, gather.tensor_bytes) == ("all_gather_into_tensor", 8 * ranks)
+    assert (sizes.name, sizes.tensor_bytes) == ("broadcast", 8 * (4 + 2))  # a matrix and a vector: sizes and strides
 
 
 def test_the_blocks_of_a_rank_do_not_grow_with_the_number_of_ranks():

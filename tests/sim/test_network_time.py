@@ -86,7 +86,7 @@ def test_with_free_compute_a_collective_takes_what_the_cost_model_says(call, n, 
     assert isclose(run.timeline.makespan_s, cost.time_s, rel_tol=ROUNDING)
     (transfer,) = run.traffic.transfers
     assert (transfer.name, transfer.algorithm, transfer.ranks) == (call, cost.algorithm, tuple(range(n)))
-    assert (transfer.size_bytes, transfer.sent_bytes) == (size, cost.sent_bytes)
+    assert (transfer.tensor_bytes, transfer.sent_bytes) == (size, cost.sent_bytes)
 
 
 @settings(max_examples=20)
@@ -150,7 +150,7 @@ def test_collectives_of_two_groups_run_at_the_same_time_and_share_the_wires():
     run = launch(program, ranks=4, cluster=H100)
     large, small = (collective_cost("all_reduce", size, GroupNetwork(H100, range(4))) for size in sizes)
     assert [start for start, _ in times(run)] == [0, 0]
-    ends = {t.size_bytes: t.end_s for t in run.traffic.transfers}
+    ends = {t.tensor_bytes: t.end_s for t in run.traffic.transfers}
     # Both at half speed until the small one is over; then the large one has the wires for itself.
     assert isclose(ends[sizes[1]], small.latency_s + 2 * small.transfer_s, rel_tol=ROUNDING)
     assert isclose(ends[sizes[0]], large.latency_s + large.transfer_s + small.transfer_s, rel_tol=ROUNDING)

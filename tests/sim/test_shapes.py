@@ -181,7 +181,7 @@ def test_tensors_without_values_take_no_memory():
     run = launch(program, ranks=2, fidelity="shapes")
     assert run.values[0].is_meta and run.values[0].dtype == torch.bfloat16
     assert sum(s.flops for s in run.timeline.select(0)) == 2 * 2.0**60
-    assert run.traffic.transfers[0].size_bytes == 2 * 2.0**40
+    assert run.traffic.transfers[0].tensor_bytes == 2 * 2.0**40
 
 
 def test_real_tensors_from_outside_count_by_their_shape_and_stay_as_they_are():

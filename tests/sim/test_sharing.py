@@ -156,7 +156,7 @@ def test_no_collective_is_quicker_than_alone_or_slower_than_all_in_turn(calls: l
     costs = [all_reduce_cost(size, ranks) for ranks, size, _ in calls]
     in_turn = max(cost.latency_s for cost in costs) + sum(cost.transfer_s for cost in costs)
     for transfer in run.traffic.transfers:
-        alone_s = all_reduce_cost(int(transfer.size_bytes), transfer.ranks).time_s
+        alone_s = all_reduce_cost(int(transfer.tensor_bytes), transfer.ranks).time_s
         assert alone_s * (1 - 1e-12) <= transfer.end_s - transfer.start_s <= in_turn * (1 + 1e-12)
 
 

@@ -304,7 +304,7 @@ show(figure_timeline(run.timeline, shown, title="The same step, rank 1 has more 
 # %%
 summary = run.summary()
 print_text(summary.sentence())
-seconds = summary.table()[["busy_s", "exposed_s", "waiting_s", "bubble_s"]]
+seconds = summary.table()[["busy_s", "exposed_s", "waiting_s", "idle_s"]]
 seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
 
 # %% [markdown]
@@ -708,7 +708,7 @@ print_text(run.memory.explain(rank=0))
 weights = num_layers * width**2 * 4
 activations = (num_layers + 1) * rows * width * 4
 formula = {"parameter": weights, "gradient": weights, "activation": activations}
-most = table(memory).set_index("category")["most (B)"]
+most = table(memory).set_index("category")["own peak (B)"]
 pd.DataFrame({"formula (B)": formula, "counted (B)": most[list(formula)]})
 
 # %% [markdown]

@@ -272,7 +272,7 @@ def network_within_budget(expect: Expect, run: Run, cluster: Cluster, size: int,
     sent = [0.0] * run.ranks
     for message in run.traffic.transfers:
         source, target = message.ranks
-        sent[source] += message.size_bytes if cluster.node(source) != cluster.node(target) else 0.0
+        sent[source] += message.tensor_bytes if cluster.node(source) != cluster.node(target) else 0.0
     leaving = [sum(sent[rank] for rank in node) for node in net.by_node]
     chunks = [size // local + (i < size % local) for i in range(local)]  # as tensor_split cuts
     least = sum(2 * item * (each - ceil(each / num_nodes)) for each in chunks)

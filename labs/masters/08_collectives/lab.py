@@ -596,7 +596,7 @@ def through_nics(run, machine):
     for message in run.traffic.transfers:
         source, target = message.ranks
         if machine.node(source) != machine.node(target):
-            sent[source] += message.size_bytes
+            sent[source] += message.tensor_bytes
     return sent
 
 
