@@ -94,7 +94,7 @@ class Result:
         if self.status == "passed":
             rows += [("measured", f"{measured.rule}: {measured.text}") for measured in self.measured]
         elif self.measured:
-            rows.append(("held", "; ".join(measured.rule for measured in self.measured)))
+            rows.append(("held", "; ".join(dict.fromkeys(measured.rule for measured in self.measured))))
         rows += [
             ("printed", self.printed),
             ("seed", self._seed),

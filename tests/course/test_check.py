@@ -208,3 +208,14 @@ def test_a_check_needs_a_name_of_its_own_and_a_list_of_hints():
 
     with pytest.raises(ValueError, match="hints must be a list"):
         exercise("A", hints="one")
+
+
+def test_what_holds_on_every_rank_is_said_once():
+    def of_ranks(expect, answer) -> None:
+        for _ in range(3):
+            expect.that("the input stays as it was", True, "as it was", "as it was")
+        expect.equal("the value", answer, 1)
+
+    declared = exercise("Ranks", ["a hint"])(of_ranks)
+    assert len(run_check("90", declared, 1).measured) == 2
+    assert run_check("90", declared, 2).message.count("the input stays") == 1
