@@ -1,5 +1,7 @@
 #!/bin/sh
-# Write requirements.lock: every package that pyproject.toml asks for, pinned, for every supported Python and system.
+# Write requirements.lock: every package that pyproject.toml asks for, pinned, for every supported Python and system; and
+# requirements-grading.lock: what nbgrader needs beside them. (In the first file it would add its buttons to the JupyterLab
+# of every learner.)
 #
 #     sh tools/lock.sh [--upgrade]
 #
@@ -19,13 +21,26 @@ if ! command -v uv >/dev/null 2>&1; then
     "$work/venv/bin/python" -m pip --disable-pip-version-check install --quiet uv
     PATH="$work/venv/bin:$PATH"
 fi
+compile() { # the packages of pyproject.toml and one extra, into a file that may hold versions to stay with
+    extra=$1 constraints=$2 into=$3
+    shift 3
+    uv pip compile --quiet --universal --python-version 3.11 --extra "$extra" --constraints "$constraints" --no-header \
+        --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$into" "$@" pyproject.toml
+}
+
+without_cuda() { grep -vE "^(nvidia|cuda|triton)[-=]|sys_platform == '(win32|emscripten)'$|os_name == 'nt'$" "$1"; }
+
+write() { # standard input, under a heading, as the file
+    { echo "# $2 Written by \`make lock\`; install with \`pip install -r $1\`." && cat; } >"$work/$1"
+    mv "$work/$1" "$1"
+    echo "$1: $(grep -c == "$1") packages"
+}
+
 echo "torch==$torch" >"$work/constraints.txt"
 cp requirements.lock "$work/lock.txt" 2>/dev/null || : # the versions to stay with
-uv pip compile --quiet --universal --python-version 3.11 --extra test --constraints "$work/constraints.txt" \
-    --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$work/lock.txt" "$@" pyproject.toml
-{
-    echo "# Every package, pinned. Written by \`make lock\`; install with \`pip install -r requirements.lock\`."
-    grep -vE "^(nvidia|cuda|triton)[-=]|sys_platform == '(win32|emscripten)'$|os_name == 'nt'$" "$work/lock.txt"
-} >"$work/requirements.lock"
-mv "$work/requirements.lock" requirements.lock
-echo "requirements.lock: $(grep -c == requirements.lock) packages, torch $torch"
+cp requirements-grading.lock "$work/grading.txt" 2>/dev/null || :
+compile test "$work/constraints.txt" "$work/lock.txt" "$@"
+without_cuda "$work/lock.txt" | write requirements.lock "Every package, pinned."
+compile grading requirements.lock "$work/grading.txt" "$@"
+without_cuda "$work/grading.txt" | grep -vxFf requirements.lock |
+    write requirements-grading.lock "What nbgrader needs beside requirements.lock, pinned."

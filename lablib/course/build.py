@@ -74,11 +74,10 @@ def build_instructor(labs: Sequence[Lab], folder: Path) -> list[str]:
 
 def build_nbgrader(labs: Sequence[Lab], folder: Path) -> list[str]:
     """Write nbgrader assignments to `folder`, which is then a course folder: `source/NN_name/NN_name.ipynb`."""
+    from lablib.course.assignment import make_assignment  # which can run checks, and so imports torch
+
     return [
-        _save(
-            folder / "source" / master.lab.name / master.lab.notebook.name,
-            to_text(make_notebook(master, Version.NBGRADER)),
-        )
+        _save(folder / "source" / master.lab.name / master.lab.notebook.name, to_text(make_assignment(master)))
         for master in load_all(labs)
     ]
 

@@ -159,8 +159,7 @@ def _carried_cell(old: NotebookNode, new: NotebookNode, name: str | None, carrie
     carried.edited += old.source != new.source and name is None
     cell = deepcopy(old)
     cell["id"] = new.id
-    cell.metadata.pop("tags", None)
-    cell.metadata.update({"tags": list(new.metadata.tags)} if "tags" in new.metadata else {})
+    cell["metadata"] = deepcopy(new.metadata) | {name: value for name, value in cell.metadata.items() if name != "tags"}
     return cell
 
 

@@ -12,7 +12,9 @@ CI, an exercise that is not passed raises.
 """
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +43,8 @@ class Check:
         Raises:
             AssertionError: the exercise is not passed, and `LAB_STRICT=1`.
         """
-        result = run_check(self.lab, self.exercise, *answer, **options)
+        with _stderr_in_place():
+            result = run_check(self.lab, self.exercise, *answer, **options)
         entry, notes = self._progress.change(self.lab, self.exercise.name, lambda e: e.attempted(result.status))
         result = replace(result, next_step=self._next_step(result, entry), notes=tuple(notes))
         return result.require() if os.environ.get("LAB_STRICT") == "1" else result
@@ -68,6 +71,16 @@ class Check:
         if result.status == "passed" or not left:
             return result.next_step
         return f"{result.next_step} check.{self.exercise.name}.hint() gives a hint ({left} left)."
+
+
+@contextmanager
+def _stderr_in_place() -> Iterator[None]:
+    """What is written to stderr goes to stdout while nbgrader grades: it gives no points to a cell that writes there.
+
+    A right answer may make a library warn.
+    """
+    with redirect_stderr(sys.stdout) if "NBGRADER_EXECUTION" in os.environ else nullcontext():
+        yield
 
 
 class Checks:

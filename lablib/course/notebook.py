@@ -1,9 +1,7 @@
-"""The notebooks made from a master: what a learner opens, what an instructor reads, what nbgrader hands out.
+"""The notebooks made from a master: what a learner opens, and what an instructor reads. (For nbgrader: assignment.py.)
 
     learner      stubs in place of solutions; cells tagged `instructor` left out
     instructor   everything
-    nbgrader     everything, with nbgrader's metadata (schema 3), which makes the stubs and the grades itself; each
-                 check raises unless it passes, for nbgrader grades a cell by whether it raises
 
 A notebook is a function of its master: no times, no random ids, no outputs. So the same master gives the same bytes,
 and whether somebody has worked in a notebook can be seen: its digest no longer matches the one it was built with. A
@@ -32,15 +30,12 @@ _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name":
 class Version(Enum):
     LEARNER = "learner"
     INSTRUCTOR = "instructor"
-    NBGRADER = "nbgrader"
 
 
 def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
     """The notebook of a master, in one of its versions."""
     cells = [
-        _cell(master, cell, version)
-        for cell in master.cells
-        if version is not Version.LEARNER or not cell.tagged("instructor")
+        _cell(cell, version) for cell in master.cells if version is not Version.LEARNER or not cell.tagged("instructor")
     ]
     # A notebook without a kernelspec makes JupyterLab ask the reader for a kernel.
     notebook = new_notebook(cells=cells, metadata={"kernelspec": dict(_KERNEL), "language_info": {"name": "python"}})
@@ -100,7 +95,7 @@ def has_outputs(notebook: nbformat.NotebookNode) -> bool:
     return any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 
-def _cell(master: Master, cell: Cell, version: Version) -> nbformat.NotebookNode:
+def _cell(cell: Cell, version: Version) -> nbformat.NotebookNode:
     source = cell.source
     metadata: dict[str, Any] = {"tags": list(cell.tags)} if cell.tags else {}
     if cell.heading and cell.minutes:
@@ -111,37 +106,4 @@ def _cell(master: Master, cell: Cell, version: Version) -> nbformat.NotebookNode
         metadata["jp-MarkdownHeadingCollapsed"] = True  # JupyterLab folds the section
     if version is Version.LEARNER and cell.tagged("exercise"):
         source = to_stub(source)
-    if version is Version.NBGRADER:
-        source, graded = _for_nbgrader(master, cell)
-        metadata |= graded
     return _NEW_CELL[cell.kind](source, metadata=metadata)
-
-
-def _for_nbgrader(master: Master, cell: Cell) -> tuple[str, dict[str, Any]]:
-    """Source and metadata of a cell in an assignment."""
-    check = next((check for exercise, check in master.exercises if cell in (exercise, check)), None)
-    if check is None:
-        return cell.source, {}
-    is_check = cell is check
-    metadata: dict[str, Any] = {
-        "schema_version": 3,
-        "grade": is_check,
-        "grade_id": f"check-{check.check_name}" if is_check else f"{check.check_name}",
-        "locked": is_check,
-        "solution": not is_check,
-        "task": False,
-    }
-    if is_check:
-        metadata["points"] = check.points
-    return _requiring(cell) if is_check else cell.source, {"nbgrader": metadata}
-
-
-def _requiring(check: Cell) -> str:
-    """The check's source with `.require()` after its call: an exercise not passed raises, and nbgrader gives 0."""
-    call = check.check_call
-    assert call is not None and call.end_lineno and call.end_col_offset  # rule 6 of lint
-    lines = check.source.split("\n")
-    row = call.end_lineno - 1
-    line = lines[row].encode()  # ast counts columns in UTF-8 bytes
-    lines[row] = (line[: call.end_col_offset] + b".require()" + line[call.end_col_offset :]).decode()
-    return "\n".join(lines)

@@ -3,7 +3,8 @@
     {"version": 1, "labs": {"08": {"ring_all_reduce": {
         "attempts": 3, "hints": 1, "status": "passed", "passed_at": "2025-03-01T10:15:00+01:00"}}}}
 
-The file is `$LAB_PROGRESS`, else `progress.json` in the platform's user data folder; `LAB_PROGRESS=off` keeps nothing.
+The file is `$LAB_PROGRESS`, else `progress.json` in the platform's user data folder; `LAB_PROGRESS=off` keeps nothing,
+and nothing is kept while nbgrader grades: that would be the progress of whoever grades.
 Two kernels may write at once: each takes the lock, reads, changes its own entry and replaces the file in one step.
 A damaged file is put aside under another name, never deleted, and a new one begun. Once passed stays passed.
 """
@@ -52,7 +53,7 @@ class DamagedProgress(CourseFailure):
 def progress_path() -> Path | None:
     """Where progress is kept; None if it is not."""
     chosen = os.environ.get("LAB_PROGRESS")
-    if chosen == _OFF:
+    if chosen == _OFF or os.environ.get("NBGRADER_EXECUTION") == "autograde":
         return None
     if chosen:
         return Path(os.path.expanduser(chosen)).absolute()

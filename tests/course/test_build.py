@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from lablib import files
+from lablib.course.assignment import make_assignment
 from lablib.course.build import build, build_instructor, build_nbgrader, check_built
 from lablib.course.errors import CourseFailure
 from lablib.course.master import read_master
@@ -66,7 +67,8 @@ def test_the_nbgrader_version_has_its_metadata(lab: Lab, tmp_path: Path):
     """Schema 3, as nbgrader's own validator demands: these six keys, points on what is graded, ids unique."""
     build_nbgrader([lab], tmp_path)
     notebook = nbformat.read(tmp_path / "source" / "90_example" / "90_example.ipynb", as_version=4)
-    cells = [cell for cell in notebook.cells if "nbgrader" in cell.metadata]
+    marked = [cell for cell in notebook.cells if "nbgrader" in cell.metadata]
+    cells = [cell for cell in marked if not cell.metadata.nbgrader.grade_id.startswith("needed-")]
     found = [dict(cell.metadata.nbgrader) for cell in cells]
     common = {"schema_version": 3, "task": False}
     exercise = {**common, "grade": False, "locked": False, "solution": True}
@@ -79,7 +81,27 @@ def test_the_nbgrader_version_has_its_metadata(lab: Lab, tmp_path: Path):
     ]
     assert "### BEGIN SOLUTION" in cells[0].source
     # nbgrader gives no points to a cell that raises, and all points to one that does not.
-    assert cells[1].source == "check.mean(mean).require()"
+    assert cells[1].source == "display(check.mean(mean).require())"
+    locked = [cell for cell in marked if cell not in cells]
+    assert all(cell.metadata.nbgrader.locked and not cell.metadata.nbgrader.grade for cell in locked)
+    assert [cell.source.split()[0] for cell in locked] == ["backend:", "from"]
+    assert "Ask the class" not in str(notebook)
+
+
+def test_an_assignment_has_what_its_exercises_need_and_nothing_else(lab: Lab):
+    before, exercise = lab.master.read_text().split('# %% tags=["exercise"]\n', 1)
+    slow = "# %%\ntrained = train_for_an_hour()\nfigure(trained)\n\n"
+    shown = "# %%\nwrong_mean = lambda values: values[0]\n\n"
+    tried = "# %%\nmean(values) if values else None\n\n"
+    exercise = exercise.replace('# %% tags=["check"]', tried + '# %% tags=["check"]', 1)
+    head = before.rindex("# %%", 0, before.index("# ## Exercise 1"))
+    lab.master.write_text(f'{before[:head]}{slow}{before[head:]}{shown}# %% tags=["exercise"]\n{exercise}')
+    cells = make_assignment(read_master(lab)).cells
+    kinds = [(cell.cell_type, cell.source.splitlines()[0]) for cell in cells]
+    assert ("markdown", "# Lab 90: An example") in kinds and ("markdown", "## Exercise 1: the mean (5 min)") in kinds
+    assert ("code", "mean(values) if values else None") in kinds
+    assert "```python\nwrong_mean = lambda values: values[0]\n```" in [cell.source for cell in cells]
+    assert "train_for_an_hour" not in str(cells) and "print(f" not in str(cells)
 
 
 def test_a_build_moves_a_learners_work_to_the_folder_for_it(lab: Lab):
