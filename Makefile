@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all check lint format build readme picture validation lock setup clean
+.PHONY: help lab test check lint format build readme picture validation lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -9,21 +9,19 @@ ARGS ?=
 JOBS ?= 2
 export PYTHON PIP_ARGS
 
-BIN := .venv/bin
-STAMP := .venv/.stamp-setup
+VENV := $(or $(LABLIB_VENV),.venv)
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp-setup
 
 help:  ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 8899" are passed on
 	@$(BIN)/lab build
 	@$(BIN)/lab open 00_first_steps $(ARGS)
 
 test: $(STAMP)  ## run every test in JOBS=2 processes; ARGS="-k name" are passed on to pytest, "-n 0" is one process
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 $(ARGS)
-
-test-all: $(STAMP)  ## the same with every case: each lab at each setting, the larger sizes; the workflow runs it nightly
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 --all $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 check: lint test  ## everything that must hold before a commit: format, lint, types, tests
 
@@ -31,7 +29,7 @@ lint: $(STAMP)  ## format, lint and types: all three, whatever the first one say
 	@failed=0; \
 	$(BIN)/ruff format --check --quiet --output-format concise . || { echo "\`make format\` puts these files into their format."; failed=1; }; \
 	$(BIN)/ruff check --quiet . || failed=1; \
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright || failed=1; \
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python || failed=1; \
 	exit $$failed
 
 format: $(STAMP)  ## put the code into its format
@@ -59,5 +57,5 @@ $(STAMP): requirements.lock pyproject.toml
 	@sh tools/setup.sh $@
 
 clean:  ## remove .venv and everything built; corpora, runs and notebooks stay
-	rm -rf .venv artifacts build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) artifacts build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

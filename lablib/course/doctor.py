@@ -81,9 +81,10 @@ def look(probe: Probe) -> Finding:
 
 def all_probes() -> list[Probe]:
     """Everything there is to examine, the simplest first."""
-    packages = ("torch", "jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "papermill", "nbconvert")
+    packages = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "papermill", "nbconvert")
     return [
         Probe("python", _python, "install Python 3.11, 3.12 or 3.13 and run `make lab`"),
+        Probe("torch", _torch, REINSTALL),
         *(Probe(name, _package(name), REINSTALL) for name in (*packages, "jupytext")),
         Probe("kernel", _kernel, "run `python -m ipykernel install --sys-prefix`"),
         Probe("labs", _labs, "run `lab` inside the project, or set LAB_LABS to its labs/ folder"),
@@ -113,6 +114,14 @@ def _package(name: str) -> Callable[[], str]:
         return found
 
     return look
+
+
+def _torch() -> str:
+    """torch, and which build it is: set-up takes CUDA's only where there is an NVIDIA driver."""
+    found = _package("torch")()
+    import torch
+
+    return f"{found}, {f'with CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
 
 
 def _kernel() -> str:
@@ -146,6 +155,8 @@ def _accelerators() -> str:
         return "Apple GPU (mps)"
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         return f"{torch.xpu.device_count()} x Intel GPU (xpu)"
+    if torch.version.cuda is None and shutil.which("nvidia-smi"):
+        raise Absent("none: this torch is without CUDA. If you have an NVIDIA GPU, `make clean`, then `make setup`")
     raise Absent("none found")
 
 

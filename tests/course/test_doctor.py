@@ -1,6 +1,7 @@
 """The doctor: every probe is reported, none can stop the examination."""
 
 import pytest
+import torch
 
 from lablib.course.doctor import Absent, Probe, all_probes, examine, look
 
@@ -57,5 +58,24 @@ def test_everything_of_the_course_is_examined():
 
 def test_the_quick_probes_work_on_this_machine(labs):
     for probe in all_probes():
-        if probe.name in ("python", "papermill", "kernel", "labs"):
+        if probe.name in ("python", "torch", "papermill", "kernel", "labs"):
             assert look(probe).state == "ok", look(probe)
+
+
+@pytest.mark.parametrize(("cuda", "words"), [(None, "without CUDA"), ("13.0", "with CUDA 13.0")])
+def test_the_build_of_torch_is_named(monkeypatch, cuda, words):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    probe = next(probe for probe in all_probes() if probe.name == "torch")
+    assert look(probe).text.endswith(f", {words}")
+
+
+def test_a_torch_without_cuda_on_a_machine_with_a_driver_has_its_remedy(monkeypatch, tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    probe = next(probe for probe in all_probes() if probe.name == "accelerators")
+    assert "this torch is without CUDA" in look(probe).text and "make clean" in look(probe).text
