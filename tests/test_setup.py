@@ -1,9 +1,11 @@
 """`make lab` and `make test` from nothing: what a person sees when it works, and when something is missing.
 
-The Python and pip of most tests here are a small script that writes down what it was asked: no network, and seconds.
+The Python, pip and uv of most tests are small scripts that write down what they were asked: no network, in seconds.
 """
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +16,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NEEDED = "sh make dirname head grep sed tail cut rm cat mkdir cp chmod sleep awk touch".split()
+NEEDED = "sh make dirname head grep sed tail cut rm cat mkdir cp chmod sleep awk touch uname mv".split()
+MAC = "#!/bin/sh\necho Darwin\n"  # what `uname -s` says there
+ON_GPU_MACHINE = Path("/proc/driver/nvidia/version").exists()
 
 # A Python that is supported, has venv, and whose pip does what $PIP says. `-m venv` puts a copy of it into the venv.
 PYTHON = """#!/bin/sh
@@ -23,10 +27,30 @@ case "$*" in
     --version) echo "Python 3.12.1" ;;
     *"import sys"*|*"import venv"*) ;;
     "-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; cp "$0" "$4/bin/lab" ;;
+    "-m pip config list") eval "${PIP_CONFIG:-:}" ;;
+    *"install --quiet --retries 1 --timeout 10 uv") eval "${PIP_UV:-exit 1}" ;;
     *"install --quiet --requirement"*) eval "${PIP:-:}" ;;
     *"-m pytest"*) exit "${PYTEST:-0}" ;;
 esac
 """
+
+# A uv that can choose torch's build. $UV_FINDS is what it finds, $UV_INSTALLS what becomes of the installation.
+UV = """#!/bin/sh
+echo "uv $*" >>"$CALLS"
+case "$*" in
+    "pip install --help") echo "      --torch-backend <TORCH_BACKEND>" ;;
+    *--dry-run) echo "UV_HTTP_RETRIES=$UV_HTTP_RETRIES" >>"$CALLS"; eval "${UV_FINDS:-:}" ;;
+    "pip install"*) eval "${UV_INSTALLS:-:}" ;;
+esac
+"""
+# uv's own words, where PyTorch's index is closed to it.
+UNREACHABLE = """
+echo 'error: Request failed after 1 retry in 1.7s' >&2
+echo '  cause: Failed to fetch: https://index.invalid/whl/cpu/torch/' >&2
+echo '  cause: dns error' >&2
+exit 2
+"""
+PROJECT = "-m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-build-isolation --editable ."
 
 
 @pytest.fixture
@@ -34,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
     """The files that set-up reads, in a folder of their own."""
     folder = tmp_path / "check out"  # a space: paths are quoted
     (folder / "tools").mkdir(parents=True)
-    for name in ("Makefile", "requirements.lock", "pyproject.toml", "tools/setup.sh"):
+    for name in ("Makefile", "requirements.lock", "pyproject.toml", "tools/setup.sh", "tools/install.sh"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -71,11 +95,16 @@ def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, pr
     script(programs / "python3", PYTHON)
     done = make(checkout, programs, "test", "ARGS=-k one")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["Setting up .venv with Python 3.12.1 (once; some minutes) ..."]
+    assert done.stdout.splitlines() == [
+        "Setting up .venv with Python 3.12.1 (once; some minutes) ...",
+        "pip installs the lock, since uv cannot be downloaded. torch: the build that pip finds, which on Linux is "
+        "mostly CUDA's (gigabytes).",
+    ]
     calls = (checkout / "calls").read_text().splitlines()
     assert [call for call in calls if "install" in call] == [
+        "-m pip --disable-pip-version-check --no-input install --quiet --retries 1 --timeout 10 uv",
         "-m pip --disable-pip-version-check --no-input install --quiet --requirement requirements.lock",
-        "-m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-build-isolation --editable .",
+        PROJECT,
     ]
     assert calls[-1] == "-m pytest -n 2 --dist worksteal -k one"
 
@@ -180,6 +209,211 @@ def test_another_failure_of_pip_shows_its_own_words(checkout, programs):
     assert not (checkout / ".venv" / ".stamp-setup").exists()
 
 
+def installed_by(checkout: Path) -> list[str]:
+    """The calls that install something, without those that only look."""
+    calls = (checkout / "calls").read_text().splitlines()
+    return [call for call in calls if " install " in call and "--help" not in call and "--dry-run" not in call]
+
+
+def uv_command(backend: str) -> str:
+    named = f" --torch-backend={backend}" if backend else ""
+    return (
+        f"uv pip install --python .venv/bin/python --no-progress --color never{named} --requirement requirements.lock"
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "backend", "words"),
+    [
+        pytest.param(
+            "laptop",
+            "cpu",
+            "the CPU build, since this machine has no NVIDIA driver",
+            marks=pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver"),
+        ),
+        ("gpu", "auto", "the build for this machine's NVIDIA driver"),
+        ("mac", "", "the one build there is for macOS"),
+        ("asked for", "rocm7.2", "the build that UV_TORCH_BACKEND names, rocm7.2"),
+    ],
+)
+def test_uv_installs_the_build_of_torch_that_the_machine_can_use(checkout, programs, machine, backend, words):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    if machine == "gpu":
+        script(programs / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+    if machine == "mac":
+        (programs / "uname").unlink()
+        script(programs / "uname", MAC)
+    environment = {"UV_TORCH_BACKEND": backend} if machine == "asked for" else {}
+    done = make(checkout, programs, "setup", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == [f"uv installs the lock. torch: {words}."]
+    assert installed_by(checkout) == [uv_command(backend), PROJECT]
+    assert f"{uv_command(backend)} --dry-run" in (checkout / "calls").read_text()  # it looked before it began
+
+
+@pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver")
+def test_an_nvidia_smi_without_a_driver_is_no_gpu(checkout, programs):
+    """A container for CUDA, started on a laptop."""
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    script(programs / "nvidia-smi", "#!/bin/sh\necho 'no driver'; exit 9\n")
+    assert "no NVIDIA driver" in make(checkout, programs, "setup").stdout
+
+
+def test_where_torchs_index_is_closed_pip_installs_and_one_line_says_why(checkout, programs):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    done = make(checkout, programs, "setup", UV_FINDS=UNREACHABLE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == [
+        "pip installs the lock, since uv cannot fetch https://index.invalid/whl/cpu/torch/. torch: the build that pip "
+        "finds, which on Linux is mostly CUDA's (gigabytes)."
+    ]
+    assert installed_by(checkout)[0].endswith("install --quiet --requirement requirements.lock")
+    assert "UV_HTTP_RETRIES=1\n" in (checkout / "calls").read_text()  # three retries take 13 s
+    assert "dns error" in (checkout / ".venv" / "setup-uv.log").read_text()
+    assert "dns error" not in (checkout / ".venv" / "setup.log").read_text()
+
+
+def test_the_users_own_patience_is_kept(checkout, programs):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    make(checkout, programs, "setup", UV_FINDS=UNREACHABLE, UV_HTTP_RETRIES="7")
+    assert "UV_HTTP_RETRIES=7\n" in (checkout / "calls").read_text()
+
+
+def test_whatever_else_uv_says_is_the_reason(checkout, programs):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    done = make(
+        checkout, programs, "setup", UV_FINDS="echo 'error: No solution'; echo '  cause: no such torch'; exit 2"
+    )
+    assert done.returncode == 0
+    assert 'pip installs the lock, since uv says "cause: no such torch". ' in done.stdout
+
+
+@pytest.mark.parametrize("setting", ["global.index-url='here'", ":env:.find-links='a b'", "install.no-index='1'"])
+def test_pips_settings_of_where_packages_come_from_are_kept(checkout, programs, setting):
+    """uv does not read them: a mirror, or a folder of wheels, would be passed over."""
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    done = make(checkout, programs, "setup", PIP_CONFIG=f'echo "{setting}"; echo ":env:.timeout=\'9\'"')
+    name = setting.split("=")[0].rpartition(".")[2]
+    assert f"since pip's settings here say where packages come from ({name})." in done.stdout
+    assert "uv" not in (checkout / "calls").read_text()
+
+
+@pytest.mark.parametrize("setting", [":env:.extra-index-url=''", "global.timeout='60'", "global.cert='index-url'"])
+def test_other_settings_of_pip_and_empty_ones_leave_uv_its_work(checkout, programs, setting):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    done = make(checkout, programs, "setup", PIP_CONFIG=f'echo "{setting}"')
+    assert "uv installs the lock." in done.stdout
+
+
+@pytest.mark.parametrize("variable", ["UV_TORCH_BACKEND", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS"])
+def test_a_setting_of_uv_goes_before_those_of_pip_and_pips_arguments_before_all(checkout, programs, variable):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    settings = {variable: "cpu", "PIP_CONFIG": "echo \"global.index-url='here'\""}
+    assert "uv installs the lock." in make(checkout, programs, "setup", **settings).stdout
+    (checkout / ".venv" / ".stamp-setup").unlink()
+    done = make(checkout, programs, "setup", "PIP_ARGS=--pre", **settings)
+    assert "pip installs the lock, since PIP_ARGS are arguments of pip." in done.stdout
+
+
+def test_a_uv_too_old_to_choose_is_replaced_by_one_in_the_environment(checkout, programs):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", "#!/bin/sh\necho 'uv 0.4'\n")
+    script(checkout / "new-uv", UV)
+    done = make(checkout, programs, "setup", PIP_UV='cp "$HOME/new-uv" .venv/bin/uv')
+    assert "uv installs the lock." in done.stdout
+    (checkout / ".venv" / ".stamp-setup").unlink()
+    (checkout / "calls").unlink()
+    assert "uv installs the lock." in make(checkout, programs, "setup").stdout
+    assert "--retries" not in (checkout / "calls").read_text()  # it is there now
+
+
+def test_a_download_that_breaks_off_is_one_sentence_and_no_reason_for_gigabytes(checkout, programs):
+    """uv had found everything: pip would take the CUDA build from the same network."""
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    broken = "echo '  x Failed to download `torch==2.13.0+cpu`'; echo '  cause: operation timed out'; exit 1"
+    text = sentence(make(checkout, programs, "setup", UV_INSTALLS=broken))
+    assert text == (
+        "setup: the packages cannot be downloaded (the first one missing is torch==2.13.0+cpu): connect this machine "
+        "to the network or set uv's own options for your mirror or proxy, then run make again."
+    )
+    assert "--requirement" not in "".join(call for call in installed_by(checkout) if "pip --disable" in call)
+    assert not (checkout / ".venv" / ".stamp-setup").exists()
+    assert make(checkout, programs, "setup").returncode == 0
+
+
+def test_a_disk_that_fills_under_uv_is_one_sentence(checkout, programs):
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    full = "echo 'error: Failed to install: torch.whl'; echo '  cause: No space left on device (os error 28)'; exit 2"
+    assert sentence(make(checkout, programs, "setup", UV_INSTALLS=full)).startswith("setup: the disk is full: free")
+
+
+def test_the_environment_may_lie_elsewhere(checkout, programs):
+    script(programs / "python3", PYTHON)
+    done = make(checkout, programs, "test", LABLIB_VENV=str(checkout.parent / "elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert (checkout.parent / "elsewhere" / ".stamp-setup").exists()
+    assert not (checkout / ".venv").exists()
+
+
+def test_the_devcontainers_image_has_what_set_up_reads_and_the_workspace_goes_on_from_it(checkout, programs):
+    """What its Dockerfile copies, in a folder of its own; what comes to the builder is no more than that."""
+    folder = ROOT / ".devcontainer"
+    dockerfile, image = (folder / "Dockerfile").read_text(), checkout.parent / "image"
+    for names in re.findall(r"^COPY --chown=learner (.+)$", dockerfile, re.MULTILINE):
+        *files, target = names.split()
+        (image / target).mkdir(parents=True, exist_ok=True)
+        for name in files:
+            assert f"!{name.split('/')[0]}" in (folder / "Dockerfile.dockerignore").read_text().splitlines()
+            shutil.copy(ROOT / name, image / target)
+    assert (image / "README.md").exists() and (image / "LICENSE").exists()  # pyproject.toml names them
+    command = re.search(r"^RUN (UV_NO_CACHE.+)$", dockerfile, re.MULTILINE)
+    assert command
+    script(programs / "python3", PYTHON)
+    script(programs / "uv", UV)
+    home = {"LABLIB_VENV": str(checkout.parent / "venv"), "CALLS": str(checkout / "calls"), "PATH": str(programs)}
+    done = subprocess.run(["sh", "-c", command[1]], cwd=image, env=home, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "uv installs the lock." in done.stdout
+
+    (checkout / "calls").unlink()
+    assert json.loads((folder / "devcontainer.json").read_text())["postCreateCommand"].startswith("make setup &&")
+    again = make(checkout, programs, "setup", LABLIB_VENV=home["LABLIB_VENV"])
+    assert again.returncode == 0, again.stderr
+    assert "-m venv" not in (checkout / "calls").read_text()
+    assert installed_by(checkout)[-1] == PROJECT  # of the workspace, not of the image
+
+
+def test_binder_installs_the_lock_and_the_project_into_its_own_python(checkout, programs):
+    (programs / "bash").symlink_to(str(shutil.which("bash")))
+    for name in ("python", "lab", "jupyter"):
+        script(programs / name, PYTHON)
+    script(programs / "uv", UV)
+    (checkout / "binder").mkdir()
+    shutil.copy(ROOT / "binder" / "postBuild", checkout / "binder")
+    variables = {"PATH": str(programs), "CALLS": str(checkout / "calls")}
+    done = subprocess.run(
+        ["./binder/postBuild"], cwd=checkout, env=variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    lock, project = installed_by(checkout)
+    assert f"--python {programs}/python " in lock and lock.endswith("--requirement requirements.lock")
+    assert project == PROJECT
+    assert (checkout / "calls").read_text().splitlines()[-2:] == [
+        "build",
+        "labextension disable @jupyterlab/apputils-extension:announcements",
+    ]
+
+
 def test_an_interrupted_setup_is_done_again(checkout, programs):
     script(programs / "python3", PYTHON)
     variables = {"PATH": str(programs), "CALLS": str(checkout / "calls"), "PIP": "echo >started; sleep 30"}
@@ -209,7 +443,7 @@ def test_an_environment_of_a_python_that_is_gone_is_made_anew(checkout, programs
 
 
 def test_the_scripts_are_plain_posix_shell():
-    for name in ("setup.sh", "lock.sh"):
+    for name in ("setup.sh", "install.sh", "lock.sh"):
         assert (ROOT / "tools" / name).read_text().startswith("#!/bin/sh\n")
         assert subprocess.run(["sh", "-n", str(ROOT / "tools" / name)], check=False).returncode == 0
 
