@@ -1,15 +1,18 @@
 """The package says what it needs, the lock pins it, and the README lists what there is."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
 import tomllib
+from hashlib import sha256
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
@@ -92,11 +95,46 @@ def test_the_readmes_lines_are_the_docstrings():
     assert check.returncode == 0, check.stderr
 
 
-def test_binder_installs_the_lock_and_the_root_package():
-    lines = (ROOT / "binder" / "requirements.txt").read_text("utf-8").splitlines()
-    assert [line for line in lines if not line.startswith("#")] == ["-r ../requirements.lock", "-e ."]
-    assert (ROOT / "binder" / "runtime.txt").read_text("utf-8").strip() in {"python-3.11", "python-3.12", "python-3.13"}
+def test_the_devcontainer_and_binder_have_a_python_that_is_supported_and_the_same():
+    """No image is built here; tests/test_setup.py runs the commands of both."""
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text("utf-8"))
+    folder = (ROOT / ".devcontainer" / container["build"]["dockerfile"]).parent
+    dockerfile = (ROOT / ".devcontainer" / container["build"]["dockerfile"]).read_text("utf-8")
+    assert (folder / container["build"]["context"]).resolve() == ROOT
+    version = re.findall(r"^FROM python:(3\.\d+)-", dockerfile, re.MULTILINE)
+    assert version == [(ROOT / "binder" / "runtime.txt").read_text("utf-8").strip().removeprefix("python-")]
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{version[0]}.9")
+
+    user = container["remoteUser"]
+    assert re.search(rf"^RUN useradd .*\b{user}$", dockerfile, re.MULTILINE)
+    (venv,) = re.findall(r"^ENV LABLIB_VENV=(\S+)$", dockerfile, re.MULTILINE)
+    assert venv.startswith(f"/home/{user}/")
+    assert container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"] == f"{venv}/bin/python"
     assert (ROOT / "binder" / "postBuild").stat().st_mode & 0o111
+
+
+def test_the_licences_are_the_official_texts():
+    """The SHA-256 of the texts as their authors distribute them."""
+    official = {
+        "LICENSE": "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",  # Apache License 2.0
+        "labs/LICENSE": "fd3a263fe19ed8faa9068b43abaebafc02c77897b0c6fc09abc04bb592e5f16e",  # CC BY 4.0
+    }
+    assert {name: sha256((ROOT / name).read_bytes()).hexdigest() for name in official} == official
+    assert PROJECT["license"] == "Apache-2.0"
+    assert [path for pattern in PROJECT["license-files"] for path in ROOT.glob(pattern)] == [ROOT / "LICENSE"]
+
+
+def test_what_is_cited_is_this_version():
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {PROJECT['version']}\n" in citation
+    assert f"[{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/where_to_run.md"])
+def test_links_to_files_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf-8"))
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert not missing
 
 
 def test_ci_runs_the_same_commands_as_a_person():
