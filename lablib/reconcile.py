@@ -11,6 +11,7 @@ kept busy is measured before and after the runs: on a busy machine the measured 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
@@ -165,7 +166,10 @@ class Reconciliation:
         """What no other program changes: how often each communication is called; and which work takes longest."""
         rows = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0}).to_dict("records")
         calls = [row for row in rows if row["kind"] == "communication"]
-        counts = ", ".join(f"{row['name']} {row['measured_calls']}" for row in calls)
+        per_name: Counter[str] = Counter()
+        for row in calls:
+            per_name[row["name"]] += row["measured_calls"]
+        counts = ", ".join(f"{name} {count}" for name, count in per_name.items())
         text = f"What can still be read: calls and their bytes are the same on both sides ({counts})" if calls else ""
         if any(row["predicted_calls"] != row["measured_calls"] for row in calls):
             text = "Calls differ between the two sides, which no other program explains"

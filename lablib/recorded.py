@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lablib.files import parse_json, read_text, write_text
 from lablib.markup import paragraph, table_html
 from lablib.signature import checked
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,9 +78,11 @@ class RecordedReconciliation:
 
 
 def beside(here: pd.DataFrame, recorded: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Some columns of two tables of parts, side by side, by name of the part; the order of `here`."""
+    """Some columns of two tables of parts, side by side, by name and size of the part; the order of `here`."""
     import pandas as pd
 
     both = here.merge(recorded, how="left", on=list(PART), suffixes=(" here", " recorded"))
+    sizes = [f" of {format_quantity(size, 'B')}" if size else "" for size in both["size_bytes"]]
+    both["name"] = both["name"] + sizes
     chosen = [f"{column} {side}" for side in ("here", "recorded") for column in columns]
     return pd.DataFrame(both.set_index("name")[chosen])

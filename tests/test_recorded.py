@@ -83,3 +83,12 @@ def test_a_file_that_holds_something_else_is_one_sentence(tmp_path):
         RecordedReconciliation.load(tmp_path / "recorded.json")
     with pytest.raises(CourseError, match="unknown lab"):
         recorded_comparison("77")
+
+
+def test_calls_of_several_sizes_are_added_up_and_their_rows_are_told_apart():
+    sizes = run_of(
+        *(talk(rank, start, start + 1, size_bytes=size) for rank in (0, 1) for start, size in ((0, 8e3), (5, 2e6)))
+    )
+    comparison = Reconciliation.of(sizes, [sizes] * 2, loads=[BUSY])
+    assert "(all_reduce 2)" in comparison.reading()
+    assert {"all_reduce of 8 kB", "all_reduce of 2 MB"} <= set(comparison.beside(comparison.record()).index)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from lablib import find_cluster, launch, parallel, phase, reconcile
 from lablib.calibration import this_machine
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.course import checks_for, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.data import batches, load_corpus, train_val_split
 from lablib.figures import figure_lines, figure_memory, figure_scaling, format_quantity, show
 from lablib.models import GPT, GPTConfig, model_config, next_token_loss, num_parameters
@@ -41,7 +41,7 @@ bucket_mb: float = 2.0  # size of a bucket, in MB
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # a short training and few repeats
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## A model, and a part of the batch for each rank
 #
 # A small GPT of four layers learns the source code of Python's standard library, which every machine has. Each byte is
@@ -74,8 +74,8 @@ for rank in range(ranks):
 # %% [markdown] minutes=3
 # ## A prediction
 #
-# Here is one step, forward and backward, of one GPU. `phase` gives a part of a program a name. The phase "setup" is
-# left out of every time and picture in this lab.
+# First one GPU: forward, then backward. `phase` gives a part of a program a name; the phase "setup" is left out of
+# every time and picture in this lab. The time from the first start to the last end is the *makespan*.
 
 
 # %%
@@ -108,7 +108,7 @@ send_s = sent_bytes / machine.intra.bandwidth_bytes_per_s
 print(f"{ranks} GPUs on {machine.intra.name}, {format_quantity(machine.intra.bandwidth_bytes_per_s, 'B/s')} each way:")
 print(f"a rank sends {format_quantity(sent_bytes, 'B')} a step, which takes {format_quantity(send_s, 's')}")
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=8
 # ## Average the gradients
 #
 # The loss is a mean over sequences. So the gradient of the whole batch is the mean of the gradients of its equal
@@ -119,8 +119,8 @@ print(f"a rank sends {format_quantity(sent_bytes, 'B')} a step, which takes {for
 # ### Exercise 1: average the gradients
 #
 # Write what stands between backward and the optimizer. The budget: a rank sends 2(n-1)/n of the gradient's bytes, the
-# least that ranks can do which add by themselves. (A switch that adds, as with NVIDIA's SHARP, can halve it.) Stuck?
-# Run `check.average_gradients.hint()` in a new cell.
+# least where ranks do the adding. (A switch that adds, as with NVIDIA's SHARP, nearly halves it.) Stuck? Run
+# `check.average_gradients.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -133,11 +133,8 @@ def average_gradients(module):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it: one number of the gradient on each rank, before and after. What must stand on the right?
-
-
 # %%
+# Try it: one number of the gradient on each rank, before and after. What must stand on the right?
 def before_and_after():
     replica, inputs, targets = prepare()
     next_token_loss(replica(inputs), targets).backward()
@@ -152,17 +149,17 @@ try_out(before_and_after, ranks=ranks, cluster=cluster)
 check.average_gradients(average_gradients)
 
 # %% [markdown]
-# The library's version stays folded until yours has passed. It divides before the sum: in FP16, whose largest number
-# is 65,504, a sum over many ranks can overflow. A *group* is a set of ranks; `None` means all of them.
+# The library's version stays folded until yours has passed. It divides before the sum: in FP16, 16-bit numbers up to
+# 65,504, a sum over many ranks can overflow. A *group* is a set of ranks; `None` means all of them.
 
 # %%
 show_source(parallel.average_gradients, after=check.average_gradients)
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## The naive step on a timeline
 #
-# Now the simulator runs this step on all ranks: forward, backward, then one all-reduce for each parameter. Which of
-# the two guesses is tested here?
+# Now the simulator runs this step on all ranks: forward, backward, then one all-reduce for each parameter. Will they
+# take longer together than sending their bytes?
 
 
 # %%
@@ -184,7 +181,7 @@ show(naive.figure(title="Naive: averaged after backward, one by one"))
 
 
 # %%
-def compare(name, step, guess=None):
+def report(name, step, guess=None):
     efficiency = alone.makespan_s / step.makespan_s
     num_calls = len(step.select(rank=0, stream="comm"))
     exposed = format_quantity(step.exposed_s(0), "s")
@@ -194,14 +191,14 @@ def compare(name, step, guess=None):
         print(f"you guessed {guess:.0%}")
 
 
-compare("naive", naive, my_guess_naive)
+report("naive", naive, my_guess_naive)
 print(f"sending alone should take {format_quantity(send_s, 's')}")
 
 # %% [markdown] minutes=10
 # ## Buckets: fewer calls
 #
 # Communication takes longer than sending the bytes should. Every all-reduce costs a fixed time, its *latency*,
-# whatever it carries. How large are the gradients? Most are tiny: the biases and norms of each layer.
+# whatever it carries. And most gradients are tiny: those of the biases and norms of each layer.
 
 # %%
 network = GroupNetwork(machine, range(ranks))
@@ -215,19 +212,18 @@ for size, count in counts.items():
 pd.DataFrame(rows).T.rename_axis("gradient of")
 
 # %% [markdown]
-# A *bucket* is one buffer that holds many gradients, so that they travel together and pay latency once. Backward goes
-# from the last layer to the first. So buckets are filled in that order: the last parameter first.
-
-# %% [markdown]
 # ### Exercise 2: plan the buckets
 #
-# Go from the last parameter to the first, with one bucket open. Close it only when the next gradient does not fit, and
-# open another. A gradient larger than a bucket gets one of its own. No parameters, no buckets.
+# A *bucket* is one buffer for many gradients, which pay latency once. Backward goes from the last layer to the first.
+# So go from the last parameter to the first, with one bucket open. Close it only when the next gradient does not fit,
+# and open another. A gradient larger than a bucket gets one of its own.
 
 
 # %% tags=["exercise"]
 def plan_buckets(sizes_bytes, bucket_bytes):
     """A list of buckets, in the order in which they are filled; a bucket is a list of parameter indices.
+
+    No parameters make no bucket: an empty list.
 
     sizes_bytes: bytes of each parameter's gradient, first parameter first.
     bucket_bytes: most bytes of a bucket.
@@ -254,8 +250,9 @@ check.plan_buckets(plan_buckets)
 show_source(parallel.plan_buckets, after=check.plan_buckets)
 
 # %% [markdown]
-# To use a plan, gradients are copied into a bucket, *packed*, and one all-reduce averages them all. Packing costs
-# memory traffic, so it pays only where latency is worse. Here is the plan for this lab's model, and the step with it.
+# To use a plan, gradients are copied into a bucket (*packed*), and one all-reduce averages them all; then each
+# gradient becomes a view of its bucket. Packing costs memory traffic, so it pays only where latency is worse. Here is
+# the plan for this lab's model, and the step with it.
 
 # %%
 bucket_bytes = int(bucket_mb * 1e6)
@@ -263,9 +260,6 @@ params = list(model.parameters())
 for number, bucket in enumerate(parallel.plan_buckets(params, bucket_bytes)):
     size = format_quantity(sum(params[i].nbytes for i in bucket), "B")
     print(f"bucket {number}: {len(bucket):2d} gradients, {size}, parameters {bucket[0]} to {bucket[-1]}")
-
-# %%
-show_source(parallel.average_gradients_in_buckets)
 
 
 # %%
@@ -279,9 +273,9 @@ def bucketed_step():
 bucketed_run = launch(bucketed_step, ranks=ranks, cluster=cluster)
 bucketed = bucketed_run.timeline.without("setup")
 show(bucketed.figure(title="Bucketed: averaged after backward, a bucket at a time"))
-compare("bucketed", bucketed)
+report("bucketed", bucketed)
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=14
 # ## Overlap: send while backward goes on
 #
 # Fewer calls, and still all of them are exposed. But the last layer's gradient is final long before backward ends. A
@@ -305,8 +299,8 @@ print("last:", *order[-4:], sep="\n    ")
 # ### Exercise 3: overlap
 #
 # *Overlap* means communicating while computing. `work = dist.all_reduce(x, async_op=True)` starts an all-reduce and
-# returns at once; `work.wait()` waits for its end. Start one for each gradient as it gets ready, without buckets. It
-# must work step after step. The budget is in simulated seconds.
+# returns at once; what follows `work.wait()` waits for its end. Start one for each gradient as it gets ready, without
+# buckets. It must work step after step. The budget is in simulated seconds.
 
 
 # %% tags=["exercise"]
@@ -333,11 +327,8 @@ def overlap(module):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it in two steps on the same text. In both, all ranks must return the number that exercise 1 ended with.
-
-
 # %%
+# Try it in two steps on the same text: in both, all ranks must return the number that exercise 1 ended with.
 def two_steps():
     replica, inputs, targets = prepare()
     finish, after = overlap(replica), []
@@ -387,7 +378,7 @@ for name, step in steps.items():
     seconds = {"step": step.makespan_s, "communication": communication_s, "exposed": step.exposed_s(0)}
     rows[name] = {column: format_quantity(value, "s") for column, value in seconds.items()}
     rows[name]["efficiency"] = f"{alone.makespan_s / step.makespan_s:.0%}"
-compare("at best", overlapped, my_guess_best)
+report("at best", overlapped, my_guess_best)
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -395,12 +386,12 @@ pd.DataFrame(rows).T
 # much here: many *kernels* (operations of the GPU) of this small model take little more than the microseconds in which
 # a kernel starts.
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=8
 # ## Predict the end
 #
-# Can the overlapped step be predicted without a cluster? Bucket i is ready at `ready_s[i]` and its all-reduce takes
-# `bucket_s[i]`. There is one communication stream. It sends one bucket at a time, bucket 0 first, then bucket 1, and so
-# on: also where a later one is ready earlier.
+# Can the overlapped step be predicted without a cluster? Bucket i is ready at `ready_s[i]`, and its all-reduce takes
+# `bucket_s[i]`. The lane `world` sends one bucket at a time, bucket 0 first, then bucket 1, and so on: also where a
+# later one is ready earlier.
 
 # %% [markdown]
 # ### Exercise 4: when does the last all-reduce end?
@@ -451,7 +442,7 @@ for method, step in steps.items():
     rows[method]["error"] = f"{predicted_s / step.makespan_s - 1:+.2%}"
 pd.DataFrame(rows).T
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=2
 # ## Faster, and still the same gradient
 #
 # Faster is worth nothing if it is wrong. So compare raw gradients with those of one GPU that reads the whole batch, in
@@ -481,7 +472,7 @@ whole = [torch.cat(tokens) for tokens in zip(*parts, strict=True)]
 expected = launch(gradient, METHODS["no average"], [whole], ranks=1).values[0]
 print(f"the largest of {len(expected):,} gradients is {float(expected.abs().max()):.2f}")
 for method, wrap in METHODS.items():
-    values = launch(gradient, wrap, parts, ranks=ranks, trace=False).values
+    values = launch(gradient, wrap, parts, ranks=ranks, trace=False).values  # no timeline is needed
     error = max(float((value - expected).abs().max()) for value in values)
     print(f"{method:12s} differs from one GPU by at most {error:.0e}")
 
@@ -517,22 +508,22 @@ def warm_step():
 there = {"ranks": real_ranks, "backend": real, "cluster": calibrated}
 comparison = reconcile(warm_step, **there, repeats=3 if quick else 7, without="setup")
 show(comparison.figure())
-print(comparison.reading())
+print_text(comparison.reading())
 
 # %% [markdown]
-# Read the numbers with care: real processes share this computer with all other programs. *Noise* is half the spread of
-# the runs over their median, and an error smaller than it says nothing. So a comparison that was recorded on another
-# day stands beside yours.
+# Both panels have one time axis. Beside your numbers stand recorded ones, with the load of their machine. An error is
+# negative where the prediction is too short. *Noise* is half the spread of the runs over their median: an error
+# smaller than it says nothing.
 
 # %%
 recorded = recorded_comparison("09")
-print(recorded.sentence())
-comparison.beside(recorded, columns=("predicted_s", "measured_s", "error_pct")).map("{:.3g}".format)
+print_text(f"{recorded}")
+comparison.beside(recorded).map("{:.0f}%".format)
 
 # %% [markdown]
 # Forward and backward are mostly products of matrices, which a calibration knows best. All-reduces are another matter:
 # they were measured while nobody computed. Here gloo's threads move the bytes on the very cores that run backward. A
-# GPU has links that work by themselves.
+# GPU's links work by themselves.
 
 # %% [markdown] minutes=3
 # ## Explore: efficiency against ranks
@@ -585,12 +576,9 @@ explore(efficiencies, draw_scaling, controls, interactive=interactive, examples=
 # %% [markdown] tags=["further"] minutes=10
 # ## Further: accumulate, and send once
 #
-# A batch that does not fit into memory is cut into *micro-batches*. Each has its own forward and backward, and backward
-# adds to the gradient that is there already: *accumulation*. Only the total must be averaged over ranks.
-
-# %% [markdown]
-# `with replica.no_sync():` keeps `DataParallel` from sending. Put forward and backward inside: torch's own class
-# decides in forward whether this backward will send.
+# A batch that does not fit into memory is cut into *micro-batches*. Backward adds to the gradient that is there
+# already: *accumulation*. Only the total must be averaged. `with replica.no_sync():` keeps `DataParallel` from sending.
+# Put forward and backward inside: torch's own class decides in forward whether this backward will send.
 
 # %% [markdown]
 # ### Exercise 5: accumulate
@@ -611,11 +599,8 @@ def accumulate(replica, loss_of, micro_batches):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it with the part of each rank cut into single sequences: again, what exercise 1 ended with.
-
-
 # %%
+# Try it on single sequences: once more, all ranks must return the number that exercise 1 ended with.
 def loss_of_part(replica, micro_batch):
     return next_token_loss(replica(micro_batch[0]), micro_batch[1])
 
@@ -666,13 +651,11 @@ show(figure_memory(naive_run.memory, timeline=naive, rank=0))
 
 # %% [markdown]
 # Activations pile up all through forward. Backward takes them from the pile, last layer first, and leaves gradients.
-# So the most is held near the turn. *Other* is what backward needs for a moment. A bucket is a copy. What does that
-# change?
+# So the most is held near the turn. *Other* is what backward needs for a moment. Now overlapped: a bucket is a copy.
+# What does that change?
 
 # %%
 show(figure_memory(overlapped_run.memory, timeline=overlapped, rank=0))
-
-# %%
 rows = {}
 for name, run in {"naive": naive_run, "bucketed": bucketed_run, "overlapped": overlapped_run}.items():
     held = run.memory.at_peak(0)
@@ -735,25 +718,22 @@ print(f"largest difference: {max(abs(a - b) for a, b in zip(one, mean, strict=Tr
 local, num_nodes = 4, 2
 two_nodes = machine.but(name="two nodes of four", devices_per_node=local)
 across = GroupNetwork(two_nodes, range(num_nodes * local))
-leaving_bytes = {  # out of a node, through all of its links
+through_a_card = {  # the busiest network card of a node
     "ring": 2 * (num_nodes * local - 1) / (num_nodes * local) * gradient_bytes,
-    "hierarchical": local * 2 * (num_nodes - 1) / num_nodes * gradient_bytes / local,
+    "hierarchical": 2 * (num_nodes - 1) / num_nodes * gradient_bytes / local,
 }
 rows = {}
-for algorithm, size in leaving_bytes.items():
+for algorithm, size in through_a_card.items():
     cost = collective_cost("all_reduce", gradient_bytes, across, algorithm=algorithm)
     rows[algorithm] = {"time": format_quantity(cost.time_s, "s")}
     rows[algorithm]["a rank sends"] = format_quantity(cost.sent_bytes[0], "B")
-    rows[algorithm]["leaves a node"] = format_quantity(size, "B")
+    rows[algorithm]["through the busiest card"] = format_quantity(size, "B")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# A *flat ring* passes the bytes from rank to rank, whatever the node. All that leaves a node leaves through one rank's
-# network card. (NCCL runs several rings, over all cards, and has trees as well.) In the hierarchy each rank sends its
-# own shard through its own card.
-
-# %%
-show_source(parallel.HierarchicalAverage)
+# A single *flat ring* passes the bytes from rank to rank, whatever the node: what leaves a node leaves through one
+# card. (NCCL runs several rings at once, over all cards, and has trees as well.) In the hierarchy each rank sends its
+# shard through its own card.
 
 
 # %%
@@ -787,27 +767,17 @@ BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
 def step_times(num_ranks, sequences, name, machine):
     one = profile_of(name, sequences, machine)
     predict = partial(parallel.predict_step, one, find_cluster(machine), num_ranks)
-    return {
-        "bucketed": [predict(int(bucket), "bucketed").step_s for bucket in BUCKETS],
-        "overlapped": [predict(int(bucket), "overlapped").step_s for bucket in BUCKETS],
-        "one GPU": [one.step_s] * len(BUCKETS),
-    }
+    ways = {way: [predict(int(bucket), way).step_s for bucket in BUCKETS] for way in ("bucketed", "overlapped")}
+    return ways | {"one GPU": [one.step_s] * len(BUCKETS)}
 
 
 def draw(series):
     return figure_lines(BUCKETS, series, "bucket", "step", x_unit="B", y_unit="s", log_x=True)
 
 
-some = step_times(num_ranks=8, sequences=4, name="this lab's (3.2M)", machine="pcie-a100")
-shortest_s, best = min(zip(some["overlapped"], BUCKETS, strict=True))
-print(f"8 ranks: shortest step {format_quantity(shortest_s, 's')}, with {format_quantity(best, 'B')} buckets")
-
-# %%
 num_ranks = IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 8)
-few_sequences = IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 4)
-its_model = Choice("name", "Model", tuple(MODELS), "this lab's (3.2M)")
-controls = [num_ranks, few_sequences, its_model, controls[-1]]
-explore(step_times, draw, controls, interactive=interactive, examples=[{"name": "GPT-2 (124M)"}])
+examples = [{"name": "this lab's (3.2M)", "sequences": 4}]
+explore(step_times, draw, [num_ranks, *controls[1:]], interactive=interactive, examples=examples)
 
 # %% [markdown] minutes=1
 # ## Summary
