@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lablib import Run, find_cluster, launch
 from lablib.course import Expect, exercise
+from lablib.course.own_copy import own_copy
 from lablib.course.rules import (
     calls_only,
     changes_nothing,
@@ -35,7 +36,7 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     not_from_lablib(answer)
 
     def program(xs: list[Tensor]):
-        return observe(answer, xs[dist.get_rank()])
+        return observe(own_copy(answer), xs[dist.get_rank()])
 
     cases = [((3, 5), torch.float64), ((2, 3, 4), torch.float32), ((expect.draw.integer(6, 20),), torch.float32)]
     for ranks, (shape, dtype) in zip([*expect.draw.integers(2, 2, 9), 1], cases, strict=True):
@@ -75,7 +76,7 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     cluster = find_cluster(CLUSTER).free_compute()
 
     def program(xs: list[Tensor]):
-        return observe(answer, xs[dist.get_rank()])
+        return observe(own_copy(answer), xs[dist.get_rank()])
 
     some = expect.draw.integer(20, 40)
     cases = [((some, some + 1), torch.float64), ((1000, some), torch.float32), ((some,), torch.float32)]
@@ -120,11 +121,11 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
     """All rules of the exercise, on so many ranks, for some seeds."""
 
     def program():
-        draws = []
+        mine, draws = own_copy(answer), []
         for seed in seeds:
-            first, used = answer(seed), torch.initial_seed()
+            first, used = mine(seed), torch.initial_seed()
             torch.rand(3)  # whoever draws without a seed goes on from here
-            draws.append((first, answer(seed), used))
+            draws.append((first, mine(seed), used))
         return draws
 
     run = expect.launch(program, ranks=ranks, cluster=CLUSTER)
@@ -234,7 +235,7 @@ def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
     not_from_lablib(answer)
 
     def program(losses: list[Tensor]):
-        return answer(losses[dist.get_rank()])
+        return own_copy(answer)(losses[dist.get_rank()])
 
     for ranks, last_digit in zip(expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9)), strict=True):
         mean = expect.draw.integer(10, 98) / 10 + last_digit / 100  # two digits behind the point, the last perhaps a 0
@@ -289,7 +290,7 @@ def _finds(
         grads[rank].view(-1)[0 if rank == first else expect.draw.integer(8, grads[rank].numel() - 1)] = value
 
     def program(grads: list[Tensor]):
-        return observe(answer, grads[dist.get_rank()])
+        return observe(own_copy(answer), grads[dist.get_rank()])
 
     run = expect.launch(program, grads, ranks=ranks, cluster=CLUSTER)
     found = [call.value for call in run.values]

@@ -453,7 +453,7 @@ except LaunchError as error:
 
 # %% tags=["exercise"]
 def report(loss):
-    """On rank 0 "mean loss 1.23", the mean over ranks with two decimals; elsewhere None. `loss` is one number."""
+    """On rank 0 the text "mean loss 1.23": the mean over ranks, two decimals; elsewhere None."""
     ### BEGIN SOLUTION
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
@@ -501,7 +501,7 @@ except LaunchError as error:
 # %% [markdown]
 # They finish what they can do alone, then stand in the `all_reduce`. The simulator names the rank that died. On a real
 # cluster the others hang until a time limit, and the logs are full of ranks that waited: look for the rank that is
-# missing there. The error holds the run as far as it came:
+# missing there. The error holds the run as far as it came; a cross marks the death:
 
 # %%
 show(figure_timeline(broken.run.timeline, title="Rank 1 dies; the others wait for it"))

@@ -190,6 +190,19 @@ WRONG_ANSWERS = {
             "every communication is waited for",
         ),
         (
+            "takes the others' tensors from a shelf that all ranks share",
+            """
+            shelf = {}
+
+
+            def mean_over_ranks(x):
+                shelf[dist.get_rank()] = x.clone()
+                dist.all_reduce(x.clone())
+                return torch.stack([shelf[rank] for rank in range(dist.get_world_size())]).mean(0)
+            """,
+            "KeyError",
+        ),
+        (
             "one rank has nothing to do, and says nothing",
             """
             def mean_over_ranks(x):
@@ -313,7 +326,7 @@ WRONG_ANSWERS = {
                 dist.barrier()
                 return shelf[(rank - 1) % world_size].clone()
             """,
-            "the only calls are send",
+            "KeyError",
         ),
         (
             "even ranks send first, odd ones receive first",
@@ -733,19 +746,18 @@ WRONG_ANSWERS = {
             "bytes sent by all",
         ),
         (
-            "takes the others' losses from a shared list",
+            "takes the others' losses from a list that all ranks share",
             """
-            shared = {}
+            losses = []
 
 
             def report(loss):
-                shared[dist.get_rank()] = loss.item()
-                dist.barrier()
+                losses.append(loss.item())
+                dist.all_reduce(loss)
                 if dist.get_rank() == 0:
-                    losses = [shared[rank] for rank in range(dist.get_world_size())]
-                    return f"mean loss {sum(losses) / len(losses):.2f}"
+                    return f"mean loss {sum(losses) / dist.get_world_size():.2f}"
             """,
-            "less than the task needs",
+            "rank 0 reports the mean loss",
         ),
     ],
     "corrupted_ranks": [
@@ -1050,6 +1062,16 @@ RIGHT_ANSWERS = {
                 first = torch.Generator().manual_seed(seed)
                 second = torch.Generator().manual_seed(10**9 + 64 * seed + dist.get_rank())
                 return [torch.randn(4, 4, generator=first), torch.rand(4, 4, generator=second)]
+            """,
+        ),
+        (
+            "32 seeds a run, above 999",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(1000 + 32 * seed + dist.get_rank())
+                data = torch.randn((4, 4))
+                torch.manual_seed(seed)
+                return torch.randn((4, 4)), data
             """,
         ),
         (
