@@ -167,11 +167,28 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _progress(options: argparse.Namespace) -> int:
-    from lablib.course.overview import reset, show_progress
-    from lablib.course.places import find_labs_folder
+    from lablib.course import report
+    from lablib.course.overview import exercises_of_labs, own_progress, reset, show_progress
+    from lablib.course.places import find_labs, find_labs_folder
 
     folder = find_labs_folder()
-    print(reset(folder, options.reset) if options.reset else show_progress(folder))
+    if options.merge:
+        exercises = exercises_of_labs(find_labs(folder))
+        learners, left_out = report.read_learners([Path(file) for file in options.merge])
+        made = {"csv": report.class_csv, "html": report.class_html, "json": report.class_json}
+        print(made.get(options.form, report.class_text)(exercises, learners).rstrip("\n"))
+        for sentence in left_out:
+            print(f"lab: {sentence}", file=sys.stderr)
+        return 1 if left_out else 0
+    if options.form == "csv":
+        raise CourseError("--csv is a table of learners: name their files, as in lab progress --csv --merge *.json")
+    if options.reset:
+        print(reset(folder, options.reset))
+    elif options.form:
+        made = {"html": report.as_html, "json": report.as_json}[options.form]
+        print(made(exercises_of_labs(find_labs(folder)), own_progress()))
+    else:
+        print(show_progress(folder))
     return 0
 
 
@@ -270,6 +287,9 @@ def _parser() -> Parser:
 
     command = commands.add_parser("progress", help="exercises done, with dates")
     command.add_argument("--reset", metavar="LAB", help="forget the progress of one lab")
+    command.add_argument("--merge", nargs="+", metavar="FILE", help="many learners in one table, called as their files")
+    for form, what in {"json": "for programs, and to hand in", "html": "as a page", "csv": "for a spreadsheet"}.items():
+        command.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=what)
 
     commands.add_parser("doctor", help="what works on this machine, and the remedy for what does not")
 

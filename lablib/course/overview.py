@@ -1,5 +1,6 @@
 """`lab list` and `lab progress`: what labs there are, and what the learner has done in them."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lablib.course.work import state_of
 
 def list_labs(folder: Path) -> str:
     """One line a lab: number, title, exercises done, state of the learner's copy, question."""
-    labs, progress = _labs(folder), _progress()
+    labs, progress = _labs(folder), own_progress()
     rows = []
     for lab in labs:
         about = _about(lab)
@@ -45,12 +46,12 @@ def _minutes(minutes: float) -> str:
 
 def show_progress(folder: Path) -> str:
     """One line an exercise: whether it is passed and since when, attempts, hints taken."""
-    progress, rows = _progress(), []
+    progress, rows = own_progress(), []
     for lab in _labs(folder):
-        for _, check in _about(lab).exercises:
-            entry = _entry(progress, lab, check.check_name or "")
+        for _, name in exercises_of_labs([lab]):
+            entry = _entry(progress, lab, name)
             state = "passed" if entry.passed_at else entry.status
-            rows.append([lab.name, check.check_name or "", state, _date(entry), str(entry.attempts), str(entry.hints)])
+            rows.append([lab.name, name, state, _date(entry), str(entry.attempts), str(entry.hints)])
     passed = sum(row[2] == "passed" for row in rows)
     heading = ["lab", "exercise", "state", "passed on", "attempts", "hints"]
     return f"{table(heading, rows)}\n{passed} of {len(rows)} exercises passed; kept in {progress_path() or 'no file'}"
@@ -79,7 +80,13 @@ def _labs(folder: Path) -> list[Lab]:
     return labs
 
 
-def _progress() -> Labs:
+def exercises_of_labs(labs: Sequence[Lab]) -> list[tuple[str, str]]:
+    """Number of the lab and name, for each exercise, in order."""
+    return [(lab.number, check.check_name or "") for lab in labs for _, check in _about(lab).exercises]
+
+
+def own_progress() -> Labs:
+    """What this learner has done."""
     path = progress_path()
     try:
         return read_progress(path) if path else {}

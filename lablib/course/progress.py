@@ -68,15 +68,20 @@ def read_progress(path: Path) -> Labs:
         OSError: it cannot be read.
     """
     try:
-        text = read_text(path)
+        return parse_progress(path)
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise _put_aside(path, error) from None
+
+
+def parse_progress(path: Path) -> Labs:
+    """All entries of a file. Raises OSError, and ValueError for what is no progress file; leaves it as it is."""
+    data = parse_json(read_text(path))
     try:
-        return _parse(parse_json(text))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _put_aside(path, error) from None
+        return _parse(data)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"it is no progress file: {type(error).__name__}: {error}") from None
 
 
 def _put_aside(path: Path, error: Exception) -> DamagedProgress:

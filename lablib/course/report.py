@@ -1,0 +1,164 @@
+"""`lab progress` for programs, for a browser, and for a class: JSON, a page of HTML, and many learners in one table.
+
+    lab progress --json > ada.json                   what a learner hands in; progress.json itself does, too
+    lab progress --html > progress.html              one page, which needs no other file
+    lab progress --merge *.json --csv > class.csv    a row a learner, a column an exercise
+
+A learner is called as the file is (ada.json); where that is progress.json, as its folder is (ada/progress.json).
+Learners can edit their files: for grades there is nbgrader (docs/teaching.md).
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from lablib.course.progress import Entry, Labs, parse_progress
+from lablib.course.table import table
+from lablib.markup import in_html
+
+Exercises = Sequence[tuple[str, str]]  # number of the lab, name of the exercise; in order
+_CSS = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem; }
+table { border-collapse: collapse; }
+caption { text-align: left; padding-bottom: .5rem; }
+th, td { text-align: left; padding: .25rem .75rem; border: 1px solid #888; vertical-align: top; }
+td.passed { font-weight: bold; }
+"""
+
+
+def read_learners(paths: Sequence[Path]) -> tuple[dict[str, Labs], list[str]]:
+    """The progress of each learner, by name; and a sentence for each file that is left out."""
+    learners: dict[str, Labs] = {}
+    left_out: list[str] = []
+    for path in paths:
+        name = _learner(path)
+        try:
+            labs = parse_progress(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            left_out.append(
+                f"{path} is left out: {reason.rstrip('.')}; ask for the file that `lab progress --json` writes."
+            )
+            continue
+        if name in learners:
+            left_out.append(f"{path} is left out: there is another file of {name}; name each as its learner.")
+        else:
+            learners[name] = labs
+    return dict(sorted(learners.items())), left_out
+
+
+def as_json(exercises: Exercises, labs: Labs) -> str:
+    """One learner's progress, in the form of the progress file."""
+    return json.dumps({"version": 1, **_counted(exercises, labs)}, indent=1)
+
+
+def as_html(exercises: Exercises, labs: Labs) -> str:
+    """One learner's progress as a page."""
+    rows = []
+    for number, name in exercises:
+        entry = _entry(labs, number, name)
+        rows.append([f"{number} {name}", _state(entry), entry.passed_at[:10], str(entry.attempts), str(entry.hints)])
+    heading = ["exercise", "state", "passed on", "attempts", "hints taken"]
+    return _page("Progress", f"{_passed(exercises, labs)} of {len(exercises)} exercises are passed.", heading, rows)
+
+
+def class_text(exercises: Exercises, learners: dict[str, Labs]) -> str:
+    """A line a learner: exercises passed in each lab, and in all."""
+    numbers = list(dict.fromkeys(number for number, _ in exercises))
+    rows = []
+    for learner, labs in learners.items():
+        parts = [[one for one in exercises if one[0] == number] for number in numbers]
+        rows.append([learner, *(f"{_passed(part, labs)}/{len(part)}" for part in [*parts, exercises])])
+    return table(["learner", *numbers, "passed"], rows)
+
+
+def class_csv(exercises: Exercises, learners: dict[str, Labs]) -> str:
+    """A row a learner: number of exercises passed, and the state of each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["learner", "passed", *(f"{number} {name}" for number, name in exercises)])
+    for learner, labs in learners.items():
+        # A spreadsheet would take a name that begins like this for a formula.
+        safe = f"'{learner}" if learner[:1] in tuple("=+-@\t\r") else learner
+        writer.writerow([safe, _passed(exercises, labs), *(_state(_entry(labs, *one)) for one in exercises)])
+    return text.getvalue()
+
+
+def class_json(exercises: Exercises, learners: dict[str, Labs]) -> str:
+    """Each learner's progress, as `as_json` has it."""
+    counted = {learner: _counted(exercises, labs) for learner, labs in learners.items()}
+    return json.dumps({"version": 1, "learners": counted}, indent=1)
+
+
+def class_html(exercises: Exercises, learners: dict[str, Labs]) -> str:
+    """The class as a page: a row a learner, a column an exercise."""
+    rows = [
+        [learner, f"{_passed(exercises, labs)} of {len(exercises)}", *(_state(_entry(labs, *one)) for one in exercises)]
+        for learner, labs in learners.items()
+    ]
+    heading = ["learner", "passed", *(f"{number} {name}" for number, name in exercises)]
+    return _page("Progress of the class", f"Exercises passed by {len(learners)} learners.", heading, rows)
+
+
+def _page(title: str, caption: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A page with one table; the first cell of a row names it."""
+    head = "".join(f'<th scope="col">{in_html(cell)}</th>' for cell in heading)
+    body = "\n".join(
+        f'<tr><th scope="row">{in_html(name)}</th>'
+        + "".join(
+            f'<td class="passed">{cell}</td>' if cell == "passed" else f"<td>{in_html(cell)}</td>" for cell in cells
+        )
+        + "</tr>"
+        for name, *cells in rows
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{in_html(title)}</title>
+<style>{_CSS}</style>
+</head>
+<body>
+<main>
+<h1>{in_html(title)}</h1>
+<table>
+<caption>{in_html(caption)}</caption>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table>
+</main>
+</body>
+</html>"""
+
+
+def _counted(exercises: Exercises, labs: Labs) -> dict:
+    listed: dict[str, dict[str, dict]] = {}
+    for number, name in exercises:
+        listed.setdefault(number, {})[name] = asdict(_entry(labs, number, name))
+    return {"passed": _passed(exercises, labs), "exercises": len(exercises), "labs": listed}
+
+
+def _learner(path: Path) -> str:
+    return path.absolute().parent.name if path.name == "progress.json" else path.stem
+
+
+def _passed(exercises: Exercises, labs: Labs) -> int:
+    return sum(_state(_entry(labs, number, name)) == "passed" for number, name in exercises)
+
+
+def _state(entry: Entry) -> str:
+    """What a table says of an exercise: one of three, whatever a learner wrote into the file."""
+    if entry.passed_at or entry.status == "passed":
+        return "passed"
+    return "failed" if entry.status == "failed" else "not attempted"
+
+
+def _entry(labs: Labs, number: str, name: str) -> Entry:
+    return labs.get(number, {}).get(name, Entry())
