@@ -26,6 +26,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem; }
 table { border-collapse: collapse; }
 caption { text-align: left; padding-bottom: .5rem; }
 th, td { text-align: left; padding: .25rem .75rem; border: 1px solid #888; vertical-align: top; }
+th:first-child { position: sticky; left: 0; background: Canvas; }
 td.passed { font-weight: bold; }
 """
 
