@@ -30,7 +30,10 @@ MAX_MINUTES = 60
 
 def lint(master: Master) -> list[CourseError]:
     """Everything that is wrong with this master; empty if nothing is."""
-    rules = (_heading, _parameters, _checks_for, _pairs, _solutions, _check_names)
+    rules = (
+        *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
+        *(_trials, _minutes, _further, _used_parameters),
+    )
     return [at(master, cell, message) for rule in rules for cell, message in rule(master)]
 
 

@@ -31,12 +31,13 @@ def list_labs(folder: Path) -> str:
 def list_sections(lab: Lab) -> str:
     """One line a section: its minutes, how many exercises it has, and whether a reader may skip it."""
     about = _about(lab)
+    counts = [sum(cell.tagged("exercise") for cell in section.cells) for section in about.sections]
     rows = [
-        [section.title, _minutes(section.minutes), str(exercises or ""), "may be skipped" if section.is_further else ""]
-        for section in about.sections
-        for exercises in [sum(cell.tagged("exercise") for cell in section.cells)]
+        [section.title, _minutes(section.minutes), str(count or ""), "may be skipped" if section.is_further else ""]
+        for section, count in zip(about.sections, counts, strict=True)
     ]
-    rows.append(["together", _minutes(about.minutes), str(len(about.exercises)), "without what may be skipped"])
+    needed = sum(count for section, count in zip(about.sections, counts, strict=True) if not section.is_further)
+    rows.append(["together", _minutes(about.minutes), str(needed), "without what may be skipped"])
     return table(["section", "minutes", "exercises", ""], rows)
 
 

@@ -58,6 +58,11 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap("check.mean(mean)", "result = check.mean(mean)"), 44, "must end in `check.name(answer)`"),
         (swap("check.mean(mean)", "check.maen(mean)"), 44, "check 'maen' is not in checks.py: did you mean 'mean'?"),
         (swap("check.size(size_bytes)", "check.mean(size_bytes)"), 59, "'mean' is used again"),
+        (swap("try_out(mean, [1.0, 2.0])", "mean([1.0])"), 44, "add a cell with `try_out(...)`"),
+        (swap(" minutes=5", ""), 27, "must say what it takes"),
+        (swap("minutes=5", "minutes=58"), 1, "a lab is one hour: its sections take 60.5 minutes"),
+        (swap(", scale {scale}", ""), 9, "every parameter must be used by some cell: scale is not"),
+        (swap('"instructor"]\n', '"instructor"]\n# ## Optional\n\n# %% tags=["a"]\nuse = 1\n'), 24, "must say what"),
     ],
 )
 def test_a_broken_rule_is_named_with_file_and_line(lab: Lab, change: Callable[[str], str], line: int, message: str):
@@ -93,3 +98,15 @@ def test_a_master_in_another_encoding_is_refused(lab: Lab):
 def test_checks_are_found_without_running_their_file():
     source = "import nothing_that_exists\n@exercise('A')\ndef a(expect, x): ...\ndef helper(): ...\n"
     assert declared_checks(source) == ["a"]
+
+
+def test_what_a_reader_may_skip_is_used_nowhere_else(lab: Lab):
+    def further(text: str) -> str:
+        text = text.replace("# %% [markdown] minutes=2.5", '# %% [markdown] tags=["further"] minutes=99')
+        return text + "\n# %% [markdown] minutes=1\n# ## End\n\n# %%\nprint(size_bytes)\n"
+
+    [finding] = findings(lab, further)  # and 99 minutes do not count
+    assert "this cell uses 'size_bytes' of line 50" in finding
+    again = lab.master.read_text().replace("print(size_bytes)", "size_bytes = 1\nprint(size_bytes)")
+    lab.master.write_text(again)
+    assert not lint(read_master(lab))
