@@ -3,6 +3,7 @@
 A test that takes `lab` runs once for each master; one that takes `lab` and `exercise_name`, once for each exercise.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def nobodys_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def nobodys_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Labs measure this machine once for all tests, and leave the profile of whoever runs them alone."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # which all test processes share
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAB_MACHINE", str(tmp_path_factory.mktemp("machine") / "this-machine.toml"))
+        patch.setenv("LAB_MACHINE", str(folder / "this-machine.toml"))
         yield

@@ -1,7 +1,10 @@
-"""Every lab runs from top to bottom: as the learner gets it, unsolved, and with its solutions; at two settings; and in
-nbval. And every notebook is what its master gives.
+"""Every lab runs from top to bottom: as the learner gets it, unsolved, and with its solutions.
+
+Each lab runs twice: unsolved, in nbval, with widgets, at its own settings; and solved, in papermill, without them, at
+other ones. With `--all` (`make test-all`) it runs in papermill at every setting, unsolved and solved, too.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -12,13 +15,16 @@ import pytest
 
 from lablib.course.build import check_built
 from lablib.course.execute import run_lab
+from lablib.course.master import read_master
 from lablib.course.places import Lab, find_labs
 
 ROOT = Path(__file__).parents[2]
+MIN_EXERCISES = 3
 SETTINGS = {
     "quick": {"quick": True},
     "two-ranks-on-a-dgx-a100": {"quick": True, "ranks": 2, "cluster": "dgx-a100"},
 }
+OTHER = "two-ranks-on-a-dgx-a100"  # than the lab's own
 
 # Warnings of papermill, nbconvert and their libraries are theirs to mend.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -38,32 +44,60 @@ def test_notebooks_are_what_their_masters_give():
     check_built(find_labs(ROOT / "labs"))
 
 
-def check_results(notebook: Path) -> list[str]:
+def setting_of(lab: Lab, name: str) -> dict:
+    """Values for those of the setting's parameters that the lab has."""
+    has = {parameter.name for parameter in read_master(lab).parameters}
+    return {parameter: value for parameter, value in SETTINGS[name].items() if parameter in has}
+
+
+def check_results(cells: list) -> list[str]:
     """The first line that each cell tagged `check` shows."""
-    cells = [c for c in nbformat.read(notebook, as_version=4).cells if "check" in c.metadata.get("tags", [])]
-    return [cell.outputs[-1]["data"]["text/plain"].splitlines()[0] for cell in cells]
+    return [outputs[-1]["data"]["text/plain"].splitlines()[0] for tags, outputs in cells if "check" in tags]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_the_learners_lab_runs_unsolved(lab: Lab, setting: str, tmp_path: Path):
-    notebook, page = run_lab(lab, SETTINGS[setting], out=tmp_path)
-    results = check_results(notebook)
-    assert results and all(line.startswith("not attempted") for line in results), results
+def executed(notebook: Path) -> list:
+    """Tags and outputs of the code cells of an executed notebook."""
+    cells = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
+    return [(cell.metadata.get("tags", []), cell.outputs) for cell in cells]
+
+
+def test_a_lab_has_exercises(lab: Lab):
+    assert len(read_master(lab).exercises) >= MIN_EXERCISES
+
+
+@pytest.mark.timeout(600)
+def test_the_learners_lab_runs_unsolved_in_nbval(lab: Lab, tmp_path: Path):
+    """A learner's own settings of pytest do not matter here, so the project's are left out too (`-c`)."""
+    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(lab.labs), "-p", "no:cacheprovider"]
+    plugin = ["-p", "nbval_outputs", "--outputs", str(tmp_path / "outputs.json")]
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [*command, *plugin, "--nbval-lax", "--nbval-current-env", "-q", str(lab.notebook)],
+        cwd=lab.labs, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    cells = json.loads((tmp_path / "outputs.json").read_text())
+    results = check_results([(cell["tags"], cell["outputs"]) for cell in cells])
+    assert len(results) == len(read_master(lab).exercises)
+    assert all(line.startswith("not attempted") for line in results), results
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "setting", [pytest.param(n, marks=[] if n == OTHER else pytest.mark.thorough) for n in SETTINGS]
+)
+def test_the_solved_lab_passes_every_check(lab: Lab, setting: str, tmp_path: Path):
+    notebook, page = run_lab(lab, setting_of(lab, setting), instructor=True, out=tmp_path)
+    results = check_results(executed(notebook))
+    assert results and all(line.startswith("passed") for line in results), results
     assert page.stat().st_size > 0
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_the_solved_lab_passes_every_check(lab: Lab, setting: str, tmp_path: Path):
-    notebook, _ = run_lab(lab, SETTINGS[setting], instructor=True, out=tmp_path)
-    results = check_results(notebook)
-    assert results and all(line.startswith("passed") for line in results), results
-
-
-def test_nbval_runs_the_learners_lab(lab: Lab):
-    """A learner's own settings of pytest do not matter here, so the project's are left out too (`-c`)."""
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(lab.labs), "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "--nbval-lax", "--nbval-current-env", "-q", str(lab.notebook)],
-        cwd=lab.labs, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+def test_the_learners_lab_runs_unsolved(lab: Lab, setting: str, tmp_path: Path):
+    notebook, page = run_lab(lab, setting_of(lab, setting), out=tmp_path)
+    results = check_results(executed(notebook))
+    assert results and all(line.startswith("not attempted") for line in results), results
+    assert page.stat().st_size > 0
