@@ -69,7 +69,7 @@ print("rank 3 holds", run.values[3].tolist())
 
 # %%
 my_guess_mb = None  # megabytes
-print("no guess yet" if my_guess_mb is None else f"My guess: each rank sends {my_guess_mb} MB.")
+print("My guess for each rank:", my_guess_mb or "no", "MB")
 
 # %% [markdown] minutes=3
 # ## What one message costs
@@ -255,8 +255,8 @@ print(f"simulated {run.timeline.makespan_s:.9g} s, formula {formula_s:.9g} s")
 
 # %% [markdown]
 # Once more with other sizes and numbers of ranks, against `lablib.cost.collective_cost`, which holds such formulas. The
-# simulator knows single messages and nothing of formulas; each row holds only if both agree to nine digits, in seconds
-# and in bytes.
+# simulator knows single messages and nothing of formulas; each row stands only if both agree to nine digits, in
+# seconds and in bytes. 16 ranks fill a DGX and a second one: the slowest link of the ring sets the pace.
 
 
 # %%
@@ -286,15 +286,19 @@ pd.DataFrame(rows).set_index(["ranks", "tensor"])
 # ring spreads evenly (Patarasuk and Yuan, 2009).
 
 # %%
-print(f"your guess for 8 ranks and 8 MB: {my_guess_mb} MB")
+print("your guess for 8 ranks and 8 MB:", my_guess_mb or "no", "MB")
 for n in (8, 1000):
     ring_mb, star_mb = 2 * (n - 1) / n * 8, (n - 1) * 8
     print(f"{n:>4} ranks: ring {ring_mb:.4g} MB from each, star {star_mb} MB from rank 0")
 
 # %% [markdown]
-# A switch that adds gets below that bound: each rank sends its tensor once, the switch returns the sum. InfiniBand
-# switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100. NCCL uses them where it can; the
-# clusters of this lab do not, unless told to with `uses_nvls`.
+# A switch that adds gets below that bound: each rank sends little more than its tensor, once, and the switch returns the
+# sum. InfiniBand switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100. NCCL uses them
+# where it can; the clusters of this lab do not, unless asked to.
+
+# %%
+switched = collective_cost("all_reduce", 8e6, GroupNetwork(find_cluster("dgx-h100"), range(8)), "nvls")
+print(f"8 ranks of a DGX H100, summed in its switches: {switched.sent_bytes[0] / 1e6:.4g} MB from each")
 
 # %% [markdown]
 # Below is the 8 MB ring as it happened. Each rank has a lane for what it sends and one for what it receives, and both
@@ -392,7 +396,7 @@ for all_reduce in (parallel.ring_all_reduce, parallel.tree_all_reduce):
 
 # %%
 my_crossing_bytes = None  # bytes
-print("no guess yet" if my_crossing_bytes is None else f"My guess: they cross at {my_crossing_bytes:g} B.")
+print("My guess: they cross at", my_crossing_bytes or "no", "B")
 
 # %% [markdown]
 # **Exercise 3.** Set both formulas equal, 2 (n − 1) (α + S/n β) = 2 ⌈log₂ n⌉ (α + S β), and solve for S. Careful: your
@@ -437,7 +441,8 @@ def crossing_bytes(net):
 
 
 eight = GroupNetwork(find_cluster("dgx-h100"), range(8))
-print(f"8 ranks on NVLink cross at {crossing_bytes(eight):.4g} B; your guess: {my_crossing_bytes} B")
+print(f"8 ranks on NVLink cross at {crossing_bytes(eight):.4g} B")
+print("your guess:", my_crossing_bytes or "no", "B")
 
 
 # %%
@@ -683,8 +688,8 @@ repeats = 5 if quick else 15
 
 
 def three_times(all_reduce, size):
-    x = torch.ones(size)
     with phase("setup"):
+        x = torch.ones(size)
         all_reduce(x)
     for _ in range(3):
         all_reduce(x)
@@ -708,7 +713,7 @@ few_s, many_s = (measure_s(parallel.ring_all_reduce, size) / steps for size in (
 beta = max(many_s - few_s, 1e-9) / (4 * (many - few) / real_ranks)
 fitted = Link("fitted", latency_s=few_s, bandwidth_bytes_per_s=1 / beta)
 print(f"α {format_quantity(fitted.latency_s, 's')}, 1/β {format_quantity(1 / beta, 'B/s')}")
-print(f"a message of 4 MB has 1000 times the bytes of one of 4 kB, and takes {many_s / few_s:.0f} times as long")
+print(f"1000 times the bytes take {many_s / few_s:.0f} times as long")
 
 # %% [markdown]
 # That much can be read on any machine, however busy: small messages pay for latency. The test is to predict what was
@@ -721,9 +726,8 @@ print(f"a message of 4 MB has 1000 times the bytes of one of 4 kB, and takes {ma
 # %%
 fit = find_cluster(real_cluster).but(name="your fit", intra=fitted, inter=fitted)
 between = 250_000 * real_ranks  # messages of 1 MB
-comparison = reconcile(
-    three_times, parallel.ring_all_reduce, between, **there, cluster=fit, repeats=repeats, without="setup"
-)
+how = {**there, "repeats": repeats, "without": "setup"}
+comparison = reconcile(three_times, parallel.ring_all_reduce, between, cluster=fit, **how)
 print_text(comparison.reading())
 
 # %%
@@ -738,7 +742,9 @@ show(comparison.figure())
 # the time until a process is woken, on a quiet machine too; what else runs comes on top.
 
 # %%
-recorded_comparison("08")
+recorded = recorded_comparison("08")
+print_text(recorded.sentence())
+comparison.beside(recorded).round(0)
 
 # %% [markdown] minutes=3
 # ## Explore
@@ -978,9 +984,7 @@ pd.DataFrame(rows, columns=["α", "1/β"], index=list(machines))
 # Now three sets of numbers predict two programs: the ring that you know, and a tree, to which nothing was fitted.
 
 # %%
-trees = reconcile(
-    three_times, parallel.tree_all_reduce, between, **there, cluster=calibrated, repeats=repeats, without="setup"
-)
+trees = reconcile(three_times, parallel.tree_all_reduce, between, cluster=calibrated, **how)
 rows = []
 for all_reduce, one in ((parallel.ring_all_reduce, comparison), (parallel.tree_all_reduce, trees)):
     for numbers, cluster_here in machines.items():
