@@ -115,7 +115,7 @@ def seconds_within(expect: Expect, what: str, run: Run, at_most: float) -> None:
 )
 def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
     not_from_lablib(answer, allowed=("exchange", "ring_reduce_scatter"))
-    for n, shape, dtype in [(4, (1024,), torch.float32), *cases(expect, expect.draw.integers(4, 3, 9))]:
+    for n, shape, dtype in [(4, (1024,), torch.float32), *cases(expect, expect.draw.integers(4, 5, 9))]:
         parts = drawn(expect, n, shape, dtype)
         run = run_on(expect, answer, parts)
         size, item = parts[0].numel(), parts[0].element_size()
@@ -125,7 +125,7 @@ def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
         least = max(0, 2 * (size * item - largest))
         expect.budget(f"the least {what}", min(sent_by(run)), 2 * (n - 1) * largest, "B", at_least=least)
         seconds_within(expect, "2(n-1) steps", run, 2 * (n - 1) * LINK.transfer_s(largest))
-    for n in (1, 2):
+    for n in (1, 2, 3):
         run_on(expect, answer, drawn(expect, n, (7,)))
     works_in_a_group(expect, answer)
 

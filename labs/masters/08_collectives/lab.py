@@ -292,8 +292,8 @@ for n in (8, 1000):
     print(f"{n:>4} ranks: ring {ring_mb:.4g} MB from each, star {star_mb} MB from rank 0")
 
 # %% [markdown]
-# A switch that adds gets below that bound: each rank sends little more than its tensor, once, and the switch returns the
-# sum. InfiniBand switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100. NCCL uses them
+# A switch that adds gets below that bound: each rank sends little more than its tensor, once, and the switch returns
+# the sum. InfiniBand switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100. NCCL uses them
 # where it can; the clusters of this lab do not, unless asked to.
 
 # %%
@@ -738,12 +738,13 @@ show(comparison.figure())
 # waiting: real ranks are held up by each other, and by whatever else runs on this machine. None of that is in α + S β.
 
 # %% [markdown]
-# Here is the same comparison, recorded at a calmer moment; it says how calm. With fewer cores than ranks α is mostly
-# the time until a process is woken, on a quiet machine too; what else runs comes on top.
+# Here is the same comparison, recorded at a calmer moment, beside yours. Read the last row: your fit's α has taken in
+# all waiting, so that single rows are off even where the makespan is right. With fewer cores than ranks α is mostly the
+# time until a process is woken; what else runs comes on top.
 
 # %%
 recorded = recorded_comparison("08")
-print_text(recorded.sentence())
+print_text(f"{recorded.sentence()} {recorded.reading}")
 comparison.beside(recorded).round(0)
 
 # %% [markdown] minutes=3
