@@ -17,7 +17,7 @@ from lablib.units import format_quantity
 WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
 NAMES = ("recompute", "schedule")
 _BAR_AFTER_S = 1.0
-_MOST_VALUES = 100_000
+_MAX_VALUES = 100_000
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -124,9 +124,9 @@ def _whole(name: str, text: str | None) -> Sequence[int] | None:
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
             raise ValueError(f"--{name.replace('_', '-')} is a number, some (1,2,4) or a range (4-16): got {text!r}")
         several = range(int(first), int(last or first) + 1)
-        if several.stop - several.start > _MOST_VALUES:
+        if several.stop - several.start > _MAX_VALUES:
             raise ValueError(
-                f"--{name.replace('_', '-')} is at most {_MOST_VALUES:,} numbers: got {text!r}; try a shorter range"
+                f"--{name.replace('_', '-')} is at most {_MAX_VALUES:,} numbers: got {text!r}; try a shorter range"
             )
         values += several
     if not values:

@@ -10,7 +10,7 @@ from pathlib import Path
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.files import read_text, write_text
-from lablib.plan.validation.cross_validate import HeldOut, cross_validate, kept, read_kept
+from lablib.plan.validation.cross_validate import HeldOut, cross_validate, held_out_text, read_held_out
 from lablib.plan.validation.page import markdown, mixtures_sentence, with_section
 from lablib.plan.validation.rows import Row, published_mixtures, published_rows, read_rows
 from lablib.plan.validation.score import Predictor, Report, score
@@ -147,9 +147,9 @@ def _write(
     picture, beside = page.with_suffix(".svg"), held_out_path(page)
     try:
         if held_out:
-            write_text(beside, kept(held_out, constants()))
+            write_text(beside, held_out_text(held_out, constants()))
         elif beside.exists():
-            held_out, _ = read_kept(read_text(beside))
+            held_out, _ = read_held_out(read_text(beside))
         write_text(page, markdown(report, picture.name, held_out, mixtures))
         write_text(picture, validation_svg(report))
         if readme is not None:

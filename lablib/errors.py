@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_NAME = 100  # characters in which a misspelled name is looked for
-_MOST_LINES = 16  # of a message that would have one for each rank
+_MAX_LINES = 16  # of a message that would have one for each rank
 
 
 class LaunchError(RuntimeError):
@@ -98,9 +98,9 @@ class FaultError(LaunchError):
     def __init__(self, headline: str, at_s: float, waits: Sequence[Wait]):
         self.at_s = at_s
         self.waits = tuple(waits)
-        lines = [headline, *(f"  {wait}" for wait in self.waits[:_MOST_LINES])]
-        if len(self.waits) > _MOST_LINES:
-            lines.append(f"  ... and {len(self.waits) - _MOST_LINES} more: error.waits has them all")
+        lines = [headline, *(f"  {wait}" for wait in self.waits[:_MAX_LINES])]
+        if len(self.waits) > _MAX_LINES:
+            lines.append(f"  ... and {len(self.waits) - _MAX_LINES} more: error.waits has them all")
         super().__init__("\n".join([*lines, "error.run holds what happened until then."]))
 
 

@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 
@@ -34,28 +34,28 @@ class CannotWrite(OSError):
         return f"{self.filename} cannot be written: {self.strerror}; {remedy}"
 
 
-def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file, without a byte order mark.
 
     Raises:
         OSError: there is no such file, it may not be read, or it is no regular file; `strerror` says which.
-        ValueError: it is larger than `most_bytes`, or not UTF-8.
+        ValueError: it is larger than `max_bytes`, or not UTF-8.
     """
     try:
-        return read_bytes(path, most_bytes).decode("utf-8-sig")
+        return read_bytes(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
-def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     """What a file holds. Raises as `read_text`, but for UTF-8."""
     path = Path(_without_null(path))
     _check_regular(path, path.stat().st_mode)  # before it is opened: to open a pipe waits for its other end
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         _check_regular(path, os.fstat(file.fileno()).st_mode)
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"{path} is too large: a file here has at most {most_bytes / 1e6:.0f} MB; give another one")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path} is too large: a file here has at most {max_bytes / 1e6:.0f} MB; give another one")
     return content
 
 

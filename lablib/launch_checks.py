@@ -11,7 +11,7 @@ from lablib.texts import safe_repr
 
 BACKENDS = ("sim", "gloo", "nccl")
 FIDELITIES = ("values", "shapes")
-MOST_RANKS = {"sim": 16_384, "gloo": 1024, "nccl": 1024}  # threads of one process; processes of one machine
+MAX_RANKS = {"sim": 16_384, "gloo": 1024, "nccl": 1024}  # threads of one process; processes of one machine
 
 
 def check_program(fn: Any, args: Sequence[Any]) -> None:
@@ -85,7 +85,7 @@ def check_size(ranks: Any, backend: Any) -> None:
         raise unknown_name("backend", backend, BACKENDS)
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"ranks must be a whole number of 1 or more: got {safe_repr(ranks)}; try ranks=4")
-    if ranks > (most := MOST_RANKS[backend]):
+    if ranks > (most := MAX_RANKS[backend]):
         what = "threads of one process" if backend == "sim" else "processes of one machine"
         remedy = "; the planner (lablib.plan) predicts larger runs" if backend == "sim" else '; try backend="sim"'
         raise ValueError(

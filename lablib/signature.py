@@ -27,8 +27,8 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 F = TypeVar("F", bound=Callable[..., Any])
-MOST_WHOLE = 2**63 - 1
-MOST_LETTERS = 120  # of a value in a message
+MAX_WHOLE = 2**63 - 1
+MAX_LETTERS = 120  # of a value in a message
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
 _EXAMPLES = {int: "8", float: "2.0", str: '"name"', bool: "True"}
 
@@ -88,12 +88,12 @@ def check_type(name: str, value: Any, hint: Any) -> None:
 def shown(value: object) -> str:
     """The value for a message: shortened, and whatever its own `repr` does."""
     short = reprlib.Repr()
-    short.maxlevel, short.maxstring, short.maxother, short.maxlong = 3, MOST_LETTERS, MOST_LETTERS, 60
+    short.maxlevel, short.maxstring, short.maxother, short.maxlong = 3, MAX_LETTERS, MAX_LETTERS, 60
     try:
         text = short.repr(value)
     except Exception:  # a user's object may do anything here
         text = ""
-    return text[:MOST_LETTERS] or f"an object of class {type(value).__name__}"
+    return text[:MAX_LETTERS] or f"an object of class {type(value).__name__}"
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -129,7 +129,7 @@ def _is_simple(value: Any, hint: Any) -> bool:
     if hint is bool:
         return isinstance(value, bool) or _is_of_numpy(value, "bool", "bool_")
     if hint is int:
-        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= MOST_WHOLE
+        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= MAX_WHOLE
     if hint is float:
         if not isinstance(value, Real) or isinstance(value, bool):
             return False

@@ -94,7 +94,7 @@ def axis_title(quantity: str, unit: Unit | str) -> str:
     return f"{quantity} ({symbol})" if symbol else quantity
 
 
-def log_ticks(values: Iterable[float], base: str, most: int = 10) -> tuple[list[float], list[str]]:
+def log_ticks(values: Iterable[float], base: str, max_ticks: int = 10) -> tuple[list[float], list[str]]:
     """Powers of ten over the values, with labels such as "10 kB", for a logarithmic axis in the base unit.
 
     >>> log_ticks([900, 2e6], "B")
@@ -103,6 +103,6 @@ def log_ticks(values: Iterable[float], base: str, most: int = 10) -> tuple[list[
     positive = [float(v) for v in values if v > 0 and math.isfinite(v)] or [1.0]
     first = math.floor(math.log10(min(positive)) + 1e-9)
     last = math.ceil(math.log10(max(positive)) - 1e-9)
-    step = max(1, math.ceil((last - first + 1) / most))
+    step = max(1, math.ceil((last - first + 1) / max_ticks))
     ticks = [10.0**e for e in range(first, last + 1, step)]
     return ticks, [format_quantity(t, base) for t in ticks]

@@ -5,7 +5,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from lablib.calibration.kept import _keep
+from lablib.calibration.saved_profile import _save
 from lablib.course.progress import progress_path
 from lablib.data import cache_folder
 from lablib.hardware import find_cluster
@@ -46,5 +46,5 @@ def test_the_home_of_a_user_who_does_not_exist_is_a_name_like_others(variable, m
 
 def test_a_profile_that_cannot_be_kept_is_said_and_nothing_is_lost(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    assert not _keep(find_cluster("dgx-a100"), tmp_path / "file" / "this-machine.toml")
+    assert not _save(find_cluster("dgx-a100"), tmp_path / "file" / "this-machine.toml")
     assert (tmp_path / "file").read_text() == "in the way"

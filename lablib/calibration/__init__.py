@@ -7,10 +7,10 @@ robust.py        fits that a few bad measurements do not move
 fit_device.py    operations -> the figures of a device
 fit_network.py   communication -> latency, bandwidth, fixed time of a call
 calibrate.py     all of it: a cluster with a profile
-kept.py          the profile that is there, or a quick one
+saved_profile.py the profile that is there, or a quick one
 """
 
 from lablib.calibration.calibrate import calibrate
-from lablib.calibration.kept import this_machine
+from lablib.calibration.saved_profile import this_machine
 
 __all__ = ["calibrate", "this_machine"]

@@ -28,7 +28,7 @@ TILES = ((1, 1), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128, 128), (128,
 _HALF_DEPTHS = (0.0, *(2.0**k for k in range(11)))
 _BETTER = 0.97  # a model with one figure more must have at most this share of the error of the one without
 _VISIBLE = 0.2  # share of the time beyond the overhead from which a measurement says anything of a rate
-_FIRST_PEAK, _MOST_TURNS, _SETTLED = 1e9, 20, 1e-4
+_FIRST_PEAK, _MAX_TURNS, _SETTLED = 1e9, 20, 1e-4
 _FEWEST = {"dispatch": 1, "program": 1, "memory": 4, "matmul": 4}
 
 
@@ -193,7 +193,7 @@ def _with_peaks(device: Device, measured: Sequence[_Measured]) -> Device:
     endless = replace(device, peak_flops_per_s=dict.fromkeys(dtypes, inf))
     computing = [m for m in measured if m.predicted_s(endless) < (1 - _VISIBLE) * m.time_s]
     peaks = dict.fromkeys(dtypes, _FIRST_PEAK)
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MAX_TURNS):
         trial = replace(device, peak_flops_per_s=peaks)
         ratios: dict[str, list[float]] = {}
         for m in computing:

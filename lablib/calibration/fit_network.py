@@ -26,7 +26,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
 from lablib.hardware.link import Link
 
-_MOST_TURNS = 20
+_MAX_TURNS = 20
 _FEWEST = 3  # as many as figures
 MESSAGES = ("send", "exchange")  # one message from end to end; in an exchange every rank sends one and receives one
 
@@ -73,7 +73,7 @@ def fit_network(
     times_s = np.array([timing.time_s for timing in timings])
     cluster = _with(base, 0.0, float(times_s.min()), 1e9, name, source)
     chosen: list[str] = []
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MAX_TURNS):
         if (best := [_fastest(timing, cluster) for timing in timings]) == chosen:
             break
         chosen = best

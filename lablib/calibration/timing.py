@@ -78,17 +78,17 @@ class MessageCase:
         return f"{self.name} of {self.size_bytes} B"
 
 
-def time_messages(cases: Sequence[MessageCase], block_s: float, most_calls: int) -> list[Stamps]:
+def time_messages(cases: Sequence[MessageCase], block_s: float, max_calls: int) -> list[Stamps]:
     """When each call began and ended on this rank, for each case. Every rank of the default group calls this."""
-    return [_time_message(case, block_s, most_calls) for case in cases]
+    return [_time_message(case, block_s, max_calls) for case in cases]
 
 
-def _time_message(case: MessageCase, block_s: float, most_calls: int) -> Stamps:
+def _time_message(case: MessageCase, block_s: float, max_calls: int) -> Stamps:
     device = torch.get_default_device()
     program = _message_program(case, device)
     first = [_stamp(program, device) for _ in range(3)][1:]
     mean_s = _agree(sum(end - start for start, end in first) / 2e9, device)
-    return [_stamp(program, device) for _ in range(min(most_calls, max(5, int(block_s / mean_s))))]
+    return [_stamp(program, device) for _ in range(min(max_calls, max(5, int(block_s / mean_s))))]
 
 
 def _stamp(program: Callable[[], Any], device: torch.device) -> tuple[int, int]:

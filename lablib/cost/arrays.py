@@ -11,12 +11,12 @@ import numpy as np
 Numbers = Any  # a number, or a numpy array of them
 
 
-def least(a: Numbers, b: Numbers) -> Numbers:
+def minimum(a: Numbers, b: Numbers) -> Numbers:
     """The smaller of two, element by element."""
     return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
-def most(a: Numbers, b: Numbers) -> Numbers:
+def maximum(a: Numbers, b: Numbers) -> Numbers:
     """The larger of two, element by element."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 

@@ -25,7 +25,7 @@ Padding: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py at 715367
 Simplified: one depth of softmax for every device; no split of the keys over cores when there are few queries.
 """
 
-from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.cost.matmul import matmul_time_s
 from lablib.cost.memory import memory_bound_time_s, stream_time_s
 from lablib.cost.precision import bytes_per_number
@@ -38,9 +38,9 @@ ALGORITHMS = ("flash", "unfused")
 
 def causal_share(queries: Numbers, keys: Numbers) -> Numbers:
     """Which share of all pairs a causal mask leaves: query i sees keys 0 to i."""
-    square = least(queries, keys)
+    square = minimum(queries, keys)
     pairs = square * (square + 1) / 2 + (queries - square) * keys
-    return pairs / most(queries * keys, 1)
+    return pairs / maximum(queries * keys, 1)
 
 
 def flash_compute_s(
@@ -105,7 +105,7 @@ def attention_time_s(
         # Q, K, V in and O out; in backward Q, K, V, O and its gradient in, three gradients out.
         passes = 2 if not backward else 4
         size_bytes = passes * pairs * (queries + keys) * d_head * size
-        return most(compute_s, stream_time_s(size_bytes, device))
+        return maximum(compute_s, stream_time_s(size_bytes, device))
     scores = matmul_time_s(queries, keys, d_head, dtype, device, batch=pairs)
     values = matmul_time_s(queries, d_head, keys, dtype, device, batch=pairs)
     softmax_s = memory_bound_time_s((3 if backward else 2) * pairs * queries * keys * size, device)

@@ -38,7 +38,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers, maximum
 from lablib.cost.memory import stream_time_s
 from lablib.cost.precision import bytes_per_number
 from lablib.hardware.device import Device
@@ -47,7 +47,7 @@ _SMALLEST_TILE = 32
 _TENSOR_CORE_DTYPES = ("tfloat32", "float16", "bfloat16", "float8", "int8", "float4")
 # Of the rate: loads of 4 bytes or 8, which may be asynchronous copies; and of less, which may not.
 _ASYNC_LOADS, _SHORT_LOADS = 0.67, 0.29
-_LEAST_COPY_BYTES = 4
+_MIN_COPY_BYTES = 4
 
 
 def matmul_flops(m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1) -> Numbers:
@@ -97,7 +97,7 @@ def matmul_time_s(
     """
     size = bytes_per_number(dtype)
     size_bytes = batch * ((m * k + k * n) * size + m * n * max(size, 2))
-    return most(matmul_compute_s(m, n, k, dtype, device, batch, rows), stream_time_s(size_bytes, device))
+    return maximum(matmul_compute_s(m, n, k, dtype, device, batch, rows), stream_time_s(size_bytes, device))
 
 
 def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Numbers:
@@ -115,7 +115,7 @@ def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Nu
     for row in rows:
         bits = bits | (row if type(row) is int else _whole(row))
     size = bytes_per_number(dtype)
-    off_load, off_copy = bits & (int(device.row_alignment_bytes / size) - 1), bits & (int(_LEAST_COPY_BYTES / size) - 1)
+    off_load, off_copy = bits & (int(device.row_alignment_bytes / size) - 1), bits & (int(_MIN_COPY_BYTES / size) - 1)
     if isinstance(bits, np.ndarray):
         return np.where(off_load == 0, 1.0, np.where(off_copy, _SHORT_LOADS, _ASYNC_LOADS))
     return 1.0 if off_load == 0 else _SHORT_LOADS if off_copy else _ASYNC_LOADS

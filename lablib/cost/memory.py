@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from lablib.cost.arrays import Numbers, least
+from lablib.cost.arrays import Numbers, minimum
 from lablib.hardware.device import Device
 
 
@@ -44,7 +44,7 @@ def memory_bound_time_s(size_bytes: Numbers, device: Device) -> Numbers:
     streamed_s = stream_time_s(size_bytes, device)
     if not device.cache_bytes:
         return streamed_s
-    cached_s = least(streamed_s, size_bytes / device.cache_bandwidth_bytes_per_s)
+    cached_s = minimum(streamed_s, size_bytes / device.cache_bandwidth_bytes_per_s)
     fits = size_bytes <= device.cache_bytes
     return streamed_s + fits * (cached_s - streamed_s)
 

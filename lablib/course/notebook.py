@@ -23,7 +23,7 @@ from lablib.course.solution import to_stub
 from lablib.files import parse_json, read_text
 
 _NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
-_MOST_BYTES = 2**30  # with the outputs of its cells
+_MAX_BYTES = 2**30  # with the outputs of its cells
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -59,7 +59,7 @@ def stamp(notebook: nbformat.NotebookNode) -> None:
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
     """The notebook of a file. Raises OSError and ValueError as `read_text`, ValueError for what is no notebook."""
-    return notebook_of(read_text(path, _MOST_BYTES))
+    return notebook_of(read_text(path, _MAX_BYTES))
 
 
 def notebook_of(text: str) -> nbformat.NotebookNode:

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-_LEAST = 20  # letters in which the last column can be wrapped and still be read
+_MIN_COLUMNS = 20  # letters in which the last column can be wrapped and still be read
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
@@ -29,7 +29,7 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
     room = (_terminal() if width is None else width) or sys.maxsize
     before_last = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    if before_last + widths[-1] > room and room - before_last >= min(_LEAST, widths[-1]):
+    if before_last + widths[-1] > room and room - before_last >= min(_MIN_COLUMNS, widths[-1]):
         lines = [part for line in lines for part in _wrapped(line, room - before_last)]
     elif before_last + widths[-1] > room:
         return "\n\n".join(_block(heading, row, room) for row in lines[1:])

@@ -3,7 +3,7 @@
 A screen is about a thousand pixels wide, so 200,000 spans cannot be seen one by one. Past `MANY_SPANS`:
 
     1. Neighbours of one lane and one kind that touch become one bar. Nothing is lost by that.
-    2. If these are still more than `MOST_BARS`, bars shorter than a `step` (at first less than a pixel, doubled until
+    2. If these are still more than `MAX_BARS`, bars shorter than a `step` (at first less than a pixel, doubled until
        the number fits) are gathered in cells of one step. The kinds of a cell stand side by side, each as long as its
        share of the cell's work, and all as high as the share of the cell in which any work was done.
     3. Cells of one kind, less than a step apart and equally high to an eighth, become one bar.
@@ -24,7 +24,7 @@ from lablib.figures.style import LOOKS, kind_of_span
 from lablib.run import Span
 
 KINDS = tuple(LOOKS)
-MANY_SPANS, MOST_BARS = 2000, 6000
+MANY_SPANS, MAX_BARS = 2000, 6000
 STEPS, HEIGHTS = 1600, 8  # first steps of a window; how many heights are told apart when cells are joined
 _TOUCH = 1e-9  # share of the window: a gap that floating point makes
 
@@ -81,13 +81,13 @@ def picture_of(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int], wind
     if len(spans) <= MANY_SPANS or window_s <= 0:
         return Picture(bars, len(spans))
     touching = _join(bars, _runs(bars, _TOUCH * window_s))
-    if len(touching) <= MOST_BARS:
+    if len(touching) <= MAX_BARS:
         return Picture(touching, len(spans))
     step_s = window_s / STEPS
     while True:
         cells = _join(touching, _cells(touching, step_s))
         joined = _join(cells, _runs(cells, step_s) | _is_new(np.round(HEIGHTS * cells.height)))
-        if len(joined) <= MOST_BARS or step_s > window_s:
+        if len(joined) <= MAX_BARS or step_s > window_s:
             return Picture(joined, len(spans), step_s)
         step_s *= 2
 

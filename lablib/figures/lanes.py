@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from lablib.run import COMPUTE, Timeline
 
-MOST_RANKS, RANKS_IF_MORE = 16, 8  # drawn if nobody chooses
-MOST_CHOSEN = 64  # drawn at all
+MAX_RANKS, RANKS_IF_MORE = 16, 8  # drawn if nobody chooses
+MAX_CHOSEN = 64  # drawn at all
 _HEIGHT = {True: 1.0, False: 0.66}  # of a compute lane and of another, in units of y
 _BETWEEN_LANES, _BETWEEN_RANKS = 0.08, 0.42
 
@@ -38,13 +38,13 @@ def ranks_to_show(num_ranks: int, ranks: Iterable[int] | None) -> list[int]:
     if num_ranks < 1:
         raise ValueError(f"a timeline of {num_ranks} ranks has no lanes to draw: give that of a run")
     if ranks is None:
-        return _ends(range(num_ranks), num_ranks if num_ranks <= MOST_RANKS else RANKS_IF_MORE)
+        return _ends(range(num_ranks), num_ranks if num_ranks <= MAX_RANKS else RANKS_IF_MORE)
     chosen = sorted(set(ranks))
     unknown = [r for r in chosen if not 0 <= r < num_ranks]
     if unknown or not chosen:
         got = f"got {unknown}" if unknown else "got none"
         raise ValueError(f"ranks must be between 0 and {num_ranks - 1}: {got}; leave it out to see some of them.")
-    return _ends(chosen, MOST_CHOSEN)
+    return _ends(chosen, MAX_CHOSEN)
 
 
 def _ends(ranks: Sequence[int], most: int) -> list[int]:

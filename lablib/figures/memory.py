@@ -1,6 +1,6 @@
 """What a rank held over time: bytes stacked by category, under its timeline where one is given.
 
-A rank changes what it holds at every allocation and death. Past `MOST_STEPS` changes, the time is cut into so many
+A rank changes what it holds at every allocation and death. Past `MAX_STEPS` changes, the time is cut into so many
 equal steps, and each is drawn as the rank stood at the highest moment of that step: no peak is lost, and each column is
 a moment that was.
 """
@@ -26,7 +26,7 @@ from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 PLOT_PIXELS, GAP_PIXELS = 260, 16
-MOST_STEPS = 1500
+MAX_STEPS = 1500
 ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the peak; else it is only said
 # Shares of the peak and of the time: a category that is so thick for so long has its name written there.
 THICK, LONG = 0.09, 0.12
@@ -97,11 +97,11 @@ def _total(held: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _steps(times_s: np.ndarray, held: dict[str, np.ndarray], window: tuple[float, float]) -> Course:
-    """The course in at most `MOST_STEPS` steps, each at its highest moment; then what is held at the end."""
-    if len(times_s) <= MOST_STEPS:
+    """The course in at most `MAX_STEPS` steps, each at its highest moment; then what is held at the end."""
+    if len(times_s) <= MAX_STEPS:
         steps, chosen = times_s, np.arange(len(times_s))
     else:
-        edges = np.linspace(window[0], window[1], MOST_STEPS + 1)
+        edges = np.linspace(window[0], window[1], MAX_STEPS + 1)
         # A step begins with what was held before it: the last change until its start counts as one of its moments.
         firsts = np.maximum(np.searchsorted(times_s, edges[:-1], "right") - 1, 0)
         lasts = np.maximum(np.searchsorted(times_s, edges[1:], "right"), firsts + 1)
@@ -245,7 +245,7 @@ def _summary(
         high = float(_total(course[1]).max(initial=0))
         first, last = (format_quantity(edge, "s") for edge in window)
         text += f" Shown: {first} to {last}, in which it held at most {format_quantity(high, 'B')}."
-    if len(course[0]) > MOST_STEPS:
+    if len(course[0]) > MAX_STEPS:
         text += f" {len(course[0]):,} changes are drawn as {len(steps[0]) - 1:,} steps, each at its highest moment."
     return text
 

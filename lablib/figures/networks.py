@@ -11,7 +11,7 @@ from lablib.figures.topology import Edge, Node, figure_topology
 from lablib.hardware import Dragonfly, FatTree, Topology, Torus
 from lablib.signature import check_type
 
-_MOST_NODES = 512  # drawn: more could not be told apart
+_MAX_NODES = 512  # drawn: more could not be told apart
 
 
 def figure_network(topology: Topology, num_nodes: int, title: str = "") -> go.Figure:
@@ -27,8 +27,8 @@ def figure_network(topology: Topology, num_nodes: int, title: str = "") -> go.Fi
     """
     check_type("num_nodes", num_nodes, int)
     check_type("title", title, str)
-    if not 1 <= num_nodes <= _MOST_NODES:
-        raise ValueError(f"num_nodes must be at least 1, and at most {_MOST_NODES} to be seen: got {num_nodes}.")
+    if not 1 <= num_nodes <= _MAX_NODES:
+        raise ValueError(f"num_nodes must be at least 1, and at most {_MAX_NODES} to be seen: got {num_nodes}.")
     if isinstance(topology, FatTree):
         things, links, summary = _fat_tree(topology, num_nodes)
     elif isinstance(topology, Dragonfly):

@@ -23,7 +23,7 @@ from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 GAP_PIXELS = 26
-MOST_STEPS = 600  # of a strip
+MAX_STEPS = 600  # of a strip
 ROOM = 0.0105  # share of the width that one character of a label needs
 _KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
@@ -155,14 +155,14 @@ def _draw_strips(
 
 
 def _course(replay: Replay, rank: int, in_bytes: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds, and what the rank holds from then on; in at most `MOST_STEPS` steps, each at its highest moment."""
+    """Seconds, and what the rank holds from then on; in at most `MAX_STEPS` steps, each at its highest moment."""
     times_s, held = replay.memory[rank] if in_bytes else replay.held(rank)
     # What one action gives back and the next takes at the same moment is not a dip.
     is_last = np.append(times_s[1:] > times_s[:-1], True)
     times_s, held = times_s[is_last], held[is_last]
-    if len(times_s) <= MOST_STEPS:
+    if len(times_s) <= MAX_STEPS:
         return times_s, held
-    firsts = np.linspace(0, len(times_s), MOST_STEPS, endpoint=False).astype(int)
+    firsts = np.linspace(0, len(times_s), MAX_STEPS, endpoint=False).astype(int)
     return times_s[firsts], np.maximum.reduceat(held, firsts)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
 
 PLOT_PIXELS, TOO_MUCH = 300, "#B00020"
-MOST_SUMS, MOST_NAMED = 16, 8  # bars that say their sum above them, and the size of each category inside
+MAX_SUMS, MAX_NAMED = 16, 8  # bars that say their sum above them, and the size of each category inside
 THICK = 0.055  # share of the height: room for a line of text
 ROOM_FOR_LIMIT = 5.0  # the limit is drawn where it is at most so many times the highest peak; else it is only said
 FEWEST = 4  # bars for which there is room: one alone is not as wide as the figure
@@ -37,7 +37,7 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     ceiling = 1.12 * max(high, limit if limit <= ROOM_FOR_LIMIT * high else 0.0)
     unit = unit_for(high, "B")
     figure = go.Figure(layout=base_layout(title or f"Memory of {_stages(len(peaks))}", PLOT_PIXELS + PAPER_PIXELS))
-    figure.update_layout(barmode="stack", bargap=0.3 if len(stages) <= MOST_SUMS else 0.12, showlegend=True)
+    figure.update_layout(barmode="stack", bargap=0.3 if len(stages) <= MAX_SUMS else 0.12, showlegend=True)
     figure.add_traces([_bars(name, stages, unit, ceiling) for name in MEMORY_LOOKS if any(s[name] for s in stages)])
     beside = max(FEWEST - len(stages), 0) / 2 + 0.6
     ticks = list(range(0, len(stages), 1 if len(stages) <= 32 else 8))
@@ -45,7 +45,7 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     figure.update_layout(xaxis=across, yaxis=axis(axis_title("memory", unit), range=[0, unit.of(ceiling)]))
     if limit <= ROOM_FOR_LIMIT * high:
         _limit(figure, limit, unit, len(stages) - 1 + beside)
-    if len(stages) <= MOST_SUMS:  # after the limit: where they meet, the words are in front
+    if len(stages) <= MAX_SUMS:  # after the limit: where they meet, the words are in front
         figure.add_trace(_sums(peaks, limit, unit))
     columns: dict[str, list[Any]] = {"stage": list(range(len(stages)))}
     columns |= {f"{name} (B)": [stage[name] for stage in stages] for name in MEMORY_LOOKS}
@@ -64,7 +64,7 @@ def _by_look(stage: Mapping[str, float]) -> dict[str, float]:
 def _bars(name: str, stages: Sequence[Mapping[str, float]], unit: Unit, ceiling: float) -> go.Bar:
     look = MEMORY_LOOKS[name]
     sizes = [stage[name] for stage in stages]
-    is_named = [len(stages) <= MOST_NAMED and size >= THICK * ceiling for size in sizes]
+    is_named = [len(stages) <= MAX_NAMED and size >= THICK * ceiling for size in sizes]
     return go.Bar(
         name=name,
         legendgroup=f"memory: {name}",

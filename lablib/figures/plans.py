@@ -19,12 +19,12 @@ from lablib.figures.style import GRID, INK, PAPER_PIXELS, axis, base_layout, ser
 from lablib.signature import check_type, checked
 from lablib.units import axis_title, format_quantity, log_ticks, unit_for
 
-PLOT_PIXELS, MOST_POINTS, MOST_ROWS = 400, 2000, 200
+PLOT_PIXELS, MAX_POINTS, MAX_ROWS = 400, 2000, 200
 LIMIT, GREY = "#B00020", "#A9A9A9"
 WIDE_RANGE = 8.0  # largest through smallest: from here on an axis is logarithmic
 AROUND = 1.12  # room beyond the outermost points, on a logarithmic axis as a factor
 # The view ends at so many times a GPU's memory, and so many times the fastest plan's time; zooming out shows the rest.
-MOST_LIMITS, MOST_TIMES = 4.0, 4.0
+MAX_LIMITS, MAX_TIMES = 4.0, 4.0
 
 
 @checked
@@ -105,9 +105,9 @@ class _Plan:
 def _draw(figure: go.Figure, plans: Sequence[_Plan], limit: float) -> str:
     """Points, front and limit; returns what the reader must know about points that are not seen."""
     sizes, times = [plan.size_bytes for plan in plans], [plan.time_s for plan in plans]
-    x_most = MOST_LIMITS * max(limit, min(sizes, default=0.0))
+    x_most = MAX_LIMITS * max(limit, min(sizes, default=0.0))
     fastest = next((plan.time_s for plan in plans if plan.fits), min(times, default=0.0))
-    y_most = max([MOST_TIMES * fastest, *(plan.time_s for plan in plans if plan.is_on_front)])
+    y_most = max([MAX_TIMES * fastest, *(plan.time_s for plan in plans if plan.is_on_front)])
     x_axis, x_scale, x_ends = _axis([*sizes, limit], x_most, "memory of the fullest GPU", "B")
     y_axis, y_scale, _ = _axis(times, y_most, "step time", "s")
     figure.update_layout(xaxis=x_axis, yaxis=y_axis)
@@ -171,9 +171,9 @@ def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: 
 
 def _thinned(plans: Sequence[_Plan]) -> Sequence[_Plan]:
     """The plans to draw: all, or so many of them in the order of time, and the front."""
-    if len(plans) <= MOST_POINTS:
+    if len(plans) <= MAX_POINTS:
         return plans
-    chosen = {int(k * len(plans) / MOST_POINTS) for k in range(MOST_POINTS)}
+    chosen = {int(k * len(plans) / MAX_POINTS) for k in range(MAX_POINTS)}
     return [plan for i, plan in enumerate(plans) if i in chosen or plan.is_on_front]
 
 
@@ -291,7 +291,7 @@ def _summary(plans: Sequence[_Plan], limit: float) -> str:
 
 def _columns(plans: Sequence[_Plan], has_groups: bool) -> dict[str, list[Any]]:
     """The front, then what fits, then the rest; each the fastest first."""
-    rows = sorted(plans, key=lambda plan: (not plan.is_on_front, not plan.fits))[:MOST_ROWS]
+    rows = sorted(plans, key=lambda plan: (not plan.is_on_front, not plan.fits))[:MAX_ROWS]
     columns: dict[str, list[Any]] = {"plan": [plan.name for plan in rows]}
     columns |= {"group": [plan.group for plan in rows]} if has_groups else {}
     return columns | {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
-MOST_ROWS = 200
+MAX_ROWS = 200
 
 
 @checked
@@ -78,6 +78,6 @@ def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
     """The numbers, folded behind "Numbers of this figure" or plain; nothing for an empty table."""
     if numbers.empty:
         return ""
-    rows = plain_table(numbers, index=False, max_rows=MOST_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
+    rows = plain_table(numbers, index=False, max_rows=MAX_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
     label = f"Numbers of this figure ({len(numbers)} rows)"
     return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>" if is_folded else rows

@@ -14,7 +14,7 @@ from lablib.units import axis_title, format_quantity, unit_for
 _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")
 _PATTERNS = (".", "/", "", "x", "\\", "-")
 
-_MOST_RANKS = 100_000
+_MAX_RANKS = 100_000
 
 
 @checked
@@ -28,8 +28,8 @@ def figure_traffic(traffic: Traffic, num_ranks: int, title: str = "Bytes sent by
     Raises:
         ValueError: if a transfer names a rank beyond `num_ranks`, or a number that cannot be drawn.
     """
-    if not 1 <= num_ranks <= _MOST_RANKS:
-        raise ValueError(f"num_ranks must be 1 to {_MOST_RANKS:,}, a bar for each: got {num_ranks}; try 8")
+    if not 1 <= num_ranks <= _MAX_RANKS:
+        raise ValueError(f"num_ranks must be 1 to {_MAX_RANKS:,}, a bar for each: got {num_ranks}; try 8")
     sent = _sent_bytes(traffic, num_ranks)
     totals = [sum(values[rank] for values in sent.values()) for rank in range(num_ranks)]
     unit = unit_for(totals, "B")

@@ -16,10 +16,10 @@ from lablib.record.traffic import Traffic
 from lablib.signature import checked
 from lablib.units import Unit, format_quantity, log_ticks, unit_for
 
-MOST_RANKS = 128  # more are drawn in blocks of neighbours
+MAX_RANKS = 128  # more are drawn in blocks of neighbours
 NUMBERS_UP_TO = 16  # ranks: the bytes are written into the cells
 LOG_FROM = 20.0  # colours are logarithmic where the largest and the smallest number differ by this factor
-MOST_PANELS, GAP = 4, 0.05  # side by side, and the share of the width between two
+MAX_PANELS, GAP = 4, 0.05  # side by side, and the share of the width between two
 # From light to dark, so that it reads in grey; the hue is that of communication.
 _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029"))
 
@@ -68,8 +68,8 @@ def figure_traffic_matrices(
     Raises:
         ValueError: for no run or more than 4, or as `figure_traffic_matrix` does.
     """
-    if not 1 <= len(traffics) <= MOST_PANELS:
-        raise ValueError(f"1 to {MOST_PANELS} runs fit side by side: got {len(traffics)}; draw fewer of them")
+    if not 1 <= len(traffics) <= MAX_PANELS:
+        raise ValueError(f"1 to {MAX_PANELS} runs fit side by side: got {len(traffics)}; draw fewer of them")
     if num_ranks is None:
         num_ranks = max(len(traffic.matrix()) for traffic in traffics.values())
     return _figure(traffics, num_ranks, devices_per_node, title)
@@ -126,7 +126,7 @@ def _columns(cells: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str,
 def _block(num_ranks: int, devices_per_node: int | None) -> int:
     """How many neighbours share a row: whole nodes where these are known, else a power of two."""
     block = 1
-    while num_ranks / block > MOST_RANKS:
+    while num_ranks / block > MAX_RANKS:
         block = max(2 * block, devices_per_node or 1)
     return block
 

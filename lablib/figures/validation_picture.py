@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 960, 524
 LEFT, TOP, SIDE = 74, 58, 380  # the square of the scatter
 STRIP_LEFT, STRIP_WIDTH = 524, 420  # the errors beside it
-MOST_ERROR = 40.0  # percent; what is further off is drawn on the edge
+MAX_ERROR = 40.0  # percent; what is further off is drawn on the edge
 _DOT = 3.4
 _BAND_COLOR = "#DDE7EE"
 
@@ -76,15 +76,15 @@ def _strips(families: dict[str, list[Scored]], report: Report) -> list[str]:
     """The error of every row, one column a source."""
 
     def height(error: float) -> float:
-        return TOP + SIDE / 2 - max(-MOST_ERROR, min(MOST_ERROR, error)) / MOST_ERROR * SIDE / 2
+        return TOP + SIDE / 2 - max(-MAX_ERROR, min(MAX_ERROR, error)) / MAX_ERROR * SIDE / 2
 
     right, top = STRIP_LEFT + STRIP_WIDTH, height(100 * BAND)
     place = f'x="{STRIP_LEFT}" y="{top:.1f}" width="{STRIP_WIDTH}" height="{height(-100 * BAND) - top:.1f}"'
     parts = [f'<rect {place} fill="{_BAND_COLOR}"/>']
-    for error in range(-int(MOST_ERROR), int(MOST_ERROR) + 1, 20):
+    for error in range(-int(MAX_ERROR), int(MAX_ERROR) + 1, 20):
         parts.append(_line(STRIP_LEFT, height(error), right, height(error), GRID if error else FAINT_INK))
         parts.append(_text(STRIP_LEFT - 8, height(error) + 4, f"{error:+d}%" if error else "0", 11, "end"))
-    words = f"error of each row, by source (beyond {MOST_ERROR:.0f}%: on the edge); the mean below"
+    words = f"error of each row, by source (beyond {MAX_ERROR:.0f}%: on the edge); the mean below"
     parts.append(_text(STRIP_LEFT, TOP - 10, words, 12, "start"))
     column = STRIP_WIDTH / max(1, len(families))
     for index, (name, ones) in enumerate(families.items()):

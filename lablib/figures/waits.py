@@ -12,7 +12,7 @@ from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, FONT, INK, base_layout
 from lablib.signature import checked
 
-ROW_PIXELS, MOST_ROWS = 58, 24
+ROW_PIXELS, MAX_ROWS = 58, 24
 WAITING, TEXT_COLUMNS = "#D55E00", 78
 _NAMED = re.compile(r"\branks?\s+(\d+(?:\s*(?:,|and|-|to)\s*\d+)*)", re.IGNORECASE)
 
@@ -27,7 +27,7 @@ def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.
         A figure whose table has one row a rank: what it waits for, where in the program, which ranks it names.
     """
     rows = _rows(error.waits)
-    shown = rows[:MOST_ROWS]
+    shown = rows[:MAX_ROWS]
     figure = go.Figure(layout=base_layout(title, 66 + 24 + ROW_PIXELS * max(len(shown), 1), showlegend=False))
     figure.add_traces([_arrow(*arrow) for arrow in _arrows(shown)])
     figure.add_trace(_nodes(shown))
@@ -150,5 +150,5 @@ def _summary(error: DeadlockError, rows: Sequence[Sequence[Wait]]) -> str:
     headline = str(error).split("\n", 1)[0]
     parts = [f"{_label(row)} {_does(row)}" for row in rows[:4]]
     more = f"; and {len(rows) - 4} more" if len(rows) > 4 else ""
-    drawn = f" The first {MOST_ROWS} of {len(rows)} kinds of wait are drawn." if len(rows) > MOST_ROWS else ""
+    drawn = f" The first {MAX_ROWS} of {len(rows)} kinds of wait are drawn." if len(rows) > MAX_ROWS else ""
     return f"{headline[:1].upper()}{headline[1:].rstrip('.:')}: {'; '.join(parts)}{more}.{drawn}"

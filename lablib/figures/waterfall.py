@@ -26,7 +26,7 @@ from lablib.units import Unit, axis_title, format_quantity, unit_for
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
 
-ROW_PIXELS, MOST_PLANS, BAR = 29, 4, 0.74
+ROW_PIXELS, MAX_PLANS, BAR = 29, 4, 0.74
 GAP = 0.03  # share of the width, between two plans
 LABEL_SHARE, PERCENT_SHARE = 0.16, 0.075  # share of a lone plot's width that "41.2 s, 82%" and "82%" take
 NOTHING = 1e-9  # share of the step: the rounding of a sum
@@ -83,9 +83,9 @@ def figure_waterfalls(
     Raises:
         ValueError: no plan, more than four, or not one name for each.
     """
-    if not 1 <= len(predictions) <= MOST_PLANS:
+    if not 1 <= len(predictions) <= MAX_PLANS:
         raise ValueError(
-            f"1 to {MOST_PLANS} plans fit side by side: got {len(predictions)}; draw many with figure_plans."
+            f"1 to {MAX_PLANS} plans fit side by side: got {len(predictions)}; draw many with figure_plans."
         )
     if names and len(names) != len(predictions):
         raise ValueError(f"names must have one for each of the {len(predictions)} plans: got {len(names)}.")

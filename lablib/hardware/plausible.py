@@ -77,7 +77,7 @@ def check_plausible(record: Any, file: str, where: str) -> None:
 
 _FLOPS_A_BYTE = {"memory": (5.0, 5e3), "intra": (50.0, 5e5), "inter": (500.0, 1e6)}
 _ACCELERATOR_FLOPS_PER_S = 1e12
-_LEAST_FLOPS_A_BYTE = 0.5
+_MIN_FLOPS_A_BYTE = 0.5
 
 
 def unlikely_together(cluster: Cluster) -> str:
@@ -87,7 +87,7 @@ def unlikely_together(cluster: Cluster) -> str:
     bandwidth = device.memory_bandwidth_bytes_per_s
     peaks = {dtype: flops for dtype, flops in device.peak_flops_per_s.items() if dtype != "float64"}
     slowest = min(peaks, key=peaks.__getitem__)
-    if peaks[slowest] < _LEAST_FLOPS_A_BYTE * bandwidth < inf:
+    if peaks[slowest] < _MIN_FLOPS_A_BYTE * bandwidth < inf:
         return (
             f"device.peak_flops_per_s.{slowest} = {peaks[slowest]:g} reads as "
             f"{format_quantity(peaks[slowest], 'FLOP/s')}, for a "

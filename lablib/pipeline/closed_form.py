@@ -38,7 +38,7 @@ Simplified: see replay.py, which these are tested against.
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, least
+from lablib.cost.arrays import Numbers, minimum
 from lablib.errors import unknown_name
 from lablib.pipeline.case import Case, StageTime, where
 from lablib.pipeline.longest_paths import breadth_first_s, gpipe_s, interleaved_s, one_f_one_b_s
@@ -135,7 +135,7 @@ def in_flight(
     """
     if schedule not in _IN_FLIGHT:
         raise unknown_name("schedule", schedule, SCHEDULES)
-    return least(_IN_FLIGHT[schedule](num_stages, num_microbatches, num_chunks, rank), num_microbatches)
+    return minimum(_IN_FLIGHT[schedule](num_stages, num_microbatches, num_chunks, rank), num_microbatches)
 
 
 _MAKESPANS = {

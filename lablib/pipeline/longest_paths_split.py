@@ -12,7 +12,7 @@ Simplified: messages that block are counted on the path that wins without them.
 
 from typing import Any
 
-from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.pipeline.case import Case, StageTime, where
 
 
@@ -30,17 +30,17 @@ def zb_h2_s(case: Case) -> Numbers:
     (f_s, i_s, w_s), e0 = case.mid, case.e0
     inputs = ceil_div(m + 2 * p - 2, 2)
     few_s = (m + p - 1) * f_s + inputs * i_s + m * w_s + case.e1[0] + case.e1[1] + 3 * p * held_s
-    few_s = few_s + most(e0[0], e0[1]) * (m - p / 2) + m * e0[2]
-    return where(m < 2 * p, most(full_s, few_s), full_s)
+    few_s = few_s + maximum(e0[0], e0[1]) * (m - p / 2) + m * e0[2]
+    return where(m < 2 * p, maximum(full_s, few_s), full_s)
 
 
 def _zero_bubble(case: Case, depth: int, ends_held_s: Numbers, between_held_s: Numbers) -> Numbers:
     """1F1B with W apart: rank r runs depth * (p - 1 - r) forwards ahead, and leaves depth * r weights to the end."""
     p, x, mid = case.p, case.x, case.mid
-    ends_s = most(_stay(case, depth, 0, case.e0), _stay(case, depth, p - 1, case.e1)) + ends_held_s
+    ends_s = maximum(_stay(case, depth, 0, case.e0), _stay(case, depth, p - 1, case.e1)) + ends_held_s
     over = StageTime(x[0] - mid[0], x[1] - mid[1], x[2] - mid[2])
-    between_s = most(_stay(case, depth, 1, over), _stay(case, depth, p - 2, over)) + between_held_s
-    return where(p > 2, most(ends_s, between_s), ends_s)
+    between_s = maximum(_stay(case, depth, 1, over), _stay(case, depth, p - 2, over)) + between_held_s
+    return where(p > 2, maximum(ends_s, between_s), ends_s)
 
 
 def _stay(case: Case, depth: int, rank: Numbers, extra: Any) -> Numbers:
@@ -48,22 +48,24 @@ def _stay(case: Case, depth: int, rank: Numbers, extra: Any) -> Numbers:
     (f_s, i_s, w_s), below, travels_s = case.mid, case.p - 1 - rank, case.c_s - case.held_s
     f_here_s, back_here_s = f_s + extra[0], i_s + w_s + extra[1] + extra[2]
     way_s = below * (f_s + i_s + 2 * travels_s) + where(below > 0, case.e1[0] + case.e1[1], 0.0)
-    ahead = least(depth * below, case.m - 1)
-    once_s = most(way_s - ahead * least(f_here_s, back_here_s), 0.0)
-    twice_s = most(way_s - ahead * f_here_s, 0.0) + most(way_s - ahead * back_here_s, 0.0)
+    ahead = minimum(depth * below, case.m - 1)
+    once_s = maximum(way_s - ahead * minimum(f_here_s, back_here_s), 0.0)
+    twice_s = maximum(way_s - ahead * f_here_s, 0.0) + maximum(way_s - ahead * back_here_s, 0.0)
     waits_s = where(case.m > depth * below + 1, twice_s, once_s)
     into_s = rank * (f_s + travels_s) + where(rank > 0, case.e0[0], 0.0)
-    out_s = rank * (i_s + travels_s) - least(depth * rank, case.m - 1) * (w_s + extra[2])
+    out_s = rank * (i_s + travels_s) - minimum(depth * rank, case.m - 1) * (w_s + extra[2])
     out_s = out_s + where(rank > 0, case.e0[1], 0.0)
-    return into_s + case.m * (f_here_s + back_here_s) + waits_s + most(out_s, 0.0)
+    return into_s + case.m * (f_here_s + back_here_s) + waits_s + maximum(out_s, 0.0)
 
 
 def zb_v_s(case: Case) -> Numbers:
     """Where F = I = W all ranks work from their first action to their last, each starting a step later."""
     (f_s, i_s, w_s), e0, e1 = case.halves, case.e0, case.e1
     p, m, c_s, held_s = case.p, case.m, case.c_s - case.held_s, case.held_s
-    fill_s = most(most((p - 1) * i_s, 2 * (p - 1) * (i_s - w_s)), (2 * p - 3) * f_s - (p - 2) * i_s)
-    first_s = most((p - 2) * w_s - p * (e0[1] + e0[2]) - e1[2] + 3 * (p - 1) * c_s, 0.0) + (3 * m + 2 * p - 1) * held_s
+    fill_s = maximum(maximum((p - 1) * i_s, 2 * (p - 1) * (i_s - w_s)), (2 * p - 3) * f_s - (p - 2) * i_s)
+    first_s = (
+        maximum((p - 2) * w_s - p * (e0[1] + e0[2]) - e1[2] + 3 * (p - 1) * c_s, 0.0) + (3 * m + 2 * p - 1) * held_s
+    )
     away_s = (
         fill_s + (2 * p - 1) * e0[0] + e1[0] + e1[1] + (5 * p - 7) * c_s + where(p > 2, 6 * m - p - 1, 3 * m) * held_s
     )
@@ -71,16 +73,16 @@ def zb_v_s(case: Case) -> Numbers:
     (f_s, i_s, w_s), ends_s = case.mid, e0[0] + e0[1] + e1[0] + e1[1]
     few_s = p * (f_s + i_s) + ends_s + w_s + (m - 1) * (i_s + w_s + e1[1] + e1[2]) + 4 * (p - 1) * case.c_s
     full_s = _vee(case, first_s, away_s)
-    return where(m < 2 * p, most(full_s, few_s), full_s)
+    return where(m < 2 * p, maximum(full_s, few_s), full_s)
 
 
 def dualpipe_v_s(case: Case) -> Numbers:
     """As ZB-V, with W apart only where that fills the ends: a gradient passes a rank in I + W."""
     (f_s, i_s, w_s), e0, e1 = case.halves, case.e0, case.e1
     q, m, c_s, held_s = case.p - 1, case.m, case.c_s - case.held_s, case.held_s
-    fill_s = most(q * (f_s + 3 * c_s), q * (f_s + i_s - w_s + 4 * c_s))
-    fill_s = most(fill_s, q * (2 * i_s - w_s + 6 * c_s) - f_s)
-    first_s = most(q * (i_s - w_s - e0[1] - e0[2] + 4 * c_s), 0.0) + (3 * m + 2 * q - 2) * held_s
+    fill_s = maximum(q * (f_s + 3 * c_s), q * (f_s + i_s - w_s + 4 * c_s))
+    fill_s = maximum(fill_s, q * (2 * i_s - w_s + 6 * c_s) - f_s)
+    first_s = maximum(q * (i_s - w_s - e0[1] - e0[2] + 4 * c_s), 0.0) + (3 * m + 2 * q - 2) * held_s
     away_s = fill_s + e0[0] + 2 * (e0[1] + e0[2]) + e1[1] + e1[2]
     return _vee(case, first_s, away_s + where(case.p > 2, 4 * m + 2 * q - 1, 3 * m - 1) * held_s)
 
@@ -90,24 +92,24 @@ def v_half_s(case: Case) -> Numbers:
     (f_s, i_s, w_s), e0, e1 = case.halves, case.e0, case.e1
     p, m, c_s, held_s = case.p, case.m, case.c_s - case.held_s, case.held_s
     q, odd = p - 1, p % 2
-    even_s = 3 * q * (most(f_s, i_s) + 2 * c_s) + (p + 1 - 2 * odd) * least(f_s, i_s) - (p + 1 - odd) * w_s
-    short_i_s = (2 * p - odd) * f_s + (p - 3) * i_s + (p - 2) * most(f_s - w_s, 0.0) + (6 * p - 8) * c_s
+    even_s = 3 * q * (maximum(f_s, i_s) + 2 * c_s) + (p + 1 - 2 * odd) * minimum(f_s, i_s) - (p + 1 - odd) * w_s
+    short_i_s = (2 * p - odd) * f_s + (p - 3) * i_s + (p - 2) * maximum(f_s - w_s, 0.0) + (6 * p - 8) * c_s
     # What I is longer than F and W together can hide, every micro-batch waits for; and the other way round.
     long_i_s = m * (2 * i_s - 2 * f_s - w_s + 2 * c_s) + (2 * p + 3 - 3 * odd) * f_s + (2 * p - 5 + odd) * i_s
     long_f_s = m * (2 * f_s - 2 * i_s - w_s + 2 * c_s) + (2 * p + 3 - 3 * odd) * i_s + (2 * p - 5 + odd) * f_s
-    long_s = most(long_i_s, long_f_s) - (p - odd) / 2 * w_s + (5 * p - 8) * c_s
-    fill_s = most(most(even_s, short_i_s), long_s)
+    long_s = maximum(long_i_s, long_f_s) - (p - odd) / 2 * w_s + (5 * p - 8) * c_s
+    fill_s = maximum(maximum(even_s, short_i_s), long_s)
     away_s = (
         fill_s + 2 * (e0[0] + e0[1]) + e0[2] + e1[0] + e1[1] + where(p > 2, 6 * m + 3.5 * p - 11, 3 * m + 1) * held_s
     )
     # On the first rank: the ways of the first and of the last micro-batch, less what it does meanwhile.
     half = (p - odd) / 2
     first_s = (3 * half - 1 + odd) * f_s - (half + 1) * w_s - half * (e0[0] + e0[1] + e0[2]) + e0[0] + e0[1] - e1[2]
-    more_s = half * most(i_s + 2 * c_s - e0[0] - e1[0] - e1[1] - e1[2], 0.0)
-    first_s = most(first_s + (3 * half - 1 + odd) * i_s + more_s + 4 * q * c_s, 0.0) + (3 * m + 2 * p) * held_s
+    more_s = half * maximum(i_s + 2 * c_s - e0[0] - e1[0] - e1[1] - e1[2], 0.0)
+    first_s = maximum(first_s + (3 * half - 1 + odd) * i_s + more_s + 4 * q * c_s, 0.0) + (3 * m + 2 * p) * held_s
     return _vee(case, first_s, away_s)
 
 
 def _vee(case: Case, first_s: Numbers, away_s: Numbers) -> Numbers:
     """With all extras on the first rank: the path that stays there, or the one that stays away from it."""
-    return most(case.m * case.on_first_s + first_s, case.m * case.busiest_s + away_s)
+    return maximum(case.m * case.on_first_s + first_s, case.m * case.busiest_s + away_s)

@@ -31,7 +31,7 @@ class Kind(StrEnum):
     W = "W"  # backward for the weights: nobody waits for it but the optimizer
 
 
-_MOST_PIECES = 1_000_000
+_MAX_PIECES = 1_000_000
 _TEXT = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 
 
@@ -109,7 +109,7 @@ class Plan:
         actions = tuple(tuple(map(Action.parse, line.split())) for line in lines)
         every = [action for row in actions for action in row]
         pieces = max((action.stage for action in every), default=-1) + 1
-        if pieces > _MOST_PIECES:
-            raise ValueError(f"pieces are numbered from 0, and at most {_MOST_PIECES:,}: got {pieces - 1:,}; try 0F0")
+        if pieces > _MAX_PIECES:
+            raise ValueError(f"pieces are numbered from 0, and at most {_MAX_PIECES:,}: got {pieces - 1:,}; try 0F0")
         placed = tuple(i % len(actions) for i in range(pieces)) if rank_of is None else tuple(rank_of)
         return cls(name, len(actions), max((a.microbatch for a in every), default=-1) + 1, actions, placed)

@@ -24,7 +24,7 @@ from lablib.pipeline.plan import Plan
 from lablib.pipeline.rules import Finding
 from lablib.signature import checked
 
-_MOST = 3  # findings that an error quotes
+_MAX_FINDINGS = 3  # findings that an error quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ def check(
     """Raises ValueError with the first findings unless the plan keeps every rule. Arguments as in `validate`."""
     findings = validate(plan, max_in_flight=max_in_flight, blocking_sends=blocking_sends).findings
     if findings:
-        more = f" (and {len(findings) - _MOST} more: see validate)" if len(findings) > _MOST else ""
-        raise ValueError(f"{plan.name}: " + " ".join(map(str, findings[:_MOST])) + more)
+        more = f" (and {len(findings) - _MAX_FINDINGS} more: see validate)" if len(findings) > _MAX_FINDINGS else ""
+        raise ValueError(f"{plan.name}: " + " ".join(map(str, findings[:_MAX_FINDINGS])) + more)
 
 
 def _limits(max_in_flight: int | Sequence[int], num_ranks: int) -> Sequence[int]:

@@ -30,7 +30,7 @@ pipeline's stages communicate at the same time, the fullest one is the first.
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, least, most
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan.eager import data as eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
@@ -70,8 +70,8 @@ def sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers
     reduce_s = _layer_reduce_s(choices, split, held) * (choices.trainable == "all")
     each = 1 - _is_gathered_once(choices, split)
     return Waiting(
-        each * most(gather_s - forward_s, 0.0),
-        each * most(regather_s + reduce_s - backward_s, 0.0),
+        each * maximum(gather_s - forward_s, 0.0),
+        each * maximum(regather_s + reduce_s - backward_s, 0.0),
         each * (gather_s + regather_s + reduce_s),
     )
 
@@ -110,9 +110,9 @@ def data_axis(
     # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward; the
     # last bucket's and the first layer's wait for nobody.
     backward_s = layers * (one.input_s + one.weight_s)
-    behind_backward_s = most(reduce_s - backward_s, reduce_s / most(layers, 1))
-    behind_forward_s = most(gather_s - layers * one.forward_s, gather_s / most(layers, 1))
-    before_s = before * most(reduce_s - backward_s, 0.0)
+    behind_backward_s = maximum(reduce_s - backward_s, reduce_s / maximum(layers, 1))
+    behind_forward_s = maximum(gather_s - layers * one.forward_s, gather_s / maximum(layers, 1))
+    before_s = before * maximum(reduce_s - backward_s, 0.0)
     return Axis(total_s, before_s + behind_backward_s + behind_forward_s, packing_s)
 
 
@@ -129,8 +129,8 @@ def _sharded_ends(
     ends_s = 2 * _gather_s(choices, split, outside) + _reduce_s(choices, split, outside)
     times = 1 + (split.num_microbatches - 1) * (1 - is_once)
     total_s = times * (layer_s + ends_s)
-    rest_s = is_once * most(layers - 1, 0) * layer_s
-    shown_s = is_once * most(rest_s - layers * (one.forward_s + one.input_s), 0.0)
+    rest_s = is_once * maximum(layers - 1, 0) * layer_s
+    shown_s = is_once * maximum(rest_s - layers * (one.forward_s + one.input_s), 0.0)
     return Axis(total_s + rest_s, total_s + shown_s)
 
 
@@ -156,7 +156,7 @@ def _reduced_s(
     if choices.model.experts:
         reduce_s = reduce_s + _reduced_experts_s(choices, split, layers * held.expert_layer)
     if choices.model.tied_head:
-        pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, most(split.num_ranks - 1, 1))
+        pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, maximum(split.num_ranks - 1, 1))
         reduce_s = reduce_s + pair_s * (1 - has_both_ends(choices, split))
     return reduce_s, packing_s
 
@@ -207,7 +207,7 @@ def _gathered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers,
     on = choices.machine
     width = 1 if "qwZ" in choices.zero_plus_plus else on.width
     if is_backward and "hpZ" in choices.zero_plus_plus:
-        n = least(n, most(on.cluster.devices_per_node // stride, 1))
+        n = minimum(n, maximum(on.cluster.devices_per_node // stride, 1))
     return on.collective_s("all_gather", numbers * width, n, stride)
 
 
@@ -238,7 +238,7 @@ def _packing_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
     # Each of the three products goes over its matrix once, for so long or as long as its FLOPs take.
     product_bytes = 3 * on.gradient_bytes * numbers * (method.rank is not None)
     flops_s = method.flops(numbers, **_shape(choices)) / on.device.matmul_rate("float32")
-    packing_s = on.stream_s(moved_bytes - product_bytes) + most(on.stream_s(product_bytes), flops_s)
+    packing_s = on.stream_s(moved_bytes - product_bytes) + maximum(on.stream_s(product_bytes), flops_s)
     return packing_s * (n > 1)  # one rank has nobody to send to
 
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lablib.cost.arrays import Numbers, ceil_div, least
+from lablib.cost.arrays import Numbers, ceil_div, minimum
 from lablib.errors import unknown_name
 from lablib.signature import check_fields
 
@@ -89,7 +89,7 @@ class GradientCompression:
             grad_bytes: of one gradient before compression.
         """
         if self.rank is not None and rows is not None and columns is not None:
-            rank = least(self.rank, least(rows, columns))
+            rank = minimum(self.rank, minimum(rows, columns))
             return 4 * rank * grads * (1 / rows + 1 / columns)
         bits = 8 * grad_bytes if self.bits is None else self.bits
         if self.ratio is not None:
@@ -129,7 +129,7 @@ class GradientCompression:
         """FLOPs of packing and unpacking that are products of matrices: two factors, and the matrix from them."""
         if self.rank is None or rows is None or columns is None:
             return 0 * grads
-        rank = least(self.rank, least(rows, columns))
+        rank = minimum(self.rank, minimum(rows, columns))
         return 6 * rank * grads + 2 * rank**2 * grads / columns  # and making the first factor's columns orthogonal
 
     def memory_bytes(self, grads: Numbers, *, ranks: Numbers = 1) -> Numbers:

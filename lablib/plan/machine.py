@@ -25,7 +25,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers, maximum
 from lablib.cost.attention import attention_time_s, causal_share
 from lablib.cost.matmul import matmul_time_s
 from lablib.cost.memory import memory_bound_time_s
@@ -224,7 +224,7 @@ class Machine:
         if not self.generations_behind:
             return kernel_s(d)
         slower = self.derating.generation_share**self.generations_behind
-        return most(kernel_s(d), kernel_s(USUAL_WIDTH) * (d / USUAL_WIDTH) / slower)
+        return maximum(kernel_s(d), kernel_s(USUAL_WIDTH) * (d / USUAL_WIDTH) / slower)
 
     @cached_property
     def attention_share(self) -> float:
@@ -276,4 +276,4 @@ class Machine:
         """Seconds of a pass: device or host, whichever is slower."""
         device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + work.communication_s
         host_s = work.kernels * (self.derating.dispatch_s * self.stack.calls_per_kernel)
-        return most(device_s, host_s)
+        return maximum(device_s, host_s)

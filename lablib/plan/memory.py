@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, least, most
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import in_flight
 from lablib.plan.eager import peak as eager_peak
@@ -95,7 +95,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     of_step = gradient + update
     if choices.zero_stage == 3 and not on.stack.keeps_gradients:
         # At the end of backward one layer is left, and every gradient is there.
-        left = held_bytes / most(layers, 1) + working
+        left = held_bytes / maximum(layers, 1) + working
         has_one, is_early = split.num_microbatches == 1, activation > gradient + left
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
@@ -105,7 +105,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         optimizer_state=state,
         activation=activation,
         communication_buffer=buffers + where(is_at_head, at_head, at_layer),
-        other=on.derating.base_bytes + most(of_step - gradient - activation, 0.0 * buffers),
+        other=on.derating.base_bytes + maximum(of_step - gradient - activation, 0.0 * buffers),
     )
 
 
@@ -115,7 +115,7 @@ def _update_bytes(choices: Choices, own: Own) -> Numbers:
     if not optimizer.update_passes:
         return 0.0
     largest = max(model.hidden_size, model.vocab_size) * model.d_model
-    return optimizer.temporary_bytes(least(own.total, largest) if optimizer.is_per_tensor else own.total)
+    return optimizer.temporary_bytes(minimum(own.total, largest) if optimizer.is_per_tensor else own.total)
 
 
 def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
@@ -126,8 +126,8 @@ def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
     """
     p, extra = split.pipeline, choices.model.num_layers % split.pipeline
     stages = range(int(np.max(p))) if choices.machine.stack.is_eager else (0 * p, (p - extra) // 2, p - 1)
-    totals = [stage_memory(choices, split, step, least(stage, p - 1)).total for stage in stages]
-    return reduce(most, totals)
+    totals = [stage_memory(choices, split, step, minimum(stage, p - 1)).total for stage in stages]
+    return reduce(maximum, totals)
 
 
 def _buffers(choices: Choices, split: Split, shared: Numbers, rank: Numbers) -> Numbers:
@@ -159,7 +159,7 @@ def _gathered(
     # Gathered for the whole step; with a pipeline, gradients are summed over micro-batches before they are split.
     unsplit = (split.pipeline > 1) * (stage + outside) * on.gradient_bytes
     whole = (stage + outside) * on.width
-    return whole + most(unsplit, layer * on.gradient_bytes), whole + unsplit
+    return whole + maximum(unsplit, layer * on.gradient_bytes), whole + unsplit
 
 
 def _has_head(choices: Choices, split: Split, rank: Numbers) -> Numbers:
@@ -179,7 +179,7 @@ def _activations(
     # While a layer's backward is at work there is what it made again, and its gradients.
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in choices.offload:
-        kept = kept * least(2 / most(layers, 1), 1.0)  # what is on its way to the host or back
+        kept = kept * minimum(2 / maximum(layers, 1), 1.0)  # what is on its way to the host or back
     logits = _has_head(choices, split, rank) * (step.head.saved_bytes + step.head.peak_bytes)
     first = (rank == 0) * step.embedding.saved_bytes
     return (layers * kept + first) * _held_microbatches(choices, split, rank), working, logits

@@ -26,7 +26,7 @@ Hessian is spread over the steps, and so is a renewed space; an eager stack's pa
 from functools import lru_cache
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers, maximum
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices
 from lablib.plan.eager import optimizer as eager_optimizer
@@ -99,9 +99,9 @@ def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers
     if "optimizer" in choices.offload:
         link_s = own.total * (on.gradient_bytes + on.width) / choices.host_link.bandwidth_bytes_per_s
         return link_s + estimate_s
-    tensors = most(layers * _tensors_of_layer(choices.model) / (split.shards if choices.zero_stage else 1), 1)
+    tensors = maximum(layers * _tensors_of_layer(choices.model) / (split.shards if choices.zero_stage else 1), 1)
     flops_s = optimizer.flops_per_param * own.total / on.device.peak("float32")
-    memory_s = most(on.stream_s(_moved_bytes(choices, own)), flops_s)
+    memory_s = maximum(on.stream_s(_moved_bytes(choices, own)), flops_s)
     update_s = on.time_s(Pass(memory_s=memory_s, kernels=optimizer.num_kernels(tensors)))
     return update_s + _projection_s(choices, own.layers) + estimate_s
 

@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.errors import unknown_name
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
@@ -118,8 +118,8 @@ class Optimizer:
         if self.is_factored:
             return self.moment_bytes * params * (1 / rows + 1 / columns)
         if self.rank is not None:
-            small, large = least(rows, columns), most(rows, columns)
-            rank = least(self.rank, small)
+            small, large = minimum(rows, columns), maximum(rows, columns)
+            rank = minimum(self.rank, small)
             return self.moment_bytes * params * (self.moments * rank / small + rank / large)
         return self.moments * (self.moment_bytes * params + self._scale_bytes(params))
 
@@ -145,7 +145,7 @@ class Optimizer:
         passes = (8 * self.update_passes + 4 * self.extra_reads) * params
         if self.rank is not None and rows is not None and columns is not None:
             # The gradient in the small space and the update made of it: each written and read.
-            passes = passes + 16 * params * least(self.rank, least(rows, columns)) / least(rows, columns)
+            passes = passes + 16 * params * minimum(self.rank, minimum(rows, columns)) / minimum(rows, columns)
         return grad_bytes * params + weights + passes + 2 * self.moment_state_bytes(params, rows=rows, columns=columns)
 
     def step_flops(self, params: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None) -> Numbers:
@@ -153,15 +153,15 @@ class Optimizer:
         flops = self.flops_per_param * params
         if self.rank is None or rows is None or columns is None:
             return flops
-        small = least(rows, columns)
-        rank = least(self.rank, small)
+        small = minimum(rows, columns)
+        rank = minimum(self.rank, small)
         # To the small space and back, two FLOPs for each number and direction of it; now and then a new space.
         renewal = self.renewal_flops(params, rows=rows, columns=columns)
         return flops * rank / small + (4 * rank + _APPLY_FLOPS) * params + renewal
 
     def renewal_flops(self, params: Numbers, *, rows: Numbers, columns: Numbers) -> Numbers:
         """Of these, what a renewed space takes, spread over the steps between two of them."""
-        return 0 * params if self.rank is None else 4 * least(rows, columns) / self.renew_every * params
+        return 0 * params if self.rank is None else 4 * minimum(rows, columns) / self.renew_every * params
 
     def temporary_bytes(self, params: Numbers) -> Numbers:
         """Bytes that the step needs besides for a tensor of so many parameters: its update, in 32 bits."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from lablib.signature import MOST_WHOLE, shown
+from lablib.signature import MAX_WHOLE, shown
 
 SHARDING = (0, 1, 2, 3)
 ZERO_PLUS_PLUS = ("qwZ", "hpZ", "qgZ")
@@ -154,7 +154,7 @@ def whole_number(name: str, value: Any) -> int:
     """A count as an int. Raises ValueError for what is none, less than 1, or more than can be counted with."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be a whole number, 1 or more: got {shown(value)}; try 8")
-    if int(value) > MOST_WHOLE:
+    if int(value) > MAX_WHOLE:
         raise ValueError(f"{name} must be below 2**63: got {shown(value)}; try 8")
     return int(value)
 

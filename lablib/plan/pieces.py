@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, distinct_rows, least
+from lablib.cost.arrays import Numbers, distinct_rows, minimum
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan import ends, layer
@@ -89,14 +89,14 @@ class _Table:
         if not self.has_weight_gradients:
             work = work._replace(weight=Pass())
         hides = on.stack.hides_backward_exchange
-        hidden_s = least(work.input.tensor_s, work.weight.product_s) if hides else 0.0
+        hidden_s = minimum(work.input.tensor_s, work.weight.product_s) if hides else 0.0
         forward, backward = work.forward, work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
         hidden_expert_s = 0.0 * hidden_s
         if self.hides_experts:
             # A forward is paired with a backward of another micro-batch: tokens of one travel while the other computes
             # (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1), on what cores are left.
             left = 1 - cores_share(on)
-            behind = [least(each.expert_s, each.compute_s) * left for each in (forward, backward)]
+            behind = [minimum(each.expert_s, each.compute_s) * left for each in (forward, backward)]
             forward = forward._replace(expert_s=forward.expert_s - behind[0])
             backward = backward._replace(expert_s=backward.expert_s - behind[1])
             hidden_expert_s = behind[0] + behind[1]

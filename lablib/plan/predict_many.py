@@ -35,7 +35,7 @@ from lablib.plan.step import step_of
 from lablib.signature import WrongType, shown
 
 _BLOCK = 16384
-_MOST = 10**9  # of a number: products of some of them are counted in 64 bits
+_MAX_NUMBER = 10**9  # of a number: products of some of them are counted in 64 bits
 Progress = Callable[[int, int], None]
 
 
@@ -142,7 +142,7 @@ def _whole_numbers(name: str, given: Any) -> np.ndarray:
         raise _too_large(name, array.max())
     if array.dtype.kind not in "iu" or array.ndim != 1 or (array.size and array.min() < 1):
         raise _no_column(name, given)
-    if array.size and array.max() > _MOST:
+    if array.size and array.max() > _MAX_NUMBER:
         raise _too_large(name, array.max())
     return array.astype(np.int64)
 
@@ -153,7 +153,7 @@ def _no_column(name: str, given: Any) -> ValueError:
 
 def _too_large(name: str, value: int) -> ValueError:
     got = f"{value:,}" if value < 10**40 else shown(value)
-    return ValueError(f"{name} must be {_MOST:,} or less: got {got}; `predict` takes any number below 2**63")
+    return ValueError(f"{name} must be {_MAX_NUMBER:,} or less: got {got}; `predict` takes any number below 2**63")
 
 
 def _length(columns: Mapping[str, np.ndarray]) -> int:

@@ -21,7 +21,7 @@ Simplified: the mean layer of a stage stands for all: with "first k" each is rec
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, least, most
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.plan.layer import Work
 from lablib.plan.machine import Pass
 from lablib.plan.stack import Stack
@@ -50,7 +50,7 @@ class Recompute(NamedTuple):
 
     def share(self, layers: Numbers) -> Numbers:
         """Of a stage's layers, the share that is recomputed."""
-        return 1.0 if self.first is None else least(self.first / most(layers, 1), 1.0)
+        return 1.0 if self.first is None else minimum(self.first / maximum(layers, 1), 1.0)
 
     def again(self, work: Work, stack: Stack, layers: Numbers) -> Pass:
         """What of a mean layer's forward pass runs a second time."""
@@ -82,8 +82,8 @@ class Recompute(NamedTuple):
         if self.kind == "none":
             return 0.0 * kept_bytes
         if self.kind == "selective":
-            return most(work.saved_bytes - kept_bytes, 0.0)  # what is kept can be more, beside products in 8 bits
-        return least(self.every, layers) * work.saved_bytes
+            return maximum(work.saved_bytes - kept_bytes, 0.0)  # what is kept can be more, beside products in 8 bits
+        return minimum(self.every, layers) * work.saved_bytes
 
 
 def recompute_policy(text: str) -> Recompute:

@@ -29,9 +29,9 @@ from lablib.plan.predict_many import Progress, predict_many
 from lablib.plan.recompute import recompute_policy
 from lablib.plan.search_grid import MICRO_BATCHES, RECOMPUTE, grid_of, splits_of
 from lablib.plan.search_result import SearchResult
-from lablib.signature import MOST_WHOLE, shown
+from lablib.signature import MAX_WHOLE, shown
 
-_MOST_GPUS = 10_000_000
+_MAX_GPUS = 10_000_000
 
 Whole = int | Iterable[int] | None
 Names = str | Iterable[str] | None
@@ -129,7 +129,7 @@ def _several(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)
 
 
-def _values(name: str, given: Whole, least: int = 1, most: float = MOST_WHOLE) -> tuple[int, ...]:
+def _values(name: str, given: Whole, least: int = 1, most: float = MAX_WHOLE) -> tuple[int, ...]:
     """The values to try, each once; none where nothing was given."""
     if given is None:
         return ()
@@ -143,7 +143,7 @@ def _values(name: str, given: Whole, least: int = 1, most: float = MOST_WHOLE) -
 def _one(name: str, given: Any) -> int:
     if given is None or isinstance(given, Iterable):
         raise ValueError(f"{name} must be a whole number, 1 or more: got {shown(given)}; try 8")
-    return _values(name, given, most=inf if name in ("gpus", "nodes") else MOST_WHOLE)[0]
+    return _values(name, given, most=inf if name in ("gpus", "nodes") else MAX_WHOLE)[0]
 
 
 def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
@@ -152,6 +152,6 @@ def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
             f"give nodes or gpus, one of the two: got nodes={shown(nodes)} and gpus={shown(gpus)}; try nodes=8"
         )
     total = _one("gpus", gpus) if nodes is None else _one("nodes", nodes) * cluster.devices_per_node
-    if total > _MOST_GPUS:
-        raise ValueError(f"a search is of {_MOST_GPUS:,} GPUs or fewer: got {shown(total)}; try fewer")
+    if total > _MAX_GPUS:
+        raise ValueError(f"a search is of {_MAX_GPUS:,} GPUs or fewer: got {shown(total)}; try fewer")
     return total

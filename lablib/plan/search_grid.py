@@ -29,8 +29,8 @@ from lablib.plan.rules import CHUNKED
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 RECOMPUTE = ("none", "selective", "full")
-_LEAST_TOKENS = 1024
-_MOST_CHUNKS = 12
+_MIN_TOKENS = 1024
+_MAX_CHUNKS = 12
 
 
 def splits_of(
@@ -55,7 +55,7 @@ def splits_of(
     values = {
         "tensor": [n for n in divisors if n <= cluster.devices_per_node],
         "pipeline": [n for n in divisors if n <= model.num_layers],
-        "context": [n for n in divisors if n <= max(1, seq_len // _LEAST_TOKENS)],
+        "context": [n for n in divisors if n <= max(1, seq_len // _MIN_TOKENS)],
         "expert": [n for n in range(1, experts + 1) if experts % n == 0],
         "expert_tensor": [],
     }
@@ -131,7 +131,7 @@ def grid_of(
 
 def _pairs(model: Transformer, schedules: Sequence[str], chunks: Sequence[int]) -> list[tuple[str, int]]:
     """Schedules with the pieces on a stage that each may have. One piece on each is 1F1B, whatever the name."""
-    many = [n for n in chunks or range(2, min(_MOST_CHUNKS, model.num_layers) + 1) if n > 1]
+    many = [n for n in chunks or range(2, min(_MAX_CHUNKS, model.num_layers) + 1) if n > 1]
     counts = {name: [2] if name in V_SHAPED else many if name in CHUNKED else [1] for name in schedules}
     pairs = [(name, n) for name, each in counts.items() for n in each if not chunks or n in chunks]
     if not pairs:

@@ -7,7 +7,7 @@ Choices (a model, a cluster, the software, the precision, the schedule) are the 
 from dataclasses import dataclass
 from functools import cached_property
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers, maximum
 from lablib.hardware.link import Link
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import V_SHAPED
@@ -84,7 +84,7 @@ class Split:
     @cached_property
     def shards(self) -> Numbers:
         """Ranks over which ZeRO splits: data and context axes, but for copies of the whole (`replicas`)."""
-        return most(self.data * self.context // self.replicas, 1)
+        return maximum(self.data * self.context // self.replicas, 1)
 
     @cached_property
     def expert_copies(self) -> Numbers:

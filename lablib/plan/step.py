@@ -20,7 +20,7 @@ Simplified: every layer takes as long as the mean one (dense ones and those with
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
@@ -186,14 +186,14 @@ def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -
     )
     if on.stack.is_eager:
         makespan = mixed_makespan_s(choices, split, middle, first, last, busiest, message_bytes, makespan)
-    larger_s, smaller_s = most(first.total_s, last.total_s), least(first.total_s, last.total_s)
+    larger_s, smaller_s = maximum(first.total_s, last.total_s), minimum(first.total_s, last.total_s)
     ends_s = larger_s + has_both_ends(choices, split) * smaller_s
     longest_s = middle.total_s + ends_s
     at_first_s, at_last_s = pieces.embedding_tensor_s, pieces.head_tensor_s
     tensor_s = where(first.total_s >= last.total_s, at_first_s, at_last_s)
     tensor_s = tensor_s + has_both_ends(choices, split) * (at_first_s + at_last_s - tensor_s)
     has_end = longest_s >= busiest.total_s
-    busy_s = least(m * most(longest_s, busiest.total_s), makespan)
+    busy_s = minimum(m * maximum(longest_s, busiest.total_s), makespan)
     return _Pipe(makespan, busy_s, m * has_end * tensor_s, sent_s(choices, split, message_bytes, send_s))
 
 
@@ -206,7 +206,7 @@ def _shares(choices: Choices, split: Split) -> tuple[Numbers, Numbers, Numbers]:
     is_v = choices.schedule in V_SHAPED
     at_first, at_last = layers_of(total, p, 0 * p), 0 * p if is_v else layers_of(total, p, p - 1)
     others = p - 1 if is_v else p - 2
-    between = where(others > 0, (total - at_first - at_last) / most(others, 1), total / p)
+    between = where(others > 0, (total - at_first - at_last) / maximum(others, 1), total / p)
     return between, at_first, between if is_v else at_last
 
 
@@ -239,7 +239,7 @@ def _offloaded_layer(
         return Waiting()
     size = choices.recompute.kept_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
     one_way_s = size / choices.host_link.bandwidth_bytes_per_s
-    return Waiting(most(one_way_s - forward_s, 0.0), most(one_way_s - backward_s, 0.0), 2 * one_way_s)
+    return Waiting(maximum(one_way_s - forward_s, 0.0), maximum(one_way_s - backward_s, 0.0), 2 * one_way_s)
 
 
 def sizes_of(choices: Choices, split: Split) -> Sizes:

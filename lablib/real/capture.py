@@ -15,13 +15,13 @@ from typing import TextIO
 STREAMS = ("stdout", "stderr")
 
 
-MOST_BYTES = 1 << 30  # of one stream of one rank: its file must not fill the disk
+MAX_BYTES = 1 << 30  # of one stream of one rank: its file must not fill the disk
 _LAST_WORDS_BYTES = 100_000
 
 
-def _read(descriptor: int, most_bytes: int = MOST_BYTES) -> str:
+def _read(descriptor: int, max_bytes: int = MAX_BYTES) -> str:
     size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, most_bytes, max(0, size - most_bytes)).decode(errors="replace")
+    return os.pread(descriptor, max_bytes, max(0, size - max_bytes)).decode(errors="replace")
 
 
 class Capture:
@@ -78,8 +78,8 @@ class Outputs:
         return "" if file is None else _read(file, _LAST_WORDS_BYTES)
 
     def endless(self) -> tuple[int, str] | None:
-        """A rank and a stream to which it has written more than `MOST_BYTES`."""
-        return next((key for key, file in self._files.items() if os.fstat(file).st_size > MOST_BYTES), None)
+        """A rank and a stream to which it has written more than `MAX_BYTES`."""
+        return next((key for key, file in self._files.items() if os.fstat(file).st_size > MAX_BYTES), None)
 
     def close(self) -> None:
         while self._files:

@@ -7,7 +7,7 @@ that a peer is gone counts as a consequence; of the others the earliest is the c
 from dataclasses import dataclass
 
 from lablib.errors import LaunchError, LaunchTimeoutError, RankError, WorkerError
-from lablib.real.capture import MOST_BYTES
+from lablib.real.capture import MAX_BYTES
 from lablib.real.messages import Failed
 from lablib.real.pickling import unpack
 
@@ -62,7 +62,7 @@ def timeout_error(timeout_s: float, ranks: int, stacks: dict[int, str]) -> Launc
 def endless_error(rank: int, stream: str) -> LaunchError:
     """The error for a rank that prints without end."""
     return LaunchError(
-        f"a rank may write up to {MOST_BYTES / 1e9:.1f} GB to {stream}, which is kept until the program ends: rank "
+        f"a rank may write up to {MAX_BYTES / 1e9:.1f} GB to {stream}, which is kept until the program ends: rank "
         f"{rank} wrote more, so all ranks were ended; print less, or write to a file"
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-_MOST_RANKS = 20_000  # a matrix of more is larger than a laptop
+_MAX_RANKS = 20_000  # a matrix of more is larger than a laptop
 Routes = Mapping[tuple[int, int], float]  # (from, to) -> bytes, global ranks
 
 
@@ -108,8 +108,8 @@ class Traffic:
 
         last = max((rank for transfer in self.transfers for rank in transfer.ranks), default=-1)
         size = last + 1 if num_ranks is None else num_ranks
-        if not 0 <= size <= _MOST_RANKS:
-            raise ValueError(f"num_ranks is 0 to {_MOST_RANKS:,}, for a matrix of them: got {size}; try 8")
+        if not 0 <= size <= _MAX_RANKS:
+            raise ValueError(f"num_ranks is 0 to {_MAX_RANKS:,}, for a matrix of them: got {size}; try 8")
         if last >= size:
             raise ValueError(f"num_ranks must cover every rank of the traffic: got {size}, found rank {last}.")
         total = np.zeros((size, size))

@@ -61,7 +61,7 @@ REFUSED = {
     "colossalai": "it keeps its launch and its accelerator in modules",
 }
 _LOGGERS = frozenset({"loguru", "structlog"})  # who logs where is not what a run computes
-_MOST_ENTRIES = 1_000  # of a container; a longer one is known by its length
+_MAX_ENTRIES = 1_000  # of a container; a longer one is known by its length
 _DEPTH = 3
 _FIRST_TURNS = 16
 _LIBRARY_FOLDERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
@@ -270,7 +270,7 @@ def _shape(value: Any, library: str, depth: int) -> Any:
 
 
 def _entries(kind: str, items: Iterable[tuple[Any, Any]], size: int, library: str, depth: int) -> Any:
-    if size > _MOST_ENTRIES or depth == 0:
+    if size > _MAX_ENTRIES or depth == 0:
         return kind, size
     try:
         shapes = [(_key(key), _shape(value, library, depth - 1)) for key, value in list(items)]

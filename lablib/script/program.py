@@ -17,7 +17,7 @@ from lablib.files import printable, read_bytes
 from lablib.script.process import here
 from lablib.texts import safe_str, traceback_text
 
-_MOST_BYTES = 4 * 2**20  # of a script: Python takes seconds to compile so much
+_MAX_BYTES = 4 * 2**20  # of a script: Python takes seconds to compile so much
 
 
 def compiled(path: Path) -> CodeType:
@@ -27,7 +27,7 @@ def compiled(path: Path) -> CodeType:
         ValueError: there is no such file, or it is no Python.
     """
     try:
-        source = read_bytes(path, _MOST_BYTES)
+        source = read_bytes(path, _MAX_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({why})"

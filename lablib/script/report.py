@@ -22,8 +22,8 @@ from lablib.record.ledger import Memory
 from lablib.run import Run
 from lablib.units import format_quantity
 
-_MOST_LINES = 16
-_MOST_HOLDINGS = 6
+_MAX_LINES = 16
+_MAX_HOLDINGS = 6
 _FILES = ("timeline.json", "timeline.html", "memory.txt", "summary.txt")
 
 
@@ -88,16 +88,16 @@ def _write(folder: Path, files: dict[str, Callable[[Path], object]], summary: st
             missing.append(name)
             why = why or error.strerror or str(error)
     if missing:
-        shown = ", ".join(missing[:_MOST_LINES]) + (", ..." if len(missing) > _MOST_LINES else "")
+        shown = ", ".join(missing[:_MAX_LINES]) + (", ..." if len(missing) > _MAX_LINES else "")
         raise IncompleteReport(f"{shown} of {folder} could not be written: {why}", summary)
 
 
 def summary_text(run: Run, script: str) -> str:
     """Where the time went, in a few sentences and a table. All times are virtual, but for the last."""
     table = run.summary().table()
-    shown = table.head(_MOST_LINES).to_string(float_format=lambda value: f"{value:.4g}")
-    if len(table) > _MOST_LINES:
-        shown += f"\n... {len(table) - _MOST_LINES} more ranks; timeline.json has them all"
+    shown = table.head(_MAX_LINES).to_string(float_format=lambda value: f"{value:.4g}")
+    if len(table) > _MAX_LINES:
+        shown += f"\n... {len(table) - _MAX_LINES} more ranks; timeline.json has them all"
     lines = [
         f"{script}: {run.ranks} ranks on {run.cluster}, simulated (virtual time).",
         run.summary().sentence().replace("step ", "Makespan ", 1) + ".",
@@ -115,20 +115,20 @@ def summary_text(run: Run, script: str) -> str:
 def memory_text(memory: Memory) -> str:
     """The peak of each rank: when, bytes by category, and what made the most of them."""
     parts = []
-    for rank in range(min(memory.num_ranks, _MOST_LINES)):
+    for rank in range(min(memory.num_ranks, _MAX_LINES)):
         peak, phase = memory.peak_bytes(rank), memory.peak_phase(rank)
         when = f"{memory.peak_at_s(rank) * 1e3:.4g} ms of virtual time" + (f" ({phase})" if phase else "")
         parts.append(f"rank {rank}: the peak is {format_quantity(peak, 'B', 4)}, at {when}")
         for category, size_bytes in memory.at_peak(rank).items():
             if size_bytes:
                 parts.append(f"  {category:<16} {format_quantity(size_bytes, 'B', 4):>10}  {size_bytes / peak:4.0%}")
-        for held in memory.held_at_peak(rank)[:_MOST_HOLDINGS]:
+        for held in memory.held_at_peak(rank)[:_MAX_HOLDINGS]:
             made = " ".join(part for part in (held.name, held.phase, held.source) if part)
             parts.append(
                 f"    {format_quantity(held.size_bytes, 'B', 4):>10}  {held.category}, {held.num_blocks} made in {made}"
             )
-    if memory.num_ranks > _MOST_LINES:
-        parts.append(f"... {memory.num_ranks - _MOST_LINES} more ranks")
+    if memory.num_ranks > _MAX_LINES:
+        parts.append(f"... {memory.num_ranks - _MAX_LINES} more ranks")
     return "\n".join(parts) + "\n"
 
 

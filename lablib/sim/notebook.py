@@ -5,8 +5,8 @@ ranks share them with the notebook. What the function and the functions of the p
 at before the run and after it, and a difference becomes a note: `counter` is another object, a list has other items, a
 tensor was written in place, a parameter has another gradient.
 
-Simplified: a look is shallow and has an end (`_MOST` objects, `_DEPTH` levels), so a change deep inside goes unseen;
-which rank it was is not known.
+Simplified: a look is shallow and has an end (`_MAX_OBJECTS` objects, `_DEPTH` levels), so a change deep inside goes
+unseen; which rank it was is not known.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lablib.sim.source import is_users_code
 
-_MOST = 2000  # objects that are looked at in one variable
+_MAX_OBJECTS = 2000  # objects that are looked at in one variable
 _DEPTH = 6
 _SAMPLE = 1000  # numbers of an array
 _CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -95,7 +95,7 @@ def _value(where: Any, name: str) -> Any:
 def _look(where: Any, name: str) -> Any:
     value = _value(where, name)
     try:
-        return _mark(value, [_MOST], _DEPTH)
+        return _mark(value, [_MAX_OBJECTS], _DEPTH)
     except Exception:  # a class of the program's that cannot be looked into: a note is no reason to fail
         return id(value)
 

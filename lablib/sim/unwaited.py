@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lablib.record.traffic import short_ranks
 from lablib.sim.rank import Rank
 
-_MOST_NOTES = 8
+_MAX_NOTES = 8
 
 
 def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
@@ -16,8 +16,8 @@ def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
             counts = found.setdefault((issued.event.title, str(issued.source)), {})
             counts[rank.rank] = counts.get(rank.rank, 0) + 1
     notes = [_note(title, source, counts) for (title, source), counts in found.items()]
-    if len(notes) > _MOST_NOTES:
-        notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more lines issued communications that nobody waited for"]
+    if len(notes) > _MAX_NOTES:
+        notes[_MAX_NOTES:] = [f"{len(notes) - _MAX_NOTES} more lines issued communications that nobody waited for"]
     return notes
 
 

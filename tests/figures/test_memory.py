@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.figures import describe, figure_memory, figure_peaks, table
-from lablib.figures.memory import MOST_STEPS
+from lablib.figures.memory import MAX_STEPS
 from lablib.hardware import Device
 from lablib.record.ledger import CATEGORIES, Block, Memory
 from lablib.run import Span, Timeline
@@ -92,13 +92,13 @@ def test_many_changes_become_steps_at_their_highest_moment():
     figure = figure_memory(memory)
     bands = stack(figure)
     (length,) = {len(times_s) for times_s, _ in bands.values()}
-    assert length == MOST_STEPS + 1
+    assert length == MAX_STEPS + 1
     total = np.sum([size_bytes for _, size_bytes in bands.values()], axis=0)
     assert total.max() == pytest.approx(memory.peak_bytes(0))
     times_s, held = memory.curve(0)
     truth = np.sum(list(held.values()), axis=0)
     edges = next(iter(bands.values()))[0]
-    for i in range(0, MOST_STEPS, 50):  # each column is the highest moment of its step, and a moment that was
+    for i in range(0, MAX_STEPS, 50):  # each column is the highest moment of its step, and a moment that was
         first = np.searchsorted(times_s, edges[i], "right") - 1
         inside = truth[max(first, 0) : np.searchsorted(times_s, edges[i + 1], "right")]
         assert total[i] == pytest.approx(inside.max())

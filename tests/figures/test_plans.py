@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_plans, figure_predictions, table
-from lablib.figures.plans import MOST_POINTS, pareto_front
+from lablib.figures.plans import MAX_POINTS, pareto_front
 from lablib.plan import Parallel
 
 # Two on the front (a, b), one that b beats in both (c), one beyond the limit and faster than all (d).
@@ -95,12 +95,12 @@ def test_wide_ranges_are_logarithmic_and_end_near_what_matters():
 
 
 def test_of_many_plans_some_are_drawn_and_the_front_whole():
-    number = 3 * MOST_POINTS
+    number = 3 * MAX_POINTS
     times = [1 + 1e-4 * i for i in range(number)]
     sizes = [1e9 * (2 - i / number) for i in range(number)]  # all on the front
     figure = figure_plans(times, sizes, 80e9, [f"plan {i}" for i in range(number)], front=[1, 2, 4])
     drawn = points(figure)["fits"]
-    assert MOST_POINTS <= len(drawn) <= MOST_POINTS + 3 and len(points(figure)["Pareto front"]) == 3
+    assert MAX_POINTS <= len(drawn) <= MAX_POINTS + 3 and len(points(figure)["Pareto front"]) == 3
     assert f"{len(drawn):,} of them are drawn." in describe(figure)
 
 

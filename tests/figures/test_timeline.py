@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_timeline, format_quantity, table
-from lablib.figures.bars import HEIGHTS, KINDS, MANY_SPANS, MOST_BARS, picture_of
+from lablib.figures.bars import HEIGHTS, KINDS, MANY_SPANS, MAX_BARS, picture_of
 from lablib.figures.style import kind_of_span
 from lablib.run import Span, Timeline
 
@@ -161,7 +161,7 @@ def test_joining_keeps_each_lane_and_kind_and_its_busy_time_operations_and_exten
     timeline = examples.many_tiny_spans(num_spans, seed)
     lanes = examples.lanes_of(timeline)
     bars = picture_of(timeline.spans, lanes, timeline.makespan_s).bars
-    assert len(bars) <= MOST_BARS
+    assert len(bars) <= MAX_BARS
     for (rank, stream), lane in lanes.items():
         by_kind = {}
         for s in timeline.select(rank, stream):  # spans of one lane do not overlap here
@@ -218,7 +218,7 @@ def test_kinds_that_alternate_too_fast_to_see_stand_side_by_side_in_proportion()
         now_s += 5e-6
     timeline = Timeline.of(spans, 1)
     picture = picture_of(timeline.spans, {(0, "compute"): 0}, timeline.makespan_s)
-    assert picture.step_s > 0 and len(picture.bars) <= MOST_BARS
+    assert picture.step_s > 0 and len(picture.bars) <= MAX_BARS
     sums = kind_sums(picture.bars, 0)
     assert sums["forward"][0] == pytest.approx(12e-3) and sums["backward"][0] == pytest.approx(4e-3)
     inner = slice(2, -2)  # a cell at the edge need not end with a gap
@@ -270,7 +270,7 @@ def test_200_000_spans_take_seconds_at_most(examples):
     started = time.perf_counter()
     figure = figure_timeline(timeline)
     assert time.perf_counter() - started < 8.0  # 2 s on an idle laptop; CI shares its cores
-    assert len(bars_drawn(figure, 1e-3)) <= MOST_BARS
+    assert len(bars_drawn(figure, 1e-3)) <= MAX_BARS
     assert len(figure.to_json()) < 4e6
 
 

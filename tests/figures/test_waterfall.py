@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_communication, figure_waterfall, figure_waterfalls, table
 from lablib.figures.style import LOOKS
-from lablib.figures.waterfall import MOST_PLANS, differences, kind_of_part
+from lablib.figures.waterfall import MAX_PLANS, differences, kind_of_part
 from lablib.plan import Parallel
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}
@@ -125,7 +125,7 @@ def test_plans_are_called_by_what_they_differ_in(examples):
 def test_too_many_plans_and_names_that_do_not_match_are_refused(examples):
     plan = examples.some_prediction()
     with pytest.raises(ValueError, match="1 to 4 plans fit side by side: got 5; draw many with figure_plans"):
-        figure_waterfalls([plan] * (MOST_PLANS + 1))
+        figure_waterfalls([plan] * (MAX_PLANS + 1))
     with pytest.raises(ValueError, match="each of the 2 plans: got 1"):
         figure_waterfalls([plan, plan], ["only one"])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MOST_BYTES = 16 * 2**30  # of address space: an argument that asks for more gets an error, not the machine's memory
+MAX_BYTES = 16 * 2**30  # of address space: an argument that asks for more gets an error, not the machine's memory
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("LAB_MACHINE", "LAB_PROGRESS", "LAB_DATA"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -25,7 +25,7 @@ from lablib.errors import LaunchError
 OURS = Path(lablib.__file__).parent
 DOCUMENTED = (ValueError, TypeError, OSError, IndexError, LaunchError, CourseError)
 BINDING = re.compile(r"missing \d+ required|unexpected keyword|positional argument|multiple values|takes no arguments")
-MOST_LETTERS = 4000
+MAX_LETTERS = 4000
 SECONDS = 20.0
 
 
@@ -53,7 +53,7 @@ def assert_explained(error: BaseException) -> None:
     said = str(error)
     assert isinstance(error, DOCUMENTED), f"{type(error).__name__}: {said[:300]}\n{where}"
     assert is_ours(error), f"raw {type(error).__name__}: {said[:300]}\n{where}"
-    assert said.strip() and len(said) <= MOST_LETTERS, f"{len(said)} letters: {said[:300]}\n{where}"
+    assert said.strip() and len(said) <= MAX_LETTERS, f"{len(said)} letters: {said[:300]}\n{where}"
 
 
 def is_ours(error: BaseException) -> bool:

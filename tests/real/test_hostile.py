@@ -187,7 +187,7 @@ def test_a_rank_that_prints_without_end_is_ended_before_the_disk_is_full(monkeyp
         while True:
             print("x" * 1000)
 
-    monkeypatch.setattr(capture, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(capture, "MAX_BYTES", 1_000_000)
     with pytest.raises(LaunchError, match="rank 0 wrote more, so all ranks were ended; print less") as caught:
         run_real(on_rank_0(program), ranks=2, backend="gloo", timeout_s=60)
     assert not isinstance(caught.value, LaunchTimeoutError)

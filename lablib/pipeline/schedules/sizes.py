@@ -4,7 +4,7 @@ from math import prod
 
 from lablib.signature import shown
 
-MOST_ACTIONS = 20_000_000  # of one kind; some gigabytes
+MAX_ACTIONS = 20_000_000  # of one kind; some gigabytes
 
 
 def check_sizes(name: str, **sizes: int) -> None:
@@ -15,10 +15,10 @@ def check_sizes(name: str, **sizes: int) -> None:
     for size, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}: {size} must be a whole number from 1: got {shown(value)}; try {size}=1 or more.")
-    if prod(sizes.values()) > MOST_ACTIONS:
+    if prod(sizes.values()) > MAX_ACTIONS:
         got = " * ".join(map(shown, sizes.values()))
         raise ValueError(
-            f"{name}: {' * '.join(sizes)} must be {MOST_ACTIONS:,} or less: got {got}; "
+            f"{name}: {' * '.join(sizes)} must be {MAX_ACTIONS:,} or less: got {got}; "
             "try a hundredth of it, or steady_state for very many micro-batches"
         )
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, distinct_rows, least, most
+from lablib.cost.arrays import Numbers, distinct_rows, maximum, minimum
 from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
 from lablib.plan.held import Held
 from lablib.plan.machine import Axis, Machine
@@ -62,7 +62,7 @@ def reduced(
     # The head's own matrix comes first, the embedding last; with it, what did not fill a bucket.
     head, embedding = (split.pipeline == 1) * held.head * on.width, held.embedding * on.width
     packed = _buckets(choices, split)
-    middle = most(size - packed.first - packed.left, 0.0) / most(packed.count, 1)
+    middle = maximum(size - packed.first - packed.left, 0.0) / maximum(packed.count, 1)
 
     def sum_s(size_bytes: Numbers) -> Numbers:
         return on.collective_s("all_reduce", size_bytes, n, split.tensor)
@@ -78,8 +78,8 @@ def reduced(
     if on.stack.data_overlap:
         behind_s = _behind_s(packed, size, middle, first_s, middle_s, backward_s) - embedding_s
     # The copies back of all but the last bucket take place while that is summed.
-    early_s = (1 - packed.left / most(size, 1)) * copies_s
-    shown_s = most(most(behind_s, 0.0) + last_s - early_s, 0.0)
+    early_s = (1 - packed.left / maximum(size, 1)) * copies_s
+    shown_s = maximum(maximum(behind_s, 0.0) + last_s - early_s, 0.0)
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
     is_split = n > 1
     experts_s = _experts_s(choices, split, layers * held.expert_layer * on.width) if choices.model.experts else 0.0
@@ -105,11 +105,11 @@ def _behind_s(
     They are sent one after another, each when it is full: the wires wait for the first one, for the second, or for the
     last of those in between.
     """
-    per_byte_s, others_s = backward_s / most(size, 1), packed.count * middle_s
+    per_byte_s, others_s = backward_s / maximum(size, 1), packed.count * middle_s
     after_first_s = (packed.first - size) * per_byte_s + first_s + others_s
     after_second_s = (packed.first + middle - size) * per_byte_s + others_s
     after_last_s = -packed.left * per_byte_s + middle_s
-    return most(after_first_s, most(after_second_s, after_last_s))
+    return maximum(after_first_s, maximum(after_second_s, after_last_s))
 
 
 def _buckets(choices: Choices, split: Split) -> Buckets:
@@ -191,9 +191,11 @@ def sharded_layer_s(
     wires_s = (gather_s, again * gather_s + trained * scatter_s)
     copies_s = (apart_s, again * apart_s + trained * together_s + added_s)
     hidden_s = (forward_s, backward_s) if on.stack.data_overlap else (0.0, 0.0)
-    shown_s = [most(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)]
+    shown_s = [
+        maximum(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)
+    ]
     # The first of the layers has no layer before it, behind which it could be gathered.
-    shown_s[0] = shown_s[0] + least(gather_s, hidden_s[0]) * split.pipeline / choices.model.num_layers
+    shown_s[0] = shown_s[0] + minimum(gather_s, hidden_s[0]) * split.pipeline / choices.model.num_layers
     return shown_s[0], shown_s[1], sum(wires_s), sum(copies_s)
 
 

@@ -30,7 +30,7 @@ torch/utils/checkpoint.py (the early stop).
 Simplified: latent attention is that of layer/. Mixtures of experts: eager/experts.py.
 """
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers, maximum
 from lablib.models.transformer import Transformer
 from lablib.plan import layer
 from lablib.plan.eager.operators import kernel, kernels
@@ -93,7 +93,7 @@ def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
         return layer.attention(on, model, at)
     rows, width = at.rows, on.width
     outside = rows * model.d_model * width / at.sequence_shards
-    q, kv = model.num_heads / at.tensor * model.head_size, most(model.kv_heads / at.tensor, 1) * model.head_size
+    q, kv = model.num_heads / at.tensor * model.head_size, maximum(model.kv_heads / at.tensor, 1) * model.head_size
     work = entrance(on, model, at)
     if on.stack.is_megatron:
         work = work.plus(linear(on, model, rows, model.d_model, q + 2 * kv))

@@ -14,7 +14,7 @@ Source: the simulator's timelines of 1F1B with `batch_isend_irecv(...)` and `wai
 Simplified: nodes hold whole stages; the bound with the slowest hop everywhere is never passed.
 """
 
-from lablib.cost.arrays import Numbers, ceil_div, least, most
+from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.plan.machine import Machine
 from lablib.plan.setup import Choices, Split
@@ -33,7 +33,7 @@ def mixed_makespan_s(
     """`upper_s`, the makespan with the slowest message everywhere, or less where only some leave a node."""
     on, p = choices.machine, split.pipeline
     stride = split.num_ranks // p
-    in_node = most(on.cluster.devices_per_node // stride, 1)
+    in_node = maximum(on.cluster.devices_per_node // stride, 1)
     leaving = ceil_div(p, in_node) - 1
     far_s, near_s = on.collective_s("send", size_bytes, p, stride), _near_s(on, size_bytes, p, stride)
     way_s = leaving * far_s + (p - 1 - leaving) * near_s
@@ -50,7 +50,7 @@ def mixed_makespan_s(
     nothing = StageTime(0.0, 0.0, 0.0)
     between_s = span_s(nothing, nothing, (near_s + far_s) / 2) + sum(first) + sum(last)
     is_mixed = (in_node > 1) & (leaving > 0)
-    return upper_s + is_mixed * (least(most(ends_s, between_s), upper_s) - upper_s)
+    return upper_s + is_mixed * (minimum(maximum(ends_s, between_s), upper_s) - upper_s)
 
 
 def sent_s(choices: Choices, split: Split, size_bytes: Numbers, send_s: Numbers) -> Numbers:
@@ -61,7 +61,7 @@ def sent_s(choices: Choices, split: Split, size_bytes: Numbers, send_s: Numbers)
     """
     p, v = split.pipeline, split.chunks
     stride = split.num_ranks // p
-    in_node = most(choices.machine.cluster.devices_per_node // stride, 1)
+    in_node = maximum(choices.machine.cluster.devices_per_node // stride, 1)
     is_mixed = (in_node > 1) & (p > in_node)
     far_s = choices.machine.collective_s("send", size_bytes, p, stride)
     near_s = _near_s(choices.machine, size_bytes, p, stride)

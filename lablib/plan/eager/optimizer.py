@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from lablib.cost.arrays import Numbers, ceil_div, most
+from lablib.cost.arrays import Numbers, ceil_div, maximum
 from lablib.models.transformer_sizes import layer_matrices
 from lablib.plan.held import Held
 from lablib.plan.machine import Machine
@@ -68,7 +68,7 @@ def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbe
     shared, expert = layers * held.layer + outside, layers * held.expert_layer
     own = own_numbers(choices, split, shared, expert) if choices.zero_stage else shared + expert
     width, overhead_s = state_width(on), on.device.kernel_overhead_s
-    launches = most(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
+    launches = maximum(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
     time_s = 0.0 * own
     for numbers in PASSES[choices.optimizer.name]:
         time_s = time_s + on.stream_s(numbers * width * own) + launches * overhead_s
@@ -91,7 +91,7 @@ def own_numbers(choices: Choices, split: Split, shared: Numbers, expert: Numbers
     if choices.zero_stage == 3:
         return own
     matrices = max(rows * columns for rows, columns, _ in layer_tensors(choices, split))
-    return most(own, max(matrices, choices.model.vocab_size * choices.model.d_model) / split.tensor)
+    return maximum(own, max(matrices, choices.model.vocab_size * choices.model.d_model) / split.tensor)
 
 
 def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 1, has_experts: bool = True) -> Numbers:

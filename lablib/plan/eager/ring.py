@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers, maximum
 from lablib.models.transformer import Transformer
 from lablib.plan import layer
 from lablib.plan.eager.operators import kernel, kernels
@@ -97,7 +97,7 @@ def held_in_backward(on: Machine, model: Transformer, at: Sizes) -> tuple[Number
 
 
 def _shard(on: Machine, model: Transformer, at: Sizes) -> _Shard:
-    heads, kv_heads = model.num_heads / at.tensor, most(model.kv_heads / at.tensor, 1)
+    heads, kv_heads = model.num_heads / at.tensor, maximum(model.kv_heads / at.tensor, 1)
     numbers = 4 * at.rows * model.head_size
     return _Shard(heads * numbers, 2 * kv_heads * numbers, 4 * at.rows * heads, on.width / 4)
 
@@ -114,7 +114,7 @@ def _forward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_half
     if has_half:
         other = other.plus(kernels(on, 2 * row, 2 * q))
         ends = ends.plus(kernel(on, 2 * q * narrow))
-    exposed_s = most(_gather_s(on, at, shard) - _device_s(on, own), 0.0)
+    exposed_s = maximum(_gather_s(on, at, shard) - _device_s(on, own), 0.0)
     return own.plus(other.times(at.context - 1)).plus(ends).plus(Pass(context_s=exposed_s))
 
 
@@ -137,8 +137,8 @@ def _backward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_hal
         end = end.plus(kernel(on, 2 * q * narrow))
     send_s = on.collective_s("all_to_all", 1.0 * kv, at.context, at.tensor)
     hidden_s, last_s = _device_s(on, query_part.plus(gathered)), _device_s(on, query_part.plus(last))
-    exposed_s = (at.context - 1) * most(send_s - hidden_s, 0.0) + most(send_s - last_s, 0.0)
-    exposed_s = exposed_s + most(_gather_s(on, at, shard) - _device_s(on, own.plus(query)), 0.0)
+    exposed_s = (at.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
+    exposed_s = exposed_s + maximum(_gather_s(on, at, shard) - _device_s(on, own.plus(query)), 0.0)
     rounds = gathered.plus(sums).plus(query_part).times(at.context - 1)
     return start.plus(own).plus(query).plus(rounds).plus(last).plus(end).plus(Pass(context_s=exposed_s))
 

@@ -8,7 +8,7 @@
 Legend, source and what is simplified: the package's own (`__init__.py`).
 """
 
-from lablib.cost.arrays import most
+from lablib.cost.arrays import maximum
 from lablib.models.transformer import Latent, Transformer
 from lablib.plan.layer.parts import linear, passes, residual, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
@@ -20,7 +20,7 @@ def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     width, stack = on.width, on.stack
     rows, d_model = at.rows, model.d_model
     outside = rows * d_model / at.sequence_shards
-    heads, kv_heads = model.num_heads / at.tensor, most(model.kv_heads / at.tensor, 1)
+    heads, kv_heads = model.num_heads / at.tensor, maximum(model.kv_heads / at.tensor, 1)
     work = passes(on, outside, *stack.passes_norm, saved_bytes=outside * width)
     if model.latent:
         work = work.plus(_latent(on, model, model.latent, at))
@@ -88,8 +88,8 @@ def _flash(on: Machine, model: Transformer, at: Sizes) -> Work:
     forward_s, backward_s = (on.attention_s(batch, heads, tokens, keys, d, is_back) for is_back in (False, True))
     ring_bytes = 2 * batch * keys * model.kv_heads / at.tensor * d * on.width
     ring_s = on.collective_s("all_gather", ring_bytes, at.context, at.tensor)
-    forward = Pass(attention_s=forward_s, context_s=most(0.0, ring_s - forward_s), kernels=1)
-    backward = Pass(attention_s=backward_s, context_s=most(0.0, 2 * ring_s - backward_s), kernels=3)
+    forward = Pass(attention_s=forward_s, context_s=maximum(0.0, ring_s - forward_s), kernels=1)
+    backward = Pass(attention_s=backward_s, context_s=maximum(0.0, 2 * ring_s - backward_s), kernels=3)
     rows = at.rows * model.num_heads / at.tensor
     saved = rows * model.value_size * on.width + rows * 4
     return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)

@@ -27,7 +27,7 @@ bytes each, are not counted; a step of one micro-batch hides its exchanges too. 
 all-to-all does: round after round.
 """
 
-from lablib.cost.arrays import Numbers, least, most
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Experts
 from lablib.plan.machine import Machine
 
@@ -41,7 +41,7 @@ def exchange_s(
     if on.stack.is_eager:
         return on.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
     wires = on.groups.cluster
-    inside = most(least(expert, wires.devices_per_node // stride), 1)
+    inside = maximum(minimum(expert, wires.devices_per_node // stride), 1)
     nodes = expert / inside
     if on.stack.dispatcher == "alltoall":
         sent = rows * mixture.num_active
@@ -49,7 +49,7 @@ def exchange_s(
     else:
         outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
         inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
-    slower_s = most(
+    slower_s = maximum(
         outside_rows * row_bytes / wires.inter.bandwidth_bytes_per_s,
         inside_rows * row_bytes / wires.intra.bandwidth_bytes_per_s,
     )
@@ -67,7 +67,7 @@ def visited_share(mixture: Experts, parts: Numbers) -> Numbers:
     others = mixture.num_experts * (1 - 1 / parts)
     missed = 1.0
     for i in range(mixture.num_active):
-        missed = missed * most(others - i, 0.0) / (mixture.num_experts - i)
+        missed = missed * maximum(others - i, 0.0) / (mixture.num_experts - i)
     return 1 - missed
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, most
+from lablib.cost.arrays import Numbers, maximum
 from lablib.plan.machine import Pass
 
 
@@ -67,7 +67,7 @@ class Work(NamedTuple):
             self.core.plus(other.core),
             self.saved_bytes + other.saved_bytes,
             self.core_bytes + other.core_bytes,
-            most(self.peak_bytes, other.peak_bytes),
+            maximum(self.peak_bytes, other.peak_bytes),
             self.output_bytes + other.output_bytes,
             self.attention_bytes + other.attention_bytes,
             self.accumulate.plus(other.accumulate),

@@ -44,8 +44,8 @@ PER_JOULE: Mapping[str, tuple[float, float]] = MappingProxyType(
 def constants() -> dict[str, Constant]:
     """The constants as they are now."""
     now = Derating()
-    shares = {name: Constant(getattr(now, name), least, most) for name, (least, most) in BOUNDS.items()}
-    return shares | {name: Constant(_per_joule(name), least, most) for name, (least, most) in PER_JOULE.items()}
+    shares = {name: Constant(getattr(now, name), low, high) for name, (low, high) in BOUNDS.items()}
+    return shares | {name: Constant(_per_joule(name), low, high) for name, (low, high) in PER_JOULE.items()}
 
 
 def planner_with(values: Mapping[str, float]) -> Predictor:

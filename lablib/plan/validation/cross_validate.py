@@ -33,16 +33,16 @@ _WORTHWHILE = 5e-4  # the share of the loss that a step must save
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant that may be fitted: its value now, and the least and most that physics allows. All positive."""
+    """A constant that may be fitted: its value now, and the minimum and maximum that physics allows. All positive."""
 
     value: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.least <= self.value <= self.most:
+        if not 0 < self.minimum <= self.value <= self.maximum:
             raise ValueError(
-                f"a constant needs 0 < least <= value <= most: got {self.least}, {self.value}, {self.most}"
+                f"a constant needs 0 < minimum <= value <= maximum: got {self.minimum}, {self.value}, {self.maximum}"
             )
 
 
@@ -117,10 +117,10 @@ def fit(ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor:
     """The constants with the smallest loss that the search finds inside their bounds. Arguments as `cross_validate`."""
 
     def at(values: Values) -> _Point:
-        inside = {name: min(c.most, max(c.least, values[name])) for name, c in constants.items()}
+        inside = {name: min(c.maximum, max(c.minimum, values[name])) for name, c in constants.items()}
         return _Point(loss(ready, predictor(inside)), inside)
 
-    here, step = at({name: sqrt(c.least * c.most) for name, c in constants.items()}), _FIRST_STEP
+    here, step = at({name: sqrt(c.minimum * c.maximum) for name, c in constants.items()}), _FIRST_STEP
     while step > _LAST_STEP:
         there = _explore(here, step, at)
         if there is here:
@@ -160,14 +160,14 @@ def loss(ready: Iterable[Prepared], predict: Predictor) -> float:
     return fmean(fmean(distances) for distances in by_source.values()) if by_source else float("inf")
 
 
-def kept(results: Iterable[HeldOut], constants: Mapping[str, Constant]) -> str:
+def held_out_text(results: Iterable[HeldOut], constants: Mapping[str, Constant]) -> str:
     """The results as JSON, with the constants that the planner had: what stands beside the page until the next time."""
     now = {name: constant.value for name, constant in constants.items()}
     return json.dumps({"constants": now, "sources": [asdict(one) for one in results]}, indent=1) + "\n"
 
 
-def read_kept(text: str) -> tuple[list[HeldOut], dict[str, float]]:
-    """The results and the constants of `kept`.
+def read_held_out(text: str) -> tuple[list[HeldOut], dict[str, float]]:
+    """The results and the constants of `held_out_text`.
 
     Raises:
         ValueError: the text is something else.

@@ -14,19 +14,19 @@ class Field:
     """What one field may hold: its kind, the plausible range of a number, and its unit."""
 
     kind: str
-    least: float = 1
-    most: float = 1e9
+    minimum: float = 1
+    maximum: float = 1e9
     unit: str = ""
 
     def rule(self) -> str:
         """The field in words: "a whole number from 1 to 10,000"."""
         if self.kind not in (COUNT, NUMBER):
             return self.kind
-        return f"{self.kind} from {self.least:,g} to {self.most:,g}{self.unit and ' ' + self.unit}"
+        return f"{self.kind} from {self.minimum:,g} to {self.maximum:,g}{self.unit and ' ' + self.unit}"
 
 
-def _counts(names: str, most: float) -> dict[str, Field]:
-    return {name: Field(COUNT, 1, most) for name in names.split()}
+def _counts(names: str, maximum: float) -> dict[str, Field]:
+    return {name: Field(COUNT, 1, maximum) for name in names.split()}
 
 
 def _texts(names: str) -> dict[str, Field]:
@@ -136,7 +136,7 @@ def _value(section: str, key: str, value: Any) -> Any:
     if rule.kind == COUNT and isinstance(value, float) and value.is_integer():
         value = int(value)
     is_right_type = isinstance(value, kinds[rule.kind]) and (rule.kind in (FLAG, ANY) or not isinstance(value, bool))
-    if not is_right_type or (rule.kind in (COUNT, NUMBER) and not rule.least <= value <= rule.most):
+    if not is_right_type or (rule.kind in (COUNT, NUMBER) and not rule.minimum <= value <= rule.maximum):
         raise ValueError(f"field {path_of(section, key)}: must be {rule.rule()}: got {shown(value)}")
     return value
 

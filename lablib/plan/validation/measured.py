@@ -34,7 +34,7 @@ from lablib.plan.validation.rows import Row
 
 GIB = 2**30
 # Outside these shares of the peak no training step was ever measured: the figure has another unit than the row says.
-LEAST_SHARE, MOST_SHARE = 1e-3, 1.0
+MIN_SHARE, MAX_SHARE = 1e-3, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ def _check_share(row: Row, field: str, flops: float, step_time_s: float, device:
     # A dtype that the device lacks is emulated in 16 bits, not in float32.
     peak = max(device.peak(precision), device.peak("float16"))
     share = flops / step_time_s / row.hardware["gpus"] / peak
-    if not LEAST_SHARE <= share <= MOST_SHARE:
+    if not MIN_SHARE <= share <= MAX_SHARE:
         raise ValueError(
             f"measured.{field} = {row.measured[field]:g} means {share:.3g} of the peak of {device.name}, outside "
-            f"{LEAST_SHARE:g} to {MOST_SHARE:g}: probably another unit"
+            f"{MIN_SHARE:g} to {MAX_SHARE:g}: probably another unit"
         )

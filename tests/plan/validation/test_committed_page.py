@@ -6,7 +6,7 @@ import pytest
 
 from lablib.figures import validation_svg
 from lablib.plan import predict
-from lablib.plan.validation.cross_validate import read_kept
+from lablib.plan.validation.cross_validate import read_held_out
 from lablib.plan.validation.page import markdown, with_section
 from lablib.plan.validation.score import Report, score
 
@@ -27,7 +27,7 @@ def scored_mixtures(mixtures) -> Report:
 
 @pytest.fixture(scope="module")
 def held_out():
-    return read_kept((DOCS / "validation_held_out.json").read_text("utf-8"))
+    return read_held_out((DOCS / "validation_held_out.json").read_text("utf-8"))
 
 
 def test_the_page_is_what_the_planner_gives(report, held_out, scored_mixtures):

@@ -4,7 +4,15 @@ from math import log
 
 import pytest
 
-from lablib.plan.validation.cross_validate import Constant, HeldOut, cross_validate, fit, kept, loss, read_kept
+from lablib.plan.validation.cross_validate import (
+    Constant,
+    HeldOut,
+    cross_validate,
+    fit,
+    held_out_text,
+    loss,
+    read_held_out,
+)
 from lablib.plan.validation.score import prepare
 
 SOURCES = ("one", "two", "three")
@@ -64,16 +72,16 @@ def test_one_source_alone_cannot_be_left_out(row, fixed):
 
 @pytest.mark.parametrize("figures", [(0.0, 0.0, 1.0), (2.0, 0.5, 1.0), (0.1, 0.5, 1.0)])
 def test_bounds_that_exclude_the_value_are_refused(figures):
-    with pytest.raises(ValueError, match="0 < least <= value <= most"):
+    with pytest.raises(ValueError, match="0 < minimum <= value <= maximum"):
         Constant(*figures)
 
 
 def test_results_are_kept_and_read_again():
     results = [HeldOut("one", 3, 9.5, 8.25, 9.75, {"s_per_layer": 0.125})]
-    text = kept(results, {"s_per_layer": Constant(0.1, 0.01, 1.0)})
-    assert read_kept(text) == (results, {"s_per_layer": 0.1})
+    text = held_out_text(results, {"s_per_layer": Constant(0.1, 0.01, 1.0)})
+    assert read_held_out(text) == (results, {"s_per_layer": 0.1})
     with pytest.raises(ValueError, match="these are no results of leaving sources out"):
-        read_kept('{"sources": [{"source": "one"}], "constants": {}}')
+        read_held_out('{"sources": [{"source": "one"}], "constants": {}}')
 
 
 def test_a_constant_that_the_rows_say_nothing_about_stays_in_the_middle_of_its_bounds(rows, fixed):

@@ -1,10 +1,10 @@
-"""The profile that is kept: measured once, found again, and never written over what `lab calibrate` wrote."""
+"""The profile that is saved: measured once, found again, and never written over what `lab calibrate` wrote."""
 
 from pathlib import Path
 
 import pytest
 
-from lablib.calibration import kept, this_machine
+from lablib.calibration import saved_profile, this_machine
 from lablib.calibration.machine import machine_text
 from lablib.hardware import CLUSTERS, Cluster
 from lablib.hardware.this_machine import THIS_MACHINE
@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         progress(2, 2, "done")
         return profile_of(ranks, backend)
 
-    monkeypatch.setattr(kept, "calibrate", calibrate)
+    monkeypatch.setattr(saved_profile, "calibrate", calibrate)
     return calls
 
 
@@ -88,7 +88,7 @@ def test_where_nothing_can_be_written_the_profile_is_used_all_the_same(
     place.parent.write_text("a file where the folder should be")
     assert this_machine(2) == profile_of(2)
     said = capsys.readouterr().out
-    assert "cannot be kept" in said and "set LAB_MACHINE" in said
+    assert "cannot be saved" in said and "set LAB_MACHINE" in said
 
 
 def test_progress_goes_to_who_asked_for_it(place: Path, asked: Asked, capsys: pytest.CaptureFixture):

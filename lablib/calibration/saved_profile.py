@@ -1,4 +1,4 @@
-"""The profile of this machine for a number of ranks: the one that was kept, or a quick one measured now and kept.
+"""The profile of this machine for a number of ranks: the one that was saved, or a quick one measured now and saved.
 
 A profile fits if it is of this machine, this backend and this number of ranks: the more ranks share the cores, the
 slower each is. Two places are looked at: that of `lab calibrate`, and one beside it for each backend and each count:
@@ -35,16 +35,16 @@ def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | Non
         ValueError, LaunchError: as `calibrate`.
     """
     places = _places(ranks, backend)
-    kept = next((cluster for path in places if (cluster := _fitting(path, ranks, backend)) is not None), None)
-    if kept is not None:
-        return kept
+    saved = next((cluster for path in places if (cluster := _fitting(path, ranks, backend)) is not None), None)
+    if saved is not None:
+        return saved
     line = _Line(ranks, backend)
     cluster = calibrate(backend, ranks, quick=True, progress=progress or line)
     path = places[1] if places[0].exists() else places[0]
-    is_kept = _keep(cluster, path)
+    is_saved = _save(cluster, path)
     if progress is None:
         remedy = "set LAB_MACHINE to a .toml file that can be written, or use save_cluster on what this call returns"
-        line.end(f"Kept in {path}" if is_kept else f"It cannot be kept in {path.parent}: {remedy}")
+        line.end(f"Saved in {path}" if is_saved else f"It cannot be saved in {path.parent}: {remedy}")
     return cluster
 
 
@@ -65,7 +65,7 @@ def _fitting(path: Path, ranks: int, backend: str) -> Cluster | None:
     return cluster if wanted.items() <= cluster.profile.items() else None
 
 
-def _keep(cluster: Cluster, path: Path) -> bool:
+def _save(cluster: Cluster, path: Path) -> bool:
     """Write the profile in one step, so that no other lab reads half of it. False if nothing can be written there."""
     try:
         save_cluster(cluster, path)
