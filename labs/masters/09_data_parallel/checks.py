@@ -67,7 +67,8 @@ def _all_reduce_bytes(module: nn.Module, ranks: int) -> float:
 )
 def average_gradients(expect: Expect, average_gradients: Callable[[nn.Module], None]) -> None:
     not_from_lablib(average_gradients)
-    for ranks in [*expect.draw.integers(3, 2, 7), 1]:
+    for ranks in [1, *expect.draw.integers(3, 2, 7)]:
+        expect.measured.clear()  # what holds is shown for the last number of ranks
         module = _mlp(expect.draw, expect.draw.integer(1, 3), expect.draw.integer(5, 24))
         width = module[0].in_features
         steps = [expect.draw.tensor((SAMPLES * ranks, width), torch.float64) for _ in range(2)]
@@ -130,6 +131,7 @@ def _sizes(draw: Draw) -> tuple[list[int], int]:
 def plan_buckets(expect: Expect, plan_buckets: Callable[[list[int], int], list[list[int]]]) -> None:
     not_from_lablib(plan_buckets)
     for _ in range(4):
+        expect.measured.clear()  # what holds is shown for the last sizes
         sizes, most = _sizes(expect.draw)
         _expect_plan(expect, plan_buckets(list(sizes), most), sizes, most)
     size = expect.draw.integer(1, 100)
@@ -322,6 +324,7 @@ def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], mi
 def accumulate(expect: Expect, accumulate: Callable[[Any, Callable, list], None]) -> None:
     not_from_lablib(accumulate)
     for wrap, num in ((DataParallel, 1), (DataParallel, expect.draw.integer(2, 3)), (DDP, expect.draw.integer(4, 6))):
+        expect.measured.clear()  # what holds is shown for the last of them
         _expect_accumulated(expect, accumulate, wrap, num, ranks=expect.draw.integer(2, 4))
 
 
@@ -343,7 +346,7 @@ def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: i
     run = expect.launch(program, module, steps, answer, ranks=ranks)
     best = launch(program, module, steps, _accumulate, ranks=ranks)
     whose = "torch's" if wrap is DDP else "lablib's"
-    on = f"{num} micro-batches on {ranks} ranks, {whose} replica"
+    on = f"{num} micro-batch{'es' if num > 1 else ''} on {ranks} ranks, {whose} replica"
     for number, batch in enumerate(steps):
         saw = [value[number] for value in run.values]
         equals_one_device(expect, saw, _one_device(module, batch), on=f"{on}, step {number + 1}")

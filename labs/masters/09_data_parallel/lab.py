@@ -68,8 +68,9 @@ print(f"the gradient is as large as the model: {format_quantity(gradient_bytes, 
 parts = []
 for rank in range(ranks):
     stream = batches(train_text, ranks * sequences, seq_len, seed=0, rank=rank, world_size=ranks)
-    parts.append(next(stream))
-    print(f"rank {rank} reads {tuple(parts[rank].inputs.shape)}: {bytes(parts[rank].inputs[0, :48].tolist())}")
+    part = next(stream)
+    parts.append(part)
+    print(f"rank {rank} reads {tuple(part.inputs.shape)}: {bytes(part.inputs[0, :48].tolist())}")
 
 # %% [markdown] minutes=3
 # ## A prediction
@@ -104,9 +105,10 @@ my_guess_naive = None  # a share such as 0.5: the efficiency if gradients are ex
 my_guess_best = None  # the same, if the exchange is hidden as well as can be
 machine = find_cluster(cluster)
 sent_bytes = 2 * (ranks - 1) / ranks * gradient_bytes
-send_s = sent_bytes / machine.intra.bandwidth_bytes_per_s
-print(f"{ranks} GPUs on {machine.intra.name}, {format_quantity(machine.intra.bandwidth_bytes_per_s, 'B/s')} each way:")
-print(f"a rank sends {format_quantity(sent_bytes, 'B')} a step, which takes {format_quantity(send_s, 's')}")
+link = machine.intra
+send_s = sent_bytes / link.bandwidth_bytes_per_s
+print(f"{ranks} GPUs on {link.name}, {format_quantity(link.bandwidth_bytes_per_s, 'B/s')} each way")
+print(f"a rank sends {format_quantity(sent_bytes, 'B')} a step, in {format_quantity(send_s, 's')}")
 
 # %% [markdown] minutes=8
 # ## Average the gradients
@@ -206,9 +208,10 @@ counts = pd.Series([param.nbytes for param in model.parameters()]).value_counts(
 rows = {}
 for size, count in counts.items():
     one_s = collective_cost("all_reduce", size, network).time_s
-    bytes_s = 2 * (ranks - 1) / ranks * size / machine.intra.bandwidth_bytes_per_s
-    row = {"one all-reduce": one_s, "its bytes alone": bytes_s, "all of this size": count * one_s}
-    rows[format_quantity(size, "B")] = {"how many": count} | {k: format_quantity(v, "s") for k, v in row.items()}
+    bytes_s = 2 * (ranks - 1) / ranks * size / link.bandwidth_bytes_per_s
+    seconds = {"one all-reduce": one_s, "its bytes alone": bytes_s, "all of this size": count * one_s}
+    in_words = {column: format_quantity(value, "s") for column, value in seconds.items()}
+    rows[format_quantity(size, "B")] = {"how many": count} | in_words
 pd.DataFrame(rows).T.rename_axis("gradient of")
 
 # %% [markdown]
@@ -347,11 +350,11 @@ check.overlap(overlap)
 
 # %% [markdown]
 # The library's `DataParallel` does this with buckets. Its three phases: count what is ready; launch a bucket that is
-# complete, and do not wait; when backward ends, wait for what is left. Buckets leave in one fixed order, since all
-# ranks must make the same calls in the same order.
+# complete, and do not wait; when backward ends, wait for what is left. Below is the first. Buckets leave in one fixed
+# order, since all ranks must make the same calls in the same order.
 
 # %%
-show_source(parallel.DataParallel, after=check.overlap)
+show_source(parallel.DataParallel._on_gradient, after=check.overlap)
 
 
 # %%
@@ -767,8 +770,9 @@ BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
 def step_times(num_ranks, sequences, name, machine):
     one = profile_of(name, sequences, machine)
     predict = partial(parallel.predict_step, one, find_cluster(machine), num_ranks)
-    ways = {way: [predict(int(bucket), way).step_s for bucket in BUCKETS] for way in ("bucketed", "overlapped")}
-    return ways | {"one GPU": [one.step_s] * len(BUCKETS)}
+    bucketed_s = [predict(int(bucket), "bucketed").step_s for bucket in BUCKETS]
+    overlapped_s = [predict(int(bucket), "overlapped").step_s for bucket in BUCKETS]
+    return {"bucketed": bucketed_s, "overlapped": overlapped_s, "one GPU": [one.step_s] * len(BUCKETS)}
 
 
 def draw(series):
