@@ -331,7 +331,7 @@ def overlap(module):
 
 
 # %%
-# Try it in two steps on the same text: in both, all ranks must return the number that exercise 1 ended with.
+# Try it: two steps on the same text. Both must return what exercise 1 ended with, on all ranks.
 def two_steps():
     replica, inputs, targets = prepare()
     finish, after = overlap(replica), []
