@@ -625,7 +625,7 @@ print_text(comparison.reading())
 
 # %% [markdown]
 # Other programs make measured seconds longer, and nobody can say by how much. So here is your comparison beside one
-# that was recorded earlier. Both are in percent.
+# that was recorded earlier. Errors and noise are in percent.
 
 # %%
 recorded = recorded_comparison("00")
@@ -773,6 +773,8 @@ except LaunchError as error:
 #   Parallel Computing 7(1), 1988: SPMD.
 # - P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel
 #   and Distributed Computing 69(2), 2009: the ring, and that no ranks alone can send less.
+# - B. Klenk, N. Jiang, G. Thorson, L. Dennison, "An in-network architecture for accelerating shared-memory
+#   multiprocessor collectives", ISCA 2020: switches that add.
 # - E. G. Coffman, M. J. Elphick, A. Shoshani, "System deadlocks", ACM Computing Surveys 3(2), 1971.
 # - A. Grattafiori et al. (Llama Team, AI @ Meta), "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.4:
 #   how often something breaks.
