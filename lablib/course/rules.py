@@ -212,7 +212,10 @@ def _globals_named(code: CodeType, known: dict[str, Any]) -> Iterable[Any]:
             of_lablib = isinstance(used, ModuleType) and _is_lablib(used.__name__)
             if not (of_lablib and following.opname in ("LOAD_ATTR", "LOAD_METHOD")):
                 break
-            used = getattr(used, following.argval, used)
+            taken = getattr(used, following.argval, used)
+            if isinstance(taken, ModuleType) and not _is_lablib(taken.__name__):
+                break  # another's module by way of lablib's: it is lablib's that was named
+            used = taken
         yield used
 
 
