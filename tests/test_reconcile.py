@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from lablib import Reconciliation, Run, Span, Timeline, Traffic, Transfer, find_cluster, reconcile
 from lablib.figures import describe, table
+from lablib.figures.style import STATES
 
 
 def run_of(*spans: Span, ranks: int = 2, transfers: tuple[Transfer, ...] = (), backend: str = "sim") -> Run:
@@ -138,7 +139,7 @@ def test_the_figure_has_both_timelines_on_one_axis_and_the_table():
     figure = found.figure()
     ends = {}
     for trace in figure.data:
-        if trace.type == "bar" and trace.legendgroup != "idle":
+        if trace.type == "bar" and trace.legendgroup not in STATES:
             edges = [base + width for base, width in zip(trace.base, trace.x, strict=True)]
             ends[trace.xaxis] = max(edges + [ends.get(trace.xaxis, 0.0)])
     assert ends == pytest.approx({"x": 6.0, "x2": 8.0})

@@ -74,6 +74,7 @@ def test_busy_exposed_and_idle_time_are_counted_second_by_second(some):
         assert all(timeline.busy_s(rank, stream) == len(busy(timeline, rank, stream)) for stream in STREAMS)
         assert timeline.exposed_s(rank) == len(communication - compute)
         assert timeline.compute_idle_s(rank) == makespan - len(compute)
+        assert timeline.idle_s(rank) == makespan - len(compute | communication)
 
 
 @given(SPANS)
@@ -82,13 +83,26 @@ def test_a_summary_holds_the_four_times_of_each_rank(some):
     summary = timeline.summary()
     assert list(summary.index) == [0, 1, 2, 3]
     for rank in range(4):
-        times = [
-            timeline.busy_s(rank),
-            timeline.busy_s(rank, "comm"),
-            timeline.exposed_s(rank),
-            timeline.compute_idle_s(rank),
-        ]
-        assert summary.loc[rank, ["compute_s", "communication_s", "exposed_s", "compute_idle_s"]].tolist() == times
+        times = [timeline.busy_s(rank), timeline.busy_s(rank, "comm"), timeline.exposed_s(rank)]
+        times += [timeline.waiting_s(rank), timeline.idle_s(rank)]
+        columns = ["compute_s", "communication_s", "exposed_s", "waiting_s", "idle_s"]
+        assert summary.loc[rank, columns].tolist() == times
+
+
+@given(SPANS, SPANS)
+def test_every_second_of_a_rank_is_one_of_four(some, more):
+    waits = [replace(s, stream="wait:world") for s in more]
+    timeline = Timeline.of([*some, *waits], 4)
+    for rank in range(4):
+        states = timeline.states(rank)
+        compute, communication = busy(timeline, rank, COMPUTE), busy(timeline, rank, *STREAMS[1:])
+        waiting = busy(timeline, rank, "wait:world") - compute - communication
+        seconds = {name: {t for a, b in found for t in range(int(a), int(b))} for name, found in states.items()}
+        assert seconds["busy"] == compute and seconds["exposed"] == communication - compute
+        assert seconds["waiting"] == waiting and timeline.waiting_s(rank) == len(waiting)
+        everything = sorted(interval for found in states.values() for interval in found)
+        assert [a for a, _ in everything] + [timeline.end_s] == [timeline.start_s, *(b for _, b in everything)]
+        assert "wait:world" not in timeline.streams(rank)
 
 
 def test_a_run_that_did_nothing_took_no_time():
@@ -166,6 +180,7 @@ def test_a_part_of_a_run_counts_the_seconds_between_two_moments(some, first, dur
         assert part.busy_s(rank) == len(compute & inside) and part.busy_s(rank, "comm") == len(communication & inside)
         assert part.exposed_s(rank) == len((communication - compute) & inside)
         assert part.compute_idle_s(rank) == duration - len(compute & inside)
+        assert part.idle_s(rank) == duration - len((compute | communication) & inside)
 
 
 @given(SPANS, st.lists(st.integers(1, 10), min_size=1, max_size=5))

@@ -72,7 +72,7 @@ def lanes_of(timelines: Sequence[Timeline], ranks: Sequence[int]) -> list[Lane]:
     streams: dict[int, set[str]] = {rank: {COMPUTE} for rank in ranks}
     for timeline in timelines:
         for span in timeline:
-            if span.rank in streams:
+            if span.rank in streams and not span.is_waiting:
                 streams[span.rank].add(span.stream)
     lanes: list[Lane] = []
     y = 0.0

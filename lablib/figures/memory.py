@@ -18,7 +18,7 @@ from lablib.figures.bars import picture_of
 from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, lanes_of, pixels
 from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
-from lablib.figures.timeline import SOURCE_COLUMNS, idle_bars, lane_axis, lane_index, letters, work_bars
+from lablib.figures.timeline import SOURCE_COLUMNS, death_marks, lane_axis, lane_index, letters, state_bars, work_bars
 from lablib.hardware.device import Device
 from lablib.record.ledger import Memory
 from lablib.run import Timeline
@@ -210,12 +210,13 @@ def _draw_above(
 ) -> None:
     """The rank's timeline on top, with the same time: zooming one zooms both."""
     window = (timeline.start_s, timeline.end_s)
-    spans = timeline.select(rank)
+    spans = [span for span in timeline.select(rank) if not span.is_waiting]
     picture = picture_of(spans, lane_index(lanes), timeline.makespan_s)
     where = {"xaxis": "x2", "yaxis": "y2"}
-    figure.add_traces(idle_bars(lanes, timeline.makespan_s, seconds, timeline.start_s, **where))
+    figure.add_traces(state_bars(timeline, lanes, seconds, window, **where))
     figure.add_traces(work_bars(picture, spans, lanes, seconds, window, **where))
     figure.add_traces(letters(picture, spans, lanes, seconds, window, **where))
+    figure.add_traces(death_marks(timeline, lanes, seconds, **where))
     lowest = 1 - share
     hidden = {"matches": "x", "anchor": "y2", "showticklabels": False, "ticks": "", "gridcolor": "#E3E3E3"}
     figure.update_layout(

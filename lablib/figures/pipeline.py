@@ -16,9 +16,9 @@ from lablib.figures.bars import picture_of
 from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
 from lablib.figures.style import FAINT_INK, GRID, LOOKS, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
-from lablib.figures.timeline import idle_bars, lane_axis, lane_index, letters, work_bars
+from lablib.figures.timeline import bubble_bars, lane_axis, lane_index, letters, work_bars
 from lablib.pipeline.replay import Replay
-from lablib.run import Span
+from lablib.run import COMPUTE, Span
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
 
@@ -70,12 +70,13 @@ def figure_pipeline(
 
 
 def _draw_timeline(figure: go.Figure, replay: Replay, ranks: Sequence[int], lanes: list[Lane], seconds: Unit) -> None:
-    """Idle lanes, the bars on them, and labels: on each bar where there is room, else the letter of a stretch."""
+    """The bubble, the bars on it, and labels: on each bar where there is room, else the letter of a stretch."""
     window = (0.0, replay.makespan_s)
     spans = [span for rank in ranks for span in replay.timeline.select(rank)]
     picture = picture_of(spans, lane_index(lanes), replay.makespan_s)
     where: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2"}
-    figure.add_traces(idle_bars(lanes, replay.makespan_s, seconds, **where))
+    compute = [lane for lane in lanes if lane.stream == COMPUTE]
+    figure.add_traces(bubble_bars(compute, replay.makespan_s, seconds, **where))
     figure.add_traces(work_bars(picture, spans, lanes, seconds, window, **where))
     labels = _labels(replay, spans, lanes, seconds)
     figure.add_traces([labels] if labels else letters(picture, spans, lanes, seconds, window, **where))

@@ -15,7 +15,8 @@ from lablib.figures.bars import KINDS, picture_of
 from lablib.figures.describe import attach
 from lablib.figures.lanes import lanes_of, pixels, ranks_to_show
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout
-from lablib.figures.timeline import idle_bars, lane_axis, lane_index, letters, work_bars
+from lablib.figures.timeline import death_marks, lane_axis, lane_index, letters, state_bars, work_bars
+from lablib.record.timeline import length
 from lablib.run import Timeline
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
@@ -49,7 +50,7 @@ def figure_reconcile(
 
     Returns:
         A figure whose table has one row for each kind of work (seconds a rank, mean over ranks), for exposed
-        communication, time without compute and the makespan, with ratio and error.
+        communication, waiting, idle time and the makespan, with ratio and error.
 
     Raises:
         ValueError: if the numbers of ranks differ, or for a rank that does not exist.
@@ -68,13 +69,16 @@ def figure_reconcile(
     figure = go.Figure(layout=base_layout("", 2 * panel + PANEL_GAP_PIXELS + PAPER_PIXELS, barmode="overlay"))
     shown_kinds: set[str] = set()
     for number, timeline in enumerate(both):
-        spans = [s for s in timeline if (s.rank, s.stream) in lane_index(lanes)]
+        drawn = lane_index(lanes)
+        spans = [s for s in timeline if (s.rank, s.stream) in drawn]
         picture = picture_of(spans, lane_index(lanes), timeline.makespan_s)
         where: dict[str, Any] = {"xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}"}
         window = (0.0, ends[number] * units[number].scale)
-        figure.add_traces(idle_bars(lanes, timeline.makespan_s, units[number], **where))
+        whole = (timeline.start_s, timeline.end_s)
+        figure.add_traces(state_bars(timeline, lanes, units[number], whole, **where))
         figure.add_traces(work_bars(picture, spans, lanes, units[number], window, **where))
         figure.add_traces(letters(picture, spans, lanes, units[number], window, **where))
+        figure.add_traces(death_marks(timeline, lanes, units[number], **where))
     traces: Any = figure.data  # plotly makes their properties at run time
     for trace in traces:  # one legend for both panels
         trace.showlegend = bool(trace.legendgroup) and trace.legendgroup not in shown_kinds
@@ -127,17 +131,18 @@ def _columns(predicted: Timeline, measured: Timeline, labels: tuple[str, str]) -
 
 
 def _seconds(timeline: Timeline) -> dict[str, float]:
-    """Mean seconds a rank in each kind of work, of exposed communication, and without compute; and the makespan."""
+    """Mean seconds a rank in each kind of work, exposed, waiting and idle; and the makespan."""
     num_ranks = max(timeline.num_ranks, 1)
-    lanes = {key: index for index, key in enumerate(sorted({(s.rank, s.stream) for s in timeline}))}
-    bars = picture_of(timeline.spans, lanes, 0.0).bars
+    spans = [span for span in timeline if not span.is_waiting]
+    lanes = {key: index for index, key in enumerate(sorted({(s.rank, s.stream) for s in spans}))}
+    bars = picture_of(spans, lanes, 0.0).bars
     parts = {
         kind: float(bars.busy_s[bars.kind == i].sum()) / num_ranks for i, kind in enumerate(KINDS) if kind != "idle"
     }
-    by_rank = {rank: Timeline(tuple(s for s in timeline if s.rank == rank), num_ranks) for rank in range(num_ranks)}
-    parts["exposed communication"] = sum(one.exposed_s(rank) for rank, one in by_rank.items()) / num_ranks
-    busy_s = sum(one.busy_s(rank) for rank, one in by_rank.items()) / num_ranks
-    return parts | {"compute idle": timeline.makespan_s - busy_s, "makespan": timeline.makespan_s}
+    states = [timeline.states(rank) for rank in range(timeline.num_ranks)]
+    for name, state in (("exposed communication", "exposed"), ("waiting", "waiting"), ("idle", "idle")):
+        parts[name] = sum(length(of_rank[state]) for of_rank in states) / num_ranks
+    return parts | {"makespan": timeline.makespan_s}
 
 
 def _title(both: Sequence[Timeline], labels: tuple[str, str]) -> str:
@@ -166,7 +171,7 @@ def _summary(
     gaps = [
         (abs(a - b), part, a - b)
         for part, a, b in list(zip(*list(columns.values())[:3], strict=True))
-        if part not in ("compute idle", "makespan", "exposed communication")
+        if part not in ("idle", "waiting", "makespan", "exposed communication")
     ]
     widest, part, difference = max(gaps, default=(0.0, "", 0.0))
     if widest > 0:

@@ -97,7 +97,7 @@ def points_of(timeline: Timeline, device: Device) -> list[Point]:
     """The operations of a timeline, in the order of their seconds."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * 4)
     for s in timeline:
-        if not s.is_communication:
+        if s.is_compute:
             own = sums[s.name, s.dtype or ("float32" if s.flops else "")]
             for i, value in enumerate((1, s.duration_s, s.flops, s.size_bytes)):
                 own[i] += value

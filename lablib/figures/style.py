@@ -25,23 +25,32 @@ PAPER_PIXELS = TOP_PIXELS + BOTTOM_PIXELS
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one kind of work is drawn. `ink` is the colour of text on top of `color` (contrast at least 4.5 to 1)."""
+    """How one kind of work is drawn.
+
+    Attributes:
+        ink: the colour of text on top of `color` (contrast at least 4.5 to 1).
+        hatch: the colour of the pattern.
+        edge: the colour of the line around it; "" for none.
+    """
 
     name: str
     letter: str
     color: str
     pattern: str
     ink: str = "#000000"
+    hatch: str = "rgba(255,255,255,0.55)"
+    edge: str = ""
 
     @property
     def title(self) -> str:
         """The name in the legend: letter first."""
-        return f"{self.letter}  {self.name}"
+        return f"{self.letter}  {self.name}".strip()
 
     def marker(self) -> dict[str, Any]:
         """The plotly marker of a bar of this kind."""
-        pattern = {"shape": self.pattern, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.55)", "solidity": 0.22}
-        return {"color": self.color, "pattern": {**pattern, "size": 7}}
+        pattern = {"shape": self.pattern, "fillmode": "overlay", "fgcolor": self.hatch, "solidity": 0.22}
+        line = {"line": {"width": 0.6, "color": self.edge}} if self.edge else {}
+        return {"color": self.color, "pattern": {**pattern, "size": 7}} | line
 
 
 LOOKS: Mapping[str, Look] = MappingProxyType(
@@ -55,11 +64,28 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
             Look("weight gradient", "W", "#009E73", "\\"),
             Look("optimizer", "O", "#E69F00", "x"),
             Look("communication", "C", "#CC79A7", "."),
-            Look("other", "X", "#999999", "-"),
-            Look("idle", "-", "#F1F1F1", ""),
+            Look("other compute", "X", "#999999", "-"),
+            Look("idle", "-", "#EBEBEB", "", edge="#C4C4C4"),
         )
     }
 )
+
+# What a rank does where it does not compute (lablib/record/timeline.py). What it does is told apart by colour; that it
+# waits, by the one hatching on white.
+STATES: Mapping[str, Look] = MappingProxyType(
+    {
+        look.name: look
+        for look in (
+            Look("exposed", "", "#FFFFFF", "", edge="#C4C4C4"),
+            Look("waiting", "...", "#FFFFFF", "/", hatch="#707070", edge="#C4C4C4"),
+            LOOKS["idle"],
+        )
+    }
+)
+# In a pipeline the field says bubble for what is not computed; there, communication is not drawn.
+BUBBLE = Look("bubble", "-", LOOKS["idle"].color, "", edge="#C4C4C4")
+# What a plan knows by none of these names.
+OTHER = Look("other", "X", "#999999", "-")
 
 # Everything that is computed, where a figure does not tell forward from backward.
 COMPUTE = Look("compute", "F+B", "#3B5B92", "", ink="#FFFFFF")
@@ -98,17 +124,17 @@ _LETTERS = {look.letter: look.name for look in LOOKS.values() if look.letter.isa
 
 @checked
 def kind_of_phase(phase: str) -> str:
-    """The kind of work, a key of `LOOKS`, that a phase name belongs to; "other" for a name that says nothing.
+    """The kind of work, a key of `LOOKS`, that a phase name belongs to; "other compute" for one that says nothing.
 
     >>> [kind_of_phase(p) for p in ("forward", "Optimizer.step#SGD.step", "W", "load the batch")]
-    ['forward', 'optimizer', 'weight gradient', 'other']
+    ['forward', 'optimizer', 'weight gradient', 'other compute']
     """
     if phase in LOOKS:
         return phase
     if phase in _LETTERS:
         return _LETTERS[phase]
     lowered = phase.lower()
-    return next((kind for word, kind in _WORDS if word in lowered), "other")
+    return next((kind for word, kind in _WORDS if word in lowered), "other compute")
 
 
 def kind_of_span(span: Span) -> str:

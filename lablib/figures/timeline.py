@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from textwrap import shorten
 from typing import Any
 
@@ -12,14 +13,16 @@ import plotly.graph_objects as go
 from lablib.figures.bars import KINDS, Bars, Picture, is_alone, picture_of, stretches_of
 from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
-from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.figures.style import BUBBLE, INK, LOOKS, PAPER_PIXELS, STATES, Look, axis, base_layout
 from lablib.markup import plain
+from lablib.record.timeline import Interval, intersection
 from lablib.run import COMPUTE, Span, Timeline
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
 SOURCE_COLUMNS = 80  # of a hover
+MAX_STRETCHES = 400  # of one state on one lane
 
 
 @checked
@@ -49,15 +52,21 @@ def figure_timeline(
     start_s, end_s = window or (timeline.start_s, timeline.end_s)
     if window is not None and not start_s < end_s:
         raise ValueError(f"window must be (first, last) in seconds with first < last: got {window}.")
-    spans = [s for rank in chosen for s in timeline.select(rank) if s.end_s >= start_s and s.start_s <= end_s]
+    spans = [
+        s
+        for rank in chosen
+        for s in timeline.select(rank)
+        if s.end_s >= start_s and s.start_s <= end_s and not s.is_waiting
+    ]
     lanes = lanes_of([timeline], chosen)
     picture = picture_of(spans, lane_index(lanes), end_s - start_s)
     unit = unit_for(end_s, "s")
 
     figure = go.Figure(layout=base_layout(title or "Timeline", pixels(lanes) + PAPER_PIXELS))
-    figure.add_traces(idle_bars(lanes, timeline.makespan_s, unit, timeline.start_s))
+    figure.add_traces(state_bars(timeline, lanes, unit, (start_s, end_s)))
     figure.add_traces(work_bars(picture, spans, lanes, unit, (start_s, end_s)))
     figure.add_traces(letters(picture, spans, lanes, unit, (start_s, end_s)))
+    figure.add_traces(death_marks(timeline, lanes, unit))
     margin_s = 0.012 * (end_s - start_s) if window is None and timeline.window is None else 0.0
     span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + margin_s) or 1.0]
     figure.update_layout(
@@ -88,24 +97,101 @@ def lane_axis(lanes: Sequence[Lane]) -> dict[str, Any]:
     } | names
 
 
-def idle_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, start_s: float = 0.0, **trace: Any) -> list[go.Bar]:
-    """The background of every compute lane: where nothing lies on top of it, that rank is idle."""
-    compute = [lane for lane in lanes if lane.stream == COMPUTE]
-    look = LOOKS["idle"]
-    bar = go.Bar(
+def state_bars(
+    timeline: Timeline, lanes: Sequence[Lane], unit: Unit, window: tuple[float, float], **trace: Any
+) -> list[go.Bar]:
+    """What the ranks do where they do not compute, on their compute lanes: exposed, waiting, idle.
+
+    Stretches less than a pixel apart are joined; a rank that has died is in none of these.
+    """
+    traces = []
+    died_s = dict(timeline.deaths)
+    waits = {lane.rank: [s for s in timeline.select(lane.rank) if s.is_waiting] for lane in lanes}
+    states = {lane.rank: timeline.states(lane.rank) for lane in lanes if lane.stream == COMPUTE}
+    for number, look in enumerate(STATES.values()):
+        drawn = [
+            (lane, start_s, end_s)
+            for lane in lanes
+            if lane.stream == COMPUTE
+            for start_s, end_s in _joined(states[lane.rank][look.name], window, died_s.get(lane.rank, inf))
+        ]
+        if drawn:
+            times = [(start_s, end_s - start_s) for _, start_s, end_s in drawn]
+            hover = [
+                _state_hover(waits[lane.rank], lane.rank, look.name, start_s, end_s) for lane, start_s, end_s in drawn
+            ]
+            bar = _background(look, [lane for lane, _, _ in drawn], times, unit, hovertext=hover, hoverinfo="text")
+            traces.append(bar.update(legendrank=2000 + number, **trace))
+    return traces
+
+
+def bubble_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, **trace: Any) -> list[go.Bar]:
+    """The background of the lanes of a pipeline: where nothing lies on top of it is its bubble."""
+    bar = _background(BUBBLE, lanes, [(0.0, makespan_s)] * len(lanes), unit, hoverinfo="skip")
+    return [bar.update(legendrank=2000, **trace)] if makespan_s > 0 else []
+
+
+def _background(
+    look: Look, lanes: Sequence[Lane], times: Sequence[tuple[float, float]], unit: Unit, **trace: Any
+) -> go.Bar:
+    """Bars of one look on these lanes, each with its start and its length in seconds."""
+    return go.Bar(
         orientation="h",
         name=look.title,
-        y=[lane.y for lane in compute],
-        x=[unit.of(makespan_s)] * len(compute),
-        base=unit.of(start_s),
-        width=[lane.height for lane in compute],
-        marker=look.marker() | {"line": {"width": 0.6, "color": "#C4C4C4"}},
-        hoverinfo="skip",
-        legendgroup="idle",
-        legendrank=2000,
+        y=[lane.y for lane in lanes],
+        x=[unit.of(time_s) for _, time_s in times],
+        base=[unit.of(start_s) for start_s, _ in times],
+        width=[lane.height for lane in lanes],
+        marker=look.marker(),
+        legendgroup=look.name,
         **trace,
     )
-    return [bar] if makespan_s > 0 else []
+
+
+def _joined(times: Sequence[Interval], window: tuple[float, float], until_s: float) -> list[Interval]:
+    """The stretches in the window and before `until_s`; where they are many, those less than a pixel apart as one."""
+    inside = intersection(list(times), [(window[0], min(window[1], until_s))])
+    if len(inside) <= MAX_STRETCHES:
+        return inside
+    gap_s, joined = (window[1] - window[0]) / 1000, inside[:1]
+    for start_s, end_s in inside[1:]:
+        if start_s - joined[-1][1] < gap_s:
+            joined[-1] = (joined[-1][0], end_s)
+        else:
+            joined.append((start_s, end_s))
+    return joined
+
+
+def _state_hover(waits: Sequence[Span], rank: int, state: str, start_s: float, end_s: float) -> str:
+    """What a stretch is: "rank 0 is waiting in all_reduce", from when, for how long."""
+    lines = [f"<b>rank {rank} is {state}</b>" if state != "exposed" else f"<b>rank {rank}: exposed communication</b>"]
+    if state == "waiting":
+        name = next(span.name for span in waits if span.start_s < end_s and span.end_s > start_s)
+        lines.append(f"in {plain(name)}, for another rank")
+    lines += [f"starts at {format_quantity(start_s, 's', 4)}", f"takes {format_quantity(end_s - start_s, 's', 4)}"]
+    return "<br>".join(lines)
+
+
+def death_marks(timeline: Timeline, lanes: Sequence[Lane], unit: Unit, **trace: Any) -> list[go.Scatter]:
+    """A cross and the word where a rank died, on its compute lane."""
+    y_of = {lane.rank: lane.y for lane in lanes if lane.stream == COMPUTE}
+    deaths = [(rank, at_s) for rank, at_s in timeline.deaths if rank in y_of]
+    mark = go.Scatter(
+        mode="markers+text",
+        name="died",
+        x=[unit.of(at_s) for _, at_s in deaths],
+        y=[y_of[rank] for rank, _ in deaths],
+        text=["<b>died</b>"] * len(deaths),
+        textposition="middle right",
+        textfont={"size": 13, "color": INK},
+        marker={"symbol": "x", "size": 15, "color": INK, "line": {"width": 1.5, "color": "#FFFFFF"}},
+        hovertext=[f"<b>rank {rank} died</b><br>at {format_quantity(at_s, 's', 4)}" for rank, at_s in deaths],
+        hoverinfo="text",
+        cliponaxis=False,
+        legendrank=3000,
+        **trace,
+    )
+    return [mark] if deaths else []
 
 
 def work_bars(
@@ -255,9 +341,14 @@ def _summary(
         )
         return f"No spans were recorded on the {timeline.num_ranks} ranks{when}."
     makespan_s = timeline.makespan_s
-    busy_s, comm_s, exposed_s = (
+    busy_s, comm_s, exposed_s, waiting_s = (
         sum(map(seconds, ranks)) / len(ranks)
-        for seconds in (timeline.busy_s, lambda rank: timeline.busy_s(rank, "comm"), timeline.exposed_s)
+        for seconds in (
+            timeline.busy_s,
+            lambda rank: timeline.busy_s(rank, "comm"),
+            timeline.exposed_s,
+            timeline.waiting_s,
+        )
     )
     part = (
         f", {format_quantity(makespan_s, 's')} of the run"
@@ -269,7 +360,10 @@ def _summary(
     if comm_s:
         hidden = 1 - exposed_s / comm_s
         text += f" and communicates for {format_quantity(comm_s, 's')}, of which {hidden:.0%} is hidden behind compute"
+    if waiting_s:
+        text += f"{' and' if not comm_s else '; it'} waits for others {waiting_s / makespan_s:.0%} of the time"
     text += " (mean over ranks)." if len(ranks) > 1 else "."
+    text += "".join(f" Rank {r} died at {format_quantity(at_s, 's')}." for r, at_s in timeline.deaths if r in ranks)
     if window:
         text += f" Shown: {format_quantity(window[0], 's')} to {format_quantity(window[1], 's')}."
     return " ".join(filter(None, [text, picture.note(format_quantity(picture.step_s, "s"))]))

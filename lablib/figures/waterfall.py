@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
 
@@ -40,7 +40,7 @@ _KINDS = {
     "launches": "other",
     "fixed": "other",
 }
-_DRAWN = (COMPUTE, LOOKS["recompute"], LOOKS["communication"], LOOKS["idle"], LOOKS["optimizer"], LOOKS["other"])
+_DRAWN = (COMPUTE, LOOKS["recompute"], LOOKS["communication"], LOOKS["idle"], LOOKS["optimizer"], OTHER)
 _WORDS = {"communication": "exposed communication", "idle": "bubble", "other": "launches and the rest"}
 
 

@@ -11,6 +11,8 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
+from lablib.record.passes import UNNAMED
+
 _USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: record_function blocks, and labels that libraries open the same way
 # FSDP ends its backward in callbacks of the engine, which run outside of any function of the graph.
 _BACKWARD = ("autograd::engine::evaluate_function", "FSDP::post_backward", "FSDP::root_post_backward")
@@ -140,4 +142,4 @@ class Phases:
     def at(self, time_ns: int, in_backward: bool) -> str:
         """The phase of what started at this time."""
         label, in_step = self._states[bisect_right(self._starts, time_ns) - 1]
-        return label or ("backward" if in_backward else "optimizer" if in_step else "forward")
+        return label or ("backward" if in_backward else "optimizer" if in_step else UNNAMED)

@@ -17,8 +17,9 @@ from lablib.real.pickling import unpack
 from lablib.real.pool import PoolIsStale
 from lablib.real.pools import pools
 from lablib.real.shipping import ship
-from lablib.real.traffic import traffic_of
-from lablib.run import Run, Timeline, Traffic
+from lablib.real.traffic import communications, traffic_of
+from lablib.record.passes import with_phases
+from lablib.run import COMPUTE, Run, Timeline, Traffic
 from lablib.texts import error_text
 
 
@@ -109,8 +110,9 @@ def _value(rank: int, report: Finished) -> Any:
 def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:
     """Timeline and traffic, zero being when the first rank entered the program."""
     zero_ns = min(one.start_ns for one in measured)
-    spans = [span.at(rank, zero_ns) for rank, one in enumerate(measured) for span in one.spans]
-    return Timeline.of(spans, len(measured)), traffic_of(measured, zero_ns, backend)
+    work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream == COMPUTE]
+    timeline = Timeline.of(with_phases([*work, *communications(measured, zero_ns)]), len(measured))
+    return timeline, traffic_of(measured, zero_ns, backend)
 
 
 def _forward_stderr(texts: list[str]) -> None:

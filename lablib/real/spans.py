@@ -17,7 +17,7 @@ Communication is shown with the time it really took, from the thread or GPU stre
     nccl    the kernels that the call launched. On a GPU, compute spans are kernels' times as well.
 
 Phase: the innermost `record_function` block of the program; without one "backward" inside autograd's backward,
-"optimizer" inside `Optimizer.step`, else "forward".
+"optimizer" inside `Optimizer.step`; what else it is, the whole run tells (lablib/record/passes.py).
 
 Simplified: `size_bytes` of compute spans is 0 (the profiler does not know what an op reads), and threads that the
 program starts itself are not seen.

@@ -2,13 +2,20 @@
 
 Collectives meet by group and sequence number: the third collective of a group on one rank is the third on each. A send
 meets the receive with the same group, pair and tag, in order.
+
+A library begins when its rank calls, and then waits for the last one inside. Here, as on the simulator, what comes
+before the last call is waiting, and the communication begins with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lablib.real.calls import Call
 from lablib.real.measure import Measurement
-from lablib.run import Traffic, Transfer
+from lablib.real.spans import RawSpan
+from lablib.record.timeline import WAIT
+from lablib.run import Span, Traffic, Transfer
+
+Meeting = dict[int, Call]  # rank -> its call
 
 
 def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> Traffic:
@@ -19,13 +26,36 @@ def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> T
         zero_ns: the host's time at which the run began.
         backend: its name stands as the algorithm: the library chooses one and does not tell.
     """
-    meetings: dict[tuple, dict[int, Call]] = {}
+    transfers = [t for calls in _meetings(measured) if (t := _transfer(calls, zero_ns, backend)) is not None]
+    return Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.end_s))))
+
+
+def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Span]:
+    """The spans of communication, and of waiting for the last rank before each, as far as the profiler saw them."""
+    for calls in _meetings(measured):
+        last_ns = _last_ns(calls)
+        for place, call in calls.items():
+            if call.end_ns:
+                rank, met_ns = max(place, ~place), min(last_ns, call.end_ns)
+                if call.start_ns < met_ns:
+                    stream = f"{WAIT}{call.group}"
+                    yield RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns).at(rank, zero_ns)
+                times = (met_ns, call.end_ns, 0.0, call.size_bytes)
+                yield RawSpan(call.stream, call.span_name, call.phase, *times).at(rank, zero_ns)
+
+
+def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
+    meetings: dict[tuple, Meeting] = {}
     for rank, one in enumerate(measured):
         for call in one.calls:
             pair = (call.source, call.target, call.tag) if call.is_point_to_point else ()
             meetings.setdefault((call.group_id, call.sequence, *pair), {})[_place(call, rank)] = call
-    transfers = [t for calls in meetings.values() if (t := _transfer(calls, zero_ns, backend)) is not None]
-    return Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.end_s))))
+    return list(meetings.values())
+
+
+def _last_ns(calls: Meeting) -> int:
+    """When the last rank began, of those whose time is known."""
+    return max((call.start_ns for call in calls.values() if call.end_ns), default=0)
 
 
 def _place(call: Call, rank: int) -> int:
@@ -33,7 +63,7 @@ def _place(call: Call, rank: int) -> int:
     return ~rank if call.name == "recv" else rank
 
 
-def _transfer(calls: dict[int, Call], zero_ns: int, backend: str) -> Transfer | None:
+def _transfer(calls: Meeting, zero_ns: int, backend: str) -> Transfer | None:
     first = next(iter(calls.values()))
     if first.is_point_to_point:
         send = calls.get(first.source)
@@ -44,8 +74,9 @@ def _transfer(calls: dict[int, Call], zero_ns: int, backend: str) -> Transfer | 
     else:
         ranks, name = first.members, first.name
         sent = tuple(calls[rank].sent_bytes if rank in calls else 0.0 for rank in ranks)
-    start_ns = min(c.start_ns for c in calls.values())
-    end_ns = max(c.end_ns or start_ns for c in calls.values())
+    called_ns = [calls[place].start_ns for place in _places(first, ranks) if place in calls and calls[place].end_ns]
+    end_ns = max(c.end_ns or c.start_ns for c in calls.values())
+    start_ns = min(_last_ns(calls) or min(c.start_ns for c in calls.values()), end_ns)
     return Transfer(
         group=first.group,
         name=name,
@@ -55,4 +86,10 @@ def _transfer(calls: dict[int, Call], zero_ns: int, backend: str) -> Transfer | 
         sent_bytes=sent,
         start_s=(start_ns - zero_ns) / 1e9,
         end_s=(end_ns - zero_ns) / 1e9,
+        issued_s=tuple((ns - zero_ns) / 1e9 for ns in called_ns) if len(called_ns) == len(ranks) else (),
     )
+
+
+def _places(call: Call, ranks: Sequence[int]) -> Sequence[int]:
+    """Where the calls of these ranks stand in their meeting."""
+    return (call.source, ~call.target) if call.is_point_to_point else ranks

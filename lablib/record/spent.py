@@ -99,7 +99,7 @@ def _times(spans: Iterable[Span]) -> list[Interval]:
 
 
 def _work(spans: Iterable[Span]) -> Iterator[Span]:
-    return (span for span in spans if not span.is_communication)
+    return (span for span in spans if span.is_compute)
 
 
 def _by_phase(timeline: Timeline, num_ranks: int) -> dict[Part, Spent]:

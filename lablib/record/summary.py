@@ -227,9 +227,9 @@ def _intervals(timeline: Timeline) -> tuple[list[list[Interval]], list[list[Inte
     compute: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
     communication: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
     for span in timeline.spans:
-        if not span.is_communication:
+        if span.is_compute:
             compute[span.rank].append((span.start_s, span.end_s))
-        elif span.stream.startswith("comm"):
+        elif span.is_communication:
             communication[span.rank].append((span.start_s, span.end_s))
     return [union(each) for each in compute], [union(each) for each in communication]
 

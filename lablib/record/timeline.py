@@ -8,6 +8,8 @@ Words:
               "compute:callbacks" for what is chained to futures of communications.
     busy      time in which a stream has work.
     exposed   time in which a rank communicates and does not compute; the rest of its communication is hidden.
+    waiting   time in which it does neither, as a communication that it has joined cannot start without another rank.
+    idle      none of these: it has nothing to do.
 
 A run may have hundreds of thousands of spans. They are sorted into ranks and streams once, when the first question
 comes, and every later question looks there.
@@ -18,8 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lablib.signature import checked
 
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 COMPUTE = "compute"
 CALLBACKS = "compute:callbacks"
+WAIT = "wait:"  # what the streams begin with on which a rank waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,11 @@ class Span:
 
     Attributes:
         rank: global rank.
-        stream: "compute", "compute:callbacks" or "comm:<group>".
+        stream: "compute", "compute:callbacks", "comm:<group>", or "wait:<group>" from its call until the last member's.
         name: the operation, e.g. "aten.mm" or "all_reduce".
-        phase: what the program was doing: "forward", "backward", "optimizer", or the name of the innermost
-            `torch.profiler.record_function` block of the program. Communication keeps the phase it was issued in.
+        phase: what the program was doing: the name of the innermost `torch.profiler.record_function` block of the
+            program, else "forward", "backward", "optimizer", or "compute" for what is none of these (passes.py).
+            Communication keeps the phase it was issued in.
         start_s, end_s: seconds since the launch began (virtual seconds on `sim`).
         flops: floating-point operations (a multiply-add counts as two).
         size_bytes: bytes read and written by an op; bytes of the payload of a communication.
@@ -72,7 +79,17 @@ class Span:
     @property
     def is_communication(self) -> bool:
         """Whether it is on a stream of communication."""
-        return self.stream not in (COMPUTE, CALLBACKS)
+        return self.stream.startswith("comm")
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether it is work of the rank's own: on its compute stream, or in a callback."""
+        return self.stream in (COMPUTE, CALLBACKS)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the rank had called and another had not; it may have computed meanwhile."""
+        return self.stream.startswith(WAIT)
 
 
 @dataclass(frozen=True)
@@ -84,20 +101,21 @@ class Timeline:
         num_ranks: how many ranks there were; some may have no span.
         window: (first, last) second, where this is a part of a run; None: all of it. See `between`.
         origin_s: the second of the launch that is 0 here: not 0 where what came before was left out. See `without`.
+        deaths: (rank, second) of ranks that died, where a fault of the run said so.
     """
 
     spans: tuple[Span, ...]
     num_ranks: int
     window: tuple[float, float] | None = None
     origin_s: float = 0.0
+    deaths: tuple[tuple[int, float], ...] = ()
 
     @staticmethod
     @checked
-    def of(spans: Iterable[Span], num_ranks: int) -> Timeline:
+    def of(spans: Iterable[Span], num_ranks: int, deaths: Sequence[tuple[int, float]] = ()) -> Timeline:
         """A timeline with its spans in order: rank, stream, start."""
-        return Timeline(
-            tuple(sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))), num_ranks
-        )
+        ordered = sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))
+        return Timeline(tuple(ordered), num_ranks, deaths=tuple(deaths))
 
     @property
     def start_s(self) -> float:
@@ -128,11 +146,11 @@ class Timeline:
 
     @cached_property
     def _busy(self) -> dict[tuple[int, str], list[Interval]]:
-        """When each rank's stream was busy; under "comm" and "work", when any that communicates or computes was."""
+        """When each rank's stream was busy; under "comm", "wait" and "work", any of these."""
         intervals: dict[tuple[int, str], list[Interval]] = {}
         for s in self.spans:
             intervals.setdefault((s.rank, s.stream), []).append((s.start_s, s.end_s))
-            kind = "comm" if s.is_communication else "work"
+            kind = "work" if s.is_compute else "wait" if s.is_waiting else "comm"
             intervals.setdefault((s.rank, kind), []).append((s.start_s, s.end_s))
         return {key: union(some) for key, some in intervals.items()}
 
@@ -152,7 +170,8 @@ class Timeline:
         kept = [s for s in self.spans if s.phase != phase]
         first_s = min((s.start_s for s in kept), default=0.0)
         moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
-        return Timeline(tuple(moved), self.num_ranks, origin_s=self.origin_s + first_s)
+        deaths = tuple((rank, at_s - first_s) for rank, at_s in self.deaths)
+        return Timeline(tuple(moved), self.num_ranks, origin_s=self.origin_s + first_s, deaths=deaths)
 
     @checked
     def between(self, start_s: float, end_s: float) -> Timeline:
@@ -167,12 +186,16 @@ class Timeline:
         if not start_s < end_s:
             raise ValueError(f"a part of a run begins before it ends: got {start_s} s to {end_s} s.")
         inside = (s for s in self.spans if s.start_s < end_s and (s.end_s > start_s or s.start_s >= start_s))
-        return Timeline(tuple(_cut(s, start_s, end_s) for s in inside), self.num_ranks, (start_s, end_s), self.origin_s)
+        deaths = tuple((rank, at_s) for rank, at_s in self.deaths if start_s <= at_s <= end_s)
+        spans = tuple(_cut(s, start_s, end_s) for s in inside)
+        return Timeline(spans, self.num_ranks, (start_s, end_s), self.origin_s, deaths)
 
     @checked
     def streams(self, rank: int) -> list[str]:
-        """The streams on which this rank did something, compute first."""
-        return sorted({s.stream for s in self._spans_of(rank)}, key=lambda name: (name != COMPUTE, name))
+        """The streams on which this rank did something, compute first; to wait is to do nothing."""
+        return sorted(
+            {s.stream for s in self._spans_of(rank) if not s.is_waiting}, key=lambda name: (name != COMPUTE, name)
+        )
 
     @checked
     def busy_s(self, rank: int, stream: str = COMPUTE) -> float:
@@ -192,8 +215,30 @@ class Timeline:
         """Seconds of the makespan in which the rank computed nothing: it communicated, waited or was idle."""
         return self.makespan_s - self.busy_s(rank)
 
+    @checked
+    def waiting_s(self, rank: int) -> float:
+        """Seconds in which the rank did nothing, and waited in a communication for one that had not come."""
+        check_rank(rank, self.num_ranks)
+        waits = self._busy.get((rank, "wait"), [])
+        return length(self.states(rank)["waiting"]) if waits else 0.0
+
+    @checked
+    def idle_s(self, rank: int) -> float:
+        """Seconds of the makespan in which the rank neither computed nor communicated nor waited: nothing to do."""
+        return length(self.states(rank)["idle"])
+
+    @checked
+    def states(self, rank: int) -> dict[str, list[Interval]]:
+        """When the rank was "busy" computing, in "exposed" communication, "waiting" or "idle": every second is one."""
+        check_rank(rank, self.num_ranks)
+        left, states = [(self.start_s, self.end_s)] if self.start_s < self.end_s else [], {}
+        for state, kind in (("busy", "work"), ("exposed", "comm"), ("waiting", "wait")):
+            taken = self._busy.get((rank, kind), [])
+            states[state], left = intersection(left, taken), difference(left, taken)
+        return states | {"idle": left}
+
     def summary(self) -> pd.DataFrame:
-        """One row a rank: seconds of compute, communication, exposed communication, and without compute."""
+        """One row a rank: seconds of compute and of communication; of exposed communication, waiting and idle time."""
         import pandas as pd
 
         rows = [
@@ -202,11 +247,12 @@ class Timeline:
                 "compute_s": self.busy_s(rank),
                 "communication_s": self.busy_s(rank, "comm"),
                 "exposed_s": self.exposed_s(rank),
-                "compute_idle_s": self.compute_idle_s(rank),
+                "waiting_s": self.waiting_s(rank),
+                "idle_s": self.idle_s(rank),
             }
             for rank in range(self.num_ranks)
         ]
-        columns = ["rank", "compute_s", "communication_s", "exposed_s", "compute_idle_s"]
+        columns = ["rank", "compute_s", "communication_s", "exposed_s", "waiting_s", "idle_s"]
         return pd.DataFrame(rows, columns=columns).set_index("rank")
 
     def table(self) -> pd.DataFrame:
@@ -290,3 +336,23 @@ def overlap(a: list[Interval], b: list[Interval]) -> float:
         else:
             j += 1
     return total
+
+
+def intersection(a: list[Interval], b: list[Interval]) -> list[Interval]:
+    """Where two lists of disjoint, sorted intervals overlap, in their order."""
+    if not a or not b:
+        return []
+    both = [np.array(some) for some in (a, b)]
+    edges = np.unique(np.concatenate([some.ravel() for some in both]))
+    # Between two edges that follow each other, each list covers everything or nothing.
+    inside = np.ones(len(edges) - 1, bool)
+    for some in both:
+        begun, ended = (np.searchsorted(some[:, side], edges[:-1], "right") for side in (0, 1))
+        inside &= begun > ended
+    return list(zip(edges[:-1][inside].tolist(), edges[1:][inside].tolist(), strict=True))
+
+
+def difference(a: list[Interval], b: list[Interval]) -> list[Interval]:
+    """What of `a` is not in `b`; both are disjoint and sorted."""
+    edges = [-inf, *(edge for interval in b for edge in interval), inf]
+    return intersection(a, list(zip(edges[::2], edges[1::2], strict=True)))

@@ -25,6 +25,7 @@ from lablib.cost import CollectiveCost, GroupNetwork
 from lablib.errors import DeadlockError, LaunchError, LinkDownError, RankKilledError, Wait
 from lablib.faults import CorruptGradient, DelayStart, DropLink, Fault, KillRank, SlowLink, SlowRank
 from lablib.hardware.cluster import Cluster
+from lablib.record.timeline import WAIT
 from lablib.run import Span, Transfer
 from lablib.sim.corruption import GradientWatch
 from lablib.sim.faulty_network import DamagedCluster, FaultyNetwork
@@ -147,6 +148,10 @@ class Faults:
         what, mark, why = wait.text.partition(";")
         return replace(wait, text=f"{what} since {_s(self.scheduler.clock_s(wait.rank))}{mark}{why}")
 
+    def deaths(self) -> list[tuple[int, float]]:
+        """(rank, when) of those who died."""
+        return [(rank, self._dies_at_s[rank]) for rank in sorted(self._dead)]
+
     def notes(self) -> list[str]:
         """A sentence for each fault that was asked for and never came."""
         notes = [sentence for watch in self._watches.values() for sentence in watch.missed()]
@@ -189,14 +194,16 @@ class Faults:
     def _open_spans(self, stopped: Stopped, until_s: float) -> list[Span]:
         """A dead rank's part ends with it. What hangs on a link is under way; what hangs on a rank is waiting."""
         name = f"{stopped.name} ({UNFINISHED})"
-        kind = "comm" if self._is_under_way(stopped) else "wait"
+        is_under_way = self._is_under_way(stopped)
+        last_s = max(issue_s for _, issue_s, _ in stopped.joined)
         spans = []
         for rank, issue_s, phase in stopped.joined:
-            from_s = max(issue_s, stopped.start_s) if kind == "comm" else issue_s
-            to_s = self._dies_at_s[rank] if rank in self._dead else until_s
-            if from_s < to_s:
-                spans.append(Span(rank, f"{kind}:{stopped.group}", name, phase, from_s, to_s))
-        return spans
+            end_s = self._dies_at_s[rank] if rank in self._dead else until_s
+            waits_until_s = min(last_s, end_s) if is_under_way else end_s
+            spans.append(Span(rank, f"{WAIT}{stopped.group}", name, phase, issue_s, waits_until_s))
+            if is_under_way:
+                spans.append(Span(rank, f"comm:{stopped.group}", name, phase, max(issue_s, stopped.start_s), end_s))
+        return [span for span in spans if span.start_s < span.end_s]
 
     def _open_transfer(self, stopped: Stopped, until_s: float) -> Transfer:
         came = {rank: issue_s for rank, issue_s, _ in stopped.joined if rank not in self._dead}

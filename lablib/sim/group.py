@@ -235,7 +235,9 @@ class Group:
 
     def _record(self, done: _Collective, start_s: float, end_s: float) -> None:
         name, stream = done.call.name, f"comm:{self.label}"
-        for member, phase, source in zip(self.members, done.phases, done.sources, strict=True):
+        last_s = max(done.issues_s)
+        for member, issue_s, phase, source in zip(self.members, done.issues_s, done.phases, done.sources, strict=True):
+            member.wait(self.label, name, phase, issue_s, last_s, source)
             member.communicate(stream, name, phase, start_s, end_s, done.size_bytes, source)
         self._transfers.append(
             Transfer(
@@ -332,7 +334,8 @@ class Group:
             return
         sender, receiver = send.rank, receive.rank
         for message, name in ((send, f"send to {receiver.rank}"), (receive, f"recv from {sender.rank}")):
-            stream = f"comm:{self.label}:{message.kind}"
+            stream, last_s = f"comm:{self.label}:{message.kind}", max(send.issue_s, receive.issue_s)
+            message.rank.wait(self.label, name, message.phase, message.issue_s, last_s, message.source)
             message.rank.communicate(stream, name, message.phase, start_s, end_s, size_bytes, message.source)
         self._transfers.append(
             Transfer(

@@ -16,7 +16,7 @@ workspace) is not seen; tensors in reference cycles live until Python's collecto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from lablib.cost.op import tensors_in
 from lablib.record.blocks import Blocks
 from lablib.record.ledger import Memory
+from lablib.record.passes import Passes, blocks_with_phases
 from lablib.sim.account import Account
 from lablib.sim.categories import ACTIVATION, COMMUNICATION, OTHER, Categories
 from lablib.sim.facts import Facts
@@ -60,11 +61,11 @@ class Books:
                 rank.ledger.close()
         self.makers.clear()
 
-    def memory(self, ranks: Sequence[Rank]) -> Memory:
-        """What these ranks held, now or until they ended."""
+    def memory(self, ranks: Sequence[Rank], passes: Mapping[int, Passes]) -> Memory:
+        """What these ranks held, now or until they ended; `passes` tells the phase of what the program did not name."""
         labels = list(self.labels)
         parts = [rank.ledger.account.blocks(labels) for rank in ranks if rank.ledger is not None]
-        return Memory(Blocks.joined(parts), len(ranks))
+        return Memory(blocks_with_phases(Blocks.joined(parts), passes), len(ranks))
 
 
 class Ledger:

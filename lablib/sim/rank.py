@@ -25,6 +25,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from lablib import owners
 from lablib.rank_state import compute_with_one_thread, seed_rank
+from lablib.record.passes import UNNAMED, Passes
+from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Span
 from lablib.sim.module_state import ModuleState
 from lablib.sim.pending import Pending
@@ -196,10 +198,11 @@ class Rank:
         return self._ports.setdefault(name, Port())
 
     def phase(self) -> str:
-        """What the program is doing: the innermost block it named itself, else backward or forward."""
+        """What the program is doing: the innermost block it named itself, else backward; what else it is, the end tells
+        (lablib/record/passes.py)."""
         if self.phases and self.phases[-1]:
             return self.phases[-1]
-        return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        return "backward" if torch._C._current_graph_task_id() != -1 else UNNAMED
 
     def enter_block(self, label: str) -> None:
         """A `record_function` block opens. Blocks that libraries open ("A.b", "A::b") are not the program's words."""
@@ -239,15 +242,25 @@ class Rank:
         if self.is_traced:
             self.spans.append((self.rank, stream, name, phase, start_s, end_s, 0.0, size_bytes, "", source, False))
 
+    def wait(self, group: str, name: str, phase: str, start_s: float, end_s: float, source: Any = "") -> None:
+        """It had called, from `start_s`, and somebody else had not, until `end_s`."""
+        if self.is_traced and start_s < end_s:
+            self.spans.append((self.rank, f"{WAIT}{group}", name, phase, start_s, end_s, 0.0, 0.0, "", source, False))
+
     def join(self, end_s: float) -> None:
         """The current stream waits for something that ends at `end_s`."""
         self.clock_s = max(self.clock_s, end_s)
 
     def named_spans(self) -> list[Span]:
+        """What it did so far, with the phase of what the program did not name."""
         texts: dict[Any, str] = {}  # a line is put into words once
         for *_, source, _ in self.spans:
             texts.setdefault(source, str(source))
+        passes = Passes((start_s, phase) for _, stream, _, phase, start_s, *_ in self.spans if stream == COMPUTE)
+        phases = passes.phases([span[3] for span in self.spans], [span[4] for span in self.spans])
         return [
             Span(rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, texts[source], is_recompute)
-            for rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, source, is_recompute in self.spans
+            for phase, (rank, stream, name, _, start_s, end_s, flops, size_bytes, dtype, source, is_recompute) in zip(
+                phases, self.spans, strict=True
+            )
         ]

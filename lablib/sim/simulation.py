@@ -40,6 +40,7 @@ from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
 from lablib.launch_checks import check_value
+from lablib.record.passes import passes_of, with_phases
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
 from lablib.sim.copies import Copies
@@ -222,12 +223,12 @@ class _Simulation:
 
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
         """What happened; of a run that a fault ended, also what never did."""
-        spans = [*(span for rank in self._ranks for span in rank.named_spans()), *open_spans]
+        spans = with_phases([*(span for rank in self._ranks for span in rank.named_spans()), *open_spans])
         transfers = [*self._transfers, *unfinished]
-        memory = self._books.memory(self._ranks)
+        memory = self._books.memory(self._ranks, passes_of(spans))
         return Run(
             values=[rank.value for rank in self._ranks],
-            timeline=Timeline.of(spans, len(self._ranks)),
+            timeline=Timeline.of(spans, len(self._ranks), deaths=self._faults.deaths() if self._faults else ()),
             traffic=Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.ranks)))),
             stdout=[rank.stdout.getvalue() for rank in self._ranks],
             backend="sim",

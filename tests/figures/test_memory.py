@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lablib import launch
 from lablib.figures import describe, figure_memory, figure_peaks, table
 from lablib.figures.memory import MAX_STEPS
+from lablib.figures.style import STATES
 from lablib.hardware import Device
 from lablib.record.ledger import CATEGORIES, Block, Memory
 from lablib.run import Span, Timeline
@@ -132,7 +133,7 @@ def test_under_a_timeline_both_panels_have_one_time(examples):
     assert layout.xaxis2.matches == "x"
     assert [edge * scale(layout.xaxis) for edge in layout.xaxis.range] == pytest.approx([0.0, timeline.end_s])
     assert layout.yaxis.domain[1] < layout.yaxis2.domain[0]
-    above = [t for t in figure.data if t.xaxis == "x2" and t.type == "bar" and t.legendgroup != "idle"]
+    above = [t for t in figure.data if t.xaxis == "x2" and t.type == "bar" and t.legendgroup not in STATES]
     assert sum(len(t.x) for t in above) == len(timeline.select(0))
 
 

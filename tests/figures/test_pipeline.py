@@ -30,7 +30,7 @@ def bars(figure: go.Figure) -> list[tuple[str, str, float, float]]:
     return sorted(
         (names[y], trace.legendgroup, float(base), float(base + width))
         for trace in figure.data
-        if trace.type == "bar" and trace.legendgroup != "idle"
+        if trace.type == "bar" and trace.legendgroup != "bubble"
         for y, base, width in zip(trace.y, trace.base, trace.x, strict=True)
     )
 

@@ -74,7 +74,7 @@ def test_a_kind_of_work_looks_the_same_in_every_figure(all_figures):
                 assert (trace.marker.color, trace.marker.pattern.shape) == (look.color, look.pattern)
                 assert trace.name == f"{look.letter}  {look.name}"
                 seen.add(look.name)
-    assert {"forward", "backward", "optimizer", "communication", "idle"} <= seen
+    assert {"forward", "backward", "optimizer", "communication"} <= seen
 
 
 def test_kinds_of_work_differ_in_color_in_letter_and_in_pattern():
@@ -113,8 +113,9 @@ def test_letters_can_be_read_on_their_color():
         ("recompute", "recompute"),
         ("recompute: forward", "recompute"),
         ("I", "input gradient"),
-        ("load the batch", "other"),
-        ("", "other"),
+        ("load the batch", "other compute"),
+        ("compute", "other compute"),
+        ("", "other compute"),
     ],
 )
 def test_phases_are_recognised(phase, kind):

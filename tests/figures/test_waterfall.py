@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_communication, figure_waterfall, figure_waterfalls, table
-from lablib.figures.style import LOOKS
+from lablib.figures.style import LOOKS, OTHER
 from lablib.figures.waterfall import MAX_PLANS, differences, kind_of_part
 from lablib.plan import Parallel
 
@@ -68,7 +68,8 @@ def test_axes_look_like_communication_and_the_bubble_like_idle_time(examples):
     assert rows["communication"] == ["tensor axis", "data axis", "<b>step</b>"]
     assert rows["idle"] == ["bubble and messages", "<b>step</b>"]
     colors = {t.legendgroup: t.marker.color for t in figure.data if t.type == "bar"}
-    assert all(colors[name] == LOOKS[name].color for name in ("communication", "idle", "optimizer", "other"))
+    assert all(colors[name] == LOOKS[name].color for name in ("communication", "idle", "optimizer"))
+    assert colors["other"] == OTHER.color
     assert len(set(colors.values())) == 5
 
 

@@ -112,7 +112,7 @@ def test_a_block_that_the_program_names_names_its_spans_and_the_innermost_wins()
             products(1)
         products(1)
 
-    assert phases_of(program) == ["forward", "outer", "inner", "outer", "forward"]
+    assert phases_of(program) == ["compute", "outer", "inner", "outer", "compute"]
 
 
 def test_a_named_block_holds_the_backward_and_the_optimizer_inside_it():
@@ -122,7 +122,7 @@ def test_a_named_block_holds_the_backward_and_the_optimizer_inside_it():
             model(x).sum().backward()
             optim.step()
 
-    assert phases_of(program) == ["forward", "step"]
+    assert phases_of(program) == ["compute", "step"]
 
 
 def test_a_block_that_an_exception_leaves_is_left():
@@ -134,7 +134,7 @@ def test_a_block_that_an_exception_leaves_is_left():
         except KeyError:
             products(1)
 
-    assert phases_of(program) == ["fails", "forward"]
+    assert phases_of(program) == ["fails", "compute"]
 
 
 def test_a_recomputed_forward_is_a_phase_of_its_own_inside_backward():

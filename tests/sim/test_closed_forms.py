@@ -75,6 +75,8 @@ def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(order, 
     assert run.timeline.makespan_s == (m + p - 1) * (forward_s + backward_s)
     for rank in range(p):
         assert run.timeline.compute_idle_s(rank) == (p - 1) * (forward_s + backward_s)
+        bubble_s = run.timeline.waiting_s(rank) + run.timeline.idle_s(rank)
+        assert bubble_s == (p - 1) * (forward_s + backward_s)
     assert run.summary().bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-12)
 
 

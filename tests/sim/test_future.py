@@ -208,7 +208,7 @@ def test_a_hook_that_divides_afterwards_holds_up_no_backward():
 def test_the_seconds_of_a_rank_add_up_with_callbacks_too():
     run = launch(backward, averaged_after, ranks=2, cluster=TOY)
     parts = run.summary().table().iloc[0]
-    total_s = sum(parts[name] for name in ("busy_s", "exposed_s", "waiting_s", "bubble_s"))
+    total_s = sum(parts[name] for name in ("busy_s", "exposed_s", "waiting_s", "idle_s"))
     assert isclose(total_s, run.timeline.makespan_s, rel_tol=1e-9)
     callbacks_s, compute_s = run.timeline.busy_s(0, CALLBACKS), run.timeline.busy_s(0)
     assert callbacks_s > 0 and max(callbacks_s, compute_s) <= parts["busy_s"] <= callbacks_s + compute_s

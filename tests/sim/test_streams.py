@@ -326,7 +326,7 @@ def test_a_block_ended_by_an_exception_ends_its_phase():
         torch.ones(2) * 3
 
     phases = {span.name: span.phase for span in launch(program, ranks=1).timeline}
-    assert (phases["aten.add"], phases["aten.mul"]) == ("risky", "forward")
+    assert (phases["aten.add"], phases["aten.mul"]) == ("risky", "compute")
 
 
 def test_spans_of_a_stream_do_not_overlap_and_are_in_order():
