@@ -13,7 +13,8 @@ measured, so that "passed" can be shown with its numbers.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -163,6 +164,13 @@ class Expect:
             self.measured.append(Measured(rule, type(raised).__name__))
             return raised
         raise RuleBroken(rule, f"no error, and the value {short_repr(value)}", error.__name__)
+
+    @contextmanager
+    def as_one(self, rule: str, text: str) -> Iterator[None]:
+        """Rules that hold inside are shown as one, with this text: the same on every rank, or in a further run."""
+        held = len(self.measured)
+        yield
+        self.measured[held:] = [Measured(rule, text)]
 
     def _compare(self, rule: str, saw: Any, expected: Any, rtol: float | None, atol: float, note: str) -> None:
         _refuse_stub(saw)

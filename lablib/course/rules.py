@@ -83,16 +83,17 @@ def changes_nothing(expect: Expect, calls: Calls) -> None:
 
 def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], what: str = "the result") -> None:
     """The first argument holds `expected`, one a call, after the call. Sums in another order are forgiven."""
-    for (where, call), wanted in zip(_places(calls), expected, strict=True):
-        if not call.changed and _differs(call.args[0], wanted):
-            returned = isinstance(call.value, Tensor) and not call.aliased
-            saw = "a new tensor was returned" if returned else "x is as it was"
-            raise RuleBroken(
-                f"x itself holds {what} when the call returns",
-                f"{saw}{where}: `x = ...` gives the name to another tensor, and the caller's x never changes",
-                "x changed in place: x.copy_(...), x.add_(...), x[...] = ...",
-            )
-        expect.close(f"x holds {what}{where}", call.args[0], wanted, rtol=_rtol(wanted), atol=_atol(wanted))
+    with expect.as_one(f"x holds {what}{_everywhere(calls)}", "in place"):
+        for (where, call), wanted in zip(_places(calls), expected, strict=True):
+            if not call.changed and _differs(call.args[0], wanted):
+                returned = isinstance(call.value, Tensor) and not call.aliased
+                saw = "a new tensor was returned" if returned else "x is as it was"
+                raise RuleBroken(
+                    f"x itself holds {what} when the call returns",
+                    f"{saw}{where}: `x = ...` gives the name to another tensor, and the caller's x never changes",
+                    "x changed in place: x.copy_(...), x.add_(...), x[...] = ...",
+                )
+            expect.close(f"x holds {what}{where}", call.args[0], wanted, rtol=_rtol(wanted), atol=_atol(wanted))
 
 
 def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks") -> None:
@@ -244,6 +245,10 @@ def _places(calls: Calls) -> list[tuple[str, Observed]]:
     if isinstance(calls, Run):
         return [(f" on rank {rank} of {calls.ranks}", call) for rank, call in enumerate(calls.values)]
     return [("", call) for call in calls]
+
+
+def _everywhere(calls: Calls) -> str:
+    return f" on all {calls.ranks} ranks" if isinstance(calls, Run) and calls.ranks > 1 else ""
 
 
 def _differs(saw: Tensor, expected: Tensor) -> bool:

@@ -123,3 +123,18 @@ def test_a_broken_rule_travels_from_a_worker_process():
 def test_values_are_written_briefly():
     assert len(short_repr("x" * 1000)) < 200 and "without values" in short_repr(torch.ones(3, device="meta"))
     assert short_repr(torch.arange(9)) == "int64 [9]: 0, 1, 2, 3, 4, 5, ..."
+
+
+def test_rules_that_hold_in_many_runs_are_shown_as_one():
+    expect = Expect()
+    with expect.as_one("so it is on 3 ranks", "values and bytes"):
+        for rank in range(3):
+            expect.equal(f"rank {rank} holds the sum", 6, 6)
+    assert [(held.rule, held.text) for held in expect.measured] == [("so it is on 3 ranks", "values and bytes")]
+
+
+def test_a_rule_broken_among_them_says_which():
+    expect = Expect()
+    with pytest.raises(RuleBroken, match="rank 1"), expect.as_one("so it is on 3 ranks", ""):
+        for rank in range(3):
+            expect.equal(f"rank {rank} holds the sum", 6 + rank, 6)

@@ -22,6 +22,7 @@ LINK = ONE_NODE.intra
 HALVES = ("exchange", "ring_reduce_scatter", "ring_all_gather")
 
 AllReduce = Callable[..., Any]
+ALL_ASKED = "values, calls, bytes and seconds"
 
 
 def drawn(expect: Expect, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -115,7 +116,8 @@ def seconds_within(expect: Expect, what: str, run: Run, at_most: float) -> None:
 )
 def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
     not_from_lablib(answer, allowed=("exchange", "ring_reduce_scatter"))
-    for n, shape, dtype in [(4, (1024,), torch.float32), *cases(expect, expect.draw.integers(4, 5, 9))]:
+
+    def ask(n: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         parts = drawn(expect, n, shape, dtype)
         run = run_on(expect, answer, parts)
         size, item = parts[0].numel(), parts[0].element_size()
@@ -125,8 +127,15 @@ def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
         least = max(0, 2 * (size * item - largest))
         expect.budget(f"the least {what}", min(sent_by(run)), 2 * (n - 1) * largest, "B", at_least=least)
         seconds_within(expect, "2(n-1) steps", run, 2 * (n - 1) * LINK.transfer_s(largest))
-    for n in (1, 2, 3):
-        run_on(expect, answer, drawn(expect, n, (7,)))
+
+    ask(4, (1024,), torch.float32)
+    counts = expect.draw.integers(4, 5, 9)
+    with expect.as_one(f"so it is on {', '.join(map(str, counts))} ranks, with other sizes and shapes", ALL_ASKED):
+        for case in cases(expect, counts):
+            ask(*case)
+    with expect.as_one("it works on 1, 2 and 3 ranks", "values and calls"):
+        for n in (1, 2, 3):
+            run_on(expect, answer, drawn(expect, n, (7,)))
     works_in_a_group(expect, answer)
 
 
@@ -142,7 +151,8 @@ def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
 )
 def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
     not_from_lablib(answer)
-    for n, shape, dtype in [(8, (256,), torch.float32), *cases(expect, expect.draw.integers(4, 4, 12))]:
+
+    def ask(n: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         parts = drawn(expect, n, shape, dtype)
         run = run_on(expect, answer, parts)
         size_bytes, rounds = parts[0].nbytes, (n - 1).bit_length()
@@ -151,8 +161,15 @@ def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
         expect.budget(f"messages that {what}", run.traffic.count("send"), 2 * (n - 1), "messages")
         expect.budget(f"bytes that {what}", sum(sent_by(run)), all_bytes, "B", at_least=all_bytes)
         seconds_within(expect, f"2 log2(n) = {2 * rounds} rounds", run, 2 * rounds * LINK.transfer_s(size_bytes))
-    for n in (1, 2, 3):
-        run_on(expect, answer, drawn(expect, n, (7,)))
+
+    ask(8, (256,), torch.float32)
+    counts = expect.draw.integers(4, 4, 12)
+    with expect.as_one(f"so it is on {', '.join(map(str, counts))} ranks, with other sizes and shapes", ALL_ASKED):
+        for case in cases(expect, counts):
+            ask(*case)
+    with expect.as_one("it works on 1, 2 and 3 ranks", "values and calls"):
+        for n in (1, 2, 3):
+            run_on(expect, answer, drawn(expect, n, (7,)))
     works_in_a_group(expect, answer)
 
 
@@ -220,7 +237,8 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
     not_from_lablib(answer, allowed=("exchange",))
     small, large = expect.draw.shuffled((4, 8))
     shapes = [(small * expect.draw.integer(20, 60),), (expect.draw.integer(2, 3), expect.draw.integer(41, 59))]
-    for n, shape in [(8, (1024,)), (small, shapes[0]), (large, shapes[1]), (16, (expect.draw.integer(3, 99),))]:
+
+    def ask(n: int, shape: tuple[int, ...]) -> None:
         parts = drawn(expect, n, shape, torch.float64 if n == 16 else torch.float32)
         run = run_on(expect, answer, parts)
         size, item, rounds = parts[0].numel(), parts[0].element_size(), n.bit_length() - 1
@@ -231,8 +249,15 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
         expect.budget(f"the least {what}", min(sent_by(run)), largest, "B", at_least=smallest)
         at_most = 2 * sum(LINK.transfer_s(item * ceil(half)) for half in halves)
         seconds_within(expect, f"2 log2(n) = {2 * rounds} rounds", run, at_most)
-    for n in (1, 2):
-        run_on(expect, answer, drawn(expect, n, (7,)))
+
+    ask(8, (1024,))
+    with expect.as_one("so it is on 4, 8 and 16 ranks, with other sizes and shapes", ALL_ASKED):
+        ask(small, shapes[0])
+        ask(large, shapes[1])
+        ask(16, (expect.draw.integer(3, 99),))
+    with expect.as_one("it works on 1 and 2 ranks", "values and calls"):
+        for n in (1, 2):
+            run_on(expect, answer, drawn(expect, n, (7,)))
 
 
 @exercise(
@@ -248,19 +273,21 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
 )
 def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
     not_from_lablib(answer, allowed=HALVES)
-    nodes = expect.draw.shuffled((3, 4))
-    for local, num_nodes, size in (
-        (4, 2, 1024),
-        (2, nodes[0], odd_size(expect, 2 * nodes[0])),
-        (expect.draw.integer(3, 4), nodes[1], odd_size(expect, 16)),
-        (3, 4, expect.draw.integer(4, 7)),
-        (expect.draw.integer(2, 4), 1, odd_size(expect, 5)),
-        (1, 3, odd_size(expect, 3)),
-    ):
+
+    def ask(local: int, num_nodes: int, size: int) -> None:
         cluster = ONE_NODE.but(devices_per_node=local)
         parts = drawn(expect, local * num_nodes, (size,))
-        run = run_on(expect, lambda x, local=local: answer(x, local), parts, cluster)
-        network_within_budget(expect, run, cluster, size, 4)
+        run = run_on(expect, lambda x: answer(x, local), parts, cluster)
+        network_within_budget(expect, run, cluster, size, parts[0].element_size())
+
+    ask(4, 2, 1024)
+    few, many = expect.draw.shuffled((3, 4))
+    with expect.as_one("so it is on one, three and four nodes of 1 to 4 ranks, with other sizes", ALL_ASKED):
+        ask(2, few, odd_size(expect, 2 * few))
+        ask(expect.draw.integer(3, 4), many, odd_size(expect, 16))
+        ask(3, 4, expect.draw.integer(4, 7))
+        ask(expect.draw.integer(2, 4), 1, odd_size(expect, 5))
+        ask(1, 3, odd_size(expect, 3))
 
 
 def network_within_budget(expect: Expect, run: Run, cluster: Cluster, size: int, item: int) -> None:
