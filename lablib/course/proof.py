@@ -1,5 +1,7 @@
 """`lab prove`: the solution passes, the stub is "not attempted", wrong answers are rejected, right ones accepted.
 
+The solution passes on a stand-in for a GPU, too, which refuses what CUDA refuses (on_gpu.py).
+
 An answer is tried in a fresh namespace that holds what its exercise needs and no more. What it needs is read from the
 source: a cell is run if it binds a name that a later needed cell uses.
 
@@ -40,7 +42,7 @@ from lablib.errors import unknown_name
 
 MIN_WRONG = 2
 _RIGHT = "RIGHT_ANSWERS"
-_SETTINGS = {"backend": "sim", "interactive": False, "quick": True}
+SETTINGS = {"backend": "sim", "interactive": False, "quick": True}
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,14 @@ def _problem(lab: Lab, used: list[str], answers: Answers) -> str:
 
 def _findings(master: Master, name: str, answers: Answers, seed: int) -> Iterator[str]:
     """What is wrong with one check, at one seed of its inputs."""
+    from lablib.course.on_gpu import try_on_gpu  # here: it tries answers by this file's functions
+
     exercise, check = next(pair for pair in master.exercises if pair[1].check_name == name)
     solution = try_answer(master, exercise, check, exercise.source, seed)
     if solution.status != "passed":
         yield f"the solution does not pass (seed {seed}): {solution.message}"
+    elif (on_gpu := try_on_gpu(master, exercise, check, seed)).status != "passed":
+        yield f"on a GPU the solution would not pass (seed {seed}): {on_gpu.message}"
     stub = try_answer(master, exercise, check, to_stub(exercise.source), seed)
     if stub.status != "not attempted":
         yield f"the stub is not 'not attempted': {stub.message}"
@@ -189,16 +195,16 @@ def try_answer(master: Master, exercise: Cell, check: Cell, answer: Any, seed: i
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
     with contextlib.chdir(master.lab.labs), contextlib.redirect_stdout(io.StringIO()):
         for cell in needed_cells(master, exercise, check):
-            _execute(master, cell, cell.source, namespace)
+            execute(master, cell, cell.source, namespace)
             if cell.tagged("parameters"):
-                namespace.update(_SETTINGS)
+                namespace.update(SETTINGS)
         if isinstance(answer, str):
-            _execute(master, exercise, textwrap.dedent(answer).strip("\n"), namespace)
+            execute(master, exercise, textwrap.dedent(answer).strip("\n"), namespace)
         else:
             namespace[_answer_name(master, check)] = answer
         # The check's own call, with a `check` that records nothing and never raises.
         trial = _Trial(master.lab.number, declared, seed)
-        _execute(master, check, check.source, namespace | {"check": trial})
+        execute(master, check, check.source, namespace | {"check": trial})
     assert trial.result is not None  # a check cell ends in check.name(...): rule 6 of lint
     return trial.result
 
@@ -218,7 +224,7 @@ class _Trial:
         return call
 
 
-def _execute(master: Master, cell: Cell, source: str, namespace: dict[str, Any]) -> None:
+def execute(master: Master, cell: Cell, source: str, namespace: dict[str, Any]) -> None:
     """Run a cell so that tracebacks and `inspect` find its source."""
     filename = f"<lab {master.lab.number}, cell in line {cell.line}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)

@@ -38,7 +38,13 @@ class Batch(NamedTuple):
 
 @checked
 def batches(
-    corpus: Corpus, batch_size: int, seq_len: int, seed: int = 0, rank: int = 0, world_size: int = 1
+    corpus: Corpus,
+    batch_size: int,
+    seq_len: int,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str | None = None,
 ) -> Iterator[Batch]:
     """This rank's batches, without end: epoch after epoch, each in its own order.
 
@@ -48,6 +54,7 @@ def batches(
         seq_len: tokens T of a sequence.
         seed: of the order; the same on every rank.
         rank, world_size: which part is this rank's, of how many.
+        device: where the batches shall be; None: torch's default device.
 
     Raises:
         ValueError: sizes that do not fit, at once and not at the first batch.
@@ -70,20 +77,29 @@ def batches(
             f"a corpus must hold one batch of {batch_size} x {seq_len} bytes: {corpus.name} has {len(corpus)}; "
             "try a smaller batch_size or seq_len."
         )
-    return _generate(corpus.tokens, batch_size, seq_len, seed, rank, world_size)
+    device = torch.get_default_device() if device is None else torch.device(device)
+    return _generate(corpus.tokens, batch_size, seq_len, seed, rank, world_size, device)
 
 
 def _generate(
-    tokens_N: UInt8[Tensor, " N"], batch_size: int, seq_len: int, seed: int, rank: int, world_size: int
+    tokens_N: UInt8[Tensor, " N"],
+    batch_size: int,
+    seq_len: int,
+    seed: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
 ) -> Iterator[Batch]:
     local_size = batch_size // world_size
     num_sequences = (len(tokens_N) - 1) // seq_len
-    generator = torch.Generator().manual_seed(seed)
+    # The order is the host's, as a GPU's generator would draw another: the same on every rank and every device.
+    generator = torch.Generator("cpu").manual_seed(seed)
+    places_T = torch.arange(seq_len + 1, device="cpu")
     while True:
-        order = torch.randperm(num_sequences, generator=generator)  # the same on every rank: one seed, one order
+        order = torch.randperm(num_sequences, generator=generator, device="cpu")
         for first in range(0, num_sequences - batch_size + 1, batch_size):
             mine_b = order[first + rank * local_size :][:local_size]
             # The last target of a sequence is the first input of its neighbour: windows of T + 1, T apart.
-            window_bT = (mine_b * seq_len)[:, None] + torch.arange(seq_len + 1)
-            taken_bT = tokens_N[window_bT].long()
+            window_bT = (mine_b * seq_len)[:, None] + places_T
+            taken_bT = tokens_N[window_bT].to(device, torch.int64)
             yield Batch(taken_bT[:, :-1].contiguous(), taken_bT[:, 1:].contiguous())

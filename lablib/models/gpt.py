@@ -130,7 +130,7 @@ class GPT(nn.Module):
         seed: a number, or a CPU generator to draw from. The same seed gives the same weights on every device and in
             every dtype, up to rounding; torch's default generators are left alone.
         dtype: of the parameters; float64 for tests of gradients.
-        device: of the parameters; "meta" builds the shapes alone, at no cost.
+        device: of the parameters; None: torch's default device. "meta" builds the shapes alone, at no cost.
     """
 
     def __init__(
@@ -139,9 +139,10 @@ class GPT(nn.Module):
         *,
         seed: int | torch.Generator = 0,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
     ):
         super().__init__()
+        device = torch.get_default_device() if device is None else torch.device(device)
         self.config = config
         # Layers are made on "meta" and filled below: torch's own initialization would be drawn and thrown away.
         meta = torch.device("meta")
@@ -153,8 +154,8 @@ class GPT(nn.Module):
         self.to_empty(device=device)
         if config.tied_head:
             self.head.weight = self.token_embedding.weight
-        if torch.device(device).type != "meta":
-            self._initialize(seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed))
+        if device.type != "meta":
+            self._initialize(seed if isinstance(seed, torch.Generator) else torch.Generator("cpu").manual_seed(seed))
 
     def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         """Scores of every token as the next one, before softmax. Tokens in [0, V), int64; T at most `max_seq_len`."""
@@ -182,7 +183,8 @@ class GPT(nn.Module):
             else:
                 std = residual_std if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
                 # Drawn in float64 on the CPU and rounded: the same model whatever its dtype and device.
-                param.copy_(torch.empty(param.shape, dtype=torch.float64).normal_(0.0, std, generator=generator))
+                drawn = torch.empty(param.shape, dtype=torch.float64, device="cpu")
+                param.copy_(drawn.normal_(0.0, std, generator=generator))
 
 
 @checked

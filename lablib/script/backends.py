@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.utils import _device
 
 from lablib.errors import unknown_name
 from lablib.script.patches import Patches
@@ -30,7 +31,12 @@ from lablib.sim.source import is_program
 
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _C10D = os.path.dirname(c10d.__file__) + os.sep
-_CALLERS = (_LABLIB, _C10D + "distributed_c10d.py", _C10D + "c10d_logger.py", torch.overrides.__file__)
+_CALLERS = (
+    _LABLIB,
+    *(_C10D + name for name in ("distributed_c10d.py", "c10d_logger.py")),
+    torch.overrides.__file__,
+    _device.__file__,  # a default device is a mode that every call passes
+)
 BACKENDS = ("nccl", "gloo", "mpi", "ucc", "sim", "undefined")
 
 

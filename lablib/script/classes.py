@@ -3,7 +3,7 @@
 torch is built without CUDA here, so its own classes refuse what a GPU's would take:
 
     torch.device(0)             the device of that number: "cuda:0"
-    torch.Generator("cuda")     a generator of the host
+    torch.Generator("cuda")     a generator of the host that says "cuda"
 
 Every device and every generator is an instance of these classes, which make instances of torch's own.
 """
@@ -35,8 +35,26 @@ def _make_device(plain: type, *args: Any, **kwargs: Any) -> Any:
     return plain(*args, **kwargs)
 
 
+class _OnDevice(torch._C.Generator):
+    """A generator of the host that stands for one of the device with this index."""
+
+    index: int
+    device = property(lambda self: torch.device("cuda", self.index))  # pyright: ignore[reportAssignmentType]
+
+
+def is_on_device(generator: Any) -> bool:
+    """Whether a generator was made for the simulated device."""
+    return isinstance(generator, _OnDevice)
+
+
 def _make_generator(plain: type, device: Any = "cpu") -> Any:
-    return plain("cpu" if torch.device(device).type == "cuda" else device)
+    device = torch.device(device)
+    if device.type != "cuda":
+        return plain(device)
+    generator, process = _OnDevice("cpu"), here()
+    own = process.placement.device_index if process is not None else 0
+    generator.index = own if device.index is None else device.index
+    return generator
 
 
 def _stand_in(plain: type, make: Any) -> type:

@@ -141,6 +141,9 @@ class Placement(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # see lablib/sim/clock.py
 
+    def check(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """Called before each operator; may refuse it (stand_in.py)."""
+
     @contextmanager
     def wanting(self, index: int) -> Iterator[None]:
         """Whatever is allocated inside is on device `index`, or on the HOST."""
@@ -175,6 +178,7 @@ class Placement(TorchDispatchMode):
             return func(*args, **kwargs) if is_fake(types) else NotImplemented
         was_busy, self.is_busy = self.is_busy, True
         try:
+            self.check(func, args, kwargs)
             given = [(t, _storage(t)) for t in tensors_in((*args, *kwargs.values())) if is_memory(t)]
             index = next((i for _, s in given if (i := getattr(s, _MARK, None)) is not None), None)
             if index is None and not given and self._wanted is None:

@@ -50,9 +50,15 @@ class Copies:
                 f"pass plain data and tensors"
             ) from error
 
-    def copy(self) -> tuple[Callable[..., Any], tuple]:
-        """The program and its arguments for one rank."""
-        return _Unpickler(self._pickle, self._outside).load()
+    def copy(
+        self, see: Callable[[torch.UntypedStorage], None] = lambda storage: None
+    ) -> tuple[Callable[..., Any], tuple]:
+        """The program and its arguments for one rank. `see` is shown the memory of each tensor among them."""
+        unpickler = _Unpickler(self._pickle, self._outside)
+        copied = unpickler.load()
+        for storage in unpickler.storages.values():
+            see(storage)
+        return copied
 
     def _pickled(self, value: Any) -> bytes:
         file = io.BytesIO()
@@ -103,15 +109,15 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, outside: list[Any]):
         super().__init__(io.BytesIO(data))
         self._outside = outside
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self.storages: dict[int, torch.UntypedStorage] = {}
 
     def persistent_load(self, number: int) -> Any:
         outside = self._outside[number]
         if not isinstance(outside, _Memory):
             return outside
-        if number not in self._storages:
-            self._storages[number] = outside.clone()
-        return self._storages[number]
+        if number not in self.storages:
+            self.storages[number] = outside.clone()
+        return self.storages[number]
 
 
 class _Memory:

@@ -47,7 +47,7 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
         is_mean(expect, run, torch.stack(xs).mean(0))
         calls_only(expect, run, "all_reduce")
         communications_within(expect, run, at_most=1, at_least=1)
-        _sends_as(expect, run, lambda x=xs[0]: dist.all_reduce(x.clone()))
+        _sends_as(expect, run, dist.all_reduce, xs[0])
 
     ranks, x = expect.draw.integer(2, 8), expect.draw.tensor((1000, 1000))  # large: the ring, which sends least
     run = expect.launch(program, [x] * ranks, ranks=ranks, cluster=CLUSTER)
@@ -55,9 +55,9 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
 
 
-def _sends_as(expect: Expect, run: Run, program: Callable[[], object]) -> None:
-    """No rank sends more than in a run of `program`, and none less."""
-    plain = launch(program, ranks=run.ranks, cluster=CLUSTER)
+def _sends_as(expect: Expect, run: Run, program: Callable[[Tensor], object], x: Tensor) -> None:
+    """No rank sends more than in a run of `program(x)`, and none less."""
+    plain = launch(program, x, ranks=run.ranks, cluster=CLUSTER)
     sent = [plain.traffic.sent_bytes(rank) for rank in range(run.ranks)]
     sent_bytes_within(expect, run, at_most=max(sent), at_least=min(sent))
 

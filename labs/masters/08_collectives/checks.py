@@ -36,7 +36,11 @@ def total(parts: Sequence[Tensor]) -> Tensor:
 
 def run_on(expect: Expect, all_reduce: AllReduce, parts: list[Tensor], cluster: Cluster = ONE_NODE) -> Run:
     """One call on each rank; each must leave the sum in the tensor that was passed, and use messages only."""
-    run = expect.launch(lambda: observe(all_reduce, parts[dist.get_rank()].clone()), ranks=len(parts), cluster=cluster)
+
+    def program(parts: list[Tensor]) -> Any:
+        return observe(all_reduce, parts[dist.get_rank()].clone())
+
+    run = expect.launch(program, parts, ranks=len(parts), cluster=cluster)
     works_in_place(expect, run, [total(parts)] * len(parts), what="the sum")
     messages_only(expect, run, f"{len(parts)} ranks, {parts[0].numel()} elements")
     return run
@@ -76,13 +80,13 @@ def works_in_a_group(expect: Expect, all_reduce: AllReduce) -> None:
     group = sorted({1, 2, 4, *expect.draw.integers(2, 4, n - 1)})
     parts = drawn(expect, n, (len(group) * 12 + 1,))
 
-    def program() -> Any:
+    def program(parts: list[Tensor]) -> Any:
         members, x = dist.new_group(group), parts[dist.get_rank()].clone()
         return observe(lambda x: all_reduce(x, members) if dist.get_rank() in group else None, x)
 
     rule = f"it works in a group: ranks {', '.join(map(str, group))} of {n} sum among themselves"
     try:
-        run = expect.launch(program, ranks=n, cluster=ONE_NODE)
+        run = expect.launch(program, parts, ranks=n, cluster=ONE_NODE)
     except Exception as error:
         if isinstance(error.__cause__, NotImplementedError):
             raise

@@ -628,7 +628,7 @@ check.accumulate(accumulate)
 # %%
 def four_micro_batches(is_lazy):
     replica = parallel.DataParallel(GPT(small, seed=0))
-    inputs, targets = parts[dist.get_rank()]
+    inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()])
     for number, micro_batch in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
         with replica.no_sync() if is_lazy and number < 3 else nullcontext():
             (loss_of_part(replica, micro_batch) / 4).backward()
@@ -744,7 +744,7 @@ def hierarchical_step():
     with phase("setup"):
         average = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node=local))
         replica = parallel.DataParallel(GPT(gpt_config, seed=0), bucket_bytes=bucket_bytes, reduce=average)
-        inputs, targets = parts[dist.get_rank() % ranks]
+        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank() % ranks])
     next_token_loss(replica(inputs), targets).backward()
 
 

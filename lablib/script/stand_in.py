@@ -1,0 +1,154 @@
+"""A stand-in for a GPU: programs run as with backend="nccl", on a device that refuses what CUDA refuses.
+
+    with cuda_by_default():
+        launch(program, ranks=4)
+
+Each rank's default device is then its own GPU, `cuda:<local rank>`, as it is on the real backend, and its groups are
+NCCL's. The device is script mode's (placement.py, devices.py): tensors are on the CPU, carry a mark, and have values.
+Beyond script mode it is strict, operator by operator (mixing.py):
+
+    torch.randn(4, generator=torch.Generator())       a CPU generator, and numbers drawn on the device
+    torch.ones(4) + torch.ones(4, device="cpu")       two devices
+    torch.ones(4).numpy()                             numpy reads the host's memory alone
+    dist.all_reduce(torch.ones(4, device="cpu"))      NCCL has no way to the host's memory
+
+The program's arguments arrive on the device. A tensor that it takes from elsewhere, a global or a closure, is in the
+host's memory, like all that the notebook makes.
+
+Simplified: code inside torch's own C++ sees CPU tensors, so a kernel that CUDA lacks is not missed. Launches with
+fidelity="shapes" run as ever: they have one device, "meta".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib import sim
+from lablib.hardware.cluster import Cluster
+from lablib.hardware.device import Device
+from lablib.run import Run
+from lablib.script.backends import answer_backends
+from lablib.script.classes import answer_classes
+from lablib.script.cuda import answer_cuda
+from lablib.script.devices import DeviceCalls, answer_hooks
+from lablib.script.mixing import check_devices, check_generator, device_name
+from lablib.script.patches import Patches
+from lablib.script.placement import HOST, Placement, index_of, mark_storage
+from lablib.script.process import Process, here
+from lablib.script.streams import Streams
+from lablib.sim.copies import Copies
+from lablib.sim.rank import Rank
+from lablib.sim.replaced import replaced
+from lablib.sim.store import SimStore
+
+_GENERATOR = torch._C.Generator
+_SETTERS = {vars(torch._C.TensorBase)[name].__set__: name for name in ("grad", "data")}
+
+
+class StrictPlacement(Placement):
+    """Refuses operators whose tensors are in different places."""
+
+    def check(self, func: Any, args: tuple, kwargs: dict) -> None:
+        check_devices(func, args, kwargs)
+
+
+class StrictCalls(DeviceCalls):
+    """Refuses a generator, a gradient, or new memory of another device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _SETTERS and isinstance(args[1], Tensor):
+            tensor, given = index_of(args[0]), index_of(args[1])
+            if tensor != given:
+                raise RuntimeError(
+                    f"{_SETTERS[func]} must be where its tensor is: got memory on {device_name(given)} for a tensor on "
+                    f"{device_name(tensor)}; move it with .to(tensor.device)"
+                )
+        for generator in (value for value in (*args, *(kwargs or {}).values()) if isinstance(value, _GENERATOR)):
+            check_generator(generator, self._where_drawn(args, kwargs or {}), getattr(func, "__name__", str(func)))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _where_drawn(self, args: tuple, kwargs: dict) -> int | None:
+        """Where a call draws: where it says, or where the tensor is that it fills or starts from; else by default."""
+        device = kwargs.get("device")
+        if (
+            device is None
+            and (tensor := next((value for value in args if isinstance(value, Tensor)), None)) is not None
+        ):
+            return index_of(tensor)
+        index = self.index(torch.get_default_device() if device is None else device)
+        return None if index == HOST else index
+
+
+class StandIn:
+    """A launched function, and what its ranks find around them (`lablib.sim.simulation.Surroundings`).
+
+    Args:
+        fn, args: what was launched.
+        ranks, cluster: on how many GPUs, and which.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], ranks: int, cluster: Cluster):
+        self._copies = Copies(fn, args)
+        self._num_ranks = ranks
+        self._device: Device = cluster.device
+        self._processes: list[Process] = []
+
+    def program(self) -> Any:
+        """What each rank runs."""
+        process = here()
+        assert process is not None
+        dist.init_process_group("nccl")
+        with process.placement.assuming(HOST):
+            fn, args = self._copies.copy(lambda storage: mark_storage(storage, process.local_rank))
+        torch.set_default_device(torch.device("cuda", process.local_rank))
+        return fn(*args)
+
+    @contextmanager
+    def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
+        """What the ranks share: answers in the place of torch's functions."""
+        with ExitStack() as stack:
+            patches = stack.enter_context(Patches())
+            for answer in (answer_cuda, answer_classes, answer_hooks, answer_backends):
+                answer(patches)
+            for rank in ranks:
+                first = cluster.node(rank.rank) * cluster.devices_per_node
+                num_devices = min(cluster.devices_per_node, len(ranks) - first)
+                self._processes.append(
+                    Process(rank, len(ranks), rank.rank - first, num_devices, cluster, store.of_another_rank())
+                )
+            yield
+
+    @contextmanager
+    def of_a_rank(self, rank: Rank) -> Iterator[None]:
+        """What a rank's thread has: its device, which it uses from the start."""
+        process = self._processes[rank.rank]
+        threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
+        process.placement = StrictPlacement(rank, self._device)
+        process.placement.device_index = process.placement.use(process.local_rank)
+        rank.counts = process.placement.counts
+        process.streams = Streams(rank, process.local_rank)
+        process.calls = StrictCalls(process)
+        with process.placement, process.calls:
+            yield
+
+
+@contextmanager
+def cuda_by_default() -> Iterator[None]:
+    """Every `launch` on the simulator inside runs its ranks on the stand-in."""
+    run_sim = sim.run_sim
+
+    def on_the_stand_in(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
+        if options.get("fidelity") == "shapes":
+            return run_sim(fn, args, **options)
+        stand_in = StandIn(fn, args, options["ranks"], options["cluster"])
+        return run_sim(stand_in.program, (), **options, surroundings=stand_in)
+
+    with replaced((sim, "run_sim", on_the_stand_in)):
+        yield
