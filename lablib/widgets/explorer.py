@@ -14,7 +14,7 @@ from lablib.figures.show import table_html
 from lablib.widgets.controls import Control
 from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText
-from lablib.widgets.redraw import EMPTY, props_of, redraw
+from lablib.widgets.redraw import EMPTY, Props, props_of, redraw
 
 
 class Explorer:
@@ -36,16 +36,16 @@ class Explorer:
     ) -> None:
         self._compute, self._draw = compute, draw
         self.controls = {control.name: control.widget() for control in controls}
-        self.figure = go.FigureWidget()
-        self.figure._config = self.figure._config | {"responsive": True}  # see FitWidth
         self.message, self.caption = LiveText(is_urgent=True), LiveText()
-        self._drawn = EMPTY
+        # The widget begins with its traces: a browser still loading plotly would lose those that are added later.
+        self._drawn = self._computed() or EMPTY
+        self.figure = go.FigureWidget(go.Figure(self._drawn))
+        self.figure._config = self.figure._config | {"responsive": True}  # see FitWidth
         parts = [*self.controls.values(), self.message, self.figure, FitWidth(), self.caption]
         self.panel = ipywidgets.VBox(parts, layout={"width": "100%"})
         _align(list(self.controls.values()), [control.label for control in controls])
         for widget in self.controls.values():
             widget.observe(self._refresh, names="value")
-        self._refresh()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -54,19 +54,24 @@ class Explorer:
 
     def _refresh(self, change: Any = None) -> None:
         """Compute and draw once. A setting that cannot be computed is reported, and the last good figure stays."""
+        drawn = self._computed()
+        if drawn is not None:
+            redraw(self.figure, self._drawn, drawn)
+            self._drawn = drawn
+
+    def _computed(self) -> Props | None:
+        """What the figure is to show now, with its caption set; None, with a message, where it cannot be computed."""
         try:
             figure = self._draw(self._compute(**self.settings))
         except (ValueError, LaunchError) as error:
             self.message.text = f"! {error} The figure still shows the last setting that works."
-            return
+            return None
         except Exception as error:
             self.message.text = f"! {type(error).__name__}: {error}"
             raise
         self.message.text = ""
-        drawn = props_of(figure)
-        redraw(self.figure, self._drawn, drawn)
-        self._drawn = drawn
         self.caption.text, self.caption.table_html = describe(figure), table_html(table(figure), is_folded=False)
+        return props_of(figure)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.panel._repr_mimebundle_(**options)
