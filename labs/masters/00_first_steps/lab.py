@@ -140,16 +140,12 @@ def mean_over_ranks(x):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it: four ranks bring 0, 1, 2 and 3, so each should return 1.5.
-
-
 # %%
 def try_mean():
     return mean_over_ranks(torch.tensor([float(dist.get_rank())]))
 
 
-try_out(try_mean, ranks=4, cluster=cluster)
+try_out(try_mean, ranks=4, cluster=cluster)  # 0, 1, 2 and 3: each should return 1.5
 
 # %% tags=["check"] points=1
 check.mean_over_ranks(mean_over_ranks)
@@ -225,16 +221,12 @@ def pass_to_right(x):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it: rank 0 should return 30, rank 1 should return 0, and so on.
-
-
 # %%
 def try_pass():
     return pass_to_right(torch.tensor([10.0 * dist.get_rank()]))
 
 
-try_out(try_pass, ranks=4, cluster=cluster)
+try_out(try_pass, ranks=4, cluster=cluster)  # rank 0 should return 30, rank 1 should return 0
 
 # %% tags=["check"] points=2
 check.pass_to_right(pass_to_right)
@@ -383,17 +375,13 @@ def weights_and_data(seed):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it: the first numbers of the weights should be equal on all ranks, those of the data should not.
-
-
 # %%
 def try_seeds():
     weights, data = weights_and_data(3)
     return weights[0, 0].item(), data[0, 0].item()
 
 
-try_out(try_seeds, ranks=4, cluster=cluster)
+try_out(try_seeds, ranks=4, cluster=cluster)  # the first number of each: of the weights equal, of the data not
 
 # %% tags=["check"] points=2
 check.weights_and_data(weights_and_data)
@@ -461,16 +449,12 @@ def report(loss):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it: the losses are 1.5, 2.5, 3.5 and 4.5.
-
-
 # %%
 def try_report():
     return report(torch.tensor(1.5 + dist.get_rank()))
 
 
-try_out(try_report, ranks=4, cluster=cluster)
+try_out(try_report, ranks=4, cluster=cluster)  # losses 1.5, 2.5, 3.5, 4.5
 
 # %% tags=["check"] points=1
 check.report(report)
@@ -547,17 +531,13 @@ def corrupted_ranks(grad):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it: ranks 1 and 3 are bad, so every rank should return [1, 3].
-
-
 # %%
 def try_corrupted():
     number = (1.0, float("nan"), 2.0, float("-inf"))[dist.get_rank()]
     return corrupted_ranks(torch.tensor([[0.0, number]]))
 
 
-try_out(try_corrupted, ranks=4, cluster=cluster)
+try_out(try_corrupted, ranks=4, cluster=cluster)  # each should return [1, 3]
 
 # %% tags=["check"] points=2
 check.corrupted_ranks(corrupted_ranks)
