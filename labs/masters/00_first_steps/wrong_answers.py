@@ -479,7 +479,7 @@ WRONG_ANSWERS = {
             def weights_and_data(seed):
                 torch.manual_seed(seed)
                 weights = torch.randn(4, 4)
-                torch.manual_seed(seed * (dist.get_rank() + 1000))
+                torch.manual_seed(seed * (dist.get_rank() + 100_000))
                 return weights, torch.randn(4, 4)
             """,
             "with seed 0 are the weights again",
