@@ -8,7 +8,7 @@ What whole-model planners forget. The head is a product with V columns: for BLOO
     head        a norm, [R, D] x [D, V / t] and its two gradients, a sum over the tensor ranks in backward
     loss        R V / t logits, `loss_bytes` of each: to FP32, largest, exponential, sum, pick; half of them in backward
 
-    kept        R D / t or R D masks of dropout; the inputs of norm and head; `loss_kept_bytes` of each logit
+    kept        R D / t or R D masks of dropout; the inputs of norm and head; `loss_saved_bytes` of each logit
 
 Legend: as layer/; g and w bytes of a gradient and of another number. Each of the t tensor ranks holds V / t rows of
 both tables, rounded up.
@@ -52,4 +52,4 @@ def head(on: Machine, model: Transformer, at: Sizes) -> Work:
     peak = on.stack.loss_peak_bytes
     split = peak if on.stack.split_loss_peak_bytes is None else on.stack.split_loss_peak_bytes
     peak = peak + (at.tensor > 1) * (split - peak)
-    return work.plus(loss._replace(saved_bytes=size * on.stack.loss_kept_bytes, peak_bytes=size * peak))
+    return work.plus(loss._replace(saved_bytes=size * on.stack.loss_saved_bytes, peak_bytes=size * peak))

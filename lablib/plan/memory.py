@@ -175,7 +175,7 @@ def _activations(
 ) -> tuple[Numbers, Numbers, Numbers]:
     """What the layers keep of all micro-batches in flight; what a layer needs besides at work; what the head needs."""
     policy, work = choices.recompute, step.work
-    kept = policy.kept_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
+    kept = policy.saved_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
     # While a layer's backward is at work there is what it made again, and its gradients.
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in choices.offload:

@@ -66,7 +66,7 @@ class Recompute(NamedTuple):
             )
         return work.core
 
-    def kept_bytes(self, work: Work, stack: Stack, entering_bytes: Numbers, layers: Numbers) -> Numbers:
+    def saved_bytes(self, work: Work, stack: Stack, entering_bytes: Numbers, layers: Numbers) -> Numbers:
         """What a mean layer keeps of one micro-batch; `entering_bytes` are those of its input."""
         if self.kind == "none":
             return work.saved_bytes
@@ -77,12 +77,12 @@ class Recompute(NamedTuple):
         share = self.share(layers)
         return share * entering_bytes / self.every + (1 - share) * work.saved_bytes
 
-    def working_bytes(self, work: Work, kept_bytes: Numbers, layers: Numbers) -> Numbers:
+    def working_bytes(self, work: Work, saved_bytes: Numbers, layers: Numbers) -> Numbers:
         """What is there besides while backward is at work: the stretch that was made again."""
         if self.kind == "none":
-            return 0.0 * kept_bytes
+            return 0.0 * saved_bytes
         if self.kind == "selective":
-            return maximum(work.saved_bytes - kept_bytes, 0.0)  # what is kept can be more, beside products in 8 bits
+            return maximum(work.saved_bytes - saved_bytes, 0.0)  # what is kept can be more, beside products in 8 bits
         return minimum(self.every, layers) * work.saved_bytes
 
 

@@ -36,7 +36,7 @@ from lablib.signature import check_fields
 ATTENTIONS = ("flash", "unfused")
 SELECTIVE = ("attention", "products")
 _AMOUNTS = (
-    *("passes_norm", "passes_activation", "passes_residual", "copies", "loss_bytes", "loss_kept_bytes"),
+    *("passes_norm", "passes_activation", "passes_residual", "copies", "loss_bytes", "loss_saved_bytes"),
     *("loss_peak_bytes", "split_loss_peak_bytes", "calls_per_kernel", "gradient_bytes", "float16_gradient_bytes"),
     *("narrow_gradient_bytes", "extra_gradient_bytes", "bucket_bytes"),
 )
@@ -57,7 +57,7 @@ class Stack:
             backward, by a norm, by the MLP's activation, and by bias, dropout and residual.
         copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
         loss_bytes: bytes moved for one logit by the loss, forward and backward together.
-        loss_kept_bytes, loss_peak_bytes: of one logit: kept until backward, and besides while that is at work.
+        loss_saved_bytes, loss_peak_bytes: of one logit: kept until backward, and besides while that is at work.
         split_loss_peak_bytes: the same where tensor ranks split the vocabulary, if it is another number.
         calls_per_kernel: what the host has to do for one kernel, in eager operators: views, autograd, Python.
         selective: what selective recomputation repeats: "attention" (its core), or "products" (every second one, and
@@ -99,7 +99,7 @@ class Stack:
     passes_residual: tuple[float, float] = (3, 1)
     copies: float = 0
     loss_bytes: float = 20.0
-    loss_kept_bytes: float = 4.0
+    loss_saved_bytes: float = 4.0
     loss_peak_bytes: float = 2.0
     split_loss_peak_bytes: float | None = None
     calls_per_kernel: float = 2.5
@@ -187,7 +187,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 attention_generation=1,
                 passes_norm=(2, 4),
                 loss_bytes=6 + 2 * 14,
-                loss_kept_bytes=2,
+                loss_saved_bytes=2,
                 loss_peak_bytes=8,
                 keeps_gradients=False,
             ),
@@ -196,7 +196,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             # vocabulary is split over ranks, torch's loss_parallel() adds and multiplies them one by one: four.
             Stack("torch-compile-2024", **_COMPILED, loss_bytes=36, loss_peak_bytes=8, split_loss_peak_bytes=12),
             # Read for the softmax's largest and its sum, kept; read again for the gradient, which is written.
-            Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_kept_bytes=2, loss_peak_bytes=2),
+            Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_saved_bytes=2, loss_peak_bytes=2),
             Stack(
                 "megatron-core",
                 attention_generation=4,

@@ -237,7 +237,7 @@ def _offloaded_layer(
     """Activations kept by the host: each layer's go there while the next computes, and come back ahead of backward."""
     if "activations" not in choices.offload:
         return Waiting()
-    size = choices.recompute.kept_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
+    size = choices.recompute.saved_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
     one_way_s = size / choices.host_link.bandwidth_bytes_per_s
     return Waiting(maximum(one_way_s - forward_s, 0.0), maximum(one_way_s - backward_s, 0.0), 2 * one_way_s)
 

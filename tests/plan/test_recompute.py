@@ -23,7 +23,7 @@ def asked(machine):
         on, policy = machine(stack), recompute_policy(text)
         shards = tensor if is_split else 1
         work = layer_work(on, MODEL, Sizes(B, S, tensor, 1, 1, shards))
-        return policy, on.stack, work, policy.kept_bytes(work, on.stack, INPUT / shards, LAYERS)
+        return policy, on.stack, work, policy.saved_bytes(work, on.stack, INPUT / shards, LAYERS)
 
     return ask
 

@@ -51,7 +51,7 @@ EFFECTS = [
     ("passes_residual", (2, 1), (3, 1), part("memory-bound kernels"), {}),
     ("copies", 0, 4, part("memory-bound kernels"), {}),
     ("loss_bytes", 12, 20, part("embedding, head, loss"), {}),
-    ("loss_kept_bytes", 2, 4, of("activation"), {}),
+    ("loss_saved_bytes", 2, 4, of("activation"), {}),
     ("loss_peak_bytes", 2, 8, of("activation"), {}),
     ("split_loss_peak_bytes", 8, 12, of("activation"), {}),
     ("calls_per_kernel", 1, 2, seconds, {"derating": SLOW_HOST}),

@@ -49,7 +49,7 @@ class Stage(NamedTuple):
         layers, is_first, is_last: of the stage.
         entering, whole, tokens: a layer's input, of all tokens where it is one rank's share; the model's.
         sent: the gradient of its input, which a stage that took turns of forward and backward still has.
-        kept: of a layer, from forward to backward, its output among it.
+        saved: of a layer, from forward to backward, its output among it.
         again: of a layer, made a second time for backward.
         inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with; or those of the experts.
         dispatched: what a rank sends to experts.
@@ -71,7 +71,7 @@ class Stage(NamedTuple):
     whole: Numbers
     tokens: Numbers
     sent: Numbers
-    kept: Numbers
+    saved: Numbers
     again: Numbers
     inner: Numbers
     last_weight: Numbers
@@ -102,7 +102,7 @@ class Stage(NamedTuple):
     def holds(self, k: Numbers) -> Moment:
         """k micro-batches from forward to backward. What entered a later stage came in a buffer."""
         received = (1 - self.is_first) * self.entering
-        kept = self.layers * self.kept + self.is_first * (self.entering + self.tokens) + self.is_last * self.head
+        kept = self.layers * self.saved + self.is_first * (self.entering + self.tokens) + self.is_last * self.head
         return Moment(activation=k * kept, communication=k * received)
 
     def at_head(self) -> Moment:
@@ -137,7 +137,7 @@ class Stage(NamedTuple):
         in_ring = self._at_ring(is_later, received, came_back)
         if is_later:
             return [first, activation, second, came_back, *in_ring]
-        left = self.entering + self.whole - self.kept - self.freed
+        left = self.entering + self.whole - self.saved - self.freed
         end = Moment(self.layer_gradient, left, received, self.attention + top * self.entering)
         return [activation.plus(weight), first, second.plus(weight), came_back, *in_ring, end]
 
@@ -150,7 +150,7 @@ class Stage(NamedTuple):
             return []
         kept, wires, made, more = self.in_ring
         gradient = 0.0 if is_later else self.layer_gradient - self.entrance_gradient
-        left = self.entering + self.whole - self.kept - self.freed
+        left = self.entering + self.whole - self.saved - self.freed
         begins = Moment(gradient, left + kept, received + wires, self.entering + made)
         ends = begins.plus(Moment(other=more))
         return [instead.plus(moment.plus(instead, -1.0), self.has_ring) for moment in (begins, ends)]
@@ -169,7 +169,7 @@ def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
     """The largest moments of backward passes, with k of m micro-batches in flight."""
     head, tied, summed = Moment(gradient=stage.head_gradient), Moment(other=stage.tied), Moment(gradient=stage.gradient)
     others = stage.layers - 1
-    above = Moment(gradient=others * stage.layer_gradient, activation=-others * stage.kept)
+    above = Moment(gradient=others * stage.layer_gradient, activation=-others * stage.saved)
     top, bottom = stage.holds(k).plus(head).plus(tied), stage.holds(k).plus(head).plus(tied).plus(above)
     first = [
         stage.holds(k).plus(stage.at_head()),
@@ -228,7 +228,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
     whole = at.rows * choices.model.d_model * on.width
     entering = whole / at.sequence_shards
     work = step.work._replace(saved_bytes=step.work.saved_bytes + entering)
-    kept = policy.kept_bytes(work, on.stack, entering, layers)
+    kept = policy.saved_bytes(work, on.stack, entering, layers)
     again = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
     tied = is_first * is_last * held.tied
     has_ring = bool(np.any(split.context > 1)) and not choices.model.latent
@@ -240,7 +240,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         whole=whole,
         tokens=step.embedding.saved_bytes,
         sent=(1 - is_first) * entering * (split.num_microbatches >= split.pipeline - rank),
-        kept=kept,
+        saved=kept,
         again=again,
         inner=step.work.peak_bytes,
         last_weight=_last_weight(choices, split) * choices.model.d_model * on.width,

@@ -83,17 +83,17 @@ def held_in_backward(on: Machine, model: Transformer, at: Sizes) -> tuple[Number
     """Bytes while the second round's backward begins, when a rank has most.
 
     Returns:
-        kept: queries, keys, values and output with its rows' numbers, from forward.
+        saved: queries, keys, values and output with its rows' numbers, from forward.
         wires: keys and values of all ranks, those that were sent; gradients of both on their way out and in.
         made: the gradient of the output; sums in 32 bits, the first round's gradients, keys and values copied twice.
         later: what there is more, or less, of these once the second round's gradients are made.
     """
     q, kv, row, narrow = _shard(on, model, at)
     own, others = q * narrow, kv * narrow
-    kept = 2 * own + others + row
+    saved = 2 * own + others + row
     wires = at.context * others + others + 2 * kv
     made = own + q + kv + (own + others) + others + others * (at.context > 2)
-    return kept, wires, made, own / 2 + row / 2 - others * (at.context > 2)
+    return saved, wires, made, own / 2 + row / 2 - others * (at.context > 2)
 
 
 def _shard(on: Machine, model: Transformer, at: Sizes) -> _Shard:
