@@ -167,6 +167,14 @@ class NotebookPage:
         ]
         return [f"{output['ename']}: {output['evalue']}" for output in outputs if output["output_type"] == "error"]
 
+    def unfold(self) -> None:
+        """Open every folded section, as a person does who reads on."""
+        folded = self.page.locator(".jp-showHiddenCellsButton")
+        while count := folded.count():
+            folded.last.click()
+            self.page.wait_for_timeout(500)
+            assert folded.count() < count, "a folded section does not open"
+
     def sliders_with_a_figure(self) -> Iterator[Any]:
         """From top to bottom, the handle of every slider whose cell also has a plotly figure, scrolled into view."""
         # JupyterLab keeps every cell in the page and paints those near the screen; what is painted late is waited for.

@@ -1,4 +1,4 @@
-"""Lab 09 as a learner sees it: every cell runs, and the picture of its widget follows the slider."""
+"""Lab 09 as a learner sees it: every cell runs, and the pictures of its widgets follow their sliders, in folded sections too."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ def test_lab_09_runs_in_jupyterlab_and_its_figure_follows_the_slider(server, not
     notebook.run_all()
     assert notebook.errors() == []
 
+    notebook.unfold()
     moved = 0
     for handle in notebook.sliders_with_a_figure():
         before, position = _figure_data(handle), handle.get_attribute("aria-valuenow")

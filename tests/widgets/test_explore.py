@@ -57,8 +57,10 @@ def test_the_first_figure_shows_the_defaults():
 
 def test_a_browser_gets_the_first_traces_with_the_widget():
     """Plotly sends later traces as messages, which a browser that is still loading it does not see."""
-    state = explorer_of(Counted()).figure.get_state()
-    assert len(state["_widget_data"]) == 1 and "xaxis" in state["_widget_layout"]
+    figure = explorer_of(Counted()).figure
+    state = figure.get_state()
+    assert figure.data and [trace["name"] for trace in state["_widget_data"]] == [trace.name for trace in figure.data]
+    assert "xaxis" in state["_widget_layout"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("ranks", 8), ("bandwidth", 2e9), ("buckets", 5), ("overlap", False)])
