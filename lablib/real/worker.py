@@ -27,6 +27,7 @@ from lablib.real.lifetime import die_with_parent
 from lablib.real.measure import measure
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.pickling import Packed, pack, unpack
+from lablib.real.placed import placed
 from lablib.real.rendezvous import MeetingFile
 from lablib.texts import error_text, safe_str, type_name
 
@@ -89,7 +90,7 @@ class Worker:
         if setup.backend == "nccl":
             device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         self._state = FreshState(rank, device)
         self._groups = Groups(setup.backend, device, meeting)
 
@@ -124,6 +125,8 @@ class Worker:
             for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
                 linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
             fn, args, kwargs = unpack(job.program)
+            if self._on_gpu:
+                fn, args, kwargs = placed((fn, args, kwargs), self._device)
             value, measured = measure(partial(_call, fn, args, kwargs), self._wait_for_start, job.trace, self._on_gpu)
             return Finished(self._pack(value), *self._capture.stop(), measured)
         except BaseException as error:  # also SystemExit
