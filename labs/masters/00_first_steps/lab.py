@@ -281,7 +281,8 @@ show(figure_timeline(run.timeline, shown, title="One step, the same work for all
 
 # %% [markdown]
 # Each rank has two lanes, because a GPU can compute and communicate at the same time. A lane is a **stream**: a queue
-# of work done in order. The lower one is named after its process group, *world*. Point at a bar to read what it is.
+# of work done in order. The lower one is named after its process group, *world*. Where the upper lane is blank, the
+# rank only communicates. Point at a bar to read what it is.
 #
 # **Before you run the next cell:** rank 1 gets eight times the data. What will the others do?
 
@@ -381,7 +382,7 @@ def try_seeds():
     return weights[0, 0].item(), data[0, 0].item()
 
 
-try_out(try_seeds, ranks=4, cluster=cluster)  # the first number of each: of the weights equal, of the data not
+try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
 
 # %% tags=["check"] points=2
 check.weights_and_data(weights_and_data)
