@@ -1,4 +1,4 @@
-"""Lab 09 as a learner sees it: every cell runs, and the pictures of its widgets follow their sliders, in folded sections too."""
+"""Lab 09 as a learner sees it: every cell runs, and pictures follow their sliders, in folded sections too."""
 
 from pathlib import Path
 from typing import Any
