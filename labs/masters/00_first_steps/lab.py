@@ -606,7 +606,7 @@ print_text(comparison.reading())
 
 # %% [markdown]
 # Other programs make measured seconds longer, and nobody can say by how much. So here is your comparison beside one
-# that was recorded earlier. Errors and noise are in percent.
+# that was recorded on a quieter one, of another make. Errors and noise are in percent.
 
 # %%
 recorded = recorded_comparison("00")
@@ -618,8 +618,9 @@ comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 # An error of -30 means: predicted too short by 30 percent. **Noise** is half the spread of the five runs, as a share of
 # their median; an error smaller than it says nothing.
 #
-# What explains the rest? Matrix products are predicted best; other operations are priced by their bytes alone. Real
-# ranks start a moment apart, and Python works between operations: predicted waiting and idle are zero.
+# What explains the rest? Matrix products are predicted best: forward and backward of the recorded run. A message must
+# wake a process first, which takes long on busy cores. Real ranks start a moment apart, and Python works between
+# operations: predicted waiting and idle are zero.
 
 # %% [markdown] tags=["instructor"]
 # **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
