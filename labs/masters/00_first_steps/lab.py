@@ -615,7 +615,7 @@ print_text(recorded.reading)
 comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %% [markdown]
-# An error of -30 means: predicted too short by 30 percent. **Noise** is half the spread of the five runs, as a share of
+# An error of -30 means: predicted too short by 30 percent. **Noise** is half the spread of the runs, as a share of
 # their median; an error smaller than it says nothing.
 #
 # What explains the rest? Matrix products are predicted best: forward and backward of the recorded run. A message must
