@@ -24,6 +24,7 @@ import lablib
 from lablib import Block, Memory, Reconciliation, Run, Span, Timeline, Traffic, Transfer, figures
 from lablib.course.expect import Measured
 from lablib.course.result import Hint, Result
+from lablib.course.show_source import Source
 from lablib.errors import DeadlockError, Wait
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
@@ -32,6 +33,7 @@ from lablib.pipeline import Plan, replay
 from lablib.plan import Parallel, Prediction, search
 from lablib.plan.validation import published_rows, score
 from lablib.plan.validation.page import markdown
+from lablib.recorded import RecordedReconciliation
 from lablib.script.report import write_report
 from lablib.widgets import Choice, explore
 
@@ -88,8 +90,12 @@ def explorer(interactive: bool) -> Any:
 
 
 RESULT = Result(MARK, MARK, MARK, "failed", MARK, MARK, MARK, (Measured(MARK, MARK),), MARK, MARK, (MARK,))
+ABOUT = dict.fromkeys(("machine", "ranks", "backend", "date", "torch", "python"), MARK)
+RECORDED = RecordedReconciliation(ABOUT, MARK, MARK, [{"name": MARK}])
 VALUES: dict[str, Callable[[], list[Any]]] = {
     "Reconciliation": lambda: [Reconciliation.of(run_of(), [run_of(2.0)], notes=(MARK,))],
+    "RecordedReconciliation": lambda: [RECORDED],
+    "Source": lambda: [Source(MARK, MARK, True), Source(MARK, MARK, False)],
     "SearchResult": lambda: [found_by_search()],
     "Prediction": lambda: [prediction()],
     "Traffic": lambda: [TRAFFIC],

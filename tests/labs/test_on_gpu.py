@@ -6,7 +6,7 @@ from lablib.course.master import read_master
 from lablib.course.on_gpu import cells_on_gpu
 from lablib.course.places import Lab
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.thorough]
 
 
 @pytest.mark.timeout(900)

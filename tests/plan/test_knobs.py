@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -38,6 +39,8 @@ BASES: tuple[dict[str, Any], ...] = (
     {"model": GPT, "cluster": A100, "parallel": Parallel(pipeline=4), "batch": 8, "stack": "megatron-deepspeed"},
     {"model": GPT, "cluster": A100, "parallel": Parallel(pipeline=2, chunks=2), "batch": 8, "schedule": "interleaved"},
     {"model": GPT, "cluster": A100, "parallel": Parallel(data=4), "batch": 16, "offload": OFFLOAD, "trainable": "all"},
+    {"model": GPT, "cluster": B200, "parallel": Parallel(tensor=8), "batch": 8},
+    {"model": GPT, "cluster": B200.but(uses_nvls=True), "parallel": Parallel(tensor=8), "batch": 8},
 )
 TEXTS = (
     *PRECISIONS,
@@ -119,7 +122,8 @@ def records() -> Iterator[tuple[type, Any]]:
     yield Latent, inside("model", "latent")
     yield type(A100), of("cluster", lambda base: base["cluster"])
     yield type(A100.device), inside("cluster", "device")
-    yield type(A100.inter), inside("cluster", "inter")
+    between, within = inside("cluster", "inter"), inside("cluster", "intra")
+    yield type(A100.inter), lambda *asked: chain(between(*asked), within(*asked))
 
 
 KNOBS = [
