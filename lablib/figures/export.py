@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lablib.figures.show import PLOTLY_MIME
+from lablib.figures.show import PLOTLY_MIME, framed
 from lablib.signature import shown
 
 
@@ -18,6 +18,7 @@ def with_drawn_figures(notebook: Any) -> Any:
     """
     from copy import deepcopy
 
+    import plotly.graph_objects as go
     import plotly.io as pio
     from nbformat import NotebookNode
 
@@ -29,8 +30,8 @@ def with_drawn_figures(notebook: Any) -> Any:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if PLOTLY_MIME in data:
-                figure = {key: data[PLOTLY_MIME].get(key) for key in ("data", "layout")}
+                figure = go.Figure({key: data[PLOTLY_MIME].get(key) for key in ("data", "layout")}, skip_invalid=True)
                 options: dict[str, Any] = {"include_plotlyjs": plotlyjs, "include_mathjax": False}
-                data["text/html"] = pio.to_html(figure, full_html=False, validate=False, **options)
+                data["text/html"] = framed(figure, pio.to_html(figure, full_html=False, validate=False, **options))
                 plotlyjs = False
     return notebook

@@ -1,7 +1,9 @@
 """A figure at the end of a notebook cell: the picture, then its sentence and its table as plain HTML.
 
 The sentence and the table need no JavaScript and are read aloud by a screen reader. The picture is sent twice: as
-plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbconvert --to html` keeps.
+plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbconvert --to html` keeps. The HTML has the
+figure as plain SVG too, which is seen until plotly's script draws: for ever, where there is no script or no network. A
+screen reader meets the picture as one image with the sentence as its name.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import plotly.graph_objects as go
 
 from lablib.figures.describe import describe, table
-from lablib.markup import paragraph
+from lablib.figures.svg import figure_svg
+from lablib.figures.theme import THEME_CSS
+from lablib.markup import in_html, paragraph
 from lablib.markup import table_html as plain_table
 from lablib.signature import checked
 
@@ -20,6 +24,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
+MAX_SVG_BYTES = 300_000  # a picture of more is left out of the notebook: the sentence and the table stay
+
+# JupyterLab draws plotly's JSON itself, in the output before the caption: nothing but a script can name that element.
+_NAME_THE_PICTURE = """<script>(() => {
+  const words = document.currentScript.closest(".jp-OutputArea-child");
+  const picture = words?.previousElementSibling?.querySelector(".jp-OutputArea-output");
+  if (picture && !picture.querySelector("[role=img]")) {
+    picture.setAttribute("role", "img");
+    picture.setAttribute("aria-label", words.querySelector(".lablib-caption p").textContent);
+  }
+})()</script>"""
+# Plotly's own element has a height before anything is drawn, so it is shown only when there is plotly.
+_SHOW_THE_LIVE_ONE = """<script>(() => {
+  const figure = document.currentScript.parentElement, live = figure.querySelector(".lablib-live");
+  if (!window.Plotly) return;
+  figure.querySelector(".lablib-static").style.display = "none";
+  live.style.display = "block";
+  live.querySelectorAll(".js-plotly-plot").forEach(plot => Plotly.Plots.resize(plot));
+})()</script>"""
 MAX_ROWS = 200
 
 
@@ -31,7 +54,7 @@ def show(figure: go.Figure) -> None:
     # The caption below says what the subtitle says; a reader should not meet it twice.
     bare = without_subtitle(figure)
     display(picture_bundle(bare), raw=True)
-    display(HTML(caption_html(figure)))
+    display(HTML(caption_html(figure) + _NAME_THE_PICTURE + f"<style>{THEME_CSS}</style>"))
 
 
 def without_subtitle(figure: go.Figure) -> go.Figure:
@@ -63,9 +86,25 @@ def picture_bundle(figure: go.Figure, plotlyjs: Literal["cdn"] | bool = "cdn") -
     picture = pio.to_html(figure, include_plotlyjs=plotlyjs, include_mathjax=False, full_html=False, validate=False)  # pyright: ignore
     return {
         PLOTLY_MIME: json.loads(figure.to_json() or "{}"),
-        "text/html": picture,
+        "text/html": framed(figure, picture),
         "text/plain": describe(figure) or "figure",
     }
+
+
+def framed(figure: go.Figure, live_html: str) -> str:
+    """Plotly's HTML of the figure, named for a screen reader; the static picture stands there until it is drawn."""
+    name, live = (
+        in_html(describe(figure) or "figure"),
+        f'<div class="lablib-live" style="display:none">{live_html}</div>',
+    )
+    static = f'<div class="lablib-static">{static_svg(figure)}</div>'
+    return f'<div class="lablib-figure" role="img" aria-label="{name}">{static}{live}{_SHOW_THE_LIVE_ONE}</div>'
+
+
+def static_svg(figure: go.Figure) -> str:
+    """The figure as SVG; nothing for one that is too large to keep."""
+    svg = figure_svg(figure)
+    return svg if len(svg) <= MAX_SVG_BYTES else ""
 
 
 def caption_html(figure: go.Figure) -> str:

@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from lablib.errors import LaunchError
 from lablib.figures.describe import describe, table
-from lablib.figures.show import table_html
+from lablib.figures.show import caption_html, static_svg, table_html, without_subtitle
+from lablib.markup import paragraph
 from lablib.widgets.controls import Control
 from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText
@@ -38,10 +39,12 @@ class Explorer:
         self.controls = {control.name: control.widget() for control in controls}
         self.message, self.caption = LiveText(is_urgent=True), LiveText()
         # The widget begins with its traces: a browser still loading plotly would lose those that are added later.
+        self._figure: go.Figure | None = None
+        self._place = FitWidth()
         self._drawn = self._computed() or EMPTY
         self.figure = go.FigureWidget(go.Figure(self._drawn))
         self.figure._config = self.figure._config | {"responsive": True}  # see FitWidth
-        parts = [*self.controls.values(), self.message, self.figure, FitWidth(), self.caption]
+        parts = [*self.controls.values(), self.message, self.figure, self._place, self.caption]
         self.panel = ipywidgets.VBox(parts, layout={"width": "100%"})
         _align(list(self.controls.values()), [control.label for control in controls])
         for widget in self.controls.values():
@@ -70,11 +73,30 @@ class Explorer:
             self.message.text = f"! {type(error).__name__}: {error}"
             raise
         self.message.text = ""
+        self._figure, self._place.name = figure, describe(figure)
         self.caption.text, self.caption.table_html = describe(figure), table_html(table(figure), is_folded=False)
         return props_of(figure)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.panel._repr_mimebundle_(**options)
+
+    def _ipython_display_(self) -> None:
+        """Show the panel, and before it what stands for it where no kernel runs: picture, sentence and table.
+
+        A saved notebook keeps no widgets (one figure would be megabytes), so it is blank elsewhere. In JupyterLab the
+        panel hides the two outputs that stand for it.
+        """
+        from IPython.display import HTML, display
+
+        if self._figure is not None:
+            bare, words = without_subtitle(self._figure), describe(self._figure)
+            display({"image/svg+xml": static_svg(bare), "text/plain": words}, raw=True)
+            note = paragraph("The controls of this figure need a running kernel: this is how it begins.")
+            display(HTML(f'<div class="lablib-without-kernel">{note}{caption_html(self._figure)}</div>'))
+        # Where widgets are not known, their names in Python are shown instead of them: a short word is kinder.
+        bundle: Any = self.panel._repr_mimebundle_()
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        display(dict(data) | {"text/plain": "(controls)"}, raw=True)
 
 
 def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:

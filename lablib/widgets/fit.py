@@ -1,15 +1,21 @@
-"""Keep a plotly widget as wide as the notebook.
+"""What a plotly widget needs of its place: to be as wide as the notebook, to be named, and to hide what stands for it.
 
 A `FigureWidget` draws itself before it is on the page, so it assumes 700 pixels, and it looks again only when the
 browser window is resized. This empty widget watches the width of its place and announces a change as such a resize.
+
+It also names the figure beside it for a screen reader, and hides the two outputs before the widget: the static picture
+and its words, which a saved notebook shows where no kernel runs (explorer.py).
 """
 
 from __future__ import annotations
 
 import anywidget
+import traitlets
+
+from lablib.figures.theme import THEME_CSS
 
 _ESM = """
-function render({ el }) {
+function render({ model, el }) {
   el.style.cssText = "height:0;width:100%";
   let width = 0;
   const watch = new ResizeObserver(() => {
@@ -19,6 +25,20 @@ function render({ el }) {
     }
   });
   watch.observe(el);
+  const name = () => {
+    const plot = el.parentElement?.querySelector(".js-plotly-plot");
+    if (!plot) return requestAnimationFrame(name);
+    plot.setAttribute("role", "img");
+    plot.setAttribute("aria-label", model.get("name"));
+  };
+  model.on("change:name", name);
+  requestAnimationFrame(name);
+  const hide = () => {
+    const words = el.closest(".jp-OutputArea-child")?.previousElementSibling;
+    if (!words?.querySelector(".lablib-without-kernel")) return;
+    for (const output of [words, words.previousElementSibling]) output.style.display = "none";
+  };
+  requestAnimationFrame(hide);
   return () => watch.disconnect();
 }
 export default { render };
@@ -26,6 +46,12 @@ export default { render };
 
 
 class FitWidth(anywidget.AnyWidget):
-    """Nothing to see; stands in the same box as the figure, whose config must be `responsive`."""
+    """Nothing to see; stands in the same box as the figure, whose config must be `responsive`.
+
+    Attributes:
+        name: the figure in a sentence.
+    """
 
     _esm = _ESM
+    _css = THEME_CSS
+    name = traitlets.Unicode("figure").tag(sync=True)

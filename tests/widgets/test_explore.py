@@ -143,6 +143,25 @@ def test_the_notebook_gets_the_panel():
     assert "application/vnd.jupyter.widget-view+json" in (data[0] if isinstance(data, tuple) else data)
 
 
+def test_a_saved_notebook_has_picture_sentence_and_table_before_the_panel(monkeypatch):
+    outputs: list[dict[str, Any]] = []
+
+    def display(value, raw=False):
+        outputs.append(value if raw else {"text/html": value.data})
+
+    monkeypatch.setattr("IPython.display.display", display)
+    explorer = explorer_of(Counted())
+    explorer.controls["ranks"].value = 8
+    explorer._ipython_display_()
+    picture, words, panel = outputs
+    assert picture["image/svg+xml"].startswith("<svg") and "<script" not in picture["image/svg+xml"]
+    assert picture["text/plain"] == explorer.caption.text == explorer._place.name
+    assert explorer.caption.text in words["text/html"] and "<table" in words["text/html"]
+    assert "need a running kernel" in words["text/html"] and "<script" not in words["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in panel
+    assert sum(len(text) for output in outputs[:2] for text in output.values()) < 100_000
+
+
 def test_a_redraw_takes_less_than_100_ms():
     explorer = explorer_of(Counted())
     seconds = []

@@ -1,0 +1,54 @@
+"""Figures in the dark theme of JupyterLab: a style sheet that gives what is neutral in a figure the theme's colours.
+
+Plotly takes no colours from a page, but it draws SVG whose neutral colours are the constants of style.py: paper, ink,
+grid, idle time. The sheet finds elements by these, under the mark that JupyterLab sets on the page of a dark theme. The
+colours of kinds of work stay as they are, but for two blues that would be lost on black. On all other pages, and where
+a sheet is not allowed, a figure is a white card.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from lablib.figures.style import COMPUTE, FAINT_INK, GRID, INK, LOOKS, MEMORY_LOOKS
+
+PAGE = "#111111"  # JupyterLab's --jp-layout-color0 of the dark theme
+# Light -> dark, for areas, for texts and for lines.
+AREAS = MappingProxyType(
+    {
+        "#FFFFFF": PAGE,
+        LOOKS["idle"].color: "#3A3A3A",
+        INK: "#E6E6E6",
+        MEMORY_LOOKS["parameter"].color: "#6A6AB8",
+        COMPUTE.color: "#4F74B3",
+    }
+)
+TEXTS = MappingProxyType({INK: "#E6E6E6", FAINT_INK: "#B5B5B5"})
+LINES = MappingProxyType(
+    {INK: "#E6E6E6", FAINT_INK: "#B5B5B5", GRID: "#383838", "#C4C4C4": "#6A6A6A", "#000000": "#E6E6E6"}
+)
+
+
+def browser_color(color: str) -> str:
+    """A colour as browsers write it: #222222 is rgb(34, 34, 34)."""
+    if len(color) == 7 and color.startswith("#"):
+        return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
+    return color
+
+
+def _rules() -> list[str]:
+    """For each neutral colour: what has it on a page of the dark theme gets the other one."""
+    tags = {"fill": ((AREAS, ("rect", "path", "circle", "polygon")), (TEXTS, ("text",))), "stroke": ((LINES, ("",)),)}
+    found = [_rule(".main-svg", "background", "#FFFFFF", PAGE)]
+    for what, groups in tags.items():
+        for colors, names in groups:
+            found += [_rule(name, what, light, dark) for light, dark in colors.items() for name in names]
+    return found
+
+
+def _rule(tag: str, what: str, light: str, dark: str) -> str:
+    element = f'{tag}[style*="{what}: {browser_color(light)}"]'
+    return f'[data-jp-theme-light="false"] :is(.js-plotly-plot, .lablib-static) {element} {{{what}: {dark} !important}}'
+
+
+THEME_CSS = "\n".join(_rules())

@@ -1,0 +1,143 @@
+"""Static pictures: every figure as plain SVG that says what the figure says, and figures that follow a theme."""
+
+# plotly makes its properties at run time, so the type checker does not know them
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import re
+import sys
+from html import unescape
+from typing import Any
+from xml.etree import ElementTree
+
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lablib import figures
+from lablib.figures import describe, figure_lines, figure_timeline
+from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
+from lablib.figures.style import FAINT_INK, INK
+from lablib.figures.svg import figure_svg
+from lablib.figures.theme import AREAS, PAGE, TEXTS, THEME_CSS
+from lablib.run import Span, Timeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(figure: go.Figure) -> ElementTree.Element:
+    """The picture, read as XML."""
+    return ElementTree.fromstring(figure_svg(figure))
+
+
+def words(picture: ElementTree.Element) -> str:
+    return " ".join(text.strip() for text in picture.itertext() if text.strip())
+
+
+def test_every_figure_function_is_among_the_figures(all_figures):
+    """What holds for these figures holds for every kind of figure there is."""
+    titles = {name.removeprefix("figure_") for name in vars(figures) if name.startswith("figure_")}
+    tried = {"network" if name == "topology" else name for name in titles}
+    assert len(tried) <= len(all_figures)
+
+
+def test_every_figure_has_a_picture_without_script_named_by_its_sentence(all_figures):
+    for name, figure in all_figures.items():
+        picture = drawn(figure)
+        assert picture.get("role") == "img" and describe(figure) in (picture.get("aria-label") or ""), name
+        tags = {element.tag.removeprefix(SVG) for element in picture.iter()}
+        assert not tags & {"script", "image", "foreignObject", "a"}, name
+        assert not re.search(r"https?://(?!www\.w3\.org)", figure_svg(figure)), name
+        assert len(figure_svg(figure)) < MAX_SVG_BYTES, name
+
+
+def test_every_part_of_a_picture_stands_inside_it(all_figures):
+    for name, figure in all_figures.items():
+        picture = drawn(figure)
+        width, height = (float(end) for end in (picture.get("viewBox") or "").split()[2:])
+        for box in picture.iter(f"{SVG}rect"):
+            x, y, w, h = (float(box.get(key) or 0) for key in ("x", "y", "width", "height"))
+            assert -1 <= x <= x + w <= width + 1 and -1 <= y <= y + h <= height + 1, (name, box.attrib)
+        for text in picture.iter(f"{SVG}text"):
+            assert -1 <= float(text.get("y") or 0) <= height, (name, "".join(text.itertext()))
+
+
+def test_titles_of_axes_marks_and_legend_are_written(all_figures):
+    for name, figure in all_figures.items():
+        said = words(drawn(figure))
+        for axis in ("xaxis", "yaxis"):
+            title = figure.layout[axis].title.text
+            assert not title or figure.layout[axis].visible is False or title in said, (name, title)
+        if figure.layout.showlegend:
+            assert all(t.name in said for t in figure.data if t.name and t.showlegend is not False), name
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8))
+def test_bars_are_as_long_as_their_spans(pieces):
+    spans, now_s = [], 0.0
+    for gap_s, time_s in pieces:
+        spans.append(Span(0, "compute", "mm", "forward", now_s + gap_s, now_s + gap_s + time_s))
+        now_s = spans[-1].end_s
+    figure = without_subtitle(figure_timeline(Timeline.of(spans, 1)))
+    blue = [box for box in drawn(figure).iter(f"{SVG}rect") if "rgb(0, 114, 178)" in (box.get("style") or "")]
+    lengths = [float(box.get("width") or 0) for box in blue if float(box.get("height") or 0) > 14]
+    pixels_per_s = sum(lengths) / sum(time_s for _, time_s in pieces)
+    for length, (_, time_s) in zip(lengths, pieces, strict=True):
+        assert length == pytest.approx(max(time_s * pixels_per_s, 0.6), abs=1.2)
+
+
+def test_a_logarithmic_axis_puts_equal_factors_at_equal_distances():
+    figure = figure_lines([1, 10, 100], {"a": [1.0, 10.0, 100.0]}, "size", "time", "B", "s", log_x=True, log_y=True)
+    (line,) = drawn(figure).iter(f"{SVG}polyline")
+    (a, b), (c, d), (e, f) = ([float(v) for v in point.split(",")] for point in (line.get("points") or "").split())
+    assert c - a == pytest.approx(e - c, abs=0.2) and b - d == pytest.approx(d - f, abs=0.2) and b > d
+
+
+def test_a_picture_that_is_too_large_is_left_out(monkeypatch, all_figures):
+    # By its module: the package has a function of the same name.
+    monkeypatch.setattr(sys.modules["lablib.figures.show"], "MAX_SVG_BYTES", 1000)
+    assert static_svg(all_figures["timeline"]) == ""
+
+
+# ---- how they reach the reader ----
+
+
+def test_every_figure_shown_is_one_image_with_its_sentence_as_name(all_figures):
+    for name, figure in all_figures.items():
+        page = picture_bundle(figure, plotlyjs=False)["text/html"]
+        (label,) = re.findall(r'<div class="lablib-figure" role="img" aria-label="([^"]*)">', page)
+        assert unescape(label) == describe(figure), name
+        assert page.index("<svg") < page.index("Plotly.newPlot"), name
+
+
+def test_show_names_the_picture_that_jupyterlab_draws(all_figures, monkeypatch):
+    outputs: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", lambda value, raw=False: outputs.append(value))
+    show(all_figures["timeline"])
+    said = outputs[1].data
+    assert 'setAttribute("role", "img")' in said and 'setAttribute("aria-label"' in said
+    assert said.startswith(caption_html(all_figures["timeline"])) and THEME_CSS in said
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_can_be_read_in_both_themes():
+    for ink in (INK, FAINT_INK):
+        assert contrast(ink, "#FFFFFF") >= 4.5 and contrast(TEXTS[ink], PAGE) >= 4.5
+    assert AREAS["#FFFFFF"] == PAGE
+
+
+def test_the_sheet_acts_on_a_dark_page_alone():
+    rules = [rule for rule in THEME_CSS.splitlines() if rule]
+    assert rules and all(rule.startswith('[data-jp-theme-light="false"] ') for rule in rules)
