@@ -34,13 +34,14 @@ check
 # own: there are three hints, and the first is a nudge. To begin afresh, run `lab reset 00` in a terminal: it keeps
 # your old copy beside the new one.
 #
-# The next cell holds the settings. Run it as it is; change it on a second reading.
+# The next cell holds the settings. Run it as it is; change it on a second reading. A `dgx-h100` is a computer by NVIDIA
+# with eight H100 GPUs; NVLink, a fast connection, joins them.
 
 # %% tags=["parameters"]
-backend: str = "sim"  # sim | gloo | nccl
+backend: str = "sim"  # sim | gloo | nccl: a simulated cluster, processes on this machine, or real GPUs
 ranks: int = 8  # copies of the program, 2 or more
 real_ranks: int = 2  # copies that run as real processes on this machine, 2 or more
-cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100 | laptop
+cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100 | laptop: what is simulated
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # small matrices
 
@@ -73,6 +74,7 @@ def hello():
     return 10 * rank
 
 
+assert min(ranks, real_ranks) >= 2, f"ranks and real_ranks must be 2 or more: got {ranks} and {real_ranks}."
 run = launch(hello, ranks=ranks, cluster=cluster, backend=backend)
 print("".join(run.stdout), "\nvalues:", run.values)
 
@@ -114,16 +116,21 @@ def add_8_mb():
 
 
 sent_mb = launch(add_8_mb, ranks=8).traffic.sent_bytes(rank=0) / 1e6
-n, size_mb = 8, 8.0
-print(f"guessed {my_guess_mb}, sent {sent_mb:g} MB, by the formula {2 * (n - 1) / n * size_mb:g} MB")
+print(f"guessed {my_guess_mb}, sent {sent_mb:g} MB")
 
 # %% [markdown]
 # If each GPU sent its 8 MB to the seven others, it would send 56 MB. The **ring** sends less: each of n ranks passes
-# small pieces of partial sums to its neighbour, first to add them up, then to hand out the result. That is 2(n-1)/n
-# times the tensor, never more than twice.
-#
-# Together, ranks cannot send less than that, unless the switch between the GPUs helps. Those of a DGX H100 can add by
-# themselves (NVLink SHARP): then each GPU sends (n+1)/n times the tensor. Here the ranks do the adding.
+# small pieces of partial sums to its neighbour, first to add them up, then to hand out the result. In each half it
+# sends (n-1)/n of the tensor, so 2(n-1)/n times the tensor in all, never more than twice:
+
+# %%
+for n in (2, 4, 8):
+    sent_mb = launch(add_8_mb, ranks=n).traffic.sent_bytes(rank=0) / 1e6
+    print(f"{n} ranks: sent {sent_mb:g} MB, by the formula {2 * (n - 1) / n * 8:g} MB")
+
+# %% [markdown]
+# Ranks alone cannot send less; only a switch that adds numbers itself, as a DGX H100 has, can save more. Small tensors
+# take fewer, larger steps along a tree: lab 08.
 
 # %% [markdown]
 # **Exercise 1.** Write the mean over ranks, with one `all_reduce`. It must hold for any number of ranks and any shape,
@@ -142,10 +149,11 @@ def mean_over_ranks(x):
 
 # %%
 def try_mean():
-    return mean_over_ranks(torch.tensor([float(dist.get_rank())]))
+    rank = dist.get_rank()
+    return mean_over_ranks(torch.tensor([1.0 * rank, 10.0 * rank]))
 
 
-try_out(try_mean, ranks=4, cluster=cluster)  # 0, 1, 2 and 3: each should return 1.5
+try_out(try_mean, ranks=4, cluster=cluster)  # each should return a tensor of 1.5 and 15
 
 # %% tags=["check"] points=1
 check.mean_over_ranks(mean_over_ranks)
@@ -174,13 +182,14 @@ print("values:", run.values)
 # All ranks run the same function; `if` gives one of them a part of its own. Each `send` needs a `recv` on the other
 # side, with a tensor of the same size and type to write into.
 #
-# On the simulator and with gloo, which carries messages between processes, `send` and `recv` return when the message
-# has passed. NCCL, its counterpart for GPUs, only queues them on the GPU, and the GPU waits.
+# With NCCL, NVIDIA's library for messages between GPUs, both calls only queue the message, and the GPU waits. With
+# gloo, its counterpart for processes, and on the simulator they return when the message has passed: a rank that sends
+# can do nothing else meanwhile.
 
 # %% [markdown]
-# So a rank that sends can do nothing else meanwhile. `dist.isend` begins a send and returns at once, with a handle;
-# `handle.wait()` returns when the message has passed. Until then leave the tensor as it is. Here rank 0 multiplies
-# after sending, or while it sends:
+# `dist.isend` begins a send and returns at once, with a handle; `handle.wait()` returns when the message has passed.
+# Until then leave the tensor as it is. Here rank 0 multiplies after sending, or while it sends. The **makespan** is the
+# time from the launch to the end of the last work:
 
 
 # %%
@@ -199,13 +208,17 @@ def send_and_multiply(wait_first):
 
 for wait_first in (True, False):
     run = launch(send_and_multiply, wait_first, ranks=2, cluster=cluster)
-    print("wait first:", wait_first, " time:", format_quantity(run.timeline.makespan_s, "s"))
+    print("wait first:", wait_first, " makespan:", format_quantity(run.timeline.makespan_s, "s"))
+
+# %% [markdown]
+# The difference is the message, which the product hides. On `dgx-h100` it takes 37 µs: 16 MB at 450 GB/s take 35.6 µs,
+# and the simulator adds 1.9 µs that even the smallest message needs.
 
 # %% [markdown]
 # **Exercise 2.** The ranks stand in a circle. Each gives `x` to its right neighbour and returns what its left one gave.
 # Right of rank r is (r + 1) % n: the remainder by n, so that rank 0 is right of the last.
 #
-# Budget: the time of two messages, for any number of ranks from 2 up. If all receive first, nobody ever sends.
+# Budget: the time of two messages, for any number of ranks from 2 up.
 
 
 # %% tags=["exercise"]
@@ -281,8 +294,8 @@ show(figure_timeline(run.timeline, shown, title="One step, the same work for all
 
 # %% [markdown]
 # Each rank has two lanes, because a GPU can compute and communicate at the same time. A lane is a **stream**: a queue
-# of work done in order. The lower one is named after its process group, *world*. Where the upper lane is blank, the
-# rank only communicates. Point at a bar to read what it is.
+# of work done in order. The lower one is named after its process group, *world*. Communication is **hidden** while the
+# rank computes, and **exposed** where the upper lane is blank. Point at a bar to read what it is.
 #
 # **Before you run the next cell:** rank 1 gets eight times the data. What will the others do?
 
@@ -302,12 +315,12 @@ seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
 
 # %% [markdown]
 # Every second of a rank is one of four: **busy** computing; **exposed**, communicating while it computes nothing;
-# **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean. (MFU, model
-# FLOPs utilization, is the share of the GPU's peak speed that was used.)
+# **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean over all ranks.
+# (MFU is the share of the GPUs' peak speed that the training step used.)
 
 # %% [markdown]
 # These are predicted seconds of the simulated cluster, not seconds of your computer. They come out the same on any
-# laptop, every time. The **makespan** is the time from the launch to the end of the last work:
+# laptop, every time:
 
 # %%
 again = launch(step, side, side, 8, ranks=ranks, cluster=cluster)
@@ -388,7 +401,7 @@ try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
 check.weights_and_data(weights_and_data)
 
 # %% [markdown] minutes=6
-# ## A deadlock, and its diagnosis
+# ## Two ranks swap a number
 #
 # Two ranks want to swap a number. Each first receives, then sends. Read the program and predict: who sends first?
 
@@ -411,7 +424,7 @@ except LaunchError as error:
 # %% [markdown]
 # Nobody does. Each waits for a message that the other would send afterwards: a **deadlock**. The simulator sees that no
 # rank can go on, and says for each what it waits for and in which line. (A tag is a number that tells messages apart; 0
-# unless you give one.) As a picture:
+# unless you give one. A send is posted once it has begun.) As a picture:
 
 # %%
 show(figure_waits(deadlock))
@@ -436,6 +449,8 @@ except LaunchError as error:
     print_error(error)
 
 # %% [markdown]
+# `all_reduce #0` is the first call in its group: calls are counted from 0.
+#
 # **Exercise 4.** Mend it: rank 0 returns the text, all others return `None`, and the ranks communicate once. The
 # check's budget is the bytes of one `all_reduce`.
 
@@ -469,7 +484,7 @@ check.report(report)
 # %% [markdown] minutes=8
 # ## Something breaks
 #
-# A correct program can stop as well. Llama 3 was trained on 16,384 GPUs, and in 54 days something unexpected
+# A correct program can stop as well. Llama 3 405B was trained on 16,384 GPUs, and in 54 days something unexpected
 # interrupted it 419 times: once in three hours.
 #
 # We let rank 1 die in the middle of a step. Nobody tells the others. Predict: where will each of them be found?
@@ -513,12 +528,24 @@ pd.DataFrame(run.values).rename_axis("rank")
 # %% [markdown]
 # The sum hands the NaN to everybody, and afterwards all ranks look alike. Who had it can be told only before.
 #
-# **Exercise 5.** Before the sum, find out which ranks hold a number that is not finite: NaN, or infinite of either
-# sign. Every rank returns the same sorted list, an empty one if all is well. Leave `grad` as it is.
+# Ranks tell each other something with one more collective. `dist.all_gather(tensors, x)` fills a list of n tensors, all
+# of the shape and type of `x`: the r-th with what rank r gave.
+
+
+# %%
+def ask_everybody():
+    answers = [torch.zeros(1) for _ in range(dist.get_world_size())]
+    dist.all_gather(answers, torch.tensor([10.0 * dist.get_rank()]))
+    return [answer.item() for answer in answers]
+
+
+print("values:", launch(ask_everybody, ranks=3, cluster=cluster).values)
 
 # %% [markdown]
-# Budget: one collective, and no more than one number from each rank to each. `dist.all_gather(tensors, x)` is a
-# collective that fills a list of n tensors: the r-th with what rank r gave as `x`.
+# **Exercise 5.** Before the sum, find out which ranks hold a number that is not finite: NaN, or infinite of either
+# sign. Every rank returns the same sorted list, an empty one if all is well. Leave `grad` as it is.
+#
+# Budget: one collective, in which every rank tells the others one number.
 
 
 # %% tags=["exercise"]
@@ -556,8 +583,8 @@ machine = this_machine(ranks=real_ranks, backend=real)
 print(f"{machine.device.name}, measured on {machine.profile['date']}")
 
 # %% [markdown]
-# What was measured, beside what the catalogue says of an H100. FLOP/s are floating-point operations in a second; a
-# multiplication and an addition are two of them.
+# What was measured, beside what the simulator reckons with for an H100: it has a catalogue of known machines. FLOP/s
+# are floating-point operations in a second; a multiplication and an addition are two of them.
 
 
 # %%
@@ -574,10 +601,11 @@ def speeds(cluster):
 pd.DataFrame({"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))})
 
 # %% [markdown]
-# The smallest operation is launched and run. A **hop** is one message between two ranks, in a collective that runs
-# already: over NVLink, which joins the GPUs of a node, it takes 1.9 us; here it must wake another process. What the
-# call adds, the catalogue does not know, and counts as nothing.
-#
+# The smallest operation is launched and run; for GPUs the catalogue has a rough 5 µs. A **hop** is one message between
+# two ranks, in a collective that runs already: NCCL reckons with 1.9 µs over NVLink; here it must wake another process.
+# NCCL adds some microseconds for the call itself; the catalogue does not, and counts it as nothing.
+
+# %% [markdown]
 # The next program has four layers. `phase` names a part of it, so that it can be left out.
 
 
@@ -599,7 +627,9 @@ show(comparison.figure())
 
 # %% [markdown]
 # `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five
-# times. It draws the run in the middle. Was your machine quiet, and what can be read if it was not?
+# times. It draws the run in the middle. An **error** of -30% means: predicted too short by 30 percent. **Noise** is
+# half the spread of the runs, as a share of their median; an error smaller than it says nothing. Was your
+# machine quiet?
 
 # %%
 print_text(comparison.reading())
@@ -615,12 +645,10 @@ print_text(recorded.reading)
 comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %% [markdown]
-# An error of -30 means: predicted too short by 30 percent. **Noise** is half the spread of the runs, as a share of
-# their median; an error smaller than it says nothing.
-#
-# What explains the rest? Matrix products are predicted best: forward and backward of the recorded run. A message must
-# wake a process first, which takes long on busy cores. Real ranks start a moment apart, and Python works between
-# operations: predicted waiting and idle are zero.
+# What explains errors larger than the noise? Row by row: `forward` and `backward` compute at the speeds that were
+# calibrated, a little faster or slower this time. In `all_reduce` a message must wake a process first, which takes long
+# on busy cores. `waiting`: real ranks start a moment apart; `idle`: Python works between operations. Both are predicted
+# as zero, an error of -100.
 
 # %% [markdown] tags=["instructor"]
 # **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
@@ -653,9 +681,9 @@ explore(simulate, figure_timeline, controls, interactive, examples)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# The smallest operation on a GPU takes about 5 microseconds, and these are small: the rows hardly matter.
-# Communication takes the largest part on `laptop`, whose processes exchange messages slowly. Among the GPUs it does so
-# on `pcie-a100`, which lacks NVLink.
+# The simulator reckons with about 5 µs for the smallest operation on a GPU, and these are small: the rows hardly
+# matter. Communication takes the largest part on `laptop`, whose processes exchange messages slowly. Among the GPUs it
+# does so on `pcie-a100`, which lacks NVLink.
 #
 # </details>
 
@@ -665,7 +693,8 @@ explore(simulate, figure_timeline, controls, interactive, examples)
 # Time is one budget, memory the other: an H100 has 80 GB. Backward needs what forward computed. A result that forward
 # must keep for it is an **activation**.
 #
-# `train` has four layers. Predict: when does a rank's memory rise, and when does it fall?
+# `train` has four layers; their weights are its **parameters**. Predict: when does a rank's memory rise, and when does
+# it fall?
 
 # %%
 num_layers, rows, width = 4, 2 * side, side // 2
@@ -684,7 +713,7 @@ print_text(run.memory.explain(rank=0))
 # %% [markdown]
 # (`threshold_backward` is PyTorch's name for the backward of `relu`.) Such sizes can be known beforehand. In each layer
 # weights and gradients have `width` x `width` numbers of 4 bytes, activations `rows` x `width`. One more of these lives
-# while `relu` reads the last product. Formula beside count:
+# while `relu` reads the last product. Formula beside count; "own peak" is the most that there was of one kind:
 
 # %%
 weights = num_layers * width**2 * 4
@@ -734,7 +763,7 @@ except LaunchError as error:
 #
 # - A distributed program is one function run by many **ranks**, which share nothing but messages.
 # - A **collective** needs every rank of its group; `send` needs a `recv`. Break that, and the program hangs.
-# - A rank of an `all_reduce` sends up to twice its tensor, however many ranks there are.
+# - With the ring, a large `all_reduce` makes each rank send up to twice its tensor, however many ranks there are.
 # - The slowest rank sets the pace, and a dead one stops everybody.
 # - Equal weights, and one order of the data, need equal seeds; noise needs different ones.
 # - Predict, run, reconcile: the gap shows what the prediction leaves out.
@@ -750,7 +779,10 @@ except LaunchError as error:
 # **Sources.**
 #
 # - PyTorch, *Distributed communication package: torch.distributed*: every call used here, and the time limits.
-# - PyTorch, *torch.utils.data.distributed.DistributedSampler*: one order of the data for all ranks.
+# - PyTorch, *torch.utils.data*, section DistributedSampler: one order of the data for all ranks.
+# - S. Bekman, *Machine Learning Engineering*, and NVIDIA, *H100 Tensor Core GPU*, datasheet: the catalogue's speeds
+#   and memory. NVIDIA, NCCL, `src/graph/tuning.cc`: 1.9 µs a hop (ring, protocol LL128). The 5 µs of an operation are a
+#   rough figure that nobody measured. `find_cluster("dgx-h100").device.source` has the rest.
 # - F. Darema, D. George, V. Norton, G. Pfister, "A single-program-multiple-data computational model for EPEX/FORTRAN",
 #   Parallel Computing 7(1), 1988: SPMD.
 # - P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel
