@@ -167,21 +167,18 @@ def _expect_plan(expect: Expect, answer: Any, sizes: list[int], most: int) -> No
     expect.that(f"no bucket is empty ({what})", not empty, saw=", ".join(empty) or "none is", expected="none")
     together = [filled[n] + sizes[after[0]] for n, (_, after) in enumerate(pairwise(plan))]
     early = [n for n, size in enumerate(together) if size < most]
+    closed = [f"bucket {n} of {len(plan)} is closed; with the next gradient it would have" for n in range(len(plan))]
     expect.that(
         f"a bucket is closed only when the next gradient does not fit ({what})",
         not early,
-        saw=f"bucket {early[0]} is closed; with the next gradient it would have {together[early[0]]} bytes"
-        if early
-        else "each is as full as can be",
+        saw=f"{closed[early[0]]} {together[early[0]]} bytes" if early else "each is as full as can be",
         expected="a gradient that fits goes in",
     )
     exact = [n for n, size in enumerate(together) if size == most]
     expect.that(
         f"a bucket may be exactly full ({what})",
         not exact,
-        saw=f"bucket {exact[0]} is closed; with the next gradient it would have exactly {most} bytes"
-        if exact
-        else "where sizes allow it, one is",
+        saw=f"{closed[exact[0]]} exactly {most} bytes" if exact else "where sizes allow it, one is",
         expected=f"at most {most} bytes: {most} are allowed",
     )
 
@@ -323,9 +320,11 @@ def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], mi
 )
 def accumulate(expect: Expect, accumulate: Callable[[Any, Callable, list], None]) -> None:
     not_from_lablib(accumulate)
-    for wrap, num in ((DataParallel, 1), (DataParallel, expect.draw.integer(2, 3)), (DDP, expect.draw.integer(4, 6))):
+    draw = expect.draw
+    cases = [(DataParallel, 1, 2), (DataParallel, draw.integer(2, 3), draw.integer(2, 4)), (DDP, draw.integer(4, 6), 3)]
+    for wrap, num, ranks in cases:
         expect.measured.clear()  # what holds is shown for the last of them
-        _expect_accumulated(expect, accumulate, wrap, num, ranks=expect.draw.integer(2, 4))
+        _expect_accumulated(expect, accumulate, wrap, num, ranks)
 
 
 def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: int, ranks: int) -> None:

@@ -521,7 +521,7 @@ print_text(comparison.reading())
 # %%
 recorded = recorded_comparison("09")
 print_text(f"{recorded}")
-comparison.beside(recorded).map("{:.0f}%".format)
+comparison.beside(recorded).map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
 # Forward and backward are mostly products of matrices, which a calibration knows best. All-reduces are another matter:
