@@ -134,7 +134,7 @@ def _heat(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
             share = (value - low) / ((high - low) or 1.0)
             a, b = sorted((x.place(j - 0.5), x.place(j + 0.5))), sorted((y.place(i - 0.5), y.place(i + 0.5)))
             place = f'x="{a[0]:.1f}" y="{b[0]:.1f}" width="{a[1] - a[0]:.1f}" height="{b[1] - b[0]:.1f}"'
-            yield f"<rect {place} {paint(color_between(stops, share))}/>"
+            yield f'<rect class="lablib-heat" {place} {paint(color_between(stops, share))}/>'
     if trace.get("showscale", True):
         bar = trace.get("colorbar", {})
         marks = bar.get("ticktext") or [f"{low:g}", f"{high:g}"]

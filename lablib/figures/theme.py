@@ -3,14 +3,15 @@
 Plotly takes no colours from a page, but it draws SVG whose neutral colours are the constants of style.py: paper, ink,
 grid, idle time. The sheet finds elements by these, under the mark that JupyterLab sets on the page of a dark theme. The
 colours of kinds of work stay as they are, but for two blues that would be lost on black. On all other pages, and where
-a sheet is not allowed, a figure is a white card.
+a sheet is not allowed, a figure is a white card. So is a heat map in any theme: its colours are an image, and most is
+darkest.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from lablib.figures.style import COMPUTE, FAINT_INK, GRID, INK, LOOKS, MEMORY_LOOKS
+from lablib.figures.style import COMPUTE, FAINT_INK, GRID, INK, LOOKS, MEMORY_LOOKS, STATES
 
 PAGE = "#111111"  # JupyterLab's --jp-layout-color0 of the dark theme
 # Light -> dark, for areas, for texts and for lines.
@@ -29,6 +30,9 @@ LINES = MappingProxyType(
 )
 
 
+_FIGURES = '[data-jp-theme-light="false"] :is(.js-plotly-plot, .lablib-static):not(:has(.hm, .lablib-heat))'
+
+
 def browser_color(color: str) -> str:
     """A colour as browsers write it: #222222 is rgb(34, 34, 34)."""
     if len(color) == 7 and color.startswith("#"):
@@ -38,8 +42,17 @@ def browser_color(color: str) -> str:
 
 def _rules() -> list[str]:
     """For each neutral colour: what has it on a page of the dark theme gets the other one."""
-    tags = {"fill": ((AREAS, ("rect", "path", "circle", "polygon")), (TEXTS, ("text",))), "stroke": ((LINES, ("",)),)}
+    tags = {
+        "fill": ((AREAS, ("rect", "path", "circle", "polygon")), (TEXTS, ("text", "tspan"))),
+        "stroke": ((LINES, ("",)),),
+    }
     found = [_rule(".main-svg", "background", "#FFFFFF", PAGE)]
+    # Hatchings have their colours as attributes: of those, the one for waiting is neutral.
+    hatch = browser_color(STATES["waiting"].hatch)
+    found.append(f'{_FIGURES} pattern rect[fill="{browser_color("#FFFFFF")}"] {{fill: {PAGE}}}')
+    found.append(f'{_FIGURES} pattern path[stroke="{hatch}"] {{stroke: #FFFFFF; opacity: 0.75}}')
+    # Plotly keeps the colours of a part of a text as they were written.
+    found += [f'{_FIGURES} tspan[style*="fill:{light}"] {{fill: {dark} !important}}' for light, dark in TEXTS.items()]
     for what, groups in tags.items():
         for colors, names in groups:
             found += [_rule(name, what, light, dark) for light, dark in colors.items() for name in names]
@@ -48,7 +61,7 @@ def _rules() -> list[str]:
 
 def _rule(tag: str, what: str, light: str, dark: str) -> str:
     element = f'{tag}[style*="{what}: {browser_color(light)}"]'
-    return f'[data-jp-theme-light="false"] :is(.js-plotly-plot, .lablib-static) {element} {{{what}: {dark} !important}}'
+    return f"{_FIGURES} {element} {{{what}: {dark} !important}}"
 
 
 THEME_CSS = "\n".join(_rules())

@@ -8,6 +8,11 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from lablib.figures import figure_timeline, figure_traffic_matrix
+from lablib.figures.show import picture_bundle
+from lablib.figures.theme import THEME_CSS
+from lablib.run import Span, Timeline, Traffic, Transfer
+
 ARTIFACTS = Path(__file__).parents[2] / "artifacts"
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(480)]
 
@@ -86,6 +91,33 @@ def test_figures_have_their_sentence_as_name_and_follow_the_theme(server, notebo
         )
         assert (paper, ink) == ("rgb(17, 17, 17)", "rgb(230, 230, 230)")
     notebook.screenshot("figures-dark")
+
+
+def test_lanes_waiting_and_heat_maps_can_be_read_on_a_dark_page(browser, tmp_path):
+    spans = [Span(0, "compute", "mm", "forward", 0.0, 1.0), Span(0, "wait:world", "all_reduce", "forward", 1.0, 2.0)]
+    spans.append(Span(0, "comm:world", "all_reduce", "forward", 2.0, 3.0))
+    sent = Transfer("world", "send", (0, 1), "direct", 8.0, (8.0, 0.0), 0.0, 1.0)
+    shown = [figure_timeline(Timeline.of(spans, 1)), figure_traffic_matrix(Traffic((sent,)))]
+    pages = [picture_bundle(figure, plotlyjs=number == 0)["text/html"] for number, figure in enumerate(shown)]
+    body = (
+        f"<style>{THEME_CSS}</style><body data-jp-theme-light='false' style='background:#111'>{''.join(pages)}</body>"
+    )
+    (tmp_path / "dark.html").write_text(f"<!DOCTYPE html><style>{THEME_CSS}</style>{body}", "utf-8")
+    page = browser.new_page(viewport={"width": 900, "height": 900})
+    page.goto(f"file://{tmp_path / 'dark.html'}")
+    timeline, matrix = page.locator(".js-plotly-plot").all()
+    label = timeline.locator(".ytick tspan", has_text="world")
+    assert label.evaluate("e => getComputedStyle(e).fill") == "rgb(181, 181, 181)"
+    waiting = timeline.locator(".trace pattern rect, defs pattern rect").all()
+    assert "rgb(17, 17, 17)" in {one.evaluate("e => getComputedStyle(e).fill") for one in waiting}
+    paper = [
+        plot.evaluate("e => getComputedStyle(e.querySelector('.main-svg')).backgroundColor")
+        for plot in (timeline, matrix)
+    ]
+    assert paper == ["rgb(17, 17, 17)", "rgb(255, 255, 255)"]
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=str(ARTIFACTS / "figures-dark-page.png"), full_page=True)
+    page.close()
 
 
 def test_a_saved_notebook_shows_its_figures_without_kernel_script_or_network(server, browser, saved, tmp_path):
