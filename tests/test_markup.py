@@ -26,6 +26,7 @@ from lablib.course.expect import Measured
 from lablib.course.result import Hint, Result
 from lablib.course.show_source import Source
 from lablib.errors import DeadlockError, Wait
+from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.markup import in_html, in_picture, link_in_markdown, paragraph, plain
@@ -235,7 +236,12 @@ def test_no_figure_shows_a_name_as_markup(name):
     for text in texts:
         assert not re.search(r"<(img|script|a)\b", text), text
     assert_dead(caption_html(figure))
-    assert_dead(picture_bundle(figure, plotlyjs=False)["text/html"])
+    page = picture_bundle(figure, plotlyjs=False)["text/html"]
+    assert_dead(page)
+    # One image, with its sentence as name; and inside it the static picture, named alike.
+    outer, *inner = [attributes for _, attributes in Tags(page).found if attributes.get("role") == "img"]
+    assert outer["aria-label"] == describe(figure) and len(inner) == 1
+    assert describe(figure) in (inner[0]["aria-label"] or "")
 
 
 def test_no_page_of_a_script_shows_a_name_as_markup(tmp_path):

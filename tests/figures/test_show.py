@@ -65,4 +65,5 @@ def test_an_exported_notebook_draws_its_figures_and_carries_plotly_js_once(figur
     first, second = (o["data"]["text/html"] for o in drawn.cells[0].outputs)
     assert "Plotly.newPlot" in first and "Plotly.newPlot" in second
     assert len(first) > 3e6 > len(second)
+    assert all(f'role="img" aria-label="{describe(figure)}"' in page for page in (first, second))
     assert "cdn" in notebook.cells[0].outputs[0]["data"]["text/html"]  # the notebook itself stays as it was

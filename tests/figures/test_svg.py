@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib import figures
 from lablib.figures import describe, figure_lines, figure_timeline
 from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
@@ -33,13 +32,6 @@ def drawn(figure: go.Figure) -> ElementTree.Element:
 
 def words(picture: ElementTree.Element) -> str:
     return " ".join(text.strip() for text in picture.itertext() if text.strip())
-
-
-def test_every_figure_function_is_among_the_figures(all_figures):
-    """What holds for these figures holds for every kind of figure there is."""
-    titles = {name.removeprefix("figure_") for name in vars(figures) if name.startswith("figure_")}
-    tried = {"network" if name == "topology" else name for name in titles}
-    assert len(tried) <= len(all_figures)
 
 
 def test_every_figure_has_a_picture_without_script_named_by_its_sentence(all_figures):
