@@ -195,7 +195,7 @@ def _band(
         y=size_bytes / unit.scale,
         stackgroup="memory",
         mode="lines",
-        line={"shape": "hv", "width": 0.5, "color": look.color},
+        line={"shape": "hv", "width": 0.5, "color": INK},  # where one layer ends, seen in grey too
         fillcolor=look.color,
         fillpattern=pattern | {"size": 7, "bgcolor": look.color},
         hovertext=hover,

@@ -91,16 +91,17 @@ OTHER = Look("other", "X", "#999999", "-")
 COMPUTE = Look("compute", "F+B", "#3B5B92", "", ink="#FFFFFF")
 
 # What memory is held for: the categories of lablib/record/blocks.py, from the bottom of a stack to its top. What is
-# there all the time stands below what comes and goes. A gradient has backward's colour, optimizer state the
-# optimizer's.
+# there all the time stands below what comes and goes. What a model holds has none of the colours of phases, for the two
+# share a legend, and gets lighter from one to the next, to be told apart in grey (three of the muted colours of P. Tol,
+# Colour Schemes, SRON/EPS/TN/09-002, 2021). Communication and what is left are the same in both.
 MEMORY_LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         look.name: look
         for look in (
             Look("parameter", "P", "#40407A", "", ink="#FFFFFF"),
-            Look("optimizer state", "O", "#E69F00", "x"),
-            Look("gradient", "G", "#D55E00", "/"),
-            Look("activation", "A", "#009E73", "\\"),
+            Look("optimizer state", "O", "#AA4499", "x", ink="#FFFFFF"),
+            Look("gradient", "G", "#999933", "/"),
+            Look("activation", "A", "#DDCC77", "\\"),
             Look("communication", "C", "#CC79A7", "."),
             Look("other", "X", "#999999", "-"),
         )

@@ -4,6 +4,7 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -87,6 +88,14 @@ def test_categories_of_memory_differ_in_color_in_letter_and_in_pattern():
     assert sorted(MEMORY_LOOKS) == sorted(CATEGORIES)
     for aspect in ("color", "letter", "pattern"):
         assert len({getattr(look, aspect) for look in MEMORY_LOOKS.values()}) == len(MEMORY_LOOKS), aspect
+
+
+def test_what_a_model_holds_has_no_colour_of_a_phase_and_is_told_apart_in_grey():
+    shared = {look.color for look in MEMORY_LOOKS.values()} & {look.color for look in LOOKS.values()}
+    assert shared == {MEMORY_LOOKS[name].color for name in ("communication", "other")}
+    greys = [luminance(MEMORY_LOOKS[name].color) for name in ("parameter", "optimizer state", "gradient", "activation")]
+    for lower, upper in itertools.pairwise(greys):
+        assert (upper + 0.05) / (lower + 0.05) >= 1.5
 
 
 def luminance(color: str) -> float:
