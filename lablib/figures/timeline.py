@@ -340,7 +340,12 @@ def _summary(
             else f" between {format_quantity(window[0], 's')} and {format_quantity(window[1], 's')}"
         )
         return f"No spans were recorded on the {timeline.num_ranks} ranks{when}."
-    makespan_s = timeline.makespan_s
+    which, makespan_s = _which(ranks, num_wanted, timeline.num_ranks), timeline.makespan_s
+    died = "".join(f" Rank {r} died at {format_quantity(at_s, 's')}." for r, at_s in timeline.deaths if r in ranks)
+    if timeline.deaths and timeline.window is None:  # its last wait has no end, so no share of the time means anything
+        last_s = max((span.end_s for span in timeline if not span.is_waiting), default=0.0)
+        text = f"{which}: the run stopped; the last work ended at {format_quantity(last_s, 's')}.{died}"
+        return " ".join(filter(None, [text, *_how_drawn(picture, window)]))
     busy_s, comm_s, exposed_s, waiting_s = (
         sum(map(seconds, ranks)) / len(ranks)
         for seconds in (
@@ -355,18 +360,22 @@ def _summary(
         if timeline.window
         else f", makespan {format_quantity(makespan_s, 's')}"
     )
-    text = f"{_which(ranks, num_wanted, timeline.num_ranks)}{part}: a rank computes "
+    text = f"{which}{part}: a rank computes "
     text += f"{busy_s / makespan_s:.0%} of it" if makespan_s else "none of it"
     if comm_s:
         hidden = 1 - exposed_s / comm_s
         text += f" and communicates for {format_quantity(comm_s, 's')}, of which {hidden:.0%} is hidden behind compute"
     if waiting_s:
         text += f"{' and' if not comm_s else '; it'} waits for others {waiting_s / makespan_s:.0%} of the time"
-    text += " (mean over ranks)." if len(ranks) > 1 else "."
-    text += "".join(f" Rank {r} died at {format_quantity(at_s, 's')}." for r, at_s in timeline.deaths if r in ranks)
-    if window:
-        text += f" Shown: {format_quantity(window[0], 's')} to {format_quantity(window[1], 's')}."
-    return " ".join(filter(None, [text, picture.note(format_quantity(picture.step_s, "s"))]))
+    drawn = f"the {len(ranks)} ranks drawn" if len(ranks) < timeline.num_ranks else "ranks"
+    text += f" (mean over {drawn})." if len(ranks) > 1 else "."
+    return " ".join(filter(None, [text + died, *_how_drawn(picture, window)]))
+
+
+def _how_drawn(picture: Picture, window: tuple[float, float] | None) -> list[str]:
+    """Which seconds are shown, and how many spans a bar stands for."""
+    shown = f"Shown: {format_quantity(window[0], 's')} to {format_quantity(window[1], 's')}." if window else ""
+    return [shown, picture.note(format_quantity(picture.step_s, "s"))]
 
 
 def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:

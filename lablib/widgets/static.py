@@ -68,17 +68,31 @@ def static_pictures(
         first = controls[0]
         ends = dict.fromkeys((first.values[0], first.values[-1]))
         examples = [{first.name: end} for end in ends if end != first.default]
-    pictures = [Picture(_in_words(controls, defaults), draw(compute(**defaults)))]
+    first = draw(compute(**defaults))
+    pictures = [Picture(_in_words(controls, defaults), first)]
     for example in examples:
         setting = defaults | dict(example)
         words = _in_words(controls, setting)
         try:
-            pictures.append(Picture(words, draw(compute(**setting))))
+            figure = draw(compute(**setting))
+            pictures.append(Picture(words, _titled(figure, first, _in_words(controls, setting, defaults))))
         except (ValueError, LaunchError) as error:
             pictures.append(Picture(words, None, str(error)))
     return Pictures(tuple(pictures))
 
 
-def _in_words(controls: Sequence[Control], setting: Mapping[str, Any]) -> str:
-    """The setting as text: "Ranks: 8, bucket: 25 MB"."""
-    return ", ".join(f"{control.label}: {control.format_value(setting[control.name])}" for control in controls)
+def _titled(figure: go.Figure, first: go.Figure, difference: str) -> go.Figure:
+    """The figure with what differs from the first in its title, if the two would have the same."""
+    title = figure.layout.title  # pyright: ignore[reportAttributeAccessIssue]
+    if title.text and title.text == first.layout.title.text:  # pyright: ignore[reportAttributeAccessIssue]
+        title.text = f"{title.text}. {difference}" if difference else title.text
+    return figure
+
+
+def _in_words(controls: Sequence[Control], setting: Mapping[str, Any], besides: Mapping[str, Any] | None = None) -> str:
+    """The setting as text, "Ranks: 8, bucket: 25 MB"; of the controls that differ from `besides` alone."""
+    return ", ".join(
+        f"{control.label}: {control.format_value(setting[control.name])}"
+        for control in controls
+        if besides is None or setting[control.name] != besides[control.name]
+    )

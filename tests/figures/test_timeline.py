@@ -90,7 +90,8 @@ def test_waiting_is_hatched_and_has_its_word():
     assert waiting.name == "...  waiting" and waiting.marker.pattern.shape == "/"
     assert waiting.marker.color == "#FFFFFF" and waiting.marker.pattern.fgcolor == STATES["waiting"].hatch
     assert waiting.hovertext[0].startswith("<b>rank 0 is waiting</b><br>in all_reduce, for another rank")
-    assert "waits for others 12% of the time" in describe(figure_timeline(waits_and_dies()))
+    without_death = Timeline.of(waits_and_dies(), 3)
+    assert "waits for others 12% of the time" in describe(figure_timeline(without_death))
 
 
 def test_a_death_is_marked_where_and_when_it_happened():
@@ -98,7 +99,7 @@ def test_a_death_is_marked_where_and_when_it_happened():
     (mark,) = [trace for trace in figure.data if trace.name == "died"]
     lane = dict(zip(figure.layout.yaxis.ticktext, figure.layout.yaxis.tickvals, strict=True))["<b>rank 1</b>"]
     assert (mark.x, mark.y, mark.text) == ((7.0,), (lane,), ("<b>died</b>",))
-    assert "Rank 1 died at 7 s." in describe(figure)
+    assert describe(figure) == "3 ranks: the run stopped; the last work ended at 8 s. Rank 1 died at 7 s."
     assert not [t for t in figure_timeline(waits_and_dies(), ranks=[0]).data if t.name == "died"]
     part = figure_timeline(waits_and_dies().between(0.0, 5.0))
     assert "died" not in describe(part) and not [t for t in part.data if t.name == "died"]
@@ -165,6 +166,27 @@ def test_the_summary_tells_the_truth(examples):
         and f"for {format_quantity(communication, 's')}" in text
         and f"{hidden:.0%}" in text
     )
+
+
+@given(last_work_s=st.floats(1.0, 5.0), wait_s=st.floats(0.0, 5.0), died_s=st.floats(0.1, 5.0))
+def test_of_a_run_that_stopped_the_end_of_the_last_work_is_told_and_no_share(last_work_s, wait_s, died_s):
+    """How long the others are drawn waiting is a choice of the drawing."""
+    spans = [
+        Span(0, "compute", "mm", "forward", 0.0, last_work_s),
+        Span(0, "wait:world", "all_reduce", "forward", last_work_s, last_work_s + wait_s),
+    ]
+    text = describe(figure_timeline(Timeline.of(spans, 2, deaths=[(1, died_s)])))
+    assert f"the last work ended at {format_quantity(last_work_s, 's')}." in text
+    assert f"Rank 1 died at {format_quantity(died_s, 's')}." in text
+    assert "%" not in text and "makespan" not in text
+
+
+def test_a_mean_says_over_which_ranks_it_is():
+    spans = [Span(rank, "compute", "mm", "forward", 0.0, 1.0 + rank) for rank in range(4)]
+    timeline = Timeline.of(spans, 4)
+    assert "computes 62% of it (mean over ranks)." in describe(figure_timeline(timeline))  # 1, 2, 3, 4 of 4
+    assert "computes 38% of it (mean over the 2 ranks drawn)." in describe(figure_timeline(timeline, ranks=[0, 1]))
+    assert "mean" not in describe(figure_timeline(timeline, ranks=[3]))
 
 
 def test_the_table_is_the_timeline(examples):

@@ -2,12 +2,15 @@
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_lines
 from lablib.widgets import Choice, IntChoice, LogSlider, Toggle, explore
@@ -44,6 +47,20 @@ def explorer_of(compute: Any) -> Explorer:
     explorer = explore(compute, draw, CONTROLS)
     assert isinstance(explorer, Explorer)
     return explorer
+
+
+@given(ranks=st.sampled_from((2, 4, 8)), algorithm=st.sampled_from(("ring", "tree")), is_named=st.booleans())
+def test_static_figures_say_in_their_title_what_differs(ranks: int, algorithm: str, is_named: bool):
+    def draw_titled(series: dict[str, list[float]]):
+        return draw(series).update_layout(title_text=f"{len(series)} lines" if is_named else "Steps")
+
+    setting = {"ranks": ranks, "algorithm": algorithm}
+    pictures = explore(Counted(), draw_titled, CONTROLS, interactive=False, examples=[setting])
+    first, other = (picture.figure.layout.title.text for picture in pictures.pictures)
+    words = [f"Ranks: {ranks}"] * (ranks != 4) + ["Algorithm: tree"] * (algorithm == "tree")
+    own = "3 lines" if is_named and algorithm == "tree" else first
+    assert first == ("2 lines" if is_named else "Steps")
+    assert other == (f"{own}. {', '.join(words)}" if words and own == first else own)
 
 
 def test_the_first_figure_shows_the_defaults():
