@@ -494,6 +494,26 @@ def notify_join_context(joinable: Any) -> Any:
     return work
 
 
+_torchs_ensure_one_dtype = c10d._ensure_all_tensors_same_dtype
+
+
+def ensure_one_dtype(*tensors: Any) -> None:
+    """torch's check of the tensors, and lists of tensors, of one call; its message in a sentence.
+
+    Raises:
+        ValueError: they have more than one type.
+    """
+    try:
+        _torchs_ensure_one_dtype(*tensors)
+    except ValueError:
+        flat = [one for some in tensors for one in ([some] if isinstance(some, Tensor) else some)]
+        found = " and ".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in flat))
+        raise ValueError(
+            f"the tensors of one call must have one type: got {found}; "
+            "make them of the same, as torch.zeros(1, dtype=x.dtype) is of that of x."
+        ) from None
+
+
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
     """torch refuses `monitored_barrier` on every backend but gloo; the simulator has it too."""
     if c10d._rank_not_in_group(group):

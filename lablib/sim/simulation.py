@@ -54,7 +54,7 @@ from lablib.sim.module_state import ModuleState
 from lablib.sim.network import Network
 from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import OwnSettings, Settings
-from lablib.sim.process_group import SimProcessGroup, monitored_barrier, notify_join_context
+from lablib.sim.process_group import SimProcessGroup, ensure_one_dtype, monitored_barrier, notify_join_context
 from lablib.sim.profilers import one_profile_at_a_time
 from lablib.sim.rank import ProcessState, Rank
 from lablib.sim.replaced import replaced
@@ -373,6 +373,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         (Join, "notify_join_context", notify_join_context),
         (dist, "_verify_params_across_processes", verify_params_across_processes),
         (c10d._WorldMeta, "WORLD", WORLD),
+        (c10d, "_ensure_all_tensors_same_dtype", ensure_one_dtype),
     )
     try:
         threads = followed_threads(lambda rank: ranks[rank].world.pg_names)

@@ -178,3 +178,25 @@ def test_any_object_has_a_text(trouble: str):
 
 def test_a_text_that_is_well_behaved_is_left_alone():
     assert (safe_str("a"), safe_repr("a"), type_name("a")) == ("a", "'a'", "str")
+
+
+TYPES = (torch.float32, torch.float64, torch.bool, torch.int64, torch.bfloat16)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(types=st.lists(st.sampled_from(TYPES), min_size=2, max_size=2, unique=True), call=st.sampled_from(["all", "to"]))
+def test_tensors_of_two_types_in_one_call_are_refused_in_a_sentence(types: list[torch.dtype], call: str):
+    def program() -> None:
+        tensors, x = [torch.zeros(1, dtype=types[0]) for _ in range(2)], torch.ones(1, dtype=types[1])
+        if call == "all":
+            dist.all_gather(tensors, x)
+        else:
+            dist.gather(x, tensors if dist.get_rank() == 0 else None, dst=0)
+
+    own = dist.distributed_c10d._ensure_all_tensors_same_dtype
+    with pytest.raises(RankError) as raised:
+        launch(program, ranks=2)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert "the tensors of one call must have one type: got " in str(raised.value)
+    assert all(str(one).removeprefix("torch.") in str(raised.value) for one in types)
+    assert dist.distributed_c10d._ensure_all_tensors_same_dtype is own
