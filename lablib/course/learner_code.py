@@ -36,13 +36,42 @@ def is_left_stub(error: BaseException, check_file: str = "") -> bool:
     )
 
 
+def unfinished(error: BaseException, check_file: str = "") -> str:
+    """What to say of a stub's line that was left in a function with more in it; "" where the stub is all there is."""
+    left = next((e for e in chain(error) if is_left_stub(e, check_file)), None)
+    frame = traceback.extract_tb(left.__traceback__)[-1] if left is not None else None
+    line = frame.lineno or 0 if frame else 0
+    tree = _tree_of(frame.filename) if frame else None
+    around = [node for node in ast.walk(tree) if _holds(node, line)] if tree else []
+    function = around[-1] if around else None  # the innermost: `ast.walk` goes from the outside in
+    if not isinstance(function, ast.FunctionDef):
+        return ""
+    written = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.stmt)
+        and not isinstance(node, ast.Pass)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))  # a docstring, or `...`
+        and not node.lineno <= line <= (node.end_lineno or 0)  # the stub's line, and what stands around it
+    ]
+    told = f"line {line} of {function.name} still raises NotImplementedError: remove it when your code is there."
+    return told if written else ""
+
+
+def _tree_of(filename: str) -> ast.Module | None:
+    """The syntax tree of a file or a cell; None where there is no source."""
+    try:
+        return ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):
+        return None
+
+
 def _is_in_a_branch(error: BaseException) -> bool:
     """Does the line that raised stand under an `if`, a `while`, a `try` or a `match` of its function?"""
     frames = traceback.extract_tb(error.__traceback__)
-    try:
-        tree = ast.parse("".join(linecache.getlines(frames[-1].filename)))
-    except (IndexError, SyntaxError, ValueError):
-        return False  # no source: then it cannot be told
+    tree = _tree_of(frames[-1].filename) if frames else None
+    if tree is None:
+        return False  # it cannot be told
     line = frames[-1].lineno or 0
     return any(
         isinstance(node, ast.If | ast.While | ast.Try | ast.Match)

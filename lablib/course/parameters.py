@@ -5,8 +5,8 @@
     quick: bool = True  # small sizes, a few seconds
 
 papermill replaces these values and checks nothing, so a typing error would surface minutes later in some cell. Here
-every value is checked against the cell before anything runs: the name, the type, and the choice where the help lists
-choices (`a | b | c`).
+every value is checked against the cell before anything runs: the name, the type, the choice where the help lists
+choices (`a | b | c`), and the least number where the help names it (`2 or more`).
 """
 
 import ast
@@ -22,26 +22,30 @@ Literal = str | int | float | bool
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _LINE = re.compile(r"^(?P<name>\w+)\s*:\s*(?P<kind>\w+)\s*=\s*(?P<value>.+?)\s+#\s*(?P<help>.+)$")
 _CHOICES = re.compile(r"^[\w.+-]+(?: \| [\w.+-]+)+")
+_MINIMUM = re.compile(r"(?<![\w.-])(-?\d+) or more\b")
 _BOOLS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 _FLAGS = ("backend", "ranks", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One knob: `kind` is "str", "int", "float" or "bool"; `choices` is empty where any value will do."""
+    """One knob: `kind` is "str", "int", "float" or "bool". Any value will do if `choices` is empty, `minimum` None."""
 
     name: str
     kind: str
     default: Literal
     help: str
     choices: tuple[str, ...] = ()
+    minimum: int | None = None
 
     @property
     def example(self) -> str:
         """How to set it on the command line."""
         if self.kind == "bool":
             return f"--{self.name} or --no-{self.name}" if self.name == "quick" else f"-p {self.name} true"
-        value = self.choices[0] if self.choices else {"int": "4", "float": "0.5"}.get(self.kind, self.default)
+        value = self.choices[0] if self.choices else {"int": 4, "float": 0.5}.get(self.kind, self.default)
+        if self.minimum is not None and not isinstance(value, str):
+            value = max(value, self.minimum)
         return f"--{self.name} {value}" if self.name in _FLAGS else f"-p {self.name} {value}"
 
 
@@ -87,7 +91,11 @@ def _read_line(line: str) -> Parameter:
     if type(value) is not _TYPES[kind]:
         raise CourseError(f"{name} says {kind} and holds a {type(value).__name__}: {line!r}; make them agree.")
     choices = _CHOICES.match(help) if kind == "str" else None
-    return Parameter(name, kind, value, help, tuple(choices[0].split(" | ")) if choices else ())
+    least = _MINIMUM.search(help) if kind in ("int", "float") else None
+    minimum = int(least[1]) if least else 1 if name == "ranks" and kind == "int" else None
+    if minimum is not None and not isinstance(value, str) and not value >= minimum:
+        raise CourseError(f"{name} must be at least {minimum}, as its help says: got {value}; make them agree.")
+    return Parameter(name, kind, value, help, tuple(choices[0].split(" | ")) if choices else (), minimum)
 
 
 def _convert(parameter: Parameter, value: str | Literal) -> Literal:
@@ -109,8 +117,8 @@ def _convert(parameter: Parameter, value: str | Literal) -> Literal:
         value = float(value)
     if type(value) is not _TYPES[kind]:
         raise wrong
-    if name == "ranks" and int(value) < 1:
-        raise CourseError(f"ranks must be at least 1: got {value}; try {parameter.example}")
+    if parameter.minimum is not None and not isinstance(value, str) and not value >= parameter.minimum:
+        raise CourseError(f"{name} must be at least {parameter.minimum}: got {value}; try {parameter.example}")
     if parameter.choices and value not in parameter.choices:
         nearest = get_close_matches(str(value), parameter.choices, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"try {parameter.example}"

@@ -35,6 +35,7 @@ from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
 from lablib.course.observe import observe as observe
 from lablib.run import Run
+from lablib.units import format_quantity
 
 Calls = Run | Sequence[Observed]  # of `observe`: a run whose program returns one, or calls made without ranks
 
@@ -162,7 +163,9 @@ def sent_bytes_within(
     which = f"a rank sends{' in the mean' if mean else ''} ({run.ranks} ranks)"
     expect.budget(f"bytes {which}", max(sent), at_most, "B")
     if at_least:
-        expect.budget(f"bytes {which}, no less than needed", min(sent), at_most, "B", at_least=at_least)
+        fewest = format_quantity(min(sent), "B", digits=4)
+        with expect.as_one(f"fewest bytes {which}", f"{fewest}, at least {format_quantity(at_least, 'B', digits=4)}"):
+            expect.budget(f"fewest bytes {which}", min(sent), at_most, "B", at_least=at_least)
 
 
 def peak_bytes_within(expect: Expect, run: Run, at_most: float) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 
 from lablib.course.exercise import Exercise
 from lablib.course.expect import TIME_LIMIT_S, Expect, NotAttempted, RuleBroken
-from lablib.course.learner_code import chain, is_left_stub, is_stub, learner_frames, learner_lines, program_error
+from lablib.course.learner_code import (
+    chain,
+    is_left_stub,
+    is_stub,
+    learner_frames,
+    learner_lines,
+    program_error,
+    unfinished,
+)
 from lablib.course.result import Result
 from lablib.course.time_limit import TimeIsUp, time_limit
 from lablib.errors import LaunchError, LaunchTimeoutError, RankError, UnwaitedWarning
@@ -42,7 +50,9 @@ def run_check(
         return result
     except Exception as error:
         check_file = exercise.run.__code__.co_filename
-        if is_stub(error, check_file) or any(isinstance(e, NotAttempted) for e in chain(error)):
+        if is_stub(error, check_file):
+            return replace(result, next_step=unfinished(error, check_file) or result.next_step)
+        if any(isinstance(e, NotAttempted) for e in chain(error)):
             return result
         rule, saw, expected, trace = _explain(error, check_file)
         result = replace(result, status="failed", rule=rule, saw=saw, expected=expected, trace=trace)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lablib.course.expect import TIME_LIMIT_S, NotAttempted
 from lablib.course.formatting import short_repr
-from lablib.course.learner_code import is_stub, learner_frames, program_error
+from lablib.course.learner_code import is_stub, learner_frames, program_error, unfinished
 from lablib.course.printing import print_error, print_text
 from lablib.course.time_limit import TimeIsUp, time_limit
 from lablib.errors import LaunchError
@@ -57,7 +57,7 @@ def _values(
 
 def _say(error: BaseException) -> None:
     if isinstance(error, NotAttempted) or is_stub(error):
-        print("Not attempted yet: solve the exercise above, run its cell, then this one.")
+        print(f"Not attempted yet: {unfinished(error) or 'solve the exercise above, run its cell, then this one.'}")
     elif isinstance(error, LaunchError):
         print_error(error)
     else:

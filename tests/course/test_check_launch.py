@@ -42,6 +42,17 @@ def test_a_stub_on_a_rank_is_not_attempted():
     assert run_check("90", all_reduce, stub).status == "not attempted"
 
 
+def test_a_stub_line_below_code_is_not_attempted_and_named():
+    def half_filled(x: torch.Tensor) -> None:
+        dist.all_reduce(x)
+        raise NotImplementedError("your turn")
+
+    result = run_check("90", all_reduce, half_filled)
+    assert result.status == "not attempted"
+    line = half_filled.__code__.co_firstlineno + 2
+    assert result.next_step.startswith(f"line {line} of half_filled still raises NotImplementedError: remove it")
+
+
 def test_right_values_with_too_many_bytes_break_the_budget():
     def gather_everything(x: torch.Tensor) -> None:
         parts = [torch.empty_like(x) for _ in range(4)]

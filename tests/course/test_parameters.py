@@ -1,6 +1,8 @@
 """The parameters cell, and the values a user wants instead."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lablib.course.errors import CourseError
 from lablib.course.parameters import check_values, read_parameters
@@ -34,6 +36,19 @@ def test_values_that_already_have_a_type_are_checked_too():
     assert check_values(PARAMETERS, {"learning_rate": 1, "quick": False}) == {"learning_rate": 1.0, "quick": False}
     with pytest.raises(CourseError, match="ranks must be an int: got True"):
         check_values(PARAMETERS, {"ranks": True})
+
+
+@given(least=st.integers(-10, 10), below=st.integers(1, 100), above=st.integers(0, 100))
+def test_the_least_value_is_what_the_help_says(least: int, below: int, above: int):
+    parameters = read_parameters(f"replicas: int = {least}  # copies on this machine, {least} or more")
+    assert check_values(parameters, {"replicas": str(least + above)}) == {"replicas": least + above}
+    with pytest.raises(CourseError) as raised:
+        check_values(parameters, {"replicas": str(least - below)})
+    text = str(raised.value)
+    assert text.startswith(f"replicas must be at least {least}: got {least - below}; try -p replicas ")
+    assert int(text.rsplit(" ", 1)[-1]) >= least
+    with pytest.raises(CourseError, match=f"replicas must be at least {least}, as its help says"):
+        read_parameters(f"replicas: int = {least - below}  # copies, {least} or more")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from lablib.course import rules
 from lablib.course.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.observe import observe
 from lablib.parallel import ring_all_reduce
+from lablib.units import format_quantity
 
 
 def broken(rule: Callable[..., Any], *args: Any, **options: Any) -> RuleBroken:
@@ -124,6 +125,18 @@ def test_calls_bytes_and_messages_of_a_run_are_held_to_what_is_allowed():
     assert "3 ranks" in broken(rules.sent_bytes_within, Expect(), run, 10).rule
     assert broken(rules.sent_bytes_within, Expect(), calls(lambda x: None), 99, at_least=8).saw.startswith("0 B: less")
     rules.calls_only(Expect(), calls(lambda x: None))
+
+
+@given(ranks=st.integers(2, 6), length=st.integers(1, 50))
+def test_the_fewest_bytes_are_told_beside_what_is_needed(ranks: int, length: int):
+    expect, run = Expect(), calls(dist.all_reduce, ranks, torch.float64, length)
+    fewest = min(run.traffic.sent_bytes(rank) for rank in range(ranks))
+    rules.sent_bytes_within(expect, run, run, at_least=8)
+    *_, told = expect.measured
+    assert told.rule == f"fewest bytes a rank sends ({ranks} ranks)"
+    assert told.text == f"{format_quantity(fewest, 'B', digits=4)}, at least 8 B"
+    error = broken(rules.sent_bytes_within, Expect(), run, run, at_least=fewest + 1)
+    assert error.rule == told.rule and "less than the task needs" in error.saw
 
 
 def test_peak_memory_has_a_budget():

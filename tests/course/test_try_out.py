@@ -1,5 +1,7 @@
 """A look at one's own function: values and output of each rank, or what went wrong; nothing is raised."""
 
+import inspect
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -42,6 +44,42 @@ def stub(*values) -> None:
 def test_a_stub_is_not_attempted_yet(capsys, ranks):
     try_out(stub, ranks=ranks)
     assert said(capsys).startswith("Not attempted yet")
+
+
+def half_filled(x):
+    """A mean, with the stub's line still below it."""
+    total = x.clone()
+    if total.numel() > 1:
+        total /= 2
+    raise NotImplementedError("your turn")
+
+
+def inside_a_block(x):
+    with torch.no_grad():
+        x = 2 * x
+        raise NotImplementedError("your turn")
+
+
+def only_a_stub_in_a_block(x):
+    """Nothing but the stub: no code of the learner's."""
+    with torch.no_grad():
+        raise NotImplementedError("your turn")
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.parametrize("function", [half_filled, inside_a_block])
+def test_the_line_of_a_stub_below_code_is_named(capsys, function, ranks):
+    last = function.__code__.co_firstlineno + len(inspect.getsource(function).splitlines()) - 1
+    try_out(function, torch.ones(2), ranks=ranks)
+    told = said(capsys)
+    assert told.startswith("Not attempted yet: ")
+    assert f"line {last} of {function.__name__} still raises NotImplementedError: remove it" in told
+
+
+@pytest.mark.parametrize("function", [stub, only_a_stub_in_a_block])
+def test_nothing_is_said_of_the_line_where_the_stub_is_all(capsys, function):
+    try_out(function, torch.ones(2))
+    assert said(capsys) == "Not attempted yet: solve the exercise above, run its cell, then this one.\n"
 
 
 def test_a_value_not_yet_given_is_not_attempted_yet(capsys):
