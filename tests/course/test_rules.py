@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.course import rules
+from lablib.course.draw import Draw
 from lablib.course.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.observe import observe
 from lablib.parallel import ring_all_reduce
@@ -155,6 +156,15 @@ def test_a_gradient_of_the_wrong_size_is_told_apart_from_a_wrong_one(factor: flo
     assert error.rule.startswith("the gradient is that of the whole batch")
     error = broken(rules.equals_one_device, Expect(), [reference, 2 * reference], reference)
     assert error.rule.startswith("every rank ends with the same gradients")
+
+
+@given(seed=st.integers(0, 10**6))
+def test_a_gradient_whose_terms_cancel_may_differ_by_their_rounding_and_one_sent_in_fewer_bits_may_not(seed: int):
+    terms = Draw(seed).tensor((5, 2000), torch.float64)
+    there, back = terms.sum(0), terms.flip(0).sum(0)  # the same sums in another order
+    rules.equals_one_device(Expect(), [there] * 2, back)
+    error = broken(rules.equals_one_device, Expect(), [there.float().double()] * 2, back)
+    assert error.rule.startswith("the gradient is that of the whole batch")
 
 
 def helper(x: torch.Tensor) -> None:

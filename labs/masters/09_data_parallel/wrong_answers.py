@@ -131,7 +131,7 @@ def average_gradients(module):
         dist.all_reduce(single)
         param.grad = single.double()
 """,
-            "the gradient",
+            "that of the whole batch on one device",
         ),
         (
             "averages over elements, too",
