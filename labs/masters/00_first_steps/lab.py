@@ -315,8 +315,8 @@ seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
 
 # %% [markdown]
 # Every second of a rank is one of four: **busy** computing; **exposed**, communicating while it computes nothing;
-# **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean over all ranks.
-# (MFU is the share of the GPUs' peak speed that the training step used.)
+# **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean over all ranks,
+# the sentence above the picture that of the ranks drawn. (MFU is the share of the GPUs' peak speed that was used.)
 
 # %% [markdown]
 # These are predicted seconds of the simulated cluster, not seconds of your computer. They come out the same on any
