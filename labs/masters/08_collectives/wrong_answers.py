@@ -90,6 +90,26 @@ def star(tensor, group=None):
         dist.send(tensor, group_dst=other, group=group)
 """
 
+CUT_REST_LAST = """\
+    flat = tensor.view(-1)
+    ends = [len(flat) // n * c for c in range(n)] + [len(flat)]
+    chunks = [flat[low:high] for low, high in zip(ends, ends[1:])]
+"""
+
+CHAIN = """
+def chain(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    incoming = torch.empty_like(tensor)
+    if rank + 1 < n:
+        dist.recv(incoming, group_src=rank + 1, group=group)
+        tensor += incoming
+    if rank:
+        dist.send(tensor, group_dst=rank - 1, group=group)
+        dist.recv(tensor, group_src=rank - 1, group=group)
+    if rank + 1 < n:
+        dist.send(tensor, group_dst=rank + 1, group=group)
+"""
+
 BOTH_HALVES = """
     for step in range(2 * (n - 1)):
         outgoing, mine = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
@@ -121,6 +141,45 @@ works.append(dist.irecv(incoming, group_src=(rank - 1) % n, group=group))
 for work in works:
     work.wait()
 """
+BOARD = """
+board = {}
+
+def SIGNATURE:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    board[rank] = tensor.clone()
+    INNER
+    tensor.copy_(sum(board[r] for r in range(n)))
+"""
+
+
+def on_a_board(source: str, name: str, *rest: str) -> str:
+    """Right messages, of nothing; the values come over a dict of the notebook's."""
+    signature, call = (
+        f"{name}({', '.join(['tensor', *rest])})",
+        f"honest({', '.join(['torch.zeros_like(tensor)', *rest])})",
+    )
+    return source.replace(f"def {name}(", "def honest(") + BOARD.replace("SIGNATURE", signature).replace("INNER", call)
+
+
+def first(source: str, *lines: str) -> str:
+    """The source with these lines in front of the function's first."""
+    head, colon, rest = source.partition("):\n")
+    return head + colon + "".join(f"    {line}\n" for line in lines) + rest
+
+
+def by_data(source: str) -> str:
+    """Sums in a copy, and gives the copy's memory to the tensor."""
+    return first(source, "given, tensor = tensor, tensor.clone()") + "    given.data = tensor\n"
+
+
+def for_some(source: str, condition: str) -> str:
+    """Wrong where the condition holds."""
+    return source + f"    if {condition}:\n        tensor.zero_()\n"
+
+
+REFUSES_NOTHING = ("if tensor.numel() == 0:", "    raise ValueError('nothing to sum')")
+IGNORES_FEW = "if tensor.numel() < dist.get_world_size({}):"
+RUNS = "your code runs without an exception"
 START = "    rank, n = dist.get_rank(group), dist.get_world_size(group)\n"
 OWN = "the answer is your own code"
 SUM = "x holds the sum"
@@ -277,7 +336,30 @@ def ring_all_reduce(tensor, group=None):
                         parallel.exchange(empty, (rank + 1) % n, empty.clone(), (rank - 1) % n, group)
                 tensor.copy_(sum(shelf[key][r] for r in range(n)))
             """,
-            LEAST,
+            RUNS,
+        ),
+        ("gives the tensor other memory", by_data(RING), NEW_TENSOR),
+        ("refuses an empty tensor", first(RING, *REFUSES_NOTHING), RUNS),
+        ("leaves fewer elements than ranks", first(RING, IGNORES_FEW.format("group"), "    return"), NEW_TENSOR),
+        ("wrong for whole numbers", for_some(RING, "not tensor.is_floating_point()"), SUM),
+        ("wrong for a single number", for_some(RING, "tensor.ndim == 0"), SUM),
+        ("wrong for three dimensions", for_some(RING, "tensor.ndim == 3"), GROUP),
+        ("wrong on one rank", for_some(RING, "n == 1"), SUM),
+        ("chunk(n), which makes fewer chunks", but(RING, ("tensor_split(n)", "chunk(n)")), RUNS),
+        (
+            "the rest in the last chunk",
+            but(RING, ("    parallel.ring_reduce", CUT_REST_LAST + "    parallel.ring_reduce")),
+            "unequal shares",
+        ),
+        (
+            "a star on few ranks",
+            STAR + but(RING, (START, START + "    if n < 4:\n        return star(tensor, group)\n")),
+            "seconds of 2(n-1) steps",
+        ),
+        (
+            "a star in a group",
+            STAR + but(RING, (START, START + "    if group:\n        return star(tensor, group)\n")),
+            MOST,
         ),
     ],
     "tree_all_reduce": [
@@ -398,8 +480,40 @@ def ring_all_reduce(tensor, group=None):
             ),
             "messages that all",
         ),
+        (
+            "a chain in a group",
+            CHAIN + but(TREE, (START, START + "    if group:\n        return chain(tensor, group)\n")),
+            "seconds of 2 log2(n)",
+        ),
+        ("gives the tensor other memory", by_data(TREE), NEW_TENSOR),
+        ("refuses an empty tensor", first(TREE, *REFUSES_NOTHING), RUNS),
+        ("leaves an empty group of elements", first(TREE, IGNORES_FEW.format("group"), "    return"), NEW_TENSOR),
+        ("wrong for whole numbers", for_some(TREE, "not tensor.is_floating_point()"), SUM),
+        ("wrong for a single number", for_some(TREE, "tensor.ndim == 0"), SUM),
+        ("wrong for three dimensions", for_some(TREE, "tensor.ndim == 3"), GROUP),
+        (
+            "zeros travel, and the values come over a board",
+            but(on_a_board(TREE, "tree_all_reduce", "group"), ("tensor, group):", "tensor, group=None):")),
+            RUNS,
+        ),
     ],
     "crossing_size_bytes": [
+        (
+            "returns a text",
+            but(CROSSING, ("return ", "return str("), ("/ n)", "/ n))")),
+            "a size is returned, in bytes",
+        ),
+        ("returns a list", but(CROSSING, ("return ", "return ["), ("/ n)", "/ n)]")), "a size is returned, in bytes"),
+        ("returns whether", but(CROSSING, ("return ", "return bool("), ("/ n)", "/ n))")), "a size is returned"),
+        ("no number", "def crossing_size_bytes(n, a, b):\n    return float('nan')\n", "0 or more, and finite"),
+        ("endless", "def crossing_size_bytes(n, a, b):\n    return float('inf')\n", "0 or more, and finite"),
+        (
+            "lets the ring send the whole tensor in each step, and gets a negative size",
+            but(CROSSING, ("(k - (n - 1) / n)", "((k - (n - 1)) or 1)")),
+            "0 or more, and finite",
+        ),
+        ("wrong by a ten-thousandth", but(CROSSING, ("return ", "return 1.0001 * ")), "ring and tree take the same"),
+        ("knows a hundred ranks", but(CROSSING, ("return ", "return (n < 100) * ")), "ring and tree take the same"),
         (
             "log2 n is not rounded up",
             "from math import log2\n" + but(CROSSING, ("(n - 1).bit_length()", "log2(n)")),
@@ -550,6 +664,18 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             "on its way out in the order of its way in",
             but(HALVING, ("zip(reversed(strides), reversed(halves))", "zip(strides, halves)")),
             SUM,
+        ),
+        ("chunk(2), which makes one half of one element", but(HALVING, ("tensor_split(2)", "chunk(2)")), RUNS),
+        ("gives the tensor other memory", by_data(HALVING), NEW_TENSOR),
+        ("refuses an empty tensor", first(HALVING, *REFUSES_NOTHING), RUNS),
+        ("leaves fewer elements than ranks", first(HALVING, IGNORES_FEW.format(""), "    return"), NEW_TENSOR),
+        ("wrong for whole numbers", for_some(HALVING, "not tensor.is_floating_point()"), SUM),
+        ("wrong on 16 ranks", for_some(HALVING, "n > 8"), SUM),
+        ("cuts rows", but(HALVING, ("tensor.view(-1), []", "tensor, []")), ""),
+        (
+            "zeros travel, and the values come over a board",
+            on_a_board(HALVING, "halving_doubling_all_reduce"),
+            RUNS,
         ),
     ],
     "hierarchical_all_reduce": [
@@ -711,6 +837,27 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             but(HIERARCHY, ("    mine =", "    parallel.ring_all_gather(chunks, node)\n    mine =")),
             "seconds of its three phases",
         ),
+        ("gives the tensor other memory", by_data(HIERARCHY), NEW_TENSOR),
+        ("refuses an empty tensor", first(HIERARCHY, *REFUSES_NOTHING), RUNS),
+        (
+            "leaves fewer elements than ranks of a node",
+            first(HIERARCHY, "if tensor.numel() < ranks_per_node:", "    return"),
+            NEW_TENSOR,
+        ),
+        ("wrong for whole numbers", for_some(HIERARCHY, "not tensor.is_floating_point()"), SUM),
+        ("wrong on larger nodes", for_some(HIERARCHY, "ranks_per_node > 4"), SUM),
+        (
+            "by way of float32",
+            first(HIERARCHY, "given, tensor = tensor, tensor.float()") + "    given.copy_(tensor)\n",
+            SUM,
+        ),
+        ("cuts rows", but(HIERARCHY, ("tensor.view(-1)", "tensor"), ("mine.tensor", "mine.view(-1).tensor")), "node"),
+        ("chunk, which makes fewer chunks", but(HIERARCHY, ("tensor_split", "chunk")), RUNS),
+        (
+            "zeros travel, and the values come over a board",
+            on_a_board(HIERARCHY, "hierarchical_all_reduce", "ranks_per_node"),
+            RUNS,
+        ),
     ],
 }
 
@@ -728,6 +875,11 @@ def ring_all_reduce(tensor, group=None):
     tensor.copy_(flat[: tensor.numel()].view_as(tensor))
 """
 
+PAD = """\
+padded = torch.zeros(-(-size // n) * n, dtype=tensor.dtype)
+    padded[:size] = tensor.view(-1)
+    piece, halves = padded, []"""
+
 RIGHT_ANSWERS = {
     "ring_all_reduce": [
         ("one loop for both halves, isend and irecv", ring_with(WAITED)),
@@ -742,6 +894,23 @@ RIGHT_ANSWERS = {
             ),
         ),
         ("pads to equal chunks", PADDED),
+        (
+            "by numbers of the world",
+            but(
+                ring_with(WAITED),
+                ("    rank, n", "    members = dist.get_process_group_ranks(group or dist.group.WORLD)\n    rank, n"),
+                ("group_dst=(rank + 1) % n", "dst=members[(rank + 1) % n]"),
+                ("group_src=(rank - 1) % n", "src=members[rank - 1]"),
+            ),
+        ),
+        (
+            "sends no empty messages",
+            but(
+                ring_with(WAITED),
+                ("works = [", "works = []\n        if len(outgoing):\n            works += ["),
+                ("        works.append(", "        if len(incoming):\n            works.append("),
+            ),
+        ),
         (
             "copies in and out, slices by hand, blocking receive after a send that is waited for later",
             """
@@ -837,6 +1006,16 @@ RIGHT_ANSWERS = {
             "a tensor of no dimension",
             but(CROSSING, ("return ", "return torch.tensor("), ("/ n)", "/ n), dtype=torch.float64)")),
         ),
+        ("rounded to a byte", but(CROSSING, ("return ", "return round("), ("/ n)", "/ n))"))),
+        ("a tensor of float32", but(CROSSING, ("return ", "return torch.tensor("), ("/ n)", "/ n))"))),
+        (
+            "a number of NumPy's",
+            "import numpy\n" + but(CROSSING, ("return ", "return numpy.float64("), ("/ n)", "/ n))")),
+        ),
+        (
+            "a decimal",
+            "from decimal import Decimal\n" + but(CROSSING, ("return ", "return Decimal("), ("/ n)", "/ n))")),
+        ),
         ("ceil of log2", "from math import ceil, log2\n" + but(CROSSING, ("(n - 1).bit_length()", "ceil(log2(n))"))),
         (
             "by bisection",
@@ -875,6 +1054,37 @@ RIGHT_ANSWERS = {
                 visit(tensor.view(-1), dist.get_world_size() // 2)
             """,
         ),
+        (
+            "cut at the bounds of n chunks",
+            """
+            def halving_doubling_all_reduce(tensor):
+                rank, n = dist.get_rank(), dist.get_world_size()
+                x, ends = tensor.view(-1), [0]
+                for chunk in x.tensor_split(n):
+                    ends.append(ends[-1] + len(chunk))
+                low, high, stride, done = 0, n, n // 2, []
+                while stride:
+                    middle = (low + high) // 2
+                    kept, given = ((low, middle), (middle, high))[:: -1 if rank & stride else 1]
+                    mine, other = (x[ends[a] : ends[b]] for a, b in (kept, given))
+                    incoming = torch.empty_like(mine)
+                    parallel.exchange(other, rank ^ stride, incoming, rank ^ stride)
+                    mine += incoming
+                    done.append((stride, mine, other))
+                    (low, high), stride = kept, stride // 2
+                for stride, mine, other in done[::-1]:
+                    parallel.exchange(mine, rank ^ stride, other, rank ^ stride)
+            """,
+        ),
+        (
+            "pads to equal chunks",
+            but(
+                HALVING,
+                ("    strides", "    given_in, size = tensor, tensor.numel()\n    strides"),
+                ("piece, halves = tensor.view(-1), []", PAD),
+            )
+            + "    given_in.copy_(padded[:size].view_as(given_in))\n",
+        ),
         ("near partners first", but(HALVING, ("range(1, n.bit_length())]", "range(n.bit_length() - 1, 0, -1)]"))),
         (
             "by places, isend and irecv, on a copy",
@@ -904,6 +1114,50 @@ RIGHT_ANSWERS = {
         ),
     ],
     "hierarchical_all_reduce": [
+        (
+            "cut at the bounds of n pieces",
+            but(
+                HIERARCHY,
+                (
+                    "    chunks = tensor.view(-1).tensor_split(ranks_per_node)\n",
+                    """\
+    flat, nodes, ends = tensor.view(-1), n // ranks_per_node, [0]
+    for piece in flat.tensor_split(n):
+        ends.append(ends[-1] + len(piece))
+    chunks = [flat[ends[c * nodes] : ends[(c + 1) * nodes]] for c in range(ranks_per_node)]
+""",
+                ),
+            ),
+        ),
+        (
+            "with the ring of exercise 1, in a group for each rail",
+            RING
+            + but(
+                HIERARCHY,
+                (
+                    "    place",
+                    "    rails = [dist.new_group([*range(p, n, ranks_per_node)]) for p in range(ranks_per_node)]\n    place",
+                ),
+                ("    parallel.ring_reduce_scatter(pieces, rail)\n", "    ring_all_reduce(mine, rails[place])\n"),
+                ("    parallel.ring_all_gather(pieces, rail)\n", ""),
+                ("    pieces = mine.tensor_split(len(rail))\n", ""),
+            ),
+        ),
+        (
+            "two levels by one loop",
+            """
+            def hierarchical_all_reduce(tensor, ranks_per_node):
+                r, n, piece, back = dist.get_rank(), dist.get_world_size(), tensor.view(-1), []
+                for same in (lambda x: x // ranks_per_node, lambda x: x % ranks_per_node):
+                    members = [x for x in range(n) if same(x) == same(r)]
+                    chunks = piece.tensor_split(len(members))
+                    parallel.ring_reduce_scatter(chunks, members)
+                    back.append((chunks, members))
+                    piece = chunks[(members.index(r) + 1) % len(members)]
+                while back:
+                    parallel.ring_all_gather(*back.pop())
+            """,
+        ),
         (
             "the pieces of nodes counted from another place",
             but(
