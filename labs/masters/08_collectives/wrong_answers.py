@@ -1136,7 +1136,8 @@ RIGHT_ANSWERS = {
                 HIERARCHY,
                 (
                     "    place",
-                    "    rails = [dist.new_group([*range(p, n, ranks_per_node)]) for p in range(ranks_per_node)]\n    place",
+                    "    rails = [dist.new_group([*range(p, n, ranks_per_node)]) for p in range(ranks_per_node)]\n"
+                    "    place",
                 ),
                 ("    parallel.ring_reduce_scatter(pieces, rail)\n", "    ring_all_reduce(mine, rails[place])\n"),
                 ("    parallel.ring_all_gather(pieces, rail)\n", ""),
