@@ -113,15 +113,14 @@ def learner_frames(error: BaseException, check_file: str = "") -> str:
 
 def learner_lines(stack: traceback.StackSummary, check_file: str = "") -> str:
     """The last lines of the learner's own code in a stack."""
-    frames = [
-        frame
-        for frame in stack
-        if frame.filename != check_file
-        and not frame.filename.startswith(_NOT_THE_LEARNERS)
-        and "site-packages" not in frame.filename
-    ]
+    frames = [frame for frame in stack if frame.filename != check_file and not is_installed(frame.filename)]
     lines = []
     for frame in frames[-_LAST_FRAMES:]:
         code = frame.line or linecache.getline(frame.filename, frame.lineno or 0).strip()
         lines.append(f"line {frame.lineno} in {frame.name}: {code}")
     return "\n".join(lines)
+
+
+def is_installed(filename: str) -> bool:
+    """Is a file Python's, an installed package's, or lablib's: not the learner's?"""
+    return filename.startswith(_NOT_THE_LEARNERS) or "site-packages" in filename

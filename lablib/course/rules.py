@@ -15,16 +15,13 @@ Communication and memory of a run:
     communications_within how many calls
     sent_bytes_within     bytes that each rank sends: no more than a good algorithm, no less than the task needs
     peak_bytes_within     memory of a rank
-The answer's source:
+The answer's source (own_code.py):
     not_from_lablib       it does not call the library's own solution
 
 They are functions of what a run recorded; none of them communicates.
 """
 
-import dis
-import inspect
-from collections.abc import Iterable, Sequence
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,6 +31,7 @@ from lablib.course.expect import Expect, RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
 from lablib.course.observe import observe as observe
+from lablib.course.own_code import not_from_lablib as not_from_lablib
 from lablib.run import Run
 from lablib.units import format_quantity
 
@@ -174,75 +172,6 @@ def peak_bytes_within(expect: Expect, run: Run, at_most: float) -> None:
     """Most bytes that a rank holds at one moment."""
     peaks = [run.memory.peak_bytes(rank) for rank in range(run.ranks)]
     expect.budget(f"peak memory of a rank ({run.ranks} ranks)", max(peaks), at_most, "B")
-
-
-def not_from_lablib(answer: Any, allowed: Iterable[str] = ()) -> None:
-    """The answer's code, and that of the notebook's functions it names, neither imports nor uses lablib.
-
-    Args:
-        answer: a function; anything else has no code.
-        allowed: names in lablib that may be used.
-    """
-    for name in _used_of_lablib(answer, set()):
-        if name.rsplit(".", 1)[-1] not in allowed:
-            raise RuleBroken("the answer is your own code", f"it uses {name}", "torch and torch.distributed alone")
-
-
-def _used_of_lablib(value: Any, seen: set[int]) -> Iterable[str]:
-    """Names of what belongs to lablib and that a function's code refers to, inside the notebook's own helpers too."""
-    value = value.__func__ if isinstance(value, MethodType) else value
-    if isinstance(value, type):
-        for member in vars(value).values():
-            yield from _used_of_lablib(member, seen)
-    if not isinstance(value, FunctionType) or id(value) in seen:
-        return
-    seen.add(id(value))
-    cells = inspect.getclosurevars(value).nonlocals.values()
-    for code in _codes(value.__code__):
-        yield from _imports_of_lablib(code)
-        for used in [*_globals_named(code, value.__globals__), *cells, *(value.__defaults__ or ())]:
-            home = used.__name__ if isinstance(used, ModuleType) else getattr(used, "__module__", None) or ""
-            if isinstance(used, ModuleType | FunctionType | type) and _is_lablib(home):
-                yield f"{home}.{getattr(used, '__name__', '')}"
-            yield from () if _is_lablib(home) else _used_of_lablib(used, seen)
-
-
-def _globals_named(code: CodeType, known: dict[str, Any]) -> Iterable[Any]:
-    """The globals that a code names; of a module of lablib what is taken from it (`parallel.exchange`)."""
-    instructions = list(dis.get_instructions(code))
-    for index, instruction in enumerate(instructions):
-        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or instruction.argval not in known:
-            continue
-        used = known[instruction.argval]
-        for following in instructions[index + 1 :]:
-            of_lablib = isinstance(used, ModuleType) and _is_lablib(used.__name__)
-            if not (of_lablib and following.opname in ("LOAD_ATTR", "LOAD_METHOD")):
-                break
-            taken = getattr(used, following.argval, used)
-            if isinstance(taken, ModuleType) and not _is_lablib(taken.__name__):
-                break  # another's module by way of lablib's: it is lablib's that was named
-            used = taken
-        yield used
-
-
-def _imports_of_lablib(code: CodeType) -> Iterable[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME" and _is_lablib(str(instruction.argval)):
-            yield str(instruction.argval)
-        if instruction.argval in ("importlib", "__import__"):
-            yield f"{instruction.argval}, by which anything can be imported"
-
-
-def _codes(code: CodeType) -> Iterable[CodeType]:
-    """A function's code, and that of the functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _is_lablib(module: str) -> bool:
-    return module == "lablib" or module.startswith(("lablib.", "lablib_checks_of_"))
 
 
 def _places(calls: Calls) -> list[tuple[str, Observed]]:

@@ -259,7 +259,7 @@ WRONG_ANSWERS = {
             "imports lablib's",
             """
 def ring_all_reduce(tensor, group=None):
-    from lablib.parallel.ring_all_reduce import ring_all_reduce as ring
+    from lablib.parallel.tree_all_reduce import tree_all_reduce as ring
     ring(tensor, group)
 """,
             OWN,

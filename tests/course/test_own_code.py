@@ -1,0 +1,269 @@
+"""An answer that reaches the library's own solution is found out however it is wrapped; what is allowed passes."""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lablib
+from lablib import parallel, phase
+from lablib.course.expect import RuleBroken
+from lablib.course.own_code import not_from_lablib
+
+
+class Holder:
+    def __init__(self, held: Any):
+        self.held = held
+
+    def __call__(self, x: Any) -> Any:
+        return self.held
+
+    def method(self, x: Any) -> Any:
+        return self.held
+
+
+def in_keyword_default(held: Any) -> Callable:
+    def answer(x: Any, *, f: Any = held) -> Any:
+        return f
+
+    return answer
+
+
+def in_default(held: Any) -> Callable:
+    def answer(x: Any, f: Any = held) -> Any:
+        return f
+
+    return answer
+
+
+def in_wrapper(held: Any) -> Callable:
+    def inner(x: Any) -> Any:
+        return held
+
+    return torch.no_grad()(functools.wraps(inner)(lambda x: inner(x)))
+
+
+def under_a_name_that_is_allowed(held: Any) -> Callable:
+    return functools.wraps(parallel.ring_all_gather)(lambda x: held)
+
+
+def as_global(held: Any) -> Callable:
+    namespace = {"TOOLS": held, "__name__": "a_notebook"}
+    exec("def answer(x):\n    return [TOOLS for _ in x]", namespace)
+    return namespace["answer"]
+
+
+HOLDERS: list[Callable[[Any], Any]] = [
+    lambda held: [1, (held,)],
+    lambda held: {"f": held},
+    lambda held: SimpleNamespace(f=held),
+    lambda held: functools.partial(print, held),
+    lambda held: functools.partial(held) if callable(held) else [held],
+    lambda held: functools.cache(lambda x: held),
+    lambda held: type("Made", (), {"f": staticmethod(held) if callable(held) else held}),
+    Holder,
+    lambda held: Holder(held).method,
+    in_keyword_default,
+    in_default,
+    in_wrapper,
+    under_a_name_that_is_allowed,
+    as_global,
+]
+
+
+@given(solution=st.sampled_from(["ring_all_reduce", "exchange"]), around=st.lists(st.sampled_from(HOLDERS), max_size=4))
+def test_a_function_of_lablib_is_found_in_whatever_holds_it(solution: str, around: list[Callable[[Any], Any]]):
+    held: Any = getattr(parallel, solution)
+    for holder in around:
+        held = holder(held)
+    not_from_lablib(held, allowed=[solution, "ring_all_gather"])
+    with pytest.raises(RuleBroken) as raised:
+        not_from_lablib(held, allowed=["ring_all_gather"])
+    assert raised.value.saw == f"it uses parallel.{solution}"
+    assert raised.value.expected == "your own lines, with torch, torch.distributed and parallel.ring_all_gather"
+
+
+def by_sys_modules(x):
+    sys.modules["lablib.parallel"].ring_all_reduce(x)
+
+
+def by_sys(x):
+    getattr(sys, "mod" + "ules")
+
+
+def by_modules_imported(x):
+    from sys import modules
+
+    return modules
+
+
+def by_globals_of_another(x):
+    parallel.exchange.__globals__["ring_all_reduce"](x)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def by_inspect(x):
+    inspect.getmodule(parallel.exchange).ring_all_reduce(x)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def by_inspect_imported(x):
+    from inspect import getmodule as g
+
+    g(parallel.exchange)
+
+
+def by_importlib(x):
+    importlib.import_module("lab" + "lib")
+
+
+def by_globals(x):
+    globals()["parallel"].ring_all_reduce(x)
+
+
+def by_text(x):
+    exec("parallel.ring_all_reduce(x)")
+
+
+def by_frame(x):
+    return sys._getframe(1)
+
+
+def by_a_generators_frame(x):
+    return x.gi_frame.f_back
+
+
+def by_another_name(x):
+    p = parallel
+    p.ring_all_reduce(x)
+
+
+def by_import_as(x):
+    import lablib.parallel as p
+
+    p.ring_all_reduce(x)
+
+
+def by_import(x):
+    import lablib.parallel
+
+    lablib.parallel.ring_all_reduce(x)
+
+
+def by_import_of_a_module(x):
+    from lablib import parallel as p
+
+    return [p.ring_all_reduce for _ in x]
+
+
+def by_import_of_a_file(x):
+    from lablib.parallel.ring_all_reduce import ring_all_reduce as ring
+
+    ring(x)
+
+
+def as_a_value(x):
+    return [parallel][0]
+
+
+def in_a_nested_function(x):
+    p = parallel
+    return lambda: p.ring_all_reduce(x)
+
+
+def in_a_default_module(x, p=parallel):
+    p.ring_all_reduce(x)
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (by_sys_modules, "sys.modules"),
+        (by_sys, "sys"),
+        (by_modules_imported, "sys.modules"),
+        (by_globals_of_another, "__globals__"),
+        (by_inspect, "inspect"),
+        (by_inspect_imported, "inspect"),
+        (by_importlib, "importlib"),
+        (by_globals, "globals"),
+        (by_text, "exec"),
+        (by_frame, "sys._getframe"),
+        (by_a_generators_frame, "f_back"),
+        (by_another_name, "parallel.ring_all_reduce"),
+        (by_import_as, "parallel.ring_all_reduce"),
+        (by_import, "parallel.ring_all_reduce"),
+        (by_import_of_a_module, "parallel.ring_all_reduce"),
+        (by_import_of_a_file, "parallel.ring_all_reduce"),
+        (as_a_value, "lablib.parallel as a whole"),
+        (in_a_nested_function, "parallel.ring_all_reduce"),
+        (in_a_default_module, "parallel.ring_all_reduce"),
+    ],
+)
+def test_ways_round_the_rule_are_refused_by_name(answer: Callable, named: str):
+    with pytest.raises(RuleBroken) as raised:
+        not_from_lablib(answer, allowed=["exchange"])
+    assert raised.value.saw.startswith(f"it uses {named}")
+
+
+def imports_it(x):
+    from lablib.parallel import exchange
+
+    exchange(x, 1, x, 1)
+
+
+def imports_it_as(x):
+    import lablib.parallel as p
+    from lablib.parallel import exchange as e
+    from lablib.parallel import ring_reduce_scatter
+
+    p.exchange(x, 1, x, 1)
+    e(x, 1, x, 1)
+    ring_reduce_scatter(x, range(2))
+
+
+def imports_all(x):
+    import torch.distributed as d
+
+    import lablib.parallel
+
+    lablib.parallel.exchange(x, d.get_rank(), x, 1)
+
+
+def another_name(x):
+    p = parallel
+    return [p.exchange(each, 1, each, 1) for each in x], lambda: p.exchange(x, 1, x, 1)
+
+
+def a_default(x, p=parallel):
+    p.exchange(x, 1, x, 1)
+
+
+def names_its_phase(x):
+    with phase("up"):
+        parallel.exchange(x, 1, x, 1)
+    with lablib.phase("down"):
+        print(x, file=sys.stderr)
+
+
+def modules_of_torch(x):
+    return [list(layer.parameters()) for layer in torch.nn.Linear(2, 2).modules()], type(x), isinstance(x, int), len(x)
+
+
+@pytest.mark.parametrize(
+    "answer", [imports_it, imports_it_as, imports_all, another_name, a_default, names_its_phase, modules_of_torch]
+)
+def test_what_is_allowed_may_be_named_in_any_way(answer: Callable):
+    not_from_lablib(answer, allowed=["exchange", "ring_reduce_scatter"])
+
+
+def test_what_is_allowed_is_listed_as_a_notebook_writes_it():
+    with pytest.raises(RuleBroken) as raised:
+        not_from_lablib(parallel.ring_all_gather, allowed=["exchange", "launch"])
+    assert raised.value.saw == "it uses parallel.ring_all_gather"
+    assert raised.value.expected.endswith("with torch, torch.distributed, parallel.exchange and lablib.launch")
