@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lablib.course.comparison import difference, is_array, plain_number
 from lablib.course.formatting import short_repr
+from lablib.signature import checked
 from lablib.units import format_quantity
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Expect:
         printed: what rank 0 printed in each run of `launch`.
     """
 
+    @checked
     def __init__(self, seed: int | None = None, limit_s: float = TIME_LIMIT_S) -> None:
         self.measured: list[Measured] = []
         self.printed: list[str] = []

@@ -7,6 +7,8 @@ from typing import Any
 
 from lablib.course.check import Check
 from lablib.markup import in_html
+from lablib.signature import checked
+from lablib.texts import safe_repr
 
 
 class Source:
@@ -19,21 +21,31 @@ class Source:
         return self.text if self.is_open else self.title
 
     def _repr_html_(self) -> str:
-        code = f'<pre style="margin:4px 0;white-space:pre-wrap">{in_html(self.text)}</pre>'
+        code = f'<pre style="margin:4px 0;white-space:pre-wrap;font-family:monospace">{in_html(self.text)}</pre>'
         return f"<details{' open' if self.is_open else ''}><summary>{in_html(self.title)}</summary>{code}</details>"
 
 
+@checked
 def show_source(function: Callable[..., Any] | type, after: Check | None = None) -> Source:
     """The source of a function or a class of lablib.
 
     Args:
         function: whose source.
         after: the check of the exercise that it solves: folded until that is passed. None: open.
+
+    Raises:
+        ValueError: it has no source that can be read.
     """
-    name = f"{function.__module__}.{function.__qualname__}"
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+        name = f"{function.__module__}.{function.__qualname__}"
+    except (OSError, TypeError, AttributeError):
+        raise ValueError(
+            f"show_source shows a function or a class written in Python: got {safe_repr(function)}"
+        ) from None
     is_open = after is None or after.is_passed
     if is_open or after is None:
         title = f"The source of {name}"
     else:
         title = f"{name}: a solution. Solve exercise {after.exercise.title!r} first; then open this and compare."
-    return Source(title, textwrap.dedent(inspect.getsource(function)), is_open)
+    return Source(title, text, is_open)
