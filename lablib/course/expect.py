@@ -13,7 +13,7 @@ measured, so that "passed" can be shown with its numbers.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,6 +61,7 @@ class Expect:
     Args:
         seed: from which its inputs are drawn; None: a new one (draw.py).
         limit_s: seconds of real time that its runs may take together.
+        answers: what the learner handed in; every rank of `launch` meets a copy of its own (own_copy.py).
 
     Attributes:
         measured: the rules that held.
@@ -68,7 +69,8 @@ class Expect:
     """
 
     @checked
-    def __init__(self, seed: int | None = None, limit_s: float = TIME_LIMIT_S) -> None:
+    def __init__(self, seed: int | None = None, limit_s: float = TIME_LIMIT_S, answers: Sequence[Any] = ()) -> None:
+        self._answers = answers
         self.measured: list[Measured] = []
         self.printed: list[str] = []
         self._seed = seed
@@ -89,11 +91,16 @@ class Expect:
     def launch(self, program: Callable[..., Any], *args: Any, **options: Any) -> "Run":
         """Run learner's code on simulated ranks: `lablib.launch` with what is left of the check's time as its limit.
 
+        As processes would, ranks have variables of their own: nothing reaches another rank but by communication.
+
         Raises:
             LaunchError: as `lablib.launch` does.
         """
+        from lablib.course.own_copy import with_own_copies
         from lablib.launch import launch
 
+        if options.get("backend", "sim") == "sim":
+            program, args = with_own_copies(program, args, self._answers, options.get("ranks", 4))
         run = None
         try:
             run = launch(program, *args, **{"timeout_s": max(0.1, self._end_s - time.monotonic()), **options})

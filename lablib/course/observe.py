@@ -6,11 +6,15 @@ Looking costs no simulated time and no simulated memory: bytes are read past tor
 """
 
 import ctypes
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
+
+from lablib.course.own_code import instructions
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,16 @@ class Observed:
         args: its arguments as it left them.
         changed: positions of the arguments with a tensor whose bytes changed.
         aliased: positions of the arguments whose memory the value, or a tensor in it, shares.
+        moved: positions of the arguments with a tensor that was given other memory (`x.data = y`).
+        rebinds: the function, or one that it holds, assigns to its first argument's name (`x = ...`).
     """
 
     value: Any
     args: tuple[Any, ...]
     changed: tuple[int, ...]
     aliased: tuple[int, ...]
+    moved: tuple[int, ...] = ()
+    rebinds: bool = False
 
 
 def observe(function: Callable[..., Any], *args: Any) -> Observed:
@@ -36,6 +44,7 @@ def observe(function: Callable[..., Any], *args: Any) -> Observed:
     Looked at: tensors, those in lists, tuples and dicts, parameters and buffers of modules; not their gradients.
     """
     before = [[_bytes(tensor) for tensor in _tensors(arg)] for arg in args]
+    places = [[(tensor, _place(tensor)) for tensor in _tensors(arg)] for arg in args]
     held = [{_address(tensor) for tensor in _tensors(arg)} for arg in args]
     value = function(*args)
     after = [[_bytes(tensor) for tensor in _tensors(arg)] for arg in args]
@@ -45,6 +54,8 @@ def observe(function: Callable[..., Any], *args: Any) -> Observed:
         args=args,
         changed=tuple(i for i in range(len(args)) if before[i] != after[i]),
         aliased=tuple(i for i in range(len(args)) if held[i] & returned - {0}),
+        moved=tuple(i for i, arg in enumerate(places) if any(_place(tensor) != place for tensor, place in arg)),
+        rebinds=_rebinds(function),
     )
 
 
@@ -65,6 +76,24 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _address(tensor: Tensor) -> int:
     """Where its memory begins; 0 where it has none (empty, or without values)."""
     return 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where its values lie: memory, place in it, shape."""
+    return _address(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+
+
+def _rebinds(function: Any) -> bool:
+    """Does the function, or one in its closure (a check wraps the answer), assign to its first argument's name?"""
+    function = inspect.unwrap(getattr(function, "func", function))
+    if not isinstance(function, FunctionType):
+        return False
+    name = function.__code__.co_varnames[:1]
+    for operation, stored in instructions(function.__code__):
+        if operation in ("STORE_FAST", "STORE_DEREF") and (stored,) == name:
+            return True
+    inside = [cell.cell_contents for cell in function.__closure__ or ()]
+    return any(_rebinds(held) for held in inside if isinstance(held, FunctionType) and held is not function)
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -144,7 +144,7 @@ def _used(function: FunctionType) -> Iterator[Any]:
     """
     modules = {name: held for name, held in _bound(function).items() if isinstance(held, ModuleType)}
     for code in _codes(function.__code__):
-        steps = list(_steps(code))
+        steps = list(instructions(code))
         for at, (operation, name) in enumerate(steps):
             if operation in ("LOAD_GLOBAL", "LOAD_NAME") and name in function.__globals__:
                 found, rest = _attribute(function.__globals__[name], steps, at + 1)
@@ -197,7 +197,7 @@ def _imported(steps: list[tuple[str, Any]], at: int, modules: dict[str, ModuleTy
             yield taken
 
 
-def _steps(code: CodeType) -> Iterator[tuple[str, Any]]:
+def instructions(code: CodeType) -> Iterator[tuple[str, Any]]:
     """Instructions as (operation, argument), those that do two things (Python 3.13) as two."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "RESUME"):
@@ -211,7 +211,7 @@ def _steps(code: CodeType) -> Iterator[tuple[str, Any]]:
 
 
 def _refused_names(code: CodeType, known: dict[str, Any]) -> Iterator[str]:
-    for operation, name in _steps(code):
+    for operation, name in instructions(code):
         by_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD") and name in _ATTRIBUTES
         if by_attribute or (operation in ("LOAD_GLOBAL", "LOAD_NAME") and name in _BUILTINS and name not in known):
             yield f"{name}, by which anything can be reached"

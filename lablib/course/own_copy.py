@@ -1,19 +1,28 @@
 """A learner's function as a process of its own would have it: with variables that no other rank sees.
 
 Simulated ranks are threads, so an answer could put its tensor on a shelf (a list or dict of the notebook) and take
-another rank's from there: right values, and nothing was sent. Real ranks get the function pickled. So do these:
+another rank's from there: right values, and nothing was sent. Real ranks get the function pickled. So do the ranks of
+every `expect.launch`, whether the program holds the answer in a closure or gets it as an argument:
 
     def program(xs):
-        return observe(own_copy(answer), xs[dist.get_rank()])      once a rank, before its first call
+        return observe(answer, xs[dist.get_rank()])        `answer` is this rank's copy
 """
 
+import functools
+import io
 import pickle
-from collections.abc import Callable
-from typing import TypeVar
+import threading
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CellType, FunctionType, GeneratorType
+from typing import Any, TypeVar
 
 import cloudpickle
 
 F = TypeVar("F", bound=Callable[..., object])
+Replace = Callable[[Any], Any]  # what stands in for a value; the value itself where nothing does
+_SHARED = (type(threading.Lock()), type(threading.RLock()), threading.local, io.IOBase, GeneratorType)
 
 
 def own_copy(answer: F) -> F:
@@ -22,3 +31,132 @@ def own_copy(answer: F) -> F:
         return pickle.loads(cloudpickle.dumps(answer))
     except Exception:  # whatever a learner's objects raise: real ranks would say it better
         return answer
+
+
+def with_own_copies(
+    program: Callable[..., Any], args: Sequence[Any], answers: Sequence[Any], ranks: int
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The program and its arguments, in which every rank meets copies of its own of the answers.
+
+    An answer that cannot be copied stays as it is; locks and open files in it are shared.
+
+    Args:
+        answers: what the learner handed to the check; functions and objects that can be called are copied.
+    """
+    answers = [answer for answer in answers if callable(answer)]
+    copies = _copies(answers, ranks) if answers else None
+    if copies is None:
+        return program, tuple(args)
+    number_of = {id(answer): number for number, answer in enumerate(answers)}
+
+    # The simulator copies arguments: a mark is found in the copy, too.
+    def marked(value: Any) -> Any:
+        return _Mark(number_of[id(value)]) if id(value) in number_of else value
+
+    @functools.wraps(program)
+    def on_rank(*args: Any) -> Any:
+        import torch.distributed as dist
+
+        own = copies[dist.get_rank()]
+        unmarked = _replaced(args, lambda value: own[value.number] if isinstance(value, _Mark) else value)
+        launched = _replaced(program, lambda value: own[number_of[id(value)]] if id(value) in number_of else value)
+        return launched(*unmarked)
+
+    return on_rank, tuple(_replaced(arg, marked) for arg in args)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Stands for an answer among the arguments."""
+
+    number: int
+
+    def __call__(self) -> None:
+        """A partial function takes nothing that cannot be called."""
+
+
+def _copies(answers: Sequence[Any], ranks: int) -> list[list[Any]] | None:
+    """The answers, once a rank; None where they cannot be pickled. What they share with each other stays shared."""
+    shared: list[Any] = []
+    file = io.BytesIO()
+    try:
+        _Pickler(file, shared).dump(list(answers))
+        return [_Unpickler(io.BytesIO(file.getvalue()), shared).load() for _ in range(ranks)]
+    except Exception:  # whatever a learner's objects raise: real ranks would say it better
+        return None
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Puts into `shared` what no process could have: with a lock beside it, a shelf is still copied."""
+
+    def __init__(self, file: io.BytesIO, shared: list[Any]):
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, _SHARED):
+            return None
+        self._shared.append(obj)
+        return len(self._shared) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: list[Any]):
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, number: int) -> Any:
+        return self._shared[number]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """cloudpickle makes a class of the notebook once a process; here ranks stand for processes."""
+        return _new_class if name == "_make_skeleton_class" else super().find_class(module, name)
+
+
+def _new_class(kind: type, name: str, bases: tuple, namespace: dict[str, Any], _id: str, _extra: Any) -> type:
+    return types.new_class(name, bases, {"metaclass": kind}, lambda members: members.update(namespace))
+
+
+def _replaced(value: Any, replace: Replace, known: dict[int, Any] | None = None) -> Any:
+    """The value with what `replace` replaces, also in closures, partial functions, lists, tuples and dicts.
+
+    What holds nothing of that kind stays the same object.
+    """
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    new = replace(value)
+    if new is not value:
+        return new
+    known[id(value)] = value  # a function may hold itself
+    if type(value) in (list, tuple):
+        items = [_replaced(item, replace, known) for item in value]
+        new = value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    elif type(value) is dict:
+        items = {key: _replaced(item, replace, known) for key, item in value.items()}
+        new = value if all(items[key] is value[key] for key in value) else items
+    elif isinstance(value, functools.partial):
+        parts = _replaced((value.func, value.args, value.keywords), replace, known)
+        unchanged = all(a is b for a, b in zip(parts, (value.func, value.args, value.keywords), strict=True))
+        new = value if unchanged else functools.partial(parts[0], *parts[1], **parts[2])
+    elif isinstance(value, FunctionType) and value.__closure__:
+        new = _with_closure(value, replace, known)
+    known[id(value)] = new
+    return new
+
+
+def _with_closure(function: FunctionType, replace: Replace, known: dict[int, Any]) -> FunctionType:
+    """The function with replaced values in its closure; cells with nothing to replace stay shared."""
+    cells: list[CellType] = []
+    for cell in function.__closure__ or ():
+        try:
+            new = _replaced(cell.cell_contents, replace, known)
+            cells.append(cell if new is cell.cell_contents else CellType(new))
+        except ValueError:  # not assigned yet
+            cells.append(cell)
+    if all(a is b for a, b in zip(cells, function.__closure__ or (), strict=True)):
+        return function
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    new.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(new, function)
+    return new

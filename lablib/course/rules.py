@@ -84,15 +84,27 @@ def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], wha
     """The first argument holds `expected`, one a call, after the call. Sums in another order are forgiven."""
     with expect.as_one(f"x holds {what}{_everywhere(calls)}", "in place"):
         for (where, call), wanted in zip(_places(calls), expected, strict=True):
-            if not call.changed and _differs(call.args[0], wanted):
-                returned = isinstance(call.value, Tensor) and not call.aliased
-                saw = "a new tensor was returned" if returned else "x is as it was"
+            if 0 in call.moved:
                 raise RuleBroken(
                     f"x itself holds {what} when the call returns",
-                    f"{saw}{where}: `x = ...` gives the name to another tensor, and the caller's x never changes",
-                    "x changed in place: x.copy_(...), x.add_(...), x[...] = ...",
+                    f"x was given other memory{where} (`x.data = ...`, `x.set_(...)`): what shares memory with it, a "
+                    "view or the tensor that it is a part of, still holds the old values",
+                    _IN_PLACE,
                 )
+            if not call.changed and _differs(call.args[0], wanted):
+                raise RuleBroken(f"x itself holds {what} when the call returns", _why_unchanged(call, where), _IN_PLACE)
             expect.close(f"x holds {what}{where}", call.args[0], wanted, rtol=_rtol(wanted), atol=_atol(wanted))
+
+
+_IN_PLACE = "x changed in place: x.copy_(...), x.add_(...), x[...] = ..."
+
+
+def _why_unchanged(call: Observed, where: str) -> str:
+    returned = isinstance(call.value, Tensor) and not call.aliased
+    if returned or call.rebinds:
+        saw = "a new tensor was returned" if returned else "x is as it was"
+        return f"{saw}{where}: `x = ...` gives the name to another tensor, and the caller's x never changes"
+    return f"nothing wrote to x{where} ({call.args[0].numel()} elements): did the function return early?"
 
 
 def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks") -> None:

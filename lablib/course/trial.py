@@ -41,7 +41,7 @@ def run_check(
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
     if not answer or answer[0] is None or answer[0] is Ellipsis:
         return result
-    expect = Expect(seed, limit_s)
+    expect = Expect(seed, limit_s, answers=answer)
     try:
         # A program on ranks that takes too long is ended by its launch, which knows ranks and lines: it comes first.
         with time_limit(limit_s + _GRACE_S), _everything_waited_for():

@@ -114,6 +114,33 @@ def test_work_in_place_is_seen_and_its_commonest_mistake_is_told():
     assert error.rule.startswith("x holds the sum on rank 0")
 
 
+def gives_it_other_memory(x: torch.Tensor) -> None:
+    total = x.clone()
+    dist.all_reduce(total)
+    x.data = total
+
+
+def returns_early(x: torch.Tensor) -> None:
+    if x.numel() < 100:
+        return
+    dist.all_reduce(x)
+
+
+@given(length=st.integers(1, 9), ranks=st.integers(2, 4))
+def test_other_ways_not_to_work_in_place_are_told_apart(length: int, ranks: int):
+    sums = [mean_of(ranks, length=length) * ranks] * ranks
+    run = calls(gives_it_other_memory, ranks, length=length)
+    assert "x was given other memory on rank 0" in broken(rules.works_in_place, Expect(), run, sums).saw
+    for answer in (returns_early, lambda x: returns_early(x)):
+        error = broken(rules.works_in_place, Expect(), calls(answer, ranks, length=length), sums)
+        assert (
+            error.saw == f"nothing wrote to x on rank 0 of {ranks} ({length} elements): did the function return early?"
+        )
+    answer = gives_the_name_to_another
+    wrapped = calls(lambda x: answer(x), ranks, length=length)
+    assert "x is as it was" in broken(rules.works_in_place, Expect(), wrapped, sums).saw
+
+
 def test_one_rank_that_sums_alone_has_worked_in_place_although_nothing_changed():
     rules.works_in_place(Expect(), calls(lambda x: dist.all_reduce(x), ranks=1), [mean_of(1)])
 
@@ -193,7 +220,7 @@ class Callback:
 
 @pytest.mark.parametrize(
     "answer",
-    [ring_all_reduce, lambda x: helper(x), imports, imports_by_name, in_a_closure(), Callback, lambda x: rules.dis],
+    [ring_all_reduce, lambda x: helper(x), imports, imports_by_name, in_a_closure(), Callback, lambda x: rules.torch],
     ids=["itself", "a helper", "an import", "an import by name", "a closure", "a class", "a module"],
 )
 def test_the_librarys_solution_is_found_in_an_answers_code(answer):

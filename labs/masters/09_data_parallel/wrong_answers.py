@@ -529,23 +529,6 @@ def overlap(module):
             "every communication is waited for",
         ),
         (
-            "keeps the works in a list at module level, which simulated ranks share",
-            """
-works = []
-def overlap(module):
-    def start(param):
-        param.grad.div_(dist.get_world_size())
-        works.append(dist.all_reduce(param.grad, async_op=True))
-    for param in module.parameters():
-        param.register_post_accumulate_grad_hook(start)
-    def finish():
-        while works:
-            works.pop(0).wait()
-    return finish
-""",
-            "rank",
-        ),
-        (
             "averages a copy",
             """
 def overlap(module):
@@ -905,6 +888,22 @@ def plan_buckets(sizes_bytes, bucket_bytes):
         ),
     ],
     "overlap": [
+        (
+            "keeps the works in a list at module level, of which every process has its own",
+            """
+works = []
+def overlap(module):
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+        ),
         (
             "divides after the wait, and clears its dict",
             """
