@@ -52,7 +52,7 @@ quick: bool = True  # fewer sizes, a few seconds
 # %%
 def digits(all_reduce):
     """Rank r puts in 10^r, so that each decimal digit of the sum belongs to one rank."""
-    x = torch.full((8,), 10 ** dist.get_rank())
+    x = torch.full((6,), 10 ** dist.get_rank())
     all_reduce(x)
     return x
 
@@ -65,18 +65,20 @@ print("rank 3 holds", run.values[3].tolist())
 # 1111 = 1 + 10 + 100 + 1000: the part of each of the four ranks is in it, once. You will meet this tensor again when
 # you try your own functions: a 0 in the sum says which rank is missing, a 2 which one was added twice.
 #
-# Guess before you compute: eight ranks sum a tensor of 8 MB. How many MB must each rank send, at the least?
+# Guess before you compute. Eight ranks sum a tensor of 8 MB: all send it to rank 0, which adds up and sends the sum
+# back. How many MB are sent in all? And how many in all by the best way there is, if ranks do the adding?
 
 # %%
-my_guess_mb = None  # megabytes
-print("My guess for each rank:", my_guess_mb or "no", "MB")
+my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
+print("My guess through rank 0:", my_guess_mb or "no", "MB; the best way:", my_best_mb or "no", "MB")
 
 # %% [markdown] minutes=3
 # ## What one message costs
 #
-# A message of S bytes takes about **T = α + S β** seconds (Hockney, 1994). The *latency* α passes before the first byte
-# arrives. Each byte then takes β, so the *bandwidth* is 1/β. NVLink and PCIe join GPUs inside a machine. InfiniBand and
-# RoCE (its protocol on Ethernet) join machines; NDR is the InfiniBand generation of 400 Gb/s.
+# What carries messages from one GPU to another is a *link*. A message of S bytes takes about **T = α + S β** seconds
+# (Hockney, 1994). The *latency* α passes before the first byte arrives. Each byte then takes β, so the *bandwidth* is
+# 1/β. NVLink and PCIe join GPUs inside a machine. InfiniBand and RoCE (its protocol on Ethernet) join machines; NDR is
+# the InfiniBand generation of 400 Gb/s.
 
 # %%
 links = [LINKS[name] for name in ("nvlink4", "pcie5", "infiniband-ndr", "roce-100")]
@@ -89,8 +91,8 @@ for link in links:
 show(figure_collective_cost(sizes, curves, halves, title="One message against its size"))
 
 # %% [markdown]
-# At α/β bytes a message spends half of its time on latency. Far below that size all messages cost the same, α; far
-# above it they cost their bytes, S β. Everything in this lab is about which of the two you pay.
+# At α/β bytes (Hockney's n½) a message spends half of its time on latency. Far below that size all messages cost the
+# same, α; far above it they cost their bytes, S β. Everything in this lab is about which of the two you pay.
 
 # %% [markdown] minutes=3
 # ## A star
@@ -162,7 +164,8 @@ pd.DataFrame(sends, index=[f"step {s}" for s in steps])
 
 # %% [markdown]
 # Follow chunk 0: it starts at rank 0, collects the parts of ranks 1, 2 and 3, and is complete at rank 3. This first
-# half is called *reduce-scatter*: the sum is there, scattered over the ranks. In the second half, *all-gather*, the
+# half is called *reduce-scatter*: the sum is there, scattered over the ranks: chunk 0 at rank 3, chunk 1 at rank 0, so
+# chunk r + 1 (mod n) at rank r. In the second half, *all-gather*, the
 # complete chunks travel round once more, and everybody keeps a copy.
 
 # %% [markdown]
@@ -185,9 +188,9 @@ except DeadlockError as error:
     print_error(error)
 
 # %% [markdown]
-# With NCCL, the library for GPUs, the host goes on at once, but the GPUs wait for each other all the same. The cure is
-# to hand over both messages together, and then to wait for both. `exchange` does it; it names ranks by `group_peer`,
-# their place in the *group* of ranks taking part (`None`: all).
+# With NCCL, the library for GPUs, the *host* (the CPU that gives the GPU its work) goes on at once, but the GPUs wait
+# for each other all the same. The cure is to hand over both messages together, and then to wait for both. `exchange`
+# does it; it names ranks by `group_peer`, their place in the *group* of ranks taking part (`None`: all).
 
 # %%
 show_source(parallel.exchange)
@@ -222,7 +225,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% [markdown]
-# Try it before you check it. Each of four ranks should return eight times 1111.
+# Try it before you check it. Each of four ranks should return six times 1111.
 
 # %%
 try_out(digits, ring_all_reduce, ranks=4, cluster=cluster)
@@ -247,16 +250,17 @@ show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 # %%
 machine = find_cluster(cluster).free_compute()
 size_bytes = 8_000_000
-run = launch(summed, parallel.ring_all_reduce, size_bytes // 4, ranks=ranks, cluster=machine)
+ring_run = launch(summed, parallel.ring_all_reduce, size_bytes // 4, ranks=ranks, cluster=machine)
 slowest = machine.edge(ranks - 1, 0)  # the link that closes the ring
 alpha, beta = slowest.latency_s, 1 / slowest.bandwidth_bytes_per_s
 formula_s = 2 * (ranks - 1) * (alpha + size_bytes / ranks * beta)
-print(f"simulated {run.timeline.makespan_s:.9g} s, formula {formula_s:.9g} s")
+print(f"simulated {ring_run.timeline.makespan_s:.9g} s, formula {formula_s:.9g} s")
 
 # %% [markdown]
 # Once more with other sizes and numbers of ranks, against `lablib.cost.collective_cost`, which holds such formulas. The
-# simulator knows single messages and nothing of formulas; each row stands only if both agree to nine digits, in
-# seconds and in bytes. 16 ranks fill a DGX and a second one: the slowest link of the ring sets the pace.
+# simulator knows single messages and nothing of formulas; each row stands only if both agree to nine digits, in seconds
+# and in bytes. 16 ranks fill a DGX and a second one: since every step waits for all its messages, the slowest link sets
+# the pace of each. (NCCL's own estimate counts the network's latency 2 (N − 1) times only, on N nodes.)
 
 
 # %%
@@ -283,18 +287,19 @@ pd.DataFrame(rows).set_index(["ranks", "tensor"])
 # %% [markdown]
 # The bytes hardly grow with the ranks: 2(n − 1)/n stays below 2. Nor can they be fewer while ranks do the adding: for
 # each element n − 1 parts must travel to its sum, and the sum to n − 1 ranks. That makes 2(n − 1) S in all, which the
-# ring spreads evenly (Patarasuk and Yuan, 2009).
+# ring spreads evenly (Patarasuk and Yuan, 2009). The star of above sends as many bytes, and half of them from rank 0.
 
 # %%
-print("your guess for 8 ranks and 8 MB:", my_guess_mb or "no", "MB")
+print("your guesses for 8 ranks and 8 MB:", my_guess_mb or "no", "MB and", my_best_mb or "no", "MB")
 for n in (8, 1000):
     ring_mb, star_mb = 2 * (n - 1) / n * 8, (n - 1) * 8
-    print(f"{n:>4} ranks: ring {ring_mb:.4g} MB from each, star {star_mb} MB from rank 0")
+    print(f"{n:>4} ranks: {2 * star_mb} MB in all; ring {ring_mb:.4g} MB from each, star {star_mb} MB from rank 0")
 
 # %% [markdown]
-# A switch that adds gets below that bound: each rank sends little more than its tensor, once, and the switch returns
-# the sum. InfiniBand switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100. NCCL uses them
-# where it can; the clusters of this lab do not, unless asked to.
+# A *switch* joins many links: what comes in by one goes out by another. One that adds gets below that bound: each rank
+# sends it little more than its tensor, once (in a DGX H100 S + S/n), and the switch returns the sum. InfiniBand
+# switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100 (NVLink SHARP, in NCCL "nvls"). NCCL
+# uses them where it can; the clusters of this lab do not, unless asked to.
 
 # %%
 switched = collective_cost("all_reduce", 8e6, GroupNetwork(find_cluster("dgx-h100"), range(8)), "nvls")
@@ -307,7 +312,7 @@ print(f"8 ranks of a DGX H100, summed in its switches: {switched.sent_bytes[0] /
 
 # %%
 title = f"Ring all-reduce of 8 MB, {ranks} ranks"
-show(figure_timeline(run.timeline, ranks=range(min(ranks, 4)), title=title))
+show(figure_timeline(ring_run.timeline, ranks=range(min(ranks, 4)), title=title))
 
 # %% [markdown] minutes=10
 # ## A tree
@@ -399,8 +404,8 @@ my_crossing_bytes = None  # bytes
 print("My guess: they cross at", my_crossing_bytes or "no", "B")
 
 # %% [markdown]
-# **Exercise 3.** Set both formulas equal, 2 (n − 1) (α + S/n β) = 2 ⌈log₂ n⌉ (α + S β), and solve for S. Careful: your
-# function gets the bandwidth, which is 1/β. Where the tree never wins, the crossing is 0.
+# **Exercise 3.** Set both formulas equal, 2 (n − 1) (α + S/n β) = 2 ⌈log₂ n⌉ (α + S β), and solve for S. Your function
+# gets the bandwidth, which is 1/β. On two and three ranks the tree never wins: there the solution is 0 by itself.
 
 
 # %% tags=["exercise"]
@@ -576,13 +581,13 @@ pd.DataFrame({"8 MB on 8 ranks": {name: format_quantity(seconds, "s") for name, 
 # ## Inside a node, and between nodes
 #
 # A *node* is one machine with several GPUs. Inside it links are fast; to leave it, bytes pass a network card, or *NIC*,
-# some ten times slower. A *flat* ring, one through all ranks that knows nothing of nodes, crosses between two nodes
-# with almost all of its bytes, through one NIC of each.
+# some ten times slower. A *flat* ring, one through all ranks that knows nothing of nodes, sends
+# nearly twice the tensor out of each node, all of it through one NIC.
 
 # %% [markdown]
 # *Hierarchical* all-reduce has three phases. Reduce-scatter in each node: each of its L ranks now holds a finished
 # chunk of the node's sum. All-reduce of that chunk along the *rails*, the ranks with the same place on each node.
-# All-gather in each node.
+# All-gather in each node. (BlueConnect: Cho et al., 2019.)
 
 # %%
 nodes = machine.but(devices_per_node=ranks)  # two nodes, each with `ranks` ranks
@@ -618,7 +623,8 @@ pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_inde
 # %% [markdown]
 # NCCL would not leave the other NICs idle: it runs several rings at once, each through another NIC, and its trees are
 # *double binary trees*, two at a time with the tensor cut into many pieces that follow each other (Sanders, Speck and
-# Träff, 2009). The ring and tree of this lab are single ones.
+# Träff, 2009). Inside a node its tree is a chain. The ring and tree of this lab are single ones, and the tree has
+# rounds inside nodes, too.
 
 # %% [markdown]
 # Who sends to whom? In a *traffic matrix* the row sends to the column, and the lines stand between the nodes. Sketch it
@@ -631,7 +637,7 @@ show(figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
 # %% [markdown]
 # The ring fills one square a row. The tree's squares are the whole tensor each, and unequally spread: rank 0 sends to a
 # partner in every round, an odd rank only to its neighbour. The hierarchy is a ring in each node, and a diagonal of
-# small squares across: every rank has a partner there, and no NIC carries the tensor for all.
+# pale squares across: every rank has a partner there, and no NIC carries the tensor for all.
 
 # %% [markdown] tags=["further"] minutes=15
 # ## Further: write the hierarchy
@@ -717,17 +723,21 @@ print(f"1000 times the bytes take {many_s / few_s:.0f} times as long")
 
 # %% [markdown]
 # That much can be read on any machine, however busy: small messages pay for latency. The test is to predict what was
-# not measured, a ring of a size in between. Guess: will the prediction be within 10%, within 30%, or worse?
-
-# %% [markdown]
+# not measured, a ring of a size in between.
+#
 # An *error* of −50% means that the prediction took half of the measured time. *Noise* is half the spread of the
-# measured runs over their median: an error smaller than it says nothing.
+# measured runs over their median: an error smaller than it says nothing. How large will the error be?
+
+# %%
+my_error_pct = None  # percent
+print("My guess of the error:", my_error_pct or "no", "%")
 
 # %%
 fit = find_cluster(real_cluster).but(name="your fit", intra=fitted, inter=fitted)
 between = 250_000 * real_ranks  # messages of 1 MB
 how = {**there, "repeats": repeats, "without": "setup"}
 comparison = reconcile(three_times, parallel.ring_all_reduce, between, cluster=fit, **how)
+print(f"3 rings of {2 * (real_ranks - 1)} steps on {real_ranks} ranks: {steps * real_ranks} sends")
 print_text(comparison.reading())
 
 # %%
@@ -738,7 +748,8 @@ show(comparison.figure())
 # waiting: real ranks are held up by each other, and by whatever else runs on this machine. None of that is in α + S β.
 
 # %% [markdown]
-# Here is the same comparison, recorded at a calmer moment, beside yours. Read the last row: your fit's α has taken in
+# Here is the same comparison, recorded on another machine, beside yours; its first sentences say how busy that one
+# was, and how noisy. Read the last row: your fit's α has taken in
 # all waiting, so that single rows are off even where the makespan is right. With fewer cores than ranks α is mostly the
 # time until a process is woken; what else runs comes on top.
 
@@ -751,7 +762,7 @@ comparison.beside(recorded).round(0)
 # ## Explore
 #
 # Move latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is better even at
-# 10 MB? And one on which the hierarchy is no better than the ring?
+# 10 MB?
 
 
 # %%
@@ -852,7 +863,7 @@ for name, order in (("ring", in_ring_order), ("tree", in_tree_order)):
 # ## Further: topology, or what the wires look like
 #
 # Between nodes there are switches. How they are wired is the *topology*. It decides how many switches a message passes
-# (each adds to α) and how much bandwidth is left when all nodes talk at once (which divides 1/β).
+# (its *hops*; each adds to α) and how much bandwidth is left when all nodes talk at once (which divides 1/β).
 
 # %% [markdown]
 # A *fat tree* has levels of switches (Leiserson, 1985). Cut it into two halves: what can cross the cut at once is its
@@ -871,8 +882,8 @@ show(figure_network(Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
 
 # %% [markdown]
 # A *torus* has no switches: every node is wired to its neighbours, and rows and columns close into rings. Messages to
-# others pass through nodes in between and share their wires. TPU v4 pods are built in this way, in three dimensions
-# (Jouppi et al., 2023).
+# others pass through nodes in between and share their wires. Google's TPU v4 machines are built in this way, in three
+# dimensions (Jouppi et al., 2023).
 
 # %%
 show(figure_network(Torus((4, 4)), 16))
@@ -1008,7 +1019,8 @@ show(trees.figure())
 # ## Summary
 #
 # * A message costs α + S β; below α/β bytes you pay for latency, above for bytes.
-# * A ring sends the fewest bytes, 2(n − 1)/n S a rank: no all-reduce can do with less unless switches add.
+# * Unless switches add, every all-reduce sends 2(n − 1) S bytes in all, or more. A ring spreads them evenly, 2(n − 1)/n
+#   S a rank: its busiest rank sends as little as can be.
 # * Among these three, star, ring and tree, the tree takes the fewest rounds, 2 ⌈log₂ n⌉.
 # * Ring and tree cross at a size in proportion to α/β. Between nodes, reduce inside first.
 #
@@ -1043,5 +1055,7 @@ pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_inde
 #   doi:10.1109/ISCA.2008.19.
 # * N. Jouppi et al., *TPU v4: An Optically Reconfigurable Supercomputer for Machine Learning with Hardware Support for
 #   Embeddings*, ISCA 2023, arXiv:2304.01433: a torus of three dimensions.
-# * NVIDIA NCCL, `src/graph/tuning.cc`: the latencies used here, and how a library picks ring or tree. S. Jeaugey,
-#   *Massively Scale Your Deep Learning Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: its trees.
+# * NVIDIA NCCL, `src/graph/tuning.cc`: the latencies used here, and how a library picks ring or tree. RoCE's is that of
+#   InfiniBand plus an assumed 1 µs. Left out: its base latency, and that its protocol for small messages, LL128,
+#   reaches 92% of a link at most. Most bandwidths: S. Bekman, *Machine Learning Engineering*, interconnect tables. S.
+#   Jeaugey, *Massively Scale Your Deep Learning Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: its trees.
