@@ -13,7 +13,8 @@ synchronization, and here at the send. A receive matches the sends of its source
 which receives were posted. One message occupies the sender's output port and the receiver's input port of its level
 (NVLink, NIC) for alpha + S beta: the one-port model, full duplex.
 
-    start = the first moment after both were issued from which both ports are free for so long (port.py)
+    start = the first moment after both were issued from which both ports are free for so long (port.py); of messages
+            that could start at one moment, those that their rank issued first
 
 What is planned in that way is pushed back when a collective on the same wires slows a message down.
 """
@@ -35,7 +36,6 @@ from lablib.sim.call import Call, Joined
 from lablib.sim.delivery import RECEIVER, SENDER, Move, PerMember
 from lablib.sim.event import Event
 from lablib.sim.network import Flow, Network
-from lablib.sim.port import first_common_gap
 from lablib.sim.rank import Rank
 from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source
@@ -61,6 +61,7 @@ class Message(Event):
     peer_label: str
     group_label: str
     matched: int = ANY_SOURCE
+    turn: int = 0  # of a send: how many its rank issued before it
 
     @property
     def title(self) -> str:
@@ -272,6 +273,7 @@ class Group:
 
     def post_send(self, message: Message) -> None:
         """Post a send; it meets the first posted receive that it fits."""
+        message.turn = message.rank.count_send()
         for receive in self._receives[message.peer]:
             if _fits(message, receive):
                 self._receives[message.peer].remove(receive)
@@ -319,13 +321,12 @@ class Group:
         edge = cluster.edge(sender.rank, receiver.rank)
         out_port, in_port = sender.port(f"{edge.level}:out"), receiver.port(f"{edge.level}:in")
         time_s = edge.transfer_s(sent.nbytes)
-        start_s = first_common_gap(out_port, in_port, max(send.issue_s, receive.issue_s), time_s)
-        out_port.occupy(start_s, start_s + time_s)
-        in_port.occupy(start_s, start_s + time_s)
+        ready_s = max(send.issue_s, receive.issue_s)
         wires = self._wires.wires.number(pair_wires(cluster, [(sender.rank, receiver.rank)]))
         on_end = partial(self._deliver, send, receive, sent.nbytes)
         transfer_s = max(0.0, time_s - edge.latency_s) if sent.nbytes else 0.0
-        self._wires.start(Flow(start_s, time_s, transfer_s, wires, on_end, (out_port, in_port)))
+        flow = Flow(ready_s, time_s, transfer_s, wires, on_end, (out_port, in_port))
+        self._wires.start_in_turn(flow, send.turn)
         for message in (send, receive):
             self._wake_for_data(message)
 

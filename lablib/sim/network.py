@@ -28,11 +28,11 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lablib.sim.port import Port
+from lablib.sim.port import Port, first_common_gap
 from lablib.sim.wires import WireSets
 
-# In this order at one moment: what ends makes room first.
-_END, _START, _BEGIN = range(3)
+# In this order at one moment: what ends makes room first, and plans wait for what ranks issue at that moment.
+_END, _START, _BEGIN, _PLAN = range(4)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Network:
     def __init__(self) -> None:
         self.wires = WireSets()
         self.now_s: float = 0
-        self._events: list[tuple[float, int, int, Flow]] = []
+        self._events: list[tuple[float, int, int, int, Flow]] = []  # moment, kind, turn, number, flow
         self._num_events = 0
         self._moving: dict[int, list[Flow]] = {}  # by set of wires: the flows whose bytes move
         self._holders: dict[Port, Flow] = {}
@@ -86,34 +86,56 @@ class Network:
         else:
             self._schedule(flow.start_s + (flow.time_s - flow.transfer_s), _BEGIN, flow)
 
+    def start_in_turn(self, flow: Flow, turn: int) -> None:
+        """Add a flow that starts at the first gap of its two ports, once all ranks have come to `start_s`.
+
+        Of flows that could start at one moment, the one with the lowest turn is given its gap first.
+        """
+        self._schedule(flow.start_s, _PLAN, flow, turn)
+
     @property
     def next_s(self) -> float | None:
         """The moment of the next event; None: there is none."""
-        while self._events and self._events[0][3]._event != self._events[0][2]:
+        while self._events and self._events[0][4]._event != self._events[0][3]:
             heapq.heappop(self._events)
         return self._events[0][0] if self._events else None
+
+    @property
+    def lets_ranks_go_first(self) -> bool:
+        """Whether the next event waits for what ranks issue at the same moment."""
+        return self.next_s is not None and self._events[0][1] == _PLAN
 
     def advance(self) -> None:
         """The next event happens, and every other end of the same moment."""
         assert self.next_s is not None
-        at_s, kind, _, flow = heapq.heappop(self._events)
+        at_s, kind, _, _, flow = heapq.heappop(self._events)
         self.now_s = max(self.now_s, at_s)
-        if kind == _START:
+        if kind == _PLAN:
+            self._plan(flow)
+        elif kind == _START:
             self._take_ports(flow, at_s)
         elif kind == _BEGIN:
             self._begin(flow, at_s)
         else:
             over = [flow]
             while self.next_s == at_s and self._events[0][1] == _END:
-                over.append(heapq.heappop(self._events)[3])
+                over.append(heapq.heappop(self._events)[4])
             self._end(over, at_s)
 
-    def _schedule(self, at_s: float, kind: int, flow: Flow) -> None:
+    def _schedule(self, at_s: float, kind: int, flow: Flow, turn: int = 0) -> None:
         self._num_events += 1
         flow._event = self._num_events
-        heapq.heappush(self._events, (at_s, kind, self._num_events, flow))
+        heapq.heappush(self._events, (at_s, kind, turn, self._num_events, flow))
 
     # ---- what happens to a flow, in order ----
+
+    def _plan(self, flow: Flow) -> None:
+        """Find it the first gap in which its two ports are free."""
+        out_port, in_port = flow.ports
+        flow.start_s = first_common_gap(out_port, in_port, flow.start_s, flow.time_s)
+        for port in flow.ports:
+            port.occupy(flow.start_s, flow.start_s + flow.time_s)
+        self._schedule(flow.start_s, _START, flow)
 
     def _take_ports(self, flow: Flow, at_s: float) -> None:
         if at_s + flow.time_s <= self.now_s:

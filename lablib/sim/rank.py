@@ -150,6 +150,7 @@ class Rank:
         self.ledger: Ledger | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self._ports: dict[str, Port] = {}
+        self._num_sends = 0
         self.stdout = io.StringIO()
         self.value: Any = None
         self.world = World()
@@ -196,6 +197,11 @@ class Rank:
     def port(self, name: str) -> Port:
         """One end of a wire of this rank, "intra:out", "inter:in", ...; messages of all groups share it."""
         return self._ports.setdefault(name, Port())
+
+    def count_send(self) -> int:
+        """The number of this rank's next send."""
+        self._num_sends += 1
+        return self._num_sends
 
     def phase(self) -> str:
         """What the program is doing: the innermost block it named itself, else backward; what else it is, the end tells

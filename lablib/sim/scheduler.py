@@ -88,6 +88,9 @@ class Network(Protocol):
     @property
     def next_s(self) -> float | None: ...
 
+    @property
+    def lets_ranks_go_first(self) -> bool: ...
+
     def advance(self) -> None: ...
 
 
@@ -359,7 +362,8 @@ class Scheduler:
         clock_s, order, _ = self._runnable[0]
         if order > _GIVING_WAY:
             return self._num_idle_polls >= len(self._runnable)  # all have looked, and wait for this
-        return at_s <= clock_s and not self._num_bystanders
+        in_time = at_s < clock_s if self._network.lets_ranks_go_first else at_s <= clock_s
+        return in_time and not self._num_bystanders
 
     def _switch(self, seat: _Seat) -> None:
         self.check()

@@ -321,3 +321,20 @@ def test_a_ring_of_shifts_takes_as_long_as_the_ring_all_gather_it_is():
     run = launch(program, ranks=n, cluster=H100)
     assert takes(run, cost.time_s)
     assert [run.traffic.sent_bytes(rank) for rank in range(n)] == list(cost.sent_bytes)
+
+
+@settings(max_examples=20)
+@given(st.permutations(range(1, 6)))
+def test_messages_handed_over_at_one_moment_start_in_the_order_of_their_calls(receivers):
+    # The receivers post at the same moment, but have their turns after the sender, in the order of ranks.
+    def program() -> None:
+        if dist.get_rank() == 0:
+            for work in [dist.isend(bits(1000), other) for other in receivers]:
+                assert work is not None
+                work.wait()
+        else:
+            dist.recv(bits(1000), 0)
+
+    run = launch(program, ranks=6, cluster=H100)
+    by_start = sorted(run.traffic.transfers, key=lambda transfer: transfer.start_s)
+    assert [transfer.ranks[1] for transfer in by_start] == list(receivers)

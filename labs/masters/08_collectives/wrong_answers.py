@@ -965,6 +965,25 @@ RIGHT_ANSWERS = {
             ),
         ),
         (
+            "down by messages handed over together, to the farthest first",
+            """
+            def tree_all_reduce(tensor, group=None):
+                rank, n, stride, children = dist.get_rank(group), dist.get_world_size(group), 1, []
+                while stride < n and rank % (2 * stride) == 0:
+                    if rank + stride < n:
+                        incoming = torch.empty_like(tensor)
+                        dist.recv(incoming, group_src=rank + stride, group=group)
+                        tensor += incoming
+                        children.insert(0, rank + stride)
+                    stride *= 2
+                if rank:
+                    dist.send(tensor, group_dst=rank - stride, group=group)
+                    dist.recv(tensor, group_src=rank - stride, group=group)
+                for work in [dist.isend(tensor, group_dst=child, group=group) for child in children]:
+                    work.wait()
+            """,
+        ),
+        (
             "by the lowest set bit, and recursive",
             """
             def tree_all_reduce(tensor, group=None):
