@@ -90,6 +90,13 @@ def star(tensor, group=None):
         dist.send(tensor, group_dst=other, group=group)
 """
 
+LIBRARY = """
+{before}
+
+def ring_all_reduce(tensor, group=None):
+    {f}(tensor, group)
+"""
+
 CUT_REST_LAST = """\
     flat = tensor.view(-1)
     ends = [len(flat) // n * c for c in range(n)] + [len(flat)]
@@ -337,6 +344,40 @@ def ring_all_reduce(tensor, group=None):
                 tensor.copy_(sum(shelf[key][r] for r in range(n)))
             """,
             RUNS,
+        ),
+        (
+            "lablib's, from a dict",
+            LIBRARY.format(before="tools = {'f': parallel.all_reduce_average}", f="tools['f']"),
+            OWN,
+        ),
+        (
+            "lablib's, with arguments bound",
+            "import functools\n"
+            "ring_all_reduce = functools.partial(parallel.hierarchical_all_reduce, ranks_per_node=1)\n",
+            OWN,
+        ),
+        (
+            "lablib's, from the globals of what is allowed",
+            LIBRARY.format(before="", f="parallel.exchange.__globals__['ring_all_reduce']"),
+            OWN,
+        ),
+        (
+            "lablib's, from the modules that are loaded",
+            LIBRARY.format(before="import sys", f="sys.modules['lablib.parallel'].ring_all_reduce"),
+            OWN,
+        ),
+        (
+            "looks for the other tensors in the frames of the check",
+            """
+            import sys
+
+            def ring_all_reduce(tensor, group=None):
+                frame = sys._getframe(1)
+                while "parts" not in frame.f_locals:
+                    frame = frame.f_back
+                tensor.copy_(sum(frame.f_locals["parts"]))
+            """,
+            OWN,
         ),
         ("gives the tensor other memory", by_data(RING), NEW_TENSOR),
         ("refuses an empty tensor", first(RING, *REFUSES_NOTHING), RUNS),
@@ -894,6 +935,20 @@ RIGHT_ANSWERS = {
             ),
         ),
         ("pads to equal chunks", PADDED),
+        (
+            "by another name",
+            but(RING, ("    chunks", "    library = parallel\n    chunks"), (" parallel.", " library.")),
+        ),
+        (
+            "imports inside what is allowed",
+            but(
+                RING,
+                ("    chunks", "    from lablib.parallel import exchange, ring_reduce_scatter\n\n    chunks"),
+                ("parallel.ring", "ring"),
+                ("parallel.exchange", "exchange"),
+            ),
+        ),
+        ("in a phase", first(RING, "with phase('ring'):", "    pass")),
         (
             "by numbers of the world",
             but(
