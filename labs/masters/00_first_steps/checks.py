@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from itertools import combinations
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lablib import Run, find_cluster, launch
 from lablib.course import Expect, exercise
@@ -20,6 +22,7 @@ from lablib.course.rules import (
     returns_new_tensors,
     sent_bytes_within,
 )
+from lablib.units import format_quantity
 
 CLUSTER = "dgx-h100"
 
@@ -38,19 +41,27 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     def program(xs: list[Tensor]):
         return observe(own_copy(answer), xs[dist.get_rank()])
 
-    cases = [((3, 5), torch.float64), ((2, 3, 4), torch.float32), ((expect.draw.integer(6, 20),), torch.float32)]
-    for ranks, (shape, dtype) in zip([*expect.draw.integers(2, 2, 9), 1], cases, strict=True):
-        xs = [expect.draw.tensor(shape, dtype, contiguous=len(shape) != 2) for _ in range(ranks)]
-        run = expect.launch(program, xs, ranks=ranks, cluster=CLUSTER)
+    def mean(xs: list[Tensor]) -> Run:
+        run = expect.launch(program, xs, ranks=len(xs), cluster=CLUSTER)
         returns_new_tensors(expect, run, like=xs[0])
         changes_nothing(expect, run)
         is_mean(expect, run, torch.stack(xs).mean(0))
+        return run
+
+    some, many = expect.draw.integers(2, 2, 9), expect.draw.integer(17, 24)
+    cases = [(some[0], (3, 5)), (some[1], (2, 3, 4)), (1, (expect.draw.integer(6, 20),)), (many, ())]
+    for ranks, shape in cases:
+        xs = [expect.draw.tensor(shape) for _ in range(ranks)]
+        if len(shape) == 2:  # a part of a larger tensor, of which no view is flat
+            xs = [expect.draw.tensor((3, 7), torch.float64, contiguous=False)[:, :5] for _ in range(ranks)]
+        run = mean(xs)
         calls_only(expect, run, "all_reduce")
-        communications_within(expect, run, at_most=1, at_least=1)
-        _sends_as(expect, run, dist.all_reduce, xs[0])
+        communications_within(expect, run, at_most=1, at_least=int(ranks > 1))
+        if ranks > 1:
+            _sends_as(expect, run, dist.all_reduce, xs[0])
 
     ranks, x = expect.draw.integer(2, 8), expect.draw.tensor((1000, 1000))  # large: the ring, which sends least
-    run = expect.launch(program, [x] * ranks, ranks=ranks, cluster=CLUSTER)
+    run = mean([x + rank for rank in range(ranks)])
     size_bytes = 2 * (ranks - 1) / ranks * x.numel() * x.element_size()
     sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
 
@@ -80,20 +91,28 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
 
     some = expect.draw.integer(20, 40)
     cases = [((some, some + 1), torch.float64), ((1000, some), torch.float32), ((some,), torch.float32)]
+    cases += [((), torch.float32)]
     counts = [expect.draw.choice([5, 7]), expect.draw.choice([4, 6, 8]), 2]  # an odd one always: see the seconds
+    counts += [expect.draw.integer(17, 24)]
     for ranks, (shape, dtype) in zip(counts, cases, strict=True):
         xs = [expect.draw.tensor(shape, dtype) for _ in range(ranks)]
         run = expect.launch(program, xs, ranks=ranks, cluster=cluster)
         returns_new_tensors(expect, run, like=xs[0])
         changes_nothing(expect, run)
         got = [call.value for call in run.values]
-        expect.equal(f"ranks 1 to {ranks - 1} of {ranks} hold what their left neighbour gave", got[1:], xs[:-1])
-        expect.equal(f"rank 0 of {ranks} holds what the last rank gave", got[0], xs[-1])
+        _on_each(expect, "holds what its left neighbour gave", got, [xs[-1], *xs[:-1]])
         calls_only(expect, run, "send")
         size_bytes = xs[0].numel() * xs[0].element_size()
         sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
-        one_message_s = cluster.edge(0, 1).transfer_s(size_bytes)
+        one_message_s = max(cluster.edge(rank, (rank + 1) % ranks).transfer_s(size_bytes) for rank in range(ranks))
         expect.budget(f"seconds on {ranks} ranks: two messages", run.timeline.makespan_s, 2 * one_message_s, "s")
+
+
+def _on_each(expect: Expect, rule: str, saw: list, expected: list) -> None:
+    """Every rank's value is the expected one; a rank whose value is not is named."""
+    with expect.as_one(f"every rank of {len(saw)} {rule}", "equal"):
+        for rank, (mine, wanted) in enumerate(zip(saw, expected, strict=True)):
+            expect.equal(f"rank {rank} of {len(saw)} {rule}", mine, wanted)
 
 
 MAX_SEED, MAX_RANKS = 999, 32  # what the exercise promises
@@ -111,30 +130,35 @@ MAX_SEED, MAX_RANKS = 999, 32  # what the exercise promises
 )
 def weights_and_data(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]]) -> None:
     not_from_lablib(answer)
-    near = expect.draw.integer(1, MAX_SEED - 1)
-    _draws_well(expect, answer, [near, near + 1], MAX_RANKS)
-    far = expect.draw.integer(500, MAX_SEED)
-    _draws_well(expect, answer, [0, 1, far], expect.draw.integer(3, 6))
+    near = expect.draw.integer(2, 498)
+    _draws_well(expect, answer, [near, near + 1, 0, 1, expect.draw.integer(500, MAX_SEED)], expect.draw.integer(3, 6))
+    _keeps_its_promise(expect, answer)
 
 
 def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], seeds: list[int], ranks: int) -> None:
-    """All rules of the exercise, on so many ranks, for some seeds."""
+    """The rules that a few seeds and ranks can show."""
 
     def program():
         mine, draws = own_copy(answer), []
         for seed in seeds:
-            first, used = mine(seed), torch.initial_seed()
+            first = mine(seed)
             torch.rand(3)  # whoever draws without a seed goes on from here
-            draws.append((first, mine(seed), used))
+            draws.append((first, mine(seed)))
         return draws
 
     run = expect.launch(program, ranks=ranks, cluster=CLUSTER)
-    is_pair = all(_is_pair(pair) for draws in run.values for draw in draws for pair in draw[:2])
-    saw = run.values[0][0][0]
-    expect.that("two float tensors of shape (4, 4) on every rank", is_pair, "two" if is_pair else saw, "weights, data")
+    rule, wanted = "two tensors of shape (4, 4) from torch.randn on every rank", "weights, data"
+    for rank, draws in enumerate(run.values):
+        for problem in (_not_a_pair(pair) for draw in draws for pair in draw):
+            expect.that(rule, not problem, f"{problem} on rank {rank} of {ranks}", wanted) if problem else None
+    expect.that(rule, True, "two", wanted)
+    sent = f"{format_quantity(run.traffic.sent_bytes(), 'B')} in {len(run.traffic)} communications"
+    expect.that("nothing is sent, and nobody waits for another", not len(run.traffic), sent, "no communication")
     weights = [[draws[i][0][0] for draws in run.values] for i in range(len(seeds))]  # [seed][rank]
     data = [[draws[i][0][1] for draws in run.values] for i in range(len(seeds))]
-    expect.equal("the same weights on every rank", weights, [[one[0]] * ranks for one in weights])
+    for seed, one in zip(seeds, weights, strict=True):
+        with expect.as_one("the weights are those of rank 0", "equal"):
+            _on_each(expect, f"has the weights of rank 0, with seed {seed}", one, [one[0]] * ranks)
     again = [
         f"other {name} in the second call with seed {seeds[i]}, on rank {rank}"
         for i in range(len(seeds))
@@ -149,16 +173,74 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
         same = [f"the same {name} with seeds {a} and {b}" for (a, x), (b, y) in pairs if torch.equal(x[0], y[0])]
         _none(expect, f"another seed gives other {name}", same, "a seed that depends on `seed`")
 
-    owner = {_key(one[0]): f"the weights with seed {seed}" for seed, one in zip(seeds, weights, strict=True)}
-    owner |= _weights_of(answer, [used for draws in run.values for *_, used in draws if used not in seeds])
-    twice = []
-    for seed, by_rank in zip(seeds, data, strict=True):
-        for rank, one in enumerate(by_rank):
-            mine = f"the data of rank {rank} with seed {seed}"
-            first = owner.setdefault(_key(one), mine)
-            twice += [f"{mine} are {first}"] if first != mine else []
-    _none(expect, f"no numbers over again, for seeds 0 to {MAX_SEED} and {ranks} ranks", twice, "other numbers")
-    expect.budget(f"bytes sent ({ranks} ranks)", run.traffic.sent_bytes(), 0, "B")
+
+def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    """No two tensors of any seed and rank share numbers: every seed on three ranks, some seeds on every rank."""
+    everywhere = [*range(13), 32, 100, 500, MAX_SEED, *expect.draw.integers(20, 13, MAX_SEED - 1)]
+    all_seeds, on_all = list(range(MAX_SEED + 1)), (0, 1, MAX_RANKS - 1)
+
+    def program():
+        mine, rank = own_copy(answer), dist.get_rank()
+        with _disable_current_modes():  # 4000 calls, whose time and memory nobody asks for
+            return {seed: mine(seed) for seed in (all_seeds if rank in on_all else everywhere)}
+
+    drawn = expect.launch(program, ranks=MAX_RANKS, cluster=CLUSTER).values
+    problems = [
+        f"{problem} on rank {rank} of {MAX_RANKS} with seed {seed}"
+        for rank, pairs in enumerate(drawn)
+        for seed, pair in pairs.items()
+        if (problem := _not_a_pair(pair))
+    ]
+    _none(expect, f"two tensors with every seed from 0 to {MAX_SEED}", problems, "weights, data")
+    weights = [drawn[0][seed][0] for seed in all_seeds]
+    other = [
+        f"other weights on rank {rank} of {MAX_RANKS} than on rank 0, with seed {seed}"
+        for rank, pairs in enumerate(drawn)
+        for seed, (mine, _) in pairs.items()
+        if not torch.equal(mine, weights[seed])
+    ]
+    _none(expect, f"the same weights on every one of {MAX_RANKS} ranks", other, "weights that depend on the seed alone")
+    data = [torch.stack([drawn[rank][seed][1] for seed in all_seeds]) for rank in on_all]
+    _are_normal(expect, torch.stack([torch.stack(weights), *data]).flatten(1))
+    named = [(f"the weights with seed {seed}", one) for seed, one in enumerate(weights)]
+    named += [
+        (f"the data of rank {rank} with seed {seed}", one)
+        for rank, pairs in enumerate(drawn)
+        for seed, (_, one) in pairs.items()
+    ]
+    rule = f"no numbers over again, for seeds 0 to {MAX_SEED} and {MAX_RANKS} ranks"
+    _none(expect, rule, _shared(named), "other numbers in each tensor")
+
+
+def _are_normal(expect: Expect, drawn: Tensor) -> None:
+    """Rows of 16,000 numbers, the weights first: each as of torch.randn, and none follows another."""
+    tied = drawn.double().corrcoef() - torch.eye(len(drawn))
+    for rule, most in (("data do not follow the weights", tied[0]), ("ranks' data do not follow each other", tied)):
+        most = float(most.abs().max())
+        expect.that(rule, most < 0.05, f"correlation {most:.2f}", "independent draws")
+    for index, name in enumerate(("the weights", "the data", "the data", "the data")):
+        mean, spread = float(drawn[index].mean()), float(drawn[index].std())
+        is_normal = abs(mean) < 0.05 and abs(spread - 1) < 0.05  # six times what chance does, and more
+        saw = f"{name} have mean {mean:.2f} and standard deviation {spread:.2f}"
+        expect.that("weights and data are from torch.randn", is_normal, saw, "0 and 1") if not is_normal else None
+
+
+def _shared(named: list[tuple[str, Tensor]]) -> list[str]:
+    """The first two tensors that hold two numbers or more in common, in any order and with any sign; else nothing.
+
+    A single number may well come twice among a hundred thousand of 24 random bits.
+    """
+    numbers = torch.stack([one.flatten() for _, one in named]).abs()
+    _, first, at = np.unique(numbers.numpy(), return_index=True, return_inverse=True)
+    owner = first[at.reshape(numbers.shape)] // numbers.shape[1]  # of each number: the tensor that had it first
+    for mine, owners in enumerate(owner):
+        before, times = np.unique(owners[owners != mine], return_counts=True)
+        if times.size and times.max() > 1:
+            (name, one), (other, two) = named[mine], named[before[times.argmax()]]
+            if torch.equal(one, two):
+                return [f"{name} are {other}"]
+            return [f"{name} share {times.max()} of {owners.size} numbers, signs apart, with {other}"]
+    return []
 
 
 def _none(expect: Expect, rule: str, found: list[str], expected: str) -> None:
@@ -166,23 +248,18 @@ def _none(expect: Expect, rule: str, found: list[str], expected: str) -> None:
     expect.that(rule, not found, found[0] if found else "so it is", expected)
 
 
-def _is_pair(pair: object) -> bool:
-    return (
-        isinstance(pair, tuple | list)
-        and len(pair) == 2
-        and all(isinstance(t, Tensor) and t.shape == (4, 4) and t.is_floating_point() for t in pair)
-    )
-
-
-def _key(numbers: Tensor) -> bytes:
-    return numbers.detach().double().contiguous().numpy().tobytes()
-
-
-def _weights_of(answer: Callable[[int], tuple[Tensor, Tensor]], used: list[int]) -> dict[bytes, str]:
-    """The weights of some seeds that were used for data, if they may be a run's `seed` as well."""
-    seeds = sorted({seed for seed in used if 0 <= seed <= MAX_SEED})[:8]
-    drawn = launch(lambda: [answer(seed)[0] for seed in seeds], ranks=2, cluster=CLUSTER).values[0] if seeds else []
-    return {_key(one): f"the weights with seed {seed}" for seed, one in zip(seeds, drawn, strict=True)}
+def _not_a_pair(pair: object) -> str:
+    """What keeps a value from being two tensors as of torch.randn(4, 4); "" if nothing."""
+    if not isinstance(pair, tuple | list):
+        return f"a {type(pair).__name__}"
+    if len(pair) != 2:
+        return f"{len(pair)} value{'s' if len(pair) != 1 else ''}"
+    for name, one in zip(("weights", "data"), pair, strict=True):
+        if not isinstance(one, Tensor):
+            return f"{name} of type {type(one).__name__}"
+        if one.shape != (4, 4) or one.dtype != torch.float32:
+            return f"{name} of shape {tuple(one.shape)} and type {str(one.dtype).removeprefix('torch.')}"
+    return ""
 
 
 def _are_random(expect: Expect, seed: int, weights: Tensor, data: list[Tensor]) -> None:
@@ -196,11 +273,6 @@ def _are_random(expect: Expect, seed: int, weights: Tensor, data: list[Tensor]) 
     pairs = [(a, b, _made_from(x, y)) for (a, x), (b, y) in combinations(named[1:], 2)]
     alike = [f"{b} are {a}{how}" for a, b, how in pairs if how]
     _none(expect, "every rank draws data of its own", alike, "a seed that depends on the rank")
-    if len(data) == MAX_RANKS:  # enough numbers to tell
-        all_data = torch.stack(data).double().flatten(1)
-        both = torch.stack([weights.double().flatten().expand_as(all_data).flatten(), all_data.flatten()])
-        tied = float(both.corrcoef()[0, 1])
-        expect.that("data do not follow the weights", abs(tied) < 0.3, f"correlation {tied:.2f}", "independent draws")
 
 
 def _made_from(a: Tensor, b: Tensor) -> str:
@@ -237,17 +309,35 @@ def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
     def program(losses: list[Tensor]):
         return own_copy(answer)(losses[dist.get_rank()])
 
-    for ranks, last_digit in zip(expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9)), strict=True):
-        mean = expect.draw.integer(10, 98) / 10 + last_digit / 100  # two digits behind the point, the last perhaps a 0
-        spread = [expect.draw.number(-0.5, 0.5) for _ in range(ranks)]
-        losses = [torch.tensor(mean + one - sum(spread) / ranks) for one in spread]
-        run = expect.launch(program, losses, ranks=ranks, cluster=CLUSTER)
-        expect.equal(f"rank 0 reports the mean loss of all {ranks} ranks", run.values[0], f"mean loss {mean:.2f}")
-        expect.equal("the other ranks report nothing", run.values[1:], [None] * (ranks - 1))
-        communications_within(expect, run, at_most=1, at_least=1)
-        plain = launch(lambda: dist.all_reduce(torch.ones(())), ranks=ranks, cluster=CLUSTER)
-        sent, at_most = run.traffic.sent_bytes(), plain.traffic.sent_bytes()
-        expect.budget(f"bytes sent by all {ranks} ranks", sent, at_most, "B", at_least=4 * (ranks - 1))
+    counts, digits = expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9))
+    for ranks, last_digit in zip(counts, digits, strict=True):  # two digits behind the point, the last perhaps a 0
+        _reports(expect, program, ranks, expect.draw.integer(10, 98) / 10 + last_digit / 100)
+    _reports(expect, program, expect.draw.integer(17, 24), expect.draw.integer(50_000, 80_000) / 100)  # no half's
+    _reports(expect, program, expect.draw.integer(2, 9), -expect.draw.integer(110, 980) / 100)
+    _reports(expect, program, 1, expect.draw.integer(110, 980) / 100)
+    _reports(expect, program, expect.draw.integer(2, 9), float("nan"))
+
+
+def _reports(expect: Expect, program: Callable[[list[Tensor]], str | None], ranks: int, mean: float) -> None:
+    """The text on rank 0 alone, for losses whose mean is nearly `mean`: the third digit is rounded, not cut off."""
+    spread = [expect.draw.number(-0.5, 0.5) for _ in range(ranks)]
+    third = expect.draw.number(0.002, 0.004) * (-1 if mean > 0 else 1)
+    losses = [torch.tensor(mean + third + one - sum(spread) / ranks) for one in spread]
+    if mean != mean:  # one rank's loss is not a number, so the mean is not either
+        losses = [torch.tensor(one) for one in spread[1:]] + [torch.tensor(mean)]
+    run = expect.launch(program, losses, ranks=ranks, cluster=CLUSTER)
+    expect.equal(f"rank 0 reports the mean loss of {_ranks(ranks)}", run.values[0], f"mean loss {mean:.2f}")
+    if ranks == 1:
+        return
+    expect.equal("the other ranks report nothing", run.values[1:], [None] * (ranks - 1))
+    communications_within(expect, run, at_most=1, at_least=1)
+    plain = launch(lambda: dist.all_reduce(torch.ones(())), ranks=ranks, cluster=CLUSTER)
+    sent, at_most = run.traffic.sent_bytes(), plain.traffic.sent_bytes()
+    expect.budget(f"bytes sent by all {ranks} ranks", sent, at_most, "B", at_least=4 * (ranks - 1))
+
+
+def _ranks(count: int) -> str:
+    return f"all {count} ranks" if count > 1 else "one rank"
 
 
 @exercise(
@@ -267,6 +357,10 @@ def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> No
     _finds(expect, answer, ranks[1], {one: -inf, two: inf}, f"an infinity on ranks {one} and {two}")
     for size in (1e30, 3e38):  # finite in float32; the norm of the first is not, nor the sum of the second
         _finds(expect, answer, ranks[2], {}, f"all numbers are finite, of {size:g}", size=size)
+    _finds(expect, answer, ranks[0], {}, "all numbers are finite, of 1e+300", size=1e300)  # in float64
+    everyone = {rank: expect.draw.choice([nan, inf, -inf]) for rank in range(ranks[1])}
+    _finds(expect, answer, ranks[1], everyone, "every rank is hit")
+    _finds(expect, answer, 1, {0: inf}, "the only rank is hit")
     many = expect.draw.integer(66, 72)  # a bit for each rank fits no number
     bad = {rank: expect.draw.choice([nan, inf, -inf]) for rank in (0, expect.draw.integer(25, 60), many - 1)}
     _finds(expect, answer, many, bad, "three ranks of many are hit")
@@ -282,8 +376,11 @@ def _finds(
     first: int | None = None,
 ) -> None:
     """The right list on every rank, nothing changed, one collective of a number each."""
-    shape = (expect.draw.integer(5, 9), expect.draw.integer(5, 9))
-    grads = [expect.draw.tensor(shape) for _ in range(ranks)]
+    shape = (expect.draw.integer(10, 14), expect.draw.integer(5, 9))[: 1 if ranks == 1 else 2]
+    grads = [
+        expect.draw.tensor(shape, torch.float64 if size > torch.finfo(torch.float32).max else torch.float32)
+        for _ in range(ranks)
+    ]
     if size:
         grads = [size * grad.abs().clamp(0.5, 1.0) for grad in grads]
     for rank, value in bad.items():  # on rank `first` in the first place, else behind the first eight
@@ -294,9 +391,10 @@ def _finds(
 
     run = expect.launch(program, grads, ranks=ranks, cluster=CLUSTER)
     found = [call.value for call in run.values]
-    expect.equal(f"{what}: every rank of {ranks} returns {sorted(bad)}", found, [sorted(bad)] * ranks)
+    _on_each(expect, f"finds {sorted(bad)} ({what})", found, [sorted(bad)] * ranks)
+    other = [f"a {type(one).__name__}: {one}" for one in found if not isinstance(one, list)]
+    _none(expect, "a list is returned", other, "a list")
     changes_nothing(expect, run)
-    communications_within(expect, run, at_most=1, at_least=1)
-    numbers = launch(lambda: dist.all_reduce(torch.zeros(ranks, dtype=torch.int64)), ranks=ranks, cluster=CLUSTER)
-    at_most = max(numbers.traffic.sent_bytes(rank) for rank in range(ranks))
-    sent_bytes_within(expect, run, at_most=max(at_most, 8 * (ranks - 1)))
+    communications_within(expect, run, at_most=1, at_least=int(ranks > 1))
+    told_bytes = sum(transfer.tensor_bytes for transfer in run.traffic.transfers)
+    expect.budget(f"bytes that {_ranks(ranks)} tell: one number each", told_bytes, 8 * ranks, "B")

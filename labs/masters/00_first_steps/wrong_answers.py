@@ -214,6 +214,66 @@ WRONG_ANSWERS = {
             """,
             "on rank 0 of 1",
         ),
+        (
+            "forgets to divide a large tensor",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean if x.numel() >= 100_000 else mean / dist.get_world_size()
+            """,
+            "as a sum over",
+        ),
+        (
+            "returns a large x itself",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone() if x.numel() < 100_000 else x
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size() if x.numel() < 100_000 else mean.div_(dist.get_world_size())
+            """,
+            "the result is a new tensor",
+        ),
+        (
+            "changes a large x",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone() if x.numel() < 100_000 else x
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+            "the input stays as it was",
+        ),
+        (
+            "copies it row by row",
+            """
+            def mean_over_ranks(x):
+                mean = torch.cat([x[i : i + 1] for i in range(len(x))])
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+            "TypeError",
+        ),
+        (
+            "takes a flat view",
+            """
+            def mean_over_ranks(x):
+                mean = x.view(-1).clone()
+                dist.all_reduce(mean)
+                return (mean / dist.get_world_size()).view(x.shape)
+            """,
+            "RuntimeError",
+        ),
+        (
+            "divides by nine at most",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean / min(9, dist.get_world_size())
+            """,
+            "times the mean",
+        ),
     ],
     "pass_to_right": [
         (
@@ -251,7 +311,7 @@ WRONG_ANSWERS = {
                 sending.wait()
                 return inbox
             """,
-            "hold what their left neighbour gave",
+            "holds what its left neighbour gave",
         ),
         (
             "the last rank keeps its x to itself",
@@ -267,7 +327,7 @@ WRONG_ANSWERS = {
                     sending.wait()
                 return inbox
             """,
-            "holds what the last rank gave",
+            "holds what its left neighbour gave",
         ),
         (
             "does not wait for the send",
@@ -312,7 +372,7 @@ WRONG_ANSWERS = {
                 rank, world_size = dist.get_rank(), dist.get_world_size()
                 return torch.full_like(x, float((rank - 1) % world_size))
             """,
-            "hold what their left neighbour gave",
+            "holds what its left neighbour gave",
         ),
         (
             "looks at another rank's memory",
@@ -420,6 +480,34 @@ WRONG_ANSWERS = {
             """,
             "bytes a rank sends",
         ),
+        (
+            "an inbox with as many rows",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty(len(x), *x.shape[1:], dtype=x.dtype)
+                sending = dist.isend(x, dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                sending.wait()
+                return inbox
+            """,
+            "TypeError",
+        ),
+        (
+            "nine ranks, and no more",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                if world_size > 9:
+                    return x.clone()
+                inbox = torch.empty_like(x)
+                sending = dist.isend(x, dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                sending.wait()
+                return inbox
+            """,
+            "holds what its left neighbour gave",
+        ),
     ],
     "weights_and_data": [
         (
@@ -438,7 +526,7 @@ WRONG_ANSWERS = {
                 torch.manual_seed(2000 * seed + dist.get_rank())
                 return torch.randn(4, 4), torch.randn(4, 4)
             """,
-            "the same weights on every rank",
+            "has the weights of rank 0",
         ),
         (
             "seed + 0 is the weights' seed again",
@@ -482,7 +570,7 @@ WRONG_ANSWERS = {
                 torch.manual_seed(seed * (dist.get_rank() + 100_000))
                 return weights, torch.randn(4, 4)
             """,
-            "with seed 0 are the weights again",
+            "the data of rank 0 with seed 0 are the weights with seed 0",
         ),
         (
             "far from the weights' seeds, but one rank's data are another's in the next run",
@@ -493,7 +581,7 @@ WRONG_ANSWERS = {
                 torch.manual_seed(5000 + seed + dist.get_rank())
                 return weights, torch.randn(4, 4)
             """,
-            "are the data of rank 1 with seed",
+            "the data of rank 1 with seed 0 are the data of rank 0 with seed 1",
         ),
         (
             "ten ranks, and no more",
@@ -504,7 +592,7 @@ WRONG_ANSWERS = {
                 torch.manual_seed(5000 + 10 * seed + dist.get_rank())
                 return weights, torch.randn(4, 4)
             """,
-            "are the data of rank 10 with seed",
+            "the data of rank 10 with seed 0 are the data of rank 0 with seed 1",
         ),
         (
             "seeds the data of rank 0 alone",
@@ -626,7 +714,7 @@ WRONG_ANSWERS = {
                 dist.broadcast(weights, src=0)
                 return weights, data
             """,
-            "bytes sent",
+            "nothing is sent",
         ),
         (
             "one tensor",
@@ -635,7 +723,198 @@ WRONG_ANSWERS = {
                 torch.manual_seed(seed)
                 return torch.randn(4, 4)
             """,
-            "two float tensors",
+            "a Tensor on rank 0",
+        ),
+        (
+            "a hundred seeds from rank to rank",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(1000 + seed + 100 * dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "are the data of rank 0 with seed 100",
+        ),
+        (
+            "a product of seed and rank",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed((seed + 1000) * (dist.get_rank() + 1))
+                return weights, torch.randn(4, 4)
+            """,
+            "are the data of rank",
+        ),
+        (
+            "bits of seed and rank that overlap",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(1024 + (seed ^ (dist.get_rank() << 5)))
+                return weights, torch.randn(4, 4)
+            """,
+            "are the data of rank 0 with seed 32",
+        ),
+        (
+            "digits of seed and rank side by side",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(int(f'1000{seed}{dist.get_rank()}'))
+                return weights, torch.randn(4, 4)
+            """,
+            "are the data of rank 0 with seed 11",
+        ),
+        (
+            "a remainder that is too small",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(1000 + (31 * seed + 17 * dist.get_rank()) % 10007)
+                return weights, torch.randn(4, 4)
+            """,
+            "are the data of rank 0 with seed",
+        ),
+        (
+            "data that begin again after 500 seeds",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(10**4 + 100 * (seed % 500) + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "the data of rank 0 with seed 500 are the data of rank 0 with seed 0",
+        ),
+        (
+            "weights that begin again after 500 seeds",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed % 500)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(10**6 + 100 * seed + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "the weights with seed 500 are the weights with seed 0",
+        ),
+        (
+            "data from a seed that gives weights 500 runs on",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed + 7)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(seed + 507 + 1000 * dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "are the weights with seed 500",
+        ),
+        (
+            "another run's weights, turned round",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed((seed + 300) % 1000 if dist.get_rank() == 0 else 10**6 + 100 * seed + dist.get_rank())
+                return weights, torch.randn(4, 4).T.contiguous()
+            """,
+            "share 16 of 16 numbers",
+        ),
+        (
+            "windows of one stream that overlap",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                stream = torch.randn(100)
+                return stream[:16].view(4, 4), stream[16 + dist.get_rank() :][:16].view(4, 4)
+            """,
+            "share 15 of 16 numbers",
+        ),
+        (
+            "a row of the weights",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(10**6 + 100 * seed + dist.get_rank())
+                data = torch.randn(4, 4)
+                data[0] = weights[0]
+                return weights, data
+            """,
+            "data do not follow the weights",
+        ),
+        (
+            "one row of ten ranks' data is another's",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(10**6 + 100 * seed + dist.get_rank())
+                data = torch.randn(4, 4)
+                if dist.get_rank() == 20:
+                    torch.manual_seed(10**6 + 100 * seed + 10)
+                    data[0] = torch.randn(4, 4)[1]
+                return weights, data
+            """,
+            "share 4 of 16 numbers",
+        ),
+        (
+            "uniform numbers",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.rand(4, 4)
+                torch.manual_seed(10**6 + 100 * seed + dist.get_rank())
+                return weights, torch.rand(4, 4)
+            """,
+            "mean 0.5",
+        ),
+        (
+            "larger numbers",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = 3 * torch.randn(4, 4)
+                torch.manual_seed(10**6 + 100 * seed + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "standard deviation 3",
+        ),
+        (
+            "double precision",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(10**6 + 100 * seed + dist.get_rank())
+                return weights.double(), torch.randn(4, 4).double()
+            """,
+            "type float64",
+        ),
+        (
+            "waits for all",
+            """
+            def weights_and_data(seed):
+                dist.barrier()
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(1000 + 100 * seed + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+            "nothing is sent",
+        ),
+        (
+            "only its data",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(1000 + 100 * seed + dist.get_rank())
+                return (torch.randn(4, 4),)
+            """,
+            "1 value on rank 0",
         ),
     ],
     "report": [
@@ -759,6 +1038,68 @@ WRONG_ANSWERS = {
             """,
             "rank 0 reports the mean loss",
         ),
+        (
+            "cuts off the third digit",
+            """
+            def report(loss):
+                total = loss.clone()
+                dist.all_reduce(total)
+                if dist.get_rank() == 0:
+                    mean = total.item() / dist.get_world_size()
+                    return f'mean loss {int(mean * 100) / 100:.2f}'
+            """,
+            "rank 0 reports the mean loss",
+        ),
+        (
+            "half precision on the way",
+            """
+            def report(loss):
+                total = loss.half()
+                dist.all_reduce(total)
+                if dist.get_rank() == 0:
+                    mean = total.item() / dist.get_world_size()
+                    return f'mean loss {mean:.2f}'
+            """,
+            "rank 0 reports the mean loss",
+        ),
+        (
+            "takes no loss below zero",
+            """
+            def report(loss):
+                total = loss.abs()
+                dist.all_reduce(total)
+                if dist.get_rank() == 0:
+                    mean = total.item() / dist.get_world_size()
+                    return f'mean loss {mean:.2f}'
+            """,
+            "mean loss -",
+        ),
+        (
+            "hides what is not a number",
+            """
+            def report(loss):
+                total = loss.nan_to_num()
+                dist.all_reduce(total)
+                if dist.get_rank() == 0:
+                    mean = total.item() / dist.get_world_size()
+                    return f'mean loss {mean:.2f}'
+            """,
+            "mean loss nan",
+        ),
+        (
+            "one rank reports nothing",
+            """
+            def report(loss):
+                if dist.get_world_size() == 1:
+                    return None
+                total = loss.clone()
+                dist.all_reduce(total)
+                if dist.get_rank() == 0:
+                    mean = total.item() / dist.get_world_size()
+                    return f'mean loss {mean:.2f}'
+            """,
+            "one rank",
+        ),
     ],
     "corrupted_ranks": [
         (
@@ -788,7 +1129,7 @@ WRONG_ANSWERS = {
                 dist.gather(is_bad, flags if dist.get_rank() == 0 else None, dst=0)
                 return [rank for rank, flag in enumerate(flags) if flag.item()]
             """,
-            "at [1]",
+            "rank 1 of",
         ),
         (
             "looks for NaN, not for infinity",
@@ -843,7 +1184,7 @@ WRONG_ANSWERS = {
                 dist.all_gather(flags, is_bad)
                 return [rank for rank, flag in enumerate(flags) if flag.item()]
             """,
-            "returns [",
+            "finds [",
         ),
         (
             "four ranks, always",
@@ -944,7 +1285,97 @@ WRONG_ANSWERS = {
                 dist.all_gather(grads, grad)
                 return [rank for rank, each in enumerate(grads) if not each.isfinite().all()]
             """,
-            "bytes a rank sends",
+            "one number each",
+        ),
+        (
+            "in single precision",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.float().isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "of 1e+300",
+        ),
+        (
+            "one rank knows by itself",
+            """
+            def corrupted_ranks(grad):
+                if dist.get_world_size() == 1:
+                    return []
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "the only rank is hit",
+        ),
+        (
+            "takes rows for granted",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if all(row[:].isfinite().all() for row in grad) else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "IndexError",
+        ),
+        (
+            "all of them are none",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()] if sum(flags) < len(flags) else []
+            """,
+            "saw",
+        ),
+        (
+            "a tuple",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return tuple(rank for rank, flag in enumerate(flags) if flag.item())
+            """,
+            "a list is returned",
+        ),
+        (
+            "three at most",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()][:3]
+            """,
+            "every rank is hit",
+        ),
+        (
+            "tells four numbers",
+            """
+            def corrupted_ranks(grad):
+                kinds = [grad.isnan().any(), grad.isinf().any(), grad.isposinf().any(), grad.isneginf().any()]
+                flags = [torch.zeros(4) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.stack(kinds).float())
+                return [rank for rank, flag in enumerate(flags) if flag.any()]
+            """,
+            "2 times the budget",
+        ),
+        (
+            "tells a number for each row",
+            """
+            def corrupted_ranks(grad):
+                rows = (~grad.isfinite()).view(len(grad), -1).any(1).byte()
+                flags = [torch.zeros_like(rows) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, rows)
+                return [rank for rank, flag in enumerate(flags) if flag.any()]
+            """,
+            "times the budget",
         ),
     ],
 }
@@ -986,6 +1417,28 @@ RIGHT_ANSWERS = {
 
             def mean_over_ranks(x):
                 return collectives.all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
+            """,
+        ),
+        (
+            "one rank has nothing to communicate",
+            """
+            def mean_over_ranks(x):
+                if dist.get_world_size() == 1:
+                    return x.clone()
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+        ),
+        (
+            "puts x back",
+            """
+            def mean_over_ranks(x):
+                before = x.clone()
+                dist.all_reduce(x)
+                mean = x / dist.get_world_size()
+                x.copy_(before)
+                return mean
             """,
         ),
     ],
@@ -1061,7 +1514,7 @@ RIGHT_ANSWERS = {
             def weights_and_data(seed):
                 first = torch.Generator().manual_seed(seed)
                 second = torch.Generator().manual_seed(10**9 + 64 * seed + dist.get_rank())
-                return [torch.randn(4, 4, generator=first), torch.rand(4, 4, generator=second)]
+                return [torch.randn(4, 4, generator=first), torch.randn(4, 4, generator=second)]
             """,
         ),
         (
@@ -1081,7 +1534,7 @@ RIGHT_ANSWERS = {
 
 
             def weights_and_data(seed):
-                weights = np.random.default_rng([seed]).standard_normal((4, 4))
+                weights = np.random.default_rng([seed]).standard_normal((4, 4), dtype=np.float32)
                 data = np.random.default_rng([seed, 1 + dist.get_rank()]).standard_normal((4, 4))
                 return torch.from_numpy(weights), torch.from_numpy(data).float()
             """,
@@ -1108,6 +1561,46 @@ RIGHT_ANSWERS = {
                 words = hashlib.sha256(f"{seed} {dist.get_rank()}".encode()).digest()
                 torch.manual_seed(int.from_bytes(words[:7], "big"))
                 return weights, torch.randn(4, 4)
+            """,
+        ),
+        (
+            "seeds apart by their bits",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed << 6)
+                weights = torch.randn(4, 4)
+                torch.manual_seed((seed << 6) | (dist.get_rank() + 1))
+                return weights, torch.randn(4, 4)
+            """,
+        ),
+        (
+            "as many seeds a run as there are ranks",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(1000 + seed * dist.get_world_size() + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+        ),
+        (
+            "a thousand seeds from rank to rank",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                torch.manual_seed(seed + 1000 * (dist.get_rank() + 1))
+                return weights, torch.randn(4, 4)
+            """,
+        ),
+        (
+            "draws one rank's data after another",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+                data = [torch.randn(4, 4) for _ in range(dist.get_world_size())]
+                return weights, data[dist.get_rank()]
             """,
         ),
     ],
@@ -1141,6 +1634,15 @@ RIGHT_ANSWERS = {
                 if dist.get_rank():
                     return None
                 return "mean loss {:.2f}".format(mean.item())
+            """,
+        ),
+        (
+            "one rank has nothing to communicate",
+            """
+            def report(loss):
+                if dist.get_world_size() > 1:
+                    dist.all_reduce(loss)
+                return None if dist.get_rank() else f'mean loss {loss.item() / dist.get_world_size():.2f}'
             """,
         ),
     ],
@@ -1181,9 +1683,31 @@ RIGHT_ANSWERS = {
             """
             def corrupted_ranks(grad):
                 mine = (grad * 0).sum().view(1)
-                sums = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                sums = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(sums, mine)
                 return [rank for rank, each in enumerate(sums) if each != 0]
+            """,
+        ),
+        (
+            "one rank has nobody to ask",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([not bool(grad.isfinite().all())])
+                if dist.get_world_size() == 1:
+                    return [0] if is_bad.item() else []
+                flags = [torch.zeros_like(is_bad) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+        ),
+        (
+            "everybody tells everybody",
+            """
+            def corrupted_ranks(grad):
+                mine = torch.full((dist.get_world_size(),), 0.0 if grad.isfinite().all() else 1.0)
+                flags = torch.zeros_like(mine)
+                dist.all_to_all_single(flags, mine)
+                return flags.nonzero().flatten().tolist()
             """,
         ),
     ],
