@@ -309,10 +309,11 @@ def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
     def program(losses: list[Tensor]):
         return own_copy(answer)(losses[dist.get_rank()])
 
+    large = expect.draw.integer(500, 790) + expect.draw.choice([0.2, 0.3, 0.7, 0.8])
+    _reports(expect, program, 16, large)  # 16 bits hold quarters and halves of such a mean, no tenths
     counts, digits = expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9))
     for ranks, last_digit in zip(counts, digits, strict=True):  # two digits behind the point, the last perhaps a 0
         _reports(expect, program, ranks, expect.draw.integer(10, 98) / 10 + last_digit / 100)
-    _reports(expect, program, expect.draw.integer(17, 24), expect.draw.integer(50_000, 80_000) / 100)  # no half's
     _reports(expect, program, expect.draw.integer(2, 9), -expect.draw.integer(110, 980) / 100)
     _reports(expect, program, 1, expect.draw.integer(110, 980) / 100)
     _reports(expect, program, expect.draw.integer(2, 9), float("nan"))
@@ -320,7 +321,7 @@ def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
 
 def _reports(expect: Expect, program: Callable[[list[Tensor]], str | None], ranks: int, mean: float) -> None:
     """The text on rank 0 alone, for losses whose mean is nearly `mean`: the third digit is rounded, not cut off."""
-    spread = [expect.draw.number(-0.5, 0.5) for _ in range(ranks)]
+    spread = [1.0] + [expect.draw.number(-0.5, 0.5) for _ in range(ranks - 1)]  # rank 0's is far from the mean
     third = expect.draw.number(0.002, 0.004) * (-1 if mean > 0 else 1)
     losses = [torch.tensor(mean + third + one - sum(spread) / ranks) for one in spread]
     if mean != mean:  # one rank's loss is not a number, so the mean is not either

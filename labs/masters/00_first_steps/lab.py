@@ -543,8 +543,8 @@ print("values:", launch(ask_everybody, ranks=3, cluster=cluster).values)
 
 # %% [markdown]
 # **Exercise 5.** Before the sum, find out which ranks hold a number that is not finite: NaN, or infinite of either
-# sign. Every rank returns the same sorted list, an empty one if all is well. Leave `grad` as it is; it has any shape and
-# any type of float.
+# sign. Every rank returns the same sorted list, an empty one if all is well. Leave `grad` as it is; it may have any
+# shape and type of float.
 #
 # Budget: one collective, in which every rank tells the others one number.
 
