@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lablib.course.comparison import difference, is_array, plain_number
@@ -140,6 +141,8 @@ class Expect:
         """
         _refuse_stub(saw)
         saw = plain_number(saw)
+        if not isinstance(saw, Real) or isinstance(saw, bool):
+            raise RuleBroken(rule, f"{type(saw).__name__} {short_repr(saw)}", "a number")
         spent, most, least = (format_quantity(value, unit, digits=4) for value in (saw, at_most, at_least))
         if not saw <= at_most + 1e-9 * abs(at_most):
             over = f", {saw / at_most:.4g} times the budget" if at_most else ""

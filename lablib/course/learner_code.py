@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lablib
+from lablib.course.expect import RuleBroken
 from lablib.course.solution import YOUR_TURN
 from lablib.errors import LaunchError
 
@@ -124,3 +125,10 @@ def learner_lines(stack: traceback.StackSummary, check_file: str = "") -> str:
 def is_installed(filename: str) -> bool:
     """Is a file Python's, an installed package's, or lablib's: not the learner's?"""
     return filename.startswith(_NOT_THE_LEARNERS) or "site-packages" in filename
+
+
+def exited(end: SystemExit) -> RuleBroken:
+    """What a `sys.exit()` in an answer is told."""
+    where = learner_frames(end).splitlines()[-1:]
+    saw = f"it ended the process: SystemExit({end.code!r})" + "".join(f", {line}" for line in where)
+    return RuleBroken("your code returns to its caller", saw, "a return, and no sys.exit()")

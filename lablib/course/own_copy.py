@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from lablib.course.learner_code import exited
+
 F = TypeVar("F", bound=Callable[..., object])
 Replace = Callable[[Any], Any]  # what stands in for a value; the value itself where nothing does
 _SHARED = (type(threading.Lock()), type(threading.RLock()), threading.local, io.IOBase, GeneratorType)
@@ -60,7 +62,10 @@ def with_own_copies(
         own = copies[dist.get_rank()]
         unmarked = _replaced(args, lambda value: own[value.number] if isinstance(value, _Mark) else value)
         launched = _replaced(program, lambda value: own[number_of[id(value)]] if id(value) in number_of else value)
-        return launched(*unmarked)
+        try:
+            return launched(*unmarked)
+        except SystemExit as end:
+            raise exited(end) from None
 
     return on_rank, tuple(_replaced(arg, marked) for arg in args)
 

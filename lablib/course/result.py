@@ -19,6 +19,7 @@ from lablib.markup import in_html, paragraph
 
 Status = Literal["passed", "failed", "not attempted"]
 _COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#616161"}
+_MAX_HELD = 3  # rules that are named where another is broken
 _MARKS = {"passed": "&#10003;", "failed": "&#10007;", "not attempted": "&#9675;"}
 
 
@@ -94,7 +95,9 @@ class Result:
         if self.status == "passed":
             rows += [("measured", f"{measured.rule}: {measured.text}") for measured in self.measured]
         elif self.measured:
-            rows.append(("held", "; ".join(dict.fromkeys(measured.rule for measured in self.measured))))
+            held = list(dict.fromkeys(measured.rule for measured in self.measured))
+            more = [f"and {len(held) - _MAX_HELD} more"] if len(held) > _MAX_HELD else []
+            rows.append(("held", "; ".join(held[:_MAX_HELD] + more)))
         rows += [
             ("printed", self.printed),
             ("seed", self._seed),

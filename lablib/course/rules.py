@@ -93,7 +93,23 @@ def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], wha
                 )
             if not call.changed and _differs(call.args[0], wanted):
                 raise RuleBroken(f"x itself holds {what} when the call returns", _why_unchanged(call, where), _IN_PLACE)
-            expect.close(f"x holds {what}{where}", call.args[0], wanted, rtol=_rtol(wanted), atol=_atol(wanted))
+            _refuse_float32_accuracy(what + where, call.args[0], wanted)
+            rule = f"x holds {what}{where} ({_in_words(wanted)})"
+            expect.close(rule, call.args[0], wanted, rtol=_rtol(wanted), atol=_atol(wanted))
+
+
+def _in_words(x: Tensor) -> str:
+    return f"{x.numel()} elements, {str(x.dtype).removeprefix('torch.')}, shape {' x '.join(map(str, x.shape)) or '()'}"
+
+
+def _refuse_float32_accuracy(what: str, saw: Tensor, wanted: Tensor) -> None:
+    """Sums of float64 that are right to seven digits have been float32 on the way."""
+    if wanted.dtype != torch.float64 or saw.shape != wanted.shape or not wanted.numel():
+        return
+    error = float((saw - wanted).abs().max() / wanted.abs().max()) if float(wanted.abs().max()) else 0.0
+    if _rtol(wanted) < error < 1e-6:
+        said = f"off by {error:.2g} of the largest ({_in_words(wanted)}): this is float32 accuracy, x is float64"
+        raise RuleBroken(f"x holds {what}", said, "sums in x's own type")
 
 
 _IN_PLACE = "x changed in place: x.copy_(...), x.add_(...), x[...] = ..."
@@ -174,6 +190,10 @@ def sent_bytes_within(
     at_most = max(sent_by_rank(at_most)) if isinstance(at_most, Run) else at_most
     which = f"a rank sends{' in the mean' if mean else ''} ({run.ranks} ranks)"
     expect.budget(f"bytes {which}", max(sent), at_most, "B")
+    if min(sent) < at_least * (1 - 1e-9) and sum(sent) >= at_least * len(sent) * (1 - 1e-9):
+        least, most = (format_quantity(value, "B", digits=4) for value in (min(sent), max(sent)))
+        saw = f"ranks send unequal shares, the least {least}, less than the task needs, the most {most}"
+        raise RuleBroken(f"fewest bytes {which}", saw, f"at least {format_quantity(at_least, 'B', digits=4)} from each")
     if at_least:
         fewest = format_quantity(min(sent), "B", digits=4)
         with expect.as_one(f"fewest bytes {which}", f"{fewest}, at least {format_quantity(at_least, 'B', digits=4)}"):

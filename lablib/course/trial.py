@@ -10,6 +10,7 @@ from lablib.course.exercise import Exercise
 from lablib.course.expect import TIME_LIMIT_S, Expect, NotAttempted, RuleBroken
 from lablib.course.learner_code import (
     chain,
+    exited,
     is_left_stub,
     is_stub,
     learner_frames,
@@ -23,6 +24,7 @@ from lablib.errors import LaunchError, LaunchTimeoutError, RankError, UnwaitedWa
 
 _GRACE_S = 2.0
 _MAX_LINES = 20
+_INSIDE = "inside the library: no line of yours was running"
 _TOO_LONG = "your code comes to its end"
 
 
@@ -45,7 +47,10 @@ def run_check(
     try:
         # A program on ranks that takes too long is ended by its launch, which knows ranks and lines: it comes first.
         with time_limit(limit_s + _GRACE_S), _everything_waited_for():
-            exercise.run(expect, *answer, **options)
+            try:
+                exercise.run(expect, *answer, **options)
+            except SystemExit as end:
+                raise exited(end) from None
     except NotAttempted:
         return result
     except Exception as error:
@@ -106,7 +111,7 @@ def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
     cause = program_error(error)
     name = type(cause).__name__
     where = f" on rank {error.rank}" if isinstance(error, RankError) else ""
-    trace = learner_frames(cause, check_file) or (error.rank_traceback if isinstance(error, RankError) else "")
+    trace = learner_frames(cause, check_file) or (_INSIDE if isinstance(error, RankError) else "")
     if is_left_stub(cause, check_file):
         return "no line of the stub is left", f"a {name}{where}", "your code in every branch", trace
     if isinstance(error, LaunchError) and cause is error:  # a diagnosis: it names ranks and lines itself

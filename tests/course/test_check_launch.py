@@ -1,6 +1,8 @@
 """Checks that launch the learner's function on simulated ranks: what happens on a rank reaches the learner."""
 
+import functools
 import linecache
+import sys
 import warnings
 from typing import Any
 
@@ -131,3 +133,27 @@ def test_other_warnings_of_a_check_are_still_shown():
 
     with pytest.warns(UserWarning, match="look here"):
         assert run_check("90", warns, 1).status == "passed"
+
+
+@exercise("Sums")
+def sums(expect: Expect, answer):
+    expect.launch(lambda: answer(torch.ones(3)), ranks=2)
+
+
+@exercise("Here")
+def here(expect: Expect, answer):
+    answer(torch.ones(3))
+
+
+@pytest.mark.parametrize("check", [sums, here])
+@pytest.mark.parametrize("code", [0, 1, "done"])
+def test_an_answer_that_ends_the_process_is_told_so(check, code):
+    result = run_check("90", check, lambda x: sys.exit(code))
+    assert result.rule == "your code returns to its caller"
+    assert f"SystemExit({code!r})" in result.saw and "sys.exit(code)" in result.saw
+
+
+def test_an_error_without_a_line_of_the_learners_shows_no_internal_traceback():
+    result = run_check("90", sums, functools.partial(dist.all_reduce, group="nobody"))
+    assert result.status == "failed"
+    assert "Traceback" not in result.message and len(result.message.splitlines()) < 8

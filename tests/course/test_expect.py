@@ -138,3 +138,8 @@ def test_a_rule_broken_among_them_says_which():
     with pytest.raises(RuleBroken, match="rank 1"), expect.as_one("so it is on 3 ranks", ""):
         for rank in range(3):
             expect.equal(f"rank {rank} holds the sum", 6 + rank, 6)
+
+
+@pytest.mark.parametrize("saw", ["3", "nan", None, True, [1.0], 1j])
+def test_what_is_no_number_has_no_budget(saw: object):
+    assert broken("budget", saw, at_most=4.0).expected == "a number"

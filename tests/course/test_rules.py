@@ -232,3 +232,34 @@ def test_an_attribute_of_the_same_name_is_no_use_of_lablib():
     rules.not_from_lablib(right)
     rules.not_from_lablib(helper, allowed=["ring_all_reduce"])
     rules.not_from_lablib(5)
+
+
+@given(ranks=st.integers(2, 5), length=st.integers(4, 9))
+def test_float64_summed_in_float32_is_told_so(ranks: int, length: int):
+    def answer(x):
+        x.div_(11)
+        half = x.float()
+        dist.all_reduce(half)
+        x.copy_(half)
+
+    run = calls(answer, ranks, length=length)
+    error = broken(rules.works_in_place, Expect(), run, [mean_of(ranks, length=length) * ranks / 11] * ranks, "the sum")
+    assert error.rule.startswith("x holds the sum on rank 0") and "float32 accuracy, x is float64" in error.saw
+    assert f"{length} elements, float64, shape {length}" in error.saw
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=2, max_size=5, unique=True))
+def test_unequal_shares_are_told_where_the_sum_is_right(sizes: list[int]):
+    def program():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        left = (rank - 1) % n
+        work = dist.isend(torch.ones(sizes[rank]), (rank + 1) % n)
+        dist.recv(torch.empty(sizes[left]), left)
+        assert work is not None
+        work.wait()
+
+    run = launch(program, ranks=len(sizes))
+    mean = 4 * sum(sizes) / len(sizes)
+    error = broken(rules.sent_bytes_within, Expect(), run, 4 * max(sizes), at_least=mean)
+    least, most = (f"{4 * size(sizes)} B" for size in (min, max))
+    assert error.saw == f"ranks send unequal shares, the least {least}, less than the task needs, the most {most}"
