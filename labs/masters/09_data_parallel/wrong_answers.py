@@ -109,7 +109,7 @@ def average_gradients(module):
         param.grad = sum(shared[number, rank] for rank in range(ranks)) / ranks
     dist.barrier()
 """,
-            "less than the task needs",
+            "KeyError on rank 0",
         ),
         (
             "sends half precision",
