@@ -1205,7 +1205,7 @@ WRONG_ANSWERS = {
                 dist.all_reduce(bits)
                 return [rank for rank in range(dist.get_world_size()) if int(bits.item()) >> rank & 1]
             """,
-            "three ranks of many are hit",
+            "twelve ranks of many are hit",
         ),
         (
             "a bit for each rank, in int64",
@@ -1354,6 +1354,17 @@ WRONG_ANSWERS = {
                 return [rank for rank, flag in enumerate(flags) if flag.item()][:3]
             """,
             "every rank is hit",
+        ),
+        (
+            "eight at most",
+            """
+            def corrupted_ranks(grad):
+                is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, is_bad)
+                return [rank for rank, flag in enumerate(flags) if flag.item()][:8]
+            """,
+            " hit)",
         ),
         (
             "tells four numbers",
