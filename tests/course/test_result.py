@@ -8,22 +8,12 @@ import pytest
 
 from lablib.course.result import Hint, Result
 from lablib.widgets.live_text import LiveText
+from tests.contrast import contrast
 
 # JupyterLab 4: --jp-layout-color0 and --jp-layout-color1 (an output, and a panel beside it), --jp-ui-font-color1 as it
 # looks on them.
 PAGES = {"light": ("#ffffff", "#ffffff"), "dark": ("#111111", "#212121")}
 INKS = {"light": "#212121", "dark": "#dedede"}  # 87% of black on white, of white on #111111
-
-
-def luminance(color: str) -> float:
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def blend(ink: str, page: str, opacity: float) -> str:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from lablib.figures import LOOKS, describe, format_quantity, kind_of_phase, table, unit_for
 from lablib.figures.style import COMPUTE, MEMORY_LOOKS
 from lablib.record.ledger import CATEGORIES
+from tests.contrast import contrast, luminance
 
 # Their y axes name ranks or parts, not quantities.
 LANES = {"timeline", "reconcile", "reconcile normalized", "pipeline"}
@@ -93,22 +94,15 @@ def test_categories_of_memory_differ_in_color_in_letter_and_in_pattern():
 def test_what_a_model_holds_has_no_colour_of_a_phase_and_is_told_apart_in_grey():
     shared = {look.color for look in MEMORY_LOOKS.values()} & {look.color for look in LOOKS.values()}
     assert shared == {MEMORY_LOOKS[name].color for name in ("communication", "other")}
-    greys = [luminance(MEMORY_LOOKS[name].color) for name in ("parameter", "optimizer state", "gradient", "activation")]
-    for lower, upper in itertools.pairwise(greys):
-        assert (upper + 0.05) / (lower + 0.05) >= 1.5
-
-
-def luminance(color: str) -> float:
-    """Relative luminance of #RRGGBB (WCAG 2.1)."""
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    colors = [MEMORY_LOOKS[name].color for name in ("parameter", "optimizer state", "gradient", "activation")]
+    assert colors == sorted(colors, key=luminance)
+    for lower, upper in itertools.pairwise(colors):
+        assert contrast(lower, upper) >= 1.5
 
 
 def test_letters_can_be_read_on_their_color():
     for look in (*LOOKS.values(), *MEMORY_LOOKS.values(), COMPUTE):
-        low, high = sorted((luminance(look.color), luminance(look.ink)))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, look.name
+        assert contrast(look.color, look.ink) >= 4.5, look.name
 
 
 @pytest.mark.parametrize(

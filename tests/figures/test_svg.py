@@ -21,6 +21,7 @@ from lablib.figures.style import FAINT_INK, INK
 from lablib.figures.svg import figure_svg
 from lablib.figures.theme import AREAS, PAGE, TEXTS, THEME_CSS
 from lablib.run import Span, Timeline
+from tests.contrast import contrast
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -111,17 +112,6 @@ def test_show_names_the_picture_that_jupyterlab_draws(all_figures, monkeypatch):
     said = outputs[1].data
     assert 'setAttribute("role", "img")' in said and 'setAttribute("aria-label"' in said
     assert said.startswith(caption_html(all_figures["timeline"])) and THEME_CSS in said
-
-
-def luminance(color: str) -> float:
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_texts_can_be_read_in_both_themes():
