@@ -20,7 +20,7 @@ PROFILE = {"date": "2026-11-21", "ranks": "2", "backend": "gloo", "error_of_memo
 
 def a_profile(**changes) -> Cluster:
     given = {"name": THIS_MACHINE, "profile": PROFILE, "library": "gloo", "collective_overhead_s": 1.25e-4}
-    return CLUSTERS["laptop"].but(**(given | changes))
+    return CLUSTERS["laptop"].replace(**(given | changes))
 
 
 @pytest.fixture

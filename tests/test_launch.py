@@ -162,7 +162,7 @@ def test_twelve_ranks_fill_one_node_of_eight_and_half_of_another():
 
 @pytest.mark.parametrize("ranks", [1, 3, 4, 5, 9])
 def test_a_record_of_a_cluster_decides_how_many_ranks_a_node_holds(ranks):
-    cluster = find_cluster("dgx-a100").but(name="fours", devices_per_node=4)
+    cluster = find_cluster("dgx-a100").replace(name="fours", devices_per_node=4)
     run = launch(environment, ranks=ranks, cluster=cluster)
     nodes = [r // 4 for r in range(ranks)]
     assert run.cluster == "fours"

@@ -77,7 +77,7 @@ def prediction(**changes: Any) -> Prediction:
 
 
 def found_by_search() -> Any:
-    return search("gpt3-13b", CLUSTER.but(device=replace(lablib.DEVICES["A100-80GB-SXM"], name=MARK)), 16, gpus=8)
+    return search("gpt3-13b", CLUSTER.replace(device=replace(lablib.DEVICES["A100-80GB-SXM"], name=MARK)), 16, gpus=8)
 
 
 def explorer(interactive: bool) -> Any:

@@ -179,7 +179,7 @@ def summed():
 
 def test_a_program_runs_predicted_and_measured_and_both_sides_have_its_collective():
     profile = {"ranks": "4", "backend": "gloo"}
-    found = reconcile(summed, ranks=2, cluster=find_cluster("laptop").but(profile=profile), repeats=2)
+    found = reconcile(summed, ranks=2, cluster=find_cluster("laptop").replace(profile=profile), repeats=2)
     assert found.predicted.values == found.measured.values == [2.0, 2.0]
     calls = row(found.table(), "communication", "all_reduce")
     names = ["group", "size_bytes", "predicted_calls", "measured_calls"]

@@ -92,7 +92,7 @@ class _Calibration:
         network = fit_network(times, self._base_cluster(device.device), f"{self.backend}, measured", self._source())
         self.progress(self.total, self.total, "done")
         profile = self._profile(program_overhead_s(timings), [*device.residuals, *network.residuals])
-        return network.cluster.but(profile=profile)
+        return network.cluster.replace(profile=profile)
 
     # ---- measuring ----
 

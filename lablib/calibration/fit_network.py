@@ -118,7 +118,7 @@ def _coefficients(timing: MessageTiming, algorithm: str, library: str) -> tuple[
 def _with(base: Cluster, overhead_s: float, alpha: float, bandwidth: float, name: str, source: str) -> Cluster:
     link = Link(name, float(alpha), float(bandwidth), source)
     # Nothing was measured of sums in a switch.
-    return base.but(intra=link, inter=link, collective_overhead_s=float(overhead_s), uses_nvls=False)
+    return base.replace(intra=link, inter=link, collective_overhead_s=float(overhead_s), uses_nvls=False)
 
 
 def _check(timings: Sequence[MessageTiming], base: Cluster) -> None:

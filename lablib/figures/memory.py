@@ -261,7 +261,7 @@ def _peak(memory: Memory, rank: int, origin_s: float) -> str:
     phase = memory.peak_phase(rank)
     when = format_quantity(memory.peak_at_s(rank) - origin_s, "s") + (f", in {phase}" if phase else "")
     text = f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {', '.join(parts)}"
-    largest = next((h for h in memory.held_at_peak(rank) if h.source), None)
+    largest = next((h for h in memory.allocations_at_peak(rank) if h.source), None)
     if largest is None:
         return text + "."
     place = shorten(largest.source, SOURCE_COLUMNS, placeholder=" ...")

@@ -136,10 +136,10 @@ class Cluster:
         latency_s = self.inter.latency_s + hops * self.topology.switch_latency_s
         return Edge("inter", latency_s, self.inter.bandwidth_bytes_per_s * taper)
 
-    def but(self, **changes: Any) -> "Cluster":
-        """This cluster with some fields changed: `find_cluster("dgx-a100").but(inter=LINKS["roce-100"])`."""
+    def replace(self, **changes: Any) -> "Cluster":
+        """This cluster with some fields changed: `find_cluster("dgx-a100").replace(inter=LINKS["roce-100"])`."""
         return replace(self, **changes)
 
     def free_compute(self) -> "Cluster":
         """This cluster with a device that computes in no time: only communication takes any."""
-        return self.but(name=f"{self.name}, free compute", device=FREE)
+        return self.replace(name=f"{self.name}, free compute", device=FREE)

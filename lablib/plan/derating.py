@@ -17,12 +17,12 @@ class Derating:
     """What a real machine loses.
 
     Attributes:
-        product_share: what products reach in a training step of what they reach alone and repeated, where power does
+        matmul_share: what products reach in a training step of what they reach alone and repeated, where power does
             not limit them (Device.flops_per_joule): operands come cold, kernels differ. Fitted.
         memory_share: the same for kernels limited by memory. Fitted.
-        inside_share: of a node's wires, what collectives reach. Fitted; NCCL's bus bandwidth over NVLink was measured
+        intra_share: of a node's wires, what collectives reach. Fitted; NCCL's bus bandwidth over NVLink was measured
             at 0.81 (8 H200: 366 of 450 GB/s) to 0.84 (8 A100: 253 of 300).
-        outside_share: of the network cards' line rate. Fitted.
+        inter_share: of the network cards' line rate. Fitted.
         dispatch_s: seconds in which the host starts one eager operator; where that is longer than the kernels take, the
             device waits. Fitted, in effect to one source: only vTrain's rows of small models on few GPUs see it.
         step_s: fixed seconds a step: the data's first batch, the clipping's synchronization, logging. An estimate.
@@ -39,10 +39,10 @@ class Derating:
             chronicle of BLOOM, 1,271 MiB), the rest an estimate of NCCL's buffers.
     """
 
-    product_share: float = 0.85
+    matmul_share: float = 0.85
     memory_share: float = 0.95
-    inside_share: float = 0.83
-    outside_share: float = 0.91
+    intra_share: float = 0.83
+    inter_share: float = 0.91
     dispatch_s: float = 23e-6
     step_s: float = 5e-3
     generation_share: float = 0.58
@@ -54,7 +54,7 @@ class Derating:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("product_share", "memory_share", "inside_share", "outside_share", "generation_share"):
+        for name in ("matmul_share", "memory_share", "intra_share", "inter_share", "generation_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a share in (0, 1]: got {getattr(self, name)!r}; try 0.9")
         for name in ("dispatch_s", "step_s", "base_bytes", "cached_share", "driver_bytes"):
@@ -67,18 +67,18 @@ class Derating:
         FLOPs of a narrower dtype take less energy, as much less as its peak is higher.
         """
         if not (self.is_power_limited and device.power_w and device.flops_per_joule):
-            return self.product_share
+            return self.matmul_share
         scale = device.peak(dtype) / device.peak("float16")
         sustained = device.power_w * device.flops_per_joule * scale
-        return min(self.product_share, sustained / device.matmul_rate(dtype))
+        return min(self.matmul_share, sustained / device.matmul_rate(dtype))
 
 
 USUAL = Derating()
 IDEAL = Derating(
-    product_share=1.0,
+    matmul_share=1.0,
     memory_share=1.0,
-    inside_share=1.0,
-    outside_share=1.0,
+    intra_share=1.0,
+    inter_share=1.0,
     dispatch_s=0.0,
     step_s=0.0,
     is_power_limited=False,

@@ -161,7 +161,7 @@ class Machine:
         return self.device.peak(self.computed_in(self.precision))
 
     @cached_property
-    def product_shares(self) -> dict[str, float]:
+    def matmul_shares(self) -> dict[str, float]:
         """Of each dtype: what products reach in a training step of what the cost model says of them."""
         return {dtype: self.derating.sustained_share(dtype, self.device) for dtype in self.device.peak_flops_per_s}
 
@@ -180,7 +180,7 @@ class Machine:
         """
         dtype = self.computed_in(dtype or self.precision)
         time_s = matmul_time_s(m, n, k, dtype, self.device, batch, (m, n) if is_over_tokens else None)
-        return time_s / self.product_shares.get(dtype, self.derating.product_share)
+        return time_s / self.matmul_shares.get(dtype, self.derating.matmul_share)
 
     def stream_s(self, size_bytes: Numbers) -> Numbers:
         """Seconds to read and write so many bytes of the device's memory."""
@@ -230,8 +230,8 @@ class Machine:
     def attention_share(self) -> float:
         """What the newest attention kernel reaches of the cost model's rate."""
         if not self.derating.has_generations:
-            return self.derating.product_share
-        return self.product_shares.get(self.plain, self.derating.product_share)
+            return self.derating.matmul_share
+        return self.matmul_shares.get(self.plain, self.derating.matmul_share)
 
     @cached_property
     def generations_behind(self) -> int:
@@ -242,7 +242,7 @@ class Machine:
 
     def _wires(self, is_collective: bool) -> Cluster:
         """The cluster, its wires at what collectives or single messages reach."""
-        shares = self.derating.inside_share, self.derating.outside_share
+        shares = self.derating.intra_share, self.derating.inter_share
         links = self.cluster.intra, self.cluster.inter
         if shares == (1.0, 1.0):
             return self.cluster
@@ -255,7 +255,7 @@ class Machine:
             )
             for link, share in zip(links, shares, strict=True)
         ]
-        return self.cluster.but(intra=slower[0], inter=slower[1])
+        return self.cluster.replace(intra=slower[0], inter=slower[1])
 
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
         """Seconds of a collective ("send": a message) of so many bytes over n ranks, `stride` ranks apart."""

@@ -176,7 +176,7 @@ class Course:
         return len(self.changes)
 
     @property
-    def held_at_peak(self) -> np.ndarray:
+    def is_alive_at_peak(self) -> np.ndarray:
         """Which blocks were alive at the peak: born by then and not dead yet."""
         count = np.zeros(len(self.blocks), int)
         upto = slice(0, self.peak_index + 1)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from lablib.hardware.device import Device
     from lablib.record.timeline import Timeline
 
-__all__ = ["CATEGORIES", "NEVER", "Block", "Blocks", "Holding", "Memory"]
+__all__ = ["CATEGORIES", "NEVER", "Allocation", "Block", "Blocks", "Memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Allocation:
     """Blocks of one origin that were held together."""
 
     source: str
@@ -98,24 +98,24 @@ class Memory:
     def at_peak(self, rank: int | None = None) -> dict[str, int]:
         """What the rank held at its peak, by category."""
         course = self._course(rank)
-        return _by_category(course.blocks.where(course.held_at_peak))
+        return _by_category(course.blocks.where(course.is_alive_at_peak))
 
     @checked
-    def held_at_peak(self, rank: int | None = None) -> list[Holding]:
+    def allocations_at_peak(self, rank: int | None = None) -> list[Allocation]:
         """What the rank held at its peak, by where it was made; largest first."""
         course = self._course(rank)
         groups: dict[tuple[int, int], list[int]] = {}
-        held = course.blocks.where(course.held_at_peak).columns
+        held = course.blocks.where(course.is_alive_at_peak).columns
         for label, category, size in zip(held["label"], held["category"], held["size_bytes"], strict=True):
             group = groups.setdefault((int(label), int(category)), [0, 0])
             group[0] += int(size)
             group[1] += 1
         labels = course.blocks.labels
-        holdings = [
-            Holding(labels[label][2], labels[label][0], CATEGORIES[category], labels[label][1], size, count)
+        allocations = [
+            Allocation(labels[label][2], labels[label][0], CATEGORIES[category], labels[label][1], size, count)
             for (label, category), (size, count) in groups.items()
         ]
-        return sorted(holdings, key=lambda h: (-h.size_bytes, h.source, h.name))
+        return sorted(allocations, key=lambda h: (-h.size_bytes, h.source, h.name))
 
     # ---- over time ----
 

@@ -8,7 +8,7 @@ from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.hardware.device import Device
-    from lablib.record.ledger import Holding, Memory
+    from lablib.record.ledger import Allocation, Memory
 
 _SHOWN = 3  # categories and origins that one sentence names
 _LONGEST = 72  # characters of a line of the program
@@ -24,7 +24,7 @@ def explain(memory: Memory, rank: int) -> str:
     peak_bytes = memory.peak_bytes(rank)
     if not peak_bytes:
         return f"Rank {rank} allocated nothing that was counted."
-    held = memory.held_at_peak(rank)
+    held = memory.allocations_at_peak(rank)
     parts = []
     for category, size_bytes in sorted(memory.at_peak(rank).items(), key=lambda item: -item[1])[: _SHOWN + 1]:
         if size_bytes >= _SMALL * peak_bytes:
@@ -34,25 +34,25 @@ def explain(memory: Memory, rank: int) -> str:
     return f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {'; '.join(parts)}."
 
 
-def _origins(holdings: list[Holding], size_bytes: int) -> str:
+def _origins(allocations: list[Allocation], size_bytes: int) -> str:
     """Where the largest of them were made: "made in model.py:12: h = gelu(x) (aten.gelu, 24 blocks, 1.2 GB)"."""
-    named = [h for h in holdings[:_SHOWN] if h.size_bytes >= _SMALL * size_bytes]
+    named = [h for h in allocations[:_SHOWN] if h.size_bytes >= _SMALL * size_bytes]
     lines = [_line(h) for h in named]
     is_new = [line not in lines[:i] for i, line in enumerate(lines)]
     text = "made in " + " and ".join(_origin(h, new) for h, new in zip(named, is_new, strict=True))
-    rest = len(holdings) - len(named)
+    rest = len(allocations) - len(named)
     return text + (f" and {rest} more {'places' if rest > 1 else 'place'}" if rest else "")
 
 
-def _origin(holding: Holding, is_new: bool) -> str:
+def _origin(allocation: Allocation, is_new: bool) -> str:
     """The line (once: "there" stands for a line named before), the op, the bytes."""
-    count = f"{holding.num_blocks} blocks, " if holding.num_blocks > 1 else ""
-    op = holding.name.removeprefix("aten.") or "there before"
-    return f"{_line(holding) if is_new else 'there'} ({op}, {count}{format_quantity(holding.size_bytes, 'B')})"
+    count = f"{allocation.num_blocks} blocks, " if allocation.num_blocks > 1 else ""
+    op = allocation.name.removeprefix("aten.") or "there before"
+    return f"{_line(allocation) if is_new else 'there'} ({op}, {count}{format_quantity(allocation.size_bytes, 'B')})"
 
 
-def _line(holding: Holding) -> str:
-    line = holding.source or holding.phase or "torch"
+def _line(allocation: Allocation) -> str:
+    line = allocation.source or allocation.phase or "torch"
     return line if len(line) <= _LONGEST else line[: _LONGEST - 4] + " ..."
 
 

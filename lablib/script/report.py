@@ -23,7 +23,7 @@ from lablib.run import Run
 from lablib.units import format_quantity
 
 _MAX_LINES = 16
-_MAX_HOLDINGS = 6
+_MAX_ALLOCATIONS = 6
 _FILES = ("timeline.json", "timeline.html", "memory.txt", "summary.txt")
 
 
@@ -122,7 +122,7 @@ def memory_text(memory: Memory) -> str:
         for category, size_bytes in memory.at_peak(rank).items():
             if size_bytes:
                 parts.append(f"  {category:<16} {format_quantity(size_bytes, 'B', 4):>10}  {size_bytes / peak:4.0%}")
-        for held in memory.held_at_peak(rank)[:_MAX_HOLDINGS]:
+        for held in memory.allocations_at_peak(rank)[:_MAX_ALLOCATIONS]:
             made = " ".join(part for part in (held.name, held.phase, held.source) if part)
             parts.append(
                 f"    {format_quantity(held.size_bytes, 'B', 4):>10}  {held.category}, {held.num_blocks} made in {made}"

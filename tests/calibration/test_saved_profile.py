@@ -15,7 +15,7 @@ Asked = list[tuple[str, int, bool]]
 
 def profile_of(ranks: int, backend: str = "gloo", changes: dict[str, str] | None = None) -> Cluster:
     about = {"ranks": str(ranks), "backend": backend, "machine": machine_text(False)}
-    return CLUSTERS["laptop"].but(name=THIS_MACHINE, profile=about | (changes or {}))
+    return CLUSTERS["laptop"].replace(name=THIS_MACHINE, profile=about | (changes or {}))
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ RANKS = 4
 PSI = sum(param.nbytes for param in build().parameters())
 A = BATCH * WIDTH * 8
 _DGX = find_cluster("dgx-h100")
-NO_LATENCY = _DGX.but(intra=replace(_DGX.intra, latency_s=0.0), collective_overhead_s=0.0)
+NO_LATENCY = _DGX.replace(intra=replace(_DGX.intra, latency_s=0.0), collective_overhead_s=0.0)
 
 
 def ddp(num_steps: int = 1) -> None:

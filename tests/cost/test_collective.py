@@ -15,7 +15,7 @@ from lablib.hardware import CLUSTERS, Cluster, FatTree, Link, find_cluster
 # One switch and one kind of wire: then alpha and beta are the same for every pair, as the closed forms assume.
 ALPHA_S, BETA_S = 3e-6, 1 / 50e9
 WIRE = Link("wire", ALPHA_S, 1 / BETA_S)
-FLAT = find_cluster("dgx-h100").but(name="flat", devices_per_node=64, intra=WIRE)
+FLAT = find_cluster("dgx-h100").replace(name="flat", devices_per_node=64, intra=WIRE)
 
 ROUNDING = 1e-12  # a closed form and a sum of rounds differ by the order of their additions, nothing else
 SIZES = st.integers(0, 10**12)
@@ -292,7 +292,7 @@ class Telltale(FatTree):
 
 @given(RANKS, st.data())
 def test_the_rounds_of_the_tree_are_the_edges_of_the_binomial_tree(n, data):
-    cluster = FLAT.but(devices_per_node=1, inter=WIRE, topology=Telltale())
+    cluster = FLAT.replace(devices_per_node=1, inter=WIRE, topology=Telltale())
     net, parents = GroupNetwork(cluster, data.draw(st.permutations(range(n)))), binomial_tree(n)
     assert len(net.tree) == rounds(n)
     for k, step in enumerate(net.tree):
@@ -302,7 +302,7 @@ def test_the_rounds_of_the_tree_are_the_edges_of_the_binomial_tree(n, data):
 
 @given(RANKS)
 def test_the_rounds_of_a_ring_and_of_an_exchange_pair_each_rank_with_its_neighbours(n):
-    net = GroupNetwork(FLAT.but(devices_per_node=1, inter=WIRE, topology=Telltale()), range(n))
+    net = GroupNetwork(FLAT.replace(devices_per_node=1, inter=WIRE, topology=Telltale()), range(n))
     assert set(net.ring.edges) == {net.cluster.edge(rank, (rank + 1) % n) for rank in range(n)}
     exchanged = {edge for step in net.shifts for edge in step.edges}
     assert exchanged == {net.cluster.edge(a, b) for a in range(n) for b in range(n) if a != b}
@@ -343,7 +343,7 @@ def test_a_scatter_gather_moves_shards_down_the_tree_and_a_reduce_up(n, data):
 @given(NAMES, networks(), SIZES, st.sampled_from([0.0, 1e-6, 3e-4]), st.data())
 def test_a_call_costs_its_fixed_time_once_however_many_rounds_it_is_made_of(name, net, size, overhead_s, data):
     algorithm = data.draw(st.sampled_from(["auto", *algorithms_for(name, net)]))
-    called = GroupNetwork(net.cluster.but(collective_overhead_s=overhead_s), net.ranks)
+    called = GroupNetwork(net.cluster.replace(collective_overhead_s=overhead_s), net.ranks)
     without, cost = (collective_cost(name, size, network, algorithm) for network in (net, called))
     assert cost.sent_bytes == without.sent_bytes and cost.algorithm == without.algorithm
     call_s = overhead_s if net.size > 1 else 0.0
@@ -374,7 +374,7 @@ def test_the_latency_is_one_alpha_a_round_and_the_transfer_what_an_ideal_wire_wi
     name, algorithm = kind
     cost = collective_cost(name, size, flat(n), algorithm)
     assert close(cost.latency_s, ROUNDS[kind](n) * ALPHA_S)
-    no_alpha = GroupNetwork(FLAT.but(intra=replace(WIRE, latency_s=0.0)), range(n))
+    no_alpha = GroupNetwork(FLAT.replace(intra=replace(WIRE, latency_s=0.0)), range(n))
     ideal = collective_cost(name, size, no_alpha, algorithm)
     assert ideal.latency_s == 0 and ideal.transfer_s == ideal.time_s
     assert close(cost.time_s, cost.latency_s + ideal.time_s)
@@ -422,7 +422,7 @@ def test_a_faster_link_shortens_the_transfer_alone():
                     level: replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * speed)
                     for level, link in (("intra", base.intra), ("inter", base.inter))
                 }
-                nets.append(GroupNetwork(base.but(**links), range(16)))
+                nets.append(GroupNetwork(base.replace(**links), range(16)))
             slow, fast = (collective_cost(name, 1e10, net, algorithm) for net in nets)
             assert close(slow.latency_s, fast.latency_s)
             assert isclose(slow.transfer_s, 4 * fast.transfer_s, rel_tol=1e-9)  # a difference: its rounding
@@ -458,7 +458,7 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest_names():
 
 def test_costs_follow_the_cluster_that_was_changed():
     base = find_cluster("dgx-h100")
-    slow: Cluster = base.but(intra=replace(base.intra, bandwidth_bytes_per_s=base.intra.bandwidth_bytes_per_s / 2))
+    slow: Cluster = base.replace(intra=replace(base.intra, bandwidth_bytes_per_s=base.intra.bandwidth_bytes_per_s / 2))
     size = 1e9
     latency_s = 2 * 7 * base.intra.latency_s
     fast_s, slow_s = (

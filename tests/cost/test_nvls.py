@@ -19,7 +19,7 @@ from lablib.hardware import CLUSTERS, LINKS, Cluster, find_cluster
 from lablib.sim.faulty_network import FaultyNetwork
 
 ALPHA_S, BYTES_PER_S = 25e-6, 450e9  # NCCL's tuning.cc, hwLat of NVLS; NVLink 4
-H100 = find_cluster("dgx-h100").but(uses_nvls=True)
+H100 = find_cluster("dgx-h100").replace(uses_nvls=True)
 WITH_SWITCHES = {name: cluster for name, cluster in CLUSTERS.items() if cluster.intra.nvls_latency_s is not None}
 SIZES = st.integers(0, 10**11)
 
@@ -97,7 +97,7 @@ def test_its_routes_add_up_to_what_each_rank_sends(net, size):
 
 @given(groups(find_cluster("dgx-h100")), SIZES, st.sampled_from(sorted(ALGORITHMS)))
 def test_switched_off_it_is_no_candidate_and_switched_on_it_never_makes_anything_slower(net, size, name):
-    on = GroupNetwork(net.cluster.but(uses_nvls=True), net.ranks)
+    on = GroupNetwork(net.cluster.replace(uses_nvls=True), net.ranks)
     assert not algorithms_for(name, net).keys() & {"nvls", "nvls-tree"}
     before, after = collective_cost(name, size, net), collective_cost(name, size, on)
     assert after.time_s <= before.time_s
@@ -119,13 +119,15 @@ def test_the_switches_of_hopper_and_blackwell_add_and_older_ones_do_not():
 
 @given(st.sampled_from(sorted(WITH_SWITCHES)), SIZES, st.integers(1, 20), st.integers(1, 12), st.booleans())
 def test_a_planners_groups_take_what_their_ranks_take(name, size, n, stride, is_on):
-    cluster = CLUSTERS[name].but(uses_nvls=is_on)
+    cluster = CLUSTERS[name].replace(uses_nvls=is_on)
     net = GroupNetwork(cluster, range(0, n * stride, stride))
     assert close(
         regular_collective_s("all_reduce", size, n, stride, cluster), collective_cost("all_reduce", size, net).time_s
     )
     for algorithm in NVLS["all_reduce"]:
-        if n > 1 and algorithm in algorithms_for("all_reduce", GroupNetwork(cluster.but(uses_nvls=True), net.ranks)):
+        if n > 1 and algorithm in algorithms_for(
+            "all_reduce", GroupNetwork(cluster.replace(uses_nvls=True), net.ranks)
+        ):
             expected_s = collective_cost("all_reduce", size, net, algorithm).time_s
             assert close(regular_collective_s("all_reduce", size, n, stride, cluster, algorithm), expected_s)
 
@@ -136,7 +138,7 @@ def test_a_program_on_the_simulator_takes_it_where_the_cluster_says_so():
         dist.all_reduce(x)
         return x.sum().item()
 
-    off, on = (launch(program, ranks=8, cluster=H100.but(uses_nvls=way)) for way in (False, True))
+    off, on = (launch(program, ranks=8, cluster=H100.replace(uses_nvls=way)) for way in (False, True))
     assert on.values == off.values == [8e7] * 8
     (transfer,) = on.traffic.transfers
     assert transfer.algorithm == "nvls" and transfer.sent_bytes == (45e6,) * 8  # 40 MB and an eighth of them
@@ -176,7 +178,7 @@ def test_a_cluster_whose_switches_cannot_add_is_refused_by_name_in_each_way_to_a
     cluster = CLUSTERS[name]
     whose = re.escape(f"{cluster.intra.name!r} of {cluster.name!r} has none")
     with pytest.raises(ValueError, match=f"uses_nvls needs switches that add .*{whose}; take NVLink 4 or 5"):
-        cluster.but(uses_nvls=True)
+        cluster.replace(uses_nvls=True)
     net = GroupNetwork(cluster, range(4))
     for ask in (
         lambda: collective_cost("all_reduce", 1e6, net, "nvls"),

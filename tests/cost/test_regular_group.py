@@ -35,7 +35,7 @@ LINKS = st.builds(
     Link, st.just("wire"), st.sampled_from([0.0, 1e-6, 5e-6, 2e-4]), st.sampled_from([1e9, 1.25e10, 3e11])
 )
 ANY_CLUSTERS = st.builds(
-    lambda topology, devices, intra, inter, call_s: find_cluster("dgx-a100").but(
+    lambda topology, devices, intra, inter, call_s: find_cluster("dgx-a100").replace(
         topology=topology, devices_per_node=devices, intra=intra, inter=inter, collective_overhead_s=call_s
     ),
     st.one_of(FAT_TREES, DRAGONFLIES, st.just(Torus((5, 7, 40)))),
@@ -120,7 +120,7 @@ def test_every_algorithm_is_that_of_the_explicit_ranks(cluster, name, size, n, s
 
 @given(st.sampled_from(COLLECTIVES), SIZES, st.integers(1, 20))
 def test_a_library_keeps_its_own_algorithms(name, size, n):
-    gloo = find_cluster("laptop").but(library="gloo", devices_per_node=4)
+    gloo = find_cluster("laptop").replace(library="gloo", devices_per_node=4)
     assert close(regular_collective_s(name, size, n, 1, gloo), explicit_s(name, size, n, 1, gloo))
 
 
@@ -134,7 +134,7 @@ def test_the_tables_of_algorithms_have_the_names_of_the_tables_for_explicit_rank
 @settings(max_examples=300)
 @given(st.one_of(FAT_TREES, DRAGONFLIES), NODES, st.integers(2, 60), st.integers(1, 40))
 def test_the_rounds_by_formula_are_the_rounds_pair_by_pair(topology, devices, n, stride):
-    cluster = find_cluster("dgx-a100").but(topology=topology, devices_per_node=devices)
+    cluster = find_cluster("dgx-a100").replace(topology=topology, devices_per_node=devices)
     by_formula, by_pairs = rounds_of(cluster, n, stride), PairRounds(cluster, range(0, n * stride, stride))
     assert isinstance(by_formula, BlockRounds)
     assert by_formula.ring == by_pairs.ring and by_formula.neighbours == by_pairs.neighbours
@@ -232,7 +232,7 @@ def test_a_message_sends_its_bytes_and_one_rank_alone_none():
 def test_clusters_that_differ_in_figures_left_out_of_the_hash_have_groups_of_their_own():
     cluster = find_cluster("dgx-a100")
     assert regular_groups(cluster) is regular_groups(cluster)
-    slower = cluster.but(inter=replace(cluster.inter, bandwidth_bytes_per_s=1e9))
+    slower = cluster.replace(inter=replace(cluster.inter, bandwidth_bytes_per_s=1e9))
     assert regular_collective_s("send", 1e9, 2, 8, slower) > 10 * regular_collective_s("send", 1e9, 2, 8, cluster)
 
 

@@ -68,7 +68,7 @@ def test_every_algorithm_of_the_cost_model_has_routes():
     st.sampled_from(sorted(LIBRARIES)), st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 20), st.integers(0, 10**9)
 )
 def test_what_a_library_does_by_itself_has_routes_that_add_up(library, name, n, size):
-    net = GroupNetwork(find_cluster("dgx-h100").but(library=library), range(n))
+    net = GroupNetwork(find_cluster("dgx-h100").replace(library=library), range(n))
     cost = collective_cost(name, size, net)
     sums = sent_by(routes(name, cost.algorithm, net, size))
     assert all(isclose(sums[r], sent, rel_tol=ROUNDING) for r, sent in enumerate(cost.sent_bytes))

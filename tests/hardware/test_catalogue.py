@@ -191,7 +191,7 @@ def test_what_is_no_name_at_all_is_answered_with_every_name(wrong):
 
 def test_a_changed_cluster_is_a_new_one():
     cluster = find_cluster("dgx-a100")
-    changed = cluster.but(inter=LINKS["roce-100"])
+    changed = cluster.replace(inter=LINKS["roce-100"])
     assert changed.inter is LINKS["roce-100"] and changed.device is cluster.device
     assert find_cluster("dgx-a100").inter is LINKS["infiniband-hdr"]
 
@@ -275,11 +275,11 @@ def test_a_link_without_latency_or_with_endless_bandwidth_is_an_idealization_not
 
 def test_a_node_without_devices_is_refused():
     with pytest.raises(ValueError, match="devices_per_node must be at least 1: got 0 for 'dgx-h100'"):
-        find_cluster("dgx-h100").but(devices_per_node=0)
+        find_cluster("dgx-h100").replace(devices_per_node=0)
     with pytest.raises(ValueError, match="collective_overhead_s must be 0 or more: got -1e-06 for 'dgx-h100'"):
-        find_cluster("dgx-h100").but(collective_overhead_s=-1e-6)
+        find_cluster("dgx-h100").replace(collective_overhead_s=-1e-6)
     with pytest.raises(TypeError, match="devices"):
-        find_cluster("dgx-h100").but(devices=4)
+        find_cluster("dgx-h100").replace(devices=4)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ CLUSTER = st.builds(
     library=st.sampled_from(["", "gloo"]),
     profile=st.dictionaries(TEXT, TEXT, max_size=4),
 ).flatmap(
-    lambda cluster: st.booleans().map(lambda on: cluster.but(uses_nvls=on and bool(cluster.intra.nvls_latency_s)))
+    lambda cluster: st.booleans().map(lambda on: cluster.replace(uses_nvls=on and bool(cluster.intra.nvls_latency_s)))
 )
 
 
@@ -99,7 +99,7 @@ def test_any_cluster_is_read_back_as_it_was_written(tmp_path_factory, cluster):
 
 @pytest.mark.parametrize("name", sorted(CLUSTERS))
 def test_every_cluster_of_the_catalogue_is_read_back_as_it_was_written(name, tmp_path):
-    cluster = CLUSTERS[name].but(profile={"date": "2026-11-21", "torch version": '2.13 "cpu"'})
+    cluster = CLUSTERS[name].replace(profile={"date": "2026-11-21", "torch version": '2.13 "cpu"'})
     save_cluster(cluster, tmp_path / "it.toml")
     again = load_cluster(tmp_path / "it.toml")
     assert again == cluster and again.profile == cluster.profile and again.device == cluster.device
@@ -129,7 +129,7 @@ def test_a_file_may_start_from_a_cluster_and_change_single_fields(tmp_path):
     cluster = read(tmp_path, 'base = "dgx-h100"\ndevices_per_node = 4\n[intra]\nlatency_s = 3e-6\n')
     base = find_cluster("dgx-h100")
     intra = replace(base.intra, latency_s=3e-6)
-    assert cluster == base.but(
+    assert cluster == base.replace(
         name="mine", devices_per_node=4, intra=intra, source=f"{base.source}; changed in mine.toml"
     )
 
@@ -264,7 +264,7 @@ def test_a_figure_in_another_unit_is_questioned_with_what_it_reads_as(table, mes
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
     cluster = find_cluster("dgx-h100")
-    slow = cluster.but(inter=replace(cluster.inter, bandwidth_bytes_per_s=3.0))
+    slow = cluster.replace(inter=replace(cluster.inter, bandwidth_bytes_per_s=3.0))
     with pytest.raises(ValueError, match=r"inter.bandwidth_bytes_per_s = 3 reads as 3 B/s"):
         save_cluster(slow, tmp_path / "slow.toml")
 
@@ -272,7 +272,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         pass
 
     with pytest.raises(ValueError, match="a topology is one of fat tree, dragonfly, torus: .*Odd.* cannot be written"):
-        save_cluster(cluster.but(topology=Odd()), tmp_path / "odd.toml")
+        save_cluster(cluster.replace(topology=Odd()), tmp_path / "odd.toml")
     assert not list(tmp_path.iterdir())
 
 

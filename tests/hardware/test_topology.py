@@ -151,7 +151,7 @@ def test_a_node_outside_a_torus_is_refused_with_the_size(shape, beyond):
 
 
 def test_a_cluster_with_more_nodes_than_its_torus_is_refused():
-    cluster = find_cluster("dgx-h100").but(topology=Torus((2, 2)))
+    cluster = find_cluster("dgx-h100").replace(topology=Torus((2, 2)))
     assert cluster.edge(0, 31).level == "inter"
     with pytest.raises(ValueError, match=r"a torus of shape \(2, 2\) has 4 nodes: node 4 is outside"):
         cluster.edge(0, 32)
@@ -162,7 +162,7 @@ def test_a_cluster_with_more_nodes_than_its_torus_is_refused():
 
 @given(st.integers(1, 9), st.integers(1, 60))
 def test_ranks_fill_nodes_in_order(per_node, ranks):
-    cluster = find_cluster("dgx-h100").but(devices_per_node=per_node)
+    cluster = find_cluster("dgx-h100").replace(devices_per_node=per_node)
     nodes = [cluster.node(rank) for rank in range(ranks)]
     by_hand = [node for node in range(ranks) for _ in range(per_node)][:ranks]
     assert nodes == by_hand
@@ -199,7 +199,7 @@ def test_a_rank_reaches_itself_in_no_time():
 
 
 def test_a_message_pays_for_its_call_and_a_round_of_a_collective_does_not():
-    cluster = find_cluster("dgx-h100").but(collective_overhead_s=7e-6)
+    cluster = find_cluster("dgx-h100").replace(collective_overhead_s=7e-6)
     for a, b in ((0, 1), (0, 8)):
         edge, wire = cluster.edge(a, b), cluster.wire(a, b)
         assert wire == find_cluster("dgx-h100").edge(a, b)

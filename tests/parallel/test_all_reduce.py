@@ -17,7 +17,7 @@ from lablib.parallel import hierarchical_all_reduce, ring_all_reduce, tree_all_r
 AllReduce = Callable[..., object]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 RANKS_PER_NODE = 4
-CLUSTER = find_cluster("dgx-h100").but(devices_per_node=RANKS_PER_NODE).free_compute()
+CLUSTER = find_cluster("dgx-h100").replace(devices_per_node=RANKS_PER_NODE).free_compute()
 many = settings(max_examples=25)
 
 

@@ -384,7 +384,7 @@ def test_no_sync_sends_nothing_until_the_last_micro_batch():
 def constructed_cluster() -> Cluster:
     """Compute whose time is FLOPs alone (a GFLOP a second), and wires without latency."""
     device = Device("one gigaflop", {"float32": 1e9, "float64": 1e9}, 1e12, 1e15)
-    return find_cluster("dgx-a100").but(device=device, intra=Link("wire", 0.0, 1e9))
+    return find_cluster("dgx-a100").replace(device=device, intra=Link("wire", 0.0, 1e9))
 
 
 @pytest.mark.parametrize("batch", [4, 16, 64, 256, 1024])
@@ -439,7 +439,7 @@ def test_all_reduces_start_before_backward_ends():
 
 
 def test_hierarchical_buckets_move_through_their_stages_during_backward():
-    cluster = find_cluster("dgx-a100").but(devices_per_node=2)
+    cluster = find_cluster("dgx-a100").replace(devices_per_node=2)
     timeline = launch(gpt_step, "hierarchical", 2**18, ranks=4, cluster=cluster).timeline.without("setup")
     backward_end_s = max(s.end_s for s in timeline.select(0, "compute", "backward"))
     across = [s for s in timeline.select(0, "comm") if s.name == "all_reduce"]

@@ -21,6 +21,6 @@ def machine(ideal) -> Callable[..., Machine]:
     """Of a stack and a precision: this device in DGX A100s, and no derating."""
 
     def made(stack: str | Stack, precision: str = "bfloat16") -> Machine:
-        return Machine(CLUSTERS["dgx-a100"].but(device=ideal), find_stack(stack), IDEAL, precision)
+        return Machine(CLUSTERS["dgx-a100"].replace(device=ideal), find_stack(stack), IDEAL, precision)
 
     return made

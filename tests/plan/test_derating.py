@@ -17,7 +17,7 @@ def hot(ideal):
 
 
 def test_a_device_keeps_up_what_its_power_pays_for(hot):
-    derating = Derating(product_share=0.9)
+    derating = Derating(matmul_share=0.9)
     assert derating.sustained_share("bfloat16", hot) == pytest.approx(0.2)
     assert derating.sustained_share("bfloat16", replace(hot, power_w=800.0)) == pytest.approx(0.4)
     # Products reach 250 TFLOP/s of this device where power does not limit them: 200 are four fifths.
@@ -25,7 +25,7 @@ def test_a_device_keeps_up_what_its_power_pays_for(hot):
 
 
 def test_a_device_with_power_to_spare_or_unknown_loses_what_products_lose(hot):
-    derating = Derating(product_share=0.9)
+    derating = Derating(matmul_share=0.9)
     assert derating.sustained_share("bfloat16", replace(hot, power_w=4000.0)) == 0.9
     assert derating.sustained_share("bfloat16", replace(hot, power_w=None)) == 0.9
     assert derating.sustained_share("bfloat16", replace(hot, flops_per_joule=None)) == 0.9
@@ -48,10 +48,10 @@ def small(derating: Derating, stack: str | Stack = "fsdp-flash"):
 @pytest.mark.parametrize(
     "worse",
     [
-        {"product_share": 0.5},
+        {"matmul_share": 0.5},
         {"memory_share": 0.5},
-        {"inside_share": 0.5},
-        {"outside_share": 0.05},
+        {"intra_share": 0.5},
+        {"inter_share": 0.05},
         {"dispatch_s": 1e-3},
         {"generation_share": 0.3, "has_generations": True},
     ],

@@ -13,7 +13,7 @@ from lablib.plan.layer.dispatch import exchange_s, visited_share
 from lablib.plan.machine import Machine
 
 DGX = CLUSTERS["dgx-h100"]
-WIRES = DGX.but(
+WIRES = DGX.replace(
     intra=replace(DGX.intra, latency_s=0.0), inter=replace(DGX.inter, latency_s=0.0), collective_overhead_s=0.0
 )
 CORE = STACKS["megatron-core"]
@@ -39,7 +39,7 @@ def counted(num_experts, num_active, nodes, inside):
 @pytest.mark.parametrize(("num_experts", "num_active"), [(8, 2), (8, 3), (16, 4)])
 @pytest.mark.parametrize(("nodes", "inside"), [(1, 4), (1, 8), (2, 2), (2, 4), (4, 2), (8, 1)])
 def test_rows_over_each_wire_are_those_of_every_choice_of_experts(num_experts, num_active, nodes, inside):
-    mixture, cluster = Experts(num_experts, num_active, 64), WIRES.but(devices_per_node=inside)
+    mixture, cluster = Experts(num_experts, num_active, 64), WIRES.replace(devices_per_node=inside)
     found = counted(num_experts, num_active, nodes, inside)
     for stack, (outside_rows, inside_rows) in zip((CORE, DEDUPLICATED), found, strict=True):
         seconds = exchange_s(Machine(cluster, stack, IDEAL, "bfloat16"), mixture, 1000, 64, nodes * inside, 1)

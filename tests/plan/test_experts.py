@@ -18,7 +18,7 @@ from lablib.plan.pieces import layer_work
 MIXTRAL = find_transformer("mixtral-8x7b")
 DGX = CLUSTERS["dgx-h100"]
 # Nodes whose wires take no time but for bytes.
-WIRES = DGX.but(
+WIRES = DGX.replace(
     intra=replace(DGX.intra, latency_s=0.0), inter=replace(DGX.inter, latency_s=0.0), collective_overhead_s=0.0
 )
 NVLINK = WIRES.intra.bandwidth_bytes_per_s

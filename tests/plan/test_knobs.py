@@ -40,7 +40,7 @@ BASES: tuple[dict[str, Any], ...] = (
     {"model": GPT, "cluster": A100, "parallel": Parallel(pipeline=2, chunks=2), "batch": 8, "schedule": "interleaved"},
     {"model": GPT, "cluster": A100, "parallel": Parallel(data=4), "batch": 16, "offload": OFFLOAD, "trainable": "all"},
     {"model": GPT, "cluster": B200, "parallel": Parallel(tensor=8), "batch": 8},
-    {"model": GPT, "cluster": B200.but(uses_nvls=True), "parallel": Parallel(tensor=8), "batch": 8},
+    {"model": GPT, "cluster": B200.replace(uses_nvls=True), "parallel": Parallel(tensor=8), "batch": 8},
 )
 TEXTS = (
     *PRECISIONS,

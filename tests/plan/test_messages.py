@@ -7,7 +7,7 @@ from lablib.pipeline import schedules
 from lablib.pipeline.messages import sends
 from lablib.plan import IDEAL, Parallel, predict
 
-ONE_RANK_NODES = CLUSTERS["perlmutter"].but(devices_per_node=1)
+ONE_RANK_NODES = CLUSTERS["perlmutter"].replace(devices_per_node=1)
 
 
 def seconds(schedule: str, stages: int, chunks: int, micro_batches: int, cluster) -> float:

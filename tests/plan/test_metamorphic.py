@@ -106,9 +106,9 @@ def test_faster_hardware_is_never_slower_and_more_memory_never_too_small(questio
     peaks = {dtype: factor * peak for dtype, peak in device.peak_flops_per_s.items()}
     joule = device.flops_per_joule and factor * device.flops_per_joule
     faster = {
-        "inter": cluster.but(inter=_faster(cluster.inter, factor)),
-        "intra": cluster.but(intra=_faster(cluster.intra, factor)),
-        "peak": cluster.but(device=replace(device, peak_flops_per_s=peaks, flops_per_joule=joule)),
+        "inter": cluster.replace(inter=_faster(cluster.inter, factor)),
+        "intra": cluster.replace(intra=_faster(cluster.intra, factor)),
+        "peak": cluster.replace(device=replace(device, peak_flops_per_s=peaks, flops_per_joule=joule)),
         "reads": _with(cluster, memory_bandwidth_bytes_per_s=factor * device.memory_bandwidth_bytes_per_s),
         "power": _with(cluster, power_w=factor * device.power_w),
     }
@@ -126,7 +126,7 @@ def _faster(link, factor):
 
 
 def _with(cluster, **changes):
-    return cluster.but(device=replace(cluster.device, **changes))
+    return cluster.replace(device=replace(cluster.device, **changes))
 
 
 @settings(deadline=None, max_examples=60)
@@ -171,7 +171,7 @@ def test_recomputation_and_the_host_trade_time_for_memory(question):
 def test_what_waits_for_two_wires_waits_for_the_slower_one():
     # A layer's parameters come over the network while its activations go to the host: neither waits for the
     links = {"inter": replace(LINKS["ethernet-100"], bandwidth_bytes_per_s=1e8)}
-    slow, both = CLUSTERS["dgx-a100"].but(**links), {}
+    slow, both = CLUSTERS["dgx-a100"].replace(**links), {}
     for offload in ((), ("activations",)):
         both[offload] = predict(
             *("llama-3-8b", slow, Parallel(data=64, zero_stage=3), 64),

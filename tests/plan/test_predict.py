@@ -244,7 +244,7 @@ def test_deepseek_v3_takes_about_the_hours_that_were_published():
     # 16, experts over 64 ranks of 8 nodes, DualPipe, FP8. An H800 is an H100 with NVLink at 200 GB/s a direction. No
     # constant was fitted to it.
     h100 = CLUSTERS["dgx-h100"]
-    h800 = h100.but(intra=replace(h100.intra, bandwidth_bytes_per_s=200e9))
+    h800 = h100.replace(intra=replace(h100.intra, bandwidth_bytes_per_s=200e9))
     parallel = Parallel(data=128, pipeline=16, expert=64, chunks=2, zero_stage=1)
     settings = {"seq_len": 4096, "precision": "float8", "schedule": "dualpipe-v"}
     prediction = predict("deepseek-v3", h800, parallel, 15360, **settings)
@@ -259,7 +259,7 @@ def test_stages_with_more_layers_than_others_take_what_a_replay_of_them_takes(sc
 
     model = replace(find_transformer("gpt3-6.7b"), num_layers=layers, vocab_size=2, positions="alibi")
     free = CLUSTERS["dgx-a100"]
-    free = free.but(intra=replace(free.intra, latency_s=0.0, bandwidth_bytes_per_s=1e18), collective_overhead_s=0.0)
+    free = free.replace(intra=replace(free.intra, latency_s=0.0, bandwidth_bytes_per_s=1e18), collective_overhead_s=0.0)
     found = predict(model, free, Parallel(pipeline=stages), 4 * stages, derating=IDEAL, schedule=schedule)
     one = [predict(replace(model, num_layers=n), free, batch=1, derating=IDEAL) for n in (1, 2)]
     layer_s = sum(one[1].parts.values()) - sum(one[0].parts.values())

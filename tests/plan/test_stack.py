@@ -13,7 +13,7 @@ SPLIT = Parallel(data=2, tensor=2, pipeline=4, zero_stage=1)
 SHARDED = Parallel(data=16, zero_stage=3)
 # The host falls behind, and every wire takes long enough to show.
 SLOW_HOST = replace(IDEAL, dispatch_s=1e-3)
-SLOW_WIRES = replace(IDEAL, inside_share=0.02, outside_share=0.02)
+SLOW_WIRES = replace(IDEAL, intra_share=0.02, inter_share=0.02)
 
 
 def plan(stack: str | Stack, derating: Derating = IDEAL, **changes: Any):

@@ -36,7 +36,7 @@ def test_the_peak_is_the_largest_sum_of_what_is_alive_at_one_moment(some):
     held = [sum(b.size_bytes for b in some if b.start_s <= t < b.end_s) for t in range(13)]
     assert memory.peak_bytes() == memory.peak_bytes(0) == max(held)
     assert [sum(memory.at(0, t).values()) for t in range(13)] == held
-    assert sum(memory.at_peak(0).values()) == sum(h.size_bytes for h in memory.held_at_peak(0)) == max(held)
+    assert sum(memory.at_peak(0).values()) == sum(h.size_bytes for h in memory.allocations_at_peak(0)) == max(held)
     assert sum(memory.at(0, memory.peak_at_s(0)).values()) == (max(held) if some else 0)
 
 
@@ -71,7 +71,7 @@ def test_the_peak_has_a_rank_a_moment_a_phase_and_its_holdings():
         2000, 0, 3e-3, "backward",
     )  # fmt: skip
     assert MEMORY.peak_bytes(1) == 50
-    held = [(h.source, h.name, h.category, h.size_bytes, h.num_blocks) for h in MEMORY.held_at_peak()]
+    held = [(h.source, h.name, h.category, h.size_bytes, h.num_blocks) for h in MEMORY.allocations_at_peak()]
     assert held == [
         ("model.py:12: h = gelu(x)", "aten.gelu", "activation", 1500, 2),
         ("train.py:3: model = Model()", "aten.empty", "parameter", 400, 1),
@@ -107,7 +107,7 @@ def test_a_rank_that_needs_more_than_a_device_has_is_noted():
 
 def test_no_blocks_are_a_memory_too():
     for memory in (Memory(), Memory((), 3)):
-        assert (memory.peak_bytes(), len(memory), memory.peak_at_s(), memory.held_at_peak()) == (0, 0, 0.0, [])
+        assert (memory.peak_bytes(), len(memory), memory.peak_at_s(), memory.allocations_at_peak()) == (0, 0, 0.0, [])
         assert len(memory.table()) == memory.num_ranks and len(memory.by_phase()) == 0
         assert memory.notes(find_cluster("laptop").device) == []
 

@@ -16,7 +16,7 @@ from lablib.hardware import find_cluster
 RANKS = 4
 DEVICE = Device("ten per second", {"float32": 10.0, "bfloat16": 20.0}, 1e9, 1e9)
 SLOW = Device("slow", {"float32": 1e9}, memory_bytes=1e9, memory_bandwidth_bytes_per_s=1e15)
-CLUSTER = find_cluster("dgx-h100").but(name="slow dgx", device=SLOW)
+CLUSTER = find_cluster("dgx-h100").replace(name="slow dgx", device=SLOW)
 PRODUCT_S = 2 * 32**3 / 1e9
 SQUARE = torch.zeros(32, 32)
 

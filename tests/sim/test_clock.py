@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 # A slow device: a product of 32 x 32 matrices takes 65.536 us, as long as a collective does, and is quick to compute.
 SLOW = Device("slow", {"float32": 1e9}, memory_bytes=1e9, memory_bandwidth_bytes_per_s=1e15)
-CLUSTER: Cluster = find_cluster("dgx-h100").but(name="slow dgx", device=SLOW)
+CLUSTER: Cluster = find_cluster("dgx-h100").replace(name="slow dgx", device=SLOW)
 PRODUCT_S = 2 * 32**3 / 1e9
 SQUARE = torch.zeros(32, 32)
 

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("everything_is_given_back")
 DEVICE = Device("half a second", {"float32": 2.0**20}, memory_bytes=1e9, memory_bandwidth_bytes_per_s=2.0**60)
 WIRE = Link("wire", latency_s=2.0**-6, bandwidth_bytes_per_s=2.0**12)
 NIC = Link("nic", latency_s=2.0**-4, bandwidth_bytes_per_s=2.0**10)
-CLUSTER = find_cluster("dgx-h100").but(
+CLUSTER = find_cluster("dgx-h100").replace(
     name="constructed", device=DEVICE, devices_per_node=4, intra=WIRE, inter=NIC, collective_overhead_s=0.0
 )
 PRODUCT_S = 0.5
@@ -163,7 +163,7 @@ def test_a_run_with_faults_repeats_to_the_bit():
 @settings(max_examples=20)
 def test_a_ring_takes_as_long_as_its_slowest_edge(n, first, factor, latency_s):
     """2 (n-1) (alpha + latency + S/n beta factor), for a link between neighbours on the ring."""
-    one_node = CLUSTER.but(devices_per_node=8)
+    one_node = CLUSTER.replace(devices_per_node=8)
     size_bytes = 2**16 * 4
     a, b = first % n, (first + 1) % n
 
@@ -462,7 +462,7 @@ def ring_of_ones() -> float:
 def test_a_ring_needs_the_links_between_neighbours_and_no_others(a, b):
     if a == b:
         return
-    one_node = CLUSTER.but(devices_per_node=8)
+    one_node = CLUSTER.replace(devices_per_node=8)
     if (a - b) % 6 in (1, 5):
         with pytest.raises(LinkDownError, match="all_reduce #0 of group world cannot end") as caught:
             launch(ring_of_ones, ranks=6, cluster=one_node, faults=[DropLink(a, b)])

@@ -7,7 +7,7 @@ from lablib.cost.collective import algorithms_for
 from lablib.hardware import find_cluster
 from lablib.sim.wires import WireSets, collective_wires, pair_wires
 
-TWO_NODES = find_cluster("dgx-h100").but(devices_per_node=4)
+TWO_NODES = find_cluster("dgx-h100").replace(devices_per_node=4)
 
 
 def wires(kind: str, algorithm: str, ranks: list[int], root: int = 0) -> set[str]:

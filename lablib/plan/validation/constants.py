@@ -1,9 +1,9 @@
 """The planner's constants that were fitted, with the least and the most that physics allows; and a planner with others.
 
-    product_share         0.70 to 0.95    a training step's products against the same product repeated
+    matmul_share          0.70 to 0.95    a training step's products against the same product repeated
     memory_share          0.80 to 1.00    of what the catalogue already takes for streaming (0.85 of the bandwidth)
-    inside_share          0.75 to 0.88    NCCL over NVLink: 0.81 to 0.84 measured
-    outside_share         0.70 to 0.95    NCCL over network cards
+    intra_share           0.75 to 0.88    NCCL over NVLink: 0.81 to 0.84 measured
+    inter_share           0.70 to 0.95    NCCL over network cards
     generation_share      0.35 to 0.75    FlashAttention one generation behind its device: 0.47 to 0.5 published
     dispatch_s            10 to 30 us     an eager operator on the host, with autograd and Python
     FLOPs a joule         A100 0.50 to 0.75 T (its peak at 400 W is 0.78), H100 0.70 to 1.10 T (1.41), B200 0.85 to
@@ -27,10 +27,10 @@ from lablib.plan.validation.score import Predictor
 
 BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
-        "product_share": (0.70, 0.95),
+        "matmul_share": (0.70, 0.95),
         "memory_share": (0.80, 1.00),
-        "inside_share": (0.75, 0.88),
-        "outside_share": (0.70, 0.95),
+        "intra_share": (0.75, 0.88),
+        "inter_share": (0.70, 0.95),
         "generation_share": (0.35, 0.75),
         "dispatch_s": (10e-6, 30e-6),
     }
@@ -70,5 +70,5 @@ def _predict(derating: Derating, scale: Mapping[int, float], *, cluster: Cluster
     device = cluster.device
     factor = scale.get(device.attention_generation, 1.0)
     if device.flops_per_joule and factor != 1.0:
-        cluster = cluster.but(device=replace(device, flops_per_joule=device.flops_per_joule * factor))
+        cluster = cluster.replace(device=replace(device, flops_per_joule=device.flops_per_joule * factor))
     return predict(cluster=cluster, derating=derating, **arguments)

@@ -60,11 +60,11 @@ def cluster_of(row: Row) -> Cluster:
         ValueError: a GPU that the catalogue lacks (the nearest are named).
     """
     device, base = _gpu(row.hardware["gpu"])
-    cluster = CLUSTERS[base].but(device=DEVICES[device])
+    cluster = CLUSTERS[base].replace(device=DEVICES[device])
     per_node = _per_node(row) or cluster.devices_per_node
     if per_node == _RACK and row.hardware["gpus"] % _WHOLE_TRAYS == 0:
         per_node = _WHOLE_TRAYS
-    cluster = cluster.but(devices_per_node=per_node)
+    cluster = cluster.replace(devices_per_node=per_node)
     text = row.hardware.get("interconnect", "")
     for part in re.split(r"[;,]", text):
         bandwidth = bandwidth_bytes_per_s(part, per_node)
@@ -76,7 +76,7 @@ def cluster_of(row: Row) -> Cluster:
         latency_s = _latency_s(text, getattr(cluster, level), level)
         share = _OMNI_PATH_SHARE if "omni-path" in part.lower() else 1.0
         changed = Link(part.strip(), latency_s, bandwidth, f"row {row.id}", share)
-        cluster = cluster.but(**{level: changed})
+        cluster = cluster.replace(**{level: changed})
     return cluster
 
 

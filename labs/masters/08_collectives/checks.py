@@ -24,7 +24,7 @@ from lablib.course.rules import not_from_lablib, observe, works_in_place
 from lablib.hardware import Cluster
 from lablib.units import format_quantity
 
-ONE_NODE = find_cluster("dgx-h100").free_compute().but(devices_per_node=16)
+ONE_NODE = find_cluster("dgx-h100").free_compute().replace(devices_per_node=16)
 LINK = ONE_NODE.intra
 HALVES = ("exchange", "ring_reduce_scatter", "ring_all_gather")
 SENDS = "dist.send, dist.recv, dist.isend, dist.irecv"
@@ -327,7 +327,7 @@ def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
     allowed, draw = f"{SENDS}, {', '.join(f'parallel.{half}' for half in HALVES)}", expect.draw
 
     def ask(local: int, num_nodes: int, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        cluster = ONE_NODE.but(devices_per_node=local)
+        cluster = ONE_NODE.replace(devices_per_node=local)
         parts = drawn(expect, local * num_nodes, shape, dtype)
         run = run_on(expect, lambda x: answer(x, local), parts, cluster, allowed)
         network_within_budget(expect, run, cluster, prod(shape), parts[0].element_size())

@@ -479,7 +479,7 @@ show(figure_collective_cost(*cost_curves(net), title=f"All-reduce on {ranks} ran
 rows = []
 for n in (3, 8, 64):
     for link in links:
-        one_node = machine.but(intra=link, devices_per_node=n)
+        one_node = machine.replace(intra=link, devices_per_node=n)
         size = crossing_bytes(GroupNetwork(one_node, range(n)))
         half = link.latency_s * link.bandwidth_bytes_per_s
         words = (format_quantity(half, "B"), format_quantity(size, "B"), f"{size / half:.3f}")
@@ -590,7 +590,7 @@ pd.DataFrame({"8 MB on 8 ranks": {name: format_quantity(seconds, "s") for name, 
 # All-gather in each node. (BlueConnect: Cho et al., 2019.)
 
 # %%
-nodes = machine.but(devices_per_node=ranks)  # two nodes, each with `ranks` ranks
+nodes = machine.replace(devices_per_node=ranks)  # two nodes, each with `ranks` ranks
 print("nodes:", [list(range(first, first + ranks)) for first in (0, ranks)])
 print("rails:", [[place, place + ranks] for place in range(ranks)])
 
@@ -670,7 +670,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
 
 
 # %%
-two_by_three = machine.but(devices_per_node=3)  # two nodes of three ranks
+two_by_three = machine.replace(devices_per_node=3)  # two nodes of three ranks
 try_out(digits, lambda x: hierarchical_all_reduce(x, 3), ranks=6, cluster=two_by_three)
 
 # %% tags=["check"] points=3
@@ -733,7 +733,7 @@ my_error_pct = None  # percent
 print("My guess of the error:", my_error_pct or "no", "%")
 
 # %%
-fit = find_cluster(real_cluster).but(name="your fit", intra=fitted, inter=fitted)
+fit = find_cluster(real_cluster).replace(name="your fit", intra=fitted, inter=fitted)
 between = 250_000 * real_ranks  # messages of 1 MB
 how = {**there, "repeats": repeats, "without": "setup"}
 comparison = reconcile(three_times, parallel.ring_all_reduce, between, cluster=fit, **how)
@@ -768,8 +768,8 @@ comparison.beside(recorded).round(0)
 # %%
 def network(num_ranks, per_node, latency_s, bandwidth):
     """What the figure needs, for nodes of `per_node` ranks joined by a link of your own."""
-    nodes = machine.but(devices_per_node=per_node, intra=LINKS["nvlink4"])
-    yours = nodes.but(inter=Link("yours", latency_s, bandwidth))
+    nodes = machine.replace(devices_per_node=per_node, intra=LINKS["nvlink4"])
+    yours = nodes.replace(inter=Link("yours", latency_s, bandwidth))
     return cost_curves(GroupNetwork(yours, range(num_ranks)))
 
 
@@ -909,9 +909,9 @@ def row(name, machine, members):
 
 networks = {}
 for name in ("nvlink4", "pcie5"):
-    networks[LINKS[name].name] = machine.but(devices_per_node=8, intra=LINKS[name])
+    networks[LINKS[name].name] = machine.replace(devices_per_node=8, intra=LINKS[name])
 for name in ("infiniband-ndr", "infiniband-hdr", "roce-400", "roce-100"):
-    one_switch = machine.but(devices_per_node=1, inter=LINKS[name], topology=FatTree())
+    one_switch = machine.replace(devices_per_node=1, inter=LINKS[name], topology=FatTree())
     networks[LINKS[name].name] = one_switch
 rows = [row(name, one, range(8)) for name, one in networks.items()]
 pd.DataFrame(rows).set_index("network")
@@ -921,7 +921,7 @@ pd.DataFrame(rows).set_index("network")
 # the torus, a ring that winds along the wires meets neighbours only; in numerical order some messages take two hops.
 
 # %%
-ndr = machine.but(devices_per_node=1, inter=LINKS["infiniband-ndr"])
+ndr = machine.replace(devices_per_node=1, inter=LINKS["infiniband-ndr"])
 wirings = {
     "fat tree": FatTree(),
     "fat tree, 4 : 1": FatTree(oversubscription=4.0),
@@ -932,8 +932,8 @@ wound, there_x, back_x = [], [0, 1, 2, 3], [3, 2, 1, 0]
 for z in range(4):
     for y in back_x if z % 2 else there_x:
         wound += [16 * z + 4 * y + x for x in (back_x if (y + z) % 2 else there_x)]
-rows = [row(name, ndr.but(topology=wiring), range(64)) for name, wiring in wirings.items()]
-rows.append(row("torus, along the wires", ndr.but(topology=Torus((4, 4, 4))), wound))
+rows = [row(name, ndr.replace(topology=wiring), range(64)) for name, wiring in wirings.items()]
+rows.append(row("torus, along the wires", ndr.replace(topology=Torus((4, 4, 4))), wound))
 pd.DataFrame(rows).set_index("network")
 
 # %% [markdown]
@@ -943,7 +943,7 @@ pd.DataFrame(rows).set_index("network")
 
 # %%
 joined = {f"8 x {name}": networks[name] for name in ("NVLink 4", "PCIe 5 x16")}
-joined |= {f"64 x {name}": ndr.but(topology=wiring) for name, wiring in wirings.items()}
+joined |= {f"64 x {name}": ndr.replace(topology=wiring) for name, wiring in wirings.items()}
 sizes, ratios = [10_000 * 10 ** (k / 8) for k in range(33)], {}
 for name, one in joined.items():
     net = GroupNetwork(one, range(int(name.split()[0])))
@@ -960,7 +960,7 @@ show(figure_lines(sizes, ratios, **labels, log_x=True, log_y=True, title=title))
 # %%
 def wired(num_nodes, wiring, bandwidth):
     """What the figure needs, for nodes of one GPU."""
-    one = ndr.but(inter=Link("yours", 4e-6, bandwidth), topology=wirings[wiring])
+    one = ndr.replace(inter=Link("yours", 4e-6, bandwidth), topology=wirings[wiring])
     return cost_curves(GroupNetwork(one, range(num_nodes)))
 
 

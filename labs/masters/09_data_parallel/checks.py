@@ -186,7 +186,7 @@ def _expect_plan(expect: Expect, answer: Any, sizes: list[int], most: int) -> No
 def _slow_machine() -> Cluster:
     """A matrix product of the check takes about as long as the all-reduce of its gradient."""
     device = Device("one gigaflop", {"float32": 1e9, "float64": 1e9}, 1e12, 1e15)
-    return find_cluster("dgx-a100").but(device=device, intra=Link("wire", 0.0, 0.25e9))
+    return find_cluster("dgx-a100").replace(device=device, intra=Link("wire", 0.0, 0.25e9))
 
 
 def _start_in_backward(run: Run) -> float:

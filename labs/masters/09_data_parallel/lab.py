@@ -719,7 +719,7 @@ print(f"largest difference: {max(abs(a - b) for a, b in zip(one, mean, strict=Tr
 
 # %%
 local, num_nodes = 4, 2
-two_nodes = machine.but(name="two nodes of four", devices_per_node=local)
+two_nodes = machine.replace(name="two nodes of four", devices_per_node=local)
 across = GroupNetwork(two_nodes, range(num_nodes * local))
 through_a_card = {  # the busiest network card of a node
     "ring": 2 * (num_nodes * local - 1) / (num_nodes * local) * gradient_bytes,
