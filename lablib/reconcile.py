@@ -155,6 +155,8 @@ class Reconciliation:
         seen = " and ".join(told if noise_pct == noise_pct else told[:-1])
         if self.is_quiet:
             text = "The machine was quiet: an error beyond a row's noise is the prediction's."
+        elif load is not None and load.is_quiet:
+            text = f"No other program was busy: the ranks themselves hold each other up. {self._still_readable()}"
         else:
             text = f"The machine was busy: measured seconds are longer than the program needs. {self._still_readable()}"
         return f"{seen[:1].upper()}{seen[1:]}. {text}" if seen else text
@@ -163,7 +165,7 @@ class Reconciliation:
         return _noise_pct([counted(run, self.without).makespan_s for run in self.repeats])
 
     def _still_readable(self) -> str:
-        """What no other program changes: how often each communication is called; and which work takes longest."""
+        """What no noise changes: how often each communication is called; and which work takes longest."""
         rows = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0}).to_dict("records")
         calls = [row for row in rows if row["kind"] == "communication"]
         per_name: Counter[str] = Counter()

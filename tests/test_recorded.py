@@ -50,7 +50,10 @@ def test_a_load_before_or_after_makes_a_machine_busy_and_what_can_be_read_is_sai
 
 def test_runs_that_differ_make_a_machine_busy_although_nobody_saw_a_load():
     slow = run_of(*(compute(rank, 0, 30) for rank in (0, 1)), backend="gloo")
-    assert not Reconciliation.of(PREDICTED, [MEASURED, MEASURED, slow], loads=[QUIET]).is_quiet
+    disagreeing = Reconciliation.of(PREDICTED, [MEASURED, MEASURED, slow], loads=[QUIET])
+    assert not disagreeing.is_quiet
+    assert "No other program was busy" in disagreeing.reading() and "machine was busy" not in disagreeing.reading()
+    assert "The machine was busy" in Reconciliation.of(PREDICTED, [MEASURED, MEASURED, slow]).reading()
 
 
 def test_calls_that_differ_are_no_matter_of_load():

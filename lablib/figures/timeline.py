@@ -15,7 +15,7 @@ from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
 from lablib.figures.style import BUBBLE, INK, LOOKS, PAPER_PIXELS, STATES, Look, axis, base_layout
 from lablib.markup import plain
-from lablib.record.timeline import Interval, intersection
+from lablib.record.timeline import Interval, intersection, length
 from lablib.run import COMPUTE, Span, Timeline
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
@@ -23,6 +23,7 @@ from lablib.units import Unit, axis_title, format_quantity, unit_for
 LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
 SOURCE_COLUMNS = 80  # of a hover
 MAX_STRETCHES = 400  # of one state on one lane
+PIXEL, SLIVER = 1 / 1000, 1 / 5000  # of the width
 
 
 @checked
@@ -102,7 +103,8 @@ def state_bars(
 ) -> list[go.Bar]:
     """What the ranks do where they do not compute, on their compute lanes: exposed, waiting, idle.
 
-    Stretches less than a pixel apart are joined; a rank that has died is in none of these.
+    Of many stretches, those less than a pixel apart are joined. A few that none could see are left out: chunks that
+    differ by one element make such gaps. A rank that has died is in none of these.
     """
     traces = []
     died_s = dict(timeline.deaths)
@@ -113,7 +115,7 @@ def state_bars(
             (lane, start_s, end_s)
             for lane in lanes
             if lane.stream == COMPUTE
-            for start_s, end_s in _joined(states[lane.rank][look.name], window, died_s.get(lane.rank, inf))
+            for start_s, end_s in _seen(states[lane.rank][look.name], window, died_s.get(lane.rank, inf))
         ]
         if drawn:
             times = [(start_s, end_s - start_s) for _, start_s, end_s in drawn]
@@ -148,13 +150,19 @@ def _background(
     )
 
 
-def _joined(times: Sequence[Interval], window: tuple[float, float], until_s: float) -> list[Interval]:
-    """The stretches in the window and before `until_s`; where they are many, those less than a pixel apart as one."""
+def _seen(times: Sequence[Interval], window: tuple[float, float], until_s: float) -> list[Interval]:
+    """The stretches in the window and before `until_s`, without slivers where those make less than a pixel together."""
+    width_s = window[1] - window[0]
     inside = intersection(list(times), [(window[0], min(window[1], until_s))])
-    if len(inside) <= MAX_STRETCHES:
-        return inside
-    gap_s, joined = (window[1] - window[0]) / 1000, inside[:1]
-    for start_s, end_s in inside[1:]:
+    inside = _joined(inside, PIXEL * width_s) if len(inside) > MAX_STRETCHES else inside
+    wide = [(start_s, end_s) for start_s, end_s in inside if end_s - start_s >= SLIVER * width_s]
+    return wide if length(inside) - length(wide) < PIXEL * width_s else inside
+
+
+def _joined(times: Sequence[Interval], gap_s: float) -> list[Interval]:
+    """Stretches less than this far apart as one."""
+    joined = list(times[:1])
+    for start_s, end_s in times[1:]:
         if start_s - joined[-1][1] < gap_s:
             joined[-1] = (joined[-1][0], end_s)
         else:
@@ -365,7 +373,7 @@ def _summary(
     if comm_s:
         hidden = 1 - exposed_s / comm_s
         text += f" and communicates for {format_quantity(comm_s, 's')}, of which {hidden:.0%} is hidden behind compute"
-    if waiting_s:
+    if waiting_s >= 0.005 * makespan_s > 0:  # less is 0% in words
         text += f"{' and' if not comm_s else '; it'} waits for others {waiting_s / makespan_s:.0%} of the time"
     drawn = f"the {len(ranks)} ranks drawn" if len(ranks) < timeline.num_ranks else "ranks"
     text += f" (mean over {drawn})." if len(ranks) > 1 else "."

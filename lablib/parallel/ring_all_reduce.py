@@ -66,9 +66,12 @@ def ring_reduce_scatter(
         chunks: one for each rank; changed in place (the others then hold partial sums).
         ring: the group's ranks in ring order; this rank is one of them.
         group: the group that `ring` counts in; None: all ranks.
+
+    Raises:
+        ValueError: this rank is none of the ring.
     """
     n = len(ring)
-    i = ring.index(dist.get_rank(group))
+    i = _place(ring, group)
     for step in range(n - 1):
         outgoing, mine = chunks[(i - step) % n], chunks[(i - step - 1) % n]
         incoming = torch.empty_like(mine)
@@ -87,10 +90,22 @@ def ring_all_gather(
         chunks, ring, group: as for `ring_reduce_scatter`.
     """
     n = len(ring)
-    i = ring.index(dist.get_rank(group))
+    i = _place(ring, group)
     for step in range(n - 1):
         outgoing, incoming = chunks[(i - step + 1) % n], chunks[(i - step) % n]
         exchange(outgoing, ring[(i + 1) % n], incoming, ring[(i - 1) % n], group)
+
+
+def _place(ring: Sequence[int], group: dist.ProcessGroup | None) -> int:
+    """This rank's place in the ring."""
+    rank = dist.get_rank(group)
+    if rank not in ring:
+        of = "the world" if group is None else "this group"
+        raise ValueError(
+            f"only ranks of the ring may call this: rank {rank} of {of} is none of {list(ring)}; "
+            "give the `group` that the ring counts in"
+        )
+    return ring.index(rank)
 
 
 def exchange(

@@ -42,6 +42,10 @@ from lablib.sim.source import Source
 from lablib.sim.wires import collective_wires, pair_wires
 
 ANY_SOURCE = -1
+WHOSE_RANKS = (
+    "Is `group` given to every call? `group_dst` and `group_src` take ranks of the group, `dst` and `src` those of the "
+    "world."
+)
 _SAME_FOR_ALL = ("all_reduce", "broadcast", "all_gather")  # every rank receives the same
 
 
@@ -381,6 +385,11 @@ class Group:
             self._stopped.append(Stopped(self.label, "send", pair, joined, start_s))
         return bool(send.stopped)
 
+    @property
+    def has_unmet_messages(self) -> bool:
+        """Is there a send without its receive, or a receive without its send?"""
+        return any(self._sends) or any(self._receives)
+
     def unfinished(self) -> list[Stopped]:
         """What members have begun and nobody has ended."""
         calls = [
@@ -434,4 +443,5 @@ def _message_mismatch(send: Message, receive: Message) -> CollectiveMismatchErro
         return Wait(message.rank.rank, f"{message.kind}s {what} {direction} {message.peer_label}", str(message.source))
 
     headline = f"a send and its receive (tag {send.tag}) of group {send.group_label} disagree on dtype or size."
+    headline += f" {WHOSE_RANKS}" if send.group_label != "world" else ""
     return CollectiveMismatchError(headline, [text(send, "to"), text(receive, "from")])

@@ -46,7 +46,7 @@ from lablib.sim.clock import Clock, call
 from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.faults import Faults
-from lablib.sim.group import Group
+from lablib.sim.group import WHOSE_RANKS, Group
 from lablib.sim.group_orders import GroupOrders
 from lablib.sim.ledger import Books
 from lablib.sim.meta_kernels import Answer, MetaKernels
@@ -61,7 +61,7 @@ from lablib.sim.replaced import replaced
 from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
 from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.signals import own_signal_handlers
-from lablib.sim.source import program_line
+from lablib.sim.source import is_program, program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
 from lablib.sim.threads import followed_threads
@@ -212,6 +212,8 @@ class _Simulation:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
         if difference := self._group_orders.difference():
             headline = f"{headline} {difference}"
+        elif len(self._groups) > 1 and any(group.has_unmet_messages for group in self._groups.values()):
+            headline = f"{headline} {WHOSE_RANKS}"
         if self._faults is None:
             return DeadlockError(headline, waits)
         error = self._faults.blame(headline, waits)
@@ -309,7 +311,10 @@ class _Simulation:
         number, thread = self._scheduler.running_rank()
         frame = sys._current_frames().get(thread or 0)
         where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
-        frames = _programs(traceback.extract_stack(frame), _OURS) if frame else []
+        innermost = frame
+        while innermost and not is_program(innermost):  # the program's own line, however deep in torch it was
+            innermost = innermost.f_back
+        frames = _programs(traceback.extract_stack(innermost or frame), _OURS) if frame else []
         stack = "".join(traceback.format_list(frames[-3:]))
         return LaunchTimeoutError(
             f"the program was still running after timeout_s={timeout_s:g} s of real time: {where}\n{stack}"

@@ -19,6 +19,7 @@ from lablib.faults import KillRank
 from lablib.figures import describe, figure_timeline, format_quantity, table
 from lablib.figures.bars import HEIGHTS, KINDS, MANY_SPANS, MAX_BARS, picture_of
 from lablib.figures.style import LOOKS, STATES, kind_of_span
+from lablib.parallel import ring_all_reduce
 from lablib.run import Span, Timeline
 
 WORK = LOOKS.keys() - STATES.keys()
@@ -83,6 +84,32 @@ def test_what_a_rank_does_where_it_does_not_compute_is_drawn_on_its_compute_lane
         ("<b>rank 1</b>", "exposed", 4.0, 6.0),  # and nothing after its death
     ]
     assert [label for label in figure.layout.yaxis.ticktext if "wait" in label] == []
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 0.01), st.floats(1e-18, 1e-3)), max_size=30))
+def test_what_is_left_out_of_a_state_could_not_be_seen(gaps):
+    """Work of 1 s, with stretches of nothing to do in it."""
+    spans, end_s = [Span(0, "compute", "aten.mm", "forward", 0.0, 1.0)], 1.0
+    for work_s, gap_s in gaps:
+        start_s = end_s + gap_s
+        end_s = start_s + work_s
+        spans.append(Span(0, "compute", "aten.mm", "forward", start_s, end_s))
+    timeline = Timeline.of(spans, 1)
+    drawn = [end - start for _, _, start, end in bars_drawn(figure_timeline(timeline), 1.0, ["idle"])]
+    assert timeline.idle_s(0) - sum(drawn) < timeline.makespan_s / 1000 + 1e-9
+    few = timeline.idle_s(0) < timeline.makespan_s / 1000
+    assert not few or not drawn or min(drawn) > timeline.makespan_s / 5001
+
+
+def test_uneven_chunks_of_a_ring_show_no_waiting_and_say_none():
+    run = launch(_ring_of_250_floats, ranks=8)
+    figure = figure_timeline(run.timeline, ranks=[0, 1])
+    assert max(map(run.timeline.waiting_s, (0, 1))) > 0
+    assert not bars_drawn(figure, 1.0, ["waiting", "idle"]) and "waits" not in describe(figure)
+
+
+def _ring_of_250_floats() -> None:
+    ring_all_reduce(torch.ones(250))
 
 
 def test_waiting_is_hatched_and_has_its_word():

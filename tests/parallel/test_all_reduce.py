@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lablib import find_cluster, launch
+from lablib import RankError, find_cluster, launch
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.parallel import hierarchical_all_reduce, ring_all_reduce, tree_all_reduce
+from lablib.parallel import (
+    hierarchical_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    tree_all_reduce,
+)
 
 AllReduce = Callable[..., object]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
@@ -192,6 +198,17 @@ def test_ranks_are_those_of_the_group(all_reduce: AllReduce):
     run = launch(sum_in_groups, all_reduce, ranks=6)
     for rank, value in enumerate(run.values):
         assert torch.equal(value, torch.full((2, 3), [10101.0, 101010.0][rank % 2], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("half", [ring_reduce_scatter, ring_all_gather])
+def test_a_rank_that_is_none_of_the_ring_is_told_to_give_the_group(half: Callable[..., None]):
+    def program() -> None:
+        members = dist.new_group([1, 2, 4])
+        if dist.get_rank() in (1, 2, 4):
+            half(list(torch.ones(3).tensor_split(3)), range(3), None if dist.get_rank() == 4 else members)
+
+    with pytest.raises(RankError, match=r"rank 4 of the world is none of \[0, 1, 2\]; give the `group`"):
+        launch(program, ranks=5)
 
 
 @pytest.mark.parametrize("all_reduce", [ring_all_reduce, tree_all_reduce, hierarchical_all_reduce])

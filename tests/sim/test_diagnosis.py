@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
+from lablib import CollectiveMismatchError, DeadlockError, LaunchTimeoutError, RankError, launch
 
 pytestmark = [pytest.mark.usefixtures("everything_is_given_back"), pytest.mark.timeout(30)]
 
@@ -35,6 +35,48 @@ def test_groups_made_in_one_order_are_no_part_of_another_deadlock():
     with pytest.raises(DeadlockError) as caught:
         launch(program, ranks=2)
     assert "orders" not in str(caught.value)
+
+
+ASKED = "Is `group` given to every call\\? `group_dst` and `group_src` take ranks of the group"
+
+
+def tree_up(send: Any, receive: Any) -> None:
+    """Ranks 1, 2 and 4 of the world: the group's rank 1 sends to its rank 0."""
+    group: Any = dist.new_group([1, 2, 4])
+    if dist.get_rank() == 2:
+        send(torch.ones(2), group)
+    elif dist.get_rank() == 1:
+        receive(torch.ones(2), group)
+
+
+@pytest.mark.parametrize(
+    "send, receive",
+    [
+        (lambda x, group: dist.send(x, group_dst=0), lambda x, group: dist.recv(x, group_src=1, group=group)),
+        (lambda x, group: dist.send(x, 0), lambda x, group: dist.recv(x, 1)),
+        (lambda x, group: dist.send(x, group_dst=0, group=group), lambda x, group: dist.recv(x, 1, group=group)),
+    ],
+    ids=["the group forgotten in send", "forgotten in both", "a rank of the group given as one of the world"],
+)
+def test_a_message_that_meets_nobody_where_there_are_groups_is_asked_about_them(send: Any, receive: Any):
+    with pytest.raises(DeadlockError, match=ASKED) as caught:
+        launch(tree_up, send, receive, ranks=5)
+    assert "rank 2 waits in send to rank" in str(caught.value) and "rank 1 waits in recv" in str(caught.value)
+
+
+def test_a_mismatch_in_a_group_is_asked_about_it_and_one_of_the_world_is_not():
+    def program(members: list[int]) -> None:
+        group: Any = dist.new_group(members) if members else None
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2), 1, group=group)
+        elif dist.get_rank() == 1:
+            dist.recv(torch.ones(3), 0, group=group)
+
+    with pytest.raises(CollectiveMismatchError, match=ASKED):
+        launch(program, [0, 1], ranks=3)
+    with pytest.raises(CollectiveMismatchError) as caught:
+        launch(program, [], ranks=3)
+    assert "group_dst" not in str(caught.value)
 
 
 @pytest.mark.parametrize("call", ["isend", "irecv", "send", "recv"])

@@ -18,9 +18,11 @@ from lablib import Run, find_cluster
 from lablib.cost import GroupNetwork
 from lablib.course import Expect, exercise
 from lablib.course.expect import RuleBroken
+from lablib.course.learner_code import learner_frames, program_error
 from lablib.course.observe import Observed
 from lablib.course.own_copy import own_copy
 from lablib.course.rules import not_from_lablib, observe, works_in_place
+from lablib.errors import LaunchError, RankError
 from lablib.hardware import Cluster
 from lablib.units import format_quantity
 
@@ -32,6 +34,10 @@ SENDS = "dist.send, dist.recv, dist.isend, dist.irecv"
 AllReduce = Callable[..., Any]
 Shape = tuple[int, ...]
 Ask = Callable[[int, Shape, torch.dtype], None]
+GROUP_ADVICE = (
+    "Is `group` given everywhere: to get_rank, to get_world_size, to each send and receive? `group_dst` and "
+    "`group_src` take ranks of the group, which count its members from 0; `dst` and `src` take those of the world."
+)
 ALL_ASKED = "values, calls, bytes and seconds"
 
 
@@ -112,15 +118,14 @@ def run_in_a_group(expect: Expect, all_reduce: AllReduce, allowed: str = SENDS) 
     rule = f"it works in a group: ranks {', '.join(map(str, group))} of {n} sum among themselves"
     try:
         run = expect.launch(program, parts, ranks=n, cluster=ONE_NODE)
-    except Exception as error:
-        if isinstance(error.__cause__, NotImplementedError):
+    except LaunchError as error:
+        cause = program_error(error)
+        if isinstance(cause, NotImplementedError | RuleBroken):
             raise
-        advice = (
-            "are get_rank, get_world_size and every send and receive given `group`, and places by group_dst, group_src?"
-        )
-        saw = f"{type(error).__name__}: {error}"
-        expect.that(rule, False, saw=saw, expected=f"the group's sum on each of its ranks: {advice}")
-        raise
+        where = f" on rank {error.rank}" if isinstance(error, RankError) else ""
+        saw = "\n".join(filter(None, [f"{type(cause).__name__}{where}: {cause}", learner_frames(cause, __file__)]))
+        advice = "" if cause is error else f". {GROUP_ADVICE}"  # a diagnosis says it itself
+        raise RuleBroken(rule, saw, f"the group's sum on each of its ranks{advice}") from error
     sum_of_group = total([parts[rank] for rank in group])
     wanted = [sum_of_group if rank in group else part for rank, part in enumerate(parts)]
     expect.close(rule, [call.args[0] for call in run.values], wanted, rtol=1e-4, atol=1e-2)
