@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from lablib import Reconciliation, Run, Span, Timeline, Traffic, Transfer, find_cluster, reconcile
 from lablib.figures import describe, table
 from lablib.figures.style import STATES
+from lablib.host_load import HostLoad
 
 
 def run_of(*spans: Span, ranks: int = 2, transfers: tuple[Transfer, ...] = (), backend: str = "sim") -> Run:
@@ -175,6 +177,22 @@ def summed():
     x = torch.ones(1000)
     dist.all_reduce(x)
     return x[0].item()
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_the_load_is_taken_after_the_warm_up_and_after_the_last_run(repeats, monkeypatch):
+    done = []
+
+    def run(*_, backend="sim", **__):
+        done.append(backend)
+        return PREDICTED if backend == "sim" else MEASURED
+
+    # By their module: the package has a function of the same name.
+    module = sys.modules["lablib.reconcile"]
+    monkeypatch.setattr(module, "launch", run)
+    monkeypatch.setattr(module, "host_load", lambda: HostLoad(done.count("gloo"), 8))
+    found = reconcile(print, ranks=2, cluster="laptop", repeats=repeats)
+    assert [load.busy_cores for load in found.loads] == [1, 1 + repeats] and len(found.repeats) == repeats
 
 
 def test_a_program_runs_predicted_and_measured_and_both_sides_have_its_collective():

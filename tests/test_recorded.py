@@ -23,6 +23,12 @@ def test_the_load_is_that_of_all_cores():
     assert 0 <= load.busy_cores <= load.cores
 
 
+def test_a_share_of_all_cores_is_told_in_cores(monkeypatch):
+    monkeypatch.setattr("psutil.cpu_count", lambda: 8)
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 37.5)
+    assert host_load(0.05) == HostLoad(3.0, 8)
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, 1e9])
 def test_a_time_to_watch_is_a_short_one(seconds: float):
     with pytest.raises(ValueError, match="seconds must be"):

@@ -134,8 +134,6 @@ def _candidates(here: Path) -> Iterator[Path]:
     """Folders to try, nearest first."""
     for folder in (here, *here.parents):
         yield folder / "labs"
-        if folder.name == "labs":
-            yield folder
     yield _PACKAGE.parent / "labs"
 
 

@@ -55,6 +55,7 @@ def test_on_several_nodes_the_rails_reduce_between_the_two_halves(num_nodes, loc
     across = min((collective_cost("all_reduce", size / local, rail, way) for way in ("ring", "tree")), key=_time_s)
     assert close(cost.time_s, ALPHA_S + (local + 1) / local * size / BYTES_PER_S + across.time_s)
     assert close(cost.sent_bytes[0], (local + 1) / local * size + across.sent_bytes[0])
+    assert close(cost.latency_s, ALPHA_S + across.latency_s)
 
 
 def _time_s(cost) -> float:
@@ -168,7 +169,8 @@ def test_a_link_that_is_down_stops_it():
 @given(groups(), st.sampled_from(sorted(NVLS["all_reduce"])))
 def test_a_group_that_cannot_is_told_what_is_needed_and_what_it_has(net, algorithm):
     assume(net.size > 1 and algorithm not in algorithms_for("all_reduce", net))
-    with pytest.raises(ValueError, match=f"algorithm '{algorithm}' needs .* a node; choose 'auto'") as caught:
+    needs = {"nvls": "ranks of one node", "nvls-tree": "two or more nodes with the same number"}[algorithm]
+    with pytest.raises(ValueError, match=f"algorithm '{algorithm}' needs {needs}.* a node; choose 'auto'") as caught:
         collective_cost("all_reduce", 1e6, net, algorithm)
     assert str([len(members) for members in net.by_node]) in str(caught.value)
 

@@ -153,6 +153,7 @@ def test_calls_bytes_and_messages_of_a_run_are_held_to_what_is_allowed():
     assert "3 ranks" in broken(rules.sent_bytes_within, Expect(), run, 10).rule
     assert broken(rules.sent_bytes_within, Expect(), calls(lambda x: None), 99, at_least=8).saw.startswith("0 B: less")
     rules.calls_only(Expect(), calls(lambda x: None))
+    rules.sent_bytes_within(Expect(), calls(lambda x: None), 99)  # nothing need be sent unless the rule says so
 
 
 @given(ranks=st.integers(2, 6), length=st.integers(1, 50))

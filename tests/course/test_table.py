@@ -13,16 +13,24 @@ from lablib.cli import main
 from lablib.course.table import table
 
 words = st.text("abc ", max_size=12)
+sentences = st.lists(words, max_size=12).map(" ".join)  # longer than a narrow terminal is wide: they are wrapped
 
 
-@settings(max_examples=60)
-@given(st.lists(st.lists(words, min_size=3, max_size=3), min_size=1, max_size=4), st.integers(24, 90))
+@settings(max_examples=100)
+@given(st.lists(st.tuples(words, words, words | sentences), min_size=1, max_size=4), st.integers(24, 90))
 def test_no_line_is_longer_than_the_terminal_and_no_word_is_lost(rows, width):
     text = table(["lab", "exercise", "state"], rows, width)
     assert max(map(len, text.splitlines()), default=0) <= width
     assert sorted(set(" ".join(map(" ".join, rows)).split())) == sorted(
         set(text.split()) - {"lab", "exercise", "state"}
     )
+
+
+@given(st.lists(sentences, min_size=1, max_size=4), st.integers(30, 60))
+def test_the_last_column_is_wrapped_beside_the_others_where_it_has_room(cells, width):
+    lines = table(["lab", "state"], [("08", cell) for cell in cells], width).splitlines()
+    assert sum(line.startswith("08") for line in lines) == len(cells)  # an empty cell is a row, too
+    assert all(line.startswith(("08", "lab  state")) or not line[:5].strip() for line in lines)
 
 
 def test_without_a_terminal_a_row_is_a_line():

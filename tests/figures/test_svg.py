@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_lines, figure_timeline
+from lablib.figures import describe, figure_lines, figure_timeline, figure_traffic_matrix
 from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
 from lablib.figures.svg import figure_svg
 from lablib.figures.theme import AREAS, PAGE, TEXTS, THEME_CSS
-from lablib.run import Span, Timeline
+from lablib.run import Span, Timeline, Traffic, Transfer
 from tests.contrast import contrast
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -86,6 +86,32 @@ def test_a_logarithmic_axis_puts_equal_factors_at_equal_distances():
     (line,) = drawn(figure).iter(f"{SVG}polyline")
     (a, b), (c, d), (e, f) = ([float(v) for v in point.split(",")] for point in (line.get("points") or "").split())
     assert c - a == pytest.approx(e - c, abs=0.2) and b - d == pytest.approx(d - f, abs=0.2) and b > d
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 6))
+def test_the_squares_of_a_matrix_lie_side_by_side_and_fill_the_axes(n):
+    every = Transfer("world", "all_to_all", tuple(range(n)), "direct", n, (1.0,) * n, 0, 1, route=lambda: _everyone(n))
+    squares = [box for box in drawn(figure_traffic_matrix(Traffic((every,)))).iter(f"{SVG}rect")]
+    squares = [
+        tuple(float(box.get(key) or 0) for key in ("x", "y", "width", "height"))
+        for box in squares
+        if box.get("class") == "lablib-heat"
+    ]
+    assert len(squares) == n * n
+    for place, size in ((0, 2), (1, 3)):
+        starts = sorted({square[place] for square in squares})
+        assert len(starts) == n
+        for square in squares:
+            end = square[place] + square[size]
+            assert (
+                square[size] > 0
+                and min(abs(end - next_) for next_ in [*starts[1:], starts[-1] + squares[-1][size]]) < 0.2
+            )
+
+
+def _everyone(n: int) -> dict[tuple[int, int], float]:
+    return {(a, b): 1.0 for a in range(n) for b in range(n)}
 
 
 def test_a_picture_that_is_too_large_is_left_out(monkeypatch, all_figures):

@@ -105,6 +105,13 @@ def test_a_rank_that_needs_more_than_a_device_has_is_noted():
     assert note.startswith(f"rank 2 (so do 2 more ranks) needs 95 GB at its peak, an {device.name} has 80 GB")
 
 
+def test_a_rank_that_alone_needs_more_is_noted_alone():
+    device = find_cluster("dgx-h100").device
+    held = [Block(0, "parameter", int(device.memory_bytes), 0.0, 1.0), Block(1, "parameter", 10**12, 0.0, 1.0)]
+    [note] = Memory(held, 2).notes(device)
+    assert note.startswith("rank 1 needs 1 TB at its peak")
+
+
 def test_no_blocks_are_a_memory_too():
     for memory in (Memory(), Memory((), 3)):
         assert (memory.peak_bytes(), len(memory), memory.peak_at_s(), memory.allocations_at_peak()) == (0, 0, 0.0, [])
