@@ -4,9 +4,10 @@
 ('2.5 at [1]', '2')
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 from lablib.course.formatting import short_repr
@@ -30,9 +31,20 @@ def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str
             )
         pairs = [(f"{at}[{key!r}]", saw[key], expected[key]) for key in expected]
     else:
-        same = _same(saw, expected, rtol, atol)
-        return None if same else (short_repr(saw) + where, short_repr(expected))
+        if _same(saw, expected, rtol, atol):
+            return None
+        got, want = told_apart(short_repr, saw, expected)
+        return got + where, want
     return next((found for place, s, e in pairs if (found := difference(s, e, rtol, atol, place))), None)
+
+
+def told_apart(tell: Callable[..., str], *values: Any) -> list[str]:
+    """Each value as text: `tell(value)`; where two numbers read the same, `tell(value, digits=n)` with more digits."""
+    texts = [tell(value) for value in values]
+    if len(set(texts)) < len(values) and all(isinstance(value, Real) for value in values):
+        with_digits = ([tell(value, digits=digits) for value in values] for digits in range(5, 18))
+        texts = next((more for more in with_digits if len(set(more)) == len(values)), texts)
+    return texts
 
 
 def plain_number(value: Any) -> Any:
@@ -72,7 +84,8 @@ def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, w
     element = f"[{', '.join(map(str, worst))}]" if worst else ""
     place = where + element if where else element and f" at {element}"
     count = f", {int(bad.sum())} of {bad.size} elements differ" if bad.size > 1 else ""
-    return f"{got[worst]:.12g}{place}{count}", f"{want[worst]:.12g}"
+    told, wanted = told_apart(lambda number, digits=12: f"{number:.{digits}g}", got[worst], want[worst])
+    return f"{told}{place}{count}", wanted
 
 
 def _numbers(array: Any) -> Any:

@@ -20,7 +20,7 @@ from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lablib.course.comparison import difference, is_array, plain_number
+from lablib.course.comparison import difference, is_array, plain_number, told_apart
 from lablib.course.formatting import short_repr
 from lablib.signature import checked
 from lablib.units import format_quantity
@@ -143,13 +143,18 @@ class Expect:
         saw = plain_number(saw)
         if not isinstance(saw, Real) or isinstance(saw, bool):
             raise RuleBroken(rule, f"{type(saw).__name__} {short_repr(saw)}", "a number")
-        spent, most, least = (format_quantity(value, unit, digits=4) for value in (saw, at_most, at_least))
+
+        def tell(value: float, digits: int = 4) -> str:
+            return format_quantity(value, unit, digits=digits)
+
         if not saw <= at_most + 1e-9 * abs(at_most):
-            over = f", {saw / at_most:.4g} times the budget" if at_most else ""
+            over = f", {told_apart(_times, saw / at_most, 1.0)[0]} times the budget" if at_most else ""
+            spent, most = told_apart(tell, saw, at_most)
             raise RuleBroken(rule, spent + over, f"at most {most}")
         if not saw >= at_least - 1e-9 * abs(at_least):
+            spent, least = told_apart(tell, saw, at_least)
             raise RuleBroken(rule, f"{spent}: less than the task needs", f"at least {least}")
-        self.measured.append(Measured(rule, f"{spent}, at most {most}"))
+        self.measured.append(Measured(rule, f"{tell(saw)}, at most {tell(at_most)}"))
 
     def that(self, rule: str, condition: bool, saw: object, expected: object) -> None:
         """`condition` holds. For what no other word says; `saw` and `expected` are for the message.
@@ -195,6 +200,10 @@ class Expect:
 def _refuse_stub(saw: Any) -> None:
     if saw is Ellipsis or (isinstance(saw, list | tuple) and any(item is Ellipsis for item in saw)):
         raise NotAttempted
+
+
+def _times(factor: float, digits: int = 4) -> str:
+    return f"{factor:.{digits}g}"
 
 
 def _is_nothing(saw: object) -> bool:

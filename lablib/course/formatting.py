@@ -9,8 +9,8 @@ from typing import Any
 _LONGEST = 160
 
 
-def short_repr(value: Any) -> str:
-    """A value on one line, cut where it gets long; tensors and arrays with shape and type."""
+def short_repr(value: Any, digits: int = 6) -> str:
+    """A value on one line, cut where it gets long; tensors and arrays with shape and type, numbers to `digits`."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         shape = "x".join(map(str, value.shape)) or "scalar"
         kind = str(value.dtype).removeprefix("torch.")
@@ -18,9 +18,9 @@ def short_repr(value: Any) -> str:
             return f"{kind} tensor [{shape}] without values"
         numbers = value.reshape(-1)[:6].tolist()
         more = ", ..." if value.reshape(-1).shape[0] > 6 else ""
-        return f"{kind} [{shape}]: {', '.join(f'{number:.6g}' for number in numbers)}{more}"
+        return f"{kind} [{shape}]: {', '.join(f'{number:.{digits}g}' for number in numbers)}{more}"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.{digits}g}"
     if isinstance(value, list | tuple) and any(hasattr(item, "shape") for item in value):
         return _cut("; ".join(short_repr(item) for item in value))
     return _cut(" ".join(repr(value).split()))

@@ -10,6 +10,8 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import lablib
 from lablib.course.expect import RuleBroken
@@ -28,6 +30,26 @@ def is_stub(error: BaseException, check_file: str = "") -> bool:
     One left in a branch (`else: raise NotImplementedError("your turn")`) is no stub: the rest has been written.
     """
     return any(is_left_stub(e, check_file) and not _is_in_a_branch(e) for e in chain(error))
+
+
+def is_empty(answer: Any) -> bool:
+    """Is it a function with nothing in it but `...`, `pass` or words?"""
+    code = answer.__code__ if isinstance(answer, FunctionType) else None
+    tree = _tree_of(code.co_filename) if code else None
+    found = [
+        node.body
+        for node in ast.walk(tree or ast.Module([], []))
+        if isinstance(node, ast.FunctionDef)
+        and code
+        and (node.name, node.lineno) == (code.co_name, code.co_firstlineno)
+    ]
+    return bool(found) and all(_is_empty(statement) for statement in found[0])
+
+
+def _is_empty(statement: ast.stmt) -> bool:
+    """Is it `pass`, `...` or a docstring?"""
+    is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.Pass) or is_constant
 
 
 def is_left_stub(error: BaseException, check_file: str = "") -> bool:
@@ -51,8 +73,7 @@ def unfinished(error: BaseException, check_file: str = "") -> str:
         node
         for node in ast.walk(function)
         if isinstance(node, ast.stmt)
-        and not isinstance(node, ast.Pass)
-        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))  # a docstring, or `...`
+        and not _is_empty(node)
         and not node.lineno <= line <= (node.end_lineno or 0)  # the stub's line, and what stands around it
     ]
     told = f"line {line} of {function.name} still raises NotImplementedError: remove it when your code is there."

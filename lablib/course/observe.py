@@ -9,7 +9,7 @@ import ctypes
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,9 +22,9 @@ class Observed:
     """One call.
 
     Attributes:
-        value: what it returned.
+        value: what it returned; of a generator, the list of what it yields.
         args: its arguments as it left them.
-        changed: positions of the arguments with a tensor whose bytes changed.
+        changed: positions of the arguments with a tensor whose bytes changed, or a list or dict with other items.
         aliased: positions of the arguments whose memory the value, or a tensor in it, shares.
         moved: positions of the arguments with a tensor that was given other memory (`x.data = y`).
         rebinds: the function, or one that it holds, assigns to its first argument's name (`x = ...`).
@@ -41,13 +41,15 @@ class Observed:
 def observe(function: Callable[..., Any], *args: Any) -> Observed:
     """Call `function(*args)` and look at what it did to the tensors in `args`.
 
-    Looked at: tensors, those in lists, tuples and dicts, parameters and buffers of modules; not their gradients.
+    Looked at: tensors, lists, tuples and dicts with what they hold, parameters and buffers of modules; not their
+    gradients.
     """
-    before = [[_bytes(tensor) for tensor in _tensors(arg)] for arg in args]
+    before = [_content(arg) for arg in args]
     places = [[(tensor, _place(tensor)) for tensor in _tensors(arg)] for arg in args]
     held = [{_address(tensor) for tensor in _tensors(arg)} for arg in args]
     value = function(*args)
-    after = [[_bytes(tensor) for tensor in _tensors(arg)] for arg in args]
+    value = list(value) if isinstance(value, GeneratorType) else value  # its code runs now, and may change arguments
+    after = [_content(arg) for arg in args]
     returned = {_address(tensor) for tensor in _tensors(value)}
     return Observed(
         value=value,
@@ -57,6 +59,17 @@ def observe(function: Callable[..., Any], *args: Any) -> Observed:
         moved=tuple(i for i, arg in enumerate(places) if any(_place(tensor) != place for tensor, place in arg)),
         rebinds=_rebinds(function),
     )
+
+
+def _content(value: Any) -> Any:
+    """What is compared before and after: bytes of tensors, items of lists and dicts, numbers and texts themselves."""
+    if isinstance(value, list | tuple):
+        return [_content(item) for item in value]
+    if isinstance(value, dict):
+        return [(key, _content(item)) for key, item in value.items()]
+    if isinstance(value, int | float | str):
+        return repr(value)  # a nan is itself
+    return [_bytes(tensor) for tensor in _tensors(value)]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

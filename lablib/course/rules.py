@@ -4,7 +4,7 @@ What a call did to its tensors (the program returns `observe(answer, ...)`, so `
 
     returns_tensors       a tensor of the right shape and type, on every rank
     returns_new_tensors   ... whose memory is no argument's
-    changes_nothing       arguments are as they were
+    changes_nothing       arguments are as they were, lists too
     works_in_place        the first argument holds the result
 Values:
     is_mean               a mean, and not a sum or a mean of something else
@@ -70,12 +70,14 @@ def returns_new_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
 
 
 def changes_nothing(expect: Expect, calls: Calls) -> None:
-    """The tensors that were handed in hold what they held."""
+    """The tensors and lists that were handed in hold what they held."""
     for where, call in _places(calls):
+        first = call.args[call.changed[0]] if call.changed else None
+        kind = "" if isinstance(first, Tensor) else f" (a {type(first).__name__})"
         expect.that(
             "the input stays as it was",
             not call.changed,
-            saw=f"argument {call.changed[0] + 1} changed{where}" if call.changed else "as it was",
+            saw=f"argument {call.changed[0] + 1}{kind} changed{where}" if call.changed else "as it was",
             expected="as it was: work on a copy",
         )
 

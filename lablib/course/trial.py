@@ -11,6 +11,7 @@ from lablib.course.expect import TIME_LIMIT_S, Expect, NotAttempted, RuleBroken
 from lablib.course.learner_code import (
     chain,
     exited,
+    is_empty,
     is_left_stub,
     is_stub,
     learner_frames,
@@ -41,7 +42,7 @@ def run_check(
         limit_s: seconds of real time after which the trial is ended.
     """
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
-    if not answer or answer[0] is None or answer[0] is Ellipsis:
+    if not answer or answer[0] is None or answer[0] is Ellipsis or is_empty(answer[0]):
         return result
     expect = Expect(seed, limit_s, answers=answer)
     try:

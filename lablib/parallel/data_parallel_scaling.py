@@ -15,8 +15,7 @@ Cost of a prediction: M sums. Of a profile: one step on one device; on device "m
 Legend: S bytes of a bucket, W memory bandwidth. Packing: S read and written, S divided in place: 4 S / W and 2 kernels.
 Source: Li et al., "PyTorch Distributed", VLDB 2020, arXiv 2006.15704, sections 3.2 and 5 (what decides the overlap);
 all-reduce times from `lablib/cost` (Thakur et al. 2005).
-Simplified: all ranks are equally fast; the optimizer is left out; on "meta" torch spells attention out in plain
-operations, so its time is that of an unfused attention.
+Simplified: all ranks are equally fast; the optimizer is left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.cost import GroupNetwork, collective_cost
+from lablib.cost.fused_attention import FusedAttention
 from lablib.cost.op import is_free, op_cost
 from lablib.hardware import Cluster, Device
 from lablib.parallel.bucketed_data_parallel import BUCKET_BYTES, plan_buckets
@@ -107,7 +107,7 @@ def profile_step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], devi
     params = [param for param in module.parameters() if param.requires_grad]
     ready_s: dict[Tensor, float] = {}
     module.zero_grad(set_to_none=True)
-    with _Stopwatch(device) as watch:
+    with _Stopwatch(device) as watch, FusedAttention():
         hooks = [
             p.register_post_accumulate_grad_hook(lambda param: ready_s.__setitem__(param, watch.time_s)) for p in params
         ]

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
+from lablib.cost.fused_attention import UNFUSED, fused_attention
 from lablib.sim.meta_kernels import META, needs_value
 from lablib.sim.replaced import replaced
 
@@ -58,7 +59,6 @@ def _factories() -> frozenset[Any]:
     return frozenset(_device_constructors())
 
 
-_ATTENTION = F.scaled_dot_product_attention
 _MOVES = {Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory}
 _READS = {
     Tensor.numpy: "numpy()",
@@ -85,8 +85,8 @@ class OnMeta(TorchFunctionMode):
                 kwargs["device"] = META
             elif device is not None and torch.device(device).type != "meta":
                 kwargs = {**kwargs, "device": "cpu"}
-        elif func is _ATTENTION and args[0].is_meta:
-            return _attention(*args, **kwargs)
+        elif func is UNFUSED and args[0].is_meta:
+            return fused_attention(*args, **kwargs)
         elif func in _MOVES:
             return _moved(func, args, kwargs)
         elif func in _READS and args[0].is_meta:
@@ -125,28 +125,6 @@ def _moved(func: Any, args: tuple, kwargs: dict) -> Tensor:
     return target.to(dtype=dtype or target.dtype, copy=copy, memory_format=memory_format or torch.preserve_format)
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The attention that torch would choose for values: fused where it can be, which on "meta" it never is."""
-    is_alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[-1] == value.shape[-1]
-    is_plain = attn_mask is None or not attn_mask.requires_grad
-    if query.dim() != 4 or not is_alike or not is_plain or dropout_p or not query.numel():
-        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        hidden = attn_mask.logical_not()
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-
-
 @contextmanager
 def torch_without_values() -> Iterator[None]:
     """Change, for the time of a run, what torch does where no mode sees it."""
@@ -156,7 +134,7 @@ def torch_without_values() -> Iterator[None]:
     devices = _foreach_utils._get_foreach_kernels_supported_devices()
 
     def attention(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return (_attention if query.is_meta else _ATTENTION)(query, *args, **kwargs)
+        return (fused_attention if query.is_meta else UNFUSED)(query, *args, **kwargs)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         """`backward` is a torch function itself, and inside one the mode rests; the program's hooks run there."""

@@ -55,9 +55,37 @@ def reached_through_a_launch(values: list[float]) -> float:
         raise RankError(1, error) from error
 
 
-@pytest.mark.parametrize("answer", [stub, nbgrader_stub, reached_through_a_launch, None, ..., lambda values: ...])
+def nothing_but_dots(values: list[float]) -> float:
+    """The mean."""
+    ...
+
+
+def nothing_but_pass(values: list[float]) -> None:
+    pass
+
+
+STUBS = [
+    stub,
+    nbgrader_stub,
+    reached_through_a_launch,
+    None,
+    ...,
+    lambda values: ...,
+    nothing_but_dots,
+    nothing_but_pass,
+]
+
+
+@pytest.mark.parametrize("answer", STUBS)
 def test_a_stub_is_not_attempted(labs: Path, answer: object):
     assert checks_for("90").mean(answer).status == "not attempted"
+
+
+def test_a_function_that_returns_nothing_is_attempted(labs: Path):
+    def returns(values: list[float]) -> None:
+        return
+
+    assert checks_for("90").mean(returns).status == "failed"
 
 
 def test_no_answer_at_all_is_not_attempted(labs: Path):

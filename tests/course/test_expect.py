@@ -6,6 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from lablib.course.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.formatting import short_repr
@@ -95,6 +97,18 @@ def test_a_budget_is_measured_in_its_unit():
     assert (error.saw, error.expected) == ("2 ms, 2 times the budget", "at most 1 ms")
     assert broken("budget", math.nan, at_most=1.0).saw.startswith("nan")
     assert broken("budget", 1, at_most=0, unit="sends").expected == "at most 0 sends"
+
+
+@given(number=st.floats(1e-6, 1e6), off=st.floats(1e-12, 1e-2))
+def test_numbers_that_differ_are_told_apart(number: float, off: float):
+    assume(number * (1 + off) != number)
+    for wrap in (lambda x: x, lambda x: [x], lambda x: torch.tensor([x], dtype=torch.float64)):
+        error = broken("equal", wrap(number * (1 + off)), wrap(number))
+        assert float(error.saw.split(" at ")[0]) != float(error.expected)
+    if off > 1e-8:  # rounding is forgiven
+        error = broken("budget", number * (1 + off), number, "s")
+        saw, times = error.saw.rsplit(", ", 1)
+        assert error.expected != f"at most {saw}" and not times.startswith("1 times")
 
 
 def test_raises_returns_the_error_and_lets_others_pass():

@@ -36,6 +36,32 @@ def test_a_tensor_is_found_inside_what_holds_it(wrap):
     assert observe(lambda held: x.clone(), wrap(x)).aliased == ()
 
 
+CHANGES = {
+    "pop": lambda items: items.pop(),
+    "clear": lambda items: items.clear(),
+    "reverse": lambda items: items.reverse(),
+    "append": lambda items: items.append(0),
+    "another number": lambda items: items.__setitem__(0, items[0] + 1),
+    "inside": lambda items: items[-1].append(3),
+}
+
+
+@given(st.lists(st.integers(), min_size=2, unique=True), st.sampled_from([*CHANGES, None]))
+def test_a_list_with_other_items_has_changed(numbers: list[int], how: str | None):
+    items = [*numbers, [torch.zeros(2)]]
+    seen = observe(lambda held: CHANGES[how](held) if how else sorted(held[:-1]), items)
+    assert seen.changed == ((0,) if how else ())
+
+
+def test_a_generator_is_run_and_what_it_changes_is_seen():
+    def answer(items: list[int]):
+        while items:
+            yield items.pop()
+
+    seen = observe(answer, [1, 2])
+    assert (seen.value, seen.changed) == ([2, 1], (0,))
+
+
 def test_parameters_and_buffers_of_a_module_are_looked_at():
     module = nn.BatchNorm1d(3)
     assert observe(lambda m: m(torch.ones(2, 3)).sum().item(), module).changed == (0,)  # running statistics

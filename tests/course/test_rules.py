@@ -94,6 +94,8 @@ def test_ellipsis_is_a_stub():
 def test_a_changed_input_is_named():
     error = broken(rules.changes_nothing, Expect(), calls(dist.all_reduce))
     assert error.saw == "argument 1 changed on rank 0 of 3"
+    error = broken(rules.changes_nothing, Expect(), [observe(lambda x, items: items.pop(), torch.ones(1), [1])])
+    assert error.saw == "argument 2 (a list) changed"
 
 
 def gives_the_name_to_another(x: torch.Tensor) -> None:

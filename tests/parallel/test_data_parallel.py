@@ -500,6 +500,20 @@ def test_a_profile_on_meta_has_the_shapes_of_the_model_and_no_values():
     assert all(p.grad is None for p in module.parameters())
 
 
+def test_a_step_has_one_price_with_values_and_without():
+    config = GPTConfig(num_layers=2, d_model=64, num_heads=2, vocab_size=99, max_seq_len=32)
+    device = find_cluster("pcie-a100").device
+
+    def profile(where: str) -> StepProfile:
+        tokens = torch.zeros(3, 32, dtype=torch.long, device=where)
+        module = GPT(config, device=where)
+        return profile_step(module, lambda module: next_token_loss(module(tokens), tokens), device)
+
+    real, shapes = profile("cpu"), profile("meta")
+    assert shapes.forward_s == pytest.approx(real.forward_s, rel=1e-9)
+    assert shapes.ready_s == pytest.approx(real.ready_s, rel=1e-9)
+
+
 def test_an_unknown_method_is_an_error():
     machine = find_cluster("laptop")
     with pytest.raises(ValueError, match="naive, bucketed, overlapped: got 'magic'"):

@@ -1,7 +1,7 @@
 """Checks of lab 09: data parallel. All run on the simulator, in float64, on ranks and data that are drawn anew."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -15,17 +15,24 @@ from torch.profiler import record_function
 from lablib import Cluster, Device, Link, Run, find_cluster, launch
 from lablib.course import Expect, exercise
 from lablib.course.draw import Draw
-from lablib.course.rules import equals_one_device, not_from_lablib, peak_bytes_within, sent_bytes_within
+from lablib.course.observe import Observed
+from lablib.course.rules import (
+    changes_nothing,
+    equals_one_device,
+    not_from_lablib,
+    observe,
+    sent_bytes_within,
+)
 from lablib.parallel import DataParallel
 from lablib.parallel import average_gradients as naive_average
 
 SAMPLES = 4  # of one rank, in one step
 
 
-def _mlp(draw: Draw, num_layers: int, width: int) -> nn.Sequential:
-    """Linear layers whose weights are drawn; none has a gradient yet."""
-    layers = [nn.Linear(width, width, dtype=torch.float64, device="cpu") for _ in range(num_layers)]
-    module = nn.Sequential(*layers)
+def _mlp(draw: Draw, num_layers: int, width: int, inputs: int | None = None) -> nn.Sequential:
+    """Linear layers whose weights are drawn; none has a gradient yet. The first takes `inputs` numbers, or `width`."""
+    takes = [inputs or width] + [width] * (num_layers - 1)
+    module = nn.Sequential(*(nn.Linear(size, width, dtype=torch.float64, device="cpu") for size in takes))
     for param in module.parameters():
         param.data = 0.2 * draw.tensor(param.shape, torch.float64)
     return module
@@ -52,9 +59,13 @@ def _one_device(module: nn.Module, batch: Tensor) -> Tensor:
     return _flat(module)
 
 
-def _all_reduce_bytes(module: nn.Module, ranks: int) -> float:
-    """What each rank sends in an all-reduce of the gradient, if the ranks themselves add."""
-    return 2 * (ranks - 1) / ranks * _flat_params(module).nbytes
+def _sends_an_all_reduce(expect: Expect, run: Run, module: nn.Module, steps: int) -> None:
+    """The ranks themselves add, once in each step. To cut a gradient into equal shards, zeros may be added to it."""
+    ranks = run.ranks
+    needed = steps * 2 * (ranks - 1) / ranks * _flat_params(module).nbytes
+    padded = sum(param.nbytes + -param.numel() % ranks * param.itemsize for param in module.parameters())
+    at_most = steps * 2 * (ranks - 1) / ranks * padded
+    sent_bytes_within(expect, run, at_most=at_most, at_least=needed, mean=True)
 
 
 @exercise(
@@ -69,8 +80,8 @@ def average_gradients(expect: Expect, average_gradients: Callable[[nn.Module], N
     not_from_lablib(average_gradients)
     for ranks in [1, *expect.draw.integers(3, 2, 7)]:
         expect.measured.clear()  # what holds is shown for the last number of ranks
-        module = _mlp(expect.draw, expect.draw.integer(1, 3), expect.draw.integer(5, 24))
-        width = module[0].in_features
+        width = expect.draw.integer(5, 24)
+        module = _mlp(expect.draw, expect.draw.integer(1, 3), width)
         steps = [expect.draw.tensor((SAMPLES * ranks, width), torch.float64) for _ in range(2)]
 
         def program(module: nn.Module, steps: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -89,8 +100,7 @@ def average_gradients(expect: Expect, average_gradients: Callable[[nn.Module], N
         for number, batch in enumerate(steps):
             saw = [value[1][number] for value in run.values]
             equals_one_device(expect, saw, _one_device(module, batch), on=f"{on}, step {number + 1}")
-        needed = len(steps) * _all_reduce_bytes(module, ranks)
-        sent_bytes_within(expect, run, at_most=needed, at_least=needed, mean=True)
+        _sends_an_all_reduce(expect, run, module, len(steps))
 
 
 def _reference_plan(sizes_bytes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
@@ -133,21 +143,29 @@ def plan_buckets(expect: Expect, plan_buckets: Callable[[list[int], int], list[l
     for _ in range(4):
         expect.measured.clear()  # what holds is shown for the last sizes
         sizes, most = _sizes(expect.draw)
-        _expect_plan(expect, plan_buckets(list(sizes), most), sizes, most)
+        _expect_plan(expect, observe(plan_buckets, list(sizes), most), sizes, most)
     size = expect.draw.integer(1, 100)
     for name, sizes, most in [
         ("one parameter makes one bucket", [size], 100),
         ("one parameter larger than a bucket makes one bucket", [200 + size], 100),
         ("no parameters make no bucket", [], 100),
     ]:
-        saw = [list(bucket) for bucket in plan_buckets(list(sizes), most)]
-        expect.equal(name, saw, _reference_plan(sizes, most))
+        expect.equal(name, _plan(expect, observe(plan_buckets, list(sizes), most)), _reference_plan(sizes, most))
 
 
-def _expect_plan(expect: Expect, answer: Any, sizes: list[int], most: int) -> None:
+def _plan(expect: Expect, call: Observed) -> list[list[int]]:
+    """The plan that was returned; lists may be tuples or come from a generator, but indices do not stand alone."""
+    plan, expected = call.value, "a list of buckets, each a list of indices: [[2, 1], [0]]"
+    expect.that("a list of buckets is returned", isinstance(plan, list | tuple), saw=plan, expected=expected)
+    alone = next((f"item {n} is {bucket!r}" for n, bucket in enumerate(plan) if not isinstance(bucket, Iterable)), "")
+    expect.that("a bucket is a list of parameter indices", not alone, saw=alone or "each is one", expected=expected)
+    changes_nothing(expect, [call])
+    return [[int(index) for index in bucket] for bucket in plan]
+
+
+def _expect_plan(expect: Expect, call: Observed, sizes: list[int], most: int) -> None:
     """The rules of a plan, one by one; together they leave one plan."""
-    expect.that("a list of buckets is returned", answer is not None, saw=answer, expected="a list of lists")
-    plan = [[int(index) for index in bucket] for bucket in answer]
+    plan = _plan(expect, call)
     what = f"{len(sizes)} gradients, buckets of {most} bytes"
     held = sorted(index for bucket in plan for index in bucket)
     expect.equal(f"every parameter is in exactly one bucket ({what})", held, list(range(len(sizes))))
@@ -213,15 +231,25 @@ def _start_in_backward(run: Run) -> float:
 )
 def overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]]) -> None:
     not_from_lablib(overlap)
-    width, samples, num_steps = 64, 24, 2
-    ranks, num_layers = expect.draw.integer(3, 5), expect.draw.integer(4, 6)
-    module = _mlp(expect.draw, num_layers, width)
+    draw = expect.draw
+    for ranks in [draw.choice([3, 5]), draw.choice([2, 4, 6]), 1]:
+        expect.measured.clear()  # what holds is shown for the last number of ranks
+        _expect_overlap(expect, overlap, ranks)
+
+
+def _expect_overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]], ranks: int) -> None:
+    """Three or more steps with new data each."""
+    width, samples, num_steps = 64, 24, expect.draw.integer(3, 4)
+    module = _mlp(expect.draw, expect.draw.integer(4, 7), width)
     steps = [expect.draw.tensor((samples * ranks, width), torch.float64) for _ in range(num_steps)]
 
     def program(module: nn.Module, steps: list[Tensor], answer: Callable[[nn.Module], Any]) -> tuple:
         gradients = []
         with record_function("setup"):
             finish = answer(module)
+            saw = "a function" if callable(finish) else finish
+            rule = "overlap returns a function, to be called after backward"
+            expect.that(rule, callable(finish), saw=saw or "nothing: is there a return?", expected="return finish")
         for batch in steps:
             with record_function("setup"):
                 module.zero_grad()
@@ -232,16 +260,23 @@ def overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]]) 
                 gradients.append(_flat(module))
         return _flat_params(module), gradients
 
-    run = expect.launch(program, module, steps, overlap, ranks=ranks, cluster=_slow_machine())
+    on = {"ranks": ranks, "cluster": _slow_machine()}
+    run = expect.launch(program, module, steps, overlap, **on)
+    best = launch(program, module, steps, _overlapped, **on)
     saw = [value[0] for value in run.values]
     rule = "the hook leaves the parameter itself as it is, and averages its gradient"
     expect.equal(rule, saw, [_flat_params(module)] * ranks)
     for number, batch in enumerate(steps):
-        on = f"{ranks} ranks, step {number + 1}"
-        equals_one_device(expect, [value[1][number] for value in run.values], _one_device(module, batch), on=on)
-    needed = num_steps * _all_reduce_bytes(module, ranks)
-    sent_bytes_within(expect, run, at_most=needed, at_least=needed, mean=True)
-
+        if number == 1:
+            # Works that are kept keep their gradients: two steps' more than they need, or more, when the last one ends.
+            peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
+            rule = f"finish() lets go of the works of its step: peak memory of a rank in {num_steps} steps"
+            expect.budget(rule, peaks[0], peaks[1] + 1.5 * _flat_params(module).nbytes, "B")
+        where = f"{ranks} rank{'s' if ranks > 1 else ''}, step {number + 1}"
+        equals_one_device(expect, [value[1][number] for value in run.values], _one_device(module, batch), on=where)
+    _sends_an_all_reduce(expect, run, module, num_steps)
+    if ranks == 1:
+        return  # there is nothing to hide
     share = _start_in_backward(run)
     expect.that(
         "the first all-reduce starts in the first half of backward",
@@ -249,19 +284,33 @@ def overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]]) 
         saw=f"after {share:.0%} of backward" if share < 1 else "after backward",
         expected="communication while backward computes",
     )
+    naive = launch(program, module, steps, _naive, **on)
+    took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
+    told = f"{1e3 * naive_s:.3g} ms with waiting, {1e3 * best_s:.3g} ms at best"
+    expect.budget(f"simulated seconds of {num_steps} steps ({told})", took_s, 1.02 * best_s, "s")
 
-    def naive(module: nn.Module) -> Callable[[], None]:
-        return lambda: naive_average(module)
 
-    slow = launch(program, module, steps, naive, ranks=ranks, cluster=_slow_machine()).timeline.without("setup")
-    first_layer_s = 2 * (ranks - 1) / ranks * (width * width + width) * 8 / 0.25e9  # exposed: ready last
-    compute_s = slow.makespan_s - sum(span.duration_s for span in slow.select(0, "comm"))
-    expect.budget(
-        f"simulated seconds of {num_steps} steps ({1e3 * slow.makespan_s:.3g} ms with waiting)",
-        run.timeline.without("setup").makespan_s,
-        1.05 * (compute_s + 1.2 * num_steps * first_layer_s),
-        "s",
-    )
+def _overlapped(module: nn.Module) -> Callable[[], None]:
+    """A reference: what it takes and holds is the budget."""
+    works: list[dist.Work] = []
+
+    def start(param: Tensor) -> None:
+        assert param.grad is not None
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))  # pyright: ignore[reportArgumentType]
+
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+
+    def finish() -> None:
+        while works:
+            works.pop(0).wait()
+
+    return finish
+
+
+def _naive(module: nn.Module) -> Callable[[], None]:
+    return lambda: naive_average(module)
 
 
 def _end_s(ready_s: Sequence[float], bucket_s: Sequence[float]) -> float:
@@ -298,7 +347,9 @@ def last_all_reduce_end(expect: Expect, last_all_reduce_end: Callable[[list[floa
             for name, values in (("ready_s", ready_s), ("bucket_s", bucket_s))
             if len(values) < 5
         )
-        expect.close(rule + shown, last_all_reduce_end(list(ready_s), list(bucket_s)), _end_s(ready_s, bucket_s))
+        call = observe(last_all_reduce_end, list(ready_s), list(bucket_s))
+        expect.close(rule + shown, call.value, _end_s(ready_s, bucket_s))
+        changes_nothing(expect, [call])
 
 
 def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], micro_batches: list[Tensor]) -> None:
@@ -321,7 +372,7 @@ def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], mi
 def accumulate(expect: Expect, accumulate: Callable[[Any, Callable, list], None]) -> None:
     not_from_lablib(accumulate)
     draw = expect.draw
-    cases = [(DataParallel, 1, 2), (DataParallel, draw.integer(2, 3), draw.integer(2, 4)), (DDP, draw.integer(4, 6), 3)]
+    cases = [(DataParallel, 1, 2), (DataParallel, draw.integer(2, 4), draw.integer(1, 4)), (DDP, draw.integer(4, 6), 3)]
     for wrap, num, ranks in cases:
         expect.measured.clear()  # what holds is shown for the last of them
         _expect_accumulated(expect, accumulate, wrap, num, ranks)
@@ -329,16 +380,16 @@ def accumulate(expect: Expect, accumulate: Callable[[Any, Callable, list], None]
 
 def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: int, ranks: int) -> None:
     """One replica, two steps of `num` micro-batches."""
-    width, samples = 16, 64  # so that activations weigh more than parameters
-    module = _mlp(expect.draw, 3, width)
-    steps = [expect.draw.tensor((ranks * num * samples, width), torch.float64) for _ in range(2)]
+    samples = 128  # so that the activations of a micro-batch weigh more than parameters and inputs
+    module = _mlp(expect.draw, 4, 24, inputs=1)
+    steps = [expect.draw.tensor((ranks * num * samples, 1), torch.float64) for _ in range(2)]
 
     def program(module: nn.Module, steps: list[Tensor], answer: Callable) -> list[Tensor]:
         gradients, replica = [], wrap(module)
         for batch in steps:
             module.zero_grad()
             part = batch.chunk(dist.get_world_size())[dist.get_rank()]
-            answer(replica, _loss, list(part.chunk(num)))
+            changes_nothing(expect, [observe(answer, replica, _loss, list(part.chunk(num)))])
             gradients.append(_flat(module))
         return gradients
 
@@ -352,4 +403,5 @@ def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: i
     sent = [sum(one.traffic.sent_bytes(rank) for rank in range(ranks)) / ranks for one in (run, best)]
     expect.budget(f"bytes a rank sends in two steps ({on})", sent[0], sent[1], "B", at_least=0.98 * sent[1])
     peak = max(best.memory.peak_bytes(rank) for rank in range(ranks))
-    peak_bytes_within(expect, run, at_most=1.1 * peak)
+    held = max(run.memory.peak_bytes(rank) for rank in range(ranks))
+    expect.budget(f"peak memory of a rank, one micro-batch at a time ({on})", held, 1.1 * peak, "B")

@@ -226,7 +226,7 @@ pd.DataFrame(rows).T.rename_axis("gradient of")
 def plan_buckets(sizes_bytes, bucket_bytes):
     """A list of buckets, in the order in which they are filled; a bucket is a list of parameter indices.
 
-    No parameters make no bucket: an empty list.
+    No parameters make no bucket: an empty list. `sizes_bytes` stays as it is.
 
     sizes_bytes: bytes of each parameter's gradient, first parameter first.
     bucket_bytes: most bytes of a bucket.
@@ -310,7 +310,8 @@ print("last:", *order[-4:], sep="\n    ")
 def overlap(module):
     """Register hooks that start averaging each gradient during backward.
 
-    Returns a function without arguments, to be called after every backward: it waits for all of them.
+    Returns a function without arguments, to be called after every backward: it waits for all of them, and lets go of
+    them, so that the next step begins with none.
     """
     ### BEGIN SOLUTION
     works = []
@@ -405,7 +406,10 @@ pd.DataFrame(rows).T
 
 # %% tags=["exercise"]
 def last_all_reduce_end(ready_s, bucket_s):
-    """Seconds from the start of backward to the end of the last all-reduce. Two lists of equal length."""
+    """Seconds from the start of backward to the end of the last all-reduce.
+
+    Two lists of equal length, left as they are.
+    """
     ### BEGIN SOLUTION
     end_s = 0.0
     for ready, seconds in zip(ready_s, bucket_s, strict=True):
@@ -592,7 +596,7 @@ explore(efficiencies, draw_scaling, controls, interactive=interactive, examples=
 
 # %% tags=["exercise"]
 def accumulate(replica, loss_of, micro_batches):
-    """Accumulate the gradients of a list of equal micro-batches; communicate once."""
+    """Accumulate the gradients of a list of equal micro-batches, which stays as it is; communicate once."""
     ### BEGIN SOLUTION
     num = len(micro_batches)
     with replica.no_sync():

@@ -356,6 +356,42 @@ def plan_buckets(sizes_bytes, bucket_bytes):
 """,
             "every parameter is in exactly one bucket",
         ),
+        (
+            "empties the list that it was given",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = [], 0
+    while sizes_bytes:
+        s = sizes_bytes.pop()
+        if not buckets or filled + s > bucket_bytes:
+            buckets.append([]); filled = 0
+        buckets[-1].append(len(sizes_bytes)); filled += s
+    return buckets
+""",
+            "argument 1 (a list) changed",
+        ),
+        (
+            "returns indices without buckets",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    return list(range(len(sizes_bytes)))[::-1]
+""",
+            "a bucket is a list of parameter indices",
+        ),
+        (
+            "puts sizes into the buckets",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = [], 0
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or filled + s > bucket_bytes:
+            buckets.append([]); filled = 0
+        buckets[-1].append(s); filled += s
+    return buckets
+""",
+            "every parameter is in exactly one bucket",
+        ),
     ],
     "overlap": [
         (
@@ -369,7 +405,7 @@ def overlap(module):
         param.register_post_accumulate_grad_hook(start)
     return lambda: None
 """,
-            "simulated seconds of 2 steps",
+            "simulated seconds of",
         ),
         (
             "starts everything after backward",
@@ -472,7 +508,7 @@ def overlap(module):
             param.grad /= dist.get_world_size()
     return finish
 """,
-            "step 2",
+            "lets go of the works of its step",
         ),
         (
             "removes its hooks after the first step",
@@ -582,6 +618,96 @@ def overlap(module):
 """,
             "bytes a rank sends in the mean",
         ),
+        (
+            "is right on four ranks only",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        param.grad.div_(4)
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "so it is a mean",
+        ),
+        (
+            "removes its hooks after the second step",
+            """
+def overlap(module):
+    works, handles, step = [], [], [0]
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        handles.append(param.register_post_accumulate_grad_hook(start))
+    def finish():
+        while works:
+            works.pop().wait()
+        step[0] += 1
+        if step[0] == 2:
+            for handle in handles:
+                handle.remove()
+    return finish
+""",
+            "step 3",
+        ),
+        (
+            "leaves the first layers to a blocking all-reduce after backward",
+            """
+def overlap(module):
+    works = []
+    params = list(module.parameters())
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in params[4:]:
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            works.pop(0).wait()
+        for param in params[:4]:
+            param.grad.div_(dist.get_world_size())
+            dist.all_reduce(param.grad)
+    return finish
+""",
+            "simulated seconds of",
+        ),
+        (
+            "keeps gradients and averages of every step",
+            """
+def overlap(module):
+    started = []
+    def start(param):
+        mean = param.grad / dist.get_world_size()
+        started.append((param, param.grad, mean, dist.all_reduce(mean, async_op=True)))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        for param, grad, mean, work in started:
+            work.wait()
+            param.grad = mean
+    return finish
+""",
+            "lets go of the works of its step",
+        ),
+        (
+            "returns nothing",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+""",
+            "overlap returns a function",
+        ),
     ],
     "last_all_reduce_end": [
         (
@@ -661,6 +787,28 @@ def last_all_reduce_end(ready_s, bucket_s):
     return end_of_last_bucket(ready_s, [0.0] * len(ready_s), bucket_s)
 """,
             "the answer is your own code",
+        ),
+        (
+            "takes the lists apart",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end = 0.0
+    while ready_s:
+        end = max(end, ready_s.pop(0)) + bucket_s.pop(0)
+    return end
+""",
+            "argument 1 (a list) changed",
+        ),
+        (
+            "adds a hundred millionth",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end = 0.0
+    for r, b in zip(ready_s, bucket_s):
+        end = max(end, r) + b
+    return end * (1 + 1e-8)
+""",
+            "one bucket alone",
         ),
     ],
     "accumulate": [
@@ -794,6 +942,57 @@ def accumulate(replica, loss_of, micro_batches):
 """,
             "bytes a rank sends in two steps",
         ),
+        (
+            "runs two micro-batches at a time",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    num = len(micro_batches)
+    pairs = [micro_batches[i:i+2] for i in range(0, num, 2)]
+    with replica.no_sync():
+        for pair in pairs[:-1]:
+            sum(loss_of(replica, m) / num for m in pair).backward()
+    sum(loss_of(replica, m) / num for m in pairs[-1]).backward()
+""",
+            "one micro-batch at a time",
+        ),
+        (
+            "runs the first two micro-batches together",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    losses = [loss_of(replica, micro_batch) for micro_batch in micro_batches[:2]]
+    with replica.no_sync() if len(micro_batches) > 2 else nullcontext():
+        (sum(losses) / len(micro_batches)).backward()
+    for number, micro_batch in enumerate(micro_batches[2:], 3):
+        with replica.no_sync() if number < len(micro_batches) else nullcontext():
+            (loss_of(replica, micro_batch) / len(micro_batches)).backward()
+""",
+            "one micro-batch at a time",
+        ),
+        (
+            "joins two micro-batches",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    num = len(micro_batches)
+    pairs = [micro_batches[i:i+2] for i in range(0, num, 2)]
+    with replica.no_sync():
+        for pair in pairs[:-1]:
+            (loss_of(replica, torch.cat(pair)) * len(pair) / num).backward()
+    (loss_of(replica, torch.cat(pairs[-1])) * len(pairs[-1]) / num).backward()
+""",
+            "one micro-batch at a time",
+        ),
+        (
+            "takes the micro-batches out of the list",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    num = len(micro_batches)
+    with replica.no_sync():
+        while len(micro_batches) > 1:
+            (loss_of(replica, micro_batches.pop(0)) / num).backward()
+    (loss_of(replica, micro_batches.pop()) / num).backward()
+""",
+            "argument 3 (a list) changed",
+        ),
     ],
 }
 
@@ -838,6 +1037,38 @@ def average_gradients(module):
         dist.reduce(param.grad, dst=0)
         param.grad.mul_(1 / dist.get_world_size())
         dist.broadcast(param.grad, src=0)
+""",
+        ),
+        (
+            "a reduce-scatter and an all-gather of each gradient, filled up with zeros",
+            """
+def average_gradients(module):
+    n = dist.get_world_size()
+    for param in module.parameters():
+        flat = param.grad.reshape(-1)
+        pad = -flat.numel() % n
+        flat = torch.cat([flat, flat.new_zeros(pad)]) / n
+        shard = flat.new_empty(flat.numel() // n)
+        dist.reduce_scatter_single(shard, flat)
+        dist.all_gather_single(flat, shard)
+        param.grad.copy_(flat[:param.grad.numel()].view_as(param.grad))
+""",
+        ),
+        (
+            "a class of autograd's, which refers to itself",
+            """
+class Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x / dist.get_world_size()
+        dist.all_reduce(y)
+        return y
+    @staticmethod
+    def backward(ctx, g):
+        return g
+def average_gradients(module):
+    for param in module.parameters():
+        param.grad = Mean.apply(param.grad)
 """,
         ),
     ],
@@ -938,19 +1169,6 @@ class Averager:
 
 def overlap(module):
     return Averager(module).finish
-""",
-        ),
-        (
-            "waits again for works of the step before, which have ended",
-            """
-def overlap(module):
-    works = []
-    def start(param):
-        param.grad.div_(dist.get_world_size())
-        works.append(dist.all_reduce(param.grad, async_op=True))
-    for param in module.parameters():
-        param.register_post_accumulate_grad_hook(start)
-    return lambda: [work.wait() for work in works]
 """,
         ),
         (

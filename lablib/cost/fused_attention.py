@@ -1,0 +1,51 @@
+"""On device "meta" the attention that torch would choose for values: fused where it can be, which there it never is.
+
+torch picks the algorithm of `scaled_dot_product_attention` by device. For tensors without values it spells attention
+out in products and a softmax, which take longer than the kernel that the same program runs on a CPU or a GPU. So that a
+step has one price, with values and without:
+
+    with FusedAttention():
+        loss_of(module)        a module on "meta"
+
+Cost: none of its own; what the fused operator costs is said in attention.py.
+Source: torch.nn.functional.scaled_dot_product_attention, its documentation's list of implementations.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+UNFUSED = F.scaled_dot_product_attention  # torch's own; the simulator replaces the name in `F` for the time of a run
+
+
+class FusedAttention(TorchFunctionMode):
+    """Inside, attention on "meta" is the fused operator."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        is_attention = func is UNFUSED and args[0].is_meta
+        return (fused_attention if is_attention else func)(*args, **(kwargs or {}))
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As torch's function of tensors on "meta"; spelled out where no fused kernel takes such arguments."""
+    is_alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[-1] == value.shape[-1]
+    is_plain = attn_mask is None or not attn_mask.requires_grad
+    if query.dim() != 4 or not is_alike or not is_plain or dropout_p or not query.numel():
+        return UNFUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = attn_mask.logical_not()
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
