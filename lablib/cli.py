@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from lablib.course.errors import CourseError
 from lablib.errors import unknown_name
+from lablib.units import plural
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,7 +98,7 @@ def _build(options: argparse.Namespace) -> int:
         raise CourseError(f"no masters in {folder / 'masters'}: `lab new NN name` makes one.")
     if options.check:
         check_built(labs)
-        print(f"{len(labs)} labs are what their masters give.")
+        print(f"What the masters give: {plural(len(labs), 'labs')}.")
     elif options.instructor or options.nbgrader:
         lines = build_instructor(labs, Path(options.instructor)) if options.instructor else []
         lines += build_nbgrader(labs, Path(options.nbgrader)) if options.nbgrader else []

@@ -12,7 +12,7 @@ from lablib.course.table import table
 from lablib.plan.prediction import Prediction
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
 NAMES = ("recompute", "schedule")
@@ -48,13 +48,17 @@ def text(found: SearchResult, top: int) -> str:
     lines = []
     if len(found.order):
         best = found.best
-        lines += [f"{best.name} on {best.num_gpus} GPUs of {best.cluster}, a step of {best.batch} sequences:", ""]
+        lines += [
+            f"{best.name} on {plural(best.num_gpus, 'GPUs')} of {best.cluster}, a step of "
+            f"{plural(best.batch, 'sequences')}:",
+            "",
+        ]
         lines += [table(_HEADING, [_row(place, each) for place, each in enumerate(found.top(top), 1)]), ""]
         lines += [f"Software: {best.software}."]
     else:
         lines += [found.sentence(), ""]
     possible, fit = int(found.plans.is_possible.sum()), len(found.order)
-    lines.append(f"{len(found.plans):,} plans tried: {possible:,} possible, {fit:,} fit.")
+    lines.append(f"{plural(len(found.plans), 'plans')} tried: {possible:,} possible, {fit:,} fit.")
     if len(found.order):
         smallest = found.pareto[-1]
         lines.append(

@@ -26,6 +26,7 @@ from lablib.plan.validation.tables import (
     time_lines,
     worst_lines,
 )
+from lablib.units import plural
 
 _WORST = 5
 
@@ -98,7 +99,9 @@ def text(
             table(("not scored", "line", "why"), [(one.id, str(one.line), one.reason) for one in report.skipped])
         )
     if unused := Counter(name for row in rows for name in row.unused):
-        parts.append("Fields not used: " + ", ".join(f"{name} ({n} rows)" for name, n in sorted(unused.items())))
+        parts.append(
+            "Fields not used: " + ", ".join(f"{name} ({plural(n, 'rows')})" for name, n in sorted(unused.items()))
+        )
     return "\n\n".join(parts)
 
 

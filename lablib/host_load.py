@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lablib.signature import checked
+from lablib.units import plural
 
 QUIET_SHARE = 0.1  # of the cores: less does not move a measurement of processes that leave none of them idle for long
 
@@ -27,7 +28,7 @@ class HostLoad:
         return self.busy_cores < QUIET_SHARE * self.cores
 
     def __str__(self) -> str:
-        return f"other programs kept {self.busy_cores:.1f} of {self.cores} cores busy"
+        return f"other programs kept {self.busy_cores:.1f} of {plural(self.cores, 'cores')} busy"
 
 
 @checked

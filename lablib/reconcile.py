@@ -6,7 +6,8 @@ which also says from when time counts and when a communication begins).
     error = (predicted - measured) / measured             noise = (longest - shortest) / 2 / median, of the repeats
 
 An error smaller than the noise says nothing. The measured side is the run with the median makespan. What other programs
-kept busy is measured before and after the runs: on a busy machine the measured seconds are theirs, too.
+kept busy is measured before and after the runs. On a busy machine the measured seconds are theirs, too. Runs that
+differ although little else ran are noisy: more ranks than cores take turns, longer in one run than in another.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.recorded import RecordedReconciliation, beside
 from lablib.run import Run
 from lablib.signature import checked
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,18 +149,28 @@ class Reconciliation:
         return (load is None or load.is_quiet) and not noise_pct > QUIET_NOISE_PCT
 
     def reading(self) -> str:
-        """Whether the machine was quiet, and what can be read of the numbers if it was not."""
+        """Whether other programs ran, whether the runs agree, and what can be read of the numbers if they do not."""
         load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
         told = [str(load)] if load else []
         told += [f"the makespans of {len(self.repeats)} runs lie within {noise_pct:.0f}% of their middle"]
         seen = " and ".join(told if noise_pct == noise_pct else told[:-1])
         if self.is_quiet:
             text = "The machine was quiet: an error beyond a row's noise is the prediction's."
-        elif load is not None and load.is_quiet:
-            text = f"No other program was busy: the ranks themselves hold each other up. {self._still_readable()}"
-        else:
+        elif load and not load.is_quiet:
             text = f"The machine was busy: measured seconds are longer than the program needs. {self._still_readable()}"
+        else:
+            text = f"{self._why_noisy(load)}: errors smaller than a row's noise say nothing. {self._still_readable()}"
         return f"{seen[:1].upper()}{seen[1:]}. {text}" if seen else text
+
+    def _why_noisy(self, load: HostLoad | None) -> str:
+        """What is known of why the runs differ, where no other program was seen."""
+        if load is None:
+            return "The runs differ, and nobody looked whether other programs ran"
+        ranks = self.measured.ranks
+        if ranks > load.cores:
+            cores = plural(load.cores, "cores")
+            return f"Little else ran, but {ranks} ranks share {cores} and take turns, so the runs differ"
+        return "Little else ran, but the runs differ by themselves"
 
     def _makespan_noise_pct(self) -> float:
         return _noise_pct([counted(run, self.without).makespan_s for run in self.repeats])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lablib.files import parse_json, read_text, write_text
 from lablib.markup import paragraph, table_html
 from lablib.signature import checked
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ class RecordedReconciliation:
     def sentence(self) -> str:
         """What was predicted and measured, on which machine and when."""
         about = self.about
-        where = f"{about['machine']}, {about['ranks']} ranks on {about['backend']}, {about['date']}"
+        where = f"{about['machine']}, {plural(int(about['ranks']), 'ranks')} on {about['backend']}, {about['date']}"
         return f"{self.said} Recorded on {where} (torch {about['torch']}, Python {about['python']})."
 
     def table(self) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type, checked
+from lablib.units import plural
 
 __all__ = ["COMPUTE", "Memory", "Run", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
 
@@ -70,6 +71,7 @@ class Run:
 
     def __repr__(self) -> str:
         return (
-            f"Run({self.ranks} ranks on {self.backend} ({self.cluster}): makespan {self.timeline.makespan_s:.4g} s, "
-            f"{len(self.traffic)} communications, {self.traffic.sent_bytes():.4g} bytes sent)"
+            f"Run({plural(self.ranks, 'ranks')} on {self.backend} ({self.cluster}): makespan "
+            f"{self.timeline.makespan_s:.4g} s, "
+            f"{plural(len(self.traffic), 'communications')}, {self.traffic.sent_bytes():.4g} bytes sent)"
         )

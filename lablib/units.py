@@ -64,7 +64,7 @@ def format_quantity(value: float, base: str = "", digits: int = 3) -> str:
 
     Args:
         value: in the base unit.
-        base: as for `unit_for`; "" and "count" are written without a unit.
+        base: as for `unit_for`; "" and "count" are written without a unit, a plural as in `plural`.
         digits: 1 to 17.
 
     >>> format_quantity(0.01234, "s"), format_quantity(25e6, "B"), format_quantity(0, "B")
@@ -81,7 +81,23 @@ def format_quantity(value: float, base: str = "", digits: int = 3) -> str:
     scaled = unit.of(value)
     # `g` alone turns 1234 into 1.23e+03, so numbers past the digits are written whole.
     number = f"{scaled:,.0f}" if 10**digits <= abs(scaled) < 1e15 else f"{scaled:.{digits}g}"
-    return f"{number} {symbol}".strip()
+    return f"{number} {_singular(symbol) if number == '1' and base not in _RANGE else symbol}".strip()
+
+
+def _singular(words: str) -> str:
+    """One of what a plural names; rates, abbreviations and other words as they are."""
+    if words.endswith(("ches", "shes", "sses", "xes")):
+        return words.removesuffix("es")
+    return words if "/" in words or len(words) < 3 or words.endswith("ss") else words.removesuffix("s")
+
+
+def plural(number: int, words: str) -> str:
+    """How many of what a plural names, and of one in the singular.
+
+    >>> plural(1, "ranks"), plural(1, "switches"), plural(1500, "calls"), plural(0, "nodes")
+    ('1 rank', '1 switch', '1,500 calls', '0 nodes')
+    """
+    return f"{number:,} {_singular(words) if number == 1 else words}"
 
 
 def axis_title(quantity: str, unit: Unit | str) -> str:

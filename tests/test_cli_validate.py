@@ -104,7 +104,7 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest
 def test_fields_that_nobody_used_are_named(file: Path, capsys: pytest.CaptureFixture):
     file.write_text(json.dumps(ROW | {"weather": "fine"}), "utf-8")
     assert main(["validate", str(file)]) == 0
-    assert "Fields not used: weather (1 rows)" in capsys.readouterr().out
+    assert "Fields not used: weather (1 row)" in capsys.readouterr().out
 
 
 def test_the_page_its_picture_and_the_readme_are_written(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

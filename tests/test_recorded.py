@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lablib import Reconciliation
 from lablib.course import recorded_comparison
@@ -54,12 +56,42 @@ def test_a_load_before_or_after_makes_a_machine_busy_and_what_can_be_read_is_sai
     assert "on both, forward is the longest work" in comparison.reading()
 
 
-def test_runs_that_differ_make_a_machine_busy_although_nobody_saw_a_load():
-    slow = run_of(*(compute(rank, 0, 30) for rank in (0, 1)), backend="gloo")
-    disagreeing = Reconciliation.of(PREDICTED, [MEASURED, MEASURED, slow], loads=[QUIET])
-    assert not disagreeing.is_quiet
-    assert "No other program was busy" in disagreeing.reading() and "machine was busy" not in disagreeing.reading()
-    assert "The machine was busy" in Reconciliation.of(PREDICTED, [MEASURED, MEASURED, slow]).reading()
+SLOW = run_of(*(compute(rank, 0, 30) for rank in (0, 1)), backend="gloo")
+
+
+def noisy(*loads: HostLoad) -> Reconciliation:
+    """Three runs of two ranks, of which one takes much longer."""
+    return Reconciliation.of(PREDICTED, [MEASURED, MEASURED, SLOW], loads=loads)
+
+
+@pytest.mark.parametrize(
+    ("loads", "why"),
+    [
+        ([], "nobody looked whether other programs ran"),
+        ([QUIET], "Little else ran, but the runs differ by themselves"),
+        ([HostLoad(0.05, 1)], "Little else ran, but 2 ranks share 1 core and take turns"),
+    ],
+)
+def test_runs_that_differ_are_noisy_and_no_other_program_is_blamed(loads: list[HostLoad], why: str):
+    comparison = noisy(*loads)
+    assert not comparison.is_quiet
+    assert why in comparison.reading() and "busy:" not in comparison.reading()
+    assert "smaller than a row's noise say nothing" in comparison.reading()
+    assert "the same on both sides (all_reduce 1)" in comparison.reading()
+
+
+def test_runs_that_differ_beside_other_programs_are_a_busy_machines():
+    assert "The machine was busy" in noisy(QUIET, BUSY).reading()
+
+
+@given(st.floats(0, 8), st.integers(1, 8), st.booleans())
+def test_a_machine_is_quiet_busy_or_noisy_and_one_of_them_is_said(busy_cores: float, cores: int, differ: bool):
+    load = HostLoad(busy_cores, cores)
+    comparison = Reconciliation.of(PREDICTED, [MEASURED, MEASURED, SLOW if differ else MEASURED], loads=[load])
+    words = [load.is_quiet and not differ, not load.is_quiet, load.is_quiet and differ]
+    said = comparison.reading()
+    found = ["machine was quiet" in said, "machine was busy" in said, "Little else ran" in said]
+    assert found == words and comparison.is_quiet == words[0]
 
 
 def test_calls_that_differ_are_no_matter_of_load():

@@ -331,7 +331,7 @@ def test_records_introduce_themselves():
     timeline = Timeline.of([Span(0, COMPUTE, "aten.mm", "forward", 0.0, 0.25)], 2)
     traffic = Traffic((Transfer("world", "all_reduce", (0, 1), "ring", 8.0, (8.0, 8.0), 0.0, 0.1),))
     run = Run([None, None], timeline, traffic, ["", ""], "sim", "dgx-h100")
-    assert repr(timeline) == "Timeline(1 spans, 2 ranks, makespan 0.25 s)"
-    assert repr(traffic) == "Traffic(1 communications, 16 bytes sent)"
-    assert repr(run) == "Run(2 ranks on sim (dgx-h100): makespan 0.25 s, 1 communications, 16 bytes sent)"
+    assert repr(timeline) == "Timeline(1 span, 2 ranks, makespan 0.25 s)"
+    assert repr(traffic) == "Traffic(1 communication, 16 bytes sent)"
+    assert repr(run) == "Run(2 ranks on sim (dgx-h100): makespan 0.25 s, 1 communication, 16 bytes sent)"
     assert run.ranks == 2 and "all_reduce" in traffic._repr_html_()

@@ -22,6 +22,7 @@ from lablib.errors import unknown_name
 from lablib.hardware import Cluster, Device, Link
 from lablib.launch import launch
 from lablib.signature import checked
+from lablib.units import plural
 
 if TYPE_CHECKING:
     from lablib.calibration.cases import Case
@@ -144,7 +145,7 @@ class _Calibration:
     # ---- what is known without measuring ----
 
     def _source(self) -> str:
-        return f"measured by `lab calibrate` with {self.ranks} ranks on {self.backend}"
+        return f"measured by `lab calibrate` with {plural(self.ranks, 'ranks')} on {self.backend}"
 
     def _base_device(self) -> Device:
         from lablib.calibration.machine import machine_text, total_memory_bytes
@@ -156,7 +157,7 @@ class _Calibration:
             memory_bytes, cores = float(properties.total_memory), properties.multi_processor_count
         else:  # what one process gets: its share of the memory, and one thread (lablib/rank_state.py)
             memory_bytes, cores = total_memory_bytes() / self.ranks, 1
-        name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {self.ranks} ranks")
+        name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {plural(self.ranks, 'ranks')}")
         return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self._source())
 
     def _base_cluster(self, device: Device) -> Cluster:

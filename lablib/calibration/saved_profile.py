@@ -18,6 +18,7 @@ from lablib.hardware import Cluster
 from lablib.hardware.this_machine import profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
 from lablib.signature import checked
+from lablib.units import plural
 
 _WIDTH = 76  # a line of text in a notebook
 
@@ -78,7 +79,7 @@ class _Line:
     """One line of text that is written over: what is measured now, and how far it is."""
 
     def __init__(self, ranks: int, backend: str):
-        self.what = f"Measuring this machine, {ranks} ranks on {backend}"
+        self.what = f"Measuring this machine, {plural(ranks, 'ranks')} on {backend}"
         self.begun_s = time.monotonic()
 
     def __call__(self, done: int, total: int, what: str) -> None:

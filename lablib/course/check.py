@@ -26,6 +26,7 @@ from lablib.course.result import Hint, Result
 from lablib.course.trial import run_check
 from lablib.errors import unknown_name
 from lablib.signature import checked
+from lablib.units import plural
 
 
 class Check:
@@ -34,7 +35,8 @@ class Check:
     def __init__(self, lab: str, exercise: Exercise, progress: Progress):
         self.lab, self.exercise, self._progress = lab, exercise, progress
         self.__doc__ = (
-            f"{exercise.title}. Call with your answer; .hint() gives the next of {len(exercise.hints)} hints."
+            f"{exercise.title}. Call with your answer; .hint() gives the next of "
+            f"{plural(len(exercise.hints), 'hints')}."
         )
 
     def __call__(self, *answer: Any, **options: Any) -> Result:

@@ -11,6 +11,7 @@ from lablib.course.places import Lab, find_lab, find_labs
 from lablib.course.progress import Entry, Labs, progress_path, read_progress, reset_progress
 from lablib.course.table import table
 from lablib.course.work import state_of
+from lablib.units import plural
 
 
 def list_labs(folder: Path) -> str:
@@ -55,7 +56,10 @@ def show_progress(folder: Path) -> str:
             rows.append([lab.name, name, state, _date(entry), str(entry.attempts), str(entry.hints)])
     passed = sum(row[2] == "passed" for row in rows)
     heading = ["lab", "exercise", "state", "passed on", "attempts", "hints"]
-    return f"{table(heading, rows)}\n{passed} of {len(rows)} exercises passed; kept in {progress_path() or 'no file'}"
+    return (
+        f"{table(heading, rows)}\n{passed} of {plural(len(rows), 'exercises')} passed; kept in "
+        f"{progress_path() or 'no file'}"
+    )
 
 
 def reset(folder: Path, text: str) -> str:
@@ -69,7 +73,7 @@ def reset(folder: Path, text: str) -> str:
         forgotten = reset_progress(path, lab.number) if path else 0
     except (OSError, TimeoutError) as error:
         raise CourseFailure(f"cannot change {path}: {error}; check that folder.") from None
-    return f"{lab.name}: forgot {forgotten} exercises"
+    return f"{lab.name}: forgot {plural(forgotten, 'exercises')}"
 
 
 def _labs(folder: Path) -> list[Lab]:

@@ -33,7 +33,7 @@ from lablib.course.observe import Observed
 from lablib.course.observe import observe as observe
 from lablib.course.own_code import not_from_lablib as not_from_lablib
 from lablib.run import Run
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 Calls = Run | Sequence[Observed]  # of `observe`: a run whose program returns one, or calls made without ranks
 
@@ -101,7 +101,10 @@ def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], wha
 
 
 def _in_words(x: Tensor) -> str:
-    return f"{x.numel()} elements, {str(x.dtype).removeprefix('torch.')}, shape {' x '.join(map(str, x.shape)) or '()'}"
+    return (
+        f"{plural(x.numel(), 'elements')}, {str(x.dtype).removeprefix('torch.')}, shape "
+        f"{' x '.join(map(str, x.shape)) or '()'}"
+    )
 
 
 def _refuse_float32_accuracy(what: str, saw: Tensor, wanted: Tensor) -> None:
@@ -122,7 +125,7 @@ def _why_unchanged(call: Observed, where: str) -> str:
     if returned or call.rebinds:
         saw = "a new tensor was returned" if returned else "x is as it was"
         return f"{saw}{where}: `x = ...` gives the name to another tensor, and the caller's x never changes"
-    return f"nothing wrote to x{where} ({call.args[0].numel()} elements): did the function return early?"
+    return f"nothing wrote to x{where} ({plural(call.args[0].numel(), 'elements')}): did the function return early?"
 
 
 def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks") -> None:
@@ -169,7 +172,13 @@ def calls_only(expect: Expect, run: Run, *names: str) -> None:
 
 def communications_within(expect: Expect, run: Run, at_most: int, at_least: int = 0) -> None:
     """The number of calls: a collective of a group counts once, a send and its receive too."""
-    expect.budget(f"communications on {run.ranks} ranks", len(run.traffic), at_most, "calls", at_least=at_least)
+    expect.budget(
+        f"communications on {plural(run.ranks, 'ranks')}",
+        len(run.traffic),
+        at_most,
+        "calls",
+        at_least=at_least,
+    )
 
 
 def sent_bytes_within(
@@ -190,7 +199,7 @@ def sent_bytes_within(
 
     sent = sent_by_rank(run)
     at_most = max(sent_by_rank(at_most)) if isinstance(at_most, Run) else at_most
-    which = f"a rank sends{' in the mean' if mean else ''} ({run.ranks} ranks)"
+    which = f"a rank sends{' in the mean' if mean else ''} ({plural(run.ranks, 'ranks')})"
     expect.budget(f"bytes {which}", max(sent), at_most, "B")
     if min(sent) < at_least * (1 - 1e-9) and sum(sent) >= at_least * len(sent) * (1 - 1e-9):
         least, most = (format_quantity(value, "B", digits=4) for value in (min(sent), max(sent)))
@@ -205,7 +214,7 @@ def sent_bytes_within(
 def peak_bytes_within(expect: Expect, run: Run, at_most: float) -> None:
     """Most bytes that a rank holds at one moment."""
     peaks = [run.memory.peak_bytes(rank) for rank in range(run.ranks)]
-    expect.budget(f"peak memory of a rank ({run.ranks} ranks)", max(peaks), at_most, "B")
+    expect.budget(f"peak memory of a rank ({plural(run.ranks, 'ranks')})", max(peaks), at_most, "B")
 
 
 def _places(calls: Calls) -> list[tuple[str, Observed]]:

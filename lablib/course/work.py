@@ -23,6 +23,7 @@ from lablib.course.master import read_master
 from lablib.course.notebook import Version, digest, has_outputs, make_notebook, read_notebook, stamp, to_text
 from lablib.course.places import Lab
 from lablib.files import new_file, write_text
+from lablib.units import plural
 
 
 class State(Enum):
@@ -218,7 +219,7 @@ def _in_words(carried: Carried) -> str:
     """ "with your answers to mean and size, 2 cells that you edited and 1 that you added"."""
     parts = [f"your answers to {', '.join(carried.answers)}"] if carried.answers else []
     counts = {"edited": carried.edited, "added": carried.added}
-    parts += [f"{count} {'cell' if count == 1 else 'cells'} that you {what}" for what, count in counts.items() if count]
+    parts += [f"{plural(count, 'cells')} that you {what}" for what, count in counts.items() if count]
     words = f"with {' and '.join(parts)}" if parts else "with nothing of yours to carry over"
     if carried.changed_exercises:
         words += f"; what begins differently now stands above your answer ({', '.join(carried.changed_exercises)})"

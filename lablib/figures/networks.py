@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from lablib.figures.topology import Edge, Node, figure_topology
 from lablib.hardware import Dragonfly, FatTree, Topology, Torus
 from lablib.signature import check_type
+from lablib.units import plural
 
 _MAX_NODES = 512  # drawn: more could not be told apart
 
@@ -37,7 +38,7 @@ def figure_network(topology: Topology, num_nodes: int, title: str = "") -> go.Fi
         things, links, summary = _torus(topology, num_nodes)
     else:
         raise ValueError(f"only a FatTree, a Dragonfly or a Torus can be drawn: got {topology!r}.")
-    heading = title or f"{topology.name[0].upper()}{topology.name[1:]} of {num_nodes} nodes"
+    heading = title or f"{topology.name[0].upper()}{topology.name[1:]} of {plural(num_nodes, 'nodes')}"
     return figure_topology(things, links, heading, summary)
 
 
@@ -62,7 +63,8 @@ def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
         links += [Edge(f"P{pod}", "C", "pod to core") for pod in range(len(x_pod))]
     far = topology.hops(0, num_nodes - 1)
     summary = (
-        f"{num_nodes} nodes under {len(x_leaf)} leaf switches (L), in {len(x_pod)} pods (P), joined by the core (C); "
+        f"{plural(num_nodes, 'nodes')} under {len(x_leaf)} leaf switches (L), in {len(x_pod)} pods (P), "
+        "joined by the core (C); "
     )
     return things, links, summary + f"from the first node to the last a message passes {far} switches."
 
@@ -90,7 +92,8 @@ def _dragonfly(topology: Dragonfly, num_nodes: int) -> Picture:
         near, far = min(product(a, b), key=lambda ends: dist(at[f"R{ends[0]}"], at[f"R{ends[1]}"]))
         links.append(Edge(f"R{near}", f"R{far}", "between groups"))
     summary = (
-        f"{num_nodes} nodes on {num_routers} routers (R) in {num_groups} groups: all-to-all inside a group, one long "
+        f"{plural(num_nodes, 'nodes')} on {num_routers} routers (R) in {num_groups} groups: all-to-all inside "
+        "a group, one long "
     )
     summary += f"link between each two groups; a message passes at most {topology.hops(0, num_nodes - 1)} routers."
     return things, links, summary
@@ -110,7 +113,11 @@ def _torus(topology: Torus, num_nodes: int) -> Picture:
             if other < num_nodes and other != node:
                 links.append(Edge(str(node), str(other), "wrap-around" if is_wrapped else "neighbours"))
     far = max(topology.hops(0, node) for node in range(num_nodes))
-    return things, links, f"{num_nodes} nodes on a grid that closes at its edges; the farthest is {far} hops away."
+    return (
+        things,
+        links,
+        f"{plural(num_nodes, 'nodes')} on a grid that closes at its edges; the farthest is {far} hops away.",
+    )
 
 
 def _mean(values: list[float] | list[int]) -> float:

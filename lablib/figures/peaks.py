@@ -62,7 +62,8 @@ def _summary(memory: Memory, peaks: list[int], device: Device | None) -> str:
     low, high = min(peaks), max(peaks)
     first, last = peaks.index(low), peaks.index(high)
     if low == high:
-        text = f"The peak of each of the {len(peaks)} ranks is {format_quantity(high, 'B')}"
+        whose = f"each of the {len(peaks)} ranks" if len(peaks) > 1 else "the only rank"
+        text = f"The peak of {whose} is {format_quantity(high, 'B')}"
     else:
         text = (
             f"Peaks of {len(peaks)} ranks go from "

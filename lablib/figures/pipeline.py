@@ -20,7 +20,7 @@ from lablib.figures.timeline import bubble_bars, lane_axis, lane_index, letters,
 from lablib.pipeline.replay import Replay
 from lablib.run import COMPUTE, Span
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, format_quantity, unit_for
+from lablib.units import Unit, axis_title, format_quantity, plural, unit_for
 
 GAP_PIXELS = 26
 MAX_STEPS = 600  # of a strip
@@ -53,7 +53,9 @@ def figure_pipeline(
     lanes, seconds = lanes_of([replay.timeline], chosen), unit_for(replay.makespan_s, "s")
     strips = int(pixels(lanes) * 0.9)
     height = pixels(lanes) + GAP_PIXELS + strips
-    heading = title or f"{plan.name}, {plan.num_stages} stages, {plan.num_microbatches} micro-batches"
+    heading = (
+        title or f"{plan.name}, {plural(plan.num_stages, 'stages')}, {plural(plan.num_microbatches, 'micro-batches')}"
+    )
     figure = go.Figure(layout=base_layout(heading, height + PAPER_PIXELS, barmode="overlay"))
     _draw_timeline(figure, replay, chosen, lanes, seconds)
     held_at_most = _draw_strips(figure, replay, lanes, seconds, in_bytes)
@@ -186,7 +188,7 @@ def _summary(replay: Replay, ranks: Sequence[int], in_bytes: bool) -> str:
         f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is bubble"
     )
     most = max(range(plan.num_stages), key=lambda rank: (replay.in_flight[rank], -rank))
-    text += f"; rank {most} holds the most, {replay.in_flight[most]:.3g} micro-batches at once"
+    text += f"; rank {most} holds the most, {format_quantity(replay.in_flight[most], 'micro-batches')} at once"
     if in_bytes:
         highest = max(range(plan.num_stages), key=lambda rank: (replay.peak_bytes[rank], -rank))
         text += f", and {format_quantity(replay.peak_bytes[highest], 'B')} is the highest peak (rank {highest})"

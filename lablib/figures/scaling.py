@@ -10,7 +10,7 @@ from lablib.figures.describe import attach
 from lablib.figures.lines import PLOT_PIXELS, check_lengths, line
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, format_quantity, unit_for
+from lablib.units import Unit, axis_title, format_quantity, plural, unit_for
 
 
 @checked
@@ -49,7 +49,7 @@ def figure_scaling(
         figure.add_trace(go.Scatter(**points, name="ideal", mode="lines", line=look, hoverinfo="skip"))
     for index, (name, values) in enumerate(series.items()):
         words = [f"{v:.1%}" if throughput_unit is None else format_quantity(v, throughput_unit) for v in values]
-        hover = [f"<b>{name}</b><br>{r} ranks<br>{text}" for r, text in zip(ranks, words, strict=True)]
+        hover = [f"<b>{name}</b><br>{plural(r, 'ranks')}<br>{text}" for r, text in zip(ranks, words, strict=True)]
         figure.add_trace(line(name, index, {"x": list(ranks), "y": [unit.of(v) for v in values]}, hover))
     across = axis(axis_title("ranks", "count"), type="log", tickvals=list(ranks), ticktext=[f"{r:,}" for r in ranks])
     figure.update_layout(xaxis=across, yaxis=axis(axis_title(quantity, unit), rangemode="tozero"), showlegend=True)
@@ -78,4 +78,4 @@ def _summary(ranks: Sequence[int], series: Mapping[str, Sequence[float]], unit: 
             growth = values[-1] / values[0] if values[0] else float("nan")
             parts.append(f"{name} {format_quantity(values[-1], unit)}, {growth:.3g} times that on {ranks[0]}")
     quantity = "scaling efficiency" if unit is None else "throughput"
-    return f"On {ranks[-1]:,} ranks the {quantity} is: {'; '.join(parts)}."
+    return f"On {plural(ranks[-1], 'ranks')} the {quantity} is: {'; '.join(parts)}."

@@ -19,6 +19,7 @@ from lablib.figures.theme import THEME_CSS
 from lablib.markup import in_html, paragraph
 from lablib.markup import table_html as plain_table
 from lablib.signature import checked
+from lablib.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,5 +119,5 @@ def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
     if numbers.empty:
         return ""
     rows = plain_table(numbers, index=False, max_rows=MAX_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
-    label = f"Numbers of this figure ({len(numbers)} rows)"
+    label = f"Numbers of this figure ({plural(len(numbers), 'rows')})"
     return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>" if is_folded else rows

@@ -18,7 +18,7 @@ from lablib.markup import plain
 from lablib.record.timeline import Interval, intersection, length
 from lablib.run import COMPUTE, Span, Timeline
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, format_quantity, unit_for
+from lablib.units import Unit, axis_title, format_quantity, plural, unit_for
 
 LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
 SOURCE_COLUMNS = 80  # of a hover
@@ -347,7 +347,7 @@ def _summary(
             if window is None
             else f" between {format_quantity(window[0], 's')} and {format_quantity(window[1], 's')}"
         )
-        return f"No spans were recorded on the {timeline.num_ranks} ranks{when}."
+        return f"No spans were recorded on the {plural(timeline.num_ranks, 'ranks')}{when}."
     which, makespan_s = _which(ranks, num_wanted, timeline.num_ranks), timeline.makespan_s
     died = "".join(f" Rank {r} died at {format_quantity(at_s, 's')}." for r, at_s in timeline.deaths if r in ranks)
     if timeline.deaths and timeline.window is None:  # its last wait has no end, so no share of the time means anything
@@ -389,7 +389,7 @@ def _how_drawn(picture: Picture, window: tuple[float, float] | None) -> list[str
 def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:
     """Which ranks are drawn: "4 ranks", "Ranks 0 to 3, 16 to 19 of 20"."""
     if len(ranks) == num_ranks:
-        return "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+        return plural(num_ranks, "ranks")
     text = f"Rank{'s' if len(ranks) > 1 else ''} {ranks_in_words(ranks)} of {num_ranks}"
     return text + (f" ({len(ranks)} of the {num_wanted} chosen)" if num_wanted > len(ranks) else "")
 

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, base_layout, series_look
 from lablib.signature import checked
+from lablib.units import plural
 
 _SYMBOLS = {"gpu": "square", "node": "square", "host": "square-open", "nic": "diamond", "switch": "circle"}
 _SYMBOLS |= {"router": "hexagon"}
@@ -160,12 +161,14 @@ def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
 def _counted(number: int, kind: str) -> str:
     """ "8 GPUs", "1 switch"."""
     name = kind.upper() if kind in ("gpu", "nic") else kind
-    return f"{number} {name}" + ("" if number == 1 else "es" if name.endswith("ch") else "s")
+    return plural(number, name + ("es" if name.endswith("ch") else "s"))
 
 
 def _summary(things: Sequence[Node], links: Sequence[Edge]) -> str:
     kinds = [_counted(sum(n.kind == kind for n in things), kind) for kind in _distinct(n.kind for n in things)]
     levels = [f"{sum(e.level == level for e in links)} {level}" for level in _distinct(e.level for e in links)]
     return (
-        f"{', '.join(kinds)}, joined by {len(links)} links ({', '.join(levels)})." if links else f"{', '.join(kinds)}."
+        f"{', '.join(kinds)}, joined by {plural(len(links), 'links')} ({', '.join(levels)})."
+        if links
+        else f"{', '.join(kinds)}."
     )

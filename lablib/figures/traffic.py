@@ -8,7 +8,7 @@ from lablib.figures.describe import attach
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout
 from lablib.run import Traffic
 from lablib.signature import checked
-from lablib.units import axis_title, format_quantity, unit_for
+from lablib.units import axis_title, format_quantity, plural, unit_for
 
 # Shades of the colour of communication, told apart by pattern too: all of this is communication.
 _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")
@@ -43,7 +43,7 @@ def figure_traffic(traffic: Traffic, num_ranks: int, title: str = "Bytes sent by
         }
         figure.add_trace(
             go.Bar(
-                name=f"{name} ({calls} calls)" if calls != 1 else f"{name} (1 call)",
+                name=f"{name} ({plural(calls, 'calls')})",
                 x=list(range(num_ranks)),
                 y=[unit.of(v) for v in values],
                 marker={"color": _SHADES[index % len(_SHADES)], "pattern": pattern | {"size": 7, "solidity": 0.25}},
@@ -76,9 +76,13 @@ def _sent_bytes(traffic: Traffic, num_ranks: int) -> dict[str, list[float]]:
 
 def _summary(traffic: Traffic, totals: list[float]) -> str:
     if not len(traffic):
-        return f"Nothing was sent between the {len(totals)} ranks."
-    calls = "1 communication sends" if len(traffic) == 1 else f"{len(traffic):,} communications send"
-    text = f"{calls} {format_quantity(sum(totals), 'B')} in all: "
+        return (
+            f"Nothing was sent between the {len(totals)} ranks."
+            if len(totals) > 1
+            else "Nothing was sent between ranks."
+        )
+    calls = plural(len(traffic), "communications")
+    text = f"{calls} {'sends' if len(traffic) == 1 else 'send'} {format_quantity(sum(totals), 'B')} in all: "
     low, high = min(totals), max(totals)
     if high - low <= 1e-9 * high:
         return text + f"each rank sends {format_quantity(high, 'B')}."

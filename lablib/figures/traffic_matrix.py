@@ -234,7 +234,9 @@ def _height(num_cells: int, num_panels: int) -> int:
 def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: int | None) -> str:
     total = float(sent.sum())
     if not total:
-        return f"Nothing was sent between the {len(sent)} ranks." if len(sent) else "Nothing was sent between ranks."
+        return (
+            f"Nothing was sent between the {len(sent)} ranks." if len(sent) > 1 else "Nothing was sent between ranks."
+        )
     a, b = (int(i) for i in np.unravel_index(np.argmax(sent), sent.shape))
     text = f"{len(sent)} ranks send {format_quantity(total, 'B')} to each other over {np.count_nonzero(sent):,} pairs; "
     text += f"the most between two, {format_quantity(float(sent[a, b]), 'B')}, goes from rank {a} to {b}"

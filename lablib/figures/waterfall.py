@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, format_quantity, unit_for
+from lablib.units import Unit, axis_title, format_quantity, plural, unit_for
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
@@ -271,7 +271,7 @@ def _percent(piece: _Piece) -> str:
 
 def _summary(prediction: Prediction) -> str:
     p = prediction
-    where = f"{p.num_gpus:,} {'GPU' if p.num_gpus == 1 else 'GPUs'} of {p.cluster} ({p.parallel})"
+    where = f"{plural(p.num_gpus, 'GPUs')} of {p.cluster} ({p.parallel})"
     text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {_kinds_in_words(p)}; MFU {p.mfu:.1%}"
     text += f" (HFU {p.hfu:.1%} with what is computed again)" if p.hfu > 1.001 * p.mfu else ""
     return text + ("." if p.fits else f". It does not fit: {_too_much(p)}.")

@@ -33,6 +33,7 @@ from lablib.pipeline.deadlock import find_deadlock
 from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.signature import checked
+from lablib.units import plural
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -185,7 +186,8 @@ class Replay:
 
     def __repr__(self) -> str:
         return (
-            f"Replay({self.plan.name}, {self.plan.num_stages} stages, {self.plan.num_microbatches} micro-batches, "
+            f"Replay({self.plan.name}, {plural(self.plan.num_stages, 'stages')}, "
+            f"{plural(self.plan.num_microbatches, 'micro-batches')}, "
             f"makespan {self.makespan_s:.4g} s, bubble {self.bubble_fraction:.1%})"
         )
 

@@ -11,6 +11,7 @@ from enum import IntEnum
 from lablib.pipeline.deadlock import find_deadlock, given
 from lablib.pipeline.messages import CommunicationPlan, Exchange, Message, receives
 from lablib.pipeline.plan import Action, Kind, Plan
+from lablib.units import plural
 
 
 class Rule(IntEnum):
@@ -90,7 +91,7 @@ def _missing(stage: int, microbatch: int, count: Counter[Action]) -> Iterator[Ac
 def places(plan: Plan) -> Iterator[Finding]:
     """R2. There is a row for each rank, and each action stands in that of its piece's rank."""
     if len(plan.actions) != plan.num_stages:
-        text = f"the plan is for {plan.num_stages} ranks and has actions for {len(plan.actions)}"
+        text = f"the plan is for {plural(plan.num_stages, 'ranks')} and has actions for {len(plan.actions)}"
         yield Finding(Rule.PLACE, None, None, "", text)
     for stage, rank in enumerate(plan.rank_of):
         if not 0 <= rank < plan.num_stages:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lablib.markup import paragraph, table_html
 from lablib.plan.parallel import Parallel
 from lablib.plan.usual import Software
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,8 +149,9 @@ class Prediction:
         time, held = format_quantity(self.step_time_s, "s"), format_quantity(self.peak_memory_bytes, "B")
         fits = "fits" if self.fits else "does not fit"
         return (
-            f"{self.name} on {self.num_gpus} GPUs of {self.cluster} ({self.parallel}): "
-            f"a step of {self.batch} sequences takes {time}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
+            f"{self.name} on {plural(self.num_gpus, 'GPUs')} of {self.cluster} ({self.parallel}): "
+            f"a step of {plural(self.batch, 'sequences')} takes {time}, {self.tokens_per_s:,.0f} "
+            f"tokens/s, MFU {self.mfu:.1%}; "
             f"{held} of {format_quantity(self.memory_limit_bytes, 'B')} a GPU: {fits}. "
             f"Software: {self.software}."
         )

@@ -11,6 +11,7 @@ from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.plan.rules import RULES, Question
 from lablib.signature import WrongType, shown
+from lablib.units import plural
 
 NUMBERS = (
     *("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "chunks", "replicas"),
@@ -139,4 +140,4 @@ class Predictions:
 
     def __repr__(self) -> str:
         possible, fits = int(self.is_possible.sum()), int(self.fits.sum())
-        return f"Predictions({len(self)} plans: {possible} possible, {fits} fit)"
+        return f"Predictions({plural(len(self), 'plans')}: {possible} possible, {fits} fit)"

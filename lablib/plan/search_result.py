@@ -10,7 +10,7 @@ from lablib.markup import paragraph, table_html
 from lablib.plan.prediction import Prediction
 from lablib.plan.predictions import Predictions
 from lablib.plan.rules import RULES
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ class Rejected:
         return (*(rule.name for rule in RULES), MEMORY)  # obstacle -1 is the last
 
     def __repr__(self) -> str:
-        return f"Rejected({len(self)} plans: {self.counts})"
+        return f"Rejected({plural(len(self), 'plans')}: {self.counts})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +127,7 @@ class SearchResult:
 
     def sentence(self) -> str:
         """What was found, in one sentence."""
-        tried = f"{len(self.plans):,} plans tried, {int(self.plans.is_possible.sum()):,} possible"
+        tried = f"{plural(len(self.plans), 'plans')} tried, {int(self.plans.is_possible.sum()):,} possible"
         if len(self.order):
             return f"{tried}, {len(self.order):,} fit; the best: {self.best.sentence()}"
         if self.nearest is None:

@@ -10,6 +10,7 @@ from lablib.errors import LaunchError, LaunchTimeoutError, RankError, WorkerErro
 from lablib.real.capture import MAX_BYTES
 from lablib.real.messages import Failed
 from lablib.real.pickling import unpack
+from lablib.units import plural
 
 _TAIL_LINES = 30
 
@@ -51,7 +52,8 @@ def timeout_error(timeout_s: float, ranks: int, stacks: dict[int, str]) -> Launc
     """The error for ranks that had not returned; `stacks` says where each of them was."""
     names = ", ".join(map(str, stacks))
     lines = [
-        f"the program was still running after timeout_s={timeout_s:g}: of {ranks} ranks, {names} had not returned and "
+        f"the program was still running after timeout_s={timeout_s:g}: of {plural(ranks, 'ranks')}, "
+        f"{names} had not returned and "
         f"were ended; look for a communication that not all ranks make, or raise timeout_s"
     ]
     for rank, stack in stacks.items():

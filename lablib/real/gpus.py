@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.cuda import nccl
 
 from lablib.errors import WorkerError
+from lablib.units import plural
 
 Environment = dict[str, str]
 _LAST_WITHOUT_SWITCH = (2, 28, 9)  # the newest NCCL known to lack NCCL_MULTI_RANK_GPU_ENABLE
@@ -21,12 +22,14 @@ def require_gpus(ranks: int) -> None:
     """Check that NCCL can run at all. Raises WorkerError, saying what was found and what is needed."""
     if not dist.is_nccl_available():
         raise WorkerError(
-            f"backend 'nccl' needs a CUDA build of torch and {ranks} NVIDIA GPUs for {ranks} ranks: found torch "
+            f"backend 'nccl' needs a CUDA build of torch and {ranks} NVIDIA GPUs for "
+            f"{plural(ranks, 'ranks')}: found torch "
             f"{torch.__version__}, which has no NCCL; use backend='gloo' or 'sim' on this machine"
         )
     if torch.cuda.device_count() == 0:
         raise WorkerError(
-            f"backend 'nccl' needs {ranks} NVIDIA GPUs for {ranks} ranks (at least one, which they would share): found "
+            f"backend 'nccl' needs {ranks} NVIDIA GPUs for {plural(ranks, 'ranks')} (at least one, which "
+            "they would share): found "
             f"none; use backend='gloo' or 'sim' on this machine"
         )
 
@@ -46,4 +49,4 @@ def sharing_note(backend: str, ranks: int) -> str:
     """What a reader of the run must know about shared GPUs; empty where each rank has its own."""
     if backend != "nccl" or (gpus := torch.cuda.device_count()) >= ranks:
         return ""
-    return f"{ranks} ranks shared {gpus} GPU{'s' * (gpus > 1)}: values are right, times mean nothing"
+    return f"{ranks} ranks shared {plural(gpus, 'GPUs')}: values are right, times mean nothing"

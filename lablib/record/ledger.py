@@ -30,6 +30,7 @@ from lablib.markup import table_html
 from lablib.record.blocks import CATEGORIES, NEVER, Block, Blocks, Course
 from lablib.record.timeline import check_rank
 from lablib.signature import check_type, checked
+from lablib.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +194,10 @@ class Memory:
         return len(self.blocks)
 
     def __repr__(self) -> str:
-        return f"Memory({len(self.blocks)} blocks, {self.num_ranks} ranks, peak {self.peak_bytes():.4g} bytes)"
+        return (
+            f"Memory({plural(len(self.blocks), 'blocks')}, {plural(self.num_ranks, 'ranks')}, peak "
+            f"{self.peak_bytes():.4g} bytes)"
+        )
 
     def _repr_html_(self) -> str:
         return table_html(self.table(), max_rows=20)

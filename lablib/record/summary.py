@@ -35,7 +35,7 @@ from lablib.record.ledger import Memory
 from lablib.record.timeline import Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +174,7 @@ class Summary:
         return f"{_mean(seconds) / self.step_time_s:.0%}" if self.step_time_s > 0 else "0%"
 
     def __repr__(self) -> str:
-        return f"Summary({self.num_ranks} ranks, {self.sentence()})"
+        return f"Summary({plural(self.num_ranks, 'ranks')}, {self.sentence()})"
 
     def _repr_html_(self) -> str:
         return paragraph(self.sentence()) + table_html(self.table(), max_rows=20, float_format="{:.4g}".format)

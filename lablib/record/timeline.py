@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lablib.signature import checked
+from lablib.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -288,7 +289,10 @@ class Timeline:
         return iter(self.spans)
 
     def __repr__(self) -> str:
-        return f"Timeline({len(self.spans)} spans, {self.num_ranks} ranks, makespan {self.makespan_s:.3g} s)"
+        return (
+            f"Timeline({plural(len(self.spans), 'spans')}, {plural(self.num_ranks, 'ranks')}, makespan "
+            f"{self.makespan_s:.3g} s)"
+        )
 
 
 Interval = tuple[float, float]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.markup import table_html
 from lablib.signature import checked
+from lablib.units import plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,8 @@ class Transfer:
         start_s, end_s: when the transfer ran (first start, last end), seconds since the launch.
         issued_s: when each of `ranks` made the call, in the same order; empty where it is not known. A transfer starts
             when the last has come: the others have waited since then, if they had nothing else to do.
+        dtype: of its tensors, "float32"; "" where they differ, where there are none, and where it is not known (real
+            backends).
         route: works out who sent how much to whom, when it is called; None where that is not known: real libraries do
             not tell.
     """
@@ -57,6 +60,7 @@ class Transfer:
     start_s: float
     end_s: float
     issued_s: tuple[float, ...] = ()
+    dtype: str = ""
     route: Callable[[], Routes] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -169,7 +173,7 @@ class Traffic:
         return len(self.transfers)
 
     def __repr__(self) -> str:
-        return f"Traffic({len(self.transfers)} communications, {self.sent_bytes():.4g} bytes sent)"
+        return f"Traffic({plural(len(self.transfers), 'communications')}, {self.sent_bytes():.4g} bytes sent)"
 
     def _repr_html_(self) -> str:
         return table_html(self.table(), max_rows=20)

@@ -20,7 +20,7 @@ from lablib.files import write_text
 from lablib.markup import in_html
 from lablib.record.ledger import Memory
 from lablib.run import Run
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 _MAX_LINES = 16
 _MAX_ALLOCATIONS = 6
@@ -99,9 +99,10 @@ def summary_text(run: Run, script: str) -> str:
     if len(table) > _MAX_LINES:
         shown += f"\n... {len(table) - _MAX_LINES} more ranks; timeline.json has them all"
     lines = [
-        f"{script}: {run.ranks} ranks on {run.cluster}, simulated (virtual time).",
+        f"{script}: {plural(run.ranks, 'ranks')} on {run.cluster}, simulated (virtual time).",
         run.summary().sentence().replace("step ", "Makespan ", 1) + ".",
-        f"Traffic: {len(run.traffic)} communications, {format_quantity(run.traffic.sent_bytes(), 'B', 4)} sent.",
+        f"Traffic: {plural(len(run.traffic), 'communications')}, "
+        f"{format_quantity(run.traffic.sent_bytes(), 'B', 4)} sent.",
         _peak_line(run.memory),
         "",
         shown,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.sim.process_group import SimProcessGroup
+from lablib.units import plural
 
 
 def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any = None) -> None:
@@ -28,7 +29,7 @@ def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any
     for rank, count in enumerate(counts.tolist()):
         if count != len(params):
             raise RuntimeError(
-                f"DDP needs the same model on all ranks: rank {group.rank()} has {len(params)} parameters, "
+                f"DDP needs the same model on all ranks: rank {group.rank()} has {plural(len(params), 'parameters')}, "
                 f"rank {rank} has {count}."
             )
     layouts = [tuple(number for pair in zip(p.shape, p.stride(), strict=True) for number in pair) for p in params]

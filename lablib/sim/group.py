@@ -126,6 +126,7 @@ class _Collective:
     issues_s: tuple[float, ...]
     phases: tuple[str, ...]
     sources: tuple[Source, ...]
+    dtype: str
 
 
 class Group:
@@ -215,6 +216,7 @@ class Group:
                 issues_s=tuple(joined.issue_s for joined in arrived),
                 phases=tuple(joined.phase for joined in arrived),
                 sources=tuple(joined.source for joined in arrived),
+                dtype=_dtype([*arrived[0].sent, *arrived[0].received]),
             )
         )
         if len(self._stream) == 1:
@@ -255,6 +257,7 @@ class Group:
                 start_s,
                 end_s,
                 done.issues_s,
+                done.dtype,
                 done.cost.route,
             )
         )
@@ -327,14 +330,16 @@ class Group:
         time_s = edge.transfer_s(sent.nbytes)
         ready_s = max(send.issue_s, receive.issue_s)
         wires = self._wires.wires.number(pair_wires(cluster, [(sender.rank, receiver.rank)]))
-        on_end = partial(self._deliver, send, receive, sent.nbytes)
+        on_end = partial(self._deliver, send, receive, sent.nbytes, _dtype([sent]))
         transfer_s = max(0.0, time_s - edge.latency_s) if sent.nbytes else 0.0
         flow = Flow(ready_s, time_s, transfer_s, wires, on_end, (out_port, in_port))
         self._wires.start_in_turn(flow, send.turn)
         for message in (send, receive):
             self._wake_for_data(message)
 
-    def _deliver(self, send: Message, receive: Message, size_bytes: float, start_s: float, end_s: float) -> None:
+    def _deliver(
+        self, send: Message, receive: Message, size_bytes: float, dtype: str, start_s: float, end_s: float
+    ) -> None:
         if self._stops_message(send, receive, start_s, end_s):
             return
         sender, receiver = send.rank, receive.rank
@@ -353,6 +358,7 @@ class Group:
                 start_s,
                 end_s,
                 (send.issue_s, receive.issue_s),
+                dtype,
             )
         )
         for message in (send, receive):
@@ -426,6 +432,12 @@ class Group:
 def _move_message(sent: PerMember, received: PerMember) -> None:
     buffer = received[RECEIVER][0]
     buffer.copy_(sent[SENDER][0].reshape(buffer.shape))
+
+
+def _dtype(tensors: Sequence[Tensor]) -> str:
+    """That of all of them; "" where they differ, and of none."""
+    found = {tensor.dtype for tensor in tensors}
+    return str(found.pop()).removeprefix("torch.") if len(found) == 1 else ""
 
 
 def _issue_s(message: Message) -> float:

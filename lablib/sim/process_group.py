@@ -25,6 +25,7 @@ from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, handling, is_called_by_program, program_line
 from lablib.sim.work import Issued, SimWork
 from lablib.texts import safe_repr
+from lablib.units import plural
 
 _HIGHEST_TAG = 2**31 - 1
 _CPU = torch.device("cpu")
@@ -260,7 +261,8 @@ class SimProcessGroup(dist.ProcessGroup):
                     given, wanted = sender.sent[i].numel(), receiver.received[r].numel()
                     if given != wanted:
                         return _misfit(
-                            f"{name}: rank {sender.rank} sends {given} elements to rank {receiver.rank}, which expects "
+                            f"{name}: rank {sender.rank} sends {plural(given, 'elements')} to rank "
+                            f"{receiver.rank}, which expects "
                             f"{wanted}; make input split {i} of rank {sender.rank} equal output split {r} of rank "
                             f"{receiver.rank}.",
                             sender,
@@ -400,7 +402,7 @@ class SimProcessGroup(dist.ProcessGroup):
     def _count(self, name: str, tensors: Sequence[Tensor | list[Tensor]]) -> None:
         if len(tensors) != self.size():
             raise ValueError(
-                f"{name}: the list must hold one tensor a rank: got {len(tensors)} for {self.size()} ranks"
+                f"{name}: the list must hold one tensor a rank: got {len(tensors)} for {plural(self.size(), 'ranks')}"
             )
 
     def _divides(self, name: str, large: str, whole: Tensor, small: str, part: Tensor) -> None:
@@ -416,13 +418,13 @@ class SimProcessGroup(dist.ProcessGroup):
             if len(sizes) != self.size() or sum(sizes) != tensor.shape[0]:
                 raise ValueError(
                     f"all_to_all_single: {what}_split_sizes must hold one size a rank and add up to dim 0: "
-                    f"got {list(sizes)} for {self.size()} ranks and {tensor.shape[0]} rows"
+                    f"got {list(sizes)} for {plural(self.size(), 'ranks')} and {plural(tensor.shape[0], 'rows')}"
                 )
             return list(tensor.split(list(sizes)))
         if tensor.shape[0] % self.size():
             raise ValueError(
                 f"all_to_all_single: without split sizes, dim 0 of the {what} must be a multiple of the ranks: "
-                f"got {tensor.shape[0]} rows for {self.size()} ranks; give {what}_split_sizes"
+                f"got {plural(tensor.shape[0], 'rows')} for {plural(self.size(), 'ranks')}; give {what}_split_sizes"
             )
         return list(tensor.split([tensor.shape[0] // self.size()] * self.size()))
 

@@ -33,6 +33,7 @@ from lablib.sim.source import handling, is_program, program_line
 from lablib.sim.threads import owner as owner_of
 from lablib.sim.threads import set_owner
 from lablib.sim.watchdog import Watchdog, end_wait
+from lablib.units import plural
 
 THREAD_NAME = "sim rank"
 _AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
@@ -448,7 +449,10 @@ class Scheduler:
                 waits.append(Wait(seat.turn.rank, "has finished"))
         stuck = sum(not seat.has_finished for seat in self._seats)
         finished = len(self._seats) - stuck
-        headline = f"deadlock: {stuck} of {len(self._seats)} ranks wait and none can go on"
+        headline = (
+            f"deadlock: {stuck} of {plural(len(self._seats), 'ranks')} {'waits' if stuck == 1 else 'wait'} "
+            "and none can go on"
+        )
         if finished:
             headline += f"; {finished} returned without joining them"
         return self._blame(f"deadlock: {reason}" if reason else headline + ".", waits)

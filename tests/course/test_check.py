@@ -24,7 +24,7 @@ def right(values: list[float]) -> float:
 def test_a_right_answer_passes_with_what_was_measured(labs: Path):
     result = checks_for("90").mean(right)
     assert result.status == "passed" and result
-    assert "passes over the values: 1 passes, at most 1 passes" in result.message
+    assert "passes over the values: 1 pass, at most 1 pass" in result.message
     assert result.require() is result
 
 

@@ -70,7 +70,7 @@ def test_build_check_and_list(lab: Lab, capsys: pytest.CaptureFixture):
     code, _, err = said(capsys, "build", "--check")
     assert code == 1 and "90_example.ipynb is missing; run `lab build 90`" in err
     assert said(capsys, "build")[:2] == (0, "90_example: built\n")
-    assert said(capsys, "build", "--check")[:2] == (0, "1 labs are what their masters give.\n")
+    assert said(capsys, "build", "--check")[:2] == (0, "What the masters give: 1 lab.\n")
     code, out, _ = said(capsys, "list")
     words = " ".join(out.splitlines()[1].split())
     assert (code, words) == (0, "90 An example 7.5 0/2 not begun What does a master look like?")
@@ -101,7 +101,7 @@ def test_progress_shows_what_is_done_and_can_be_reset(labs: Path, capsys: pytest
     checks_for("90").size(40)
     code, out, _ = said(capsys, "progress")
     assert code == 0 and "1 of 2 exercises passed" in out
-    assert said(capsys, "progress", "--reset", "90")[1] == "90_example: forgot 1 exercises\n"
+    assert said(capsys, "progress", "--reset", "90")[1] == "90_example: forgot 1 exercise\n"
     assert "0 of 2 exercises passed" in said(capsys, "progress")[1]
 
 

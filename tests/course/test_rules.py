@@ -15,7 +15,7 @@ from lablib.course.draw import Draw
 from lablib.course.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.observe import observe
 from lablib.parallel import ring_all_reduce
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 
 def broken(rule: Callable[..., Any], *args: Any, **options: Any) -> RuleBroken:
@@ -135,9 +135,8 @@ def test_other_ways_not_to_work_in_place_are_told_apart(length: int, ranks: int)
     assert "x was given other memory on rank 0" in broken(rules.works_in_place, Expect(), run, sums).saw
     for answer in (returns_early, lambda x: returns_early(x)):
         error = broken(rules.works_in_place, Expect(), calls(answer, ranks, length=length), sums)
-        assert (
-            error.saw == f"nothing wrote to x on rank 0 of {ranks} ({length} elements): did the function return early?"
-        )
+        where = f"on rank 0 of {ranks} ({plural(length, 'elements')})"
+        assert error.saw == f"nothing wrote to x {where}: did the function return early?"
     answer = gives_the_name_to_another
     wrapped = calls(lambda x: answer(x), ranks, length=length)
     assert "x is as it was" in broken(rules.works_in_place, Expect(), wrapped, sums).saw

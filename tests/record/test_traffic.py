@@ -99,3 +99,15 @@ def test_real_ranks_say_the_same():
     real = launch(program, ranks=n, backend="gloo")
     found = {transfer.name: transfer.tensor_bytes for transfer in real.traffic.transfers}
     assert found == expected
+
+
+def test_the_type_of_the_tensors_is_told_where_they_have_one():
+    def program() -> None:
+        me, n = dist.get_rank(), dist.get_world_size()
+        dist.all_reduce(torch.ones(2, dtype=torch.float64))
+        dist.all_gather([torch.zeros(1) for _ in range(n)], torch.ones(1))
+        dist.send(torch.ones(1, dtype=torch.int16), 1) if me == 0 else dist.recv(torch.ones(1, dtype=torch.int16), 0)
+        dist.barrier()
+
+    run = launch(program, ranks=2)
+    assert [one.dtype for one in run.traffic.transfers] == ["float64", "float32", "int16", ""]

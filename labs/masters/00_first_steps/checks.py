@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lablib import Run, find_cluster, launch
+from lablib import Run, Transfer, find_cluster, launch
 from lablib.course import Expect, exercise
 from lablib.course.own_copy import own_copy
 from lablib.course.rules import (
@@ -24,7 +24,7 @@ from lablib.course.rules import (
     returns_new_tensors,
     sent_bytes_within,
 )
-from lablib.units import format_quantity
+from lablib.units import format_quantity, plural
 
 CLUSTER = "dgx-h100"
 
@@ -107,7 +107,12 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
         size_bytes = xs[0].numel() * xs[0].element_size()
         sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
         one_message_s = max(cluster.edge(rank, (rank + 1) % ranks).transfer_s(size_bytes) for rank in range(ranks))
-        expect.budget(f"seconds on {ranks} ranks: two messages", run.timeline.makespan_s, 2 * one_message_s, "s")
+        expect.budget(
+            f"seconds on {plural(ranks, 'ranks')}: two messages",
+            run.timeline.makespan_s,
+            2 * one_message_s,
+            "s",
+        )
 
 
 def _on_each(expect: Expect, rule: str, saw: list, expected: list) -> None:
@@ -154,7 +159,7 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
         for problem in (_not_a_pair(pair) for draw in draws for pair in draw):
             expect.that(rule, not problem, f"{problem} on rank {rank} of {ranks}", wanted) if problem else None
     expect.that(rule, True, "two", wanted)
-    sent = f"{format_quantity(run.traffic.sent_bytes(), 'B')} in {len(run.traffic)} communications"
+    sent = f"{format_quantity(run.traffic.sent_bytes(), 'B')} in {plural(len(run.traffic), 'communications')}"
     expect.that("nothing is sent, and nobody waits for another", not len(run.traffic), sent, "no communication")
     weights = [[draws[i][0][0] for draws in run.values] for i in range(len(seeds))]  # [seed][rank]
     data = [[draws[i][0][1] for draws in run.values] for i in range(len(seeds))]
@@ -414,5 +419,11 @@ def _finds(
     _none(expect, "a list is returned", other, "a list")
     changes_nothing(expect, run)
     communications_within(expect, run, at_most=1, at_least=int(ranks > 1))
-    told_bytes = sum(transfer.tensor_bytes for transfer in run.traffic.transfers)
-    expect.budget(f"bytes that {_ranks(ranks)} tell: one number each", told_bytes, 8 * ranks, "B")
+    told = sum(_numbers(transfer) for transfer in run.traffic.transfers)
+    expect.budget(f"numbers that {_ranks(ranks)} tell: one each", told, ranks, "numbers")
+
+
+def _numbers(transfer: Transfer) -> float:
+    """How many numbers its tensor has. One of more than 8 bytes is two; bytes of no one type are numbers themselves."""
+    size_bytes = getattr(torch, transfer.dtype).itemsize if transfer.dtype else 1
+    return transfer.tensor_bytes / min(size_bytes, 8)

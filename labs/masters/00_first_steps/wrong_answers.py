@@ -1285,7 +1285,7 @@ WRONG_ANSWERS = {
                 dist.all_gather(grads, grad)
                 return [rank for rank, each in enumerate(grads) if not each.isfinite().all()]
             """,
-            "one number each",
+            "numbers that",
         ),
         (
             "in single precision",
@@ -1375,7 +1375,29 @@ WRONG_ANSWERS = {
                 dist.all_gather(flags, torch.stack(kinds).float())
                 return [rank for rank, flag in enumerate(flags) if flag.any()]
             """,
+            "4 times the budget",
+        ),
+        (
+            "tells two numbers of 4 bytes",
+            """
+            def corrupted_ranks(grad):
+                kinds = [grad.isnan().any(), grad.isinf().any()]
+                flags = [torch.zeros(2) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.stack(kinds).float())
+                return [rank for rank, flag in enumerate(flags) if flag.any()]
+            """,
             "2 times the budget",
+        ),
+        (
+            "tells eight numbers of one byte",
+            """
+            def corrupted_ranks(grad):
+                mine = (~grad.isfinite()).any().byte().repeat(8)
+                flags = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, mine)
+                return [rank for rank, flag in enumerate(flags) if flag.any()]
+            """,
+            "8 times the budget",
         ),
         (
             "tells a number for each row",
