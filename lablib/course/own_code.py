@@ -140,12 +140,15 @@ def _used(function: FunctionType) -> Iterator[Any]:
     """What the code names: globals and imports, and where these are modules, what is taken from them.
 
     Modules under other names (`p = parallel`, `import lablib.parallel as p`) are followed; one that is used otherwise
-    (handed to a function, put into a list) is yielded itself.
+    (handed to a function, put into a list) is yielded itself, and so is one that is imported for nothing.
     """
     modules = {name: held for name, held in _bound(function).items() if isinstance(held, ModuleType)}
+    brought, loaded = set(modules), set()
     for code in _codes(function.__code__):
         steps = list(instructions(code))
         for at, (operation, name) in enumerate(steps):
+            if operation.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")):
+                loaded.add(name)
             if operation in ("LOAD_GLOBAL", "LOAD_NAME") and name in function.__globals__:
                 found, rest = _attribute(function.__globals__[name], steps, at + 1)
             elif operation.startswith(("LOAD_FAST", "LOAD_DEREF")) and name in modules:
@@ -159,6 +162,9 @@ def _used(function: FunctionType) -> Iterator[Any]:
                 modules[steps[rest][1]] = found
             else:
                 yield found
+    for name, module in modules.items():
+        if name not in brought | loaded and _is_lablib(module.__name__):
+            yield module
 
 
 def _attribute(value: Any, steps: list[tuple[str, Any]], at: int) -> tuple[Any, int]:

@@ -23,6 +23,41 @@ def hides_it_in_a_helper(x):
     return [uses_the_solution(each) for each in x]
 
 
+def imports_a_part(x):
+    from lablib import parallel  # noqa: F401
+
+
+def imports_it_under_another_name(x):
+    import lablib.parallel as p  # noqa: F401
+
+
+def imports_all_in_a_helper(x):
+    def helper():
+        import lablib  # noqa: F401
+
+
+def imports_and_names_its_phase(x):
+    import lablib.phases
+
+    with lablib.phase("forward"):
+        return x
+
+
+def imports_another_library(x):
+    import sys  # noqa: F401
+
+
+@pytest.mark.parametrize("answer", [imports_a_part, imports_it_under_another_name, imports_all_in_a_helper])
+def test_an_import_that_is_not_used_is_refused_too(answer):
+    with pytest.raises(RuleBroken, match="lablib.* as a whole"):
+        not_from_lablib(answer)
+
+
+@pytest.mark.parametrize("answer", [imports_and_names_its_phase, imports_another_library])
+def test_an_import_for_what_is_allowed_passes(answer):
+    not_from_lablib(answer)
+
+
 def test_what_is_allowed_may_be_taken_from_a_module():
     not_from_lablib(uses_exchange, allowed=("exchange",))
 

@@ -315,8 +315,9 @@ seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
 
 # %% [markdown]
 # Every second of a rank is one of four: **busy** computing; **exposed**, communicating while it computes nothing;
-# **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean over all ranks,
-# the sentence above the picture that of the ranks drawn. (MFU is the share of the GPUs' peak speed that was used.)
+# **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean over all ranks.
+# The picture's sentence has the mean over the ranks drawn, among which rank 1 weighs more. (MFU is the share of the
+# GPUs' peak speed that was used.)
 
 # %% [markdown]
 # These are predicted seconds of the simulated cluster, not seconds of your computer. They come out the same on any
@@ -673,7 +674,7 @@ def simulate(ranks, rows, factor, cluster):
 controls = [
     IntChoice("ranks", "Ranks", (2, 3, 4, 6, 8), 4),
     IntChoice("rows", "Rows of data on each rank", (32, 64, 128, 256), 128),
-    IntChoice("factor", "Rank 1 is slower by a factor of", (1, 2, 4, 8), 1),
+    IntChoice("factor", "Rank 1 takes this many times as long", (1, 2, 4, 8), 1),
     Choice("cluster", "Cluster", ("dgx-h100", "dgx-a100", "pcie-a100", "laptop"), "dgx-h100"),
 ]
 examples = [{"factor": 8}, {"cluster": "laptop"}]  # shown where there are no widgets
