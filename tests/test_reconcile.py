@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -203,3 +204,16 @@ def test_a_program_runs_predicted_and_measured_and_both_sides_have_its_collectiv
     names = ["group", "size_bytes", "predicted_calls", "measured_calls"]
     assert list(calls[names]) == ["world", 4000, 1, 1]
     assert len(found.repeats) == 2 and "is for ranks 4." in found.sentence()
+
+
+def test_where_nothing_is_off_nothing_is_furthest_off():
+    assert "Furthest off" not in Reconciliation.of(PREDICTED, [PREDICTED]).sentence()
+    assert "Furthest off" in Reconciliation.of(PREDICTED, [MEASURED]).sentence()
+
+
+def test_the_notes_of_the_measured_run_are_sentences_of_the_comparison(monkeypatch):
+    noted = replace(MEASURED, notes=["two ranks shared one GPU"])
+    module = sys.modules["lablib.reconcile"]
+    monkeypatch.setattr(module, "launch", lambda *_, backend="sim", **__: PREDICTED if backend == "sim" else noted)
+    monkeypatch.setattr(module, "host_load", lambda: HostLoad(0.0, 8))
+    assert reconcile(print, ranks=2, cluster="laptop", repeats=1).sentence().endswith(" Two ranks shared one GPU.")

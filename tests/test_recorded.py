@@ -133,3 +133,26 @@ def test_calls_of_several_sizes_are_added_up_and_their_rows_are_told_apart():
     comparison = Reconciliation.of(sizes, [sizes] * 2, loads=[BUSY])
     assert "(all_reduce 2)" in comparison.reading()
     assert {"all_reduce of 8 kB", "all_reduce of 2 MB"} <= set(comparison.beside(comparison.record()).index)
+
+
+def test_one_run_is_read_with_the_load_alone():
+    reading = Reconciliation.of(PREDICTED, [MEASURED], loads=[QUIET]).reading()
+    assert reading.startswith("Other programs kept 0.1 of 2 cores busy. The machine was quiet")
+
+
+def test_a_longest_work_is_told_only_of_several_on_which_both_sides_agree():
+    def on_one_rank(**seconds: float):
+        ends = [sum(list(seconds.values())[: i + 1]) for i in range(len(seconds))]
+        return run_of(
+            *(compute(0, end - s, end, k) for (k, s), end in zip(seconds.items(), ends, strict=True)), ranks=1
+        )
+
+    one, longer, shorter = (
+        on_one_rank(forward=1),
+        on_one_rank(forward=1, backward=2),
+        on_one_rank(forward=2, backward=1),
+    )
+    for predicted, measured, is_told in ((one, one, False), (longer, shorter, False), (longer, longer, True)):
+        reading = Reconciliation.of(predicted, [measured], loads=[BUSY]).reading()
+        assert ("on both, backward is the longest work" in reading) is is_told
+        assert ("longest work" in reading) is is_told

@@ -70,3 +70,10 @@ def test_a_check_that_draws_nothing_has_no_seed():
     assert expect.seed is None
     expect.draw.integer(0, 1)
     assert expect.seed == 4
+
+
+def test_every_option_and_both_ends_are_drawn():
+    draw = Draw(0)
+    assert {draw.choice("abc") for _ in range(100)} == set("abc")
+    assert {draw.integer(1, 3) for _ in range(100)} == {1, 2, 3}
+    assert {draw.integers(1, 1, 3)[0] for _ in range(100)} == {1, 2, 3}

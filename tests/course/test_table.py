@@ -48,3 +48,9 @@ def test_a_narrow_terminal_folds_no_line(command: str, columns: int, labs: Path,
     tabled = [line for line in lines if "passed; kept in" not in line]  # which ends in a path of any length
     assert max(map(len, tabled)) <= columns
     assert any("mean" in line for line in lines) if command == "progress" else any("90" in line for line in lines)
+
+
+@pytest.mark.parametrize(("width", "is_whole"), [(8, True), (7, False)])
+def test_a_table_as_wide_as_the_terminal_keeps_its_rows(width: int, is_whole: bool):
+    text = table(["a", "b"], [["123", "456"]], width)
+    assert (text == "a    b\n123  456") is is_whole

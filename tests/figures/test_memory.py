@@ -120,6 +120,23 @@ def test_the_peak_is_marked_and_the_sentence_says_when_what_and_where(examples):
     assert "toy has 2 kB" in {note.text for note in figure.layout.annotations}
 
 
+def test_a_category_is_named_in_its_band_where_that_is_thick_for_long():
+    long, short = Block(0, "parameter", 600, 0.0, 10.0), Block(0, "activation", 400, 4.0, 8.0)
+    thin, brief = Block(0, "gradient", 10, 0.0, 10.0), Block(0, "other", 500, 9.0, 9.1)
+    figure = figure_memory(Memory((long, short, thin, brief), 1), Timeline.of([Span(0, "compute", "a", "", 0, 10)], 1))
+    names = {note.text: (note.x, note.y) for note in figure.layout.annotations if note.text.startswith("<b>")}
+    up = scale(figure.layout.yaxis)
+    assert {"<b>parameter</b>", "<b>activation</b>"} <= names.keys()
+    assert not {"<b>gradient</b>", "<b>other</b>"} & names.keys()
+    bands = stack(figure)
+    for word, (time, height) in names.items():
+        name = word[3:-4]
+        if name in bands:
+            held, below = drawn_at(figure, time), list(bands)[: list(bands).index(name)]
+            floor = sum(held[other] for other in below)
+            assert floor < height * up < floor + held[name]
+
+
 def test_a_capacity_far_above_the_peak_is_said_and_not_drawn(examples):
     large = Device("large", {"float32": 1e12}, 80e9, 1e12)
     figure = figure_memory(examples.some_memory(), device=large)

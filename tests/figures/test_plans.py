@@ -94,6 +94,11 @@ def test_wide_ranges_are_logarithmic_and_end_near_what_matters():
     assert {"10 GB", "100 GB"} <= set(figure.layout.xaxis.ticktext)
 
 
+def test_a_plan_that_takes_nothing_stands_on_a_linear_axis():
+    figure = figure_plans([1.0, 1000.0], [0.0, 50e9], 80e9, ["free", "b"])
+    assert figure.layout.xaxis.type != "log" and figure.layout.xaxis.range[0] == 0
+
+
 def test_of_many_plans_some_are_drawn_and_the_front_whole():
     number = 3 * MAX_POINTS
     times = [1 + 1e-4 * i for i in range(number)]

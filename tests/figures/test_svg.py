@@ -19,6 +19,8 @@ from lablib.figures import describe, figure_lines, figure_timeline, figure_traff
 from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
 from lablib.figures.svg import figure_svg
+from lablib.figures.svg_axes import CHARACTER
+from lablib.figures.svg_canvas import WIDTH
 from lablib.figures.theme import AREAS, PAGE, TEXTS, THEME_CSS
 from lablib.run import Span, Timeline, Traffic, Transfer
 from tests.contrast import contrast
@@ -108,6 +110,19 @@ def test_the_squares_of_a_matrix_lie_side_by_side_and_fill_the_axes(n):
                 square[size] > 0
                 and min(abs(end - next_) for next_ in [*starts[1:], starts[-1] + squares[-1][size]]) < 0.2
             )
+
+
+@settings(max_examples=20)
+@given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=2, max_size=12, unique=True))
+def test_the_words_of_a_legend_stand_side_by_side_and_inside(names):
+    figure = figure_lines([1, 2], {name: [1.0, 2.0] for name in names}, "size", "time", "B", "s")
+    texts = [text for text in drawn(figure).iter(f"{SVG}text") if "".join(text.itertext()) in names]
+    places = {"".join(t.itertext()): (float(t.get("y") or 0), float(t.get("x") or 0)) for t in texts}
+    assert set(places) == set(names)
+    ordered = sorted((y, x, x + CHARACTER * len(name)) for name, (y, x) in places.items())
+    assert all(end <= WIDTH for _, _, end in ordered)
+    for (row, _, end), (next_row, start, _) in zip(ordered, ordered[1:], strict=False):
+        assert row < next_row or end + 26 <= start  # room for the next one's line
 
 
 def _everyone(n: int) -> dict[tuple[int, int], float]:

@@ -163,6 +163,26 @@ def test_a_dead_rank_leaves_the_others_waiting_and_nobody_communicating():
     assert [t.name for t in figure.data if t.name == "died"] and "communicates" not in describe(figure)
 
 
+@pytest.mark.parametrize(("share", "is_named"), [(0.05, False), (0.3, True)])
+def test_a_communication_says_its_name_where_there_is_room(share: float, is_named: bool):
+    spans = [
+        Span(0, "comm:world", "all_reduce", "forward", 0.0, share),
+        Span(0, "compute", "mm", "forward", share, 1.0),
+    ]
+    (text,) = [t for t in figure_timeline(Timeline.of(spans, 1)).data if getattr(t, "mode", None) == "text"]
+    said = [word for word in text.text if "C" in word]
+    assert said == ["<b>C  all_reduce</b>" if is_named else "<b>C</b>"]
+
+
+@given(st.floats(0.0, 1e3), st.floats(1e-6, 1e3))
+def test_the_axis_ends_little_beyond_the_run(start_s: float, time_s: float):
+    figure = figure_timeline(Timeline.of([Span(0, "compute", "mm", "forward", start_s, start_s + time_s)], 1))
+    (bar,) = [t for t in figure.data if t.legendgroup == "forward"]
+    end = bar.base[0] + bar.x[0]
+    first, last = figure.layout.xaxis.range
+    assert -0.01 * end <= first <= 0 and end <= last <= 1.02 * end
+
+
 def test_hover_names_the_operation_phase_start_duration_flops_bytes_dtype_and_line():
     line = "train.py:12: loss = (lambda: model(x) < 1)()"
     span = Span(0, "compute", "aten.mm", "forward", 1e-3, 3e-3, 2e9, 5e6, "bfloat16", line)

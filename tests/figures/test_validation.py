@@ -1,6 +1,7 @@
 """The figures of the validation: every row is a point, where its numbers say."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -78,6 +79,14 @@ def test_the_picture_has_every_row_twice_and_each_inside(report):
     for polygon in picture.iter(f"{SVG}polygon"):
         corners = [tuple(map(float, corner.split(","))) for corner in polygon.attrib["points"].split()]
         assert all(0 < x < width and 0 < y < height for x, y in corners)
+
+
+def test_the_axes_of_the_picture_end_within_half_a_decade_of_the_rows(report):
+    seconds = [s for one in report.timed for s in (one.measured.step_time_s, one.step_time_s)]
+    low, high = math.floor(2 * math.log10(min(seconds))) / 2, math.ceil(2 * math.log10(max(seconds))) / 2
+    marks = re.findall(r">([0-9.e+-]+) s<", validation_svg(report))
+    decades = {10.0**power for power in range(math.ceil(low), math.floor(high) + 1)}
+    assert {float(mark) for mark in marks} == decades
 
 
 def test_an_exact_prediction_stands_on_the_diagonal(report):

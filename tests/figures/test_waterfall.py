@@ -117,6 +117,19 @@ def test_plans_stand_side_by_side_on_one_scale(examples):
     assert set(table(figure)["plan"]) == {"A: data 4, tensor 2, pipeline 2", "B: data 8, tensor 2"}
 
 
+def test_a_part_that_one_plan_lacks_takes_it_no_time(examples):
+    whole = examples.some_prediction()
+    name, time_s = next(iter(whole.parts.items()))
+    left = examples.some_prediction(
+        parts={part: s for part, s in whole.parts.items() if part != name}, step_time_s=whole.step_time_s - time_s
+    )
+    rows = table(figure_waterfalls([whole, left], ["whole", "left"]))
+    seconds = {(row["plan"], row["part"]): row["seconds (s)"] for row in rows.to_dict("records")}
+    for plan, expected in (("whole", whole), ("left", left)):
+        assert sum(s for (of, _), s in seconds.items() if of == plan) == pytest.approx(expected.step_time_s)
+    assert seconds["left", name] == 0.0
+
+
 def test_plans_are_called_by_what_they_differ_in(examples):
     a, b = examples.some_prediction(), examples.some_prediction(recompute="full", micro_batch=4)
     assert differences([a, b]) == ["micro-batch 1, recompute none", "micro-batch 4, recompute full"]

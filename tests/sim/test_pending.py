@@ -124,3 +124,15 @@ def test_nothing_of_a_dropped_result_stays_alive():
         return int(reference.expired())
 
     assert launch(program, ranks=2).values == [1, 1]
+
+
+@pytest.mark.parametrize("num_kept", [0, 5, 40])
+def test_what_the_program_has_dropped_takes_no_room_for_long(num_kept: int):
+    pending = Pending()
+    kept = [torch.empty(8) for _ in range(num_kept)]
+    for x in kept:
+        pending.add(x, Awaited())
+    for i in range(500):
+        pending.add(torch.empty(8 + i), Awaited())
+        assert num_kept <= len(pending) <= max(16, 2 * (num_kept + 1)) + 1
+    del kept
