@@ -50,6 +50,13 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         ),
         (swap("ranks: int = 4", "ranks = 4"), 9, "name: type = literal"),
         (swap('checks_for("90")', 'checks_for("91")'), 44, '`check = checks_for("90")`'),
+        (
+            lambda text: text.replace('check = checks_for("90")', "check = None").replace(
+                "check.mean(mean)", 'check = checks_for("90")\ncheck.mean(mean)'
+            ),
+            44,
+            "a cell before the first check must say",
+        ),
         (swap('# %% tags=["check"]\ncheck.size(size_bytes)\n', ""), 50, "an exercise must be followed by its check"),
         (swap('# %% tags=["check"] points=2\ncheck.mean(mean)\n', ""), 33, "an exercise must be followed by its check"),
         (swap('# %% tags=["exercise"]\ndef mean', "# %%\ndef mean"), 44, "a check must come after its own exercise"),

@@ -82,3 +82,18 @@ def test_looking_takes_no_simulated_time_and_no_memory():
     spans = [[(s.rank, s.stream, s.name, s.start_s, s.end_s) for s in run.timeline.spans] for run in (plain, seen)]
     assert spans[0] == spans[1]
     assert plain.memory.peak_bytes(0) == seen.memory.peak_bytes(0)
+
+
+def test_only_an_assignment_to_the_first_argument_gives_its_name_to_another_tensor():
+    def into_another_name(x: torch.Tensor) -> None:
+        y = x * 2
+        x.add_(y)
+
+    def to_the_own_name(x: torch.Tensor) -> None:
+        x = x * 2
+
+    def held(x: torch.Tensor) -> None:
+        to_the_own_name(x)
+
+    found = [observe(answer, torch.ones(2)).rebinds for answer in (into_another_name, to_the_own_name, held)]
+    assert found == [False, True, True]

@@ -1,0 +1,42 @@
+"""Where time went, against every second of every rank one by one, whatever overlaps."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib import Run, Span, Timeline, Traffic
+from lablib.record.spent import Part, parts_of
+
+Call = tuple[tuple[int, ...], int]  # when each rank calls, when it is over
+
+calls = st.tuples(st.tuples(st.integers(0, 12), st.integers(0, 12)), st.integers(1, 5)).map(
+    lambda call: (call[0], max(call[0]) + call[1])
+)
+work = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 15), st.integers(1, 5)), max_size=6)
+
+
+@given(work, st.lists(calls, max_size=3))
+def test_every_second_of_a_rank_is_compute_exposed_waiting_or_idle(work, calls: list[Call]):
+    spans = [Span(rank, "compute", "mm", "forward", start, start + took) for rank, start, took in work]
+    for number, (starts, end) in enumerate(calls):  # each of its own size, so that they meet in any order
+        spans += [
+            Span(rank, "comm:world", "all_reduce", "forward", start, end, 0.0, number + 1.0)
+            for rank, start in enumerate(starts)
+        ]
+    found = parts_of(Run([None] * 2, Timeline.of(spans, 2), Traffic(), [""] * 2, "gloo", "somewhere"))
+
+    first, last = min((s.start_s for s in spans), default=0), max((s.end_s for s in spans), default=0)
+    expected = dict.fromkeys(("busy", "exposed", "waiting", "idle"), 0.0)
+    for rank in range(2):
+        for t in range(int(first), int(last)):
+            is_busy = any(at == rank and start <= t < start + took for at, start, took in work)
+            is_talking = any(max(starts) <= t < end for starts, end in calls)
+            is_waiting = any(starts[rank] <= t < max(starts) for starts, _ in calls)
+            state = "busy" if is_busy else "exposed" if is_talking else "waiting" if is_waiting else "idle"
+            expected[state] += 1 / 2  # of a mean rank
+    assert found[Part("makespan", "makespan")].time_s == last - first
+    busy = found.get(Part("compute", "forward"))
+    assert (busy.time_s if busy else 0.0) == pytest.approx(expected.pop("busy"))
+    assert {kind: found[Part(kind, kind)].time_s for kind in expected} == pytest.approx(expected)
+    for number, (starts, end) in enumerate(calls):
+        assert found[Part("communication", "all_reduce", "world", number + 1.0)].time_s == end - max(starts)
