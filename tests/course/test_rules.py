@@ -56,6 +56,12 @@ def test_a_right_answer_keeps_every_rule(ranks: int, dtype: torch.dtype, length:
     rules.same_on_every_rank(expect, [call.value for call in run.values], "the mean")
 
 
+@pytest.mark.parametrize("factor", [-1.0, 1 + 1e-5])
+def test_a_factor_is_told_where_it_is_one_and_not_where_an_answer_is_nearly_right(factor: float):
+    error = broken(rules.is_mean, Expect(), calls(lambda x: right(x) * factor), mean_of(3))
+    assert ("-1 times the mean" in error.saw) is (factor == -1) and ("times the mean" in error.saw) is (factor == -1)
+
+
 @given(ranks=st.integers(2, 7), wrong=st.sampled_from(["sum", "twice divided", "first half"]))
 def test_what_is_no_mean_is_told_by_its_factor(ranks: int, wrong: str):
     def answer(x):
