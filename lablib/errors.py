@@ -126,6 +126,10 @@ class UnwaitedWarning(UserWarning):
     """A program dropped the handle of a communication without waiting for it; `Run.notes` holds the same sentence."""
 
 
+class WriteInFlightWarning(UserWarning):
+    """A program wrote to what it gave to a communication before it waited; `Run.notes` holds the same sentence."""
+
+
 class LaunchTimeoutError(LaunchError):
     """The program was still running after `timeout_s` seconds of real time, and was ended."""
 

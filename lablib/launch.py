@@ -36,7 +36,8 @@ def launch(
     """Run `fn(*args)` on every rank and return what happened.
 
     The default process group is initialized before `fn` starts; `fn` itself is plain `torch.distributed` code. On `sim`
-    a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note.
+    a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note,
+    and a write to what is in flight until then a `WriteInFlightWarning` and a note.
 
     A rank starts with the notebook's settings (default dtype, working directory, ...), with random generators seeded by
     its number, and computes with one thread, as under torchrun; what it changes of these is its own, and gone when the

@@ -21,11 +21,18 @@ from lablib.course.learner_code import (
 )
 from lablib.course.result import Result
 from lablib.course.time_limit import TimeIsUp, time_limit
-from lablib.errors import LaunchError, LaunchTimeoutError, RankError, UnwaitedWarning
+from lablib.errors import LaunchError, LaunchTimeoutError, RankError, UnwaitedWarning, WriteInFlightWarning
 
 _GRACE_S = 2.0
 _MAX_LINES = 20
 _INSIDE = "inside the library: no line of yours was running"
+_RULES = {  # what a launch warns of -> the rule that it breaks, what was expected
+    UnwaitedWarning: ("every communication is waited for", "a wait() for each asynchronous call"),
+    WriteInFlightWarning: (
+        "nothing is written to before the wait() of its communication",
+        "the wait() first, or a copy",
+    ),
+}
 _TOO_LONG = "your code comes to its end"
 
 
@@ -47,7 +54,7 @@ def run_check(
     expect = Expect(seed, limit_s, answers=answer)
     try:
         # A program on ranks that takes too long is ended by its launch, which knows ranks and lines: it comes first.
-        with time_limit(limit_s + _GRACE_S), _everything_waited_for():
+        with time_limit(limit_s + _GRACE_S), _no_luck():
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:
@@ -77,23 +84,24 @@ def _printed(expect: Expect) -> str:
 
 
 @contextmanager
-def _everything_waited_for() -> Iterator[None]:
-    """Break a rule when a launch inside drops the handle of a communication: its values are right by luck, if at all.
+def _no_luck() -> Iterator[None]:
+    """Break a rule when a launch inside drops the handle of a communication, or writes to what is in flight: its values
+    are right by luck, if at all.
 
     A rule that such values break is the consequence; this one is what the learner must know.
     """
     broken: RuleBroken | None = None
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UnwaitedWarning)
+        for category in _RULES:
+            warnings.simplefilter("always", category)
         try:
             yield
         except RuleBroken as error:
             broken = error
     for warning in caught:
-        if issubclass(warning.category, UnwaitedWarning):
-            raise RuleBroken(
-                "every communication is waited for", str(warning.message), "a wait() for each asynchronous call"
-            ) from broken
+        if warning.category in _RULES:
+            rule, expected = _RULES[warning.category]
+            raise RuleBroken(rule, str(warning.message), expected) from broken
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if broken is not None:

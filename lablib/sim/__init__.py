@@ -23,7 +23,8 @@ Read in this order:
     group.py           where members meet: collectives, sends and receives, and their times
     group_orders.py    who made which groups in which order
     work.py            waiting
-    unwaited.py        what nobody waited for
+    in_flight.py       writes to what is in flight
+    unwaited.py        what nobody waited for, and what was written too early
     pending.py         results that are waited for when they are touched
     process_group.py   torch.distributed's view of it all
     store.py           the key-value store

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lablib.cost.op import tensors_in
 from lablib.cost.pricer import Pricer
 from lablib.sim.facts import Facts, facts_of
+from lablib.sim.in_flight import InFlight
 from lablib.sim.ledger import Books, Ledger
 from lablib.sim.lines import Lines
 from lablib.sim.place import Place
@@ -66,6 +67,7 @@ class Clock(TorchDispatchMode):
         self._pricer = pricer
         self._place = Place(rank, books.lines if books else Lines())
         self.ledger = rank.ledger = Ledger(rank, books, self._place) if books else None
+        self._in_flight = rank.in_flight = InFlight()
         self._is_free_of_time = pricer.device.memory_bandwidth_bytes_per_s == float("inf")
         self._facts: dict[int, Facts] = {}
         self._is_backward = False
@@ -101,7 +103,10 @@ class Clock(TorchDispatchMode):
         if facts.is_block:
             self._enter_or_leave(func, args)
         self._place.moved()
+        before = self._in_flight.before(facts, args, kwargs) if self._in_flight else None
         out = self._run(func, args, kwargs)
+        if before:
+            self._in_flight.after(before)
         if _num_function_modes():
             # A mode of the program's surroundings (shapes.py) must not answer for the tensors that are looked at here.
             with torch._C.DisableTorchFunction():

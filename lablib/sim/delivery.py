@@ -12,7 +12,8 @@ the rules allow:
 A collective that blocks finds every member waiting, so nothing is kept and nothing is copied twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ from torch import Tensor
 PerMember = Sequence[Sequence[Tensor]]
 SENDER, RECEIVER = 0, 1  # the two members of a message
 Move = Callable[[PerMember, PerMember], None]  # what each member gave in -> what each member wants filled
+
+
+@contextmanager
+def unseen_by_torch() -> Iterator[None]:
+    """torch's own bookkeeping (autograd, function and dispatch modes) must not see the simulator's copies.
+
+    Inference mode, as tensors made in it may not be written outside.
+    """
+    with torch.inference_mode(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
 
 
 class Delivery:
@@ -56,9 +67,7 @@ class Delivery:
         self._waiting.add(member)
         if self._loaded is None and member not in self._kept:
             return
-        # torch's own bookkeeping (autograd, function and dispatch modes) must not see the simulator's copies. Inference
-        # mode, as tensors made in it may not be written outside.
-        with torch.inference_mode(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with unseen_by_torch():
             if self._loaded is not None:
                 self._move()
             for buffer, result in zip(*self._kept.pop(member, ((), ())), strict=True):

@@ -10,6 +10,9 @@ from lablib.cost.op import is_free
 _READ = torch.ops.aten._local_scalar_dense.default  # what `item()` becomes
 
 
+_PART = ("index", "indices", "mask")
+
+
 class Facts(NamedTuple):
     """The facts of one operator.
 
@@ -22,6 +25,8 @@ class Facts(NamedTuple):
         waits: whether it waits for a communication that fills one of its arguments.
         allocates: whether its result may be new memory.
         takes_lists: whether it has lists of tensors among its arguments.
+        writes: place and name of the arguments that it may write to.
+        writes_all: whether it writes to all elements of these; else to those of some indices or a mask, or to none.
         resizes: whether it may change the size of a storage.
         is_collective: whether it is a communication.
         gives_gradient: whether autograd uses it to put a gradient into `.grad`.
@@ -35,6 +40,8 @@ class Facts(NamedTuple):
     waits: bool
     allocates: bool
     takes_lists: bool
+    writes: tuple[tuple[int, str], ...]
+    writes_all: bool
     resizes: bool
     is_collective: bool
     gives_gradient: bool
@@ -56,6 +63,13 @@ def facts_of(op: Any) -> Facts:
         waits=not is_free(op) or op is _READ,
         allocates=any(r.alias_info is None and "Tensor" in str(r.type) for r in schema.returns),
         takes_lists=any("Tensor" in str(a.type) and "List" in str(a.type) for a in schema.arguments),
+        writes=tuple(
+            (place, a.name)
+            for place, a in enumerate(schema.arguments)
+            # `t_()` and its like only change how the memory is seen.
+            if a.alias_info is not None and a.alias_info.is_write and torch.Tag.inplace_view not in op.tags
+        ),
+        writes_all=not plain.startswith("_fused") and not any(a.name in _PART for a in schema.arguments),
         resizes=plain.startswith(("resize", "set_")) or any(a.is_out for a in schema.arguments),
         is_collective="c10d" in op.namespace,
         gives_gradient=plain in ("detach", "clone", "new_empty_strided"),

@@ -294,18 +294,20 @@ class SimProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> SimWork:
         self._global(dst)
-        message = self._message("send", tensors[0], dst, tag)
+        raw = _raw(tensors)
+        message = self._message("send", raw[0], dst, tag)
         self._group.post_send(message)
-        return self._work(message, SENDER, message.source, [])
+        return self._work(message, SENDER, message.source, raw, [], [])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
         self._global(src)
         return self._receive(tensors, src, tag)
 
     def _receive(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
-        message = self._message("recv", tensors[0], src, tag)
+        raw = _raw(tensors)
+        message = self._message("recv", raw[0], src, tag)
         self._group.post_receive(message)
-        return self._work(message, RECEIVER, message.source, tensors)
+        return self._work(message, RECEIVER, message.source, [], raw, tensors)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> SimWork:
         return self._receive(tensors, ANY_SOURCE, tag)
@@ -354,12 +356,24 @@ class SimProcessGroup(dist.ProcessGroup):
         call = self._group.join(
             self._member, newcomer, move, misfit, lambda joined: _payload(kind, joined, root), kind, root
         )
-        return self._work(call, self._member, source, received if results is None else results)
+        results = received if results is None else results
+        return self._work(call, self._member, source, raw_sent, raw_received, results, order=self._group)
 
-    def _work(self, event: Event, member: int, source: Source, results: Sequence[Tensor]) -> SimWork:
+    def _work(
+        self,
+        event: Event,
+        member: int,
+        source: Source,
+        sent: Sequence[Tensor],
+        received: Sequence[Tensor],
+        results: Sequence[Tensor],
+        order: object | None = None,
+    ) -> SimWork:
         issued = Issued(event, member, source, is_called_by_program())
         work = SimWork(self._rank_state, self._scheduler, [issued], results)
         self._rank_state.unwaited[issued] = work
+        if issued.is_own and self._rank_state.in_flight is not None:
+            self._rank_state.in_flight.add(issued, sent, received, order)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -374,9 +388,8 @@ class SimProcessGroup(dist.ProcessGroup):
             self.accepts((tensor,))
         _check_tag(tag)
         rank = self._rank_state
-        raw = _raw([tensor])
         if rank.ledger is not None:
-            rank.ledger.communicates(raw)
+            rank.ledger.communicates([tensor])
         peer_label = "any rank" if peer == ANY_SOURCE else f"rank {self._global(peer)}"
         return Message(
             kind,
@@ -384,7 +397,7 @@ class SimProcessGroup(dist.ProcessGroup):
             self._member,
             peer,
             tag,
-            raw[0],
+            tensor,
             rank.clock_s,
             rank.phase(),
             program_line(),

@@ -34,6 +34,7 @@ from lablib.sim.port import Port
 from lablib.sim.random_state import RandomStates
 
 if TYPE_CHECKING:
+    from lablib.sim.in_flight import InFlight
     from lablib.sim.ledger import Ledger
     from lablib.sim.work import Issued, SimWork
 
@@ -132,6 +133,7 @@ class Rank:
         world: torch's registry of its process groups.
         pending: results under way whose future the program holds.
         unwaited: communications that were issued on this rank and not waited for, in that order.
+        in_flight: what they were given, while it runs with a clock (in_flight.py).
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class Rank:
         self.phases: list[str] = []
         self.pending = Pending()
         self.unwaited: dict[Issued, SimWork] = {}
+        self.in_flight: InFlight | None = None
         self.ledger: Ledger | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self._ports: dict[str, Port] = {}

@@ -34,6 +34,7 @@ from lablib.errors import (
     RankError,
     UnwaitedWarning,
     Wait,
+    WriteInFlightWarning,
 )
 from lablib.exits import ends_well
 from lablib.faults import Fault
@@ -65,7 +66,7 @@ from lablib.sim.source import is_program, program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
 from lablib.sim.threads import followed_threads
-from lablib.sim.unwaited import unwaited_notes
+from lablib.sim.unwaited import unwaited_notes, written_notes
 from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.sim.world import WORLD
 from lablib.texts import traceback_text
@@ -206,7 +207,10 @@ class _Simulation:
         unwaited = unwaited_notes(self._ranks)
         for note in unwaited:
             warnings.warn(note, UnwaitedWarning, stacklevel=4)
-        return self._result([*notes, *unwaited, *self._notebook.notes()])
+        written = written_notes(self._ranks)
+        for note in written:
+            warnings.warn(note, WriteInFlightWarning, stacklevel=4)
+        return self._result([*notes, *unwaited, *written, *self._notebook.notes()])
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""

@@ -20,6 +20,8 @@ _COMMUNICATION = (
     _LABLIB + "sim",
     os.path.join(_TORCH, "distributed", "distributed_c10d.py"),
     os.path.join(_TORCH, "distributed", "c10d_logger.py"),
+    os.path.join(_TORCH, "overrides.py"),  # through these a call passes under a mode: shapes.py, a default device
+    os.path.join(_TORCH, "utils", "_device.py"),
     os.path.join(os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py"),  # around deprecated functions
 )
 _STDLIB = os.path.dirname(os.__file__) + os.sep

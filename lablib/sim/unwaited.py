@@ -1,6 +1,6 @@
-"""Communications that a program never waited for: a finding, as their buffers hold garbage on real processes."""
+"""What a program does with communications that is right by luck on the simulator: dropped handles, and early writes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lablib.record.traffic import short_ranks
 from lablib.sim.rank import Rank
@@ -10,22 +10,52 @@ _MAX_NOTES = 8
 
 def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
     """A sentence for each line of the program that issued communications whose handle was dropped without a wait."""
-    found: dict[tuple[str, str], dict[int, int]] = {}  # (what, line) -> rank -> how many
-    for rank in ranks:
-        for issued in (issued for issued in rank.unwaited if issued.is_own):
-            counts = found.setdefault((issued.event.title, str(issued.source)), {})
-            counts[rank.rank] = counts.get(rank.rank, 0) + 1
-    notes = [_note(title, source, counts) for (title, source), counts in found.items()]
-    if len(notes) > _MAX_NOTES:
-        notes[_MAX_NOTES:] = [f"{len(notes) - _MAX_NOTES} more lines issued communications that nobody waited for"]
-    return notes
-
-
-def _note(title: str, source: str, counts: dict[int, int]) -> str:
-    who = f"rank {next(iter(counts))}" if len(counts) == 1 else f"ranks {short_ranks(tuple(counts))}"
-    most = max(counts.values())
-    times = f", {most} times" if most > 1 else ""
-    return (
-        f"{who} never waited for {title}{times} ({source}): on real processes a buffer holds garbage until wait(); "
-        "keep what the call returns and call wait() on it"
+    return _notes(
+        (
+            (rank.rank, (issued.event.title, str(issued.source)))
+            for rank in ranks
+            for issued in rank.unwaited
+            if issued.is_own
+        ),
+        "{who} never waited for {}{times} ({}): on real processes a buffer holds garbage until wait(); "
+        "keep what the call returns and call wait() on it",
+        "issued communications that nobody waited for",
     )
+
+
+def written_notes(ranks: Sequence[Rank]) -> list[str]:
+    """A sentence for each line that wrote to what is in flight (in_flight.py). Who never waits is told that."""
+    return _notes(
+        (
+            (rank.rank, (what, str(line), issued.event.title, str(issued.source)))
+            for rank in ranks
+            if rank.in_flight is not None
+            for issued, what, line in rank.in_flight.findings
+            if issued not in rank.unwaited
+        ),
+        "{who} {} a tensor in flight{times} ({}), that of {} ({}): on real processes the call may read or fill it "
+        "at any time until its wait(); wait() first, or use a copy",
+        "used a tensor in flight",
+    )
+
+
+def _notes(found: Iterable[tuple[int, tuple[str, ...]]], sentence: str, others: str) -> list[str]:
+    """A sentence for everything that was found, with its ranks and how often it was at most on one of them.
+
+    Args:
+        found: (rank, words of the sentence).
+        sentence: with a place for each of the words, for who and for how many times.
+        others: what is said of lines beyond the eighth.
+    """
+    counts: dict[tuple[str, ...], dict[int, int]] = {}
+    for rank, words in found:
+        of_words = counts.setdefault(words, {})
+        of_words[rank] = of_words.get(rank, 0) + 1
+    notes = []
+    for words, times in counts.items():
+        who = f"rank {next(iter(times))}" if len(times) == 1 else f"ranks {short_ranks(tuple(times))}"
+        most = max(times.values())
+        notes.append(sentence.format(*words, who=who, times=f", {most} times" if most > 1 else ""))
+    if len(notes) > _MAX_NOTES:
+        notes[_MAX_NOTES:] = [f"{len(notes) - _MAX_NOTES} more lines {others}"]
+    return notes

@@ -122,6 +122,8 @@ class SimWork(dist.Work):
     def _wait_for(self, issued: Issued, joins: bool) -> None:
         """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
         event = issued.event
+        if self._rank.in_flight is not None:
+            self._rank.in_flight.remove(issued)
         event.delivery.await_by(issued.member)
         if not (event.is_final if joins else event.is_done):
             (event.end_waiters if joins else event.data_waiters).append(self._rank.rank)

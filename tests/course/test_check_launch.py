@@ -117,6 +117,21 @@ def test_a_handle_that_is_dropped_breaks_a_rule_of_its_own_whatever_the_values(a
     assert "ranks 0-3 never waited for all_reduce" in result.saw and "async_op=True" in result.saw
 
 
+def scales_too_early(x: torch.Tensor) -> None:
+    """The values are right."""
+    work = dist.all_reduce(x, async_op=True)
+    x *= 1.0
+    assert work is not None
+    work.wait()
+
+
+def test_a_write_to_what_is_in_flight_breaks_a_rule_of_its_own_whatever_the_values():
+    result = run_check("90", all_reduce, scales_too_early)
+    assert (result.status, result.rule) == ("failed", "nothing is written to before the wait() of its communication")
+    assert "ranks 0-3 wrote to a tensor in flight" in result.saw and "x *= 1.0" in result.saw
+    assert result.expected == "the wait() first, or a copy"
+
+
 def test_a_stub_and_an_exception_count_before_a_dropped_handle():
     def raises(x: torch.Tensor) -> None:
         dist.all_reduce(x, async_op=True)

@@ -508,7 +508,7 @@ def overlap(module):
             param.grad /= dist.get_world_size()
     return finish
 """,
-            "lets go of the works of its step",
+            "wrote to a tensor in flight",
         ),
         (
             "removes its hooks after the first step",
