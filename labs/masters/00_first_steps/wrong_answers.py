@@ -508,6 +508,34 @@ WRONG_ANSWERS = {
             """,
             "holds what its left neighbour gave",
         ),
+        (
+            "clears what it still sends",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                sending = dist.isend(x, dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                x.zero_()
+                sending.wait()
+                return inbox
+            """,
+            "wrote to a tensor in flight",
+        ),
+        (
+            "receives into what it still sends",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                x = x.clone()
+                sending = dist.isend(x, dst=(rank + 1) % world_size)
+                receiving = dist.irecv(x, src=(rank - 1) % world_size)
+                sending.wait()
+                receiving.wait()
+                return x
+            """,
+            "gave recv of group world a tensor in flight",
+        ),
     ],
     "weights_and_data": [
         (
