@@ -175,6 +175,17 @@ def average_gradients(module):
 """,
             "the answer is your own code",
         ),
+        (
+            "divides what is still being summed",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        work = dist.all_reduce(param.grad, async_op=True)
+        param.grad /= dist.get_world_size()
+        work.wait()
+""",
+            "wrote to a tensor in flight",
+        ),
     ],
     "plan_buckets": [
         (
@@ -708,6 +719,23 @@ def overlap(module):
 """,
             "overlap returns a function",
         ),
+        (
+            "divides in the hook what is still being summed",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        works.append(dist.all_reduce(param.grad, async_op=True))
+        param.grad /= dist.get_world_size()
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "wrote to a tensor in flight",
+        ),
     ],
     "last_all_reduce_end": [
         (
@@ -992,6 +1020,21 @@ def accumulate(replica, loss_of, micro_batches):
     (loss_of(replica, micro_batches.pop()) / num).backward()
 """,
             "argument 3 (a list) changed",
+        ),
+        (
+            "divides what is still being summed",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    with replica.no_sync():
+        for micro_batch in micro_batches:
+            loss_of(replica, micro_batch).backward()
+    works = [dist.all_reduce(param.grad, async_op=True) for param in replica.parameters()]
+    for param in replica.parameters():
+        param.grad /= len(micro_batches) * dist.get_world_size()
+    for work in works:
+        work.wait()
+""",
+            "wrote to a tensor in flight",
         ),
     ],
 }
