@@ -62,6 +62,16 @@ def test_a_factor_is_told_where_it_is_one_and_not_where_an_answer_is_nearly_righ
     assert ("-1 times the mean" in error.saw) is (factor == -1) and ("times the mean" in error.saw) is (factor == -1)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_how_near_a_mean_must_be_goes_with_its_size_and_type(scale: float, dtype: torch.dtype):
+    wanted = torch.tensor([1.0, 2.0, -4.0], dtype=dtype) * scale
+    rounding = torch.finfo(dtype).eps * 4 * scale  # of the largest
+    near, far = (wanted + torch.tensor([error, 0, 0], dtype=dtype) for error in (rounding, 1e-2 * scale))
+    rules.is_mean(Expect(), [observe(lambda: near)], wanted)
+    assert "elements differ" in broken(rules.is_mean, Expect(), [observe(lambda: far)], wanted).saw
+
+
 @given(ranks=st.integers(2, 7), wrong=st.sampled_from(["sum", "twice divided", "first half"]))
 def test_what_is_no_mean_is_told_by_its_factor(ranks: int, wrong: str):
     def answer(x):
