@@ -40,3 +40,12 @@ def test_every_second_of_a_rank_is_compute_exposed_waiting_or_idle(work, calls: 
     assert {kind: found[Part(kind, kind)].time_s for kind in expected} == pytest.approx(expected)
     for number, (starts, end) in enumerate(calls):
         assert found[Part("communication", "all_reduce", "world", number + 1.0)].time_s == end - max(starts)
+
+
+def test_a_message_begins_when_its_sender_has_come_where_the_receiver_was_first():
+    send = Span(0, "comm:world:send", "send to 1", "forward", 3.0, 4.0, 0.0, 8.0)
+    receive = Span(1, "comm:world:recv", "recv from 0", "forward", 1.0, 4.0, 0.0, 8.0)
+    found = parts_of(Run([None] * 2, Timeline.of([send, receive], 2), Traffic(), [""] * 2, "gloo", "somewhere"))
+    # Time begins with the receiver's call, at 1; the mean of two ranks, one of which receives for a second.
+    assert found[Part("communication", "send", "world", 8.0)].time_s == 1 / 2
+    assert found[Part("waiting", "waiting")].time_s == 2 / 2 and found[Part("makespan", "makespan")].time_s == 3
