@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from lablib.cost.op import is_free, op_cost
+from lablib.cost.op import is_free, op_time_s
 from lablib.hardware.device import Device
 
 PricedOp = tuple[Any, tuple, dict, Any]  # operator, arguments, keyword arguments, result
@@ -63,7 +63,7 @@ def priced_ops(case: Case) -> list[PricedOp]:
 
 def predicted_s(ops: list[PricedOp], device: Device) -> float:
     """What the simulator charges for these operators."""
-    return sum(op_cost(*op, device).time_s for op in ops)
+    return sum(op_time_s(*op, device) for op in ops)
 
 
 @contextmanager

@@ -271,10 +271,22 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
         device: where it would run.
     """
     size_bytes = op_bytes(op, args, kwargs, out)
+    time_s = op_time_s(op, args, kwargs, out, device, size_bytes)
+    if not has_arithmetic(op):
+        return OpCost(time_s, 0.0, size_bytes, "")
+    call = Call(op, args, kwargs, out)
+    return OpCost(time_s, _flops(call), size_bytes, _dtype(call))
+
+
+def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size_bytes: float | None = None) -> float:
+    """The time of `op_cost` alone, for who asks it of many devices: to count the FLOPs takes as long again.
+
+    `size_bytes`: of `op_bytes`, where they are known.
+    """
+    size_bytes = op_bytes(op, args, kwargs, out) if size_bytes is None else size_bytes
     if has_arithmetic(op):
-        call = Call(op, args, kwargs, out)
-        compute_s = _SECONDS.get(op._schema.name.removeprefix("aten::"), _plain)(call, device)
-        flops, dtype, time_s = _flops(call), _dtype(call), max(compute_s, stream_time_s(size_bytes, device))
+        compute_s = _SECONDS.get(op._schema.name.removeprefix("aten::"), _plain)(Call(op, args, kwargs, out), device)
+        time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
-        flops, dtype, time_s = 0.0, "", memory_bound_time_s(size_bytes, device)
-    return OpCost(float(time_s + num_kernels(op, args) * device.kernel_overhead_s), flops, size_bytes, dtype)
+        time_s = memory_bound_time_s(size_bytes, device)
+    return float(time_s + num_kernels(op, args) * device.kernel_overhead_s)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.cost import OpCost, matmul_time_s, op_cost
-from lablib.cost.op import is_free
+from lablib.cost.op import is_free, op_time_s
 from lablib.hardware import DEVICES, Device
 
 # Figures that keep mental arithmetic easy: 1 TFLOP/s peak of float32 at half efficiency, 1 TB/s, no overhead.
@@ -45,7 +45,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not is_free(func):
-            self.costs.append((func._schema.name, op_cost(func, args, kwargs or {}, out, self.device)))
+            cost = op_cost(func, args, kwargs or {}, out, self.device)
+            assert op_time_s(func, args, kwargs or {}, out, self.device) == cost.time_s
+            self.costs.append((func._schema.name, cost))
         return out
 
 

@@ -1,5 +1,7 @@
 """When the planner and the simulator agree on a step: time and memory; seconds on the wires of every axis."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,11 @@ def agrees_on_communication(
         exposed_s = step.exposed_s(stage_ranks[0]) - early_s
         total_s, shown_s = prediction.communication[collectives]
         assert shown_s == pytest.approx(exposed_s, abs=_WIRES * total_s + 1e-12), collectives
+
+
+def thorough(value: Any) -> Any:
+    """A parameter that tells nothing another does not, for a run with --all."""
+    return pytest.param(value, marks=pytest.mark.thorough)
 
 
 def _is_of_buckets(span: Span) -> bool:

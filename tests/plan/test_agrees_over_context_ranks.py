@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lablib import launch
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
-from tests.plan.agreement import agrees
+from tests.plan.agreement import agrees, thorough
 from tests.plan.context_step import ContextJob, Model, places, predicted, train
 
 
@@ -41,8 +41,8 @@ _SIZES = {
 }
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("context", [2, 4, 8])
+@pytest.mark.parametrize("micro_batches", [thorough(1), 2])
+@pytest.mark.parametrize("context", [2, thorough(4), 8])
 @pytest.mark.parametrize("sizes", list(_SIZES.values()), ids=list(_SIZES))
 def test_a_ring_and_what_merges_its_rounds(sizes, context, micro_batches):
     config = replace(sizes["config"], max_seq_len=sizes["config"].max_seq_len * context)

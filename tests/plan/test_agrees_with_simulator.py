@@ -22,7 +22,7 @@ from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, STACKS, Parallel, predict
 from lablib.script import simulate_script
-from tests.plan.agreement import agrees, agrees_on_communication
+from tests.plan.agreement import agrees, agrees_on_communication, thorough
 from tests.plan.gpt_step import OPTIMIZERS, Job, predicted, train
 from tests.plan.tensor_step import gpt3
 
@@ -124,7 +124,7 @@ def test_one_rank_of_any_size(
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("config", [_SMALL, _WIDE, _LONG], ids=["small", "wide", "long"])
+@pytest.mark.parametrize("config", [_SMALL, thorough(_WIDE), _LONG], ids=["small", "wide", "long"])
 @pytest.mark.parametrize("kind", ["ddp", "zero1", "fsdp"])
 def test_data_parallel_with_and_without_shards(kind, config, micro_batches):
     data_parallel(kind, 4, config, 2, micro_batches)
@@ -147,7 +147,7 @@ _ONE_LAYER = GPTConfig(num_layers=1, d_model=1000, num_heads=8, vocab_size=256, 
 _ODD = GPTConfig(num_layers=2, d_model=504, num_heads=8, vocab_size=30001, max_seq_len=77)
 
 
-@pytest.mark.parametrize("config", [_SMALL, _WIDE, _ONE_LAYER], ids=["small", "wide", "one layer"])
+@pytest.mark.parametrize("config", [_SMALL, thorough(_WIDE), _ONE_LAYER], ids=["small", "wide", "one layer"])
 @pytest.mark.parametrize(
     "how",
     [{"reshard": False}, {"replicas": 2}, {"recompute": "full"}, {"recompute": "selective"}],
@@ -172,7 +172,9 @@ def test_sizes_that_ranks_do_not_divide(ranks):
     data_parallel("fsdp", ranks, _ODD, 1, 2, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("config", [_SMALL, _WIDE, _LONG, _ONE_LAYER], ids=["small", "wide", "long", "one layer"])
+@pytest.mark.parametrize(
+    "config", [_SMALL, thorough(_WIDE), thorough(_LONG), _ONE_LAYER], ids=["small", "wide", "long", "one layer"]
+)
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_sharded_parameters_in_32_bits_under_layers_in_16(micro_batches, config):
     data_parallel("fsdp", 4, config, 2, micro_batches, is_mixed=True)

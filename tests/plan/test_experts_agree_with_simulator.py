@@ -108,22 +108,31 @@ def train(
         stepper.zero_grad()
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+CASES = {
+    # Cluster, ranks, sizes of the model, experts, sequences, micro-batches, dtype.
+    "large experts": ("dgx-a100", 4, (2, 1024, 8, 8192, 512), (8, 2, 4096), 2, 2, "float32"),
+    "a large head": ("dgx-a100", 4, (3, 256, 4, 8192, 2048), (8, 2, 1024), 2, 1, "float32"),
+    "activations": ("dgx-a100", 8, (3, 512, 8, 512, 1024), (16, 4, 512), 4, 1, "float32"),
+    "micro-batches": ("dgx-a100", 8, (3, 512, 8, 512, 1024), (16, 4, 512), 4, 3, "float32"),
+    "small experts": ("dgx-h100", 16, (3, 512, 8, 512, 1024), (64, 8, 256), 4, 2, "bfloat16"),
+    "one expert a rank": ("perlmutter", 8, (2, 1024, 16, 1024, 512), (8, 1, 2048), 4, 2, "bfloat16"),
+    "launches": ("dgx-a100", 2, (2, 256, 4, 1024, 256), (32, 4, 128), 1, 1, "float32"),
+    "slow wires": ("pcie-a100", 16, (4, 256, 4, 1024, 512), (32, 2, 512), 2, 3, "float32"),
+    "one rank, odd sizes": ("dgx-a100", 1, (2, 512, 8, 1001, 500), (6, 2, 768), 3, 2, "float32"),
+}
+LONGEST = ("slow wires", "small experts", "micro-batches", "activations")  # with recomputation: thorough
+
+
 @pytest.mark.parametrize(
-    ("cluster", "ranks", "sizes", "experts", "batch", "micro_batches", "dtype"),
+    ("case", "recompute"),
     [
-        pytest.param("dgx-a100", 4, (2, 1024, 8, 8192, 512), (8, 2, 4096), 2, 2, "float32", id="large experts"),
-        pytest.param("dgx-a100", 4, (3, 256, 4, 8192, 2048), (8, 2, 1024), 2, 1, "float32", id="a large head"),
-        pytest.param("dgx-a100", 8, (3, 512, 8, 512, 1024), (16, 4, 512), 4, 1, "float32", id="activations"),
-        pytest.param("dgx-a100", 8, (3, 512, 8, 512, 1024), (16, 4, 512), 4, 3, "float32", id="micro-batches"),
-        pytest.param("dgx-h100", 16, (3, 512, 8, 512, 1024), (64, 8, 256), 4, 2, "bfloat16", id="small experts"),
-        pytest.param("perlmutter", 8, (2, 1024, 16, 1024, 512), (8, 1, 2048), 4, 2, "bfloat16", id="one expert a rank"),
-        pytest.param("dgx-a100", 2, (2, 256, 4, 1024, 256), (32, 4, 128), 1, 1, "float32", id="launches"),
-        pytest.param("pcie-a100", 16, (4, 256, 4, 1024, 512), (32, 2, 512), 2, 3, "float32", id="slow wires"),
-        pytest.param("dgx-a100", 1, (2, 512, 8, 1001, 500), (6, 2, 768), 3, 2, "float32", id="one rank, odd sizes"),
+        pytest.param(case, how, id=f"{name}-{how}", marks=[pytest.mark.thorough] * (how == "full" and name in LONGEST))
+        for how in ("none", "full")
+        for name, case in CASES.items()
     ],
 )
-def test_experts_over_ranks(cluster, ranks, sizes, experts, batch, micro_batches, dtype, recompute):
+def test_experts_over_ranks(case, recompute):
+    cluster, ranks, sizes, experts, batch, micro_batches, dtype = case
     config, mixture = GPTConfig(*sizes, d_ff=1), Experts(*experts)
     program = partial(train, config, mixture, getattr(torch, dtype), batch, micro_batches, recompute == "full")
     run = launch(program, ranks=ranks, cluster=cluster, fidelity="shapes")
