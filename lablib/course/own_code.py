@@ -6,6 +6,7 @@ What an answer can reach is followed to its end: names in its code with their at
 inside it, other names for a module (`p = parallel`), closures, default arguments, and what these hold: helpers of the
 notebook, lists, dicts, namespaces, partial functions, wrappers, classes and their objects. Ways to reach things without
 a name (frames, `sys.modules`, `__globals__`, `globals()`, `exec`) are refused: they also lead to what a check knows.
+So are torch's stores, by which ranks could pass values that no traffic shows.
 """
 
 import dis
@@ -25,6 +26,7 @@ from lablib.course.learner_code import is_installed
 _ALWAYS = ("phase",)  # it names a part of the timeline
 _MODULES = ("builtins", "gc", "importlib", "inspect")
 _ATTRIBUTES = ("__globals__", "__subclasses__", "f_back", "f_globals", "f_locals", "tb_frame")
+_STORES = ("_get_default_store", "_get_process_group_store", "_World", "Store", "TCPStore", "FileStore", "HashStore")
 _BUILTINS = ("__import__", "eval", "exec", "globals")
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _MAX_ITEMS = 1000  # of one container
@@ -73,6 +75,8 @@ def _reason(value: Any, allowed: set[str]) -> str:
         return "sys.modules" if value is sys.modules else "sys._getframe"
     if isinstance(value, ModuleType) and _is_lablib(home):
         return f"{home} as a whole"
+    if home.startswith("torch.") and getattr(value, "__name__", type(value).__name__) in _STORES:
+        return "torch's store, by which values pass that no traffic shows"
     if value is sys:
         return "sys as a whole"
     if isinstance(value, FunctionType | type) and _is_lablib(home) and value.__name__ not in allowed:

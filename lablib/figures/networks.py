@@ -57,14 +57,15 @@ def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
     things += [Node(f"L{leaf}", x, 1, "switch") for leaf, x in enumerate(x_leaf)]
     things += [Node(f"P{pod}", x, 2, "switch") for pod, x in enumerate(x_pod)]
     links = [Edge(str(node), f"L{leaf}", "node to leaf") for node, leaf in enumerate(leaf_of)]
-    links += [Edge(f"L{leaf}", f"P{pod}", "leaf to pod") for leaf, pod in enumerate(pod_of)]
+    up = topology.nodes_per_leaf / topology.oversubscription  # wires of a leaf, in those of a node
+    links += [Edge(f"L{leaf}", f"P{pod}", "leaf to pod", up) for leaf, pod in enumerate(pod_of)]
     if len(x_pod) > 1:
         things.append(Node("C", _mean(x_pod), 3, "switch"))
-        links += [Edge(f"P{pod}", "C", "pod to core") for pod in range(len(x_pod))]
+        links += [Edge(f"P{pod}", "C", "pod to core", topology.leaves_per_pod * up) for pod in range(len(x_pod))]
     far = topology.hops(0, num_nodes - 1)
     summary = (
         f"{plural(num_nodes, 'nodes')} under {len(x_leaf)} leaf switches (L), in {len(x_pod)} pods (P), "
-        "joined by the core (C); "
+        "joined by the core (C); a link is thicker the more nodes it serves; "
     )
     return things, links, summary + f"from the first node to the last a message passes {far} switches."
 
@@ -83,7 +84,7 @@ def _dragonfly(topology: Dragonfly, num_nodes: int) -> Picture:
         things.append(Node(f"R{router}", x + 0.9 * cos(angle), y + 0.9 * sin(angle), "router"))
         for node in range(router * per_router, min((router + 1) * per_router, num_nodes)):
             spread = angle + 0.5 * (node - router * per_router - (per_router - 1) / 2)
-            things.append(Node(str(node), x + 2.0 * cos(spread), y + 2.0 * sin(spread), "node"))
+            things.append(Node(str(node), x + 2.4 * cos(spread), y + 2.4 * sin(spread), "node"))
             links.append(Edge(str(node), f"R{router}", "node to router"))
     groups = [range(g * per_group, min((g + 1) * per_group, num_routers)) for g in range(num_groups)]
     links += [Edge(f"R{a}", f"R{b}", "inside a group") for group in groups for a, b in combinations(group, 2)]

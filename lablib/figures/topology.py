@@ -23,6 +23,7 @@ _COLORS = {
     "switch": "#D9D9D9",
     "router": "#D9D9D9",
 }
+_THICKEST = 9.0  # pixels of a link
 _OTHERS = ("triangle-up", "star", "pentagon")
 
 
@@ -38,11 +39,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A link between two nodes, by name; `level` groups links in the legend ("NVLink", "InfiniBand 400G")."""
+    """A link between two nodes, by name; `level` groups links in the legend ("NVLink", "InfiniBand 400G").
+
+    A link of several `wires` is drawn thicker; those of one level have as many.
+    """
 
     a: str
     b: str
     level: str = "link"
+    wires: float = 1.0
 
 
 @checked
@@ -113,7 +118,8 @@ def _links(links: Sequence[Edge], level: str, number: int, by_name: Mapping[str,
             xs += [*(x for x, _ in path), None]
             ys += [*(y for _, y in path), None]
     look = series_look(number)
-    line = {"color": look.color, "dash": look.dash, "width": 2.2}
+    wires = max(link.wires for link in links if link.level == level)
+    line = {"color": look.color, "dash": look.dash, "width": min(2.2 * wires, _THICKEST)}
     return go.Scatter(x=xs, y=ys, mode="lines", line=line, name=level, hoverinfo="skip")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +90,20 @@ def test_a_function_of_lablib_is_found_in_whatever_holds_it(solution: str, aroun
         not_from_lablib(held, allowed=["ring_all_gather"])
     assert raised.value.saw == f"it uses parallel.{solution}"
     assert raised.value.expected == "your own lines, with torch, torch.distributed and parallel.ring_all_gather"
+
+
+def by_the_store(x):
+    dist.distributed_c10d._get_default_store().set("x", "1")
+
+
+def by_a_store_imported(x):
+    from torch.distributed import TCPStore as Shelf  # pyright: ignore[reportPrivateImportUsage]
+
+    Shelf("localhost", 1)
+
+
+def by_the_world_of_groups(x):
+    return dist.distributed_c10d._world.pg_map
 
 
 def by_sys_modules(x):
@@ -184,6 +199,9 @@ def in_a_default_module(x, p=parallel):
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
+        (by_the_store, "torch's store"),
+        (by_a_store_imported, "torch's store"),
+        (by_the_world_of_groups, "torch's store"),
         (by_sys_modules, "sys.modules"),
         (by_sys, "sys"),
         (by_modules_imported, "sys.modules"),

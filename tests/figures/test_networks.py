@@ -20,6 +20,14 @@ def test_a_fat_tree_has_a_switch_a_leaf_one_a_pod_and_a_core():
     assert "passes 5 switches" in describe(figure)
 
 
+@pytest.mark.parametrize("oversubscription, thicker", [(1.0, 2.0), (2.0, 1.0)])
+def test_a_fat_tree_is_as_thick_above_as_it_serves_nodes(oversubscription, thicker):
+    figure = figure_network(FatTree(2, 2, oversubscription=oversubscription), 8)
+    width = {trace.name: trace.line.width for trace in figure.data if trace.mode == "lines"}
+    assert width["leaf to pod"] == thicker * width["node to leaf"]
+    assert width["pod to core"] == 2 * width["leaf to pod"]
+
+
 def test_a_small_fat_tree_needs_no_core():
     assert "pod to core" not in levels(figure_network(FatTree(2, 2), 4))
 

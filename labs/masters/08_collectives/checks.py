@@ -26,7 +26,7 @@ from lablib.errors import LaunchError, RankError
 from lablib.hardware import Cluster
 from lablib.units import format_quantity
 
-ONE_NODE = find_cluster("dgx-h100").free_compute().replace(devices_per_node=16)
+ONE_NODE = find_cluster("dgx-h100").free_compute().replace(devices_per_node=64)
 LINK = ONE_NODE.intra
 HALVES = ("exchange", "ring_reduce_scatter", "ring_all_gather")
 SENDS = "dist.send, dist.recv, dist.isend, dist.irecv"
@@ -34,6 +34,7 @@ SENDS = "dist.send, dist.recv, dist.isend, dist.irecv"
 AllReduce = Callable[..., Any]
 Shape = tuple[int, ...]
 Ask = Callable[[int, Shape, torch.dtype], None]
+AGAIN = "a second call in the same program sums as the first did, whatever its size"
 GROUP_ADVICE = (
     "Is `group` given everywhere: to get_rank, to get_world_size, to each send and receive? `group_dst` and "
     "`group_src` take ranks of the group, which count its members from 0; `dst` and `src` take those of the world."
@@ -85,24 +86,41 @@ def messages_only(expect: Expect, run: Run, where: str, allowed: str) -> None:
 
 
 def odd_size(expect: Expect, n: int) -> int:
-    """A number of elements that n does not divide (n is 2 or more); more than one too many, where it can be."""
-    return n * expect.draw.integer(20, 60) + expect.draw.integer(min(2, n - 1), n - 1)
+    """A number of elements that n does not divide (n is 2 or more); three too many or more, where it can be.
+
+    Three, since whoever leaves them all in one chunk sends too unequal shares then, whichever n is drawn.
+    """
+    return n * expect.draw.integer(20, 60) + expect.draw.integer(min(3, n - 1), n - 1)
 
 
 def ask_all(expect: Expect, ask: Ask, counts: Sequence[int]) -> None:
-    """On these four numbers of ranks and on 1, 2 and 3: sizes that n divides or not, shapes and types, few elements."""
-    a, b, c, d = counts
+    """On these numbers of ranks and on 1 to 5: sizes that n divides or not, shapes and types, few elements."""
+    a, b, c, d, many = counts
     draw = expect.draw
     with expect.as_one(f"so it is on {', '.join(map(str, counts))} ranks, with other sizes and shapes", ALL_ASKED):
-        ask(a, (a * draw.integer(20, 60),), torch.float32)
+        ask(a, (a * draw.integer(20, 600),), torch.float32)
         ask(b, (odd_size(expect, b),), torch.float64)
         ask(c, (2, draw.integer(11, 29)), torch.int64)
         ask(d, (draw.integer(1, d - 1),), torch.float64)
-    with expect.as_one("so it is on 1, 2 and 3 ranks, for a single number and for nothing", ALL_ASKED):
-        for n in (1, 2, 3):
+        ask(many, (odd_size(expect, many),), torch.int64)
+    with expect.as_one("so it is on 1 to 5 ranks, for a single number and for nothing", ALL_ASKED):
+        for n in (1, 2, 3, 4, 5):
             ask(n, (7,), torch.float32)
         ask(draw.integer(2, 3), (), torch.float64)
         ask(draw.integer(2, 5), (0,), torch.float32)
+
+
+def call_again(expect: Expect, all_reduce: AllReduce, n: int) -> None:
+    """Two calls on each rank, as in two steps of training: nothing that the first left behind changes the second."""
+    draw = expect.draw
+    first, second = (drawn(expect, n, (size,)) for size in draw.integers(2, 2 * n, 20 * n))
+
+    def program(parts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        own, xs = own_copy(all_reduce), parts[dist.get_rank()]
+        return [observe(own, x).args[0] for x in xs]
+
+    run = expect.launch(program, list(zip(first, second, strict=True)), ranks=n, cluster=ONE_NODE)
+    expect.close(AGAIN, run.values, [[total(first), total(second)]] * n, rtol=1e-4, atol=1e-2)
 
 
 def run_in_a_group(expect: Expect, all_reduce: AllReduce, allowed: str = SENDS) -> tuple[Run, list[int], Tensor]:
@@ -181,7 +199,8 @@ def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
         within_budget(run_on(expect, answer, parts, allowed=allowed), range(n), parts[0])
 
     ask(4, (1024,), torch.float32)
-    ask_all(expect, ask, expect.draw.integers(4, 5, 9))
+    ask_all(expect, ask, [*expect.draw.integers(4, 5, 9), expect.draw.integer(10, 20)])
+    call_again(expect, answer, 4)
     within_budget(*run_in_a_group(expect, answer, allowed))
 
 
@@ -211,7 +230,8 @@ def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
         within_budget(run_on(expect, answer, parts), range(n), parts[0])
 
     ask(8, (256,), torch.float32)
-    ask_all(expect, ask, expect.draw.integers(4, 4, 12))
+    ask_all(expect, ask, [*expect.draw.integers(4, 4, 12), expect.draw.integer(13, 40)])
+    call_again(expect, answer, 4)
     within_budget(*run_in_a_group(expect, answer))
 
 
@@ -227,17 +247,11 @@ def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
 def crossing_size_bytes(expect: Expect, answer: Callable[[int, float, float], Any]) -> None:
     not_from_lablib(answer)
     draw = expect.draw
-    powers = [8, 2 ** draw.integer(2, 12)]
-    others = [
-        draw.choice((6, 7, 12, 13, 14, 15)),
-        draw.choice((5, 9, 10, 11)),
-        draw.integer(17, 22),
-        draw.integer(65, 90),
-        *draw.integers(3, 100, 5000),
-    ]
+    powers = [8, *(2**k for k in range(2, 13))]
+    others = [6, *(n for n in range(5, 100) if n & (n - 1)), *draw.integers(9, 100, 5000)]
     for n in [*powers, *others]:
         rounds = next(k for k in range(20) if 2**k >= n)  # log2 n, rounded up
-        alpha, bandwidth = 10 ** draw.number(-6, -4), 10 ** draw.number(9, 12)
+        alpha, bandwidth = 10 ** draw.number(-6, -4), 10 ** draw.number(9 if n < 1000 else 11, 12)
         size, beta = number_of_bytes(expect, answer(n, alpha, bandwidth)), 1 / bandwidth
         ring, tree = (2 * (n - 1) * (alpha + size / n * beta), 2 * rounds * (alpha + size * beta))
         # Both times are straight lines of the size, so their difference says how far off it is.
@@ -303,16 +317,18 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
 
     ask(8, (1024,))
     small, large = draw.shuffled((4, 8))
-    with expect.as_one("so it is on 4, 8 and 16 ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.as_one("so it is on 4, 8, 16 and 32 ranks, with other sizes and shapes", ALL_ASKED):
         ask(small, (small * draw.integer(20, 60),))
         ask(large, (draw.integer(2, 3), draw.integer(41, 59)), torch.int64)
         ask(16, (odd_size(expect, 16),), torch.float64)
+        ask(32, (odd_size(expect, 32),))
         ask(4, (draw.integer(1, 3),))
     with expect.as_one("so it is on 1 and 2 ranks, for a single number and for nothing", ALL_ASKED):
         ask(1, (7,))
         ask(2, (7,))
         ask(2, (), torch.float64)
         ask(4, (0,))
+    call_again(expect, answer, 4)
 
 
 @exercise(
@@ -339,14 +355,17 @@ def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
 
     ask(4, 2, 1024)
     few, many = draw.shuffled((3, 4))
-    with expect.as_one("so it is on one to four nodes of 1 to 6 ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.as_one("so it is on one to seven nodes of 1 to 9 ranks, with other sizes and shapes", ALL_ASKED):
         ask(2, few, odd_size(expect, 2 * few), dtype=torch.float64)
         ask(3, many, 2, draw.integer(31, 59), dtype=torch.int64)
-        ask(draw.integer(5, 6), 2, odd_size(expect, 10))
+        ask(5, 2, 10 * draw.integer(20, 60) + 4)  # 4, 5: what is left over is seen wherever it is put
+        ask(draw.integer(7, 9), 2, odd_size(expect, 12))
+        ask(2, draw.integer(5, 7), odd_size(expect, 10))
         ask(3, draw.integer(2, 3), draw.integer(1, 2))
         ask(draw.integer(2, 4), 1, odd_size(expect, 5))
         ask(1, 3, odd_size(expect, 3))
         ask(2, 2, 0)
+    call_again(expect, lambda x: answer(x, 2), 4)
 
 
 def network_within_budget(expect: Expect, run: Run, cluster: Cluster, size: int, item: int) -> None:

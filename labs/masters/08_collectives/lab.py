@@ -8,16 +8,16 @@
 # and find out which way wins where.
 
 # %%
+from functools import partial
 from statistics import median
 
 import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import LINKS, DeadlockError, Link, find_cluster, launch, parallel, phase, reconcile
-from lablib.calibration import this_machine
+from lablib import LINKS, Link, find_cluster, launch, parallel, phase, reconcile
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.course import checks_for, print_error, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import (
     figure_collective_cost,
     figure_lines,
@@ -41,15 +41,18 @@ cluster: str = "dgx-h100"  # the simulated machine
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # fewer sizes, a few seconds
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=4
 # ## What is to be done
 #
 # A *rank* is one process of a distributed program; here each has a GPU of its own. A *collective* is a call that all
 # ranks make together. *All-reduce* is the collective that sums: every rank gives a tensor, and every rank gets the sum
 # of all of them.
 
-
 # %%
+if ranks < 2:
+    raise ValueError(f"ranks must be 2 or more, since one rank has nobody to send to: got {ranks}; try ranks = 8")
+
+
 def digits(all_reduce):
     """Rank r puts in 10^r, so that each decimal digit of the sum belongs to one rank."""
     x = torch.full((6,), 10 ** dist.get_rank())
@@ -57,9 +60,9 @@ def digits(all_reduce):
     return x
 
 
-run = launch(digits, dist.all_reduce, ranks=4, cluster=cluster)
-print("rank 0 holds", run.values[0].tolist())
-print("rank 3 holds", run.values[3].tolist())
+summed_digits = launch(digits, dist.all_reduce, ranks=4, cluster=cluster).values
+print("rank 0 holds", summed_digits[0].tolist())
+print("rank 3 holds", summed_digits[3].tolist())
 
 # %% [markdown]
 # 1111 = 1 + 10 + 100 + 1000: the part of each of the four ranks is in it, once. You will meet this tensor again when
@@ -72,29 +75,33 @@ print("rank 3 holds", run.values[3].tolist())
 my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
 print("My guess through rank 0:", my_guess_mb or "no", "MB; the best way:", my_best_mb or "no", "MB")
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=4
 # ## What one message costs
 #
 # What carries messages from one GPU to another is a *link*. A message of S bytes takes about **T = α + S β** seconds
 # (Hockney, 1994). The *latency* α passes before the first byte arrives. Each byte then takes β, so the *bandwidth* is
-# 1/β. NVLink and PCIe join GPUs inside a machine. InfiniBand and RoCE (its protocol on Ethernet) join machines; NDR is
-# the InfiniBand generation of 400 Gb/s.
+# 1/β. NVLink joins GPUs inside a machine. InfiniBand joins machines; NDR is its generation of 400 Gb/s.
+
 
 # %%
-links = [LINKS[name] for name in ("nvlink4", "pcie5", "infiniband-ndr", "roce-100")]
-sizes = [2.0**k for k in range(4, 31)]
+def message_s(link, size_bytes):
+    """T = α + S β."""
+    return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
+
+
+nvlink, infiniband = LINKS["nvlink4"], LINKS["infiniband-ndr"]
+sizes_bytes = [2.0**k for k in range(4, 31)]
 curves, halves = {}, {}
-for link in links:
-    alpha, beta = link.latency_s, 1 / link.bandwidth_bytes_per_s
-    curves[link.name] = [alpha + size * beta for size in sizes]
-    halves[f"α/β of {link.name}"] = alpha / beta
-show(figure_collective_cost(sizes, curves, halves, title="One message against its size"))
+for link in (nvlink, infiniband):
+    curves[link.name] = [message_s(link, size_bytes) for size_bytes in sizes_bytes]
+    halves[f"α/β of {link.name}"] = link.latency_s * link.bandwidth_bytes_per_s
+show(figure_collective_cost(sizes_bytes, curves, halves, title="One message against its size"))
 
 # %% [markdown]
 # At α/β bytes (Hockney's n½) a message spends half of its time on latency. Far below that size all messages cost the
 # same, α; far above it they cost their bytes, S β. Everything in this lab is about which of the two you pay.
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=4
 # ## A star
 #
 # Two calls are enough to build any collective: `dist.send` and `dist.recv`, *point to point* from one rank to another.
@@ -117,80 +124,45 @@ def star_all_reduce(tensor):
         dist.send(tensor, other)
 
 
-print(f"{2 * (ranks - 1)} messages pass through rank 0, each of the whole tensor")
-
-
-# %% [markdown]
-# A small program tries out any all-reduce: random numbers in, their sum out. Whole numbers add up exactly in any order,
-# so the sum must be equal and not just close.
-
-
-# %%
-def summed(all_reduce, size, dtype=torch.float32):
-    """What this rank put in, and what it got out."""
-    x = (100 * torch.randn(size)).to(dtype)
+def summed(all_reduce, num_floats):
+    """What this rank put in, random numbers, and what it got out."""
+    x = torch.randn(num_floats)
     before = x.clone()
     all_reduce(x)
     return before, x
 
 
-def assert_sums(run):
-    """Every rank holds the sum of what all ranks put in."""
-    total = sum(before for before, _ in run.values)
-    assert all(torch.equal(after, total) for _, after in run.values)
-
-
 here = {"ranks": ranks, "cluster": cluster, "backend": backend}  # where to run
-run = launch(summed, star_all_reduce, 1_000_000, torch.int64, **here)
-assert_sums(run)
-show(figure_traffic(run.traffic, ranks, title="Star: bytes sent by each rank"))
+star_run = launch(summed, star_all_reduce, 2_000_000, **here)
+total = sum(before for before, _ in star_run.values)
+print("every rank holds the sum:", all(torch.allclose(after, total, atol=1e-4) for _, after in star_run.values))
+show(figure_traffic(star_run.traffic, ranks, title="Star: bytes sent by each rank, 8 MB each time"))
 
 # %% [markdown]
-# The values are right, and the work is unfair: all messages pass through rank 0, one after another, while the other
-# links are idle. With twice the ranks it takes twice as long. A good all-reduce keeps all links busy all the time.
+# The work is unfair: all messages pass through rank 0, one after another, while the other links are idle. With twice
+# the ranks it takes twice as long. A good all-reduce keeps all links busy all the time.
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=14
 # ## A ring
 #
 # Cut the tensor into n *chunks*, one a rank. In each step rank r sends one chunk to rank r + 1, receives another from
 # rank r − 1, and adds it to its own. Ranks and chunks are counted *mod n*, as on a clock: after n − 1 comes 0, as with
-# `% n` in Python.
+# `% n` in Python. Here are the steps of four ranks.
 
 # %%
-n = 4
-steps = range(n - 1)
-sends = {f"rank {r} sends": [f"chunk {(r - s) % n}" for s in steps] for r in range(n)}
-pd.DataFrame(sends, index=[f"step {s}" for s in steps])
+sends = {f"rank {r} sends": [f"chunk {(r - s) % 4}" for s in range(3)] for r in range(4)}
+pd.DataFrame(sends, index=["step 0", "step 1", "step 2"])
 
 # %% [markdown]
 # Follow chunk 0: it starts at rank 0, collects the parts of ranks 1, 2 and 3, and is complete at rank 3. This first
 # half is called *reduce-scatter*: the sum is there, scattered over the ranks: chunk 0 at rank 3, chunk 1 at rank 0, so
-# chunk r + 1 (mod n) at rank r. In the second half, *all-gather*, the
-# complete chunks travel round once more, and everybody keeps a copy.
+# chunk r + 1 (mod n) at rank r. In the second half, *all-gather*, the complete chunks travel round once more, and
+# everybody keeps a copy.
 
 # %% [markdown]
-# There is one trap. On gloo and on the simulator `dist.send` returns when the receiver has taken the message. If every
-# rank first sends and then receives, nobody ever receives: a *deadlock*. Real machines hang; the simulator says who
-# waits for whom, and where.
-
-
-# %%
-def everybody_sends_first():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    x, y = torch.ones(4), torch.empty(4)
-    dist.send(x, (rank + 1) % n)
-    dist.recv(y, (rank - 1) % n)
-
-
-try:
-    launch(everybody_sends_first, ranks=3, cluster=cluster)
-except DeadlockError as error:
-    print_error(error)
-
-# %% [markdown]
-# With NCCL, the library for GPUs, the *host* (the CPU that gives the GPU its work) goes on at once, but the GPUs wait
-# for each other all the same. The cure is to hand over both messages together, and then to wait for both. `exchange`
-# does it; it names ranks by `group_peer`, their place in the *group* of ranks taking part (`None`: all).
+# There is one trap. `dist.send` waits until its receiver comes. If every rank first sends and then receives, nobody
+# ever receives: a *deadlock*. The cure is to hand over both messages together, and then to wait for both. `exchange`
+# does it. It names ranks by `group_peer`, their place in the *group*: the ranks that take part (`None`: all).
 
 # %%
 show_source(parallel.exchange)
@@ -244,95 +216,60 @@ show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 #
 # > **T = 2 (n − 1) (α + S/n β)**
 #
-# To see this alone, let the simulated GPUs compute in no time. From here on lablib's own ring runs, whether you have
-# solved the exercise or not.
-
-# %%
-machine = find_cluster(cluster).free_compute()
-size_bytes = 8_000_000
-ring_run = launch(summed, parallel.ring_all_reduce, size_bytes // 4, ranks=ranks, cluster=machine)
-slowest = machine.edge(ranks - 1, 0)  # the link that closes the ring
-alpha, beta = slowest.latency_s, 1 / slowest.bandwidth_bytes_per_s
-formula_s = 2 * (ranks - 1) * (alpha + size_bytes / ranks * beta)
-print(f"simulated {ring_run.timeline.makespan_s:.9g} s, formula {formula_s:.9g} s")
-
-# %% [markdown]
-# Once more with other sizes and numbers of ranks, against `lablib.cost.collective_cost`, which holds such formulas. The
-# simulator knows single messages and nothing of formulas; each row stands only if both agree to nine digits, in seconds
-# and in bytes. 16 ranks fill a DGX and a second one: since every step waits for all its messages, the slowest link sets
-# the pace of each. (NCCL's own estimate counts the network's latency 2 (N − 1) times only, on N nodes.)
+# The simulator knows single messages and nothing of this formula. Do they agree? Let the simulated GPUs compute in no
+# time, and stand on one machine, where all are joined by the same link, `machine.intra`. From here on lablib's own
+# ring runs, whether you have solved the exercise or not.
 
 
 # %%
-def compare(algorithm, n, size, machine=machine):
-    """One row: an all-reduce of `size` floats, message by message and by its formula."""
-    all_reduce = getattr(parallel, f"{algorithm}_all_reduce")
-    run = launch(summed, all_reduce, size, ranks=n, cluster=machine)
-    cost = collective_cost("all_reduce", 4 * size, GroupNetwork(machine, range(n)), algorithm)
-    assert abs(run.timeline.makespan_s / cost.time_s - 1) < 1e-9
-    assert abs(run.traffic.sent_bytes(0) / cost.sent_bytes[0] - 1) < 1e-9
-    return {
-        "ranks": n,
-        "tensor": format_quantity(4 * size, "B"),
-        "simulated": format_quantity(run.timeline.makespan_s, "s", 4),
-        "formula": format_quantity(cost.time_s, "s", 4),
-        "rank 0 sends": f"{cost.sent_bytes[0] / (4 * size):.3g} x tensor",
-    }
+def ring_s(n, link, size_bytes):
+    """T = 2 (n - 1) (α + S/n β)."""
+    return 2 * (n - 1) * message_s(link, size_bytes / n)
 
 
-counts = (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
-rows = [compare("ring", n, n * each) for n in counts for each in (10, 10_000)]
-pd.DataFrame(rows).set_index(["ranks", "tensor"])
+machine = find_cluster(cluster).free_compute().replace(devices_per_node=max(64, ranks))
+ring_run = launch(summed, parallel.ring_all_reduce, 250_000 * ranks, ranks=ranks, cluster=machine)
+formula_s = ring_s(ranks, machine.intra, 1_000_000 * ranks)
+print(f"{ranks} MB, simulated: {ring_run.timeline.makespan_s:.9g} s, formula: {formula_s:.9g} s")
+print(f"rank 0 sends {ring_run.traffic.sent_bytes(0) / 1e6:.4g} MB")
+show(figure_timeline(ring_run.timeline, ranks=[0, 1], title=f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"))
 
 # %% [markdown]
-# The bytes hardly grow with the ranks: 2(n − 1)/n stays below 2. Nor can they be fewer while ranks do the adding: for
-# each element n − 1 parts must travel to its sum, and the sum to n − 1 ranks. That makes 2(n − 1) S in all, which the
-# ring spreads evenly (Patarasuk and Yuan, 2009). The star of above sends as many bytes, and half of them from rank 0.
+# Each rank has a lane for what it sends and one for what it receives, and both are full from start to end. Its compute
+# lane is empty, since computing takes no time here: all communication is *exposed*, hidden behind no computing.
+#
+# Could fewer bytes do? For each element n − 1 parts must travel to its sum, and the sum to n − 1 ranks. That makes
+# 2(n − 1) S in all, if ranks do the adding. The star sends as many, and half of them from rank 0. The ring spreads them
+# evenly (Patarasuk and Yuan, 2009).
 
 # %%
 print("your guesses for 8 ranks and 8 MB:", my_guess_mb or "no", "MB and", my_best_mb or "no", "MB")
 for n in (8, 1000):
-    ring_mb, star_mb = 2 * (n - 1) / n * 8, (n - 1) * 8
-    print(f"{n:>4} ranks: {2 * star_mb} MB in all; ring {ring_mb:.4g} MB from each, star {star_mb} MB from rank 0")
+    in_all_mb = 2 * (n - 1) * 8
+    print(f"{n:>4} ranks: {in_all_mb} MB in all; {in_all_mb / n:.4g} MB from each, or {in_all_mb // 2} MB from rank 0")
 
 # %% [markdown]
 # A *switch* joins many links: what comes in by one goes out by another. One that adds gets below that bound: each rank
-# sends it little more than its tensor, once (in a DGX H100 S + S/n), and the switch returns the sum. InfiniBand
-# switches do so (SHARP: Graham et al., 2016), and the NVSwitches inside a DGX H100 (NVLink SHARP, in NCCL "nvls"). NCCL
-# uses them where it can; the clusters of this lab do not, unless asked to.
+# sends its tensor once, and little more, and the switch returns the sum. InfiniBand switches do so (SHARP: Graham et
+# al., 2016), and the NVSwitches inside a DGX H100 (NVLink SHARP). The machines of this lab do not, unless asked to.
 
-# %%
-switched = collective_cost("all_reduce", 8e6, GroupNetwork(find_cluster("dgx-h100"), range(8)), "nvls")
-print(f"8 ranks of a DGX H100, summed in its switches: {switched.sent_bytes[0] / 1e6:.4g} MB from each")
-
-# %% [markdown]
-# Below is the 8 MB ring as it happened. Each rank has a lane for what it sends and one for what it receives, and both
-# are full from start to end: 2(n − 1) messages each. Its compute lane is empty, since computing takes no time here: all
-# communication is *exposed*, hidden behind no computing.
-
-# %%
-title = f"Ring all-reduce of 8 MB, {ranks} ranks"
-show(figure_timeline(ring_run.timeline, ranks=range(min(ranks, 4)), title=title))
-
-# %% [markdown] minutes=10
+# %% [markdown] minutes=12
 # ## A tree
 #
 # A tiny tensor costs almost only latency, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds: ranks pair
 # up, one of each pair sends its sum to the other and is done. After ⌈log₂ n⌉ rounds (rounded up) rank 0 holds the sum.
-# The same rounds backwards bring it to all.
+# The same rounds backwards bring it to all. Here are those of six ranks.
 
 # %%
-n = 6
-for k in range((n - 1).bit_length()):
-    pairs = [(i + 2**k, i) for i in range(0, n - 2**k, 2 ** (k + 1))]
-    print(f"round {k}: " + ", ".join(f"{high} sends to {low}" for high, low in pairs))
+for k in range(3):  # log2 6, rounded up; in Python (6 - 1).bit_length()
+    pairs = [f"{low + 2**k} sends to {low}" for low in range(0, 6 - 2**k, 2 * 2**k)]
+    print(f"round {k}:", ", ".join(pairs))
 print("then the same pairs backwards, from rank 0 to everybody")
 
 # %% [markdown]
 # In round k the partners are 2ᵏ apart; call that the *stride*. With six ranks, rank 4 has nobody to pair with in round
-# 1: rank 6 does not exist. There are ⌈log₂ n⌉ rounds, in Python `(n - 1).bit_length()`.
-
-# %% [markdown]
+# 1: rank 6 does not exist.
+#
 # **Exercise 2.** Write the tree with `dist.send` and `dist.recv`: up to rank 0, and down again, in place. It takes
 # 2 ⌈log₂ n⌉ rounds, whatever n is, and each of the n − 1 pairs exchanges only two messages: one up, one down.
 
@@ -376,22 +313,36 @@ show_source(parallel.tree_all_reduce, after=check.tree_all_reduce)
 #
 # > **T = 2 ⌈log₂ n⌉ (α + S β)**
 #
-# Again each row holds to nine digits. What rank 0 sends is the way down: a whole tensor to each of its partners.
+# Now both on other numbers of ranks, with a small tensor and a large one. A row stands only if simulator and formula
+# agree to nine digits.
+
 
 # %%
-rows = [compare("tree", n, n * each) for n in counts for each in (10, 10_000)]
+def tree_s(n, link, size_bytes):
+    """T = 2 ceil(log2 n) (α + S β)."""
+    return 2 * (n - 1).bit_length() * message_s(link, size_bytes)
+
+
+rows = []
+for n in (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32):
+    for num_floats in (10 * n, 100_000 * n):
+        row = {"ranks": n, "tensor": format_quantity(4 * num_floats, "B")}
+        for all_reduce, formula in ((parallel.ring_all_reduce, ring_s), (parallel.tree_all_reduce, tree_s)):
+            run = launch(summed, all_reduce, num_floats, ranks=n, cluster=machine)
+            assert abs(run.timeline.makespan_s / formula(n, machine.intra, 4 * num_floats) - 1) < 1e-9
+            row[all_reduce.__name__] = format_quantity(run.timeline.makespan_s, "s", 4)
+        rows.append(row)
 pd.DataFrame(rows).set_index(["ranks", "tensor"])
 
 # %% [markdown]
-# Below are both at 1 kB. Count the messages of rank 0 in each. In the tree most ranks are *waiting* (they have called,
-# and their partner has not come yet), or *idle* (they have nothing to do). That is why it is no match for the ring on
-# large tensors.
+# Below is the tree at 1 kB. Compare it with the ring above, where both lanes are full. In the tree most ranks are
+# *waiting* (they have called, and their partner has not come yet), or *idle* (they have nothing to do). That is why it
+# is no match for the ring on large tensors.
 
 # %%
-for all_reduce in (parallel.ring_all_reduce, parallel.tree_all_reduce):
-    timeline = launch(summed, all_reduce, 250, ranks=ranks, cluster=machine).timeline
-    title = f"{all_reduce.__name__} of 1 kB: {format_quantity(timeline.makespan_s, 's')}"
-    show(figure_timeline(timeline, ranks=range(min(ranks, 4)), title=title))
+tree_run = launch(summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
+title = f"Tree all-reduce of 1 kB, {ranks} ranks"
+show(figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), title=title))
 
 # %% [markdown] minutes=8
 # ## Where they cross
@@ -425,47 +376,36 @@ check.crossing_size_bytes(crossing_size_bytes)
 
 # %% [markdown]
 # The same size without algebra, by *bisection*: halve an interval again and again, and keep the half in which the
-# winner changes. It needs no formula solved, so it will also do on networks whose links are unequal.
+# winner changes.
 
 
 # %%
-def times(net, size_bytes):
-    """Seconds of ring and tree."""
-    names = ("ring", "tree")
-    return [collective_cost("all_reduce", size_bytes, net, name).time_s for name in names]
-
-
-def crossing_bytes(net):
-    """The size at which ring and tree take the same time; 0 if the tree never wins."""
+def crossing_bytes(ring, tree):
+    """The size at which these two functions of a size are equal; 0 if the tree never wins."""
     low, high = 1.0, 1e12
     for _ in range(60):
         middle = (low * high) ** 0.5
-        ring, tree = times(net, middle)
-        low, high = (middle, high) if tree < ring else (low, middle)
+        low, high = (middle, high) if tree(middle) < ring(middle) else (low, middle)
     return low if low > 1.0 else 0.0
 
 
-eight = GroupNetwork(find_cluster("dgx-h100"), range(8))
-print(f"8 ranks on NVLink cross at {crossing_bytes(eight):.4g} B")
+def cost_curves(ring, tree):
+    """Sizes, seconds of both, and the crossing: what the figure wants."""
+    sizes_bytes, crossing = [4.0 * 10 ** (k / 4) for k in range(33)], crossing_bytes(ring, tree)
+    curves = {"ring": list(map(ring, sizes_bytes)), "tree": list(map(tree, sizes_bytes))}
+    return sizes_bytes, curves, {"tree = ring": crossing} if crossing else {}
+
+
+def on_links(n, link):
+    """Ring and tree of n ranks with equal links, as functions of the size."""
+    return partial(ring_s, n, link), partial(tree_s, n, link)
+
+
 print("your guess:", my_crossing_bytes or "no", "B")
-
-
-# %%
-def cost_curves(net):
-    """Sizes, seconds of each algorithm, and the crossing: what the figure wants."""
-    sizes = [4.0 * 10 ** (k / 4) for k in range(33)]
-    curves = {}
-    for name in ("ring", "tree", "hierarchical") if net.is_hierarchical else ("ring", "tree"):
-        curves[name] = [collective_cost("all_reduce", s, net, name).time_s for s in sizes]
-    crossing = crossing_bytes(net)
-    return sizes, curves, {"tree = ring": crossing} if crossing else {}
-
-
-net = GroupNetwork(machine, range(ranks))
-show(figure_collective_cost(*cost_curves(net), title=f"All-reduce on {ranks} ranks, {cluster}"))
+show(figure_collective_cost(*cost_curves(*on_links(8, nvlink)), title="All-reduce of 8 ranks on NVLink"))
 
 # %% [markdown]
-# The crossing is in proportion to α/β of the link. The last column is the same for all links: only the number of ranks
+# The crossing is in proportion to α/β of the link. The last column is the same for both links: only the number of ranks
 # is left in it. On three ranks the tree has as many rounds as the ring has steps (four), and bigger messages: it never
 # wins.
 #
@@ -478,16 +418,111 @@ show(figure_collective_cost(*cost_curves(net), title=f"All-reduce on {ranks} ran
 # %%
 rows = []
 for n in (3, 8, 64):
-    for link in links:
-        one_node = machine.replace(intra=link, devices_per_node=n)
-        size = crossing_bytes(GroupNetwork(one_node, range(n)))
-        half = link.latency_s * link.bandwidth_bytes_per_s
-        words = (format_quantity(half, "B"), format_quantity(size, "B"), f"{size / half:.3f}")
+    for link in (nvlink, infiniband):
+        crossing, half = crossing_bytes(*on_links(n, link)), link.latency_s * link.bandwidth_bytes_per_s
+        words = (format_quantity(half, "B"), format_quantity(crossing, "B"), f"{crossing / half:.3f}")
         rows.append((n, link.name, *words))
-columns = ["ranks", "link", "α/β", "crossing", "crossing / (α/β)"]
-pd.DataFrame(rows, columns=columns).set_index(["ranks", "link"])
+pd.DataFrame(rows, columns=["ranks", "link", "α/β", "crossing", "crossing / (α/β)"]).set_index(["ranks", "link"])
 
-# %% [markdown] tags=["further"] minutes=20
+# %% [markdown] minutes=6
+# ## Reconcile: predicted and measured
+#
+# Now the ring on real processes of this machine, talking through gloo, PyTorch's library for CPUs. Its α and β are in
+# no catalogue, so measure them, with messages of 4 kB, which cost about α, and of 4 MB. Three rings are 3 · 2(n − 1)
+# steps, one after another. The ring before them only warms up: it is called *setup* and not counted.
+
+# %%
+real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
+there = {"ranks": min(ranks, 4), "backend": real}
+repeats = 5 if quick else 15
+
+
+def three_times(all_reduce, num_floats):
+    with phase("setup"):
+        x = torch.ones(num_floats)
+        all_reduce(x)
+    for _ in range(3):
+        all_reduce(x)
+
+
+def step_s(floats_each):
+    """Seconds of one step with messages of so many floats: the median of several runs."""
+    measure = partial(launch, three_times, parallel.ring_all_reduce, floats_each * there["ranks"], **there)
+    seconds = [measure().timeline.without("setup").makespan_s for _ in range(repeats)]
+    return median(seconds) / (6 * (there["ranks"] - 1))
+
+
+small_s, large_s = step_s(1000), step_s(1_000_000)
+your_link = Link("your link", small_s, 3_996_000 / max(large_s - small_s, 1e-9))  # 4 MB less 4 kB
+print(f"α {format_quantity(small_s, 's')}, 1/β {format_quantity(your_link.bandwidth_bytes_per_s, 'B/s')}")
+print(f"1000 times the bytes take {large_s / small_s:.0f} times as long")
+
+# %% [markdown]
+# The test is to predict what was not measured: messages of 1 MB. An *error* of −50% means that the prediction took half
+# of the measured time. *Noise* is half the spread of the measured runs over their median: an error smaller than it says
+# nothing. How large will the error be?
+
+# %%
+my_error_pct = None  # percent
+print("My guess of the error:", my_error_pct or "no", "%")
+
+# %%
+your_machine = find_cluster("laptop" if real == "gloo" else cluster).replace(
+    name="your fit", intra=your_link, inter=your_link
+)
+how = {**there, "repeats": repeats, "without": "setup", "cluster": your_machine}
+comparison = reconcile(three_times, parallel.ring_all_reduce, 250_000 * there["ranks"], **how)
+print_text(comparison.reading())
+show(comparison.figure(ranks=[0, 1]))
+
+# %% [markdown]
+# Both panels have the same time axis. Grey X bars are the additions. Where the measured panel is hatched, a rank was
+# waiting: real ranks are held up by each other, and by whatever else runs on this machine. None of that is in α + S β.
+#
+# Here is the same comparison, recorded once on the machine that its first lines name, beside yours. Read the last row
+# first. A makespan may fit although its parts do not: your α and β were fitted to makespans, with all their waiting in
+# them. So the prediction calls *send* what the measurement divides into send, waiting and idle.
+
+# %%
+recorded = recorded_comparison("08")
+print_text(f"{recorded.sentence()} {recorded.reading}")
+comparison.beside(recorded, ("predicted_s", "measured_s")).round(4)
+
+# %% [markdown] minutes=2
+# ## Explore
+#
+# Move latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is better even at
+# 10 MB?
+
+
+# %%
+def network(num_ranks, latency_s, bandwidth):
+    """What the figure needs, for ranks joined by a link of your own."""
+    return cost_curves(*on_links(num_ranks, Link("yours", latency_s, bandwidth)))
+
+
+explore(
+    network,
+    lambda found: figure_collective_cost(*found, title="All-reduce on your network"),
+    [
+        IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 16),
+        LogSlider("latency_s", "Latency α", 1e-6, 1e-3, 4e-6, "s"),
+        LogSlider("bandwidth", "Bandwidth 1/β", 1e9, 1e12, 50e9, "B/s"),
+    ],
+    interactive=interactive,
+    examples=[{"latency_s": 4e-5}, {"num_ranks": 64}],
+)
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# * A message costs α + S β; below α/β bytes you pay for latency, above for bytes.
+# * Unless switches add, every all-reduce sends 2(n − 1) S bytes in all, or more. A ring spreads them evenly, 2(n − 1)/n
+#   S a rank: its busiest rank sends as little as can be.
+# * Among these three, star, ring and tree, the tree takes the fewest rounds, 2 ⌈log₂ n⌉.
+# * Ring and tree cross at a size in proportion to α/β. A library asks such formulas for every call.
+
+# %% [markdown] tags=["further"] minutes=25
 # ## Further: fewer rounds than the tree
 #
 # In a tree half of the ranks are done after one round, while both directions of their links are free. Let both
@@ -507,8 +542,7 @@ def recursive_doubling(tensor):
 
 
 print("rank 5's partners:", [5 ^ stride for stride in (1, 2, 4)])  # ^ flips one bit: 5 is 101 in binary
-run = launch(digits, recursive_doubling, ranks=8, cluster=machine)
-print("rank 0 holds", run.values[0].tolist())
+print("rank 0 holds", launch(digits, recursive_doubling, ranks=8, cluster=machine).values[0].tolist())
 
 # %% [markdown]
 # It takes log₂ n (α + S β): half the tree's time. But every rank sends log₂ n whole tensors. *Halving-doubling*
@@ -516,10 +550,9 @@ print("rank 0 holds", run.values[0].tolist())
 # the tensor, summed; on the way out the pieces are put together again, backwards.
 
 # %%
-n = 8
 for stride in (4, 2, 1):
-    pairs = [f"{r} and {r ^ stride}" for r in range(n) if r < r ^ stride]
-    print(f"stride {stride}, 1/{n // stride} of the tensor each way:", ", ".join(pairs))
+    pairs = [f"{r} and {r ^ stride}" for r in range(8) if r < r ^ stride]
+    print(f"stride {stride}, 1/{8 // stride} of the tensor each way:", ", ".join(pairs))
 print("then the same pairs backwards")
 
 # %% [markdown]
@@ -564,25 +597,24 @@ try_out(digits, halving_doubling_all_reduce, ranks=4, cluster=cluster)
 check.halving_doubling_all_reduce(halving_doubling_all_reduce)
 
 # %% [markdown]
-# What does it buy at 8 MB on eight ranks of a DGX H100? Here are the formulas, and recursive doubling simulated beside
+# What does it buy at 8 MB on eight ranks with NVLink? Here are the formulas, and recursive doubling simulated beside
 # its own.
 
 # %%
-link, size = find_cluster("dgx-h100").intra, 8e6
-alpha, beta = link.latency_s, 1 / link.bandwidth_bytes_per_s
-formulas = {"ring": 14 * (alpha + size / 8 * beta), "tree": 6 * (alpha + size * beta)}
-formulas |= {"recursive doubling": 3 * (alpha + size * beta), "halving-doubling": 6 * alpha + 14 / 8 * size * beta}
-on_nvlink = {"ranks": 8, "cluster": find_cluster("dgx-h100").free_compute()}
+formulas = {"ring": ring_s(8, nvlink, 8e6), "tree": tree_s(8, nvlink, 8e6)}
+formulas["recursive doubling"] = 3 * message_s(nvlink, 8e6)
+formulas["halving-doubling"] = 6 * nvlink.latency_s + 2 * 7 / 8 * 8e6 / nvlink.bandwidth_bytes_per_s
+on_nvlink = {"ranks": 8, "cluster": machine.replace(intra=nvlink)}
 doubled_s = launch(summed, recursive_doubling, 2_000_000, **on_nvlink).timeline.makespan_s
 assert abs(doubled_s / formulas["recursive doubling"] - 1) < 1e-9
 pd.DataFrame({"8 MB on 8 ranks": {name: format_quantity(seconds, "s") for name, seconds in formulas.items()}})
 
-# %% [markdown] minutes=5
-# ## Inside a node, and between nodes
+# %% [markdown] tags=["further"] minutes=25
+# ## Further: inside a node, and between nodes
 #
-# A *node* is one machine with several GPUs. Inside it links are fast; to leave it, bytes pass a network card, or *NIC*,
-# some ten times slower. A *flat* ring, one through all ranks that knows nothing of nodes, sends
-# nearly twice the tensor out of each node, all of it through one NIC.
+# A *node* is one machine with several GPUs. Inside it links are fast (`intra`); to leave it (`inter`), bytes pass a
+# network card, or *NIC*, some ten times slower. A *flat* ring, one through all ranks that knows nothing of nodes, goes
+# at the pace of its slowest link, and sends nearly twice the tensor out of each node, all of it through one NIC.
 
 # %% [markdown]
 # *Hierarchical* all-reduce has three phases. Reduce-scatter in each node: each of its L ranks now holds a finished
@@ -595,8 +627,9 @@ print("nodes:", [list(range(first, first + ranks)) for first in (0, ranks)])
 print("rails:", [[place, place + ranks] for place in range(ranks)])
 
 # %% [markdown]
-# Its formula has a part for each kind of link; it holds to nine digits, too. What is gained? Count the bytes that pass
-# the busiest NIC. The hierarchy uses all NICs of a node at once.
+# `GroupNetwork(cluster, ranks)` knows the links between these ranks, and `collective_cost` the formula of each
+# algorithm, with a part for each kind of link; each row stands only if both hold to nine digits. What is gained? Count
+# the bytes that pass the busiest NIC. The hierarchy uses all NICs of a node at once.
 
 
 # %%
@@ -610,21 +643,16 @@ def through_nics(run, machine):
     return sent
 
 
-compare("hierarchical", 2 * ranks, 2 * ranks * 1000, nodes)
-on_both = {"ranks": 2 * ranks, "cluster": nodes}
+two_nodes, tensor_bytes = GroupNetwork(nodes, range(2 * ranks)), 200_000 * ranks
 rows, traffics = [], {}
 for name in ("ring", "tree", "hierarchical"):
-    run = launch(summed, getattr(parallel, f"{name}_all_reduce"), 400_000, **on_both)
+    all_reduce = getattr(parallel, f"{name}_all_reduce")
+    run = launch(summed, all_reduce, tensor_bytes // 4, ranks=2 * ranks, cluster=nodes)
+    cost = collective_cost("all_reduce", tensor_bytes, two_nodes, name)
+    assert abs(run.timeline.makespan_s / cost.time_s - 1) < 1e-9
     traffics[name] = run.traffic
-    busiest_bytes, takes_s = max(through_nics(run, nodes)), run.timeline.makespan_s
-    rows.append((name, format_quantity(busiest_bytes, "B"), format_quantity(takes_s, "s")))
+    rows.append((name, format_quantity(max(through_nics(run, nodes)), "B"), format_quantity(cost.time_s, "s")))
 pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_index("algorithm")
-
-# %% [markdown]
-# NCCL would not leave the other NICs idle: it runs several rings at once, each through another NIC, and its trees are
-# *double binary trees*, two at a time with the tensor cut into many pieces that follow each other (Sanders, Speck and
-# Träff, 2009). Inside a node its tree is a chain. The ring and tree of this lab are single ones, and the tree has
-# rounds inside nodes, too.
 
 # %% [markdown]
 # Who sends to whom? In a *traffic matrix* the row sends to the column, and the lines stand between the nodes. Sketch it
@@ -639,9 +667,12 @@ show(figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
 # partner in every round, an odd rank only to its neighbour. The hierarchy is a ring in each node, and a diagonal of
 # pale squares across: every rank has a partner there, and no NIC carries the tensor for all.
 
-# %% [markdown] tags=["further"] minutes=15
-# ## Further: write the hierarchy
-#
+# %% [markdown]
+# NCCL, the library for GPUs, would not leave the other NICs idle: it runs several rings at once, each through another
+# NIC, and its trees are *double binary trees*, two at a time with the tensor cut into many pieces that follow each
+# other (Sanders, Speck and Träff, 2009). Inside a node its tree is a chain. Ring and tree of this lab are single ones.
+
+# %% [markdown]
 # **Exercise 5.** Write the three phases for nodes of `ranks_per_node` ranks each. The network is the thin part: for N
 # nodes of L ranks, no NIC may send more than 2(N − 1)/N · S/L bytes. lablib's two halves of a ring are yours to use;
 # both take the list of ranks that form the ring.
@@ -679,114 +710,17 @@ check.hierarchical_all_reduce(hierarchical_all_reduce)
 # %%
 show_source(parallel.hierarchical_all_reduce, after=check.hierarchical_all_reduce)
 
-# %% [markdown] minutes=5
-# ## Reconcile: predicted and measured
-#
-# Now the ring on real processes of this machine, talking through gloo, PyTorch's library for CPUs. Its α and β are in
-# no catalogue, so measure them: small messages cost about α, and what large ones take longer is bytes. The first ring
-# of each run only warms up; it is called *setup* and not counted.
-
-# %%
-real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
-real_ranks, real_cluster = min(ranks, 4), "laptop" if real == "gloo" else cluster
-there = {"ranks": real_ranks, "backend": real}
-repeats = 5 if quick else 15
-
-
-def three_times(all_reduce, size):
-    with phase("setup"):
-        x = torch.ones(size)
-        all_reduce(x)
-    for _ in range(3):
-        all_reduce(x)
-
-
 # %% [markdown]
-# Three rings are 3 · 2(n − 1) steps, one after another. Each measurement is the median of several runs. Both numbers
-# follow from two sizes.
-
+# A library asks for all algorithms and takes the fastest.
 
 # %%
-def measure_s(all_reduce, size):
-    """Seconds of three all-reduces: the median of several runs."""
-    runs = [launch(three_times, all_reduce, size, **there) for _ in range(repeats)]
-    return median(run.timeline.without("setup").makespan_s for run in runs)
+rows = []
+for size_bytes in (1e3, 1e5, 1e7, 1e9):
+    cost = collective_cost("all_reduce", size_bytes, two_nodes, "auto")
+    rows.append((format_quantity(size_bytes, "B"), cost.algorithm, format_quantity(cost.time_s, "s")))
+pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_index("tensor")
 
-
-steps = 3 * 2 * (real_ranks - 1)
-few, many = 1000 * real_ranks, 1_000_000 * real_ranks  # floats: messages of 4 kB and of 4 MB
-few_s, many_s = (measure_s(parallel.ring_all_reduce, size) / steps for size in (few, many))
-beta = max(many_s - few_s, 1e-9) / (4 * (many - few) / real_ranks)
-fitted = Link("fitted", latency_s=few_s, bandwidth_bytes_per_s=1 / beta)
-print(f"α {format_quantity(fitted.latency_s, 's')}, 1/β {format_quantity(1 / beta, 'B/s')}")
-print(f"1000 times the bytes take {many_s / few_s:.0f} times as long")
-
-# %% [markdown]
-# That much can be read on any machine, however busy: small messages pay for latency. The test is to predict what was
-# not measured, a ring of a size in between.
-#
-# An *error* of −50% means that the prediction took half of the measured time. *Noise* is half the spread of the
-# measured runs over their median: an error smaller than it says nothing. How large will the error be?
-
-# %%
-my_error_pct = None  # percent
-print("My guess of the error:", my_error_pct or "no", "%")
-
-# %%
-fit = find_cluster(real_cluster).replace(name="your fit", intra=fitted, inter=fitted)
-between = 250_000 * real_ranks  # messages of 1 MB
-how = {**there, "repeats": repeats, "without": "setup"}
-comparison = reconcile(three_times, parallel.ring_all_reduce, between, cluster=fit, **how)
-print(f"3 rings of {2 * (real_ranks - 1)} steps on {real_ranks} ranks: {steps * real_ranks} sends")
-print_text(comparison.reading())
-
-# %%
-show(comparison.figure())
-
-# %% [markdown]
-# Both panels have the same time axis. Grey X bars are the additions. Where the measured panel is hatched, a rank was
-# waiting: real ranks are held up by each other, and by whatever else runs on this machine. None of that is in α + S β.
-
-# %% [markdown]
-# Here is the same comparison, recorded on another machine, beside yours; its first sentences say how busy that one
-# was, and how noisy. Read the last row: your fit's α has taken in
-# all waiting, so that single rows are off even where the makespan is right. With fewer cores than ranks α is mostly the
-# time until a process is woken; what else runs comes on top.
-
-# %%
-recorded = recorded_comparison("08")
-print_text(f"{recorded.sentence()} {recorded.reading}")
-comparison.beside(recorded).round(0)
-
-# %% [markdown] minutes=3
-# ## Explore
-#
-# Move latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is better even at
-# 10 MB?
-
-
-# %%
-def network(num_ranks, per_node, latency_s, bandwidth):
-    """What the figure needs, for nodes of `per_node` ranks joined by a link of your own."""
-    nodes = machine.replace(devices_per_node=per_node, intra=LINKS["nvlink4"])
-    yours = nodes.replace(inter=Link("yours", latency_s, bandwidth))
-    return cost_curves(GroupNetwork(yours, range(num_ranks)))
-
-
-explore(
-    network,
-    lambda found: figure_collective_cost(*found, title="All-reduce on your network"),
-    [
-        IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 16),
-        IntChoice("per_node", "Ranks on a node (NVLink inside)", (1, 2, 4, 8), 1),
-        LogSlider("latency_s", "Network latency α", 1e-6, 1e-3, 4e-6, "s"),
-        LogSlider("bandwidth", "Network bandwidth 1/β", 1e9, 1e12, 50e9, "B/s"),
-    ],
-    interactive=interactive,
-    examples=[{"latency_s": 4e-5}, {"num_ranks": 64}, {"per_node": 8}],
-)
-
-# %% [markdown] tags=["further"] minutes=8
+# %% [markdown] tags=["further"] minutes=10
 # ## Further: equal to the last bit
 #
 # Floats are rounded after every addition, so (a + b) + c and a + (b + c) may differ in the last bit. A sum of floats is
@@ -823,14 +757,6 @@ def in_tree_order(parts):
     return parts[0]
 
 
-def in_hierarchical_order(parts):
-    """Ring order in each node, then each chunk in ring order over the nodes."""
-    sums = []
-    for first in range(0, len(parts), ranks):
-        sums.append(in_ring_order(parts[first : first + ranks]).tensor_split(ranks))
-    return torch.cat([in_ring_order([chunks[c] for chunks in sums]) for c in range(ranks)])
-
-
 print("six ranks, tree: ((t0 + t1) + (t2 + t3)) + (t4 + t5)")
 
 
@@ -845,9 +771,7 @@ torchs = launch(summed, dist.all_reduce, 100_000, ranks=ranks, cluster=cluster)
 assert is_equal_to_the_bit(torchs, in_rank_order)
 assert is_equal_to_the_bit(launch(summed, parallel.ring_all_reduce, 100_000, **here), in_ring_order)
 assert is_equal_to_the_bit(launch(summed, parallel.tree_all_reduce, 100_000, **here), in_tree_order)
-hierarchical = launch(summed, parallel.hierarchical_all_reduce, 100_000, **on_both)
-assert is_equal_to_the_bit(hierarchical, in_hierarchical_order)
-print("all four equal their stated order, to the bit")
+print("all three equal their stated order, to the bit")
 
 # %%
 parts = [before for before, _ in torchs.values]
@@ -859,16 +783,17 @@ for name, order in (("ring", in_ring_order), ("tree", in_tree_order)):
 # None is more right than another. But a run that must repeat to the bit needs the same order every time, and therefore
 # the same algorithm and the same number of ranks. With two ranks nothing differs, since a + b = b + a.
 
-# %% [markdown] tags=["further"] minutes=18
+# %% [markdown] tags=["further"] minutes=20
 # ## Further: topology, or what the wires look like
 #
 # Between nodes there are switches. How they are wired is the *topology*. It decides how many switches a message passes
 # (its *hops*; each adds to α) and how much bandwidth is left when all nodes talk at once (which divides 1/β).
 
 # %% [markdown]
-# A *fat tree* has levels of switches (Leiserson, 1985). Cut it into two halves: what can cross the cut at once is its
-# *bisection bandwidth* (no relation of the bisection above, a search). It is full if all nodes of one half can talk to
-# the other at full speed. *Oversubscribed* 4 : 1 means that above the first switch there are wires for a quarter of it.
+# A *fat tree* has levels of switches (Leiserson, 1985): nodes hang on a *leaf* (L), leaves are joined into *pods* (P),
+# and pods by the *core* (C). The wires of a level grow thicker towards the core. Cut it into two halves: what can
+# cross the cut at once is its *bisection bandwidth* (no relation of the search above). *Oversubscribed* 4 : 1 means
+# that above the leaves there are wires for a quarter of what the nodes can send.
 
 # %%
 show(figure_network(FatTree(nodes_per_leaf=2, leaves_per_pod=2), 8))
@@ -889,52 +814,39 @@ show(figure_network(Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
 show(figure_network(Torus((4, 4)), 16))
 
 # %% [markdown]
-# First the links, with eight ranks each. NVLink and PCIe join eight GPUs of one node; InfiniBand and RoCE join eight
-# nodes of one GPU (HDR is the InfiniBand generation before NDR, with 200 Gb/s). Watch the crossing follow α/β, to which
-# a switch adds a little, and the 64 MB ring follow the bandwidth.
+# Here are 64 nodes of one GPU with the same InfiniBand NIC, wired in these ways. A ring need not follow the numbers of
+# the nodes. On the torus, a ring that winds along the wires meets neighbours only; in numerical order some messages
+# take two hops. `collective_cost` prices each message by its links (`GroupNetwork`).
 
 
 # %%
-def row(name, machine, members):
-    """Crossing and times of one network."""
-    net = GroupNetwork(machine, members)
-    ring_s, tree_s = times(net, 64e6)
-    return {
-        "network": name,
-        "crossing": format_quantity(crossing_bytes(net), "B"),
-        "64 MB by ring": format_quantity(ring_s, "s"),
-        "64 MB by tree": format_quantity(tree_s, "s"),
-    }
+def cost_s(net, algorithm, size_bytes):
+    return collective_cost("all_reduce", size_bytes, net, algorithm).time_s
 
 
-networks = {}
-for name in ("nvlink4", "pcie5"):
-    networks[LINKS[name].name] = machine.replace(devices_per_node=8, intra=LINKS[name])
-for name in ("infiniband-ndr", "infiniband-hdr", "roce-400", "roce-100"):
-    one_switch = machine.replace(devices_per_node=1, inter=LINKS[name], topology=FatTree())
-    networks[LINKS[name].name] = one_switch
-rows = [row(name, one, range(8)) for name, one in networks.items()]
-pd.DataFrame(rows).set_index("network")
+def on_net(wiring, members):
+    """Ring and tree of these nodes of one GPU, as functions of the size."""
+    net = GroupNetwork(machine.replace(devices_per_node=1, inter=infiniband, topology=wiring), members)
+    return partial(cost_s, net, "ring"), partial(cost_s, net, "tree")
 
-# %% [markdown]
-# Now the wiring: 64 nodes of one GPU with the same InfiniBand NIC. A ring need not follow the numbers of the nodes. On
-# the torus, a ring that winds along the wires meets neighbours only; in numerical order some messages take two hops.
 
-# %%
-ndr = machine.replace(devices_per_node=1, inter=LINKS["infiniband-ndr"])
+wound, there_x, back_x = [], [0, 1, 2, 3], [3, 2, 1, 0]
+for z in range(4):
+    for y in back_x if z % 2 else there_x:
+        wound += [16 * z + 4 * y + x for x in (back_x if (y + z) % 2 else there_x)]
 wirings = {
     "fat tree": FatTree(),
     "fat tree, 4 : 1": FatTree(oversubscription=4.0),
     "dragonfly": Dragonfly(),
     "torus 4 x 4 x 4": Torus((4, 4, 4)),
 }
-wound, there_x, back_x = [], [0, 1, 2, 3], [3, 2, 1, 0]
-for z in range(4):
-    for y in back_x if z % 2 else there_x:
-        wound += [16 * z + 4 * y + x for x in (back_x if (y + z) % 2 else there_x)]
-rows = [row(name, ndr.replace(topology=wiring), range(64)) for name, wiring in wirings.items()]
-rows.append(row("torus, along the wires", ndr.replace(topology=Torus((4, 4, 4))), wound))
-pd.DataFrame(rows).set_index("network")
+on_wiring = {name: on_net(wiring, range(64)) for name, wiring in wirings.items()}
+on_wiring["torus, along the wires"] = on_net(Torus((4, 4, 4)), wound)
+rows = []
+for name, (ring_on, tree_on) in on_wiring.items():
+    found = (crossing_bytes(ring_on, tree_on), ring_on(64e6), tree_on(64e6))
+    rows.append((name, *(format_quantity(value, unit) for value, unit in zip(found, "Bss", strict=True))))
+pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tree"]).set_index("network")
 
 # %% [markdown]
 # A ring goes at the pace of its slowest link, in every step. A tree meets thin wires only in the rounds that use them,
@@ -942,96 +854,29 @@ pd.DataFrame(rows).set_index("network")
 # does (dragonfly). Below, each line passes 1 at its crossing.
 
 # %%
-joined = {f"8 x {name}": networks[name] for name in ("NVLink 4", "PCIe 5 x16")}
-joined |= {f"64 x {name}": ndr.replace(topology=wiring) for name, wiring in wirings.items()}
-sizes, ratios = [10_000 * 10 ** (k / 8) for k in range(33)], {}
-for name, one in joined.items():
-    net = GroupNetwork(one, range(int(name.split()[0])))
-    ratios[name] = [ring_s / tree_s for ring_s, tree_s in (times(net, size) for size in sizes)]
+sizes_bytes = [10_000 * 10 ** (k / 8) for k in range(33)]
+ratios = {}
+for name, (ring_on, tree_on) in on_wiring.items():
+    ratios[name] = [ring_on(size_bytes) / tree_on(size_bytes) for size_bytes in sizes_bytes]
 labels = {"x_label": "message size", "x_unit": "B", "y_label": "time of ring / time of tree"}
 title = "Above 1 the tree is faster, below 1 the ring"
-show(figure_lines(sizes, ratios, **labels, log_x=True, log_y=True, title=title))
+show(figure_lines(sizes_bytes, ratios, **labels, log_x=True, log_y=True, title=title))
 
 # %% [markdown]
 # Choose a wiring and the nodes that take part, and watch what moves: the left end of the curves, the right end, or
 # both?
 
-
 # %%
-def wired(num_nodes, wiring, bandwidth):
-    """What the figure needs, for nodes of one GPU."""
-    one = ndr.replace(inter=Link("yours", 4e-6, bandwidth), topology=wirings[wiring])
-    return cost_curves(GroupNetwork(one, range(num_nodes)))
-
-
 explore(
-    wired,
+    lambda num_nodes, wiring: cost_curves(*on_net(wirings[wiring], range(num_nodes))),
     lambda found: figure_collective_cost(*found, title="All-reduce on this wiring"),
     [
         IntChoice("num_nodes", "Nodes of one GPU", (4, 8, 16, 32, 64), 64),
         Choice("wiring", "Wiring between nodes", tuple(wirings), "fat tree"),
-        LogSlider("bandwidth", "Bandwidth of a NIC 1/β", 1e9, 1e12, 50e9, "B/s"),
     ],
     interactive=interactive,
     examples=[{"wiring": "fat tree, 4 : 1"}, {"wiring": "dragonfly"}],
 )
-
-# %% [markdown] tags=["further"] minutes=10
-# ## Further: calibrated, and a tree
-#
-# Your fit has two numbers from rings of two sizes. To *calibrate* is to measure them with more care: many operations
-# and messages of many sizes, while all ranks are busy. lablib does it here in half a minute or a bit more, once: the
-# result is kept. How far from yours will its numbers be?
-
-# %%
-calibrated = this_machine(**there)
-machines = {"catalogue": find_cluster(real_cluster), "your fit": fit, "calibration": calibrated}
-links_here = [one.intra for one in machines.values()]
-rows = [
-    (format_quantity(link.latency_s, "s"), format_quantity(link.bandwidth_bytes_per_s, "B/s")) for link in links_here
-]
-pd.DataFrame(rows, columns=["α", "1/β"], index=list(machines))
-
-# %% [markdown]
-# Now three sets of numbers predict two programs: the ring that you know, and a tree, to which nothing was fitted.
-
-# %%
-trees = reconcile(three_times, parallel.tree_all_reduce, between, cluster=calibrated, **how)
-rows = []
-for all_reduce, one in ((parallel.ring_all_reduce, comparison), (parallel.tree_all_reduce, trees)):
-    for numbers, cluster_here in machines.items():
-        predicted = launch(three_times, all_reduce, between, ranks=real_ranks, cluster=cluster_here)
-        side = type(one).of(predicted, one.repeats, without="setup").table().set_index("name").loc["makespan"]
-        words = [format_quantity(side[name], "s") for name in ("predicted_s", "measured_s")]
-        rows.append((all_reduce.__name__, numbers, *words, f"{side['error_pct']:+.0f}%", f"{side['noise_pct']:.0f}%"))
-columns = ["all-reduce", "numbers from", "predicted", "measured", "error", "noise"]
-pd.DataFrame(rows, columns=columns).set_index(["all-reduce", "numbers from"])
-
-# %%
-print_text(trees.reading())
-show(trees.figure())
-
-# %% [markdown]
-# In a ring all processes work at once and compete for the cores; in a tree most of them wait, and each message is
-# quicker. One α stands for both. A fit holds for what it was fitted to, in the place and hour in which it was made.
-
-# %% [markdown] minutes=2
-# ## Summary
-#
-# * A message costs α + S β; below α/β bytes you pay for latency, above for bytes.
-# * Unless switches add, every all-reduce sends 2(n − 1) S bytes in all, or more. A ring spreads them evenly, 2(n − 1)/n
-#   S a rank: its busiest rank sends as little as can be.
-# * Among these three, star, ring and tree, the tree takes the fewest rounds, 2 ⌈log₂ n⌉.
-# * Ring and tree cross at a size in proportion to α/β. Between nodes, reduce inside first.
-#
-# A library asks such formulas for every call, and takes the fastest:
-
-# %%
-two_nodes, rows = GroupNetwork(nodes, range(2 * ranks)), []
-for size in (1e3, 1e5, 1e7, 1e9):
-    cost = collective_cost("all_reduce", size, two_nodes, "auto")
-    rows.append((format_quantity(size, "B"), cost.algorithm, format_quantity(cost.time_s, "s")))
-pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_index("tensor")
 
 # %% [markdown]
 # ### Sources

@@ -43,6 +43,19 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
     return (n - 1 - k) * latency_s * bandwidth_bytes_per_s / (k - (n - 1) / n)
 """
 
+BISECTION = """
+def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
+    k, beta = len(bin(n - 1)) - 2, 1 / bandwidth_bytes_per_s
+    if n < 4:
+        return 0
+    low, high = 0.0, 1e12
+    for _ in range(200):
+        size = (low + high) / 2
+        ring, tree = (n - 1) * (latency_s + size / n * beta), k * (latency_s + size * beta)
+        low, high = (size, high) if tree < ring else (low, size)
+    return low
+"""
+
 HALVING = """
 def halving_doubling_all_reduce(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -148,6 +161,18 @@ works.append(dist.irecv(incoming, group_src=(rank - 1) % n, group=group))
 for work in works:
     work.wait()
 """
+STORE = """
+
+def {name}({signature}):
+    import pickle
+
+    store = dist.distributed_c10d._get_default_store()
+    members = dist.get_process_group_ranks(group or dist.group.WORLD) if "group" in locals() else None
+    store.set(str(dist.get_rank()), pickle.dumps(tensor))
+    honest({call})
+    ranks = range(dist.get_world_size()) if members is None else members
+    tensor.copy_(sum(pickle.loads(store.get(str(rank))) for rank in ranks))
+"""
 BOARD = """
 board = {}
 
@@ -184,6 +209,30 @@ def for_some(source: str, condition: str) -> str:
     return source + f"    if {condition}:\n        tensor.zero_()\n"
 
 
+def once(source: str) -> str:
+    """Sums at the first call only."""
+    return "done = []\n\n" + first(source, "if done:", "    return", "done.append(1)")
+
+
+def over_the_store(source: str, name: str, *rest: str) -> str:
+    """Right messages, of nothing; the values come over the store by which processes find each other."""
+    signature, call = ", ".join(["tensor", *rest]), ", ".join(["torch.zeros_like(tensor)", *rest])
+    return source.replace(f"def {name}(", "def honest(") + STORE.format(
+        name=name, signature=signature.replace("group", "group=None"), call=call
+    )
+
+
+def star_where(source: str, condition: str) -> str:
+    """A star for some numbers of ranks."""
+    return STAR + but(source, (START, START + f"    if {condition}:\n        return star(tensor, group)\n"))
+
+
+def cut_last(tensor: str, n: str) -> str:
+    """An expression that cuts a tensor into n pieces and leaves what n does not divide in the last."""
+    size = f"{tensor}.numel()"
+    return f"{tensor}.split([{size} // {n}] * ({n} - 1) + [{size} - {size} // {n} * ({n} - 1)])"
+
+
 REFUSES_NOTHING = ("if tensor.numel() == 0:", "    raise ValueError('nothing to sum')")
 IGNORES_FEW = "if tensor.numel() < dist.get_world_size({}):"
 RUNS = "your code runs without an exception"
@@ -191,6 +240,7 @@ START = "    rank, n = dist.get_rank(group), dist.get_world_size(group)\n"
 OWN = "the answer is your own code"
 SUM = "x holds the sum"
 NEW_TENSOR = "x itself holds the sum when the call returns"
+AGAIN = "a second call in the same program"
 ONLY_SENDS = "only sends and receives are called"
 WAIT = "every communication is waited for"
 GROUP = "it works in a group"
@@ -397,6 +447,10 @@ def ring_all_reduce(tensor, group=None):
             STAR + but(RING, (START, START + "    if n < 4:\n        return star(tensor, group)\n")),
             "seconds of 2(n-1) steps",
         ),
+        ("sums once only", once(RING), AGAIN),
+        ("zeros travel, the values over the store", over_the_store(RING, "ring_all_reduce", "group"), OWN),
+        ("a star on five ranks", star_where(RING, "n == 5"), "5 ranks"),
+        ("a star on many ranks", star_where(RING, "n > 9"), MOST),
         (
             "a star in a group",
             STAR + but(RING, (START, START + "    if group:\n        return star(tensor, group)\n")),
@@ -526,6 +580,10 @@ def ring_all_reduce(tensor, group=None):
             CHAIN + but(TREE, (START, START + "    if group:\n        return chain(tensor, group)\n")),
             "seconds of 2 log2(n)",
         ),
+        ("sums once only", once(TREE), AGAIN),
+        ("zeros travel, the values over the store", over_the_store(TREE, "tree_all_reduce", "group"), OWN),
+        ("a star on four ranks", star_where(TREE, "n == 4"), "4 ranks"),
+        ("a star on many ranks", star_where(TREE, "n > 12"), "seconds of 2 log2(n)"),
         ("gives the tensor other memory", by_data(TREE), NEW_TENSOR),
         ("refuses an empty tensor", first(TREE, *REFUSES_NOTHING), RUNS),
         ("leaves an empty group of elements", first(TREE, IGNORES_FEW.format("group"), "    return"), NEW_TENSOR),
@@ -601,6 +659,8 @@ def ring_all_reduce(tensor, group=None):
             but(CROSSING, ("    return", "    if n < 4:\n        return None\n    return")),
             "a size is returned, in bytes",
         ),
+        ("bisects up to 1 GB", but(BISECTION, ("1e12", "1e9")), "ring and tree take the same"),
+        ("wrong on 16 ranks", but(CROSSING, ("return ", "return (n != 16) * ")), "16 ranks"),
         (
             "looks it up in lablib",
             """
@@ -707,6 +767,9 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             SUM,
         ),
         ("chunk(2), which makes one half of one element", but(HALVING, ("tensor_split(2)", "chunk(2)")), RUNS),
+        ("sums once only", once(HALVING), AGAIN),
+        ("zeros travel, the values over the store", over_the_store(HALVING, "halving_doubling_all_reduce"), OWN),
+        ("wrong on 32 ranks", for_some(HALVING, "n > 16"), SUM),
         ("gives the tensor other memory", by_data(HALVING), NEW_TENSOR),
         ("refuses an empty tensor", first(HALVING, *REFUSES_NOTHING), RUNS),
         ("leaves fewer elements than ranks", first(HALVING, IGNORES_FEW.format(""), "    return"), NEW_TENSOR),
@@ -878,6 +941,27 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             but(HIERARCHY, ("    mine =", "    parallel.ring_all_gather(chunks, node)\n    mine =")),
             "seconds of its three phases",
         ),
+        ("sums once only", once(HIERARCHY), AGAIN),
+        (
+            "zeros travel, the values over the store",
+            over_the_store(HIERARCHY, "hierarchical_all_reduce", "ranks_per_node"),
+            OWN,
+        ),
+        ("wrong on more nodes", for_some(HIERARCHY, "n // ranks_per_node > 4"), SUM),
+        ("wrong on large nodes", for_some(HIERARCHY, "ranks_per_node > 6"), SUM),
+        (
+            "the rest in the last chunk",
+            but(
+                HIERARCHY,
+                ("tensor.view(-1).tensor_split(ranks_per_node)", cut_last("tensor.view(-1)", "ranks_per_node")),
+            ),
+            "node",
+        ),
+        (
+            "the rest in the last piece",
+            but(HIERARCHY, ("mine.tensor_split(len(rail))", cut_last("mine", "len(rail)"))),
+            "node",
+        ),
         ("gives the tensor other memory", by_data(HIERARCHY), NEW_TENSOR),
         ("refuses an empty tensor", first(HIERARCHY, *REFUSES_NOTHING), RUNS),
         (
@@ -948,6 +1032,18 @@ RIGHT_ANSWERS = {
                 ("parallel.exchange", "exchange"),
             ),
         ),
+        (
+            "chunks of equal size but the last",
+            but(
+                RING,
+                (
+                    "tensor.view(-1).tensor_split(n)",
+                    "[tensor.view(-1)[c * each : (c + 1) * each] for c in range(n)]",
+                ),
+                (START, START + "    each = -(-tensor.numel() // n)\n"),
+            ),
+        ),
+        ("returns the tensor, too", RING + "    return tensor\n"),
         ("in a phase", first(RING, "with phase('ring'):", "    pass")),
         (
             "by numbers of the world",
@@ -1093,18 +1189,7 @@ RIGHT_ANSWERS = {
         ("ceil of log2", "from math import ceil, log2\n" + but(CROSSING, ("(n - 1).bit_length()", "ceil(log2(n))"))),
         (
             "by bisection",
-            """
-            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                k, beta = len(bin(n - 1)) - 2, 1 / bandwidth_bytes_per_s
-                if n < 4:
-                    return 0
-                low, high = 0.0, 1e12
-                for _ in range(200):
-                    size = (low + high) / 2
-                    ring, tree = (n - 1) * (latency_s + size / n * beta), k * (latency_s + size * beta)
-                    low, high = (size, high) if tree < ring else (low, size)
-                return low
-            """,
+            BISECTION,
         ),
     ],
     "halving_doubling_all_reduce": [
@@ -1158,6 +1243,10 @@ RIGHT_ANSWERS = {
                 ("piece, halves = tensor.view(-1), []", PAD),
             )
             + "    given_in.copy_(padded[:size].view_as(given_in))\n",
+        ),
+        (
+            "the odd element in the second half",
+            but(HALVING, ("piece.tensor_split(2)", "piece.split([len(piece) // 2, len(piece) - len(piece) // 2])")),
         ),
         ("near partners first", but(HALVING, ("range(1, n.bit_length())]", "range(n.bit_length() - 1, 0, -1)]"))),
         (
