@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check lint format build readme picture validation lock setup clean
+.PHONY: help lab test test-all check lint format build readme picture validation lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -14,14 +14,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-setup
 
 help:  ## say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 8899" are passed on
 	@$(BIN)/lab build
 	@$(BIN)/lab open 00_first_steps $(ARGS)
 
 test: $(STAMP)  ## run every test in JOBS=2 processes; ARGS="-k name" are passed on to pytest, "-n 0" is one process
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 $(ARGS)
+
+test-all: $(STAMP)  ## the same with every case: each lab at each setting, the larger sizes; the workflow runs it nightly
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 --all $(ARGS)
 
 check: lint test  ## everything that must hold before a commit: format, lint, types, tests
 
