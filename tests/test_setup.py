@@ -106,12 +106,16 @@ def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, pr
         "-m pip --disable-pip-version-check --no-input install --quiet --requirement requirements.lock",
         PROJECT,
     ]
-    assert calls[-1] == "-m pytest -n 2 --dist worksteal -k one"
+    assert calls[-1] == "-m pytest -n 2 --dist worksteal --durations=10 -k one"
 
     (checkout / "calls").unlink()
     again = make(checkout, programs, "test")
     assert (again.returncode, again.stdout) == (0, "")
-    assert (checkout / "calls").read_text().splitlines() == ["-m pytest -n 2 --dist worksteal"]
+    assert (checkout / "calls").read_text().splitlines() == ["-m pytest -n 2 --dist worksteal --durations=10"]
+
+    (checkout / "calls").unlink()
+    assert make(checkout, programs, "test-all").returncode == 0
+    assert (checkout / "calls").read_text().splitlines() == ["-m pytest -n 2 --dist worksteal --durations=10 --all"]
 
 
 def test_make_lab_builds_what_is_stale_and_opens_the_first_lab(checkout, programs):
