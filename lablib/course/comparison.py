@@ -33,7 +33,7 @@ def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str
     else:
         if _same(saw, expected, rtol, atol):
             return None
-        got, want = told_apart(short_repr, saw, expected)
+        got, want = told_apart(short_repr, plain_number(saw), expected)
         return got + where, want
     return next((found for place, s, e in pairs if (found := difference(s, e, rtol, atol, place))), None)
 

@@ -1,6 +1,6 @@
 """Buckets: pack many small gradients into a few large buffers, so that few all-reduces pay the latency.
 
-An all-reduce costs a fixed latency, whatever it carries. A transformer has a dozen small parameters in each layer
+An all-reduce pays latency, however little it carries. A transformer has a dozen small parameters in each layer
 (norms, biases), and each would pay it. Packed into buckets of about 25 MiB, they pay once a bucket. Buckets are filled
 in reverse order of registration: that is about the order in which backward produces gradients, so the first bucket is
 complete first. Waiting for that moment instead of the end of backward is the next file, `data_parallel.py`.

@@ -1,6 +1,7 @@
 """Checks of lab 09: data parallel. All run on the simulator, in float64, on ranks and data that are drawn anew."""
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
@@ -15,6 +16,8 @@ from torch.profiler import record_function
 from lablib import Cluster, Device, Link, Run, find_cluster, launch
 from lablib.course import Expect, exercise
 from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
 from lablib.course.rules import (
     changes_nothing,
@@ -154,13 +157,19 @@ def plan_buckets(expect: Expect, plan_buckets: Callable[[list[int], int], list[l
 
 
 def _plan(expect: Expect, call: Observed) -> list[list[int]]:
-    """The plan that was returned; lists may be tuples or come from a generator, but indices do not stand alone."""
-    plan, expected = call.value, "a list of buckets, each a list of indices: [[2, 1], [0]]"
-    expect.that("a list of buckets is returned", isinstance(plan, list | tuple), saw=plan, expected=expected)
-    alone = next((f"item {n} is {bucket!r}" for n, bucket in enumerate(plan) if not isinstance(bucket, Iterable)), "")
-    expect.that("a bucket is a list of parameter indices", not alone, saw=alone or "each is one", expected=expected)
+    """The plan that was returned, of lists, tuples or whatever else holds buckets of indices."""
+    wanted = "a list of buckets, each a list of indices: [[2, 1], [0]]"
+    if not isinstance(call.value, Iterable) or isinstance(call.value, str):
+        raise RuleBroken("a list of buckets is returned", short_repr(call.value), wanted)
     changes_nothing(expect, [call])
-    return [[int(index) for index in bucket] for bucket in plan]
+    plan: list[list[int]] = []
+    for number, bucket in enumerate(call.value):
+        try:
+            plan.append([operator.index(index) for index in bucket])
+        except TypeError:  # no list, or not of whole numbers
+            said = f"item {number} is {short_repr(bucket)}"
+            raise RuleBroken("a bucket is a list of parameter indices", said, wanted) from None
+    return plan
 
 
 def _expect_plan(expect: Expect, call: Observed, sizes: list[int], most: int) -> None:
@@ -232,7 +241,7 @@ def _start_in_backward(run: Run) -> float:
 def overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]]) -> None:
     not_from_lablib(overlap)
     draw = expect.draw
-    for ranks in [draw.choice([3, 5]), draw.choice([2, 4, 6]), 1]:
+    for ranks in [draw.choice([3, 5]), 1, draw.choice([2, 4, 6])]:
         expect.measured.clear()  # what holds is shown for the last number of ranks
         _expect_overlap(expect, overlap, ranks)
 
@@ -372,31 +381,32 @@ def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], mi
 def accumulate(expect: Expect, accumulate: Callable[[Any, Callable, list], None]) -> None:
     not_from_lablib(accumulate)
     draw = expect.draw
-    cases = [(DataParallel, 1, 2), (DataParallel, draw.integer(2, 4), draw.integer(1, 4)), (DDP, draw.integer(4, 6), 3)]
+    cases = [(DataParallel, draw.integer(2, 4), draw.integer(1, 4)), (DataParallel, 1, 2), (DDP, draw.integer(3, 5), 3)]
     for wrap, num, ranks in cases:
         expect.measured.clear()  # what holds is shown for the last of them
         _expect_accumulated(expect, accumulate, wrap, num, ranks)
 
 
 def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: int, ranks: int) -> None:
-    """One replica, two steps of `num` micro-batches."""
+    """One replica, two steps: the first of `num` micro-batches, the second of one more."""
     samples = 128  # so that the activations of a micro-batch weigh more than parameters and inputs
     module = _mlp(expect.draw, 4, 24, inputs=1)
-    steps = [expect.draw.tensor((ranks * num * samples, 1), torch.float64) for _ in range(2)]
+    nums = (num, num + 1)
+    steps = [expect.draw.tensor((ranks * count * samples, 1), torch.float64) for count in nums]
 
     def program(module: nn.Module, steps: list[Tensor], answer: Callable) -> list[Tensor]:
         gradients, replica = [], wrap(module)
-        for batch in steps:
+        for batch, count in zip(steps, nums, strict=True):
             module.zero_grad()
             part = batch.chunk(dist.get_world_size())[dist.get_rank()]
-            changes_nothing(expect, [observe(answer, replica, _loss, list(part.chunk(num)))])
+            changes_nothing(expect, [observe(answer, replica, _loss, list(part.chunk(count)))])
             gradients.append(_flat(module))
         return gradients
 
     run = expect.launch(program, module, steps, answer, ranks=ranks)
     best = launch(program, module, steps, _accumulate, ranks=ranks)
     whose = "torch's" if wrap is DDP else "lablib's"
-    on = f"{num} micro-batch{'es' if num > 1 else ''} on {ranks} ranks, {whose} replica"
+    on = f"{num} and {num + 1} micro-batches on {ranks} rank{'s' if ranks > 1 else ''}, {whose} replica"
     for number, batch in enumerate(steps):
         saw = [value[number] for value in run.values]
         equals_one_device(expect, saw, _one_device(module, batch), on=f"{on}, step {number + 1}")

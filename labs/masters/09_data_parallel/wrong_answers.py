@@ -403,6 +403,35 @@ def plan_buckets(sizes_bytes, bucket_bytes):
 """,
             "every parameter is in exactly one bucket",
         ),
+        (
+            "numbers that are no indices",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = [], 0
+    for i in reversed(range(len(sizes_bytes))):
+        if not buckets or filled + sizes_bytes[i] > bucket_bytes:
+            buckets.append([]); filled = 0
+        buckets[-1].append(i + 0.5); filled += sizes_bytes[i]
+    return buckets
+""",
+            "item 0 is",
+        ),
+        (
+            "keeps the plan of the first call",
+            """
+memo = []
+def plan_buckets(sizes_bytes, bucket_bytes):
+    if memo: return memo[0]
+    buckets, filled = [], 0
+    for i in reversed(range(len(sizes_bytes))):
+        if not buckets or filled + sizes_bytes[i] > bucket_bytes:
+            buckets.append([]); filled = 0
+        buckets[-1].append(i); filled += sizes_bytes[i]
+    memo.append(buckets)
+    return buckets
+""",
+            "every parameter is in exactly one bucket",
+        ),
     ],
     "overlap": [
         (
@@ -736,6 +765,24 @@ def overlap(module):
 """,
             "wrote to a tensor in flight",
         ),
+        (
+            "sends float32",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        small = (param.grad / dist.get_world_size()).float()
+        works.append((param, small, dist.all_reduce(small, async_op=True)))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        while works:
+            param, small, work = works.pop(0)
+            work.wait(); param.grad.copy_(small)
+    return finish
+""",
+            "that of the whole batch on one device",
+        ),
     ],
     "last_all_reduce_end": [
         (
@@ -811,6 +858,7 @@ def last_all_reduce_end(ready_s, bucket_s):
         (
             "calls the library's own",
             """
+from lablib.parallel.data_parallel_scaling import end_of_last_bucket
 def last_all_reduce_end(ready_s, bucket_s):
     return end_of_last_bucket(ready_s, [0.0] * len(ready_s), bucket_s)
 """,
@@ -835,6 +883,17 @@ def last_all_reduce_end(ready_s, bucket_s):
     for r, b in zip(ready_s, bucket_s):
         end = max(end, r) + b
     return end * (1 + 1e-8)
+""",
+            "one bucket alone",
+        ),
+        (
+            "computes in float32",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    r, b = torch.tensor(ready_s), torch.tensor(bucket_s)
+    end = torch.zeros(())
+    for i in range(len(r)): end = torch.maximum(end, r[i]) + b[i]
+    return end
 """,
             "one bucket alone",
         ),
@@ -1036,6 +1095,32 @@ def accumulate(replica, loss_of, micro_batches):
 """,
             "wrote to a tensor in flight",
         ),
+        (
+            "keeps the number of the first step",
+            """
+kept = []
+def accumulate(replica, loss_of, micro_batches):
+    kept.append(len(micro_batches))
+    n = kept[0]
+    for i, m in enumerate(micro_batches):
+        with nullcontext() if i == n - 1 else replica.no_sync():
+            (loss_of(replica, m) / n).backward()
+""",
+            "so it is a mean",
+        ),
+        (
+            "keeps every graph",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    losses, n = [], len(micro_batches)
+    for i, m in enumerate(micro_batches):
+        with nullcontext() if i == n - 1 else replica.no_sync():
+            loss = loss_of(replica, m) / n
+            loss.backward(retain_graph=True)
+            losses.append(loss)
+""",
+            "one micro-batch at a time",
+        ),
     ],
 }
 
@@ -1160,6 +1245,19 @@ def plan_buckets(sizes_bytes, bucket_bytes):
     return [last] + plan_buckets(sizes_bytes[:first], bucket_bytes)
 """,
         ),
+        (
+            "a deque of ranges",
+            """
+from collections import deque
+def plan_buckets(sizes_bytes, bucket_bytes):
+    out, hi = deque(), len(sizes_bytes)
+    while hi:
+        lo = hi - 1
+        while lo and sum(sizes_bytes[lo-1:hi]) <= bucket_bytes: lo -= 1
+        out.append(range(hi - 1, lo - 1, -1)); hi = lo
+    return out
+""",
+        ),
     ],
     "overlap": [
         (
@@ -1246,6 +1344,44 @@ def overlap(module):
         for name, work in started:
             work.wait()
         del started[:]
+    return finish
+""",
+        ),
+        (
+            "lets go at the next step's first hook",
+            """
+def overlap(module):
+    state = {"works": [], "over": False}
+    def start(param):
+        if state["over"]:
+            state["works"], state["over"] = [], False
+        param.grad.div_(dist.get_world_size())
+        state["works"].append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        for work in state["works"]:
+            work.wait()
+        state["over"] = True
+    return finish
+""",
+        ),
+        (
+            "averages flat copies",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        flat = param.grad.flatten().clone()
+        works.append((param, flat, dist.all_reduce(flat, async_op=True)))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        n = dist.get_world_size()
+        for param, flat, work in works:
+            work.wait()
+            param.grad = flat.view_as(param) / n
+        works.clear()
     return finish
 """,
         ),
