@@ -448,10 +448,10 @@ pd.DataFrame(rows).T
 # %% [markdown] minutes=3
 # ## Reconcile: predicted and measured
 #
-# Now a step on real processes of this computer; *gloo* is the library that connects them (on GPUs it is NCCL). To
-# *calibrate* is to measure how fast they compute and send; it takes half a minute the first time, and is kept.
-# `reconcile` predicts the program, runs it several times, and compares. The step in phase "setup" warms up memory and
-# caches. Guess first: which of forward, backward and communication will be predicted worst?
+# Now a step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To *calibrate* is to
+# measure how fast they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several
+# times, and compares; a step in phase "setup" warms up. Guess: which of forward, backward and communication is
+# predicted worst?
 
 
 # %%
@@ -471,8 +471,8 @@ show(comparison.figure())
 print_text(comparison.reading())
 
 # %% [markdown]
-# Beside your numbers stand recorded ones of a quiet machine. An error is negative where the prediction is too short.
-# *Noise* is half the spread of the runs over their median: an error smaller than it says nothing.
+# Beside your numbers stand recorded ones, with the load of their machine. An error is negative where the prediction is
+# too short. *Noise* is half the spread of the runs over their median: an error smaller than it says nothing.
 
 # %%
 recorded = recorded_comparison("09")
@@ -717,7 +717,7 @@ show(step.figure(ranks=[0, local], title="Hierarchical: ranks 0 and 4, on two no
 # ## Further: the size of a bucket
 #
 # The formula the other way round. Small buckets pay latency many times; one huge bucket is ready only when backward is
-# over, and hides nothing. Between the two lies a wide valley. Does it move with the number of ranks?
+# over, and hides nothing. Which size is best, and does it move with the number of ranks?
 
 # %%
 BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
