@@ -978,13 +978,13 @@ def accumulate(replica, loss_of, micro_batches):
             "peak memory of a rank",
         ),
         (
-            "is right for three micro-batches",
+            "is right for five micro-batches",
             """
 def accumulate(replica, loss_of, micro_batches):
     with replica.no_sync():
         for micro_batch in micro_batches[:-1]:
-            (loss_of(replica, micro_batch) / 3).backward()
-    (loss_of(replica, micro_batches[-1]) / 3).backward()
+            (loss_of(replica, micro_batch) / 5).backward()
+    (loss_of(replica, micro_batches[-1]) / 5).backward()
 """,
             "so it is a mean",
         ),
