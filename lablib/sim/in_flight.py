@@ -13,7 +13,7 @@ work.wait()`), so writes are looked for:
 Views of one storage are compared element by element: chunk i may be in flight while chunk j of the same tensor is
 written to. Which elements an operator with indices or a mask writes only its result shows: there bytes are compared.
 
-Cost: nothing for a call that blocks while no other is under way, some microseconds for another.
+Cost: nothing for a call that blocks while no other is under way; 10 us for another, 5 us for a write beside it.
 Source: torch.distributed, `isend`: "Modifying tensor before the request completes causes undefined behavior."
 Simplified: only operators are seen: nothing without the clock (`trace=False`), and no write by way of numpy.
 Collectives of one group may share tensors: NCCL runs them in order on one stream; gloo does not.
@@ -173,18 +173,21 @@ class InFlight:
             return
         issued, sent, received, order = self._latest
         self._latest = None
+        new: dict[tuple[int, _Place], _Given] = {}
         with torch._C.DisableTorchFunction():
-            for tensors, is_filled in ((received, True), (sent, False)):
+            for is_filled, tensors in ((True, received), (False, sent)):
                 for tensor in tensors:
+                    storage, place = tensor.untyped_storage(), _Place.of(tensor)
+                    if (storage._cdata, place) in new:  # an all_reduce fills what it reads
+                        continue
                     for given in self._meeting(tensor):
                         is_ordered = order is not None and order is given.order
-                        if given.issued is not issued and not is_ordered and (is_filled or given.is_filled):
+                        if not is_ordered and (is_filled or given.is_filled):
                             self._found(given.issued, f"gave {issued.event.title}", issued.source)
-                    storage = tensor.untyped_storage()
-                    self._storages.setdefault(issued, set()).add(storage._cdata)
-                    self._given.setdefault(storage._cdata, []).append(
-                        _Given(issued, _Place.of(tensor), is_filled, order, StorageWeakRef(storage))
-                    )
+                    new[storage._cdata, place] = _Given(issued, place, is_filled, order, StorageWeakRef(storage))
+        self._storages[issued] = {storage for storage, _ in new}
+        for (storage, _), given in new.items():
+            self._given.setdefault(storage, []).append(given)
 
     def _meeting(self, tensor: Tensor) -> list[_Given]:
         """What is in flight of the memory of a tensor."""
