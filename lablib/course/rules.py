@@ -121,11 +121,12 @@ _IN_PLACE = "x changed in place: x.copy_(...), x.add_(...), x[...] = ..."
 
 
 def _why_unchanged(call: Observed, where: str) -> str:
+    where = f"{where} ({plural(call.args[0].numel(), 'elements')})"  # some answers leave small tensors alone
     returned = isinstance(call.value, Tensor) and not call.aliased
     if returned or call.rebinds:
         saw = "a new tensor was returned" if returned else "x is as it was"
         return f"{saw}{where}: `x = ...` gives the name to another tensor, and the caller's x never changes"
-    return f"nothing wrote to x{where} ({plural(call.args[0].numel(), 'elements')}): did the function return early?"
+    return f"nothing wrote to x{where}: did the function return early?"
 
 
 def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks") -> None:

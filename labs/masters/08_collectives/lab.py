@@ -160,9 +160,10 @@ pd.DataFrame(sends, index=["step 0", "step 1", "step 2"])
 # everybody keeps a copy.
 
 # %% [markdown]
-# There is one trap. `dist.send` waits until its receiver comes. If every rank first sends and then receives, nobody
-# ever receives: a *deadlock*. The cure is to hand over both messages together, and then to wait for both. `exchange`
-# does it. It names ranks by `group_peer`, their place in the *group*: the ranks that take part (`None`: all).
+# There is one trap. `dist.send` waits until its receiver comes. (With NCCL, the library for GPUs, the GPU waits, while
+# the CPU goes on.) If every rank first sends and then receives, nobody ever receives: a *deadlock*. The cure is to hand
+# over both messages together, and then to wait for both. `exchange` does it. It names ranks by `group_peer`, their
+# place in the *group*: the ranks that take part (`None`: all).
 
 # %%
 show_source(parallel.exchange)
@@ -336,8 +337,8 @@ pd.DataFrame(rows).set_index(["ranks", "tensor"])
 
 # %% [markdown]
 # Below is the tree at 1 kB. Compare it with the ring above, where both lanes are full. In the tree most ranks are
-# *waiting* (they have called, and their partner has not come yet), or *idle* (they have nothing to do). That is why it
-# is no match for the ring on large tensors.
+# *waiting*: they have called, and their partner has not come yet. That is why it is no match for the ring on large
+# tensors.
 
 # %%
 tree_run = launch(summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
@@ -480,8 +481,9 @@ show(comparison.figure(ranks=[0, 1]))
 # waiting: real ranks are held up by each other, and by whatever else runs on this machine. None of that is in α + S β.
 #
 # Here is the same comparison, recorded once on the machine that its first lines name, beside yours. Read the last row
-# first. A makespan may fit although its parts do not: your α and β were fitted to makespans, with all their waiting in
-# them. So the prediction calls *send* what the measurement divides into send, waiting and idle.
+# first: the *makespan* is the time from start to end. It may fit although its parts do not: your α and β were fitted to
+# makespans, with all the waiting in them. So the prediction calls *send* what the measurement divides into send,
+# waiting and *idle* (nothing to do).
 
 # %%
 recorded = recorded_comparison("08")
@@ -668,9 +670,9 @@ show(figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
 # pale squares across: every rank has a partner there, and no NIC carries the tensor for all.
 
 # %% [markdown]
-# NCCL, the library for GPUs, would not leave the other NICs idle: it runs several rings at once, each through another
-# NIC, and its trees are *double binary trees*, two at a time with the tensor cut into many pieces that follow each
-# other (Sanders, Speck and Träff, 2009). Inside a node its tree is a chain. Ring and tree of this lab are single ones.
+# NCCL would not leave the other NICs idle: it runs several rings at once, each through another NIC, and its trees are
+# *double binary trees*, two at a time with the tensor cut into many pieces that follow each other (Sanders, Speck and
+# Träff, 2009). Inside a node its tree is a chain. Ring and tree of this lab are single ones.
 
 # %% [markdown]
 # **Exercise 5.** Write the three phases for nodes of `ranks_per_node` ranks each. The network is the thin part: for N
@@ -900,7 +902,7 @@ explore(
 #   doi:10.1109/ISCA.2008.19.
 # * N. Jouppi et al., *TPU v4: An Optically Reconfigurable Supercomputer for Machine Learning with Hardware Support for
 #   Embeddings*, ISCA 2023, arXiv:2304.01433: a torus of three dimensions.
-# * NVIDIA NCCL, `src/graph/tuning.cc`: the latencies used here, and how a library picks ring or tree. RoCE's is that of
-#   InfiniBand plus an assumed 1 µs. Left out: its base latency, and that its protocol for small messages, LL128,
-#   reaches 92% of a link at most. Most bandwidths: S. Bekman, *Machine Learning Engineering*, interconnect tables. S.
-#   Jeaugey, *Massively Scale Your Deep Learning Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: its trees.
+# * NVIDIA NCCL, `src/graph/tuning.cc`: the latencies used here, and how a library picks ring or tree. Left out: its
+#   base latency, and that its protocol for small messages, LL128, reaches 92% of a link at most. Most bandwidths: S.
+#   Bekman, *Machine Learning Engineering*, interconnect tables. S. Jeaugey, *Massively Scale Your Deep Learning
+#   Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: its trees.
