@@ -42,7 +42,7 @@ backend: str = "sim"  # sim | gloo | nccl: a simulated cluster, processes on thi
 ranks: int = 8  # copies of the program, 2 or more
 real_ranks: int = 2  # copies that run as real processes on this machine, 2 or more
 cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100 | laptop: what is simulated
-interactive: bool = True  # widgets, or static figures
+interactive: bool = True  # sliders to move, or static figures
 quick: bool = True  # small matrices
 
 # %% [markdown] minutes=1
@@ -74,7 +74,8 @@ def hello():
     return 10 * rank
 
 
-assert min(ranks, real_ranks) >= 2, f"ranks and real_ranks must be 2 or more: got {ranks} and {real_ranks}."
+fewest = min(ranks, real_ranks)
+assert fewest >= 2, f"ranks and real_ranks must be 2 or more: got {fewest}."
 run = launch(hello, ranks=ranks, cluster=cluster, backend=backend)
 print("".join(run.stdout), "\nvalues:", run.values)
 
@@ -82,8 +83,7 @@ print("".join(run.stdout), "\nvalues:", run.values)
 # `run.stdout` holds what each rank printed, `run.values` what each returned. Nothing in `hello` says how many ranks
 # there are, or on which machine: it is plain `torch.distributed`, PyTorch's library for programs of many ranks.
 #
-# Real ranks are processes, often on different machines, so they share no variables. (Simulated ranks live in this
-# notebook; if one changes a variable that others see, the run says so in `run.notes`.) To share data, ranks must
+# Real ranks are processes, often on different machines, so they share no variables. To share data, they must
 # communicate.
 
 # %% [markdown] minutes=7
@@ -129,8 +129,8 @@ for n in (2, 4, 8):
     print(f"{n} ranks: sent {sent_mb:g} MB, by the formula {2 * (n - 1) / n * 8:g} MB")
 
 # %% [markdown]
-# Ranks alone cannot send less; only a switch that adds numbers itself, as a DGX H100 has, can save more. Small tensors
-# take fewer, larger steps along a tree: lab 08.
+# In the mean over ranks, nobody sends less without help. The switch of a DGX H100, the box that joins its GPUs, can
+# help: it adds numbers itself.
 
 # %% [markdown]
 # **Exercise 1.** Write the mean over ranks, with one `all_reduce`. It must hold for any number of ranks and any shape,
@@ -180,16 +180,13 @@ print("values:", run.values)
 
 # %% [markdown]
 # All ranks run the same function; `if` gives one of them a part of its own. Each `send` needs a `recv` on the other
-# side, with a tensor of the same size and type to write into.
-#
-# With NCCL, NVIDIA's library for messages between GPUs, both calls only queue the message, and the GPU waits. With
-# gloo, its counterpart for processes, and on the simulator they return when the message has passed: a rank that sends
-# can do nothing else meanwhile.
+# side, with a tensor of the same size and type to write into. On the simulator both return when the message has passed:
+# a rank that sends can do nothing else meanwhile.
 
 # %% [markdown]
 # `dist.isend` begins a send and returns at once, with a handle; `handle.wait()` returns when the message has passed.
 # Until then leave the tensor as it is. Here rank 0 multiplies after sending, or while it sends. The **makespan** is the
-# time from the launch to the end of the last work:
+# time from the launch to the end of the last work. Which run is shorter, and by what?
 
 
 # %%
@@ -208,17 +205,17 @@ def send_and_multiply(wait_first):
 
 for wait_first in (True, False):
     run = launch(send_and_multiply, wait_first, ranks=2, cluster=cluster)
-    print("wait first:", wait_first, " makespan:", format_quantity(run.timeline.makespan_s, "s"))
+    print("wait first:", wait_first, " makespan:", format_quantity(run.timeline.makespan_s, "s", digits=4))
 
 # %% [markdown]
-# The difference is the message, which the product hides. On `dgx-h100` it takes 37 µs: 16 MB at 450 GB/s take 35.6 µs,
-# and the simulator adds 1.9 µs that even the smallest message needs.
+# The difference is the message, which the product hides. On `dgx-h100` it takes 37.5 µs: 16 MB take 35.6 µs at 450
+# GB/s, the speed of NVLink in one direction, and the simulator adds 1.9 µs that even the smallest message needs.
 
 # %% [markdown]
 # **Exercise 2.** The ranks stand in a circle. Each gives `x` to its right neighbour and returns what its left one gave.
 # Right of rank r is (r + 1) % n: the remainder by n, so that rank 0 is right of the last.
 #
-# Budget: the time of two messages, for any number of ranks from 2 up.
+# Budget (the check measures it): the time of two messages, for any number of ranks from 2 up.
 
 
 # %% tags=["exercise"]
@@ -250,8 +247,8 @@ check.pass_to_right(pass_to_right)
 # | backend | what runs your program | where |
 # |:---|:---|:---|
 # | `sim` | a simulated cluster: real values, predicted times | any laptop |
-# | `gloo` | one real process for each rank, on the CPU | any machine |
-# | `nccl` | one real GPU for each rank | machines with NVIDIA GPUs |
+# | `gloo` | a real process for each rank, on the CPU | any machine |
+# | `nccl` | a real process for each rank, with a GPU of its own | machines with NVIDIA GPUs |
 #
 # Starting real processes takes some seconds. They stay ready, so the second launch is quick.
 
@@ -266,6 +263,10 @@ for machine in ("sim", "gloo", "gloo", "nccl"):
 # %% [markdown]
 # Every machine that could run it returned the same values. One that could not says what it found and what it needs;
 # the error is caught here, so that the notebook goes on.
+#
+# They differ in when a call returns. With gloo, a library for CPUs, `send`, `recv` and `wait()` return when the message
+# has passed, as on the simulator. With NCCL, NVIDIA's library for GPUs, they return sooner: the GPU waits, and the
+# program goes on until it needs a value.
 
 # %% [markdown] minutes=5
 # ## A timeline
@@ -304,8 +305,8 @@ run = launch(step, side, side, 8, ranks=ranks, cluster=cluster)
 show(figure_timeline(run.timeline, shown, title="The same step, rank 1 has more data"))
 
 # %% [markdown]
-# They wait: the hatched stretch. The collective begins when its last rank has come, so one slow rank, a **straggler**,
-# slows down all. On a thousand ranks nobody finds it by eye; `run.summary()` names it:
+# They wait: the hatched stretch without colour. The collective begins when its last rank has come, so one slow rank, a
+# **straggler**, slows down all. On a thousand ranks nobody finds it by eye; `run.summary()` names it:
 
 # %%
 summary = run.summary()
@@ -316,17 +317,10 @@ seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
 # %% [markdown]
 # Every second of a rank is one of four: **busy** computing; **exposed**, communicating while it computes nothing;
 # **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean over all ranks.
-# The picture's sentence has the mean over the ranks drawn, among which rank 1 weighs more. (MFU is the share of the
-# GPUs' peak speed that was used.)
-
-# %% [markdown]
+# (MFU, model FLOPs utilization, is the share of the GPUs' peak speed that was used.)
+#
 # These are predicted seconds of the simulated cluster, not seconds of your computer. They come out the same on any
-# laptop, every time:
-
-# %%
-again = launch(step, side, side, 8, ranks=ranks, cluster=cluster)
-print("predicted makespan", again.timeline.makespan_s, "s; you waited", format_quantity(again.wall_s, "s"))
-print("the same timeline, to the last bit:", again.timeline == run.timeline)
+# laptop, every time.
 
 # %% [markdown] minutes=8
 # ## Random numbers, rank by rank
@@ -352,8 +346,9 @@ pd.DataFrame({way: launch(draw, way, ranks=4).values for way in ways}).rename_ax
 # Without a seed, each rank draws numbers of its own. `launch` draws the same ones each time, so that runs repeat; plain
 # processes draw others in each run. With one seed, all ranks draw the same.
 #
-# What should be equal? **Weights**: yes. **Noise and dropout** (which switches off random parts of a layer): no. The
-# **order of the data** is a trap: what happens if each rank shuffles with a seed of its own?
+# **Weights** need one seed. **Noise and dropout** (which switches off random parts of a layer) need different ones. And
+# the **order of the data**? Predict: what do three ranks train on if each shuffles with a seed of its own, and what if
+# with the same?
 
 
 # %%
@@ -374,8 +369,6 @@ for seeds in ((7, 8, 9), (7, 7, 7)):
 # %% [markdown]
 # **Exercise 3.** From one `seed`, make weights that are equal on all ranks and data that differ on every rank, without
 # sending a byte. For seeds 0 to 999 and up to 32 ranks, no two of all these tensors may be alike.
-#
-# A trap: with `seed + 1 + rank` for the data, rank 0's data with seed 3 are the weights with seed 4.
 
 
 # %% tags=["exercise"]
@@ -404,7 +397,7 @@ check.weights_and_data(weights_and_data)
 # %% [markdown] minutes=6
 # ## Two ranks swap a number
 #
-# Two ranks want to swap a number. Each first receives, then sends. Read the program and predict: who sends first?
+# Two ranks want to swap a number. Read the program and predict: who sends first?
 
 
 # %%
@@ -434,7 +427,8 @@ show(figure_waits(deadlock))
 # Real processes know nothing of each other's waiting. They hang until a time limit ends them: with NCCL ten minutes by
 # default, with gloo thirty. So try a program on the simulator first.
 #
-# Another classic: only rank 0 shall report the mean loss, so somebody put the whole report under `if`.
+# In the next program only rank 0 shall report the mean loss, so somebody put the whole report under `if`. Predict:
+# where will ranks 1 to 3 be?
 
 
 # %%
@@ -452,8 +446,8 @@ except LaunchError as error:
 # %% [markdown]
 # `all_reduce #0` is the first call in its group: calls are counted from 0.
 #
-# **Exercise 4.** Mend it: rank 0 returns the text, all others return `None`, and the ranks communicate once. The
-# check's budget is the bytes of one `all_reduce`.
+# **Exercise 4.** Mend it: rank 0 returns the text, all others return `None`, and the ranks communicate once. You may
+# overwrite `loss`. Budget: the bytes of one `all_reduce`.
 
 
 # %% tags=["exercise"]
@@ -479,8 +473,9 @@ check.report(report)
 # %% [markdown]
 # Two rules prevent most hangs:
 #
-# 1. Every rank of a group makes the same collectives, in the same order, with the same shapes.
-# 2. For every `recv` somebody sends, and not all wait at once.
+# 1. Every rank of a group makes the same collectives, in the same order, with the same shapes. (What other shapes
+#    do stands under "Further: how real processes hang".)
+# 2. For every `recv` somebody sends, and not all wait at once. To mend `swap`, begin with `isend`, as in exercise 2.
 
 # %% [markdown] minutes=8
 # ## Something breaks
@@ -488,7 +483,7 @@ check.report(report)
 # A correct program can stop as well. Llama 3 405B was trained on 16,384 GPUs, and in 54 days something unexpected
 # interrupted it 419 times: once in three hours.
 #
-# We let rank 1 die in the middle of a step. Nobody tells the others. Predict: where will each of them be found?
+# We let rank 1 die in the middle of a step. Predict: where will each of the others be found?
 
 # %%
 healthy = launch(step, side, side, ranks=4, cluster=cluster)
@@ -500,9 +495,10 @@ except LaunchError as error:
     print_error(error)
 
 # %% [markdown]
-# They finish what they can do alone, then stand in the `all_reduce`. The simulator names the rank that died. On a real
-# cluster the others hang until a time limit, and the logs are full of ranks that waited: look for the rank that is
-# missing there. The error holds the run as far as it came; a cross marks the death:
+# They finish what they can do alone, then stand in the `all_reduce`. The simulator names the rank that died. Gloo sees
+# the broken connection and fails at once; with NCCL the others hang until a time limit, and the logs are full of ranks
+# that waited: look for the rank that is missing there. The error holds the run as far as it came; a cross marks the
+# death:
 
 # %%
 show(figure_timeline(broken.run.timeline, title="Rank 1 dies; the others wait for it"))
@@ -577,7 +573,7 @@ check.corrupted_ranks(corrupted_ranks)
 #
 # A prediction is worth something once it is compared with a run. A `dgx-h100` may not be here, but your machine is.
 # First we **calibrate**: measure how fast its processes compute and send, and describe it as one more cluster. That
-# takes half a minute, once: the result is kept.
+# takes half a minute or more, once: the result is kept. ("Further" below shows what was measured.)
 
 # %%
 real = "gloo" if backend == "sim" else backend
@@ -585,8 +581,97 @@ machine = this_machine(ranks=real_ranks, backend=real)
 print(f"{machine.device.name}, measured on {machine.profile['date']}")
 
 # %% [markdown]
-# What was measured, beside what the simulator reckons with for an H100: it has a catalogue of known machines. FLOP/s
-# are floating-point operations in a second; a multiplication and an addition are two of them.
+# The next program has four layers. `phase` names a part of it, so that it can be left out. The prediction knows how
+# long each operation takes, and each message. What does it not know: will it be too short or too long?
+
+
+# %%
+def train(num_layers, rows, side):
+    with phase("setup"):
+        layers = [torch.nn.Linear(side, side, bias=False) for _ in range(num_layers)]
+        x = torch.randn(rows, side)
+    for layer in layers:
+        x = layer(x).relu()
+    x.mean().backward()
+    for layer in layers:
+        dist.all_reduce(layer.weight.grad)
+
+
+where = {"ranks": real_ranks, "backend": real, "cluster": machine}
+comparison = reconcile(train, 4, 512, 512, **where, without="setup")
+show(comparison.figure(title="Predicted and measured"))
+
+# %% [markdown]
+# `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five
+# times. It draws the run in the middle. An **error** of -30% means: predicted too short by 30 percent. **Noise** is
+# half the spread of the runs, as a share of their median; an error smaller than it says nothing. Was your
+# machine quiet?
+
+# %%
+print_text(comparison.reading())
+
+# %% [markdown]
+# Other programs make measured seconds longer, and nobody can say by how much. So here is your comparison beside one
+# that was recorded on a quieter machine, of another make. (Its **load average** is how many programs wanted to compute
+# at once.) Errors and noise are in percent.
+
+# %%
+recorded = recorded_comparison("00")
+print_text(recorded.sentence())
+print_text(recorded.reading)
+comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
+
+# %% [markdown]
+# Read the recorded columns; yours may be too noisy. `forward` and `backward` took 3 and 4 percent longer than
+# predicted, little more than their noise. `idle` is the gap that counts: Python works between operations, and the
+# prediction has none of that, an error of -100. Both are in `makespan`. The other rows vary more than they err, and say
+# nothing.
+
+# %% [markdown] tags=["instructor"]
+# **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
+# after drawing a ring of four people who pass slips of paper. For the deadlock, have two people shake hands under the
+# rule "wait until the other's hand is out". On a quiet machine of your own, `comparison.save("recorded.json")` writes
+# the recorded comparison; it belongs beside this lab's master.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: explore
+#
+# Move the sliders and watch the timeline. Two questions to start with. On `dgx-h100`, double the rows: what happens to
+# the bars, and why? And on which cluster does communication take the largest part of the time?
+
+
+# %%
+def simulate(ranks, rows, factor, cluster):
+    faults = [SlowRank(1, factor)]  # each operation of rank 1 takes so many times as long
+    return launch(step, rows, 256, ranks=ranks, cluster=cluster, faults=faults).timeline
+
+
+controls = [
+    IntChoice("ranks", "Ranks", (2, 3, 4), 4),
+    IntChoice("rows", "Rows of data on each rank", (32, 64, 128, 256), 128),
+    IntChoice("factor", "Rank 1 takes this many times as long", (1, 2, 4, 8), 1),
+    Choice("cluster", "Cluster", ("dgx-h100", "dgx-a100", "pcie-a100", "laptop"), "dgx-h100"),
+]
+examples = [{"factor": 8}, {"cluster": "laptop"}]  # shown where there are no widgets
+explore(simulate, figure_timeline, controls, interactive, examples)
+
+# %% [markdown]
+# <details><summary>Answers</summary>
+#
+# Only the last bar of backward grows, the product that sums over the rows. In the one of forward, each number is a sum
+# of 256 terms, however many rows there are, and a GPU has room for all rows at once. All other operations take about
+# 5 µs, which the simulator reckons with for the smallest one on a GPU.
+#
+# Communication takes the largest part on `laptop`, whose processes exchange messages slowly. Among the GPUs it does so
+# on `pcie-a100`, which lacks NVLink.
+#
+# </details>
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: what was calibrated
+#
+# What was measured of your machine, beside what the simulator reckons with for an H100: it has a catalogue of known
+# machines. FLOP/s are floating-point operations in a second; a multiplication and an addition are two of them.
 
 
 # %%
@@ -604,99 +689,15 @@ pd.DataFrame({"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))}
 
 # %% [markdown]
 # The smallest operation is launched and run; for GPUs the catalogue has a rough 5 µs. A **hop** is one message between
-# two ranks, in a collective that runs already: NCCL reckons with 1.9 µs over NVLink; here it must wake another process.
-# NCCL adds some microseconds for the call itself; the catalogue does not, and counts it as nothing.
-
-# %% [markdown]
-# The next program has four layers. `phase` names a part of it, so that it can be left out.
-
-
-# %%
-def train(num_layers, rows, side):
-    with phase("setup"):
-        layers = [torch.nn.Linear(side, side, bias=False) for _ in range(num_layers)]
-        x = torch.randn(rows, side)
-    for layer in layers:
-        x = layer(x).relu()
-    x.mean().backward()
-    for layer in layers:
-        dist.all_reduce(layer.weight.grad)
-
-
-where = {"ranks": real_ranks, "backend": real, "cluster": machine}
-comparison = reconcile(train, 4, 512, 512, **where, without="setup")
-show(comparison.figure())
-
-# %% [markdown]
-# `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five
-# times. It draws the run in the middle. An **error** of -30% means: predicted too short by 30 percent. **Noise** is
-# half the spread of the runs, as a share of their median; an error smaller than it says nothing. Was your
-# machine quiet?
-
-# %%
-print_text(comparison.reading())
-
-# %% [markdown]
-# Other programs make measured seconds longer, and nobody can say by how much. So here is your comparison beside one
-# that was recorded on a quieter one, of another make. Errors and noise are in percent.
-
-# %%
-recorded = recorded_comparison("00")
-print_text(recorded.sentence())
-print_text(recorded.reading)
-comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
-
-# %% [markdown]
-# What explains errors larger than the noise? Row by row: `forward` and `backward` compute at the speeds that were
-# calibrated, a little faster or slower this time. In `all_reduce` a message must wake a process first, which takes long
-# on busy cores. `waiting`: real ranks start a moment apart; `idle`: Python works between operations. Both are predicted
-# as zero, an error of -100.
-
-# %% [markdown] tags=["instructor"]
-# **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
-# after drawing a ring of four people who pass slips of paper. For the deadlock, have two people shake hands under the
-# rule "wait until the other's hand is out". On a quiet machine of your own, `comparison.save("recorded.json")` writes
-# the recorded comparison; it belongs beside this lab's master.
-
-# %% [markdown] minutes=2
-# ## Explore
-#
-# Move the sliders and watch the timeline. Two questions to start with. On `dgx-h100`, double the rows: why do most bars
-# stay as they are? And on which cluster does communication take the largest part of the time?
-
-
-# %%
-def simulate(ranks, rows, factor, cluster):
-    faults = [SlowRank(1, factor)]  # each operation of rank 1 takes so many times as long
-    return launch(step, rows, 256, ranks=ranks, cluster=cluster, faults=faults).timeline
-
-
-controls = [
-    IntChoice("ranks", "Ranks", (2, 3, 4, 6, 8), 4),
-    IntChoice("rows", "Rows of data on each rank", (32, 64, 128, 256), 128),
-    IntChoice("factor", "Rank 1 takes this many times as long", (1, 2, 4, 8), 1),
-    Choice("cluster", "Cluster", ("dgx-h100", "dgx-a100", "pcie-a100", "laptop"), "dgx-h100"),
-]
-examples = [{"factor": 8}, {"cluster": "laptop"}]  # shown where there are no widgets
-explore(simulate, figure_timeline, controls, interactive, examples)
-
-# %% [markdown]
-# <details><summary>Answers</summary>
-#
-# The simulator reckons with about 5 µs for the smallest operation on a GPU, and these are small: the rows hardly
-# matter. Communication takes the largest part on `laptop`, whose processes exchange messages slowly. Among the GPUs it
-# does so on `pcie-a100`, which lacks NVLink.
-#
-# </details>
+# two ranks, in a collective that runs already: NCCL reckons with 1.9 µs over NVLink. Here it must wake another process;
+# that was measured on cores as free as they were then, and takes longer on busy ones. NCCL adds some microseconds for
+# the call itself; the catalogue does not, and counts it as nothing.
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: where the bytes are
 #
-# Time is one budget, memory the other: an H100 has 80 GB. Backward needs what forward computed. A result that forward
-# must keep for it is an **activation**.
-#
-# `train` has four layers; their weights are its **parameters**. Predict: when does a rank's memory rise, and when does
-# it fall?
+# Time is one budget, memory the other: an H100 has 80 GB. `train` has four layers; their weights are its
+# **parameters**. Predict: when does a rank's memory rise, and when does it fall?
 
 # %%
 num_layers, rows, width = 4, 2 * side, side // 2
@@ -705,17 +706,19 @@ memory = figure_memory(run.memory, timeline=run.timeline, rank=0)
 show(memory)
 
 # %% [markdown]
-# Forward piles up: each layer leaves an activation. Backward takes the pile down, layer by layer, and leaves gradients.
-# The gray on top is the data, and what is needed for a moment only. So memory is highest soon after backward begins.
-# Which lines of the program made it?
+# Forward piles up: each layer leaves a result that backward needs, an **activation**. Backward takes the pile down,
+# layer by layer, and leaves gradients. So memory is highest soon after backward begins. (`other`, on top, is the data,
+# and what is needed for a moment only. One activation stays: the program still holds the last `x`.) Which lines of the
+# program made it?
 
 # %%
 print_text(run.memory.explain(rank=0))
 
 # %% [markdown]
-# (`threshold_backward` is PyTorch's name for the backward of `relu`.) Such sizes can be known beforehand. In each layer
-# weights and gradients have `width` x `width` numbers of 4 bytes, activations `rows` x `width`. One more of these lives
-# while `relu` reads the last product. Formula beside count; "own peak" is the most that there was of one kind:
+# (`mm` is a matrix product, `threshold_backward` the backward of `relu`; a block is a piece of memory.) Such sizes can
+# be known beforehand. In each layer weights and gradients have `width` x `width` numbers of 4 bytes, activations `rows`
+# x `width`. At the end of forward there is one activation more: the last product, which `relu` reads while it writes
+# its own. Formula beside count; "own peak" is the most that there was of one kind:
 
 # %%
 weights = num_layers * width**2 * 4
@@ -764,7 +767,7 @@ except LaunchError as error:
 # ## Summary
 #
 # - A distributed program is one function run by many **ranks**, which share nothing but messages.
-# - A **collective** needs every rank of its group; `send` needs a `recv`. Break that, and the program hangs.
+# - A **collective** needs every rank of its group; `send` needs a `recv`. Where one is missing, the others wait.
 # - With the ring, a large `all_reduce` makes each rank send up to twice its tensor, however many ranks there are.
 # - The slowest rank sets the pace, and a dead one stops everybody.
 # - Equal weights, and one order of the data, need equal seeds; noise needs different ones.
@@ -775,7 +778,7 @@ except LaunchError as error:
 # ranks and hides the communication behind the backward pass.
 #
 # To go on here: run this lab on four real processes with `lab run 00 --backend gloo --ranks 4`, or set `cluster` to
-# `pcie-a100` above. `run.to_perfetto("step.json")` writes a run for Perfetto, a viewer of long traces: ui.perfetto.dev.
+# `pcie-a100` above.
 
 # %% [markdown]
 # **Sources.**
@@ -783,7 +786,7 @@ except LaunchError as error:
 # - PyTorch, *Distributed communication package: torch.distributed*: every call used here, and the time limits.
 # - PyTorch, *torch.utils.data*, section DistributedSampler: one order of the data for all ranks.
 # - S. Bekman, *Machine Learning Engineering*, and NVIDIA, *H100 Tensor Core GPU*, datasheet: the catalogue's speeds
-#   and memory. NVIDIA, NCCL, `src/graph/tuning.cc`: 1.9 µs a hop (ring, protocol LL128). The 5 µs of an operation are a
+#   and memory. NVIDIA, NCCL, `src/graph/tuning.cc`: 1.9 µs a hop (ring over NVLink). The 5 µs of an operation are a
 #   rough figure that nobody measured. `find_cluster("dgx-h100").device.source` has the rest.
 # - F. Darema, D. George, V. Norton, G. Pfister, "A single-program-multiple-data computational model for EPEX/FORTRAN",
 #   Parallel Computing 7(1), 1988: SPMD.

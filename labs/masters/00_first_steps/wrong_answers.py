@@ -1313,7 +1313,7 @@ WRONG_ANSWERS = {
                 dist.all_gather(grads, grad)
                 return [rank for rank, each in enumerate(grads) if not each.isfinite().all()]
             """,
-            "numbers that",
+            "numbers told by",
         ),
         (
             "in single precision",
