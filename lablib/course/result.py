@@ -16,6 +16,7 @@ from typing import Literal
 
 from lablib.course.expect import Measured
 from lablib.markup import in_html, paragraph
+from lablib.units import plural
 
 Status = Literal["passed", "failed", "not attempted"]
 _COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#616161"}
@@ -76,17 +77,17 @@ class Result:
         return self.message
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><td style="text-align:left;vertical-align:top;opacity:.75">{label}</td>'
-            f'<td style="text-align:left;white-space:pre-wrap">{in_html(text)}</td></tr>'
-            for label, text in self._rows()
-        )
+        rows = self._rows()
+        held = [row for row in rows if row[0] == "measured"]  # many, and nobody has to read them
+        table = _table([row for row in rows if row[0] != "measured"])
+        if held:
+            table = f"<details><summary>{plural(len(held), 'rules')} held</summary>{_table(held)}</details>{table}"
         colour = _COLOURS[self.status]
         return (
             f'<div role="status" style="border-left:5px solid {colour};padding:4px 12px;margin:4px 0">'
             f'<b style="background:{colour};color:#ffffff;padding:1px 8px;border-radius:9px">'
             f"{_MARKS[self.status]} {self.status}</b> <b>{in_html(self.title)}</b>"
-            f'<table style="margin:4px 0 0 0">{rows}</table></div>'
+            f"{table}</div>"
         )
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -109,6 +110,16 @@ class Result:
     @property
     def _seed(self) -> str:
         return "" if self.seed is None else f"{self.seed} (inputs are new each time; LAB_CHECK_SEED repeats these)"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    """Label and text of each row; nothing where there is none."""
+    cells = "".join(
+        f'<tr><td style="text-align:left;vertical-align:top;opacity:.75">{label}</td>'
+        f'<td style="text-align:left;white-space:pre-wrap">{in_html(text)}</td></tr>'
+        for label, text in rows
+    )
+    return f'<table style="margin:4px 0 0 0">{cells}</table>' if cells else ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Timeline
 
 MAX_RANKS, RANKS_IF_MORE = 16, 8  # drawn if nobody chooses
@@ -68,12 +69,15 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def lanes_of(timelines: Sequence[Timeline], ranks: Sequence[int]) -> list[Lane]:
-    """The lanes of the chosen ranks, top to bottom, with every stream that any of the timelines uses there."""
+    """The lanes of the chosen ranks, top to bottom, with every stream that any of the timelines uses there.
+
+    A group in which a rank only waited has an empty lane: that is where the communication would be.
+    """
     streams: dict[int, set[str]] = {rank: {COMPUTE} for rank in ranks}
     for timeline in timelines:
         for span in timeline:
-            if span.rank in streams and not span.is_waiting:
-                streams[span.rank].add(span.stream)
+            if span.rank in streams:
+                streams[span.rank].add(span.stream.replace(WAIT, "comm:", 1) if span.is_waiting else span.stream)
     lanes: list[Lane] = []
     y = 0.0
     for rank in ranks:

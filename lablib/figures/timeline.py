@@ -69,7 +69,8 @@ def figure_timeline(
     figure.add_traces(letters(picture, spans, lanes, unit, (start_s, end_s)))
     figure.add_traces(death_marks(timeline, lanes, unit))
     margin_s = 0.012 * (end_s - start_s) if window is None and timeline.window is None else 0.0
-    span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + margin_s) or 1.0]
+    after_s = 0.0 if timeline.deaths else margin_s  # a wait that never ends runs out of the picture
+    span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + after_s) or 1.0]
     figure.update_layout(
         barmode="overlay",
         xaxis=axis(axis_title("time since launch", unit), range=span_of_x),
@@ -353,6 +354,7 @@ def _summary(
     if timeline.deaths and timeline.window is None:  # its last wait has no end, so no share of the time means anything
         last_s = max((span.end_s for span in timeline if not span.is_waiting), default=0.0)
         text = f"{which}: the run stopped; the last work ended at {format_quantity(last_s, 's')}.{died}"
+        text += _who_hangs(timeline, ranks)
         return " ".join(filter(None, [text, *_how_drawn(picture, window)]))
     busy_s, comm_s, exposed_s, waiting_s = (
         sum(map(seconds, ranks)) / len(ranks)
@@ -378,6 +380,19 @@ def _summary(
     drawn = f"the {len(ranks)} ranks drawn" if len(ranks) < timeline.num_ranks else "ranks"
     text += f" (mean over {drawn})." if len(ranks) > 1 else "."
     return " ".join(filter(None, [text + died, *_how_drawn(picture, window)]))
+
+
+def _who_hangs(timeline: Timeline, ranks: Sequence[int]) -> str:
+    """Who of these ranks waits to the end of a run that stopped, and in what."""
+    dead, waits = dict(timeline.deaths), dict[str, set[int]]()
+    for span in timeline:
+        if span.is_waiting and span.end_s >= timeline.end_s and span.rank in ranks and span.rank not in dead:
+            waits.setdefault(span.name.partition(" (")[0], set()).add(span.rank)  # "all_reduce (unfinished)"
+    told = [
+        f" Ranks {ranks_in_words(sorted(who))} wait in {name}" if len(who) > 1 else f" Rank {min(who)} waits in {name}"
+        for name, who in waits.items()
+    ]
+    return "".join(f"{text} and cannot go on." for text in told)
 
 
 def _how_drawn(picture: Picture, window: tuple[float, float] | None) -> list[str]:

@@ -409,7 +409,9 @@ class SimProcessGroup(dist.ProcessGroup):
         if not isinstance(member, int):
             raise TypeError(f"a group rank must be a whole number: got {safe_repr(member)}")
         if not 0 <= member < self.size():
-            raise ValueError(f"group {self._group.label} has group ranks 0 to {self.size() - 1}: got {member}")
+            label = self._group.label
+            rank = "rank" if label == "world" else "group rank"
+            raise ValueError(f"{rank} {member} does not exist: group {label} has {rank}s 0 to {self.size() - 1}")
         return self._group.global_ranks[member]
 
     def _count(self, name: str, tensors: Sequence[Tensor | list[Tensor]]) -> None:

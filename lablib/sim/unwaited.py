@@ -12,15 +12,21 @@ def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
     """A sentence for each line of the program that issued communications whose handle was dropped without a wait."""
     return _notes(
         (
-            (rank.rank, (issued.event.title, str(issued.source)))
+            (rank.rank, (issued.event.title, str(issued.source), _until_its_wait(issued.event.title)))
             for rank in ranks
             for issued in rank.unwaited
             if issued.is_own
         ),
-        "{who} never waited for {}{times} ({}): on real processes a buffer holds garbage until wait(); "
-        "keep what the call returns and call wait() on it",
+        "{who} never waited for {}{times} ({}): on real processes {}; keep what the call returns and call wait() on it",
         "issued communications that nobody waited for",
     )
+
+
+def _until_its_wait(title: str) -> str:
+    """What may be wrong before the wait: a send fills no buffer, it reads one."""
+    if title.startswith("send "):
+        return "the message may not have left before wait(), and until then its tensor may not be changed"
+    return "a buffer holds garbage until wait()"
 
 
 def written_notes(ranks: Sequence[Rank]) -> list[str]:

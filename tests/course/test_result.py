@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from lablib.course.expect import Measured
 from lablib.course.result import Hint, Result
 from lablib.widgets.live_text import LiveText
 from tests.contrast import contrast
@@ -41,6 +42,16 @@ def test_every_status_can_be_read_in_both_themes(status, theme):
     page = result._repr_html_()
     assert status in page and "color:" in page
     assert unreadable(page, theme) == []
+
+
+def test_the_rules_that_held_are_folded_and_the_rest_is_not():
+    held = (Measured("the sum", "equal"), Measured("bytes", "7 B, at most 8 B"))
+    page = Result("00", "name", "Title", "passed", measured=held, next_step="go on")._repr_html_()
+    folded = page[page.index("<details>") : page.index("</details>")]
+    assert "<summary>2 rules held</summary>" in folded and "the sum: equal" in folded and "at most 8 B" in folded
+    assert "go on" not in folded and "go on" in page
+    failed = Result("00", "name", "Title", "failed", "the sum", "1", "2", held)._repr_html_()
+    assert "<details>" not in failed and "the sum; bytes" in failed
 
 
 @pytest.mark.parametrize("theme", PAGES)

@@ -132,6 +132,29 @@ def test_a_death_is_marked_where_and_when_it_happened():
     assert "died" not in describe(part) and not [t for t in part.data if t.name == "died"]
 
 
+def test_a_wait_that_never_ends_runs_out_of_the_picture_keeps_its_lane_and_is_said():
+    def program() -> None:
+        x = torch.ones(100, 100)
+        dist.all_reduce((x @ x) if dist.get_rank() else x)
+
+    with pytest.raises(RankKilledError) as caught:
+        launch(program, ranks=4, faults=[KillRank(1, at_s=1e-6)])
+    assert caught.value.run is not None
+    timeline = caught.value.run.timeline
+    figure = figure_timeline(timeline)
+    assert figure.layout.yaxis.ticktext == ("<b>rank 0</b>", WORLD, "<b>rank 1</b>", "<b>rank 2</b>", WORLD) + (
+        "<b>rank 3</b>",
+        WORLD,
+    )
+    assert figure.layout.xaxis.range[1] == pytest.approx(1e6 * timeline.end_s)
+    assert describe(figure).endswith(" Ranks 0, 2, 3 wait in all_reduce and cannot go on.")
+    one = describe(figure_timeline(timeline, ranks=[1, 3]))
+    assert one.endswith("Rank 1 died at 1 \N{MICRO SIGN}s. Rank 3 waits in all_reduce and cannot go on.")
+
+
+WORLD = "<span style='font-size:11px;color:#5A5A5A'>world</span>"
+
+
 @pytest.mark.parametrize("backend", ["sim", "gloo"])
 def test_a_late_rank_is_waited_for_on_every_backend(backend):
     run = launch(_late, ranks=2, backend=backend)

@@ -689,7 +689,7 @@ def test_a_rank_or_root_outside_the_group_is_refused_with_the_ranks_there_are():
     calls = [lambda: dist.send(torch.ones(1), 7), lambda: dist.broadcast(torch.ones(1), src=9)]
     for call, wrong in zip(calls, (7, 9), strict=True):
         for text in launch(program, call, ranks=2).values:
-            assert text == f"group world has group ranks 0 to 1: got {wrong}"
+            assert text == f"rank {wrong} does not exist: group world has ranks 0 to 1"
 
 
 def test_sparse_tensors_may_be_computed_with_but_not_sent():
