@@ -60,6 +60,7 @@ class SimWork(dist.Work):
         self._scheduler = scheduler
         self.issued = list(issued)
         self.results = list(results)
+        self._polled_at_s: float | None = None
 
     def wait(self, timeout: Any = None) -> bool:
         self._scheduler.check(self._rank.rank)
@@ -69,16 +70,20 @@ class SimWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
+        """Whether it is over, in virtual time too. A poll takes no time, so a loop that does nothing else would never
+        see the end: its second poll does. A single poll of what is under way is False, as on real processes."""
         self._scheduler.check(self._rank.rank)
         for issued in self.issued:
             if not issued.event.is_done:
                 # Give the others a turn: what this rank polls for can only be done by them.
                 self._scheduler.poll(issued.event.describe(self._rank.rank, program_line(), "polls for"))
-        is_completed = self.is_success()
-        if is_completed and self.issued:
-            # A poll that succeeds has seen the end of the communication.
-            self.wait()
-        return is_completed
+        if not self.is_success():
+            return False
+        if not self.is_over() and self._polled_at_s != self._rank.clock_s:
+            self._polled_at_s = self._rank.clock_s
+            return False
+        # A poll that succeeds has seen the end of the communication.
+        return self.wait()
 
     def is_success(self) -> bool:
         return all(issued.event.is_done for issued in self.issued)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from lablib import launch
+from lablib.errors import WriteInFlightWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch 2.13 deprecates names that programs still use
 
@@ -166,3 +167,31 @@ def test_coalesced_gathers_and_scatters_equal_those_made_one_by_one(is_async: bo
 
     for coalesced, plain in launch(program, ranks=3).values:
         assert all(torch.equal(x, y) for x, y in zip(coalesced, plain, strict=True))
+
+
+def test_one_poll_of_what_is_under_way_is_false_and_no_wait():
+    """`work.is_completed(); x /= n` without a loop is a race, and a write in flight."""
+
+    def program() -> bool:
+        x = torch.ones(100_000)
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        seen = work.is_completed()
+        x /= dist.get_world_size()
+        return seen
+
+    with pytest.warns(WriteInFlightWarning):
+        run = launch(program, ranks=3)
+    assert run.values == [False] * 3
+
+
+def test_a_poll_after_enough_work_is_true():
+    def program() -> tuple[bool, bool, float]:
+        x = torch.ones(1000)
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        early = work.is_completed()
+        torch.ones(3000, 3000) @ torch.ones(3000, 3000)
+        return early, work.is_completed(), x[0].item()
+
+    assert launch(program, ranks=2).values == [(False, True, 2.0)] * 2
