@@ -79,6 +79,8 @@ class SimWork(dist.Work):
                 self._scheduler.poll(issued.event.describe(self._rank.rank, program_line(), "polls for"))
         if not self.is_success():
             return False
+        if not all(issued.event.is_final for issued in self.issued):
+            self._scheduler.give_way(self._rank.clock_s)  # who is over by now is known when all have come so far
         if not self.is_over() and self._polled_at_s != self._rank.clock_s:
             self._polled_at_s = self._rank.clock_s
             return False

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from lablib import launch
-from lablib.errors import WriteInFlightWarning
+from lablib.errors import UnwaitedWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch 2.13 deprecates names that programs still use
 
@@ -170,7 +170,7 @@ def test_coalesced_gathers_and_scatters_equal_those_made_one_by_one(is_async: bo
 
 
 def test_one_poll_of_what_is_under_way_is_false_and_no_wait():
-    """`work.is_completed(); x /= n` without a loop is a race, and a write in flight."""
+    """`work.is_completed(); x /= n` without a loop is a race: nobody waited."""
 
     def program() -> bool:
         x = torch.ones(100_000)
@@ -180,7 +180,7 @@ def test_one_poll_of_what_is_under_way_is_false_and_no_wait():
         x /= dist.get_world_size()
         return seen
 
-    with pytest.warns(WriteInFlightWarning):
+    with pytest.warns(UnwaitedWarning):
         run = launch(program, ranks=3)
     assert run.values == [False] * 3
 
