@@ -104,7 +104,7 @@ def find_lab(text: str, folder: Path) -> Lab:
     named = _lab_of(path.resolve(), folder) if path.exists() else None
     if named is not None:
         return named
-    labs = find_labs(folder)
+    labs = sorted(find_labs(folder), key=lambda lab: not lab.folder.is_dir())  # somebody's notebook comes last
     wanted = path.stem if path.suffix == ".ipynb" else text
     for lab in labs:
         if wanted in (lab.name, lab.name[3:]) or (wanted.isdecimal() and int(wanted) == int(lab.number)):

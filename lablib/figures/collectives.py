@@ -22,6 +22,7 @@ def figure_collective_cost(
     curves: Mapping[str, Sequence[float]],
     crossings: Mapping[str, float] | None = None,
     title: str = "Time of a collective against message size",
+    time_range_s: tuple[float, float] | None = None,
 ) -> go.Figure:
     """Seconds against bytes, both logarithmic, one line an algorithm.
 
@@ -29,18 +30,23 @@ def figure_collective_cost(
         sizes_bytes: message sizes, ascending.
         curves: algorithm -> seconds at each size.
         crossings: what crosses -> size in bytes, e.g. {"tree = ring": 1.3e6}; each is marked.
+        time_range_s: what the time axis shows, so that figures can be compared; None: what the curves need.
 
     Raises:
-        ValueError: if a curve has not one time for each size.
+        ValueError: if a curve has not one time for each size; a range that is none.
     """
     check_lengths(sizes_bytes, curves)
+    if time_range_s is not None and not 0 < time_range_s[0] < time_range_s[1]:
+        raise ValueError(f"time_range_s must be two times above 0, the shorter first: got {time_range_s}.")
     figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS + 20, showlegend=True))
     for index, (name, seconds) in enumerate(curves.items()):
         figure.add_trace(
             line(name, index, {"x": list(sizes_bytes), "y": list(seconds)}, _hover(name, sizes_bytes, seconds))
         )
-    everything = [s for seconds in curves.values() for s in seconds]
+    everything = time_range_s or [s for seconds in curves.values() for s in seconds]
     figure.update_layout(xaxis=log_axis(sizes_bytes, SIZE, "B"), yaxis=log_axis(everything, "time", "s"))
+    if time_range_s is not None:
+        figure.update_yaxes(range=[math.log10(end) for end in time_range_s])
     mark_sizes(figure, crossings or {})
     columns = {f"{SIZE} (B)": list(sizes_bytes)} | {f"{name} (s)": list(s) for name, s in curves.items()}
     return attach(figure, _summary(sizes_bytes, curves, crossings or {}), columns)

@@ -23,6 +23,8 @@ _COLORS = {
     "switch": "#D9D9D9",
     "router": "#D9D9D9",
 }
+_WHITE = "#FFFFFF"
+_BLACK = "#000000"
 _THICKEST = 9.0  # pixels of a link
 _OTHERS = ("triangle-up", "star", "pentagon")
 
@@ -145,17 +147,19 @@ def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
     symbol = _SYMBOLS.get(kind, _OTHERS[number % len(_OTHERS)])
     # Short names fit inside the symbol; long ones stand beside it, clear of vertical links.
     is_short = max(len(n.name) for n in chosen) <= 3
+    fill = _COLORS.get(kind, _WHITE)
+    ink = _BLACK if is_short and fill != _WHITE else INK  # on a fill that no theme changes, neither does the ink
     return go.Scatter(
         x=[n.x for n in chosen],
         y=[n.y for n in chosen],
         mode="markers+text" if len(things) <= 40 else "markers",
         text=[n.name for n in chosen],
         textposition="middle center" if is_short else "bottom right",
-        textfont={"size": 11, "color": INK} | ({} if is_short else {"shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}),
+        textfont={"size": 11, "color": ink} | ({} if is_short else {"shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}),
         marker={
             "symbol": symbol,
             "size": 28 if len(things) <= 40 else 15,
-            "color": _COLORS.get(kind, "#FFFFFF"),
+            "color": fill,
             "line": {"color": INK, "width": 1.2},
         },
         name=kind,

@@ -39,6 +39,13 @@ def test_a_number_needs_no_leading_zero(labs: Path):
     assert [lab.number for lab in find_labs(labs)] == ["07", "90"]
 
 
+@pytest.mark.parametrize("name", ["90_ada", "90_zoe"])
+def test_a_number_means_the_lab_with_a_master_beside_a_notebook_saved_by_another_name(labs: Path, name: str):
+    (labs / f"{name}.ipynb").write_text("{}")
+    assert find_lab("90", labs).name == "90_example"
+    assert find_lab(name, labs).name == name
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("exampel", "unknown lab 'exampel': did you mean 'example'? Valid: 90_example."), ("3", "Valid: 90_example.")],

@@ -27,6 +27,16 @@ SIZES = [1e3, 1e6, 1e9]
 CURVES = {"ring": [1e-4, 1.1e-3, 1e-1], "tree": [1e-5, 1e-3, 4e-1]}
 
 
+def test_collective_costs_can_be_drawn_on_the_same_time_axis():
+    slower = {name: [100 * s for s in seconds] for name, seconds in CURVES.items()}
+    pair = [figure_collective_cost(SIZES, curves, time_range_s=(1e-6, 10.0)) for curves in (CURVES, slower)]
+    assert [tuple(one.layout.yaxis.range) for one in pair] == [(-6.0, 1.0)] * 2
+    assert pair[0].layout.yaxis.tickvals == pair[1].layout.yaxis.tickvals
+    for wrong in ((0.0, 1.0), (1.0, 1.0), (2.0, 1.0)):
+        with pytest.raises(ValueError, match="time_range_s"):
+            figure_collective_cost(SIZES, CURVES, time_range_s=wrong)
+
+
 def test_collective_cost_draws_its_curves_on_logarithmic_axes_and_marks_crossings():
     figure = figure_collective_cost(SIZES, CURVES, {"tree = ring": 2e6})
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"

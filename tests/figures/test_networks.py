@@ -7,7 +7,9 @@ from __future__ import annotations
 import pytest
 
 from lablib.figures import describe, figure_network, table
+from lablib.figures.theme import AREAS, TEXTS
 from lablib.hardware import Dragonfly, FatTree, Torus
+from tests.contrast import contrast
 
 
 def levels(figure) -> dict[str, int]:
@@ -48,6 +50,15 @@ def test_a_torus_closes_at_its_edges():
 def test_any_number_of_nodes_can_be_drawn(topology):
     for num_nodes in range(1, 7):
         assert figure_network(topology, num_nodes).data
+
+
+@pytest.mark.parametrize("topology", [FatTree(2, 2), Dragonfly(1, 3), Torus((2, 3))])
+def test_a_name_in_its_marker_can_be_read_in_both_themes(topology):
+    for trace in figure_network(topology, 6).data:
+        if trace.mode == "markers+text":
+            ink, fill = trace.textfont.color, trace.marker.color
+            assert contrast(ink, fill) >= 4.5
+            assert contrast(TEXTS.get(ink, ink), AREAS.get(fill, fill)) >= 4.5
 
 
 def test_what_cannot_be_drawn_is_said():

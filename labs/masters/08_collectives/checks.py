@@ -10,6 +10,7 @@ from math import ceil, isfinite, prod
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -245,40 +246,58 @@ def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
     ],
 )
 def crossing_size_bytes(expect: Expect, answer: Callable[[int, float, float], Any]) -> None:
-    not_from_lablib(answer)
+    not_from_lablib(answer, allowed=("Link",))
     draw = expect.draw
-    powers = [8, *(2**k for k in range(2, 13))]
-    others = [6, *(n for n in range(5, 100) if n & (n - 1)), *draw.integers(9, 100, 5000)]
-    for n in [*powers, *others]:
-        rounds = next(k for k in range(20) if 2**k >= n)  # log2 n, rounded up
-        alpha, bandwidth = 10 ** draw.number(-6, -4), 10 ** draw.number(9 if n < 1000 else 11, 12)
-        size, beta = number_of_bytes(expect, answer(n, alpha, bandwidth)), 1 / bandwidth
-        ring, tree = (2 * (n - 1) * (alpha + size / n * beta), 2 * rounds * (alpha + size * beta))
-        # Both times are straight lines of the size, so their difference says how far off it is.
-        off_bytes = abs(ring - tree) / (2 * (rounds - (n - 1) / n) * beta)
-        kind = "a power of two" if n & (n - 1) == 0 else "no power of two"
-        size_text, *times, alpha_text = (
-            format_quantity(value, unit, 6) for value, unit in ((size, "B"), (ring, "s"), (tree, "s"), (alpha, "s"))
-        )
-        expect.that(
-            f"ring and tree take the same time ({n} ranks, {kind})",
-            off_bytes <= 1 + 1e-6 * size,  # rounding to a byte, or in float32, is forgiven
-            saw=f"at {size_text} the ring takes {times[0]}, the tree {times[1]} "
-            f"(alpha {alpha_text}, 1/beta {format_quantity(bandwidth, 'B/s', 4)})",
-            expected="equal times",
-        )
+    with expect.as_one("ring and tree take the same time", "on 4 to 99 ranks, and on some up to 5000, on any link"):
+        at_the_crossing(expect, answer, 8)
+        at_the_crossing(expect, answer, 6)
+        odd = [*(2**k + 1 for k in range(7, 13)), *draw.integers(9, 100, 5000)]
+        for n in [*range(4, 100), *(2**k for k in range(7, 13)), *odd]:
+            at_the_crossing(expect, answer, n)
+        alpha, bandwidth = a_link(expect, 8)
+        for other in (bandwidth, bandwidth / 4, bandwidth):
+            at_the_crossing(expect, answer, 8, (alpha, other))
     for n in (2, 3):
         rule = f"on {n} ranks the tree never wins, so the crossing is 0"
-        size = number_of_bytes(expect, answer(n, 10 ** draw.number(-6, -4), 10 ** draw.number(9, 12)))
+        size = number_of_bytes(expect, answer(n, *a_link(expect, n)))
         expect.that(rule, size == 0, saw=format_quantity(size, "B", 6), expected="0 B")
 
 
+def a_link(expect: Expect, n: int) -> tuple[float, float]:
+    """An alpha and a bandwidth, far apart from call to call; together so many bytes that a small error is seen."""
+    exponent = expect.draw.number(-8, -2)
+    return 10**exponent, 10 ** expect.draw.number(max(7, (3 if n < 1000 else 5) - exponent), 13)
+
+
+def at_the_crossing(
+    expect: Expect, answer: Callable[[int, float, float], Any], n: int, link: tuple[float, float] | None = None
+) -> None:
+    """Ring and tree take the same time at the answer's size."""
+    rounds = next(k for k in range(20) if 2**k >= n)  # log2 n, rounded up
+    alpha, bandwidth = link or a_link(expect, n)
+    size, beta = number_of_bytes(expect, answer(n, alpha, bandwidth)), 1 / bandwidth
+    ring, tree = (2 * (n - 1) * (alpha + size / n * beta), 2 * rounds * (alpha + size * beta))
+    # Both times are straight lines of the size, so their difference says how far off it is.
+    off_bytes = abs(ring - tree) / (2 * (rounds - (n - 1) / n) * beta)
+    kind = "a power of two" if n & (n - 1) == 0 else "no power of two"
+    size_text, *times, alpha_text = (
+        format_quantity(value, unit, 6) for value, unit in ((size, "B"), (ring, "s"), (tree, "s"), (alpha, "s"))
+    )
+    expect.that(
+        f"ring and tree take the same time ({n} ranks, {kind})",
+        off_bytes <= 1 + 1e-6 * size,  # rounding to a byte, or in float32, is forgiven
+        saw=f"at {size_text} the ring takes {times[0]}, the tree {times[1]} "
+        f"(alpha {alpha_text}, 1/beta {format_quantity(bandwidth, 'B/s', 4)})",
+        expected="equal times",
+    )
+
+
 def number_of_bytes(expect: Expect, value: Any) -> float:
-    """A plain number, a fraction, a decimal, or a tensor of one element; 0 or more."""
+    """A plain number, a fraction, a decimal, or an array or a tensor of one element; 0 or more."""
     is_number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
-    is_number = is_number or (isinstance(value, Tensor) and value.numel() == 1)
+    is_number = is_number or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)
     if not is_number:
-        raise RuleBroken("a size is returned, in bytes", repr(value), "a number")
+        raise RuleBroken("a size is returned, in bytes", repr(value), "a number: `return size`")
     size = float(value)
     if not (isfinite(size) and size >= 0):
         raise RuleBroken("the size is 0 or more, and finite", f"{size:g} B", "0 B or more")

@@ -20,7 +20,6 @@ from lablib.cost import GroupNetwork, collective_cost
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import (
     figure_collective_cost,
-    figure_lines,
     figure_network,
     figure_timeline,
     figure_traffic,
@@ -29,7 +28,7 @@ from lablib.figures import (
     show,
 )
 from lablib.hardware import Dragonfly, FatTree, Torus
-from lablib.widgets import Choice, IntChoice, LogSlider, explore
+from lablib.widgets import IntChoice, LogSlider, explore
 
 check = checks_for("08")
 check
@@ -41,16 +40,18 @@ cluster: str = "dgx-h100"  # the simulated machine
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # fewer sizes, a few seconds
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## What is to be done
 #
-# A *rank* is one process of a distributed program; here each has a GPU of its own. A *collective* is a call that all
-# ranks make together. *All-reduce* is the collective that sums: every rank gives a tensor, and every rank gets the sum
-# of all of them.
+# A *rank* is one process of a distributed program, with a GPU of its own. A *collective* is a call that all ranks make
+# together. *All-reduce* is the collective that sums: every rank gives a tensor, and every rank gets the sum of all.
+#
+# `launch` runs a function once on each rank. Here ranks and GPUs are simulated: what they send and add up is real, and
+# the seconds are computed from the data of a machine, the `cluster`.
 
 # %%
 if ranks < 2:
-    raise ValueError(f"ranks must be 2 or more, since one rank has nobody to send to: got {ranks}; try ranks = 8")
+    raise ValueError(f"ranks must be 2 or more, one has nobody to send to: got {ranks}; try 8")
 
 
 def digits(all_reduce):
@@ -66,16 +67,17 @@ print("rank 3 holds", summed_digits[3].tolist())
 
 # %% [markdown]
 # 1111 = 1 + 10 + 100 + 1000: the part of each of the four ranks is in it, once. You will meet this tensor again when
-# you try your own functions: a 0 in the sum says which rank is missing, a 2 which one was added twice.
+# you try your own functions. Read it from the right, where rank 0 has its digit: a rank whose digit is 0, or not there,
+# is missing; one with a 2 was added twice.
 #
 # Guess before you compute. Eight ranks sum a tensor of 8 MB: all send it to rank 0, which adds up and sends the sum
 # back. How many MB are sent in all? And how many in all by the best way there is, if ranks do the adding?
 
 # %%
 my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
-print("My guess through rank 0:", my_guess_mb or "no", "MB; the best way:", my_best_mb or "no", "MB")
+print(f"My guess in MB: {my_guess_mb} through rank 0, {my_best_mb} by the best way")
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## What one message costs
 #
 # What carries messages from one GPU to another is a *link*. A message of S bytes takes about **T = α + S β** seconds
@@ -135,12 +137,13 @@ def summed(all_reduce, num_floats):
 here = {"ranks": ranks, "cluster": cluster, "backend": backend}  # where to run
 star_run = launch(summed, star_all_reduce, 2_000_000, **here)
 total = sum(before for before, _ in star_run.values)
-print("every rank holds the sum:", all(torch.allclose(after, total, atol=1e-4) for _, after in star_run.values))
+is_sum = [torch.allclose(after, total, atol=1e-4) for _, after in star_run.values]
+print("every rank holds the sum:", all(is_sum))
 show(figure_traffic(star_run.traffic, ranks, title="Star: bytes sent by each rank, 8 MB each time"))
 
 # %% [markdown]
-# The work is unfair: all messages pass through rank 0, one after another, while the other links are idle. With twice
-# the ranks it takes twice as long. A good all-reduce keeps all links busy all the time.
+# The work is unfair: all 2(n − 1) messages pass through rank 0, one after another, while the other links are idle. With
+# twice the ranks on one machine it takes about twice as long. A good all-reduce keeps all links busy all the time.
 
 # %% [markdown] minutes=14
 # ## A ring
@@ -162,8 +165,8 @@ pd.DataFrame(sends, index=["step 0", "step 1", "step 2"])
 # %% [markdown]
 # There is one trap. `dist.send` waits until its receiver comes. (With NCCL, the library for GPUs, the GPU waits, while
 # the CPU goes on.) If every rank first sends and then receives, nobody ever receives: a *deadlock*. The cure is to hand
-# over both messages together, and then to wait for both. `exchange` does it. It names ranks by `group_peer`, their
-# place in the *group*: the ranks that take part (`None`: all).
+# over both messages together, and then to wait for both. `exchange` does it: `isend` and `irecv` start a message and
+# return at once. `group_peer` is a rank's place in the *group*: the ranks that take part (`None`: all).
 
 # %%
 show_source(parallel.exchange)
@@ -176,10 +179,10 @@ show_source(parallel.exchange)
 show_source(parallel.ring_reduce_scatter)
 
 # %% [markdown]
-# **Exercise 1.** Write the ring: call `parallel.ring_reduce_scatter`, then write the all-gather with
-# `parallel.exchange`. The sum must stand in `tensor` itself (*in place*), for any number of ranks and any size, after
-# 2(n − 1) steps of one chunk each. `tensor_split` cuts into *views*: what is written into a chunk is written into the
-# tensor.
+# **Exercise 1.** Write the ring: call `parallel.ring_reduce_scatter`, with `range(n)` as its `ring`; then write the
+# all-gather with `parallel.exchange`. The sum must stand in `tensor` itself (*in place*) after 2(n − 1) steps of one
+# chunk each: for any size, any number of ranks, and in any group (pass `group` on), as the GPUs of one machine may be.
+# `tensor_split` cuts into *views*: what is written into a chunk is written into the tensor.
 #
 # Stuck? Write `check.ring_all_reduce.hint()` into a cell of your own.
 
@@ -218,8 +221,10 @@ show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 # > **T = 2 (n − 1) (α + S/n β)**
 #
 # The simulator knows single messages and nothing of this formula. Do they agree? Let the simulated GPUs compute in no
-# time, and stand on one machine, where all are joined by the same link, `machine.intra`. From here on lablib's own
-# ring runs, whether you have solved the exercise or not.
+# time, and stand on one machine (`devices_per_node` of them), all joined by the same link, `machine.intra`. From here
+# on lablib's own ring runs, whether you have solved the exercise or not.
+#
+# The *makespan* of a run is the time from its start to the end of its last rank.
 
 
 # %%
@@ -229,32 +234,31 @@ def ring_s(n, link, size_bytes):
 
 
 machine = find_cluster(cluster).free_compute().replace(devices_per_node=max(64, ranks))
-ring_run = launch(summed, parallel.ring_all_reduce, 250_000 * ranks, ranks=ranks, cluster=machine)
+on_machine = {"ranks": ranks, "cluster": machine}
+ring_run = launch(summed, parallel.ring_all_reduce, 250_000 * ranks, **on_machine)
 formula_s = ring_s(ranks, machine.intra, 1_000_000 * ranks)
 print(f"{ranks} MB, simulated: {ring_run.timeline.makespan_s:.9g} s, formula: {formula_s:.9g} s")
 print(f"rank 0 sends {ring_run.traffic.sent_bytes(0) / 1e6:.4g} MB")
-show(figure_timeline(ring_run.timeline, ranks=[0, 1], title=f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"))
+title = f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"
+show(figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
 
 # %% [markdown]
-# Each rank has a lane for what it sends and one for what it receives, and both are full from start to end. Its compute
-# lane is empty, since computing takes no time here: all communication is *exposed*, hidden behind no computing.
+# Each rank has a lane for what it sends and one for what it receives (in the *world*, the group of all ranks), and both
+# are full from start to end. Its compute lane is empty, since computing takes no time here: all communication is
+# *exposed*, hidden behind no computing.
 #
 # Could fewer bytes do? For each element n − 1 parts must travel to its sum, and the sum to n − 1 ranks. That makes
 # 2(n − 1) S in all, if ranks do the adding. The star sends as many, and half of them from rank 0. The ring spreads them
 # evenly (Patarasuk and Yuan, 2009).
 
 # %%
-print("your guesses for 8 ranks and 8 MB:", my_guess_mb or "no", "MB and", my_best_mb or "no", "MB")
+print(f"your guesses for 8 ranks and 8 MB: {my_guess_mb} MB and {my_best_mb} MB")
 for n in (8, 1000):
     in_all_mb = 2 * (n - 1) * 8
-    print(f"{n:>4} ranks: {in_all_mb} MB in all; {in_all_mb / n:.4g} MB from each, or {in_all_mb // 2} MB from rank 0")
+    each, first = f"{in_all_mb / n:.4g} MB from each", f"{in_all_mb // 2} MB from rank 0"
+    print(f"{n:>4} ranks: {in_all_mb} MB in all; ring: {each}; star: {first}")
 
-# %% [markdown]
-# A *switch* joins many links: what comes in by one goes out by another. One that adds gets below that bound: each rank
-# sends its tensor once, and little more, and the switch returns the sum. InfiniBand switches do so (SHARP: Graham et
-# al., 2016), and the NVSwitches inside a DGX H100 (NVLink SHARP). The machines of this lab do not, unless asked to.
-
-# %% [markdown] minutes=12
+# %% [markdown] minutes=11
 # ## A tree
 #
 # A tiny tensor costs almost only latency, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds: ranks pair
@@ -324,28 +328,30 @@ def tree_s(n, link, size_bytes):
     return 2 * (n - 1).bit_length() * message_s(link, size_bytes)
 
 
+both_ways = (parallel.ring_all_reduce, ring_s), (parallel.tree_all_reduce, tree_s)
 rows = []
 for n in (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32):
     for num_floats in (10 * n, 100_000 * n):
         row = {"ranks": n, "tensor": format_quantity(4 * num_floats, "B")}
-        for all_reduce, formula in ((parallel.ring_all_reduce, ring_s), (parallel.tree_all_reduce, tree_s)):
+        for all_reduce, formula in both_ways:
             run = launch(summed, all_reduce, num_floats, ranks=n, cluster=machine)
-            assert abs(run.timeline.makespan_s / formula(n, machine.intra, 4 * num_floats) - 1) < 1e-9
-            row[all_reduce.__name__] = format_quantity(run.timeline.makespan_s, "s", 4)
+            simulated_s, formula_s = run.timeline.makespan_s, formula(n, machine.intra, 4 * num_floats)
+            assert abs(simulated_s / formula_s - 1) < 1e-9
+            row[all_reduce.__name__.split("_")[0]] = format_quantity(simulated_s, "s", 4)
         rows.append(row)
 pd.DataFrame(rows).set_index(["ranks", "tensor"])
 
 # %% [markdown]
-# Below is the tree at 1 kB. Compare it with the ring above, where both lanes are full. In the tree most ranks are
-# *waiting*: they have called, and their partner has not come yet. That is why it is no match for the ring on large
-# tensors.
+# Below is the tree at 1 kB. The ring above fills both lanes of all ranks. In the tree many are *waiting*: they have
+# called, and their partner has not come yet. Of eight ranks those with odd numbers wait two thirds of the time: they
+# have one message up, one down, in six rounds.
 
 # %%
 tree_run = launch(summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
 title = f"Tree all-reduce of 1 kB, {ranks} ranks"
 show(figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), title=title))
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=7
 # ## Where they cross
 #
 # So few messages win for small tensors, and small messages for large ones. At one size in between, ring and tree take
@@ -353,7 +359,7 @@ show(figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), title=title)
 
 # %%
 my_crossing_bytes = None  # bytes
-print("My guess: they cross at", my_crossing_bytes or "no", "B")
+print(f"My guess: they cross at {my_crossing_bytes} B")
 
 # %% [markdown]
 # **Exercise 3.** Set both formulas equal, 2 (n − 1) (α + S/n β) = 2 ⌈log₂ n⌉ (α + S β), and solve for S. Your function
@@ -402,28 +408,13 @@ def on_links(n, link):
     return partial(ring_s, n, link), partial(tree_s, n, link)
 
 
-print("your guess:", my_crossing_bytes or "no", "B")
-show(figure_collective_cost(*cost_curves(*on_links(8, nvlink)), title="All-reduce of 8 ranks on NVLink"))
+print(f"your guess: {my_crossing_bytes} B")
+title = "All-reduce of 8 ranks on NVLink"
+show(figure_collective_cost(*cost_curves(*on_links(8, nvlink)), title=title))
 
 # %% [markdown]
-# The crossing is in proportion to α/β of the link. The last column is the same for both links: only the number of ranks
-# is left in it. On three ranks the tree has as many rounds as the ring has steps (four), and bigger messages: it never
-# wins.
-#
-# <details><summary>The last column as a formula of n (solves exercise 3)</summary>
-#
-# (n − 1 − k) / (k − (n − 1)/n), with k = ⌈log₂ n⌉.
-#
-# </details>
-
-# %%
-rows = []
-for n in (3, 8, 64):
-    for link in (nvlink, infiniband):
-        crossing, half = crossing_bytes(*on_links(n, link)), link.latency_s * link.bandwidth_bytes_per_s
-        words = (format_quantity(half, "B"), format_quantity(crossing, "B"), f"{crossing / half:.3f}")
-        rows.append((n, link.name, *words))
-pd.DataFrame(rows, columns=["ranks", "link", "α/β", "crossing", "crossing / (α/β)"]).set_index(["ranks", "link"])
+# Below the crossing the tree wins, above it the ring. In your formula α/β has a factor that depends on n alone: on any
+# link the crossing is in proportion to α/β.
 
 # %% [markdown] minutes=6
 # ## Reconcile: predicted and measured
@@ -449,13 +440,15 @@ def three_times(all_reduce, num_floats):
 def step_s(floats_each):
     """Seconds of one step with messages of so many floats: the median of several runs."""
     measure = partial(launch, three_times, parallel.ring_all_reduce, floats_each * there["ranks"], **there)
-    seconds = [measure().timeline.without("setup").makespan_s for _ in range(repeats)]
+    runs = [measure() for _ in range(repeats)]
+    seconds = [run.timeline.without("setup").makespan_s for run in runs]
     return median(seconds) / (6 * (there["ranks"] - 1))
 
 
 small_s, large_s = step_s(1000), step_s(1_000_000)
-your_link = Link("your link", small_s, 3_996_000 / max(large_s - small_s, 1e-9))  # 4 MB less 4 kB
-print(f"α {format_quantity(small_s, 's')}, 1/β {format_quantity(your_link.bandwidth_bytes_per_s, 'B/s')}")
+bandwidth = 3_996_000 / max(large_s - small_s, 1e-9)  # 4 MB less 4 kB
+your_link = Link("your link", small_s, bandwidth)
+print(f"α {format_quantity(small_s, 's')}, 1/β {format_quantity(bandwidth, 'B/s')}")
 print(f"1000 times the bytes take {large_s / small_s:.0f} times as long")
 
 # %% [markdown]
@@ -465,7 +458,7 @@ print(f"1000 times the bytes take {large_s / small_s:.0f} times as long")
 
 # %%
 my_error_pct = None  # percent
-print("My guess of the error:", my_error_pct or "no", "%")
+print(f"My guess of the error: {my_error_pct} %")
 
 # %%
 your_machine = find_cluster("laptop" if real == "gloo" else cluster).replace(
@@ -477,18 +470,16 @@ print_text(comparison.reading())
 show(comparison.figure(ranks=[0, 1]))
 
 # %% [markdown]
-# Both panels have the same time axis. Grey X bars are the additions. Where the measured panel is hatched, a rank was
-# waiting: real ranks are held up by each other, and by whatever else runs on this machine. None of that is in α + S β.
-#
-# Here is the same comparison, recorded once on the machine that its first lines name, beside yours. Read the last row
-# first: the *makespan* is the time from start to end. It may fit although its parts do not: your α and β were fitted to
-# makespans, with all the waiting in them. So the prediction calls *send* what the measurement divides into send,
-# waiting and *idle* (nothing to do).
+# Where the measured panel is hatched, a rank was waiting, for others or for the processor. None of that is in α + S β.
+# Below, the same comparison stands beside one recorded on another machine. Read the makespan first. It may fit although
+# its parts do not: α and β were fitted to makespans, so *send* has in it what is measured as waiting and *idle*
+# (nothing to do). The additions are in them too, and the prediction adds those once more: all of *compute* is too much.
 
 # %%
 recorded = recorded_comparison("08")
 print_text(f"{recorded.sentence()} {recorded.reading}")
-comparison.beside(recorded, ("predicted_s", "measured_s")).round(4)
+side_by_side = comparison.beside(recorded, ("predicted_s", "measured_s")).drop("exposed")
+(1000 * side_by_side).round(1).rename(columns=lambda name: name.replace("_s", ", ms,"))
 
 # %% [markdown] minutes=2
 # ## Explore
@@ -503,9 +494,15 @@ def network(num_ranks, latency_s, bandwidth):
     return cost_curves(*on_links(num_ranks, Link("yours", latency_s, bandwidth)))
 
 
+def drawn(found):
+    """Every network on the same axes, so that it can be seen what moves."""
+    title = "All-reduce on your network"
+    return figure_collective_cost(*found, title=title, time_range_s=(1e-6, 1))
+
+
 explore(
     network,
-    lambda found: figure_collective_cost(*found, title="All-reduce on your network"),
+    drawn,
     [
         IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 16),
         LogSlider("latency_s", "Latency α", 1e-6, 1e-3, 4e-6, "s"),
@@ -521,8 +518,9 @@ explore(
 # * A message costs α + S β; below α/β bytes you pay for latency, above for bytes.
 # * Unless switches add, every all-reduce sends 2(n − 1) S bytes in all, or more. A ring spreads them evenly, 2(n − 1)/n
 #   S a rank: its busiest rank sends as little as can be.
-# * Among these three, star, ring and tree, the tree takes the fewest rounds, 2 ⌈log₂ n⌉.
-# * Ring and tree cross at a size in proportion to α/β. A library asks such formulas for every call.
+# * The ring takes 2(n − 1)(α + S/n β), the tree 2 ⌈log₂ n⌉ (α + S β).
+# * They cross at a size in proportion to α/β. Below it the tree wins, with its few rounds; above it the ring, with its
+#   small messages. A library asks such formulas for every call.
 
 # %% [markdown] tags=["further"] minutes=25
 # ## Further: fewer rounds than the tree
@@ -543,8 +541,10 @@ def recursive_doubling(tensor):
         stride *= 2
 
 
-print("rank 5's partners:", [5 ^ stride for stride in (1, 2, 4)])  # ^ flips one bit: 5 is 101 in binary
-print("rank 0 holds", launch(digits, recursive_doubling, ranks=8, cluster=machine).values[0].tolist())
+# ^ flips one bit: 5 is 101 in binary
+print("rank 5's partners:", [5 ^ stride for stride in (1, 2, 4)])
+doubled = launch(digits, recursive_doubling, ranks=8, cluster=machine)
+print("rank 0 holds", doubled.values[0].tolist())
 
 # %% [markdown]
 # It takes log₂ n (α + S β): half the tree's time. But every rank sends log₂ n whole tensors. *Halving-doubling*
@@ -562,8 +562,8 @@ print("then the same pairs backwards")
 #
 # > **T = 2 log₂ n α + 2 (n − 1)/n S β**
 #
-# The latency of a tree with the bytes of a ring. What is the catch? n must be a power of two, and far partners are far
-# in the wiring, too.
+# The latency of a tree with the bytes of a ring. What is the catch? n must be a power of two; and between machines,
+# partners that are far apart share their wires with others, where a ring has neighbours only.
 
 # %% [markdown]
 # **Exercise 4.** Write halving-doubling, in place, for a number of ranks that is a power of two and for any size.
@@ -653,7 +653,8 @@ for name in ("ring", "tree", "hierarchical"):
     cost = collective_cost("all_reduce", tensor_bytes, two_nodes, name)
     assert abs(run.timeline.makespan_s / cost.time_s - 1) < 1e-9
     traffics[name] = run.traffic
-    rows.append((name, format_quantity(max(through_nics(run, nodes)), "B"), format_quantity(cost.time_s, "s")))
+    words = (max(through_nics(run, nodes)), "B"), (cost.time_s, "s")
+    rows.append((name, *(format_quantity(value, unit) for value, unit in words)))
 pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_index("algorithm")
 
 # %% [markdown]
@@ -670,9 +671,13 @@ show(figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
 # pale squares across: every rank has a partner there, and no NIC carries the tensor for all.
 
 # %% [markdown]
-# NCCL would not leave the other NICs idle: it runs several rings at once, each through another NIC, and its trees are
-# *double binary trees*, two at a time with the tensor cut into many pieces that follow each other (Sanders, Speck and
-# Träff, 2009). Inside a node its tree is a chain. Ring and tree of this lab are single ones.
+# NCCL, NVIDIA's library, would not leave the other NICs idle: it runs several rings at once, each through another NIC.
+# Its trees come in twos (*double binary trees*: Sanders, Speck and Träff, 2009), with the tensor cut into pieces that
+# follow each other.
+#
+# A *switch* joins many links: what comes in by one goes out by another. One that adds gets below the 2(n − 1) S bytes
+# of the summary: each rank sends its tensor once, and little more. InfiniBand switches do so (SHARP: Graham et al.,
+# 2016), and so do NVSwitches, which join the GPUs inside a node (NVLink SHARP).
 
 # %% [markdown]
 # **Exercise 5.** Write the three phases for nodes of `ranks_per_node` ranks each. The network is the thin part: for N
@@ -782,35 +787,35 @@ for name, order in (("ring", in_ring_order), ("tree", in_tree_order)):
     print(f"rank order and {name} order differ in the last bits of {differ:.0%} of the elements")
 
 # %% [markdown]
-# None is more right than another. But a run that must repeat to the bit needs the same order every time, and therefore
+# None is exact. But a run that must repeat to the bit needs the same order every time, and therefore
 # the same algorithm and the same number of ranks. With two ranks nothing differs, since a + b = b + a.
 
-# %% [markdown] tags=["further"] minutes=20
+# %% [markdown] tags=["further"] minutes=12
 # ## Further: topology, or what the wires look like
 #
-# Between nodes there are switches. How they are wired is the *topology*. It decides how many switches a message passes
-# (its *hops*; each adds to α) and how much bandwidth is left when all nodes talk at once (which divides 1/β).
+# Between nodes there are switches. How they are wired is the *topology*. It decides how many *hops* a message makes:
+# switches that it passes, or, where there are none, wires. Each adds to α. It also decides how much bandwidth is left
+# when all nodes talk at once, which divides 1/β.
 
 # %% [markdown]
 # A *fat tree* has levels of switches (Leiserson, 1985): nodes hang on a *leaf* (L), leaves are joined into *pods* (P),
-# and pods by the *core* (C). The wires of a level grow thicker towards the core. Cut it into two halves: what can
-# cross the cut at once is its *bisection bandwidth* (no relation of the search above). *Oversubscribed* 4 : 1 means
-# that above the leaves there are wires for a quarter of what the nodes can send.
+# and pods by the *core* (C). The wires of a level grow thicker towards the core. *Oversubscribed* 4 : 1 means that
+# above the leaves there are wires for a quarter of what the nodes can send.
 
 # %%
 show(figure_network(FatTree(nodes_per_leaf=2, leaves_per_pod=2), 8))
 
 # %% [markdown]
-# A *dragonfly* joins routers all-to-all into groups, and groups by long cables, one for each pair of groups (Kim et
-# al., 2008). Few switches are passed, but many messages share the long cables.
+# A *dragonfly* joins switches (R, *routers*) into groups, each with each, and groups by long cables, one for each pair
+# of groups (Kim et al., 2008). Few switches are passed, but many messages share the long cables.
 
 # %%
 show(figure_network(Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
 
 # %% [markdown]
 # A *torus* has no switches: every node is wired to its neighbours, and rows and columns close into rings. Messages to
-# others pass through nodes in between and share their wires. Google's TPU v4 machines are built in this way, in three
-# dimensions (Jouppi et al., 2023).
+# others pass through nodes in between and share their wires. Google's TPU v4 machines are such a torus of three
+# dimensions; blocks of 4 x 4 x 4 are joined by optical switches that are set once for a job (Jouppi et al., 2023).
 
 # %%
 show(figure_network(Torus((4, 4)), 16))
@@ -818,7 +823,11 @@ show(figure_network(Torus((4, 4)), 16))
 # %% [markdown]
 # Here are 64 nodes of one GPU with the same InfiniBand NIC, wired in these ways. A ring need not follow the numbers of
 # the nodes. On the torus, a ring that winds along the wires meets neighbours only; in numerical order some messages
-# take two hops. `collective_cost` prices each message by its links (`GroupNetwork`).
+# make two or three hops.
+#
+# `collective_cost` prices a full network: each message gets the bandwidth that it has when all nodes talk at once, such
+# as other jobs on the same wires. Alone on the network, neither ring nor tree would feel 4 : 1: one message at a time
+# leaves each leaf.
 
 
 # %%
@@ -851,37 +860,12 @@ for name, (ring_on, tree_on) in on_wiring.items():
 pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tree"]).set_index("network")
 
 # %% [markdown]
-# A ring goes at the pace of its slowest link, in every step. A tree meets thin wires only in the rounds that use them,
-# but with the whole tensor. So the crossing moves down where several rounds go far (4 : 1, torus), and hardly where one
-# does (dragonfly). Below, each line passes 1 at its crossing.
+# On a full network a ring goes at the pace of its slowest message, in every step. A tree meets thin wires only in the
+# rounds that use them, but with the whole tensor. So the crossing moves down where several rounds go far (4 : 1,
+# torus), and hardly where one does (dragonfly).
 
-# %%
-sizes_bytes = [10_000 * 10 ** (k / 8) for k in range(33)]
-ratios = {}
-for name, (ring_on, tree_on) in on_wiring.items():
-    ratios[name] = [ring_on(size_bytes) / tree_on(size_bytes) for size_bytes in sizes_bytes]
-labels = {"x_label": "message size", "x_unit": "B", "y_label": "time of ring / time of tree"}
-title = "Above 1 the tree is faster, below 1 the ring"
-show(figure_lines(sizes_bytes, ratios, **labels, log_x=True, log_y=True, title=title))
-
-# %% [markdown]
-# Choose a wiring and the nodes that take part, and watch what moves: the left end of the curves, the right end, or
-# both?
-
-# %%
-explore(
-    lambda num_nodes, wiring: cost_curves(*on_net(wirings[wiring], range(num_nodes))),
-    lambda found: figure_collective_cost(*found, title="All-reduce on this wiring"),
-    [
-        IntChoice("num_nodes", "Nodes of one GPU", (4, 8, 16, 32, 64), 64),
-        Choice("wiring", "Wiring between nodes", tuple(wirings), "fat tree"),
-    ],
-    interactive=interactive,
-    examples=[{"wiring": "fat tree, 4 : 1"}, {"wiring": "dragonfly"}],
-)
-
-# %% [markdown]
-# ### Sources
+# %% [markdown] minutes=1
+# ## Sources
 #
 # * R. W. Hockney, *The communication challenge for MPP: Intel Paragon and Meiko CS-2*, Parallel Computing 20(3), 1994,
 #   doi:10.1016/S0167-8191(06)80021-9: α and β.
@@ -902,7 +886,8 @@ explore(
 #   doi:10.1109/ISCA.2008.19.
 # * N. Jouppi et al., *TPU v4: An Optically Reconfigurable Supercomputer for Machine Learning with Hardware Support for
 #   Embeddings*, ISCA 2023, arXiv:2304.01433: a torus of three dimensions.
-# * NVIDIA NCCL, `src/graph/tuning.cc`: the latencies used here, and how a library picks ring or tree. Left out: its
-#   base latency, and that its protocol for small messages, LL128, reaches 92% of a link at most. Most bandwidths: S.
-#   Bekman, *Machine Learning Engineering*, interconnect tables. S. Jeaugey, *Massively Scale Your Deep Learning
-#   Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: its trees.
+# * NVIDIA NCCL, `src/graph/tuning.cc`: how a library picks ring or tree, and the latencies used here. They are those of
+#   its ring with its protocol for messages of medium size, LL128, and stand here for the tree too; NCCL has 1.25 µs
+#   (NVLink) and 8.5 µs (network) for that one.
+# * S. Bekman, *Machine Learning Engineering*, interconnect tables: most bandwidths. S. Jeaugey, *Massively Scale Your
+#   Deep Learning Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: NCCL's trees.

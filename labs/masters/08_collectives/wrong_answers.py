@@ -48,7 +48,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
     k, beta = len(bin(n - 1)) - 2, 1 / bandwidth_bytes_per_s
     if n < 4:
         return 0
-    low, high = 0.0, 1e12
+    low, high = 0.0, 1e16
     for _ in range(200):
         size = (low + high) / 2
         ring, tree = (n - 1) * (latency_s + size / n * beta), k * (latency_s + size * beta)
@@ -659,7 +659,36 @@ def ring_all_reduce(tensor, group=None):
             but(CROSSING, ("    return", "    if n < 4:\n        return None\n    return")),
             "a size is returned, in bytes",
         ),
-        ("bisects up to 1 GB", but(BISECTION, ("1e12", "1e9")), "ring and tree take the same"),
+        ("bisects up to 1 GB", but(BISECTION, ("1e16", "1e9")), "ring and tree take the same"),
+        (
+            "remembers what it found for a number of ranks and a latency",
+            """
+            found = {}
+
+            def crossing_size_bytes(n, latency_s, bandwidth):
+                k = (n - 1).bit_length()
+                size = (n - 1 - k) * latency_s * bandwidth / (k - (n - 1) / n)
+                return found.setdefault((n, latency_s), size)
+            """,
+            "ring and tree take the same time (8 ranks",
+        ),
+        ("no latency above 0.1 ms", first(CROSSING, "latency_s = min(latency_s, 1e-4)"), "ring and tree take the same"),
+        ("no latency below 1 us", first(CROSSING, "latency_s = max(latency_s, 1e-6)"), "ring and tree take the same"),
+        (
+            "no bandwidth below 1 GB/s",
+            first(CROSSING, "bandwidth_bytes_per_s = max(bandwidth_bytes_per_s, 1e9)"),
+            "ring and tree take the same",
+        ),
+        (
+            "no bandwidth above 1 TB/s",
+            first(CROSSING, "bandwidth_bytes_per_s = min(bandwidth_bytes_per_s, 1e12)"),
+            "ring and tree take the same",
+        ),
+        (
+            "log2 n is rounded to two digits, then up",
+            "from math import ceil, log2\n" + but(CROSSING, ("(n - 1).bit_length()", "ceil(round(log2(n), 2))")),
+            "no power of two",
+        ),
         ("wrong on 16 ranks", but(CROSSING, ("return ", "return (n != 16) * ")), "16 ranks"),
         (
             "looks it up in lablib",
@@ -1171,6 +1200,24 @@ RIGHT_ANSWERS = {
                     "Fraction(latency_s) * Fraction(bandwidth_bytes_per_s) / (k - Fraction(n - 1, n))",
                 ),
             ),
+        ),
+        (
+            "an array of no dimension",
+            "import numpy\n" + but(CROSSING, ("return ", "return numpy.asarray("), ("/ n)", "/ n))")),
+        ),
+        (
+            "from the times at two sizes, on a Link",
+            """
+            def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
+                link = Link("asked", latency_s, bandwidth_bytes_per_s)
+                k = (n - 1).bit_length()
+
+                def more_s(size):
+                    ring, tree = (link.latency_s + part / link.bandwidth_bytes_per_s for part in (size / n, size))
+                    return (n - 1) * ring - k * tree
+
+                return more_s(0) / (more_s(0) - more_s(1e9)) * 1e9
+            """,
         ),
         (
             "a tensor of no dimension",
