@@ -57,6 +57,8 @@ def plain_number(value: Any) -> Any:
 
 def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
     """Are two plain values the same, to the tolerance if there is one?"""
+    if expected is None or isinstance(expected, str):  # an object may say that it equals everything
+        return saw is expected if expected is None else isinstance(saw, str) and str.__eq__(expected, saw) is True
     saw = plain_number(saw)
     if is_array(saw):
         return False

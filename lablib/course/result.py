@@ -96,7 +96,7 @@ class Result:
         if self.status == "passed":
             rows += [("measured", f"{measured.rule}: {measured.text}") for measured in self.measured]
         elif self.measured:
-            held = list(dict.fromkeys(measured.rule for measured in self.measured))
+            held = list(dict.fromkeys(m.rule for m in self.measured if m.rule != self.rule))  # it held in another case
             more = [f"and {len(held) - _MAX_HELD} more"] if len(held) > _MAX_HELD else []
             rows.append(("held", "; ".join(held[:_MAX_HELD] + more)))
         rows += [

@@ -49,12 +49,16 @@ def returns_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
         if not isinstance(value, Tensor):
             raise RuleBroken(rule, f"{type(value).__name__} {short_repr(value)}{where}", "a tensor")
         for name in ("shape", "dtype"):
-            got, wanted = (str(getattr(tensor, name)).removeprefix("torch.") for tensor in (value, like))
+            got, wanted = (_told(getattr(tensor, name)) for tensor in (value, like))
             if got != wanted:
                 raise RuleBroken(f"the {_WORDS[name]} of the result is that of the input", got + where, wanted)
 
 
 _WORDS = {"shape": "shape", "dtype": "type"}
+
+
+def _told(what: torch.Size | torch.dtype) -> str:
+    return str(tuple(what) if isinstance(what, torch.Size) else what).removeprefix("torch.")
 
 
 def returns_new_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:

@@ -26,7 +26,7 @@ AREAS = MappingProxyType(
 )
 TEXTS = MappingProxyType({INK: "#E6E6E6", FAINT_INK: "#B5B5B5"})
 LINES = MappingProxyType(
-    {INK: "#E6E6E6", FAINT_INK: "#B5B5B5", GRID: "#383838", "#C4C4C4": "#6A6A6A", "#000000": "#E6E6E6"}
+    {INK: "#E6E6E6", FAINT_INK: "#B5B5B5", GRID: "#383838", "#C4C4C4": "#9A9A9A", "#000000": "#E6E6E6"}
 )
 
 

@@ -1,9 +1,10 @@
 """Checks of lab 00: first steps."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
+from math import isfinite
 
 import numpy as np
 import torch
@@ -50,10 +51,12 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
         is_mean(expect, run, torch.stack(xs).mean(0))
         return run
 
-    some, many = expect.draw.integers(2, 2, 9), expect.draw.integer(17, 24)
-    cases = [(some[0], (3, 5)), (some[1], (2, 3, 4)), (1, (expect.draw.integer(6, 20),)), (many, ())]
+    some, many = expect.draw.integers(2, 2, 9), expect.draw.integer(10, 33)
+    cases = [(some[0], (3, 5)), (some[1], (2, 1, 3, 4)), (1, (expect.draw.integer(6, 20),)), (many, ())]
     for ranks, shape in cases:
         xs = [expect.draw.tensor(shape) for _ in range(ranks)]
+        if not shape:  # one number: terms that cancel would leave little but rounding
+            xs = [x.abs() + 0.5 for x in xs]
         if len(shape) == 2:  # a part of a larger tensor, of which no view is flat
             xs = [expect.draw.tensor((3, 7), torch.float64, contiguous=False)[:, :5] for _ in range(ranks)]
         run = mean(xs)
@@ -66,6 +69,21 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     run = mean([x + rank for rank in range(ranks)])
     size_bytes = 2 * (ranks - 1) / ranks * x.numel() * x.element_size()
     sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
+    first, second = ([1 + expect.draw.tensor((5,)).abs() for _ in range(3)] for _ in range(2))
+    wanted = [torch.stack(xs).mean(0) for xs in (first, second)]
+    with expect.as_one("two calls return means of their own", "equal"):
+        for rank, means in enumerate(_two_calls(expect, answer, first, second)):
+            expect.close(f"two calls return means of their own (rank {rank})", means, wanted, rtol=1e-5)
+
+
+def _two_calls(expect: Expect, answer: Callable[[Tensor], object], first: list[Tensor], second: list[Tensor]) -> list:
+    """What two calls of one run returned, on each rank: looked at after both, so that neither wrote to the other's."""
+
+    def program(first: list[Tensor], second: list[Tensor]):
+        mine, rank = own_copy(answer), dist.get_rank()
+        return [mine(first[rank]), mine(second[rank])]
+
+    return expect.launch(program, first, second, ranks=len(first), cluster=CLUSTER).values
 
 
 def _sends_as(expect: Expect, run: Run, program: Callable[[Tensor], object], x: Tensor) -> None:
@@ -94,12 +112,12 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
         return observe(own_copy(answer), xs[dist.get_rank()])
 
     some = expect.draw.integer(20, 40)
-    cases = [((some, some + 1), torch.float64), ((1000, some), torch.float32), ((some,), torch.float32)]
+    cases = [((some, some + 1), torch.float64), ((1000, some), torch.float32), ((some, 2, 3), torch.bfloat16)]
     cases += [((), torch.float32)]
     counts = [expect.draw.choice([5, 7]), expect.draw.choice([4, 6, 8]), 2]  # an odd one always: see the seconds
-    counts += [expect.draw.integer(17, 24)]
+    counts += [expect.draw.integer(10, 33)]
     for ranks, (shape, dtype) in zip(counts, cases, strict=True):
-        xs = [expect.draw.tensor(shape, dtype) for _ in range(ranks)]
+        xs = [(1000 * expect.draw.tensor(shape, torch.float64)).to(dtype) for _ in range(ranks)]
         run = expect.launch(program, xs, ranks=ranks, cluster=cluster)
         returns_new_tensors(expect, run, like=xs[0])
         changes_nothing(expect, run)
@@ -115,6 +133,9 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
             2 * one_message_s,
             "s",
         )
+    first, second = ([expect.draw.tensor((5,)) for _ in range(3)] for _ in range(2))
+    wanted = [[first[rank - 1], second[rank - 1]] for rank in range(3)]
+    _on_each(expect, "holds what two calls gave", _two_calls(expect, answer, first, second), wanted)
 
 
 def _on_each(expect: Expect, rule: str, saw: list, expected: list) -> None:
@@ -134,7 +155,7 @@ MAX_SEED, MAX_RANKS = 999, 32  # what the exercise promises
         "Weights: a seed made from `seed` alone. Data: one made from `seed` and the rank, far from all that may be a "
         "`seed`. Or: all ranks draw the data of all, and each takes its own.",
         "With at most 32 ranks, `100 * seed + rank` is another number for each pair. What must be added, so that it is "
-        "none of 0 to 999?",
+        "none of 0 to 999? (Keep below 2**32: of a seed, torch takes the lowest 32 bits.)",
     ],
 )
 def weights_and_data(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]]) -> None:
@@ -186,7 +207,7 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
 def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]]) -> None:
     """No two tensors of any seed and rank share numbers: every seed on three ranks, some seeds on every rank."""
     everywhere = [*range(13), 32, 100, 500, MAX_SEED, *expect.draw.integers(20, 13, MAX_SEED - 1)]
-    all_seeds, on_all = list(range(MAX_SEED + 1)), (0, 1, MAX_RANKS - 1)
+    all_seeds, on_all = list(range(MAX_SEED + 1)), (0, *expect.draw.integers(2, 1, MAX_RANKS - 2), MAX_RANKS - 1)
 
     def program():
         mine, rank = own_copy(answer), dist.get_rank()
@@ -202,6 +223,7 @@ def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Ten
         if (problem := _not_a_pair(pair))
     ]
     _none(expect, f"two tensors with every seed from 0 to {MAX_SEED}", problems, "weights, data")
+    drawn = [{seed: (w.detach(), x.detach()) for seed, (w, x) in pairs.items()} for pairs in drawn]
     weights = [drawn[0][seed][0] for seed in all_seeds]
     other = [
         f"other weights on rank {rank} of {MAX_RANKS} than on rank 0, with seed {seed}"
@@ -242,7 +264,7 @@ def _are_normal(expect: Expect, drawn: Tensor) -> None:
     for rule, most in (("data do not follow the weights", tied[0]), ("ranks' data do not follow each other", tied)):
         most = float(most.abs().max())
         expect.that(rule, most < 0.05, f"correlation {most:.2f}", "independent draws")
-    for index, name in enumerate(("the weights", "the data", "the data", "the data")):
+    for index, name in enumerate(["the weights"] + ["the data"] * (len(drawn) - 1)):
         mean, spread = float(drawn[index].mean()), float(drawn[index].std())
         is_normal = abs(mean) < 0.05 and abs(spread - 1) < 0.05  # six times what chance does, and more
         saw = f"{name} have mean {mean:.2f} and standard deviation {spread:.2f}"
@@ -340,16 +362,36 @@ def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
         _reports(expect, program, ranks, expect.draw.integer(10, 98) / 10 + last_digit / 100)
     _reports(expect, program, expect.draw.integer(2, 9), -expect.draw.integer(110, 980) / 100)
     _reports(expect, program, 1, expect.draw.integer(110, 980) / 100)
-    _reports(expect, program, expect.draw.integer(2, 9), float("nan"))
+    for mean in (expect.draw.integer(1000, 3000) + 0.25, expect.draw.integer(11, 98) / 100):  # four digits, and none
+        _reports(expect, program, expect.draw.integer(2, 4), mean)
+    for mean in (float("nan"), float("inf")):
+        _reports(expect, program, expect.draw.integer(2, 9), mean)
+    near = expect.draw.integer(110, 980) / 100  # rounded one by one, the losses have another mean
+    _reports(expect, program, 4, near, [near + more for more in (0.004, 0.004, 0.004, 0.012)])
+    first, second = ([torch.tensor(loss + 0.5 * rank) for rank in range(3)] for loss in (1.0, 3.0))
+    said = _two_calls(expect, answer, first, second)
+    expect.equal("two calls report two means", said, [["mean loss 1.50", "mean loss 3.50"], [None, None], [None, None]])
 
 
-def _reports(expect: Expect, program: Callable[[list[Tensor]], str | None], ranks: int, mean: float) -> None:
-    """The text on rank 0 alone, for losses whose mean is nearly `mean`: the third digit is rounded, not cut off."""
+def _reports(
+    expect: Expect,
+    program: Callable[[list[Tensor]], str | None],
+    ranks: int,
+    mean: float,
+    given: Sequence[float] = (),
+) -> None:
+    """The text on rank 0 alone, for losses whose mean is nearly `mean`: the third digit is rounded, not cut off.
+
+    Args:
+        given: the losses; else they are drawn.
+    """
     spread = [1.0] + [expect.draw.number(-0.5, 0.5) for _ in range(ranks - 1)]  # rank 0's is far from the mean
     third = expect.draw.number(0.002, 0.004) * (-1 if mean > 0 else 1)
     losses = [torch.tensor(mean + third + one - sum(spread) / ranks) for one in spread]
-    if mean != mean:  # one rank's loss is not a number, so the mean is not either
+    if not isfinite(mean):  # one rank's loss is not finite, so the mean is not either
         losses = [torch.tensor(one) for one in spread[1:]] + [torch.tensor(mean)]
+    if given:
+        losses, mean = [torch.tensor(one) for one in given], sum(given) / len(given)
     run = expect.launch(program, losses, ranks=ranks, cluster=CLUSTER)
     expect.equal(f"rank 0 reports the mean loss of {_ranks(ranks)}", run.values[0], f"mean loss {mean:.2f}")
     if ranks == 1:
@@ -378,49 +420,76 @@ def _ranks(count: int) -> str:
 def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> None:
     not_from_lablib(answer)
     nan, inf = float("nan"), float("inf")
-    ranks = expect.draw.integers(3, 4, 9)
-    one, two = sorted(expect.draw.integers(2, 1, 3))
-    _finds(expect, answer, ranks[0], {0: nan, one: nan, two: nan}, f"a NaN on ranks 0, {one} and {two}", first=one)
-    _finds(expect, answer, ranks[1], {one: -inf, two: inf}, f"an infinity on ranks {one} and {two}")
-    for size in (1e30, 3e38):  # finite in float32; the norm of the first is not, nor the sum of the second
-        _finds(expect, answer, ranks[2], {}, f"all numbers are finite, of {size:g}", size=size)
-    _finds(expect, answer, ranks[0], {}, "all numbers are finite, of 1e+300", size=1e300)  # in float64
-    everyone = {rank: expect.draw.choice([nan, inf, -inf]) for rank in range(ranks[1])}
-    _finds(expect, answer, ranks[1], everyone, "every rank is hit")
-    _finds(expect, answer, 1, {0: inf}, "the only rank is hit")
-    many = expect.draw.integer(66, 72)  # a bit for each rank fits no number
-    bad = {rank: expect.draw.choice([nan, inf, -inf]) for rank in (0, *expect.draw.integers(10, 25, 60), many - 1)}
-    _finds(expect, answer, many, bad, "twelve ranks of many are hit")
+    draw, ranks = expect.draw, expect.draw.integers(3, 4, 9)
+    one, two = sorted(draw.integers(2, 1, 3))
+    shape = (draw.integer(10, 14), draw.integer(5, 9))
+    grads = [draw.tensor(shape).T for _ in range(ranks[0])]  # of which no view is flat
+    hit = {one: (0, nan), 0: (1, nan), two: (draw.integer(8, 40), nan)}
+    _finds(expect, answer, grads, hit, f"a NaN on ranks 0, {one} and {two}")
+    grads = [draw.tensor((3, *shape), torch.bfloat16) for _ in range(ranks[1])]
+    hit = {one: (draw.integer(8, 20), -inf), two: (-1, inf)}  # the last place
+    _finds(expect, answer, grads, hit, f"an infinity on ranks {one} and {two}")
+    # Finite in their type. The norm of the first is not, nor the sum of the others: nor, in float64, that of two.
+    sizes = [
+        (1e30, torch.float32),
+        (3e38, torch.float32),
+        (1e300, torch.float64),
+        (1.7e308, torch.float64),
+        (6e4, torch.float16),
+    ]
+    for size, dtype in sizes:
+        of = shape if dtype != torch.float16 else (draw.integer(30, 60),)
+        grads = [size * draw.tensor(of, dtype).abs().clamp(0.7, 1.0) for _ in range(ranks[2])]
+        _finds(expect, answer, grads, {}, f"all numbers are finite, of {size:g}")
+    _finds(expect, answer, [torch.zeros(())] * ranks[0], {}, "all numbers are finite, and zero")
+    many = [draw.tensor((40, 60)) for _ in range(ranks[1])]  # of so many, torch prints only the first and the last
+    hit = {rank: (draw.integer(1100, 1300) if rank else 3, draw.choice([nan, inf, -inf])) for rank in range(ranks[1])}
+    _finds(expect, answer, many, hit, "every rank is hit")
+    _finds(expect, answer, [draw.tensor(shape[:1])], {0: (8, inf)}, "the only rank is hit")
+    count = draw.integer(66, 72)  # a bit for each rank fits no number
+    who = (0, *draw.integers(10, 25, 60), count - 1)
+    hit = {rank: (draw.integer(8, 44), draw.choice([nan, inf, -inf])) for rank in who}
+    _finds(expect, answer, [draw.tensor(shape) for _ in range(count)], hit, "twelve ranks of many are hit")
+
+    def twice(grads: list[Tensor], others: list[Tensor]):
+        mine, rank = own_copy(answer), dist.get_rank()
+        return mine(grads[rank]), mine(others[rank])
+
+    calls = [[torch.tensor([nan if rank == bad else 1.0]) for rank in range(3)] for bad in draw.integers(2, 0, 2)]
+    wanted = tuple([rank for rank, grad in enumerate(grads) if grad.isnan()] for grads in calls)
+    run = expect.launch(twice, *calls, ranks=3, cluster=CLUSTER)
+    _on_each(expect, "tells two calls apart", run.values, [wanted] * 3)
 
 
 def _finds(
     expect: Expect,
     answer: Callable[[Tensor], list[int]],
-    ranks: int,
-    bad: dict[int, float],
+    grads: list[Tensor],
+    hit: dict[int, tuple[int, float]],
     what: str,
-    size: float = 0.0,
-    first: int | None = None,
 ) -> None:
-    """The right list on every rank, nothing changed, one collective of a number each."""
-    shape = (expect.draw.integer(10, 14), expect.draw.integer(5, 9))[: 1 if ranks == 1 else 2]
-    grads = [
-        expect.draw.tensor(shape, torch.float64 if size > torch.finfo(torch.float32).max else torch.float32)
-        for _ in range(ranks)
-    ]
-    if size:
-        grads = [size * grad.abs().clamp(0.5, 1.0) for grad in grads]
-    for rank, value in bad.items():  # on rank `first` in the first place, else behind the first eight
-        grads[rank].view(-1)[0 if rank == first else expect.draw.integer(8, grads[rank].numel() - 1)] = value
+    """The right list on every rank, nothing changed, one collective of a number each.
+
+    Args:
+        grads: one a rank.
+        hit: of each rank that is hit, the place and what is put there.
+        what: in words.
+    """
+    for rank, (place, value) in hit.items():
+        grads[rank][tuple(np.unravel_index(place % grads[rank].numel(), grads[rank].shape))] = value
+    ranks, bad = len(grads), sorted(hit)
+    what += f"; {str(grads[0].dtype).removeprefix('torch.')}, shape {tuple(grads[0].shape)}"
 
     def program(grads: list[Tensor]):
         return observe(own_copy(answer), grads[dist.get_rank()])
 
     run = expect.launch(program, grads, ranks=ranks, cluster=CLUSTER)
     found = [call.value for call in run.values]
-    _on_each(expect, f"finds {sorted(bad)} ({what})", found, [sorted(bad)] * ranks)
+    _on_each(expect, f"finds {bad} ({what})", found, [bad] * ranks)
     other = [f"a {type(one).__name__}: {one}" for one in found if not isinstance(one, list)]
     _none(expect, "a list is returned", other, "a list")
+    other = [f"a {type(r).__name__} in {one}" for one in found for r in one if not isinstance(r, int | np.integer)]
+    _none(expect, "the list holds whole numbers", other, "ranks as int")
     changes_nothing(expect, run)
     communications_within(expect, run, at_most=1, at_least=int(ranks > 1))
     told = sum(_numbers(transfer) for transfer in run.traffic.transfers)

@@ -622,9 +622,9 @@ print_text(recorded.reading)
 comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %% [markdown]
-# Read the recorded columns; yours may be too noisy. `forward` and `backward` took 3 and 4 percent longer than
-# predicted, little more than their noise. `idle` is the gap that counts: Python works between operations, and the
-# prediction has none of that, an error of -100. Both are in `makespan`. The other rows vary more than they err, and say
+# Read the recorded columns; yours may be too noisy. `forward` and `backward` took a little longer than predicted, and
+# by more than their noise: small gaps, but real ones. `idle` is the large one: Python works between operations, and the
+# prediction has none of that, an error of -100. All are in `makespan`. The other rows vary more than they err, and say
 # nothing.
 
 # %% [markdown] tags=["instructor"]

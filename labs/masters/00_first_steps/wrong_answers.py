@@ -274,6 +274,40 @@ WRONG_ANSWERS = {
             """,
             "times the mean",
         ),
+        (
+            "keeps a buffer, the second result overwrites the first",
+            """
+            buffers = {}
+            def mean_over_ranks(x):
+                mean = buffers.setdefault((x.shape, x.dtype), torch.empty_like(x))
+                mean.copy_(x)
+                dist.all_reduce(mean)
+                return mean.div_(dist.get_world_size())
+            """,
+            "two calls return",
+        ),
+        (
+            "three dimensions at most",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean.flatten() if x.dim() > 3 else mean / dist.get_world_size()
+            """,
+            "the shape of the result",
+        ),
+        (
+            "right in its first call alone",
+            """
+            calls = []
+            def mean_over_ranks(x):
+                calls.append(1)
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size() if len(calls) == 1 else mean
+            """,
+            "two calls return",
+        ),
     ],
     "pass_to_right": [
         (
@@ -535,6 +569,73 @@ WRONG_ANSWERS = {
                 return x
             """,
             "gave recv of group world a tensor in flight",
+        ),
+        (
+            "keeps its inbox, the second result overwrites the first",
+            """
+            inboxes = {}
+            def pass_to_right(x):
+                rank, n = dist.get_rank(), dist.get_world_size()
+                inbox = inboxes.setdefault((x.shape, x.dtype), torch.empty_like(x))
+                sending = dist.isend(x, dst=(rank + 1) % n)
+                dist.recv(inbox, src=(rank - 1) % n)
+                sending.wait()
+                return inbox
+            """,
+            "what two calls gave",
+        ),
+        (
+            "two dimensions at most",
+            """
+            def pass_to_right(x):
+                rank, n = dist.get_rank(), dist.get_world_size()
+                left, right = (rank - 1) % n, (rank + 1) % n
+
+                if x.dim() > 2:
+                    return x.clone()
+                inbox = torch.empty_like(x)
+                sending = dist.isend(x, right)
+                dist.recv(inbox, left)
+                sending.wait()
+                return inbox
+            """,
+            "of 2 holds what its left neighbour gave",
+        ),
+        (
+            "knows two types of float",
+            """
+            def pass_to_right(x):
+                rank, n = dist.get_rank(), dist.get_world_size()
+                left, right = (rank - 1) % n, (rank + 1) % n
+
+                dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+                inbox = torch.empty(x.shape, dtype=dtype)
+                sending = dist.isend(x.to(dtype), right)
+                dist.recv(inbox, left)
+                sending.wait()
+                return inbox
+            """,
+            "the type of the result",
+        ),
+        (
+            "right in its first call alone",
+            """
+            calls = []
+
+            def pass_to_right(x):
+                rank, n = dist.get_rank(), dist.get_world_size()
+                left, right = (rank - 1) % n, (rank + 1) % n
+
+                calls.append(1)
+                if len(calls) > 1:
+                    return x.clone()
+                inbox = torch.empty_like(x)
+                sending = dist.isend(x, right)
+                dist.recv(inbox, left)
+                sending.wait()
+                return inbox
+            """,
+            "what two calls gave",
         ),
     ],
     "weights_and_data": [
@@ -944,6 +1045,20 @@ WRONG_ANSWERS = {
             """,
             "1 value on rank 0",
         ),
+        (
+            "middle ranks' data are uniform",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4)
+
+                torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
+                if 2 <= dist.get_rank() <= 30:
+                    return weights, torch.rand(4, 4)
+                return weights, torch.randn(4, 4)
+            """,
+            "from torch.randn",
+        ),
     ],
     "report": [
         (
@@ -1127,6 +1242,112 @@ WRONG_ANSWERS = {
                     return f'mean loss {mean:.2f}'
             """,
             "one rank",
+        ),
+        (
+            "a comma for thousands",
+            """
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                dist.all_reduce(loss)
+                if rank == 0:
+                    return f"mean loss {loss.item() / n:,.2f}"
+            """,
+            "mean loss ",
+        ),
+        (
+            "six characters at most",
+            """
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                dist.all_reduce(loss)
+                if rank == 0:
+                    return ("mean loss " + f"{loss.item() / n:.2f}"[:6])
+            """,
+            "rank 0 reports the mean loss",
+        ),
+        (
+            "drops the zero before the point",
+            """
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                dist.all_reduce(loss)
+                if rank == 0:
+                    return "mean loss " + f"{loss.item() / n:.2f}".lstrip("0")
+            """,
+            "mean loss 0.",
+        ),
+        (
+            "rounds before the sum",
+            """
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                total = torch.round(loss, decimals=2)
+                dist.all_reduce(total)
+                if rank == 0:
+                    return f"mean loss {total.item() / n:.2f}"
+            """,
+            "rank 0 reports the mean loss",
+        ),
+        (
+            "infinity becomes a number",
+            """
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                total = torch.nan_to_num(loss, nan=float("nan"))
+                dist.all_reduce(total)
+                if rank == 0:
+                    return f"mean loss {total.item() / n:.2f}"
+            """,
+            "mean loss inf",
+        ),
+        (
+            "right in its first call alone",
+            """
+            calls = []
+
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                calls.append(1)
+                dist.all_reduce(loss)
+                if rank == 0 and len(calls) == 1:
+                    return f"mean loss {loss.item() / n:.2f}"
+            """,
+            "two calls report two means",
+        ),
+        (
+            "the running mean of all calls",
+            """
+            seen = []
+
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                dist.all_reduce(loss)
+                seen.append(loss.item() / n)
+                if rank == 0:
+                    return f"mean loss {sum(seen) / len(seen):.2f}"
+            """,
+            "two calls report two means",
+        ),
+        (
+            "an object whose text is right for everything",
+            """
+            def report(loss):
+                rank, n = dist.get_rank(), dist.get_world_size()
+
+                class Yes(str):
+                    def __eq__(self, other): return True
+                    __hash__ = str.__hash__
+                dist.all_reduce(loss)
+                return Yes("mean loss 0.00") if rank == 0 else None
+            """,
+            "rank 0 reports the mean loss",
         ),
     ],
     "corrupted_ranks": [
@@ -1392,7 +1613,7 @@ WRONG_ANSWERS = {
                 dist.all_gather(flags, is_bad)
                 return [rank for rank, flag in enumerate(flags) if flag.item()][:8]
             """,
-            " hit)",
+            " hit; float32",
         ),
         (
             "tells four numbers",
@@ -1437,6 +1658,161 @@ WRONG_ANSWERS = {
                 return [rank for rank, flag in enumerate(flags) if flag.any()]
             """,
             "times the budget",
+        ),
+        (
+            "numpy, which knows no bfloat16",
+            """
+            import numpy as np
+
+            def corrupted_ranks(grad):
+                bad = not np.isfinite(grad.numpy()).all()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "BFloat16",
+        ),
+        (
+            "a flat view, which a transposed gradient has not",
+            """
+            def corrupted_ranks(grad):
+                bad = not grad.view(-1).isfinite().all()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "view",
+        ),
+        (
+            "takes it apart, which a single number does not allow",
+            """
+            def corrupted_ranks(grad):
+                bad = not all(part.isfinite().all() for part in grad)
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "0-d tensor",
+        ),
+        (
+            "the mean in double precision",
+            """
+            def corrupted_ranks(grad):
+                bad = not grad.double().mean().isfinite()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "of 1.7e+308",
+        ),
+        (
+            "a number divided by itself: zeros are hit",
+            """
+            def corrupted_ranks(grad):
+                bad = not (grad / grad).isfinite().all()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "and zero",
+        ),
+        (
+            "all but the last number",
+            """
+            def corrupted_ranks(grad):
+                bad = not grad.flatten()[:-1].isfinite().all() if grad.numel() > 1 else not grad.isfinite().all()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "an infinity on ranks",
+        ),
+        (
+            "the first thousand numbers",
+            """
+            def corrupted_ranks(grad):
+                bad = not grad.flatten()[:1000].isfinite().all()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "every rank is hit",
+        ),
+        (
+            "a list of floats",
+            """
+            def corrupted_ranks(grad):
+                mine = torch.tensor([float(dist.get_rank()) if not grad.isfinite().all() else -1.0])
+                ranks = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(ranks, mine)
+                return [r.item() for r in ranks if r >= 0]
+            """,
+            "a float in",
+        ),
+        (
+            "a list of tensors",
+            """
+            def corrupted_ranks(grad):
+                mine = torch.tensor([float(dist.get_rank()) if not grad.isfinite().all() else -1.0])
+                ranks = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(ranks, mine)
+                return [r for r in ranks if r >= 0]
+            """,
+            "a Tensor in",
+        ),
+        (
+            "right in its first call alone",
+            """
+            calls = []
+            def corrupted_ranks(grad):
+                calls.append(1)
+                bad = not grad.isfinite().all() and len(calls) == 1
+
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "tells two calls apart",
+        ),
+        (
+            "remembers who was ever hit",
+            """
+            flags = {}
+            def corrupted_ranks(grad):
+                mine = torch.tensor([float(not grad.isfinite().all())])
+                got = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(got, mine)
+                for r, flag in enumerate(got):
+                    flags[r] = flags.get(r, 0) + flag.item()
+                return [r for r in flags if flags[r]]
+            """,
+            "tells two calls apart",
+        ),
+        (
+            "swallows what is raised",
+            """
+            def corrupted_ranks(grad):
+                try:
+                    bad = any(not torch.isfinite(n) for row in grad for n in row)
+                except Exception:
+                    bad = True
+
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "an infinity on ranks",
+        ),
+        (
+            "half of the types: float16 overflows in its own sum",
+            """
+            def corrupted_ranks(grad):
+                bad = not (grad.isfinite().all() if grad.element_size() > 2 else grad.sum().isfinite())
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "of 60000",
         ),
     ],
 }
@@ -1662,6 +2038,26 @@ RIGHT_ANSWERS = {
                 weights = torch.randn(4, 4)
                 data = [torch.randn(4, 4) for _ in range(dist.get_world_size())]
                 return weights, data[dist.get_rank()]
+            """,
+        ),
+        (
+            "weights that will be trained",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.randn(4, 4, requires_grad=True)
+                torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
+                return weights, torch.randn(4, 4)
+            """,
+        ),
+        (
+            "a parameter",
+            """
+            def weights_and_data(seed):
+                torch.manual_seed(seed)
+                weights = torch.nn.Parameter(torch.randn(4, 4))
+                torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
+                return weights, torch.randn(4, 4)
             """,
         ),
     ],
