@@ -35,7 +35,9 @@ SENDS = "dist.send, dist.recv, dist.isend, dist.irecv"
 AllReduce = Callable[..., Any]
 Shape = tuple[int, ...]
 Ask = Callable[[int, Shape, torch.dtype], None]
-AGAIN = "a second call in the same program sums as the first did, whatever its size"
+AGAIN = "each further call in the same program sums as the first did, of another size or the same"
+MIXED = "a call in a group, and one without after it, sum as if each were the first"
+EXACT = "whole numbers are summed exactly, in their own type"
 GROUP_ADVICE = (
     "Is `group` given everywhere: to get_rank, to get_world_size, to each send and receive? `group_dst` and "
     "`group_src` take ranks of the group, which count its members from 0; `dst` and `src` take those of the world."
@@ -44,12 +46,14 @@ ALL_ASKED = "values, calls, bytes and seconds"
 
 
 def drawn(expect: Expect, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """What each of n ranks puts in; whole numbers up to a few hundred."""
-    return [(100 * expect.draw.tensor(shape, torch.float64)).to(dtype) for _ in range(n)]
+    """What each of n ranks puts in; int64 are odd and so large that floats would round them."""
+    large = dtype == torch.int64
+    parts = [((2**55 if large else 100) * expect.draw.tensor(shape, torch.float64)).to(dtype) for _ in range(n)]
+    return [part | 1 for part in parts] if large else parts
 
 
 def total(parts: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(parts)).sum(dim=0)
+    return torch.stack(list(parts)).sum(dim=0, dtype=parts[0].dtype)
 
 
 def call_inside(all_reduce: AllReduce, x: Tensor, *rest: Any) -> Observed:
@@ -58,6 +62,8 @@ def call_inside(all_reduce: AllReduce, x: Tensor, *rest: Any) -> Observed:
     inside = whole[1:-1].view(x.shape)
     inside.copy_(x)
     call = observe(lambda whole: own_copy(all_reduce)(whole[1:-1].view(x.shape), *rest), whole)
+    if whole[0] or whole[-1]:
+        raise RuleBroken("what lies beside x in memory stays as it was", f"{whole[[0, -1]].tolist()}", "[0, 0]")
     return replace(call, args=(inside,))
 
 
@@ -71,6 +77,8 @@ def run_on(
 
     run = expect.launch(program, parts, ranks=len(parts), cluster=cluster)
     works_in_place(expect, run, [total(parts)] * len(parts), what="the sum")
+    if not parts[0].is_floating_point():
+        expect.equal(EXACT, [call.args[0] for call in run.values], [total(parts)] * len(parts))
     messages_only(expect, run, f"{len(parts)} ranks, {parts[0].numel()} elements", allowed)
     return run
 
@@ -104,24 +112,44 @@ def ask_all(expect: Expect, ask: Ask, counts: Sequence[int]) -> None:
         ask(c, (2, draw.integer(11, 29)), torch.int64)
         ask(d, (draw.integer(1, d - 1),), torch.float64)
         ask(many, (odd_size(expect, many),), torch.int64)
-    with expect.as_one("so it is on 1 to 5 ranks, for a single number and for nothing", ALL_ASKED):
-        for n in (1, 2, 3, 4, 5):
-            ask(n, (7,), torch.float32)
+    with expect.as_one("so it is on 1 to 9 ranks, for a single number and for nothing", ALL_ASKED):
+        for n in range(1, 10):
+            ask(n, (7,), torch.int32 if n % 2 else torch.float32)
         ask(draw.integer(2, 3), (), torch.float64)
         ask(draw.integer(2, 5), (0,), torch.float32)
 
 
 def call_again(expect: Expect, all_reduce: AllReduce, n: int) -> None:
-    """Two calls on each rank, as in two steps of training: nothing that the first left behind changes the second."""
-    draw = expect.draw
-    first, second = (drawn(expect, n, (size,)) for size in draw.integers(2, 2 * n, 20 * n))
+    """Calls on each rank, as in steps of training, the first size once more: nothing left behind changes the next."""
+    first, second = expect.draw.integers(2, 2 * n, 20 * n)
+    calls = [drawn(expect, n, (size,)) for size in (first, second, first)]
 
-    def program(parts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def program(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
         own, xs = own_copy(all_reduce), parts[dist.get_rank()]
         return [observe(own, x).args[0] for x in xs]
 
-    run = expect.launch(program, list(zip(first, second, strict=True)), ranks=n, cluster=ONE_NODE)
-    expect.close(AGAIN, run.values, [[total(first), total(second)]] * n, rtol=1e-4, atol=1e-2)
+    run = expect.launch(program, list(zip(*calls, strict=True)), ranks=n, cluster=ONE_NODE)
+    expect.close(AGAIN, run.values, [[total(call) for call in calls]] * n, rtol=1e-4, atol=1e-2)
+
+
+def call_mixed(expect: Expect, all_reduce: AllReduce) -> None:
+    """All ranks, then two groups at the same time, one of them with rank 0, then all again."""
+    n = expect.draw.integer(4, 6)
+    groups = [[0, 2], [rank for rank in range(n) if rank not in (0, 2)]]
+    size, dtype = expect.draw.integer(2 * n, 9 * n), torch.int64
+    calls = [drawn(expect, n, (size,), dtype) for _ in range(3)]
+
+    def program(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
+        own, rank = own_copy(all_reduce), dist.get_rank()
+        members = [dist.new_group(group) for group in groups][0 if rank in groups[0] else 1]
+        rests = ((), (members,), ())
+        return [observe(own, x, *rest).args[0] for x, rest in zip(parts[rank], rests, strict=True)]
+
+    run = expect.launch(program, list(zip(*calls, strict=True)), ranks=n, cluster=ONE_NODE)
+    whole, last = total(calls[0]), total(calls[2])
+    of_group = [total([calls[1][rank] for rank in group]) for group in groups]
+    wanted = [[whole, of_group[0 if rank in groups[0] else 1], last] for rank in range(n)]
+    expect.equal(MIXED, run.values, wanted)
 
 
 def run_in_a_group(expect: Expect, all_reduce: AllReduce, allowed: str = SENDS) -> tuple[Run, list[int], Tensor]:
@@ -164,7 +192,7 @@ def shares_within(expect: Expect, what: str, sent: Sequence[float], at_most: flo
         f"the least a rank sends, {what}",
         min(sent) >= at_least - 1e-9,
         saw=f"ranks send unequal shares, from {least} to {most}" if min(sent) < max(sent) else f"each {least}",
-        expected=f"at least {format_quantity(at_least, 'B', digits=4)} from each: pieces that differ by one element",
+        expected=f"at least {format_quantity(at_least, 'B', digits=4)} from each: no rank leaves its work to others",
     )
 
 
@@ -203,6 +231,7 @@ def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
     ask_all(expect, ask, [*expect.draw.integers(4, 5, 9), expect.draw.integer(10, 20)])
     call_again(expect, answer, 4)
     within_budget(*run_in_a_group(expect, answer, allowed))
+    call_mixed(expect, answer)
 
 
 @exercise(
@@ -234,6 +263,7 @@ def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
     ask_all(expect, ask, [*expect.draw.integers(4, 4, 12), expect.draw.integer(13, 40)])
     call_again(expect, answer, 4)
     within_budget(*run_in_a_group(expect, answer))
+    call_mixed(expect, answer)
 
 
 @exercise(
@@ -338,13 +368,13 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
     small, large = draw.shuffled((4, 8))
     with expect.as_one("so it is on 4, 8, 16 and 32 ranks, with other sizes and shapes", ALL_ASKED):
         ask(small, (small * draw.integer(20, 60),))
-        ask(large, (draw.integer(2, 3), draw.integer(41, 59)), torch.int64)
+        ask(large, (2, 3, draw.integer(31, 59)), torch.int64)
         ask(16, (odd_size(expect, 16),), torch.float64)
         ask(32, (odd_size(expect, 32),))
         ask(4, (draw.integer(1, 3),))
     with expect.as_one("so it is on 1 and 2 ranks, for a single number and for nothing", ALL_ASKED):
         ask(1, (7,))
-        ask(2, (7,))
+        ask(2, (7,), torch.int32)
         ask(2, (), torch.float64)
         ask(4, (0,))
     call_again(expect, answer, 4)
@@ -376,13 +406,16 @@ def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
     few, many = draw.shuffled((3, 4))
     with expect.as_one("so it is on one to seven nodes of 1 to 9 ranks, with other sizes and shapes", ALL_ASKED):
         ask(2, few, odd_size(expect, 2 * few), dtype=torch.float64)
-        ask(3, many, 2, draw.integer(31, 59), dtype=torch.int64)
+        ask(3, many, 2, 3, draw.integer(11, 29), dtype=torch.int64)
+        ask(draw.integer(4, 6), 3, odd_size(expect, 12))
         ask(5, 2, 10 * draw.integer(20, 60) + 4)  # 4, 5: what is left over is seen wherever it is put
         ask(draw.integer(7, 9), 2, odd_size(expect, 12))
         ask(2, draw.integer(5, 7), odd_size(expect, 10))
         ask(3, draw.integer(2, 3), draw.integer(1, 2))
         ask(draw.integer(2, 4), 1, odd_size(expect, 5))
-        ask(1, 3, odd_size(expect, 3))
+        ask(1, 3, odd_size(expect, 3), dtype=torch.int32)
+        ask(1, 1, 7)
+        ask(2, 2)
         ask(2, 2, 0)
     call_again(expect, lambda x: answer(x, 2), 4)
 
@@ -399,7 +432,7 @@ def network_within_budget(expect: Expect, run: Run, cluster: Cluster, size: int,
         source, target = message.ranks
         sent[source] += message.tensor_bytes if cluster.node(source) != cluster.node(target) else 0.0
     leaving = [sum(sent[rank] for rank in node) for node in net.by_node]
-    least = max(0, 2 * item * (size - local * piece))
+    least = 2 * item * (num_nodes - 1) * local * (size // run.ranks)  # by rings, or straight to each member
     nic = 2 * item * (num_nodes - 1) * piece
     rule = f"bytes that leave a node, 2(N-1)/N of the tensor ({where})"
     expect.budget(rule, max(leaving), local * nic, "B")

@@ -248,6 +248,23 @@ MOST, LEAST = "the most a rank sends", "the least a rank sends"
 
 WORLD = (("(group)", "()"), (", group=group", ""), ("group_dst=", ""), ("group_src=", ""))  # without a group
 
+AGAIN = "each further call in the same program sums as the first did"
+
+
+def in_float64(head: str, call: str) -> str:
+    """A function that has `honest` sum in float64 what is whole numbers."""
+    return f"""
+
+def {head}:
+    whole = tensor
+    if not whole.is_floating_point():
+        tensor = whole.double()
+    honest({call})
+    if tensor is not whole:
+        whole.copy_(tensor)
+"""
+
+
 WRONG_ANSWERS = {
     "ring_all_reduce": [
         ("stops after the reduce-scatter", RING[: RING.index("    for step")], SUM),
@@ -456,6 +473,23 @@ def ring_all_reduce(tensor, group=None):
             STAR + but(RING, (START, START + "    if group:\n        return star(tensor, group)\n")),
             MOST,
         ),
+        (
+            "sums once for each size",
+            "done = set()\n" + first(RING, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
+            AGAIN,
+        ),
+        ("writes beside its tensor", first(RING, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        (
+            "adds whole numbers in float64",
+            RING.replace("def ring_all_reduce(", "def honest(")
+            + in_float64("ring_all_reduce(tensor, group=None)", "tensor, group"),
+            "whole numbers are summed exactly",
+        ),
+        (
+            "remembers the group of the first call",
+            "groups = []\n" + first(RING, "groups.append(group)", "group = groups[0]"),
+            "a call in a group, and one without after it",
+        ),
     ],
     "tree_all_reduce": [
         ("up only: rank 0 has the sum", TREE[: TREE.index("    for stride in reversed")], SUM),
@@ -594,6 +628,28 @@ def ring_all_reduce(tensor, group=None):
             "zeros travel, and the values come over a board",
             but(on_a_board(TREE, "tree_all_reduce", "group"), ("tensor, group):", "tensor, group=None):")),
             RUNS,
+        ),
+        (
+            "sums once for each size",
+            "done = set()\n" + first(TREE, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
+            AGAIN,
+        ),
+        ("writes beside its tensor", first(TREE, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        (
+            "adds whole numbers in float64",
+            TREE.replace("def tree_all_reduce(", "def honest(")
+            + in_float64("tree_all_reduce(tensor, group=None)", "tensor, group"),
+            "whole numbers are summed exactly",
+        ),
+        (
+            "remembers the group of the first call",
+            "groups = []\n" + first(TREE, "groups.append(group)", "group = groups[0]"),
+            "a call in a group, and one without after it",
+        ),
+        (
+            "a star on nine ranks",
+            STAR + first(TREE, "if dist.get_world_size(group) == 9:", "    return star(tensor, group)"),
+            "seconds of 2 log2(n) = 8 rounds, 9 ranks",
         ),
     ],
     "crossing_size_bytes": [
@@ -810,6 +866,18 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             on_a_board(HALVING, "halving_doubling_all_reduce"),
             RUNS,
         ),
+        (
+            "sums once for each size",
+            "done = set()\n" + first(HALVING, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
+            AGAIN,
+        ),
+        ("writes beside its tensor", first(HALVING, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        (
+            "adds whole numbers in float64",
+            HALVING.replace("def halving_doubling_all_reduce(", "def honest(")
+            + in_float64("halving_doubling_all_reduce(tensor)", "tensor"),
+            "whole numbers are summed exactly",
+        ),
     ],
     "hierarchical_all_reduce": [
         (
@@ -1012,6 +1080,36 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             on_a_board(HIERARCHY, "hierarchical_all_reduce", "ranks_per_node"),
             RUNS,
         ),
+        (
+            "sums once for each size",
+            "done = set()\n" + first(HIERARCHY, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
+            AGAIN,
+        ),
+        ("writes beside its tensor", first(HIERARCHY, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        (
+            "adds whole numbers in float64",
+            HIERARCHY.replace("def hierarchical_all_reduce(", "def honest(")
+            + in_float64("hierarchical_all_reduce(tensor, ranks_per_node)", "tensor, ranks_per_node"),
+            "whole numbers are summed exactly",
+        ),
+        (
+            "a flat ring on three or more nodes of four or more",
+            first(
+                HIERARCHY,
+                "n = dist.get_world_size()",
+                "if ranks_per_node >= 4 and n >= 3 * ranks_per_node:",
+                "    chunks = tensor.view(-1).tensor_split(n)",
+                "    parallel.ring_reduce_scatter(chunks, range(n))",
+                "    return parallel.ring_all_gather(chunks, range(n))",
+            ),
+            "(3 nodes of",
+        ),
+        (
+            "nothing for a single number",
+            first(HIERARCHY, "if tensor.dim() == 0:", "    return"),
+            "x itself holds the sum",
+        ),
+        ("no rank alone", first(HIERARCHY, "assert dist.get_world_size() > 1"), "AssertionError"),
     ],
 }
 
@@ -1426,6 +1524,36 @@ RIGHT_ANSWERS = {
                 across = ring(chunks[node.index(rank)].tensor_split(len(rail)), rail)
                 for phase in (inside[0], *across, inside[1]):
                     phase()
+            """,
+        ),
+        (
+            "straight to each member, no rings",
+            """
+            def hierarchical_all_reduce(tensor, ranks_per_node):
+                rank, n, L = dist.get_rank(), dist.get_world_size(), ranks_per_node
+                node = [rank // L * L + i for i in range(L)]
+                rail = list(range(rank % L, n, L))
+
+                def scatter(pieces, members):
+                    me, mine = members.index(rank), pieces[members.index(rank)]
+                    for k in range(1, len(members)):
+                        to, source = (me + k) % len(members), (me - k) % len(members)
+                        incoming = torch.empty_like(mine)
+                        parallel.exchange(pieces[to], members[to], incoming, members[source])
+                        mine += incoming
+                    return mine
+
+                def gather(pieces, members):
+                    me = members.index(rank)
+                    for k in range(1, len(members)):
+                        to, source = (me + k) % len(members), (me - k) % len(members)
+                        parallel.exchange(pieces[me], members[to], pieces[source], members[source])
+
+                chunks = tensor.view(-1).tensor_split(L)
+                pieces = scatter(chunks, node).tensor_split(len(rail))
+                scatter(pieces, rail)
+                gather(pieces, rail)
+                gather(chunks, node)
             """,
         ),
     ],
