@@ -60,7 +60,7 @@ class RecordedReconciliation:
     def sentence(self) -> str:
         """What was predicted and measured, on which machine and when."""
         about = self.about
-        where = f"{about['machine']}, {plural(int(about['ranks']), 'ranks')} on {about['backend']}, {about['date']}"
+        where = f"{about['machine']}, {_ranks(about['ranks'])} on {about['backend']}, {about['date']}"
         return f"{self.said} Recorded on {where} (torch {about['torch']}, Python {about['python']})."
 
     def table(self) -> pd.DataFrame:
@@ -86,3 +86,8 @@ def beside(here: pd.DataFrame, recorded: pd.DataFrame, columns: Sequence[str]) -
     both["name"] = both["name"] + sizes
     chosen = [f"{column} {side}" for side in ("here", "recorded") for column in columns]
     return pd.DataFrame(both.set_index("name")[chosen])
+
+
+def _ranks(count: str) -> str:
+    """A file may say anything: what is no number stays as it is."""
+    return plural(int(count), "ranks") if count.isdecimal() else f"{count} ranks"
