@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any
 
 from lablib.course.formatting import short_repr
+from lablib.units import plural
 
 
 def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str = "") -> tuple[str, str] | None:
@@ -22,7 +23,8 @@ def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str
         if not isinstance(saw, list | tuple):
             return short_repr(saw) + where, f"a {type(expected).__name__} of {len(expected)}"
         if len(saw) != len(expected):
-            return f"{len(saw)} items{where}: {short_repr(saw)}", f"{len(expected)} items: {short_repr(expected)}"
+            got, want = (plural(len(value), "items") for value in (saw, expected))
+            return f"{got}{where}: {short_repr(saw)}", f"{want}: {short_repr(expected)}"
         pairs = [(f"{at}[{i}]", s, e) for i, (s, e) in enumerate(zip(saw, expected, strict=True))]
     elif isinstance(expected, Mapping):
         if not isinstance(saw, Mapping) or set(saw) != set(expected):

@@ -5,7 +5,8 @@
 What an answer can reach is followed to its end: names in its code with their attributes (`parallel.exchange`), imports
 inside it, other names for a module (`p = parallel`), closures, default arguments, and what these hold: helpers of the
 notebook, lists, dicts, namespaces, partial functions, wrappers, classes and their objects. Ways to reach things without
-a name (frames, `sys.modules`, `__globals__`, `globals()`, `exec`) are refused: they also lead to what a check knows.
+a name (frames, `sys.modules`, `__globals__`, `globals()`, `exec`, a text that names lablib, `pickle`) are refused: they
+also lead to what a check knows.
 So are torch's stores, by which ranks could pass values that no traffic shows.
 """
 
@@ -21,10 +22,11 @@ from typing import Any
 
 import lablib
 from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
 from lablib.course.learner_code import is_installed
 
 _ALWAYS = ("phase",)  # it names a part of the timeline
-_MODULES = ("builtins", "gc", "importlib", "inspect")
+_MODULES = ("builtins", "gc", "importlib", "inspect", "marshal", "pickle", "_pickle", "pkgutil", "pydoc")
 _ATTRIBUTES = ("__globals__", "__subclasses__", "f_back", "f_globals", "f_locals", "tb_frame")
 _STORES = ("_get_default_store", "_get_process_group_store", "_World", "Store", "TCPStore", "FileStore", "HashStore")
 _BUILTINS = ("__import__", "eval", "exec", "globals")
@@ -66,11 +68,15 @@ def _refused(value: Any, allowed: set[str], seen: dict[int, Any]) -> Iterator[st
                 yield from _refused_names(code, value.__globals__)
             for used in _used(value):
                 yield from _refused(used, allowed, seen)
+            for code in _codes(value.__code__):
+                yield from filter(None, map(_refused_text, _texts(code)))
 
 
 def _reason(value: Any, allowed: set[str]) -> str:
     """The name under which a value is refused; "" if it is not."""
     home = _home(value)
+    if isinstance(value, str | bytes):
+        return _refused_text(value)
     if value is sys.modules or value is sys._getframe:
         return "sys.modules" if value is sys.modules else "sys._getframe"
     if isinstance(value, ModuleType) and _is_lablib(home):
@@ -85,6 +91,13 @@ def _reason(value: Any, allowed: set[str]) -> str:
     return (
         f"{home}, by which anything can be reached" if is_code and home in _MODULES and not _is_builtin(value) else ""
     )
+
+
+def _refused_text(value: str | bytes) -> str:
+    """The name under which a text is refused: one by which `getattr` or a loader reaches lablib."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    is_refused = "lablib" in text or text == "sys"
+    return f"the text {short_repr(value)}, by which anything can be reached" if is_refused else ""
 
 
 def _is_builtin(value: Any) -> bool:
@@ -106,7 +119,7 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, property):
         return [value.fget]
     if isinstance(value, dict):
-        return list(value.values())[:_MAX_ITEMS]
+        return [held for item in [*value.items()][:_MAX_ITEMS] for held in item]
     if isinstance(value, _CONTAINERS):
         return list(value)[:_MAX_ITEMS]
     if isinstance(value, SimpleNamespace):
@@ -114,7 +127,8 @@ def _parts(value: Any) -> Iterable[Any]:
     kind = value if isinstance(value, type) else type(value)
     if is_installed(getattr(sys.modules.get(kind.__module__), "__file__", None) or "") or _home(kind) == "builtins":
         return _wrapped(value)
-    return [*getattr(value, "__dict__", {}).values(), *(() if kind is value else (kind,)), *kind.__bases__]
+    members = (held for name, held in getattr(value, "__dict__", {}).items() if name not in ("__doc__", "__module__"))
+    return [*members, *(() if kind is value else (kind,)), *kind.__bases__]
 
 
 def _wrapped(value: Any) -> list[Any]:
@@ -186,7 +200,7 @@ def _imported(steps: list[tuple[str, Any]], at: int, modules: dict[str, ModuleTy
     """What an import inside a function brings; modules are entered in `modules` under the name they get."""
     name, wanted = str(steps[at][1]), steps[at - 1][1]
     module = sys.modules.get(name)
-    if module is None and _is_lablib(name):
+    if module is None and (_is_lablib(name) or name in _MODULES):
         try:
             module = importlib.import_module(name)
         except ImportError:
@@ -225,6 +239,14 @@ def _refused_names(code: CodeType, known: dict[str, Any]) -> Iterator[str]:
         by_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD") and name in _ATTRIBUTES
         if by_attribute or (operation in ("LOAD_GLOBAL", "LOAD_NAME") and name in _BUILTINS and name not in known):
             yield f"{name}, by which anything can be reached"
+
+
+def _texts(code: CodeType) -> Iterator[str | bytes]:
+    """Texts that the code uses. A docstring it does not load."""
+    for operation, value in instructions(code):
+        if operation == "LOAD_CONST":
+            texts = value if isinstance(value, tuple | frozenset) else (value,)
+            yield from (text for text in texts if isinstance(text, str | bytes))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

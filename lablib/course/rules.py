@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lablib.course.comparison import difference, told_apart
 from lablib.course.expect import Expect, RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
@@ -139,8 +140,8 @@ def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks")
     for (where, _), value in zip(_places(calls), values, strict=True):
         factor = _factor(value, expected)
         if factor is not None and abs(factor - 1) > 1e-3:
-            meaning = f", as a sum over {len(values)} {over} is" if abs(factor - len(values)) < 1e-3 else ""
-            raise RuleBroken(f"the result is the mean over {over}", f"{factor:.4g} times the mean{meaning}{where}", "1")
+            said = _times_the_mean(factor, len(values), over)
+            raise RuleBroken(f"the result is the mean over {over}", said + where, "1")
         is_alike = isinstance(value, Tensor) and value.shape == expected.shape
         if not is_alike or _differs(value, expected):  # its place is said only where the rule is broken
             expect.close(f"the result is the mean over {over}{where}", value, expected, rtol=0.0, atol=_atol(expected))
@@ -159,10 +160,19 @@ def equals_one_device(expect: Expect, gradients: Sequence[Tensor], reference: Te
     A wrong factor has a rule of its own: an optimizer such as Adam would hide it.
     """
     where = f" ({on})" if on else ""
-    expect.close(f"every rank ends with the same gradients{where}", list(gradients), [gradients[0]] * len(gradients))
+    rule = f"every rank ends with the same gradients{where}"
+    for rank, gradient in enumerate(gradients):
+        found = difference(gradient, gradients[0], rtol=1e-9, atol=0.0)
+        if found:
+            wanted = f"{found[1]}, as on rank 0: did every gradient take part in the all-reduce?"
+            raise RuleBroken(rule, f"on rank {rank} {found[0]}", wanted)
+    expect.that(rule, True, f"on every one of {len(gradients)}", "the same")
     factor = _factor(gradients[0], reference)
     if factor is not None:
-        expect.close(f"the gradient has the size of one device's, so it is a mean{where}", factor, 1.0, rtol=1e-6)
+        rule = f"the gradient has the size of one device's, so it is a mean{where}"
+        if abs(factor - 1) > 1e-6:
+            raise RuleBroken(rule, _times_the_mean(factor, len(gradients), "ranks"), "1")
+        expect.that(rule, True, "1 time the mean", "1")
     rule = f"the gradient is that of the whole batch on one device{where}"
     # Terms that cancel leave an element near zero with the rounding of the terms.
     expect.close(rule, gradients[0], reference, rtol=_rtol(reference), atol=_atol(reference))
@@ -244,6 +254,11 @@ def _rtol(expected: Tensor) -> float:
 def _atol(expected: Tensor) -> float:
     """What rounding in the tensor's own type can do to a sum of numbers as large as its largest."""
     return _rtol(expected) * float(expected.abs().max()) if expected.numel() else 0.0
+
+
+def _times_the_mean(factor: float, number: int, over: str) -> str:
+    times = f"{told_apart(lambda value, digits=4: f'{value:.{digits}g}', factor, 1.0)[0]} times the mean"
+    return times + (f", as a sum over {number} {over} is" if abs(factor - number) < 1e-3 else "")
 
 
 def _factor(saw: Any, expected: Tensor) -> float | None:

@@ -62,7 +62,7 @@ def test_equal_things_are_equal(saw: object, expected: object):
         (ARANGE.double(), ARANGE, ("float64 [4]: 0, 1, 2, 3", "type float32: float32 [4]: 0, 1, 2, 3")),
         (ARANGE + torch.tensor([0, 0, 5, 1]), ARANGE, ("7 at [2], 2 of 4 elements differ", "2")),
         ([ARANGE, ARANGE + 1], [ARANGE, ARANGE], ("1 at [1][0], 4 of 4 elements differ", "0")),
-        ([1], [1, 2], ("1 items: [1]", "2 items: [1, 2]")),
+        ([1], [1, 2], ("1 item: [1]", "2 items: [1, 2]")),
         ({"a": 1}, {"b": 1}, ("keys ['a']", "keys ['b']")),
         ({"a": 1}, {"a": 2}, ("1 at ['a']", "2")),
         (5, [1], ("5", "a list of 1")),

@@ -3,6 +3,8 @@
 import functools
 import importlib
 import inspect
+import pickle
+import pkgutil
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -196,9 +198,49 @@ def in_a_default_module(x, p=parallel):
     p.ring_all_reduce(x)
 
 
+def by_getattr_of_another_library(x):
+    getattr(torch, "sys").modules["lab" + x]  # noqa: B009
+
+
+def by_vars_of_another_library(x):
+    vars(torch)["sys"].modules[x]
+
+
+def by_a_name_in_a_text(x):
+    return f"lablib.{x}"
+
+
+NAMES = {"ring": "lablib.parallel"}
+
+
+def by_a_name_in_a_variable(x):
+    return NAMES["ring"]
+
+
+def by_pkgutil(x):
+    pkgutil.resolve_name(x)
+
+
+def by_pydoc(x):
+    from pydoc import locate
+
+    locate(x)
+
+
+def by_pickle(x):
+    pickle.loads(x)
+
+
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
+        (by_getattr_of_another_library, "the text 'sys'"),
+        (by_vars_of_another_library, "the text 'sys'"),
+        (by_a_name_in_a_text, "the text 'lablib.'"),
+        (by_a_name_in_a_variable, "the text 'lablib.parallel'"),
+        (by_pkgutil, "pkgutil"),
+        (by_pydoc, "pydoc"),
+        (by_pickle, "_pickle"),
         (by_the_store, "torch's store"),
         (by_a_store_imported, "torch's store"),
         (by_the_world_of_groups, "torch's store"),
@@ -269,12 +311,26 @@ def names_its_phase(x):
         print(x, file=sys.stderr)
 
 
+def names_it_in_its_docstring(x):
+    """As lablib.parallel does."""
+
+
 def modules_of_torch(x):
     return [list(layer.parameters()) for layer in torch.nn.Linear(2, 2).modules()], type(x), isinstance(x, int), len(x)
 
 
 @pytest.mark.parametrize(
-    "answer", [imports_it, imports_it_as, imports_all, another_name, a_default, names_its_phase, modules_of_torch]
+    "answer",
+    [
+        imports_it,
+        imports_it_as,
+        imports_all,
+        another_name,
+        a_default,
+        names_its_phase,
+        names_it_in_its_docstring,
+        modules_of_torch,
+    ],
 )
 def test_what_is_allowed_may_be_named_in_any_way(answer: Callable):
     not_from_lablib(answer, allowed=["exchange", "ring_reduce_scatter"])

@@ -32,7 +32,7 @@ check
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
-ranks: int = 4  # replicas, 2 or more
+ranks: int = 4  # replicas, 2 to 8
 real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or more
 cluster: str = "pcie-a100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200 | laptop
 bucket_mb: float = 2.0  # size of a bucket, in MB
@@ -47,6 +47,7 @@ quick: bool = True  # a short training and few repeats
 # computes the *gradient*: for each of the model's numbers, its *parameters*, how the loss changes with it.
 
 # %%
+assert ranks > 1, f"ranks must be 2 or more, to have something to average: got {ranks}."
 corpus = load_corpus()
 train_text, _ = train_val_split(corpus)
 sequences, seq_len = 4, 64  # of one rank's part
@@ -73,8 +74,10 @@ for rank in range(ranks):
 # %% [markdown] minutes=3
 # ## A prediction
 #
-# First one GPU: forward, then backward. `phase` gives a part of a program a name; the phase "setup" is left out of
-# every time and picture in this lab. The time from the first start to the last end is the *makespan*.
+# `launch` computes with real numbers on this computer. A *simulator* gives each operation the time that it would take
+# on the GPUs of `cluster`. First one GPU: forward, then backward. `phase` gives a part of a program a name; the phase
+# "setup" is left out of every time and picture in this lab. The time from the first start to the last end is the
+# *makespan*.
 
 
 # %%
@@ -95,7 +98,8 @@ print(f"forward and backward of one GPU: {format_quantity(alone.makespan_s, 's')
 
 # %% [markdown]
 # n ranks read n times as much text in a step. But then they exchange gradients: each sends at least 2(n-1)/n times
-# their bytes, where ranks do the adding.
+# their bytes, where ranks do the adding (Patarasuk and Yuan, 2009; lab 08). A switch that adds, as with NVIDIA's SHARP,
+# nearly halves that for many ranks.
 
 # %%
 machine = find_cluster(cluster)
@@ -124,8 +128,7 @@ print("guesses:", my_guess_naive, "and", my_guess_best)
 # ### Exercise 1: average the gradients
 #
 # Write what stands between backward and the *optimizer*, which changes the parameters. The budget: a rank sends
-# 2(n-1)/n of the gradient's bytes. (A switch that adds, as with NVIDIA's SHARP, nearly halves that for many ranks.)
-# Stuck? Run `check.average_gradients.hint()` in a new cell.
+# 2(n-1)/n of the gradient's bytes. Stuck? Run `check.average_gradients.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -195,9 +198,10 @@ print(f"sending alone should take {format_quantity(send_s, 's')}")
 # %% [markdown] minutes=11
 # ## Buckets: fewer calls
 #
-# Communication takes longer than sending the bytes should. An all-reduce must be started, and its messages cross the
-# links in several rounds: this *latency* it pays however little it carries, and the more, the more ranks there are. And
-# most gradients are tiny: those of a layer's *biases* and *norms*, its vectors.
+# Communication takes longer than sending the bytes should (and each division is a kernel of a few microseconds). An
+# all-reduce must be started, and its messages cross the links in several rounds: this *latency* it pays however little
+# it carries, and the more, the more ranks there are. (Small ones go through a tree, which has fewer rounds.) And most
+# gradients are tiny: those of a layer's *biases* and *norms*, its vectors.
 
 # %%
 network = GroupNetwork(machine, range(ranks))
@@ -222,11 +226,13 @@ pd.DataFrame(rows).T.rename_axis("gradient of")
 
 # %% tags=["exercise"]
 def plan_buckets(sizes_bytes, bucket_bytes):
-    """A list of buckets, in the order in which they are filled. A bucket is a list of parameter indices.
+    """A list of buckets, in the order in which they are filled.
+
+    A bucket is a list of parameter indices.
 
     No parameters make no bucket: an empty list. `sizes_bytes` stays as it is.
 
-    sizes_bytes: bytes of each parameter's gradient, first parameter first.
+    sizes_bytes: bytes of each parameter's gradient, above 0, first parameter first.
     bucket_bytes: most bytes of a bucket.
     """
     ### BEGIN SOLUTION
@@ -291,8 +297,8 @@ print("last:", *order[-4:], sep="\n    ")
 
 # %% [markdown]
 # The hook receives the *parameter*; its gradient is in `param.grad`. The token embedding comes last. Its matrix is also
-# that of the *head*, which turns the last layer's output into a score for each token: so its gradient is complete only
-# at the end.
+# that of the *head*, which turns the last layer's output into a score for each token: the head's part of the gradient
+# comes first, the embedding's last, and only then it is complete.
 
 # %% [markdown]
 # ### Exercise 3: overlap
@@ -307,8 +313,8 @@ print("last:", *order[-4:], sep="\n    ")
 def overlap(module):
     """Register hooks that start averaging each gradient during backward.
 
-    Returns a function without arguments, to be called after every backward: it waits for all of them, and lets go of
-    them, so that the next step begins with none.
+    Returns a function without arguments, to be called after every backward: it waits
+    for all of them, and lets go of them, so that the next step begins with none.
     """
     ### BEGIN SOLUTION
     works = []
@@ -391,22 +397,22 @@ pd.DataFrame(rows).T
 # %% [markdown] minutes=8
 # ## Predict the end
 #
-# Can the overlapped step be predicted without a cluster? Bucket i is ready at `ready_s[i]`, and its all-reduce takes
-# `bucket_s[i]`. The lane `world` sends one bucket at a time, bucket 0 first, then bucket 1, and so on: also where a
-# later one is ready earlier.
+# Can the overlapped step be predicted without a cluster? Bucket i is ready `ready_s[i]` seconds after backward's start,
+# and its all-reduce takes `bucket_s[i]`. The lane `world` sends one bucket at a time, bucket 0 first, then bucket 1,
+# and so on: also where a later one is ready earlier.
 
 # %% [markdown]
 # ### Exercise 4: when does the last all-reduce end?
 #
-# Draw it first for two buckets that are ready after 1 s and 5 s and take 1 s each; then for two that are ready after
-# 1 s and 2 s, of which the first takes 4 s. Then write the rule for any number of buckets.
+# Draw it first for two buckets that are ready after 1 s and 5 s and take 1 s and 2 s; then for two that are ready after
+# 1 s and 2 s, and take 4 s and 1 s. Then write the rule for any number of buckets.
 
 
 # %% tags=["exercise"]
 def last_all_reduce_end(ready_s, bucket_s):
     """Seconds from the start of backward to the end of the last all-reduce.
 
-    Two lists of equal length, left as they are.
+    Two lists of equal length, one bucket or more, left as they are.
     """
     ### BEGIN SOLUTION
     end_s = 0.0
@@ -417,7 +423,7 @@ def last_all_reduce_end(ready_s, bucket_s):
 
 
 # %%
-try_out(last_all_reduce_end, ready_s=[1.0, 5.0], bucket_s=[1.0, 1.0])
+try_out(last_all_reduce_end, ready_s=[1.0, 5.0], bucket_s=[1.0, 2.0])
 try_out(last_all_reduce_end, ready_s=[1.0, 2.0], bucket_s=[4.0, 1.0])
 
 # %% tags=["check"] points=2
@@ -450,8 +456,8 @@ pd.DataFrame(rows).T
 #
 # Now a step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To *calibrate* is to
 # measure how fast they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several
-# times, and compares; a step in phase "setup" warms up. Guess: which of forward, backward and communication is
-# predicted worst?
+# times, and compares; a step in phase "setup" warms up. Guess: which of forward, backward and exposed
+# communication is furthest off, in percent?
 
 
 # %%
@@ -481,9 +487,11 @@ parts_of_a_step = ["forward", "backward", "exposed", "makespan"]
 comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# Recorded, backward took three times its prediction and forward nearly twice. The calibration knows products of
-# matrices, measured while nobody sends. But gloo's threads move the bytes on the two cores that run backward. The rest
-# is priced by the bytes it moves, while a CPU also has to compute (gelu) and to clear new memory (each bucket's).
+# The recording's machine was busy: read its direction, not its digits. In percent *exposed* is furthest off: nearly all
+# of the sending was predicted to hide, and every delay sticks out. Backward and forward took longer, too. The
+# calibration knows products of matrices, measured while nobody sends. But gloo's threads move the bytes on the two
+# cores that run backward. The rest is priced by the bytes it moves, while a CPU also has to compute (gelu) and to clear
+# new memory (each bucket's).
 
 # %% [markdown]
 # On GPUs hiding is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and
@@ -493,7 +501,7 @@ comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("
 # ## Explore: efficiency against ranks
 #
 # Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. Move the
-# bucket, then the batch. When does overlap save everything? When nothing?
+# bucket, then the batch. When does overlap save nearly everything? When nothing?
 
 # %%
 MODELS = {"this lab's (3.2M)": gpt_config, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}
@@ -530,10 +538,11 @@ draw_scaling = partial(figure_scaling, NUM_RANKS)
 explore(efficiencies, draw_scaling, controls, interactive=interactive, examples=examples)
 
 # %% [markdown]
-# <details><summary>When does overlap save everything, and when nothing?</summary>
+# <details><summary>When does overlap save nearly everything, and when nothing?</summary>
 #
 # With a bucket as large as the whole gradient, the only all-reduce starts when backward is over: nothing is hidden, and
 # overlapped equals bucketed. With a large batch backward is long: all but the last bucket hides.
+# The last of GPT-2 is its embedding, 154 MB: no smaller bucket divides it.
 #
 # </details>
 
@@ -632,7 +641,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # Overlapped, all buckets are alive when backward ends: the gradients are there twice. "Bucketed" frees the gradients of
 # a bucket before it fills the next. PyTorch's own class can make gradients views of the buckets
-# (`gradient_as_bucket_view=True`), which saves the copy after the first step.
+# (`gradient_as_bucket_view=True`), which saves the second copy in memory; and the copying, too, where
+# `zero_grad(set_to_none=False)` keeps the views.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: faster, and still the same gradient
@@ -692,7 +702,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # A single *flat ring* passes the bytes from rank to rank, whatever the node: what leaves a node leaves through one
 # card. (NCCL runs several rings at once, over all cards, and has trees as well.) In the hierarchy each rank sends its
-# shard through its own card.
+# shard through its own card. The simulator's own all-reduce takes these stages by itself, inside one call, where they
+# are faster: what you write out here is no faster than `DataParallel` alone, but its stages can be seen.
 
 
 # %%

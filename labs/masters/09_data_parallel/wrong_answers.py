@@ -186,6 +186,136 @@ def average_gradients(module):
 """,
             "wrote to a tensor in flight",
         ),
+        (
+            "knows a module only as a list of layers",
+            """
+def average_gradients(module):
+    for layer in module:
+        for x in (layer.weight, layer.bias):
+            x.grad.div_(dist.get_world_size())
+            dist.all_reduce(x.grad)
+""",
+            "object is not iterable",
+        ),
+        (
+            "sends a weight twice that two layers share",
+            """
+def average_gradients(module):
+    for _, p in module.named_parameters(remove_duplicate=False):
+        p.grad.div_(dist.get_world_size())
+        dist.all_reduce(p.grad)
+""",
+            "bytes a rank sends in the mean",
+        ),
+        (
+            "leaves out the parameters of the module itself",
+            """
+def average_gradients(module):
+    for child in module.children():
+        for p in child.parameters():
+            p.grad.div_(dist.get_world_size())
+            dist.all_reduce(p.grad)
+""",
+            "every rank ends with the same gradients",
+        ),
+        (
+            "keeps the parameters of the first module",
+            """
+known = []
+
+def average_gradients(module):
+    if not known:
+        known.extend(module.parameters())
+    for p in known:
+        p.grad.div_(dist.get_world_size())
+        dist.all_reduce(p.grad)
+""",
+            "another module",
+        ),
+        (
+            "knows matrices and vectors only",
+            """
+def average_gradients(module):
+    for p in module.parameters():
+        if p.ndim in (1, 2):
+            p.grad.div_(dist.get_world_size())
+            dist.all_reduce(p.grad)
+""",
+            "every rank ends with the same gradients",
+        ),
+        (
+            "leaves out gradients of one element",
+            """
+def average_gradients(module):
+    for p in module.parameters():
+        if p.numel() > 1:
+            p.grad.div_(dist.get_world_size())
+            dist.all_reduce(p.grad)
+""",
+            "every rank ends with the same gradients",
+        ),
+        (
+            "sends float32 as float64",
+            """
+def average_gradients(module):
+    for p in module.parameters():
+        g = p.grad.double() / dist.get_world_size()
+        dist.all_reduce(g)
+        p.grad = g.to(p.dtype)
+""",
+            "bytes a rank sends in the mean",
+        ),
+        (
+            "cuts large gradients off",
+            """
+def average_gradients(module):
+    for p in module.parameters():
+        p.grad.div_(dist.get_world_size())
+        dist.all_reduce(p.grad)
+        p.grad.clamp_(-1, 1)
+""",
+            "another module",
+        ),
+        (
+            "divides by seven at most",
+            """
+def average_gradients(module):
+    n = min(7, dist.get_world_size())
+    for p in module.parameters():
+        p.grad.div_(n)
+        dist.all_reduce(p.grad)
+""",
+            "so it is a mean",
+        ),
+        (
+            "asks once whether it is over, and does not wait",
+            """
+def average_gradients(module):
+    for param in module.parameters():
+        work = dist.all_reduce(param.grad, async_op=True)
+        work.is_completed()
+        param.grad /= dist.get_world_size()
+""",
+            "every communication is waited for",
+        ),
+        (
+            "finds the library's own by way of torch",
+            """
+def average_gradients(module):
+    getattr(torch, 'sys').modules['lablib.parallel'].average_gradients(module)
+""",
+            "the answer is your own code",
+        ),
+        (
+            "unpickles the library's own",
+            """
+import pickle
+
+def average_gradients(module):
+    pickle.loads(b'clablib.parallel\\naverage_gradients\\n.')(module)
+""",
+            "the answer is your own code",
+        ),
     ],
     "plan_buckets": [
         (
@@ -431,6 +561,173 @@ def plan_buckets(sizes_bytes, bucket_bytes):
     return buckets
 """,
             "every parameter is in exactly one bucket",
+        ),
+        (
+            "opens another bucket as soon as one is full",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    if not sizes_bytes:
+        return []
+    buckets, free = ([[]], bucket_bytes)
+    for i in reversed(range(len(sizes_bytes))):
+        if sizes_bytes[i] > free and buckets[-1]:
+            buckets.append([])
+            free = bucket_bytes
+        buckets[-1].append(i)
+        free -= sizes_bytes[i]
+        if free == 0:
+            buckets.append([])
+            free = bucket_bytes
+    return buckets
+""",
+            "no bucket is empty",
+        ),
+        (
+            "counts numbers of four bytes",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or filled // 4 + s // 4 > bucket_bytes // 4:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return buckets
+""",
+            "no bucket of several parameters exceeds",
+        ),
+        (
+            "fills a bucket with two gradients that are each too large",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or (filled + s > bucket_bytes and (not (filled > bucket_bytes and s > bucket_bytes))):
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return buckets
+""",
+            "no bucket of several parameters exceeds",
+        ),
+        (
+            "lets the first parameter join in any case",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or (filled + s > bucket_bytes and i > 0):
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return buckets
+""",
+            "no bucket of several parameters exceeds",
+        ),
+        (
+            "keeps its plan for as many parameters",
+            """
+memo = {}
+
+def plan_buckets(sizes_bytes, bucket_bytes):
+    n = len(sizes_bytes)
+    if n not in memo:
+        buckets, filled = ([], 0)
+        for i in reversed(range(len(sizes_bytes))):
+            s = sizes_bytes[i]
+            if not buckets or filled + s > bucket_bytes:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(i)
+            filled += s
+        memo[n] = buckets
+    return memo[n]
+""",
+            "no bucket of several parameters exceeds",
+        ),
+        (
+            "lets one of the first that is too large join",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or (filled + s > bucket_bytes and (not (i > len(sizes_bytes) - 4 and s > bucket_bytes))):
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return buckets
+""",
+            "no bucket of several parameters exceeds",
+        ),
+        (
+            "puts 33 gradients in a bucket at most",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or filled + s > bucket_bytes or len(buckets[-1]) >= 33:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return buckets
+""",
+            "a bucket is closed only when",
+        ),
+        (
+            "makes buckets of a million bytes at most",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or filled + s > min(bucket_bytes, 10 ** 6):
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return buckets
+""",
+            "a bucket is closed only when",
+        ),
+        (
+            "returns a dict",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if not buckets or filled + s > bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return dict(enumerate(buckets))
+""",
+            "a list of buckets is returned",
+        ),
+        (
+            "returns nothing",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for index in reversed(range(len(sizes_bytes))):
+        if not buckets or filled + sizes_bytes[index] > bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += sizes_bytes[index]
+""",
+            "None: is there a return?",
         ),
     ],
     "overlap": [
@@ -783,6 +1080,192 @@ def overlap(module):
 """,
             "that of the whole batch on one device",
         ),
+        (
+            "knows a module only as a list of layers",
+            """
+def overlap(module):
+    works = []
+
+    def start(p):
+        p.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(p.grad, async_op=True))
+    for layer in module:
+        layer.weight.register_post_accumulate_grad_hook(start)
+        layer.bias.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "object is not iterable",
+        ),
+        (
+            "hooks a weight twice that two layers share",
+            """
+def overlap(module):
+    works = []
+
+    def start(p):
+        p.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(p.grad, async_op=True))
+    for _, p in module.named_parameters(remove_duplicate=False):
+        p.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "wrote to a tensor in flight",
+        ),
+        (
+            "waits in the hook for the gradient before",
+            """
+def overlap(module):
+    works = []
+
+    def start(p):
+        while works:
+            works.pop(0).wait()
+        p.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(p.grad, async_op=True))
+    for p in module.parameters():
+        p.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "simulated seconds of",
+        ),
+        (
+            "waits in the hook for the one before the last",
+            """
+def overlap(module):
+    works = []
+
+    def start(p):
+        while len(works) > 1:
+            works.pop(0).wait()
+        p.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(p.grad, async_op=True))
+    for p in module.parameters():
+        p.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "simulated seconds of",
+        ),
+        (
+            "waits in the hook for biases",
+            """
+def overlap(module):
+    works = []
+
+    def start(p):
+        p.grad.div_(dist.get_world_size())
+        w = dist.all_reduce(p.grad, async_op=True)
+        if p.ndim == 1:
+            w.wait()
+        else:
+            works.append(w)
+    for p in module.parameters():
+        p.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "simulated seconds of",
+        ),
+        (
+            "sends biases after backward",
+            """
+def overlap(module):
+    works = []
+
+    def start(p):
+        p.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(p.grad, async_op=True))
+    for p in module.parameters():
+        if p.ndim > 1:
+            p.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+        for p in module.parameters():
+            if p.ndim == 1:
+                p.grad.div_(dist.get_world_size())
+                dist.all_reduce(p.grad)
+    return finish
+""",
+            "every gradient is sent from its hook",
+        ),
+        (
+            "hooks the first module only",
+            """
+hooked = []
+
+def overlap(module):
+    works = []
+
+    def start(p):
+        p.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(p.grad, async_op=True))
+    if not hooked:
+        for p in module.parameters():
+            hooked.append(p.register_post_accumulate_grad_hook(start))
+
+    def finish():
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "another module",
+        ),
+        (
+            "sends nothing from the fifth step on",
+            """
+def overlap(module):
+    works, step = ([], [0])
+
+    def start(p):
+        if step[0] < 4:
+            p.grad.div_(dist.get_world_size())
+            works.append(dist.all_reduce(p.grad, async_op=True))
+    for p in module.parameters():
+        p.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        step[0] += 1
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+            "step 5",
+        ),
+        (
+            "returns its list",
+            """
+def overlap(module):
+    works = []
+
+    def start(param):
+        param.grad.div_(dist.get_world_size())
+        works.append(dist.all_reduce(param.grad, async_op=True))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    return works
+""",
+            "saw       []",
+        ),
     ],
     "last_all_reduce_end": [
         (
@@ -791,7 +1274,7 @@ def overlap(module):
 def last_all_reduce_end(ready_s, bucket_s):
     return ready_s[0] + sum(bucket_s)
 """,
-            "a stream that is free waits",
+            "a lane that is free waits",
         ),
         (
             "lets all buckets travel side by side",
@@ -799,7 +1282,7 @@ def last_all_reduce_end(ready_s, bucket_s):
 def last_all_reduce_end(ready_s, bucket_s):
     return max(ready + seconds for ready, seconds in zip(ready_s, bucket_s))
 """,
-            "a stream that is busy lets a bucket wait",
+            "a lane that is busy lets a bucket wait",
         ),
         (
             "looks at the last bucket only",
@@ -807,7 +1290,7 @@ def last_all_reduce_end(ready_s, bucket_s):
 def last_all_reduce_end(ready_s, bucket_s):
     return ready_s[-1] + bucket_s[-1]
 """,
-            "a stream that is busy lets a bucket wait",
+            "a lane that is busy lets a bucket wait",
         ),
         (
             "waits for all of backward first",
@@ -815,7 +1298,7 @@ def last_all_reduce_end(ready_s, bucket_s):
 def last_all_reduce_end(ready_s, bucket_s):
     return max(ready_s) + sum(bucket_s)
 """,
-            "a stream that is free waits",
+            "a lane that is free waits",
         ),
         (
             "adds up the communication alone",
@@ -851,9 +1334,9 @@ def last_all_reduce_end(ready_s, bucket_s):
             "knows the cases of the text",
             """
 def last_all_reduce_end(ready_s, bucket_s):
-    return {(1.0, 5.0): 6.0, (1.0, 2.0): 6.0, (3.0,): 5.0}.get(tuple(ready_s), ready_s[0] + bucket_s[0])
+    return {(1.0, 5.0): 7.0, (1.0, 2.0): 6.0, (3.0,): 5.0}.get(tuple(ready_s), ready_s[0] + bucket_s[0])
 """,
-            "a stream that is free waits",
+            "a lane that is free waits",
         ),
         (
             "calls the library's own",
@@ -897,6 +1380,101 @@ def last_all_reduce_end(ready_s, bucket_s):
 """,
             "one bucket alone",
         ),
+        (
+            "forgets the first of many",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    n = len(ready_s)
+    return max((ready_s[i] + sum(bucket_s[i:]) for i in range(1 if n > 4 else 0, n)))
+""",
+            "buckets, ready",
+        ),
+        (
+            "forgets that the last of many is late",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    n = len(ready_s)
+    return max((ready_s[i] + sum(bucket_s[i:]) for i in range(0, n - 1 if n > 4 else n)))
+""",
+            "buckets, ready",
+        ),
+        (
+            "looks at the last eight",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    n = len(ready_s)
+    return max((ready_s[i] + sum(bucket_s[i:]) for i in range(max(0, n - 8), n)))
+""",
+            "buckets, ",
+        ),
+        (
+            "keeps its result for as many buckets",
+            """
+memo = {}
+
+def last_all_reduce_end(ready_s, bucket_s):
+    n = len(ready_s)
+    if n not in memo or n < 5:
+        end = 0.0
+        for r, b in zip(ready_s, bucket_s):
+            end = max(end, r) + b
+        memo[n] = end
+    return memo[n]
+""",
+            "buckets, ready",
+        ),
+        (
+            "adds the first sixteen only",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end = 0.0
+    for r, b in list(zip(ready_s, bucket_s))[:16]:
+        end = max(end, r) + b
+    return end
+""",
+            "the first 17 of them",
+        ),
+        (
+            "ends after a minute",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end = 0.0
+    for r, b in zip(ready_s, bucket_s):
+        end = max(end, r) + b
+    return min(end, 60.0)
+""",
+            "ready all at once",
+        ),
+        (
+            "adds a tenth of a nanosecond",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end = 0.0
+    for r, b in zip(ready_s, bucket_s):
+        end = max(end, r) + b
+    return end + 1e-10
+""",
+            "ready in any order",
+        ),
+        (
+            "knows the first, the last and the latest",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    i = ready_s.index(max(ready_s))
+    return max(ready_s[0] + sum(bucket_s), ready_s[-1] + bucket_s[-1], ready_s[i] + sum(bucket_s[i:]))
+""",
+            "busy again",
+        ),
+        (
+            "returns nothing",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    end = 0.0
+    for r, b in zip(ready_s, bucket_s):
+        end = max(end, r) + b
+""",
+            "None: is there a return?",
+        ),
     ],
     "accumulate": [
         (
@@ -906,7 +1484,7 @@ def accumulate(replica, loss_of, micro_batches):
     for micro_batch in micro_batches:
         (loss_of(replica, micro_batch) / len(micro_batches)).backward()
 """,
-            "bytes a rank sends in two steps",
+            "bytes a rank sends in 3 steps",
         ),
         (
             "forgets the mean over micro-batches",
@@ -1027,7 +1605,7 @@ def accumulate(replica, loss_of, micro_batches):
         param.grad.div_(dist.get_world_size())
         dist.all_reduce(param.grad)
 """,
-            "bytes a rank sends in two steps",
+            "bytes a rank sends in 3 steps",
         ),
         (
             "runs two micro-batches at a time",
@@ -1121,6 +1699,78 @@ def accumulate(replica, loss_of, micro_batches):
 """,
             "one micro-batch at a time",
         ),
+        (
+            "leaves the replica in no_sync",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    if not hasattr(replica, 'off'):
+        object.__setattr__(replica, 'off', replica.no_sync())
+        replica.off.__enter__()
+    for m in micro_batches:
+        (loss_of(replica, m) / len(micro_batches)).backward()
+    for p in replica.parameters():
+        p.grad /= dist.get_world_size()
+        dist.all_reduce(p.grad)
+""",
+            "an ordinary backward after them",
+        ),
+        (
+            "does not send the only micro-batch of torch's replica",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    n = len(micro_batches)
+    for i, m in enumerate(micro_batches):
+        last = i == n - 1 and (not (n == 1 and isinstance(replica, torch.nn.parallel.DistributedDataParallel)))
+        with nullcontext() if last else replica.no_sync():
+            (loss_of(replica, m) / n).backward()
+""",
+            "torch's replica, step 1",
+        ),
+        (
+            "knows six micro-batches at most",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    n = min(6, len(micro_batches))
+    for i in range(n):
+        with nullcontext() if i == n - 1 else replica.no_sync():
+            (loss_of(replica, micro_batches[i]) / n).backward()
+""",
+            "that of the whole batch on one device",
+        ),
+        (
+            "divides by three ranks at most",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    with replica.no_sync():
+        for m in micro_batches:
+            (loss_of(replica, m) / len(micro_batches)).backward()
+    for p in replica.parameters():
+        p.grad /= min(3, dist.get_world_size())
+        dist.all_reduce(p.grad)
+""",
+            "so it is a mean",
+        ),
+        (
+            "runs every micro-batch twice",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    n = 2 * len(micro_batches)
+    for i, m in enumerate(micro_batches * 2):
+        with nullcontext() if i == n - 1 else replica.no_sync():
+            (loss_of(replica, m) / n).backward()
+""",
+            "loss_of is called once",
+        ),
+        (
+            "forgets backward",
+            """
+def accumulate(replica, loss_of, micro_batches):
+    total = 0.0
+    for micro_batch in micro_batches:
+        total += loss_of(replica, micro_batch).item() / len(micro_batches)
+""",
+            "every parameter has a gradient",
+        ),
     ],
 }
 
@@ -1199,6 +1849,38 @@ def average_gradients(module):
         param.grad = Mean.apply(param.grad)
 """,
         ),
+        (
+            "functional collectives",
+            """
+import torch.distributed._functional_collectives as fc
+
+def average_gradients(module):
+    for p in module.parameters():
+        p.grad.copy_(fc.wait_tensor(fc.all_reduce(p.grad, 'avg', dist.group.WORLD)))
+""",
+        ),
+        (
+            "a ring by hand",
+            """
+def average_gradients(module):
+    n, me = (dist.get_world_size(), dist.get_rank())
+    if n == 1:
+        return
+    for p in module.parameters():
+        flat = p.grad.flatten()
+        pieces = [x.clone() for x in flat.tensor_split(n)]
+        for phase_ in range(2):
+            for s in range(n - 1):
+                out = (me - s + phase_) % n
+                inn = (out - 1) % n
+                buf = torch.empty_like(pieces[inn])
+                work = dist.isend(pieces[out].clone(), (me + 1) % n)
+                dist.recv(buf, (me - 1) % n)
+                work.wait()
+                pieces[inn] = pieces[inn] + buf if phase_ == 0 else buf
+        p.grad.copy_(torch.cat(pieces).view_as(p.grad) / n)
+""",
+        ),
     ],
     "plan_buckets": [
         (
@@ -1256,6 +1938,53 @@ def plan_buckets(sizes_bytes, bucket_bytes):
         while lo and sum(sizes_bytes[lo-1:hi]) <= bucket_bytes: lo -= 1
         out.append(range(hi - 1, lo - 1, -1)); hi = lo
     return out
+""",
+        ),
+        (
+            "takes nothing in a bucket for none open",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if filled == 0 or filled + s > bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return buckets
+""",
+        ),
+        (
+            "searches sums of numpy",
+            """
+import numpy as np
+
+def plan_buckets(sizes_bytes, bucket_bytes):
+    sizes = np.array(sizes_bytes, dtype=int)[::-1]
+    n = len(sizes)
+    out = []
+    at = 0
+    while at < n:
+        end = at + max(1, int(np.searchsorted(np.cumsum(sizes[at:]), bucket_bytes, side='right')))
+        out.append(n - 1 - np.arange(at, end))
+        at = end
+    return out
+""",
+        ),
+        (
+            "starts with an empty one, and leaves it out",
+            """
+def plan_buckets(sizes_bytes, bucket_bytes):
+    buckets, filled = ([[]], 0)
+    for i in reversed(range(len(sizes_bytes))):
+        s = sizes_bytes[i]
+        if filled + s > bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += s
+    return [b for b in buckets if b]
 """,
         ),
     ],
@@ -1385,6 +2114,86 @@ def overlap(module):
     return finish
 """,
         ),
+        (
+            "partial functions",
+            """
+from functools import partial
+
+def _start(works, p):
+    p.grad.mul_(1 / dist.get_world_size())
+    works.append(dist.all_reduce(p.grad, async_op=True))
+
+def _finish(works):
+    for w in works:
+        w.wait()
+    works.clear()
+
+def overlap(module):
+    works = []
+    for p in module.parameters():
+        p.register_post_accumulate_grad_hook(partial(_start, works))
+    return partial(_finish, works)
+""",
+        ),
+        (
+            "the works on the module",
+            """
+def overlap(module):
+    module._works = []
+
+    def start(p):
+        module._works.append((p.grad, dist.all_reduce(p.grad, async_op=True)))
+    [p.register_post_accumulate_grad_hook(start) for p in module.parameters()]
+
+    def finish():
+        for g, w in module._works:
+            w.wait()
+            g.div_(dist.get_world_size())
+        module._works = []
+    return finish
+""",
+        ),
+        (
+            "a class that is called",
+            """
+from queue import SimpleQueue
+
+class Overlap:
+
+    def __init__(self, module):
+        self.q = SimpleQueue()
+        for p in module.parameters():
+            p.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, p):
+        self.q.put(dist.all_reduce(p.grad, dist.ReduceOp.AVG, dist.group.WORLD, True))
+
+    def __call__(self):
+        while not self.q.empty():
+            self.q.get().wait()
+overlap = Overlap
+""",
+        ),
+        (
+            "the hook of the accumulator",
+            """
+def overlap(module):
+    works, kept = ([], [])
+    for p in module.parameters():
+        acc = p.view_as(p).grad_fn.next_functions[0][0]
+
+        def hook(*_, p=p):
+            p.grad.div_(dist.get_world_size())
+            works.append(dist.all_reduce(p.grad, async_op=True))
+        acc.register_hook(hook)
+        kept.append(acc)
+
+    def finish(kept=kept):
+        while works:
+            works.pop(0).wait()
+    return finish
+""",
+        ),
     ],
     "last_all_reduce_end": [
         (
@@ -1424,6 +2233,30 @@ def last_all_reduce_end(ready_s, bucket_s):
     return max(last_all_reduce_end(ready_s[:-1], bucket_s[:-1]), ready_s[-1]) + bucket_s[-1]
 """,
         ),
+        (
+            "sums from the end, by numpy",
+            """
+import numpy as np
+
+def last_all_reduce_end(ready_s, bucket_s):
+    return np.max(np.array(ready_s) + np.cumsum(bucket_s[::-1])[::-1])
+""",
+        ),
+        (
+            "idle and busy seconds",
+            """
+def last_all_reduce_end(ready_s, bucket_s):
+    ready_s = ready_s[:]
+    bucket_s = bucket_s[:]
+    idle = 0.0
+    busy = 0.0
+    while ready_s:
+        r, b = (ready_s.pop(0), bucket_s.pop(0))
+        idle += max(0.0, r - idle - busy)
+        busy += b
+    return idle + busy
+""",
+        ),
     ],
     "accumulate": [
         (
@@ -1459,6 +2292,34 @@ def accumulate(replica, loss_of, micro_batches):
     loss_of(replica, last).backward()
     for param in replica.parameters():
         param.grad /= len(micro_batches)
+""",
+        ),
+        (
+            "leaves no_sync before the last",
+            """
+from contextlib import ExitStack
+
+def accumulate(replica, loss_of, micro_batches):
+    weight = torch.tensor(1 / len(micro_batches), dtype=torch.float64)
+    with ExitStack() as stack:
+        stack.enter_context(replica.no_sync())
+        for left, m in zip(range(len(micro_batches) - 1, -1, -1), micro_batches):
+            if not left:
+                stack.close()
+            torch.autograd.backward(loss_of(replica, m), weight)
+""",
+        ),
+        (
+            "last first, by recursion",
+            """
+def accumulate(replica, loss_of, micro_batches, of=None):
+    of = of or len(micro_batches)
+    if len(micro_batches) == 1:
+        loss_of(replica, micro_batches[0]).div(of).backward()
+    else:
+        with replica.no_sync():
+            loss_of(replica, micro_batches[-1]).div(of).backward()
+        accumulate(replica, loss_of, micro_batches[:-1], of)
 """,
         ),
     ],
