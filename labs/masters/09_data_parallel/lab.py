@@ -99,7 +99,7 @@ print(f"forward and backward of one GPU: {format_quantity(alone.makespan_s, 's')
 # %% [markdown]
 # n ranks read n times as much text in a step. But then they exchange gradients: each sends at least 2(n-1)/n times
 # their bytes, where ranks do the adding (Patarasuk and Yuan, 2009; lab 08). A switch that adds, as with NVIDIA's SHARP,
-# nearly halves that for many ranks.
+# nearly halves that for many ranks. The *link* is what joins the GPUs: slots of the main board (PCIe), or NVLink.
 
 # %%
 machine = find_cluster(cluster)
@@ -159,8 +159,8 @@ check.average_gradients(average_gradients)
 # %% [markdown] minutes=3
 # ## The naive step on a timeline
 #
-# Now the simulator runs this step on all ranks: forward, backward, then one all-reduce for each parameter. Will they
-# take longer together than sending their bytes?
+# Now the simulator runs this step on all ranks in the plainest, the *naive* way: forward, backward, then one all-reduce
+# for each parameter. How long will they take together?
 
 
 # %%
@@ -390,9 +390,9 @@ report("at best", overlapped, my_guess_best)
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The best stays below 100% for two reasons: what sticks out, and packing, which makes backward longer. Packing weighs
-# much here: many *kernels* (operations of the GPU) of this small model take little more than the microseconds in which
-# a kernel starts.
+# The best stays below 100% for two reasons: what sticks out (the column *exposed*), and packing, which makes backward
+# longer by the rest. Packing weighs much here: many *kernels* (operations of the GPU) of this small model take little
+# more than the microseconds in which a kernel starts, and so does each copy.
 
 # %% [markdown] minutes=8
 # ## Predict the end
@@ -430,9 +430,9 @@ try_out(last_all_reduce_end, ready_s=[1.0, 2.0], bucket_s=[4.0, 1.0])
 check.last_all_reduce_end(last_all_reduce_end)
 
 # %% [markdown]
-# The library's formula, `end_of_last_bucket`, adds the time of packing. It prices one step of one GPU, operation by
-# operation, and notes when each gradient is ready. The rest is your rule. Below it stands beside the simulator, which
-# ran every rank.
+# The library prices one step of one GPU, operation by operation, and notes when each gradient is ready. To that it adds
+# the copies of packing and, where all-reduces overlap, your rule; the other two ways need no rule, only a sum. Below it
+# stands beside the simulator, which ran every rank.
 
 
 # %%
@@ -477,8 +477,9 @@ show(comparison.figure())
 print_text(comparison.reading())
 
 # %% [markdown]
-# Beside your numbers stand recorded ones, with the load of their machine. An error is negative where the prediction is
-# too short. *Noise* is half the spread of the runs over their median: an error smaller than it says nothing.
+# In the picture a rank is *waiting* while another has not come, and *idle* when nothing runs. Beside your numbers stand
+# recorded ones, with the load of their machine. An error is negative where the prediction is too short. *Noise* is half
+# the spread of the runs over their median: an error smaller than it says nothing.
 
 # %%
 recorded = recorded_comparison("09")
@@ -490,8 +491,8 @@ comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("
 # The recording's machine was busy: read its direction, not its digits. In percent *exposed* is furthest off: nearly all
 # of the sending was predicted to hide, and every delay sticks out. Backward and forward took longer, too. The
 # calibration knows products of matrices, measured while nobody sends. But gloo's threads move the bytes on the two
-# cores that run backward. The rest is priced by the bytes it moves, while a CPU also has to compute (gelu) and to clear
-# new memory (each bucket's).
+# cores that run backward. The rest is priced by the bytes it moves, while a CPU also has to compute (gelu, the function
+# between two products) and to clear new memory (each bucket's).
 
 # %% [markdown]
 # On GPUs hiding is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and
@@ -727,8 +728,9 @@ show(step.figure(ranks=[0, local], title="Hierarchical: ranks 0 and 4, on two no
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: the size of a bucket
 #
-# The formula the other way round. Small buckets pay latency many times; one huge bucket is ready only when backward is
-# over, and hides nothing. Which size is best, and does it move with the number of ranks?
+# The formula the other way round, first for this lab's model. Small buckets pay latency many times; one huge bucket is
+# ready only when backward is over, and hides nothing. Which size is best? Does it move with the number of ranks? Then
+# take GPT-2.
 
 # %%
 BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
@@ -746,9 +748,23 @@ def draw(series):
     return figure_lines(BUCKETS, series, "bucket", "step", x_unit="B", y_unit="s", log_x=True)
 
 
-num_ranks = IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 8)
-examples = [{"name": "this lab's (3.2M)", "sequences": 4}]
-explore(step_times, draw, [num_ranks, *controls[1:]], interactive=interactive, examples=examples)
+others = [
+    IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 8),
+    IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 4),
+    Choice("name", "Model", tuple(MODELS), "this lab's (3.2M)"),
+    controls[-1],
+]
+examples = [{"num_ranks": 2}, {"name": "GPT-2 (124M)", "sequences": 8}]
+explore(step_times, draw, others, interactive=interactive, examples=examples)
+
+# %% [markdown]
+# <details><summary>Which size is best?</summary>
+#
+# For this lab's model, on A100s with PCIe, some 6 MB on 2 ranks and 2 MB on 4 to 64: it hardly moves, though small
+# buckets cost the more, the more ranks there are. GPT-2's line is nearly flat to the left: its embedding, 154 MB, is
+# one bucket whatever the size, and takes so long that little else matters.
+#
+# </details>
 
 # %% [markdown] minutes=1
 # ## Summary
