@@ -1,0 +1,11 @@
+"""Number formats, and training in few bits. Read `formats.py` first.
+
+formats             FP32 to E2M1 as data: range, precision, every number
+rounding            to a format: nearest or stochastic
+loss_scaling        gradients that would underflow in FP16
+block_scaling       a scale for each block of numbers: FP8, MXFP8, MXFP4, NVFP4
+hadamard            an outlier, spread over its neighbours
+quantized_linear    a linear layer whose three products run in a recipe
+int4_training       the same on 4-bit integers
+best_format         what to train in on a device
+"""

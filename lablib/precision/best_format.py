@@ -1,0 +1,120 @@
+"""The number format to train in on a device: the fastest one that it multiplies, and that a run can bear.
+
+    the device multiplies             train in        because
+    BF16 faster than FP32             BF16            FP32's range: gradients do not underflow, no loss scale is needed
+    FP16 faster, and no BF16 (V100)   FP16            as fast, but nothing is below 2^-24: with dynamic loss scaling
+    neither faster (a CPU)            FP32            half precision would be emulated: slower, and less precise
+
+FP8 and FP4 multiply twice and four times as fast again, and need a recipe of scales; a recipe is proposed where the
+device has the format and the caller allows it. A format saves time in products alone: `speedup` is that of the peaks,
+the most that can be gained.
+
+Source: the peaks of `lablib.hardware` with their sources; Kalamkar et al., 2019, arXiv 1905.12322 (BF16 without loss
+scaling); Micikevicius et al., 2017, arXiv 1710.03740 (FP16 with it).
+Simplified: by peaks alone; what a model reaches depends on its sizes (lablib/cost/matmul.py).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from lablib.hardware import DEVICES, Device
+from lablib.precision.formats import BF16, E2M1, E4M3, FP16, FP32, Format
+from lablib.signature import checked
+
+PEAK_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "tf32": "tfloat32",
+    "e4m3": "float8",
+    "e2m1": "float4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    """What to train in.
+
+    Attributes:
+        format: of the products.
+        recipe: name of the linear layers' recipe (quantized_linear.py).
+        needs_loss_scale: whether gradients would underflow without.
+        speedup: peak of products over that of FP32.
+        reason: why, in one sentence.
+    """
+
+    format: Format
+    recipe: str
+    needs_loss_scale: bool
+    speedup: float
+    reason: str
+
+
+@checked
+def best_format(device: Device | None = None, *, num_bits: int = 16) -> FormatChoice:
+    """The format to train in.
+
+    Arguments:
+        device: None: the GPU of this machine, or its CPU where there is none.
+        num_bits: the fewest that you would train in: 16, 8 or 4. Below 16 a run needs a recipe, and watching.
+
+    Raises:
+        ValueError: another number of bits, or a GPU that is not in the catalogue.
+    """
+    if num_bits not in (16, 8, 4):
+        raise ValueError(f"num_bits must be 16, 8 or 4: got {num_bits}.")
+    device = device or find_device()
+    if num_bits <= 4 and _speedup(device, E2M1) > _speedup(device, BF16):
+        return _choice(
+            device,
+            E2M1,
+            "nvfp4",
+            "it multiplies FP4 with a scale for 16 numbers; keep the head, and some layers, wider",
+        )
+    if num_bits <= 8 and _speedup(device, E4M3) > _speedup(device, BF16):
+        has_block_scales = _speedup(device, E2M1) > 0
+        return _choice(
+            device,
+            E4M3,
+            "mxfp8" if has_block_scales else "fp8_current",
+            "it multiplies FP8; scales keep values within E4M3's range",
+        )
+    if _speedup(device, BF16) > 1:
+        return _choice(device, BF16, "bf16", "BF16 has the range of FP32, so that no loss scale is needed")
+    if _speedup(device, FP16) > 1:
+        return _choice(
+            device, FP16, "fp16", "it has no BF16; FP16 is as fast, and its gradients need a loss scale", True
+        )
+    return _choice(device, FP32, "fp32", "no narrower format is faster on it")
+
+
+@checked
+def find_device() -> Device:
+    """This machine's GPU, as the catalogue has it; a CPU core where there is none.
+
+    Raises:
+        ValueError: a GPU that is not in the catalogue.
+    """
+    if not torch.cuda.is_available():
+        return DEVICES["laptop-core"]
+    name = torch.cuda.get_device_name()
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    # "NVIDIA H100 80GB HBM3" is H100-80GB-SXM; of several the one of the nearest memory.
+    alike = [device for device in DEVICES.values() if device.name.split("-")[0] in name.split()]
+    alike = alike or [device for device in DEVICES.values() if device.name.split("-")[0] in name]
+    if not alike:
+        raise ValueError(f"{name!r} is not in the catalogue: give a device, one of {', '.join(DEVICES)} or your own.")
+    return min(alike, key=lambda device: abs(device.memory_bytes - memory_bytes))
+
+
+def _speedup(device: Device, format: Format) -> float:
+    """Peak of products in a format over that in FP32; 0 for one that the device lacks."""
+    peaks = device.peak_flops_per_s
+    return peaks.get(PEAK_NAMES[format.name], 0.0) / peaks["float32"]
+
+
+def _choice(device: Device, format: Format, recipe: str, why: str, needs_loss_scale: bool = False) -> FormatChoice:
+    speedup = _speedup(device, format)
+    reason = f"{device.name}: {why}; its products are at most {speedup:.3g} times as fast as in FP32."
+    return FormatChoice(format, recipe, needs_loss_scale, speedup, reason)

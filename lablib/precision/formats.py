@@ -1,0 +1,143 @@
+"""Number formats as data: what a sign bit, E bits of exponent and M bits of mantissa can say.
+
+A finite number of a format is, with the exponent field e and the mantissa field m (0 <= m < 2^M),
+
+    normal       e >= 1     (-1)^s  2^(e - bias)  (1 + m / 2^M)       M + 1 significant bits, the first not stored
+    subnormal    e = 0      (-1)^s  2^(1 - bias)  (m / 2^M)           evenly spaced down to zero
+
+    largest = 2^(e_max - bias) (2 - 2^-M)          smallest normal = 2^(1 - bias)
+    epsilon = 2^-M, from 1 to the next             smallest subnormal = 2^(1 - bias - M)
+
+What the highest exponent means differs. IEEE 754 keeps all of it for infinities and NaN. E4M3 keeps one mantissa for
+NaN and has no infinity; E2M1 has neither. E8M0 is a scale: an exponent alone, no sign, no zero.
+
+Source: IEEE 754-2019; bfloat16: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019, arXiv
+1905.12322; TF32: NVIDIA, "A100 Tensor Core GPU Architecture", 2020; E4M3, E5M2: Micikevicius et al., "FP8 Formats for
+Deep Learning", 2022, arXiv 2209.05433, table 1; E2M1, E8M0: Rouhani et al., "Microscaling Data Formats", 2023, arXiv
+2310.10537, and the OCP Microscaling Formats specification 1.0, section 5.
+Simplified: NaN is one value.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from lablib.errors import unknown_name
+from lablib.signature import checked
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format.
+
+    Attributes:
+        name: the field's, in lower case: "bf16".
+        exponent_bits, mantissa_bits: E and M.
+        bias: what the stored exponent is lowered by.
+        has_infinity: whether what is too large becomes an infinity; if not, a NaN, or the largest where there is none.
+        has_nan: whether there is a NaN.
+        is_signed: whether there is a sign bit; E8M0 has none.
+        dtype: torch's type of it; None where torch has none (TF32) or packs two into a byte (E2M1).
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    has_infinity: bool = True
+    has_nan: bool = True
+    is_signed: bool = True
+    dtype: torch.dtype | None = None
+
+    @property
+    def num_bits(self) -> int:
+        return self.is_signed + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def epsilon(self) -> float:
+        """The distance from 1 to the next larger number, 2^-M."""
+        return 2.0**-self.mantissa_bits
+
+    @property
+    def min_exponent(self) -> int:
+        """Of the smallest normal number: 1 - bias. E8M0 has no subnormals: its field 0 is one more exponent."""
+        return (1 if self.has_subnormals else 0) - self.bias
+
+    @property
+    def max_exponent(self) -> int:
+        """Of the largest number."""
+        last = 2**self.exponent_bits - 1
+        is_reserved = self.has_infinity or (self.has_nan and self.mantissa_bits == 0)
+        return last - is_reserved - self.bias
+
+    @property
+    def has_subnormals(self) -> bool:
+        return self.mantissa_bits > 0
+
+    @property
+    def has_zero(self) -> bool:
+        return self.has_subnormals
+
+    @property
+    def largest(self) -> float:
+        # One mantissa of the highest exponent is NaN where the whole exponent is not kept for it: E4M3.
+        steps = 2 if self.has_nan and not self.has_infinity and self.mantissa_bits else 1
+        return 2.0**self.max_exponent * (2 - steps * self.epsilon)
+
+    @property
+    def smallest_normal(self) -> float:
+        return 2.0**self.min_exponent
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive number; the smallest normal one where there are no subnormals."""
+        return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FP64 = Format("fp64", 11, 52, 1023, dtype=torch.float64)
+FP32 = Format("fp32", 8, 23, 127, dtype=torch.float32)
+TF32 = Format("tf32", 8, 10, 127)
+BF16 = Format("bf16", 8, 7, 127, dtype=torch.bfloat16)
+FP16 = Format("fp16", 5, 10, 15, dtype=torch.float16)
+E5M2 = Format("e5m2", 5, 2, 15, dtype=torch.float8_e5m2)
+E4M3 = Format("e4m3", 4, 3, 7, has_infinity=False, dtype=torch.float8_e4m3fn)
+E2M1 = Format("e2m1", 2, 1, 1, has_infinity=False, has_nan=False)
+E8M0 = Format("e8m0", 8, 0, 127, has_infinity=False, is_signed=False, dtype=torch.float8_e8m0fnu)
+
+FORMATS = {format.name: format for format in (FP64, FP32, TF32, BF16, FP16, E5M2, E4M3, E2M1, E8M0)}
+
+
+@checked
+def find_format(name: str) -> Format:
+    """The format of this name.
+
+    Raises:
+        ValueError: nobody knows it; the message lists all.
+    """
+    if name not in FORMATS:
+        raise unknown_name("format", name, list(FORMATS))
+    return FORMATS[name]
+
+
+@checked
+def all_values(format: Format) -> torch.Tensor:
+    """Every finite number of a format of at most 16 bits, in order, in float64: zero once.
+
+    Raises:
+        ValueError: a wider format, which has more numbers than anybody looks at.
+    """
+    if format.num_bits > 16:
+        raise ValueError(
+            f"all values are listed of formats of at most 16 bits: {format} has {format.num_bits}; try bf16 or e4m3"
+        )
+    mantissas = 1 + torch.arange(2**format.mantissa_bits, dtype=torch.float64) * format.epsilon
+    exponents = torch.arange(format.min_exponent, format.max_exponent + 1, dtype=torch.float64)
+    positive = (2.0 ** exponents[:, None] * mantissas).flatten()
+    positive = positive[positive <= format.largest]
+    if format.has_subnormals:
+        positive = torch.cat([(mantissas - 1)[1:] * format.smallest_normal, positive])
+    parts = [-positive.flip(0)] if format.is_signed else []
+    return torch.cat([*parts, torch.zeros(int(format.has_zero), dtype=torch.float64), positive])

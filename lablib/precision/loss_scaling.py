@@ -1,0 +1,228 @@
+"""Loss scaling: multiply the loss, so that small gradients do not underflow in FP16; divide before the step.
+
+FP16's smallest number is 2^-24, and many gradients are smaller: rounded to zero, they are lost. Backward is linear, so
+a loss that is S times as large has gradients that are S times as large: they move S up on the axis of exponents, where
+FP16 has numbers. Divided by S in FP32 they are what they should be. If S is too large, some overflow to infinity: the
+step is skipped, for its gradients are lost, and S is lowered. So S follows the largest gradients of the run by itself:
+
+    overflow                            skip the step; at the last of `hysteresis` overflows, S <- S * backoff
+    `interval` steps without any        S <- S * growth, at most `maximum`; all of `hysteresis` again
+
+    with hysteresis 1 and no bounds     torch.amp.GradScaler's rule
+    with hysteresis 2, interval 1000    DeepSpeed's, with `loss_scale_window`, and `initial_scale_power` 16: S = 2^16
+
+The rule is a pure function of the state (`ScaleRule.after`); `LossScaler` carries it out. A loss that every rank scales
+needs ranks that agree: an overflow on one of them skips the step on all.
+
+Cost: one multiplication and one test for each gradient; a flag of 4 bytes for each all-reduce of it. Memory: none.
+Shapes: gradients have those of their parameters.
+Source: Micikevicius et al., "Mixed Precision Training", 2017, arXiv 1710.03740, section 3.2; the defaults:
+torch.amp.GradScaler (torch 2.13) and DeepSpeed's configuration of fp16.
+Simplified: gradients in FP32 or FP64 (master gradients), as torch's scaler demands.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.signature import check_fields, checked
+
+LARGEST_SCALE = 2.0**24
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleState:
+    """Where a loss scale stands: the scale, steps in a row without overflow, overflows left until it is lowered."""
+
+    scale: float
+    good_steps: int
+    overflows_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRule:
+    """When a loss scale grows and shrinks.
+
+    Attributes:
+        initial: the first scale.
+        growth: factor by which it grows; 1 for a static scale.
+        backoff: factor by which it shrinks, at most 1; 1 for a static scale.
+        interval: steps in a row without overflow after which it grows.
+        hysteresis: overflows after which it shrinks; growing restores the count.
+        minimum, maximum: bounds of the scale.
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    hysteresis: int = 1
+    minimum: float = 0.0
+    maximum: float = LARGEST_SCALE
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 < self.initial < math.inf:
+            raise ValueError(f"initial must be a positive scale: got {self.initial}; try 65536.0.")
+        if self.growth < 1 or not 0 < self.backoff <= 1:
+            raise ValueError(
+                f"a scale grows by at least 1 and shrinks by at most 1: got growth {self.growth} and backoff "
+                f"{self.backoff}; try 2.0 and 0.5."
+            )
+        for name in ("interval", "hysteresis"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1: got {getattr(self, name)}.")
+        if not self.minimum <= self.initial <= self.maximum:
+            raise ValueError(
+                f"the scale must start within its bounds: got {self.initial} outside {self.minimum} to {self.maximum}."
+            )
+
+    def start(self) -> ScaleState:
+        return ScaleState(self.initial, 0, self.hysteresis)
+
+    def after(self, state: ScaleState, overflow: bool) -> ScaleState:
+        """The state after one more step."""
+        if overflow:
+            left = max(state.overflows_left - 1, 0)
+            scale = state.scale if left else max(state.scale * self.backoff, self.minimum)
+            return ScaleState(scale, 0, left)
+        if state.good_steps + 1 < self.interval:
+            return ScaleState(state.scale, state.good_steps + 1, state.overflows_left)
+        return ScaleState(min(state.scale * self.growth, self.maximum), 0, self.hysteresis)
+
+
+def static_scale(scale: float) -> ScaleRule:
+    """A scale that never changes; a step whose gradients overflow is skipped all the same."""
+    return ScaleRule(scale, growth=1.0, backoff=1.0, maximum=max(scale, LARGEST_SCALE))
+
+
+def deepspeed_rule(
+    initial_scale_power: int = 16, loss_scale_window: int = 1000, hysteresis: int = 2, min_loss_scale: float = 1.0
+) -> ScaleRule:
+    """DeepSpeed's dynamic rule, by the names and the defaults of its configuration; it has no maximum."""
+    return ScaleRule(
+        2.0**initial_scale_power,
+        interval=loss_scale_window,
+        hysteresis=hysteresis,
+        minimum=min_loss_scale,
+        maximum=math.inf,
+    )
+
+
+class LossScaler:
+    """Scales losses, unscales gradients, skips the steps that overflowed: torch.amp.GradScaler's calls, in its order.
+
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)        # only if something needs true gradients before the step: clipping
+        scaler.step(optimizer)
+        scaler.update()
+
+    Arguments:
+        rule: when the scale grows and shrinks.
+        group: ranks that skip together; None: all, where there are several.
+    """
+
+    def __init__(self, rule: ScaleRule | None = None, group: dist.ProcessGroup | None = None):
+        self.rule = rule or ScaleRule()
+        self.state = self.rule.start()
+        self._group = group
+        self._overflows: dict[torch.optim.Optimizer, bool] = {}  # of those unscaled since the last update
+        self._stepped: set[torch.optim.Optimizer] = set()
+
+    @property
+    def loss_scale(self) -> float:
+        return self.state.scale
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss, `loss_scale` times as large. In FP16 it may itself overflow: compute losses in FP32."""
+        return loss * self.loss_scale
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Divide the gradients of an optimizer by the scale, in place; whether any overflowed, on any rank.
+
+        Communicates where there are several ranks: one flag.
+
+        Raises:
+            RuntimeError: they were unscaled since the last `update`, or are in FP16.
+        """
+        if optimizer in self._overflows:
+            raise RuntimeError("unscale_() was called for this optimizer since the last update(); call it once a step.")
+        gradients = [
+            param.grad for group in optimizer.param_groups for param in group["params"] if param.grad is not None
+        ]
+        overflow = self._agree(unscale(gradients, self.loss_scale))
+        self._overflows[optimizer] = overflow
+        return overflow
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """`optimizer.step(...)` with true gradients; nothing, where any of them overflowed on any rank.
+
+        Raises:
+            RuntimeError: it has stepped since the last `update`.
+        """
+        if optimizer in self._stepped:
+            raise RuntimeError("step() was called for this optimizer since the last update(); call update() after it.")
+        if optimizer not in self._overflows:
+            self.unscale_(optimizer)
+        self._stepped.add(optimizer)
+        return None if self._overflows[optimizer] else optimizer.step(*args, **kwargs)
+
+    def update(self) -> None:
+        """The scale of the next step, once after the steps of all optimizers.
+
+        Raises:
+            RuntimeError: nothing was unscaled since the last call.
+        """
+        if not self._overflows:
+            raise RuntimeError("update() follows the step of at least one optimizer: call step(optimizer) first.")
+        self.state = self.rule.after(self.state, any(self._overflows.values()))
+        self._overflows.clear()
+        self._stepped.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rule": asdict(self.rule), **asdict(self.state)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on where another scaler was saved, by its rule.
+
+        Raises:
+            ValueError: a state that has other entries, such as torch's.
+        """
+        expected = self.state_dict().keys()
+        if saved.keys() != expected:
+            raise ValueError(
+                f"a scaler's state has the entries {', '.join(expected)}: got {', '.join(map(str, saved)) or 'none'}; "
+                "save it with LossScaler.state_dict()."
+            )
+        self.rule = ScaleRule(**saved["rule"])
+        self.state = ScaleState(**{name: value for name, value in saved.items() if name != "rule"})
+
+    def _agree(self, overflow: bool) -> bool:
+        if not dist.is_initialized() or dist.get_world_size(self._group) < 2:
+            return overflow
+        flag = torch.tensor(float(overflow))
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(flag)
+
+
+@checked
+def unscale(gradients: Iterable[Tensor], scale: float) -> bool:
+    """Divide gradients by a scale, in place. Whether any has an infinity or a NaN; then they are of no use.
+
+    Raises:
+        RuntimeError: one is in FP16, where what is unscaled would underflow again.
+    """
+    inverse = 1.0 / scale
+    overflow = False
+    for gradient in gradients:
+        if gradient.dtype == torch.float16:
+            raise RuntimeError("gradients in FP16 underflow again when unscaled; keep master weights in float32.")
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        overflow |= not bool(values.isfinite().all())
+        gradient.mul_(inverse)
+    return overflow

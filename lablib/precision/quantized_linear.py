@@ -1,0 +1,187 @@
+"""A linear layer whose three products run in few bits: forward, the gradient of its input, the gradient of its weight.
+
+A product sums over one dimension, and its two operands are quantized along that dimension, so that each block has one
+scale in the sum:
+
+    forward            y_TN  = x_TK  w_NK^T        sums over K
+    gradient of x      dx_TK = dy_TN w_NK          sums over N
+    gradient of w      dw_NK = dy_TN^T x_TK        sums over T
+
+Values and gradients differ in what they need. Activations and weights want precision (E4M3); gradients want range
+(E5M2), or finer blocks. A gradient that is rounded to nearest is off in one direction step after step; rounded
+stochastically it is right in the mean. In 4 bits the product over T, in which outliers of activations and gradients
+meet, is taken after a Hadamard transform.
+
+Cost: products at the format's peak; x, w and dy are each quantized twice, along two dimensions. Weights stay in FP32
+(master weights).
+Shapes: T tokens, K inputs, N outputs; legend of names as above.
+Source: Micikevicius et al., 2022, arXiv 2209.05433 (hybrid: E4M3 forward, E5M2 for gradients); DeepSeek-V3, 2024, arXiv
+2412.19437, section 3.3; Mishra et al., "Recipes for Pre-training LLMs with MXFP8", 2025, arXiv 2506.08027; NVIDIA,
+2025, arXiv 2509.25149, section 4.
+Simplified: emulated, in float32 products of the rounded numbers, which is what matrix units give up to the order of
+their sums; biases and their gradients stay in float32; the embedding and the head are left in full precision, as all of
+these recipes do.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lablib.errors import unknown_name
+from lablib.precision.block_scaling import RECIPES, DelayedScale, Recipe, quantize
+from lablib.precision.hadamard import hadamard_transform
+from lablib.signature import checked
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRecipe:
+    """How the operands of a linear layer's products are quantized.
+
+    Attributes:
+        name: the field's.
+        activation, weight, gradient: the recipes of x, w and dy.
+        hadamard: neighbours that are mixed before the weight's gradient; 0 for none.
+        is_delayed: whether scales are those of the steps before.
+    """
+
+    name: str
+    activation: Recipe
+    weight: Recipe
+    gradient: Recipe
+    hadamard: int = 0
+    is_delayed: bool = False
+
+
+def _all(name: str, recipe: Recipe) -> LinearRecipe:
+    return LinearRecipe(name, recipe, recipe, recipe)
+
+
+_HYBRID = LinearRecipe("fp8_current", RECIPES["tensor_e4m3"], RECIPES["tensor_e4m3"], RECIPES["tensor_e5m2"])
+LINEAR_RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        _all("bf16", RECIPES["bf16"]),
+        _HYBRID,
+        replace(_HYBRID, name="fp8_delayed", is_delayed=True),
+        LinearRecipe(
+            "fp8_deepseek",
+            RECIPES["deepseek_activation"],
+            RECIPES["deepseek_weight"],
+            RECIPES["deepseek_activation"],
+        ),
+        _all("mxfp8", RECIPES["mxfp8"]),
+        _all("mxfp4", RECIPES["mxfp4"]),
+        LinearRecipe("nvfp4", RECIPES["nvfp4"], RECIPES["nvfp4"], RECIPES["nvfp4"].stochastic(), hadamard=16),
+    )
+}
+
+
+@checked
+def find_linear_recipe(name: str) -> LinearRecipe:
+    """The recipe of this name.
+
+    Raises:
+        ValueError: nobody knows it; the message lists all.
+    """
+    if name not in LINEAR_RECIPES:
+        raise unknown_name("recipe", name, list(LINEAR_RECIPES))
+    return LINEAR_RECIPES[name]
+
+
+class QuantizedLinear(nn.Module):
+    """`nn.Linear` whose products run in a recipe: y = x w^T + b.
+
+    Arguments:
+        linear: whose weight and bias it takes over, the very same parameters.
+        recipe: `find_linear_recipe("mxfp8")`.
+        generator: what stochastic rounding draws from; None: torch's default one.
+    """
+
+    def __init__(self, linear: nn.Linear, recipe: LinearRecipe, generator: torch.Generator | None = None):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.recipe = recipe
+        self._generator = generator
+        self._delayed: dict[str, DelayedScale] = {}
+        if recipe.is_delayed:
+            operands = ("activation", "weight", "gradient")
+            self._delayed = {name: DelayedScale(getattr(recipe, name).format) for name in operands}
+
+    def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
+        y_TN = _Products.apply(x.flatten(0, -2), self.weight, self)
+        return y_TN.unflatten(0, x.shape[:-1]) + (0 if self.bias is None else self.bias)
+
+    def rounded(self, operand: str, matrix: Tensor) -> Tensor:
+        """An operand ("activation", "weight", "gradient") as a product sees it, quantized along its last dimension."""
+        recipe: Recipe = getattr(self.recipe, operand)
+        delayed = self._delayed.get(operand)
+        scale = delayed.scale if delayed else None
+        return quantize(matrix, recipe, scale=scale, generator=self._generator).dequantize()
+
+    def record(self, operand: str, matrix: Tensor) -> None:
+        """Note an operand for the scales of later steps, where they are delayed."""
+        if operand in self._delayed:
+            self._delayed[operand].record(matrix)
+
+    def mixed(self, matrix_T: Tensor) -> Tensor:
+        """An operand of the weight's gradient, transformed along the tokens if the recipe says so."""
+        return hadamard_transform(matrix_T, self.recipe.hadamard) if self.recipe.hadamard else matrix_T
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, recipe={self.recipe.name}"
+
+
+class _Products(torch.autograd.Function):
+    """The three products; every operand is rounded along the dimension that its product sums over."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TK: Tensor, w_NK: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.save_for_backward(x_TK, w_NK)
+        ctx.layer = layer
+        y_TN = layer.rounded("activation", x_TK) @ layer.rounded("weight", w_NK).T
+        return y_TN.to(x_TK.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (dy_TN,) = gradients
+        x_TK, w_NK = ctx.saved_tensors
+        layer: QuantizedLinear = ctx.layer
+        dx_TK = layer.rounded("gradient", dy_TN) @ layer.rounded("weight", w_NK.T).T
+        # x^T and dy^T: their last dimension is T. (Both transformed by H, the product is the same: H H^T = 1.)
+        dy_NT, x_KT = layer.mixed(dy_TN.T), layer.mixed(x_TK.T)
+        dw_NK = layer.rounded("gradient", dy_NT) @ layer.rounded("activation", x_KT).T
+        for operand, matrix in (("activation", x_TK), ("weight", w_NK), ("gradient", dy_TN)):
+            layer.record(operand, matrix)
+        return dx_TK.to(x_TK.dtype), dw_NK.to(w_NK.dtype), None
+
+
+@checked
+def quantize_linears(
+    module: nn.Module, recipe: LinearRecipe, *, keep: tuple[str, ...] = ("head",), seed: int = 0
+) -> nn.Module:
+    """Replace every `nn.Linear` of a module by a `QuantizedLinear` on the same parameters, in place.
+
+    Arguments:
+        keep: parts of names of those that stay as they are; recipes keep the head, where errors hurt most.
+        seed: of stochastic rounding.
+
+    Raises:
+        ValueError: nothing was left to replace.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Linear) and not any(part in name for part in keep)
+    ]
+    if not found:
+        raise ValueError(f"no nn.Linear is left to quantize: keep={keep} leaves all of them as they are.")
+    for name in found:
+        linear = module.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        module.set_submodule(name, QuantizedLinear(linear, recipe, generator))
+    return module
