@@ -1,0 +1,8 @@
+"""What a step keeps for backward, and how to keep less. Read `saved_tensors.py` first.
+
+saved_tensors           what each operator keeps, read from autograd's graph
+checkpointing           keep inputs of segments, compute the rest again: plans as data
+optimal_checkpointing   the quickest plan for a budget of bytes
+activation_compression  keep it in 8 bits
+linear_cross_entropy    the head's loss without its logits
+"""

@@ -1,0 +1,183 @@
+"""Activation checkpointing: keep the inputs of some layers, and compute what lies between again in backward.
+
+Backward needs what forward computed, so forward keeps it: a bytes for each of n layers. A checkpointed segment keeps
+its input alone, b bytes, and runs forward again when backward comes to it. A plan is data: the chain cut into segments,
+each kept or checkpointed.
+
+    plan            segments                          kept + recomputed at once (peak)      forwards run again
+    none            all kept                          n a                                   0
+    full            each layer its own                n b + a                               n
+    every k         of k layers each                  ceil(n / k) b + k a                   n
+    sqrt            every k, k = sqrt(n a / b)        about 2 sqrt(n a b)                   n
+    partial m       the first m layers, each its own  m b + (n - m) a                       m
+
+While backward of a segment runs, the whole of it is there at once: longer segments keep less between and need more
+within. Twice the square root is the least where all are alike. FLOPs of a layer's step: forward 1, backward 2,
+checkpointed 1 more: a step takes 4/3.
+
+Selective: within a layer, what is cheap to compute and large to keep is computed again, and the rest is kept. By module
+(attention's scores, softmax and dropout), or by operator: keep every product of matrices, recompute all else.
+
+Cost: above. Shapes: a layer maps x to x of the same shape; a, b as above, in bytes.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174, section 4; Korthikanti et
+al., 2022, arXiv 2205.05198, section 4 (selective); torch.utils.checkpoint (torch 2.13), which carries it out.
+Simplified: a chain of layers; unlike ones: optimal_checkpointing.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from lablib.signature import checked
+
+Layer = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Layers `start` to `stop` - 1 of a chain: all they compute is kept, or only their input."""
+
+    start: int
+    stop: int
+    is_checkpointed: bool
+
+
+Plan = tuple[Segment, ...]
+
+
+@checked
+def keep_all(num_layers: int) -> Plan:
+    """No checkpoints."""
+    return (Segment(0, num_layers, False),)
+
+
+@checked
+def checkpoint_every(num_layers: int, k: int = 1) -> Plan:
+    """Segments of `k` layers, the last perhaps shorter; 1 is full recomputation.
+
+    Raises:
+        ValueError: `k` is below 1.
+    """
+    if k < 1:
+        raise ValueError(f"a segment has at least 1 layer: got k={k}.")
+    return tuple(Segment(start, min(start + k, num_layers), True) for start in range(0, num_layers, k))
+
+
+@checked
+def checkpoint_sqrt(num_layers: int, layer_bytes: float = 1.0, input_bytes: float = 1.0) -> Plan:
+    """Segments of the length at which ceil(n / k) b + k a is least: near sqrt(n b / a)."""
+    nearest = sqrt(num_layers * input_bytes / layer_bytes)
+    lengths = {min(max(1, length), num_layers) for length in range(int(nearest) - 1, ceil(nearest) + 2)}
+    # ceil(n / k) jumps, so neighbours of the root may be better than the root.
+    lengths |= {ceil(num_layers / ceil(num_layers / length)) for length in lengths}
+    return checkpoint_every(
+        num_layers, min(lengths, key=lambda k: (ceil(num_layers / k) * input_bytes + k * layer_bytes, k))
+    )
+
+
+@checked
+def checkpoint_first(num_layers: int, num_checkpointed: int) -> Plan:
+    """The first `num_checkpointed` layers, each on its own; the rest is kept: just enough to fit.
+
+    Raises:
+        ValueError: there are not so many layers.
+    """
+    if not 0 <= num_checkpointed <= num_layers:
+        raise ValueError(f"num_checkpointed must be 0 to {num_layers}, the layers: got {num_checkpointed}.")
+    first = tuple(Segment(i, i + 1, True) for i in range(num_checkpointed))
+    return first + ((Segment(num_checkpointed, num_layers, False),) if num_checkpointed < num_layers else ())
+
+
+def run(plan: Plan, layers: Sequence[Layer], x: Tensor) -> Tensor:
+    """The chain's output by a plan; its gradients are those of the chain without one, to the bit.
+
+    Raises:
+        ValueError: the plan is for another number of layers, or leaves some out.
+    """
+    require_plan(plan, len(layers))
+    for segment in plan:
+        chain = partial(_chain, layers[segment.start : segment.stop])
+        # Dropout in a segment draws the same numbers again: checkpoint keeps the state of the generator.
+        x = checkpoint(chain, x, use_reentrant=False) if segment.is_checkpointed else chain(x)
+    return x
+
+
+def require_plan(plan: Plan, num_layers: int) -> None:
+    """Segments must follow each other from the first layer to the last."""
+    ends = [0, *(segment.stop for segment in plan)]
+    starts = [*(segment.start for segment in plan), num_layers]
+    if ends != starts or any(segment.start >= segment.stop for segment in plan):
+        raise ValueError(f"a plan covers layers 0 to {num_layers - 1}, each once and in order: got {plan}.")
+
+
+@checked
+def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[float]) -> float:
+    """Bytes of activations at the peak of a step: what is kept, and the segment that backward has made again.
+
+    Arguments:
+        layer_bytes: what each layer keeps for backward, its input included.
+        input_bytes: of which the input alone.
+    """
+    peak = kept = 0.0
+    for segment in plan:
+        whole = sum(layer_bytes[segment.start : segment.stop])
+        # Its input is in `whole`, so while a segment is there again its own checkpoint does not count twice.
+        peak = max(peak, kept + whole)
+        kept += input_bytes[segment.start] if segment.is_checkpointed else whole
+    return max(peak, kept)
+
+
+@checked
+def recomputed(plan: Plan, costs: Sequence[float]) -> float:
+    """What is computed a second time: the sum of the costs of checkpointed layers."""
+    return sum(sum(costs[segment.start : segment.stop]) for segment in plan if segment.is_checkpointed)
+
+
+def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Selective by operator: keep the results of products of matrices and of fused attention, recompute the rest."""
+    return CheckpointPolicy.MUST_SAVE if op in KEPT_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_ATEN = torch.ops.aten
+KEPT_OPERATORS = frozenset(
+    {
+        _ATEN.mm.default,
+        _ATEN.addmm.default,
+        _ATEN.bmm.default,
+        _ATEN._scaled_dot_product_flash_attention.default,
+        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        _ATEN._scaled_dot_product_efficient_attention.default,
+    }
+)
+
+
+def checkpoint_operators(layer: Layer, x: Tensor, policy: Callable[..., CheckpointPolicy] = keep_products) -> Tensor:
+    """One layer, of which only the operators are kept that the policy names."""
+    return checkpoint(layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
+
+
+def checkpoint_modules(module: nn.Module, *kinds: type[nn.Module]) -> nn.Module:
+    """Selective by module: checkpoint every submodule of these classes, in place; the rest is kept.
+
+    Raises:
+        ValueError: none is of these classes.
+    """
+    found = [child for child in module.modules() if isinstance(child, kinds)]
+    if not found:
+        names = " or ".join(kind.__name__ for kind in kinds) or "no class"
+        raise ValueError(f"nothing to checkpoint: {type(module).__name__} has no submodule that is {names}.")
+    for child in found:
+        child.forward = partial(checkpoint, child.forward, use_reentrant=False)
+    return module
+
+
+def _chain(layers: Sequence[Layer], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x

@@ -1,0 +1,189 @@
+"""The quickest plan of checkpoints that fits a budget of bytes, for a chain of unlike layers: dynamic programming.
+
+Layer i takes f_i seconds forward and g_i backward. Its output has o_i bytes; for its backward it keeps k_i bytes beside
+input and output. Let T(i, j, M) be the least time in which layers i to j run forward and backward, with the input of i
+at hand and M bytes left. There are two ways to begin:
+
+    keep          run layer i, keep what its backward needs     f_i + g_i + T(i+1, j, M - k_i - o_i)
+    checkpoint c  run layers i to c-1, keep their output alone; f_i + .. + f_(c-1) + T(c, j, M - o_(c-1)) + T(i, c-1, M)
+                  when backward is back, do them anew
+
+and T(i, i, M) = f_i + g_i, if k_i + o_i fit. The least over both and over all c is taken. What is done anew has a plan
+of its own, so checkpoints are nested. Segments of equal length (checkpointing.py) are a special case: the optimum is
+never worse.
+
+Cost of planning: n^3 / 6 steps on arrays of `slots` budgets. Sizes are rounded up to 1 / slots of the budget, so it is
+never exceeded, and may not be used to the last byte. Carried out by torch.utils.checkpoint, nested.
+Shapes: none; sizes in bytes, times in seconds or any other unit.
+Source: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains: how to train
+deep neural networks with limited memory", 2019, arXiv 1911.13214, section 4 (Rotor); Chen et al., 2016, arXiv
+1604.06174.
+Simplified: gradients of activations and temporaries within a layer are not counted; the chain's input belongs to the
+caller.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, inf
+
+import numpy as np
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lablib.signature import check_fields, checked
+
+KEEP = 0  # a choice; any other number is the layer before which a checkpoint lies
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLayer:
+    """A layer of a chain: seconds forward and backward, bytes it keeps beside input and output, bytes of its output."""
+
+    forward_s: float
+    backward_s: float
+    kept_bytes: float
+    output_bytes: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("forward_s", "backward_s", "kept_bytes", "output_bytes"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be a number from 0 on: got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Run `layer`, keep what its backward needs, go on with the rest."""
+
+    layer: int
+    rest: "Node | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Run `part` without keeping anything within, go on with the rest; in backward do `part` anew, by its own plan."""
+
+    part: "Node"
+    rest: "Node"
+
+
+Node = Keep | Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class OptimalPlan:
+    """A plan and what it costs.
+
+    Attributes:
+        root: where it begins.
+        time_s: forward, backward, and all that is run again.
+        budget_bytes: what it was made for.
+    """
+
+    root: Node
+    time_s: float
+    budget_bytes: float
+
+
+@checked
+def optimal_plan(layers: Sequence[ChainLayer], budget_bytes: float, slots: int = 200) -> OptimalPlan:
+    """The plan of least time whose activations fit the budget.
+
+    Raises:
+        ValueError: no plan fits; the message says what the smallest one needs.
+    """
+    if not layers:
+        raise ValueError("a chain has at least one layer: got none.")
+    if slots < 1 or not 0 < budget_bytes < inf:
+        raise ValueError(f"budget and slots must be positive: got {budget_bytes} bytes and {slots} slots.")
+    table = _Table(layers, budget_bytes / slots, slots)
+    last = len(layers) - 1
+    time_s = float(table.time_s[0][last][slots])
+    if time_s == inf:
+        least = least_budget_bytes(layers)
+        if least <= budget_bytes:
+            raise ValueError(
+                f"no plan fits with sizes rounded up to {slots} slots: take more; {least:,.0f} bytes suffice."
+            )
+        raise ValueError(
+            f"no plan fits {budget_bytes:,.0f} bytes: the smallest needs {least - budget_bytes:,.0f} more. "
+            f"Try budget_bytes={ceil(least)}."
+        )
+    return OptimalPlan(table.node(0, last, slots), time_s, budget_bytes)
+
+
+@checked
+def least_budget_bytes(layers: Sequence[ChainLayer]) -> float:
+    """The smallest budget that any plan meets, whatever its time: the same recursion, for bytes."""
+    n = len(layers)
+    least = [[inf] * n for _ in range(n)]
+    for i in reversed(range(n)):
+        own = layers[i].kept_bytes + layers[i].output_bytes
+        least[i][i] = own
+        for j in range(i + 1, n):
+            best, transient = own + least[i + 1][j], 0.0
+            for c in range(i + 1, j + 1):
+                transient = max(transient, _transient(layers, i, c - 1))
+                best = min(best, max(transient, layers[c - 1].output_bytes + least[c][j], least[i][c - 1]))
+            least[i][j] = best
+    return least[0][n - 1]
+
+
+def run_plan(plan: OptimalPlan, layers: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    """The chain's output by a plan; its gradients are those of the plain chain."""
+    return _run(plan.root, layers, x)
+
+
+def _run(node: Node | None, layers: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    while node is not None:
+        if isinstance(node, Keep):
+            x = layers[node.layer](x)
+        else:
+            x = checkpoint(partial(_run, node.part, layers), x, use_reentrant=False)
+        node = node.rest
+    return x
+
+
+class _Table:
+    """T(i, j, M) for all parts of a chain and all budgets M of 0 to `slots` slots, and the choice that gives it."""
+
+    def __init__(self, layers: Sequence[ChainLayer], slot_bytes: float, slots: int):
+        self._outputs = [ceil(layer.output_bytes / slot_bytes) for layer in layers]
+        self._own = [ceil((layer.kept_bytes + layer.output_bytes) / slot_bytes) for layer in layers]
+        n = len(layers)
+        self.time_s = [[np.full(slots + 1, inf) for _ in range(n)] for _ in range(n)]
+        self.choices = [[np.zeros(slots + 1, dtype=int) for _ in range(n)] for _ in range(n)]
+        for i in reversed(range(n)):
+            step_s = layers[i].forward_s + layers[i].backward_s
+            self.time_s[i][i][self._own[i] :] = step_s
+            for j in range(i + 1, n):
+                best = step_s + _with_less(self.time_s[i + 1][j], self._own[i])
+                forward_s, transient = 0.0, 0.0
+                for c in range(i + 1, j + 1):
+                    forward_s += layers[c - 1].forward_s
+                    transient = max(transient, _transient(layers, i, c - 1))
+                    option = forward_s + _with_less(self.time_s[c][j], self._outputs[c - 1]) + self.time_s[i][c - 1]
+                    option[: ceil(transient / slot_bytes)] = inf
+                    self.choices[i][j][option < best] = c
+                    best = np.minimum(best, option)
+                self.time_s[i][j] = best
+
+    def node(self, i: int, j: int, budget: int) -> Node:
+        """The plan for layers i to j with so many slots."""
+        c = int(self.choices[i][j][budget])
+        if c == KEEP:
+            return Keep(i, self.node(i + 1, j, budget - self._own[i]) if i < j else None)
+        return Checkpoint(self.node(i, c - 1, budget), self.node(c, j, budget - self._outputs[c - 1]))
+
+
+def _with_less(time_s: np.ndarray, slots: int) -> np.ndarray:
+    """By budget, the times with so many slots less; infinite where there are none to spare."""
+    less = np.full_like(time_s, inf)
+    less[slots:] = time_s[: max(len(time_s) - slots, 0)]
+    return less
+
+
+def _transient(layers: Sequence[ChainLayer], first: int, layer: int) -> float:
+    """Bytes while a layer runs and keeps nothing: its output, and its input unless that is the part's own."""
+    return layers[layer].output_bytes + (layers[layer - 1].output_bytes if layer > first else 0.0)
