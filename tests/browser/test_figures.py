@@ -69,6 +69,21 @@ def wait_until(page: Any, condition: Any, timeout_s: float = 30) -> None:
     raise AssertionError("not in time")
 
 
+def assert_drawn(page: Any, script: str, expected: Any, timeout_s: float = 30) -> None:
+    """What `script` reads from the page becomes `expected`.
+
+    Plotly draws a picture again when its place gets another size, and throws away the elements of the first drawing:
+    one script reads everything at once, and reads it again until the page has settled.
+    """
+    found = page.evaluate(script)
+    for _ in range(int(timeout_s * 10)):
+        if found == expected:
+            return
+        page.wait_for_timeout(100)
+        found = page.evaluate(script)
+    assert found == expected
+
+
 def test_figures_have_their_sentence_as_name_and_follow_the_theme(server, notebook_page):
     notebook = notebook_page(server, "figures.ipynb")
     notebook.run_all()
@@ -84,12 +99,13 @@ def test_figures_have_their_sentence_as_name_and_follow_the_theme(server, notebo
     wait_until(page, lambda: names(page)[1] == "Y while x goes from 0 to 4: line from 0 to 16.")
 
     page.evaluate("() => document.body.dataset.jpThemeLight = 'false'")
-    for plot in page.locator(".js-plotly-plot").all():
-        paper, ink = plot.evaluate(
-            "plot => [getComputedStyle(plot.querySelector('.main-svg')).backgroundColor,"
-            " getComputedStyle(plot.querySelector('.xtitle')).fill]"
-        )
-        assert (paper, ink) == ("rgb(17, 17, 17)", "rgb(230, 230, 230)")
+    assert_drawn(
+        page,
+        """() => [...document.querySelectorAll(".js-plotly-plot")].map(plot => [
+            getComputedStyle(plot.querySelector(".main-svg")).backgroundColor,
+            getComputedStyle(plot.querySelector(".xtitle")).fill])""",
+        [["rgb(17, 17, 17)", "rgb(230, 230, 230)"]] * 2,
+    )
     notebook.screenshot("figures-dark")
 
 
@@ -105,16 +121,23 @@ def test_lanes_waiting_and_heat_maps_can_be_read_on_a_dark_page(browser, tmp_pat
     (tmp_path / "dark.html").write_text(f"<!DOCTYPE html><style>{THEME_CSS}</style>{body}", "utf-8")
     page = browser.new_page(viewport={"width": 900, "height": 900})
     page.goto(f"file://{tmp_path / 'dark.html'}")
-    timeline, matrix = page.locator(".js-plotly-plot").all()
-    label = timeline.locator(".ytick tspan", has_text="world")
-    assert label.evaluate("e => getComputedStyle(e).fill") == "rgb(181, 181, 181)"
-    waiting = timeline.locator(".trace pattern rect, defs pattern rect").all()
-    assert "rgb(17, 17, 17)" in {one.evaluate("e => getComputedStyle(e).fill") for one in waiting}
-    paper = [
-        plot.evaluate("e => getComputedStyle(e.querySelector('.main-svg')).backgroundColor")
-        for plot in (timeline, matrix)
-    ]
-    assert paper == ["rgb(17, 17, 17)", "rgb(255, 255, 255)"]
+    assert_drawn(
+        page,
+        """() => {
+            const [timeline, matrix] = document.querySelectorAll(".js-plotly-plot");
+            if (!matrix || !matrix.querySelector(".main-svg")) return null;
+            const fill = element => element && getComputedStyle(element).fill;
+            const paper = plot => getComputedStyle(plot.querySelector(".main-svg")).backgroundColor;
+            const labels = [...timeline.querySelectorAll(".ytick tspan")];
+            const waiting = [...timeline.querySelectorAll(".trace pattern rect, defs pattern rect")];
+            return {
+                label: fill(labels.find(one => one.textContent.includes("world"))),
+                waiting: waiting.some(one => fill(one) === "rgb(17, 17, 17)"),
+                paper: [paper(timeline), paper(matrix)],
+            };
+        }""",
+        {"label": "rgb(181, 181, 181)", "waiting": True, "paper": ["rgb(17, 17, 17)", "rgb(255, 255, 255)"]},
+    )
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=str(ARTIFACTS / "figures-dark-page.png"), full_page=True)
     page.close()
