@@ -1,11 +1,11 @@
 """What each operator keeps for backward: read from the graph that autograd has built.
 
-An operator keeps what its derivative needs, and no more:
+An operator keeps what its derivative needs, and no more. With dy the gradient of its result:
 
-    y = x w^T       dx = dy w, dw = dy^T x                x and w            y = exp(x)      dx = dy y          y, not x
-    y = a + b       da = db = dy                          nothing            y = relu(x)     dx = dy [y > 0]    y
-    y = a b         da = dy b, db = dy a                  a and b            y = gelu(x)     dx = dy gelu'(x)   x
-    y = softmax(x)  dx = y (dy - sum(dy y))               y                  y = layer_norm(x)  x, mean, 1/std
+    y = x w^T       dx = dy w, dw = dy^T x         x and w          y = exp(x)         dx = dy y           y, not x
+    y = a + b       da = db = dy                   nothing          y = relu(x)        dx = dy [y > 0]     y
+    y = a b         da = dy b, db = dy a           a and b          y = gelu(x)        dx = dy gelu'(x)    x
+    y = softmax(x)  dx = y (dy - sum(dy y))        y                y = layer_norm(x)  see the table     x, mean, 1/std
 
 Nodes of the graph hold these tensors as attributes `_saved_*`, one for each name in torch's derivatives.yaml. Two of
 them may be one memory (the output of one operator is the input of the next), and parameters are there anyway:
@@ -13,15 +13,51 @@ them may be one memory (the output of one operator is the input of the next), an
 
 Cost: one walk over the graph. Shapes: any.
 Source: torch's notes "Autograd mechanics", section "Saved tensors" (torch 2.13); tools/autograd/derivatives.yaml.
-Simplified: an operator written as a torch.autograd.Function shows its tensors without their names.
+Simplified: what a saved-tensor hook has packed (checkpointing, compression, offload) is left out, as reading it would
+run the hook; the ledger of a launch counts that. An operator written as a torch.autograd.Function shows all its
+tensors under the name "tensors".
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
 
 from lablib.signature import checked
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PRODUCT = "da = dy b^T, db = a^T dy"
+_ATTENTION = (
+    "p = exp(q k^T / sqrt(K) - logsumexp) again; dv = p^T dy, ds = p (dy v^T - sum(dy y)), dq = ds k, dk = ds^T q"
+)
+# By the node's name without "Backward0". `y` is the operator's result, `dy` its gradient; sums go over the last dim.
+DERIVATIVES = {
+    "Addmm": "dx = dy w, dw = dy^T x, db = sum of dy over tokens",
+    "Mm": _PRODUCT,
+    "Bmm": _PRODUCT,
+    "Mul": "da = dy b, db = dy a",
+    "Div": "da = dy / b, db = -dy a / b^2",
+    "Add": "da = db = dy",
+    "Exp": "dx = dy y",
+    "Tanh": "dx = dy (1 - y^2)",
+    "Sigmoid": "dx = dy y (1 - y)",
+    "Relu": "dx = dy [y > 0]",
+    "Gelu": "dx = dy gelu'(x)",
+    "Silu": "dx = dy silu'(x)",
+    "Softmax": "dx = y (dy - sum(dy y))",
+    "LogSoftmax": "dx = dy - exp(y) sum(dy)",
+    "NativeLayerNorm": "z = (x - mean) / std, dz = dy weight; dx = (dz - mean(dz) - z mean(dz z)) / std",
+    "NativeDropout": "dx = dy mask / (1 - p)",
+    "Embedding": "dw[i] = sum of dy where the token is i",
+    "NllLoss": "dx[target] = -dy / tokens",
+    "ScaledDotProductFlashAttentionForCpu": _ATTENTION,
+    "ScaledDotProductFlashAttention": _ATTENTION,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +70,7 @@ class SavedTensor:
         shape: of the tensor.
         size_bytes: of its memory, all of it, though the tensor be a view of a part.
         storage: the address of that memory, by which two tensors are known to share it.
-        is_parameter: whether the memory is a leaf's that wants a gradient.
+        is_parameter: whether the memory is a parameter's.
     """
 
     operator: str
@@ -44,31 +80,56 @@ class SavedTensor:
     storage: int
     is_parameter: bool
 
+    @property
+    def derivative(self) -> str:
+        """Why it is kept: the operator's derivative, "" for one that `DERIVATIVES` lacks."""
+        return DERIVATIVES.get(self.operator.split("Backward")[0], "")
+
 
 @checked
-def saved_tensors(output: Tensor, parameters: Collection[Tensor] = ()) -> list[SavedTensor]:
+def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[SavedTensor]:
     """What backward from `output` will read, from the last operator to the first.
 
     Arguments:
-        output: result of a forward pass; not changed.
-        parameters: whose memory is not counted as activation, such as `module.parameters()`.
+        output: result of a forward pass, before its backward; not changed.
+        parameters: further tensors whose memory is there anyway, such as frozen weights. An `nn.Parameter` that wants
+            a gradient is known by itself.
+
+    Raises:
+        ValueError: backward has run, and what was kept is gone.
     """
-    owned = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    return [
-        _record(node, name, tensor, owned)
-        for node in _nodes(output)
-        for name, tensor in _kept_by(node)
-        if tensor.numel()
-    ]
+    nodes = list(_nodes(output))
+    leaves = [leaf for node in nodes if isinstance(leaf := getattr(node, "variable", None), nn.Parameter)]
+    owned = {parameter.untyped_storage()._cdata for parameter in (*parameters, *leaves)}
+    try:
+        kept = [(node, name, tensor) for node in nodes for name, tensor in _kept_by(node) if tensor.numel()]
+    except RuntimeError as error:
+        raise ValueError(
+            "what was saved is gone after backward: got a result whose backward has run. Look before backward()."
+        ) from error
+    return [_record(*each, owned) for each in kept]
 
 
 @checked
-def activation_bytes(saved: Collection[SavedTensor]) -> int:
+def activation_bytes(saved: Iterable[SavedTensor]) -> int:
     """Bytes that are kept for backward and would not be there without it: each memory once, parameters left out."""
     return sum({tensor.storage: tensor.size_bytes for tensor in saved if not tensor.is_parameter}.values())
 
 
-def _nodes(output: Tensor) -> Iterator[object]:
+@checked
+def table(saved: Iterable[SavedTensor]) -> pd.DataFrame:
+    """A row for each saved tensor; `bytes` is 0 where the memory is a parameter's or stands in an earlier row."""
+    import pandas as pd
+
+    rows, seen = [], set()
+    for each in saved:
+        is_new = not each.is_parameter and each.storage not in seen
+        seen.add(each.storage)
+        rows.append((each.operator, each.name, each.shape, each.size_bytes if is_new else 0, each.derivative))
+    return pd.DataFrame(rows, columns=["operator", "saves", "shape", "bytes", "derivative"])
+
+
+def _nodes(output: Tensor) -> Iterator[Any]:
     """Every node of the graph, once: breadth first from the output."""
     waiting, seen = [output.grad_fn], set()
     while waiting:
@@ -80,19 +141,25 @@ def _nodes(output: Tensor) -> Iterator[object]:
         waiting += [below for below, _ in node.next_functions]
 
 
-def _kept_by(node: object) -> Iterator[tuple[str, Tensor]]:
+def _kept_by(node: Any) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors that a node keeps."""
     for attribute in dir(node):
-        if attribute.startswith("_saved_"):
-            value = getattr(node, attribute)
-            for tensor in value if isinstance(value, tuple | list) else [value]:
-                if isinstance(tensor, Tensor):
-                    yield attribute.removeprefix("_saved_"), tensor
-    for tensor in getattr(node, "saved_tensors", ()):
-        yield "", tensor
+        if not attribute.startswith("_raw_saved_"):
+            continue
+        if any(raw.unpack_hook is not None for raw in _as_list(getattr(node, attribute))):
+            continue
+        name = attribute.removeprefix("_raw_saved_")
+        # A torch.autograd.Function keeps all its tensors under one name.
+        for tensor in _as_list(getattr(node, "saved_tensors" if name == "tensors" else f"_saved_{name}")):
+            if isinstance(tensor, Tensor):
+                yield name, tensor
 
 
-def _record(node: object, name: str, tensor: Tensor, owned: set[int]) -> SavedTensor:
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else [value]
+
+
+def _record(node: Any, name: str, tensor: Tensor, owned: set[int]) -> SavedTensor:
     storage = tensor.untyped_storage()
-    address = storage.data_ptr()
+    address = storage._cdata
     return SavedTensor(type(node).__name__, name, tuple(tensor.shape), storage.nbytes(), address, address in owned)
