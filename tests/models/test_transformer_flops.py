@@ -5,11 +5,11 @@ from math import isclose
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from lablib import launch
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
@@ -28,17 +28,55 @@ SIZES = st.integers(1, 200)
 A100, TPU_V4 = 312e12, 275e12
 
 
-def test_forward_and_step_are_what_torch_counts():
-    config = GPTConfig(num_layers=2, d_model=48, num_heads=3, vocab_size=77, max_seq_len=16, d_ff=100)
-    model, tokens = GPT(config), torch.zeros(2, 16, dtype=torch.int64)
-    with sdpa_kernel(SDPBackend.MATH):  # a fused backward would compute the scores again
-        with FlopCounterMode(display=False) as forward:
-            loss = next_token_loss(model(tokens), tokens)
-        with FlopCounterMode(display=False) as backward:
-            loss.backward()
-    record = Transformer.of(config)
-    assert forward.get_total_flops() == 2 * 16 * sum(forward_flops(record).values())
-    assert forward.get_total_flops() + backward.get_total_flops() == step_flops(record, tokens=32)
+def counted_by_hand(config: GPTConfig, batch: int, seq_len: int) -> int:
+    """FLOPs of a forward pass: [M, K] x [K, N] is M N K multiply-adds, MACs, of two FLOPs each."""
+    rows, d, f, pairs = batch * seq_len, config.d_model, config.hidden_size, batch * config.num_heads
+    of_a_layer = [
+        *[(rows, d, d)] * 4,  # query, key, value, out
+        *[(seq_len, config.d_head, seq_len)] * pairs,  # queries with keys
+        *[(seq_len, seq_len, config.d_head)] * pairs,  # scores with values
+        (rows, d, f),  # up
+        (rows, f, d),  # down
+    ]
+    products = of_a_layer * config.num_layers + [(rows, d, config.vocab_size)]
+    macs = sum(m * k * n for m, k, n in products)
+    return 2 * macs
+
+
+@settings(max_examples=12)
+@given(
+    num_layers=st.integers(1, 3),
+    num_heads=st.integers(1, 4),
+    d_head=st.integers(1, 9),
+    d_ff=st.integers(1, 40),
+    vocab_size=st.integers(1, 99),
+    seq_len=st.integers(1, 17),
+    batch=st.integers(1, 3),
+)
+def test_by_hand_by_formula_by_torch_and_by_the_simulator(
+    num_layers, num_heads, d_head, d_ff, vocab_size, seq_len, batch
+):
+    config = GPTConfig(num_layers, num_heads * d_head, num_heads, vocab_size, seq_len, d_ff)
+    by_hand = counted_by_hand(config, batch, seq_len)
+    flops = forward_flops(Transformer.of(config))
+    assert batch * seq_len * sum(flops.values()) == by_hand
+    tokens = torch.zeros(batch, seq_len, dtype=torch.int64, device="meta")
+    model = GPT(config, device="meta")  # attention spelled out, the scores kept
+    with FlopCounterMode(display=False) as forward:
+        loss = next_token_loss(model(tokens), tokens)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    assert (forward.get_total_flops(), backward.get_total_flops()) == (by_hand, 2 * by_hand)
+
+    def step() -> None:
+        model, tokens = GPT(config), torch.zeros(batch, seq_len, dtype=torch.int64)
+        next_token_loss(model(tokens), tokens).backward()
+
+    spans = launch(step, ranks=1, fidelity="shapes").timeline.spans
+    simulated = {phase: sum(s.flops for s in spans if s.phase == phase) for phase in ("forward", "backward")}
+    # Fused attention keeps no scores: its backward makes them again, the first of forward's two products.
+    again = batch * seq_len * flops["scores"] / 2
+    assert simulated == {"forward": by_hand, "backward": 2 * by_hand + again}
 
 
 @given(layers=SIZES, heads=SIZES, d_head=SIZES, vocab_size=SIZES, seq_len=SIZES, batch=SIZES)
