@@ -30,6 +30,7 @@ from lablib.figures.scaling import figure_scaling as figure_scaling
 from lablib.figures.validation import figure_validation as figure_validation
 from lablib.figures.validation_picture import validation_svg as validation_svg
 from lablib.figures.lines import figure_lines as figure_lines
+from lablib.figures.exponents import figure_exponents as figure_exponents
 from lablib.figures.topology import Edge as Edge
 from lablib.figures.topology import Node as Node
 from lablib.figures.topology import figure_topology as figure_topology

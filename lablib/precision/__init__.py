@@ -1,6 +1,7 @@
 """Number formats, and training in few bits. Read `formats.py` first.
 
 formats             FP32 to E2M1 as data: range, precision, every number
+exponents           of gradients: what each format loses
 rounding            to a format: nearest or stochastic
 loss_scaling        gradients that would underflow in FP16
 block_scaling       a scale for each block of numbers: FP8, MXFP8, MXFP4, NVFP4

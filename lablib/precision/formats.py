@@ -93,6 +93,11 @@ class Format:
         """The smallest positive number; the smallest normal one where there are no subnormals."""
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
+    @property
+    def underflow_exponent(self) -> int:
+        """Numbers below 2 to this round to zero: half the smallest subnormal. (E8M0 has no zero to round to.)"""
+        return self.min_exponent - self.mantissa_bits - 1
+
     def __str__(self) -> str:
         return self.name
 

@@ -15,6 +15,8 @@ import pytest
 from lablib import figures
 from lablib.errors import DeadlockError, Wait
 from lablib.pipeline import Plan, replay
+from lablib.precision.exponents import ExponentCounts
+from lablib.precision.formats import FORMATS
 
 
 def _load_examples() -> ModuleType:
@@ -70,6 +72,9 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "plans": figures.figure_plans([1.0, 2.0, 0.5], [9e9, 4e9, 99e9], 80e9, ["a", "b", "c"]),
         "waits": figures.figure_waits(deadlock),
         "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
+        "exponents": figures.figure_exponents(
+            {"weights": ExponentCounts({-30: 10, -20: 60, -9: 30}, zeros=5)}, [FORMATS["fp16"], FORMATS["bf16"]]
+        ),
         "validation": figures.figure_validation(examples.some_report()),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
     }

@@ -24,8 +24,8 @@ from tests.contrast import contrast, luminance
 # Their y axes name ranks or parts, not quantities.
 LANES = {"timeline", "reconcile", "reconcile normalized", "pipeline"}
 LANES |= {"waterfall", "waterfalls", "communication of a plan"}
-# Panels of lanes that share the time axis below them.
-ABOVE = {"memory under timeline": ("xaxis2", "yaxis2"), "pipeline": ("xaxis2", "yaxis2")}
+# Panels of lanes that share the axis below or above them.
+ABOVE = {"memory under timeline": ("xaxis2", "yaxis2"), "pipeline": ("xaxis2", "yaxis2"), "exponents": ("yaxis2",)}
 
 
 def visible_axes(name: str, figure: go.Figure) -> list:

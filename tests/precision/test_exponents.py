@@ -1,0 +1,111 @@
+"""Exponents, counted by Python's own frexp; what a format loses, by rounding every number to it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from lablib.figures import describe, figure_exponents, table
+from lablib.precision.exponents import ExponentCounts, GradientWatch, exponent_counts
+from lablib.precision.formats import BF16, FORMATS, FP16, FP32
+from lablib.precision.rounding import round_to
+
+WITH_ZERO = [format for format in FORMATS.values() if format.has_zero]
+
+
+@given(st.lists(st.floats(allow_subnormal=True), max_size=30))
+def test_counts_are_pythons(numbers):
+    counts = exponent_counts([torch.tensor(numbers, dtype=torch.float64)])
+    expected: dict[int, int] = {}
+    for x in numbers:
+        if x and math.isfinite(x):
+            exponent = math.frexp(x)[1] - 1
+            assert 2.0**exponent <= abs(x) and abs(x) / 2 < 2.0**exponent
+            expected[exponent] = expected.get(exponent, 0) + 1
+    assert counts.by_exponent == expected
+    assert counts.zeros == numbers.count(0.0)
+    assert counts.not_finite == sum(not math.isfinite(x) for x in numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_dtype_is_counted_with_its_subnormals(dtype):
+    info = torch.finfo(dtype)
+    smallest = info.smallest_normal * info.eps
+    counts = exponent_counts([torch.tensor([smallest, -info.smallest_normal, 1.5, -2.0], dtype=dtype)])
+    assert list(counts.by_exponent) == [math.frexp(smallest)[1] - 1, math.frexp(info.smallest_normal)[1] - 1, 0, 1]
+
+
+def test_counts_add_up():
+    parts = [torch.randn(50) * 10**k for k in (-3.0, 0.0, 3.0)]
+    together = exponent_counts(parts)
+    assert together == sum((exponent_counts([part]) for part in parts), ExponentCounts())
+    assert together.num_nonzero == 150 and list(together.by_exponent) == sorted(together.by_exponent)
+
+
+@pytest.mark.parametrize("format", WITH_ZERO, ids=str)
+def test_shares_are_what_rounding_does(format):
+    """Lost are those that round to zero, too large those above the largest number, subnormal those between."""
+    generator = torch.Generator().manual_seed(0)
+    span = (format.underflow_exponent - 4, format.max_exponent + 4)
+    exponents = torch.randint(max(span[0], -1000), min(span[1], 1000), (4000,), generator=generator)
+    # Mantissas stay off 1, which ties to zero, and off 2, which rounds up to the next power of two.
+    mantissas = 1.01 + 0.4 * torch.rand(4000, generator=generator, dtype=torch.float64)
+    x = torch.ldexp(mantissas, exponents)
+    shares = exponent_counts([x]).shares(format)
+    rounded = round_to(x, format, saturates=True)
+    assert shares.lost == float((rounded == 0).double().mean())
+    assert shares.too_large == float((x > format.largest).double().mean())
+    is_subnormal = (rounded != 0) & (x < format.smallest_normal)
+    assert shares.subnormal == float(is_subnormal.double().mean())
+    assert shares.lost + shares.subnormal + shares.normal + shares.too_large == pytest.approx(1)
+
+
+def test_nothing_counted_has_no_shares():
+    shares = exponent_counts([torch.zeros(3)]).shares(FP16)
+    assert (shares.lost, shares.subnormal, shares.normal, shares.too_large) == (0, 0, 0, 0)
+
+
+def test_the_watch_counts_what_backward_leaves_and_what_it_works_on():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    watch = GradientWatch(model)
+    outputs = [torch.randn(5, 4)]
+    for layer in model:
+        outputs.append(layer(outputs[-1]))
+        outputs[-1].retain_grad()
+    (outputs[-1] ** 2).mean().backward()
+    assert watch.activations == exponent_counts([y.grad for y in outputs[1:] if y.grad is not None])
+    assert watch.weights == exponent_counts([p.grad for p in model.parameters() if p.grad is not None])
+    assert watch.activations.num_nonzero == 5 * 3 + 5 * 2 and watch.weights.num_nonzero == 4 * 3 + 3 + 3 * 2 + 2
+    before = watch.weights
+    watch.remove()
+    model(torch.randn(5, 4)).sum().backward()
+    assert watch.weights is before
+
+
+def test_the_figure_draws_every_count_and_says_what_is_lost():
+    counts = {"weights": ExponentCounts({-30: 1, -20: 2, -3: 1}, zeros=7), "none": ExponentCounts(zeros=2)}
+    figure = figure_exponents(counts, [FP16, BF16])
+    traces = {trace["name"]: trace for trace in figure.to_dict()["data"]}
+    drawn = dict(zip(traces["weights"]["x"], traces["weights"]["y"], strict=True))
+    assert {e: y for e, y in drawn.items() if y} == {-30: 25, -20: 50, -3: 25}
+    # FP16 begins at 2^-25, half of 2^-24, is normal from 2^-14, and goes on beyond the axis; BF16 fills it.
+    assert (traces["normal"]["base"][0], traces["subnormal: fewer bits"]["base"][0]) == (-14, -25)
+    assert traces["subnormal: fewer bits"]["x"] == [11, 0]
+    assert "of weights 25.00% in fp16, 0.00% in bf16" in describe(figure)
+    rows = table(figure)
+    assert rows["lost (%)"].tolist() == [25, 0, 0, 0] and rows["zeros (count)"].tolist() == [7, 7, 2, 2]
+    assert rows["subnormal (%)"].tolist() == [50, 0, 0, 0]
+
+
+@pytest.mark.parametrize("counts", [{}, {"a": ExponentCounts()}])
+def test_an_empty_figure_says_so(counts):
+    assert describe(figure_exponents(counts, [FP32])) == "There is nothing to draw yet."
+
+
+def test_rare_exponents_are_counted_and_not_drawn():
+    figure = figure_exponents({"a": ExponentCounts({-100: 1, -5: 10**6, 60: 2})}, [FP16])
+    assert list(figure.to_dict()["layout"]["xaxis"]["range"]) == [-7, -2]
+    assert table(figure)["counted without zeros"].tolist() == [10**6 + 3]
