@@ -3,6 +3,7 @@
 saved_tensors           what each operator keeps, read from autograd's graph
 checkpointing           keep inputs of segments, compute the rest again: plans as data
 optimal_checkpointing   the quickest plan for a budget of bytes
+packed_memory           keep something else for what autograd saves, each memory once
 activation_compression  keep it in 8 bits
 linear_cross_entropy    the head's loss without its logits
 """
