@@ -1,0 +1,147 @@
+"""Mixed precision: forward and backward in 16 bits, weights and their updates in FP32. A real run in each format.
+
+16-bit products are fast and their activations small. What a step changes in a weight, though, is often less than
+half the distance of its 16-bit neighbours, and would round to nothing. So the weights are kept in FP32 (master
+weights), and the model works on a copy:
+
+    copy      w_16 <- round(w_32)
+    forward, backward on w_16, of the loss times S              S: the loss scale, 1 without one (loss_scaling.py)
+    gradient  g_32 <- float(g_16) / S                           the step is skipped if any overflowed
+    update    w_32 <- optimizer(w_32, g_32)
+
+How small gradients are depends on the batch: the loss is a mean over its N tokens, so each token's gradient has a
+factor 1 / N. Published runs take 2^19 tokens and more a step, in micro-batches whose gradients are added up. Here each
+step has one micro-batch of n tokens, which stands for all N / n of them: its loss is divided by N / n before backward,
+and its gradients, in FP32, are added up N / n times. So numbers lie where they lie in the large run, and nothing but
+the noise of the batch is that of the small one.
+
+Cost: bytes a parameter of w_16, g_16, w_32, g_32, Adam's m and v: 2 + 2 + 4 + 4 + 4 + 4, and not fewer than in FP32.
+Shapes: B sequences of T tokens, n = B T.
+Source: Micikevicius et al., "Mixed Precision Training", 2017, arXiv 1710.03740, section 3; Kalamkar et al., 2019, arXiv
+1905.12322 (BF16 needs no scale); 2^19 tokens: Brown et al., 2020, arXiv 2005.14165, table 2.1.
+Simplified: everything of the model is in 16 bits, norms and softmax too (autocast keeps them in FP32); the loss is in
+FP32. Real torch.float16 and torch.bfloat16 tensors, whose products sum in FP32 inside: nothing is emulated.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from lablib.data import batches, load_corpus, train_val_split
+from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.precision.exponents import GradientWatch
+from lablib.precision.loss_scaling import LossScaler
+from lablib.signature import checked
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class MixedPrecision:
+    """Steps of a model in 16 bits with master weights in FP32.
+
+    Arguments:
+        model: in the dtype of forward and backward; its parameters are overwritten in each step.
+        masters: the same model in FP32 (any dtype), which the optimizer changes.
+        optimizer: of the parameters of `masters`.
+        scaler: scales the loss; None: as it is.
+    """
+
+    def __init__(
+        self, model: nn.Module, masters: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler | None = None
+    ):
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self._pairs = list(zip(model.parameters(), masters.parameters(), strict=True))
+
+    @torch.no_grad()
+    def copy_weights(self) -> None:
+        """w_16 <- round(w_32)."""
+        for param, master in self._pairs:
+            param.copy_(master)
+            param.grad = None
+
+    def backward(self, loss: Tensor, num_micro_batches: int = 1) -> None:
+        """Gradients of the masters, still scaled: those of `num_micro_batches` such losses, of whose mean each is."""
+        scaled = self.scaler.scale(loss) if self.scaler else loss
+        (scaled / num_micro_batches).backward()
+        for param, master in self._pairs:
+            assert param.grad is not None
+            master.grad = param.grad.to(master.dtype) * num_micro_batches
+
+    def update(self) -> None:
+        """w_32 <- optimizer(w_32, g_32 / S), unless a gradient overflowed."""
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+@dataclass(frozen=True, slots=True)
+class TextRun:
+    """What a run left, one entry a step.
+
+    Attributes:
+        losses: of the text seen in each step, in nats a byte.
+        zero_shares: of the numbers of the weights' gradients, how many are exactly zero.
+        scales: loss scale that the step used; 1 without scaler.
+        watch: exponents of all gradients as backward made them, of the loss divided and scaled; None if not asked for.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    zero_shares: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    watch: GradientWatch | None = None
+
+
+@checked
+def train_on_text(
+    dtype: torch.dtype,
+    scaler: LossScaler | None = None,
+    *,
+    num_steps: int = 60,
+    weights_dtype: torch.dtype = torch.float32,
+    tokens_per_step: int = 2**19,
+    watches: bool = False,
+    seed: int = 0,
+) -> TextRun:
+    """Train a small GPT on real text, forward and backward in a dtype, with master weights. About a second; repeatable.
+
+    Arguments:
+        dtype: torch.float32, torch.bfloat16 or torch.float16.
+        scaler: of the loss.
+        weights_dtype: of the master weights and of the optimizer's states. In FP16 the run diverges at once: Adam's
+            epsilon of 1e-8 is zero there, and it divides zero by zero.
+        tokens_per_step: N that the loss is a mean of; a multiple of the micro-batch's 512.
+        watches: whether to count exponents of gradients.
+
+    Raises:
+        ValueError: another dtype, or tokens that are no multiple of 512.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}: got {dtype}.")
+    batch_size, seq_len = 8, 64
+    num_micro_batches, rest = divmod(tokens_per_step, batch_size * seq_len)
+    if rest or num_micro_batches < 1:
+        raise ValueError(
+            f"tokens_per_step must be a multiple of {batch_size * seq_len}: got {tokens_per_step}; try {2**19}."
+        )
+    config = GPTConfig(2, 64, 2, vocab_size=256, max_seq_len=seq_len)
+    model, masters = (GPT(config, seed=seed, dtype=one) for one in (dtype, weights_dtype))
+    training = MixedPrecision(model, masters, torch.optim.AdamW(masters.parameters(), lr=3e-3), scaler)
+    run = TextRun(watch=GradientWatch(model) if watches else None)
+    train, _ = train_val_split(load_corpus())
+    for _, (inputs_BT, targets_BT) in zip(range(num_steps), batches(train, batch_size, seq_len, seed), strict=False):
+        training.copy_weights()
+        loss = next_token_loss(model(inputs_BT), targets_BT)
+        run.losses.append(loss.item())
+        run.scales.append(scaler.loss_scale if scaler else 1.0)
+        training.backward(loss, num_micro_batches)
+        run.zero_shares.append(_zero_share(masters))
+        training.update()
+    return run
+
+
+def _zero_share(module: nn.Module) -> float:
+    gradients = [param.grad for param in module.parameters() if param.grad is not None]
+    return sum(int((g == 0).sum()) for g in gradients) / sum(g.numel() for g in gradients)

@@ -1,0 +1,67 @@
+"""A running sum in few bits: it stalls where what is added is less than half the distance to the next number.
+
+A format with M bits of mantissa has numbers 2^(e - M) apart around 2^e. To add less than half of that, and round to
+nearest, changes nothing, however often it is done:
+
+    s = round(s + d) = s        where |d| < 2^(e - M - 1)        BF16, d = 1: from s = 256 = 2^8 on
+
+Weights are such sums: of a start and many small updates. Two remedies:
+
+    stochastic rounding    up with probability d / distance: right in the mean, and the noise of a step is averaged away
+    FP32 master weights    16 bits more of mantissa: the sum is in FP32, and a copy of it in BF16 is what is used
+
+Cost: of stochastic rounding a random number for each addition; of master weights 4 bytes a parameter.
+Shapes: N additions.
+Source: Gupta et al., 2015, arXiv 1502.02551, section 3.1; Micikevicius et al., 2017, arXiv 1710.03740, section 3.1;
+Zamirai et al., "Revisiting BFloat16 Training", 2020, arXiv 2010.06192, sections 3 and 4.
+Simplified: emulated, each sum computed in FP64 and then rounded, once.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lablib.precision.formats import Format
+from lablib.precision.rounding import round_to
+from lablib.signature import checked
+
+
+@checked
+def running_sum(
+    start: float,
+    increments_N: Float[Tensor, " N"],
+    format: Format,
+    *,
+    rounding: str = "nearest",
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, " N"]:
+    """`start`, and one increment after the other added to it, rounded to a format after each: all N sums, in float64.
+
+    Arguments:
+        rounding: "nearest" or "stochastic".
+        generator: what stochastic rounding draws from; None: torch's default one.
+    """
+    total = torch.tensor(start, dtype=torch.float64)
+    sums = []
+    for increment in increments_N.double():
+        total = round_to(total + increment, format, rounding=rounding, generator=generator)
+        sums.append(total)
+    return torch.stack(sums) if sums else increments_N.double()
+
+
+@checked
+def stalls_at(increment: float, format: Format) -> float:
+    """The power of two from which a sum that grows by `increment` > 0 does not grow any more.
+
+    There its distance to the next number is twice the increment, or more: 2^(e - M) >= 2 d. (At just twice, d is half
+    the distance, and the tie goes to the even neighbour: back.)
+
+    Raises:
+        ValueError: an increment that is not positive.
+    """
+    if not increment > 0:
+        raise ValueError(f"increment must be positive: got {increment}.")
+    stall = format.smallest_normal
+    while stall * format.epsilon < 2 * increment:
+        stall *= 2
+    return stall
