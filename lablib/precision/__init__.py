@@ -6,6 +6,7 @@ rounding            to a format: nearest or stochastic
 running_sum         small updates that are lost, and what helps
 loss_scaling        gradients that would underflow in FP16
 mixed_precision     16-bit steps, 32-bit weights: a real run in each format
+autocast            what torch casts, operator by operator
 block_scaling       a scale for each block of numbers: FP8, MXFP8, MXFP4, NVFP4
 hadamard            an outlier, spread over its neighbours
 quantized_linear    a linear layer whose three products run in a recipe

@@ -8,7 +8,7 @@ mantissa. So a histogram of exponents, with the ranges of formats beside it, sho
     e_min <= e <= e_max                 normal: all bits
     e_max < e                           too large: an infinity, or the largest number
 
-    watch = GradientWatch(model)        # hooks: counts while the model trains
+    watch = GradientExponents(model)        # hooks: counts while the model trains
     ... backward ...
     watch.weights, watch.activations    # counts of the parameters' gradients, and of the linear layers' outputs'
 
@@ -87,7 +87,7 @@ def _counts_of(tensor: Tensor) -> ExponentCounts:
     return ExponentCounts(by_exponent, int(is_zero.sum()), int((~is_finite).sum()))
 
 
-class GradientWatch:
+class GradientExponents:
     """Counts the exponents of a model's gradients while it trains.
 
     Attributes:

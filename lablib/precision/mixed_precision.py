@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from lablib.data import batches, load_corpus, train_val_split
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.precision.exponents import GradientWatch
+from lablib.precision.exponents import GradientExponents
 from lablib.precision.loss_scaling import LossScaler
 from lablib.signature import checked
 
@@ -91,7 +91,7 @@ class TextRun:
     losses: list[float] = field(default_factory=list)
     zero_shares: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
-    watch: GradientWatch | None = None
+    watch: GradientExponents | None = None
 
 
 @checked
@@ -129,7 +129,7 @@ def train_on_text(
     config = GPTConfig(2, 64, 2, vocab_size=256, max_seq_len=seq_len)
     model, masters = (GPT(config, seed=seed, dtype=one) for one in (dtype, weights_dtype))
     training = MixedPrecision(model, masters, torch.optim.AdamW(masters.parameters(), lr=3e-3), scaler)
-    run = TextRun(watch=GradientWatch(model) if watches else None)
+    run = TextRun(watch=GradientExponents(model) if watches else None)
     train, _ = train_val_split(load_corpus())
     for _, (inputs_BT, targets_BT) in zip(range(num_steps), batches(train, batch_size, seq_len, seed), strict=False):
         training.copy_weights()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lablib.figures import describe, figure_exponents, table
-from lablib.precision.exponents import ExponentCounts, GradientWatch, exponent_counts
+from lablib.precision.exponents import ExponentCounts, GradientExponents, exponent_counts
 from lablib.precision.formats import BF16, FORMATS, FP16, FP32
 from lablib.precision.rounding import round_to
 
@@ -70,7 +70,7 @@ def test_nothing_counted_has_no_shares():
 
 def test_the_watch_counts_what_backward_leaves_and_what_it_works_on():
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    watch = GradientWatch(model)
+    watch = GradientExponents(model)
     outputs = [torch.randn(5, 4)]
     for layer in model:
         outputs.append(layer(outputs[-1]))
