@@ -1,0 +1,164 @@
+"""What the optimizers here share: gathering what a step needs, checking what it is given, loading and counting state.
+
+An optimizer of this package says two things: `new_state`, what it keeps for a parameter, and `update`, its formula over
+lists of tensors. A list goes to a batched (foreach) operator in one call, which is one kernel on a GPU where a loop
+would start one for each parameter.
+
+    step: closure -> check every gradient -> for each group: update(params, gradients, states, settings of the group)
+
+As in torch.optim: a parameter without gradient is left alone and gets no state; state begins with the first gradient; a
+group may be empty; `lr` and the rest may differ from group to group.
+
+Where it is stricter: the settings of every group are checked; all gradients are looked at before the first parameter is
+changed; a state is loaded only where its names and shapes are those that the optimizer would make itself; and it comes
+back in the dtype that it was saved in (torch would cast 8-bit codes to the dtype of the parameter).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+Settings = dict[str, Any]
+State = dict[str, Any]
+
+# The field's names of settings, the numbers that each may be, and one to try.
+_AT_LEAST_0 = ("lr", "eps", "weight_decay")
+_BELOW_1 = ("betas", "momentum")
+
+
+class BatchedOptimizer(torch.optim.Optimizer):
+    """An optimizer made of `new_state` and `update`.
+
+    Arguments:
+        params: as for torch.optim: parameters, (name, parameter) pairs, or groups of either.
+        settings: of all groups that have no other. With `check_finite`, `step` raises at a gradient that is not finite.
+    """
+
+    def __init__(self, params: ParamsT, **settings: Any):
+        super().__init__(params, settings)
+
+    def new_state(self, param: Tensor, group: Settings) -> State:
+        """What is kept for a parameter, before its first step."""
+        raise NotImplementedError
+
+    def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
+        """Change parameters and states by one step."""
+        raise NotImplementedError
+
+    def check_group(self, group: Settings) -> None:
+        """Raise ValueError at a setting that cannot be."""
+        for name in (name for name in _AT_LEAST_0 if name in group):
+            if not 0 <= group[name] < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, and finite: got {group[name]}; try 0.001.")
+        for name in (name for name in _BELOW_1 if name in group):
+            values = group[name] if name == "betas" else (group[name],)
+            if not all(0 <= value < 1 for value in values):
+                raise ValueError(f"{name} must be at least 0 and below 1: got {group[name]}; try 0.9.")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One step of every parameter that has a gradient; returns what `closure` returns.
+
+        Raises:
+            RuntimeError: a sparse or complex gradient, as torch does.
+            ValueError: a gradient that is not finite, where the group asks; nothing is changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._check_gradients(group)
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            for param in params:
+                if not self.state[param]:
+                    self.state[param] = self.new_state(param, group)
+            if params:
+                self.update(params, [param.grad for param in params], [self.state[param] for param in params], group)
+        return loss
+
+    def state_bytes(self) -> int:
+        """Bytes of all tensors of the state. Counts of steps are Python's and take none."""
+        values = (value for state in self.state.values() for value in state.values())
+        return sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+    def add_param_group(self, param_group: Settings) -> None:
+        """As torch's; the settings are checked first."""
+        super().add_param_group(param_group)
+        try:
+            self.check_group(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: Settings) -> None:
+        """As torch's, and the state is that of this optimizer and these parameters.
+
+        Raises:
+            ValueError: other groups, other shapes, or another optimizer's state; nothing is changed.
+        """
+        if [len(group["params"]) for group in state_dict["param_groups"]] == [
+            len(group["params"]) for group in self.param_groups
+        ]:  # if not, torch has a clear error
+            for name, param, group, saved in self._beside(state_dict):
+                self._check_state(name, self.new_state(param.detach().to("meta"), {**group, **saved[1]}), saved[0])
+        super().load_state_dict(state_dict)
+        for _, param, _, (state, _) in self._beside(state_dict):
+            self.state[param] = {
+                key: value.to(param.device) if isinstance(value, Tensor) else value for key, value in state.items()
+            }
+
+    def _beside(self, state_dict: Settings) -> Iterator[tuple[str, Tensor, Settings, tuple[State, Settings]]]:
+        """Each parameter that has a saved state: its name, itself, its group, and what was saved of both."""
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for place, index in enumerate(saved["params"]):
+                if state := state_dict["state"].get(index):
+                    yield self._name(group, place), group["params"][place], group, (state, saved)
+
+    def _check_state(self, name: str, wanted: State, saved: State) -> None:
+        if wanted.keys() != saved.keys():
+            raise ValueError(
+                f"a state must be of the same optimizer: {name} has {', '.join(saved)}, and {type(self).__name__} "
+                f"keeps {', '.join(wanted)}; load the state that a {type(self).__name__} saved."
+            )
+        for key, value in wanted.items():
+            if isinstance(value, Tensor) and saved[key].shape != value.shape:
+                raise ValueError(
+                    f"a state must be of the same model and settings: {key} of {name} has the shape "
+                    f"{tuple(saved[key].shape)}, not {tuple(value.shape)}; load the state of a model of these shapes."
+                )
+
+    def _check_gradients(self, group: Settings) -> None:
+        for place, param in enumerate(group["params"]):
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse or param.grad.is_complex():
+                kind = "sparse" if param.grad.is_sparse else "complex"
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support {kind} gradients: {self._name(group, place)} has one; "
+                    "give it to another optimizer (torch.optim.SparseAdam, torch.optim.AdamW)."
+                )
+            if group["check_finite"] and not param.grad.isfinite().all():
+                raise ValueError(
+                    f"gradients must be finite: that of {self._name(group, place)} holds "
+                    f"{int(param.grad.isnan().sum())} NaN and {int(param.grad.isinf().sum())} infinite numbers of "
+                    f"{param.grad.numel()}; skip the step, or look at what made them."
+                )
+
+    def _name(self, group: Settings, place: int) -> str:
+        """The name of a parameter, if the optimizer got `model.named_parameters()`; else its number and shape."""
+        if names := group.get("param_names"):
+            return names[place]
+        number = next(i for i, other in enumerate(self.param_groups) if other is group)
+        return f"parameter {place} of group {number} (shape {tuple(group['params'][place].shape)})"
+
+
+def count_steps(states: list[State]) -> list[int]:
+    """Count this step in each state; how many there were of each, with it."""
+    for state in states:
+        state["step"] += 1
+    return [state["step"] for state in states]
