@@ -6,6 +6,9 @@ rounding            to a format: nearest or stochastic
 running_sum         small updates that are lost, and what helps
 loss_scaling        gradients that would underflow in FP16
 mixed_precision     16-bit steps, 32-bit weights: a real run in each format
+savings             of memory: bytes of a step by what they hold
+product_speed       of a product in fewer bits, by its size
+equal_loss          a speed claim, made twice
 autocast            what torch casts, operator by operator
 block_scaling       a scale for each block of numbers: FP8, MXFP8, MXFP4, NVFP4
 hadamard            an outlier, spread over its neighbours

@@ -42,7 +42,7 @@ class MixedPrecision:
 
     Arguments:
         model: in the dtype of forward and backward; its parameters are overwritten in each step.
-        masters: the same model in FP32 (any dtype), which the optimizer changes.
+        masters: the same model in FP32, which the optimizer changes; the model itself, to train in its own dtype.
         optimizer: of the parameters of `masters`.
         scaler: scales the loss; None: as it is.
     """
@@ -55,18 +55,22 @@ class MixedPrecision:
 
     @torch.no_grad()
     def copy_weights(self) -> None:
-        """w_16 <- round(w_32)."""
+        """w_16 <- round(w_32). Gradients of the step before are forgotten."""
         for param, master in self._pairs:
-            param.copy_(master)
-            param.grad = None
+            master.grad = None
+            if param is not master:
+                param.copy_(master)
 
     def backward(self, loss: Tensor, num_micro_batches: int = 1) -> None:
         """Gradients of the masters, still scaled: those of `num_micro_batches` such losses, of whose mean each is."""
         scaled = self.scaler.scale(loss) if self.scaler else loss
         (scaled / num_micro_batches).backward()
         for param, master in self._pairs:
-            assert param.grad is not None
-            master.grad = param.grad.to(master.dtype) * num_micro_batches
+            gradient, param.grad = param.grad, None  # each goes as soon as it is copied: never all of them twice
+            assert gradient is not None
+            master.grad = gradient.to(master.dtype)
+            if num_micro_batches > 1:
+                master.grad.mul_(num_micro_batches)
 
     def update(self) -> None:
         """w_32 <- optimizer(w_32, g_32 / S), unless a gradient overflowed."""

@@ -1,0 +1,68 @@
+"""A speed claim, made twice: steps a second, and seconds to the same loss.
+
+A format that makes a step faster may need more steps, for its gradients are coarser:
+
+    throughput          = (seconds a step of the reference) / (seconds a step)
+    time to equal loss  = throughput * (steps of the reference to the loss) / (steps to it)
+
+The second is what a run gains. Losses of single batches scatter: "at the loss" is a mean over the last `window` steps.
+
+Source: the distinction is that of time to accuracy, Coleman et al., "DAWNBench", 2017.
+Simplified: one run of each; another seed moves the steps by some percent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lablib.signature import checked
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedClaim:
+    """How much faster than a reference; larger than 1 is faster.
+
+    Attributes:
+        throughput: by steps a second.
+        to_equal_loss: by seconds to the same loss; 0 where it is never reached.
+    """
+
+    throughput: float
+    to_equal_loss: float
+
+
+@checked
+def steps_to_loss(losses: Sequence[float], target: float, window: int = 10) -> int | None:
+    """The number of steps after which the mean of the last `window` losses is at most `target`; None: never.
+
+    Raises:
+        ValueError: a window below 1.
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1 step: got {window}.")
+    means = (sum(losses[end - window : end]) / window for end in range(window, len(losses) + 1))
+    return next((end for end, mean in enumerate(means, start=window) if mean <= target), None)
+
+
+@checked
+def speed_claim(
+    losses: Sequence[float],
+    step_time_s: float,
+    reference_losses: Sequence[float],
+    reference_step_time_s: float,
+    target: float,
+    window: int = 10,
+) -> SpeedClaim:
+    """Both speeds of a run beside a reference.
+
+    Raises:
+        ValueError: the reference never reaches the target, or a time is not positive.
+    """
+    if not min(step_time_s, reference_step_time_s) > 0:
+        raise ValueError(f"times of a step must be positive: got {step_time_s} and {reference_step_time_s}.")
+    steps, reference_steps = (steps_to_loss(one, target, window) for one in (losses, reference_losses))
+    if reference_steps is None:
+        raise ValueError(
+            f"the reference must reach the target: it never has a mean loss of {target}; try a higher one."
+        )
+    throughput = reference_step_time_s / step_time_s
+    return SpeedClaim(throughput, throughput * reference_steps / steps if steps else 0.0)

@@ -1,0 +1,71 @@
+"""How much faster a matrix product is in fewer bits, by its size: the other half of the often repeated claim.
+
+A product of [n, n] with [n, n] has 2 n^3 FLOPs, moves 3 n^2 numbers and is one kernel:
+
+    time(n, format) = max( 2 n^3 / rate(format), 3 n^2 bytes(format) / bandwidth ) + launch
+    speedup         = time(n, baseline) / time(n, format)
+
+    small n      launch dominates: 1, whatever the format
+    large n      the ratio of the rates: at most that of the peaks
+
+So "1.5 to 3 times" is no property of a format: a V100's tensor cores multiply FP16 8 times as fast as its other cores
+FP32; where FP32 products may use TF32 (A100 and later), 16 bits are twice as fast, and a whole step less.
+
+Source: the cost model of `lablib.cost.matmul` and its sources; the peaks of `lablib.hardware`.
+Simplified: square products, one after the other; see savings.py for whole steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lablib.cost.matmul import matmul_time_s
+from lablib.hardware import Device
+from lablib.precision.best_format import PEAK_NAMES
+from lablib.precision.formats import FP32, Format
+from lablib.signature import checked
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSpeed:
+    """A product of [size, size] with [size, size] on a device.
+
+    Attributes:
+        time_s: in the format, with its launch.
+        speedup: over the baseline.
+    """
+
+    device: str
+    format: str
+    size: int
+    time_s: float
+    speedup: float
+
+
+@checked
+def product_speeds(device: Device, format: Format, sizes: Sequence[int], baseline: Format = FP32) -> list[ProductSpeed]:
+    """Square products of these sizes in a format, beside another one.
+
+    Raises:
+        ValueError: the device lacks one of both formats, or a size is not positive.
+    """
+    if min(sizes, default=1) < 1:
+        raise ValueError(f"sizes must be at least 1: got {list(sizes)}.")
+    speeds = []
+    for size in sizes:
+        time_s, baseline_s = (product_time_s(device, one, size) for one in (format, baseline))
+        speeds.append(ProductSpeed(device.name, format.name, size, time_s, baseline_s / time_s))
+    return speeds
+
+
+@checked
+def product_time_s(device: Device, format: Format, size: int) -> float:
+    """Seconds of a product of [size, size] with [size, size].
+
+    Raises:
+        ValueError: the device does not multiply this format.
+    """
+    name = PEAK_NAMES.get(format.name, "")
+    if name not in device.peak_flops_per_s:
+        has = [other for other, peak in PEAK_NAMES.items() if peak in device.peak_flops_per_s]
+        raise ValueError(f"{device.name} does not multiply {format}: choose one of {', '.join(has)}.")
+    return float(matmul_time_s(size, size, size, name, device)) + device.kernel_overhead_s
