@@ -10,7 +10,8 @@ from jaxtyping import install_import_hook
 # The shapes in signatures are checked at every call: a tensor that does not fit its annotation fails the test.
 # Before anything of these packages is imported; each technique's package joins them here.
 install_import_hook(
-    ["lablib.models", "lablib.data", "lablib.precision", "lablib.memory", "lablib.optim"], "beartype.beartype"
+    ["lablib.models", "lablib.data", "lablib.precision", "lablib.memory", "lablib.batches", "lablib.optim"],
+    "beartype.beartype",
 )
 
 # Properties are tried on the same examples every time, and a busy machine is no failure.

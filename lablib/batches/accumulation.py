@@ -1,0 +1,108 @@
+"""Gradient accumulation: the gradient of a large batch, computed in parts, with the same weight for every token.
+
+The loss of a batch is the mean over its N tokens. Cut the batch into micro-batches i with n_i tokens each and run
+backward on one at a time: `param.grad` adds up what backward leaves, and only one micro-batch's activations exist. It
+is the large batch's gradient if each part is divided by the N of all:
+
+    exact            sum_i  grad(summed loss_i) / N                         N = n_1 + ... + n_k, of all ranks
+    mean of means    sum_i  grad(summed loss_i) / n_i / k                   equal only if all n_i are: a token of a
+                                                                            short micro-batch would count for more
+
+Padding is no token: targets of IGNORED have no loss and are not counted. So micro-batches of padded text have uneven
+n_i even if their shapes are equal, and so has the last one of a text that does not divide evenly.
+
+Over W data ranks a replica averages gradients, a division by W that the loss must make good, and N counts the tokens of
+all ranks: known before the first backward, by one all-reduce of one number.
+
+    loss_i = scale x W x (summed loss_i) / N                                scale: the loss scale, 1 without one
+
+Cost: activations of one micro-batch; gradients are in memory all the time. FLOPs as the large batch. Sent bytes: the
+gradients once a step (`no_sync` for all micro-batches but the last) and 8 bytes for N.
+Shapes: B sequences of a micro-batch, T tokens of one, V vocabulary.
+Source: the mean of means stood in published trainers until October 2024 (huggingface/transformers, pull requests 34191
+and 34198; over devices 34373).
+Simplified: the model gives logits and the loss is cross-entropy; no other term.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lablib.data import Batch
+from lablib.parallel import DataParallel
+from lablib.precision.loss_scaling import LossScaler
+from lablib.signature import checked
+
+IGNORED = -100  # torch's `ignore_index`: a target that has no loss
+
+
+@checked
+def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Cross-entropy in nats, summed over the tokens whose target is not IGNORED; in float32 at least."""
+    dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
+    logits_NV = logits_BTV.to(dtype).flatten(0, 1)
+    return F.cross_entropy(logits_NV, targets_BT.flatten(), reduction="sum", ignore_index=IGNORED)
+
+
+def count_tokens(targets_BT: Int[Tensor, "B T"]) -> int:
+    """Tokens that have a loss: those whose target is not IGNORED."""
+    return int((targets_BT != IGNORED).sum())
+
+
+@checked
+def accumulate_mean_of_means(model: nn.Module, micro_batches: Sequence[Batch]) -> float:
+    """The naive one: each micro-batch's own mean, over their number. Exact only where all have as many tokens."""
+    _check_some(micro_batches)
+    total = 0.0
+    for inputs_BT, targets_BT in micro_batches:
+        mean = summed_loss(model(inputs_BT), targets_BT) / count_tokens(targets_BT)
+        loss = mean / len(micro_batches)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@checked
+def accumulate(model: nn.Module, micro_batches: Sequence[Batch], scaler: LossScaler | None = None) -> float:
+    """Add to the gradients those of the mean loss over all tokens of all micro-batches; return that loss, in nats.
+
+    Arguments:
+        model: logits of a micro-batch's inputs. A `DataParallel` replica communicates, once, and every rank must call
+            this; then the tokens are those of all ranks, and so is the loss.
+        micro_batches: at least one on each rank; sizes and tokens may differ, also between ranks.
+        scaler: scales the losses; unscale the gradients afterwards, and only then clip them.
+
+    Raises:
+        ValueError: no micro-batch, or no token that has a loss.
+    """
+    _check_some(micro_batches)
+    replica = model if isinstance(model, DataParallel) else None
+    device = micro_batches[0].targets.device
+    num_tokens = torch.tensor(sum(count_tokens(batch.targets) for batch in micro_batches), device=device)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    world_size = 1
+    if replica:
+        world_size = dist.get_world_size(replica.group)
+        dist.all_reduce(num_tokens, group=replica.group)
+    if num_tokens == 0:
+        raise ValueError("a batch must have a token whose target is not IGNORED: got none; leave this batch out.")
+    for index, (inputs_BT, targets_BT) in enumerate(micro_batches):
+        waits = replica is not None and index < len(micro_batches) - 1  # gradients are sent with the last
+        with replica.no_sync() if replica and waits else nullcontext():
+            loss = summed_loss(model(inputs_BT), targets_BT) / num_tokens
+            total += loss.detach()
+            # The replica divides by world_size, as if N counted this rank's tokens alone.
+            ((scaler.scale(loss) if scaler else loss) * world_size).backward()
+    if replica:
+        dist.all_reduce(total, group=replica.group)
+    return float(total)
+
+
+def _check_some(micro_batches: Sequence[Batch]) -> None:
+    if not micro_batches:
+        raise ValueError("a step needs at least one micro-batch on every rank: got none.")

@@ -1,0 +1,105 @@
+"""The size of a batch: micro-batch, accumulation and data ranks multiply to the global batch.
+
+One step of the optimizer uses the gradient of a global batch of B sequences. A device holds the activations of m of
+them at a time, a micro-batch; it works on `num_accumulations` of these one after another and adds their gradients up;
+and `data_ranks` devices do so side by side:
+
+    B = micro_batch x num_accumulations x data_ranks            sequences a step
+    B x seq_len                                                 tokens a step
+
+So the same B, and the same training, fits one device or a thousand. What differs is memory and time.
+
+Cost: activations grow with `micro_batch`; seconds with `micro_batch x num_accumulations`; bytes sent with neither, as
+gradients are reduced once a step. Sequential passes a step: `num_accumulations`.
+Source: the arithmetic of DeepSpeed's configuration (`train_batch_size`, `train_micro_batch_size_per_gpu`,
+`gradient_accumulation_steps`) and of Megatron-LM's (`--global-batch-size`, `--micro-batch-size`).
+Simplified: every micro-batch and every rank has the same number of sequences; `accumulation.py` needs not.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from lablib.signature import check_fields, checked
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """A global batch and its parts.
+
+    Attributes:
+        micro_batch: sequences that one device works on at a time.
+        num_accumulations: micro-batches of one device, one after another, a step.
+        data_ranks: devices that work side by side, each on other sequences.
+    """
+
+    micro_batch: int
+    num_accumulations: int = 1
+    data_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("micro_batch", "num_accumulations", "data_ranks"):
+            _at_least_one(name, getattr(self, name))
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences B of a step."""
+        return self.micro_batch * self.num_accumulations * self.data_ranks
+
+    @property
+    def local_batch(self) -> int:
+        """Sequences of a step on one rank."""
+        return self.micro_batch * self.num_accumulations
+
+    def tokens(self, seq_len: int) -> int:
+        """Tokens of a step, of sequences of `seq_len`."""
+        return self.global_batch * seq_len
+
+
+@checked
+def solve_batch(
+    *,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+    num_accumulations: int | None = None,
+    data_ranks: int | None = None,
+) -> BatchSize:
+    """The batch of which all numbers but one are given: the equation, solved for the one that is not.
+
+    Raises:
+        ValueError: not exactly three are given, one is below 1, or no whole number solves it; the message has the
+            nearest global batch that fits.
+    """
+    parts = {"micro_batch": micro_batch, "num_accumulations": num_accumulations, "data_ranks": data_ranks}
+    sizes = {"global_batch": global_batch} | parts
+    known = {name: value for name, value in sizes.items() if value is not None}
+    if len(known) != 3:
+        raise ValueError(
+            "solve_batch needs three of global_batch, micro_batch, num_accumulations and data_ranks: "
+            f"got {', '.join(known) or 'none'}; leave out the one that is wanted."
+        )
+    for name, value in known.items():
+        _at_least_one(name, value)
+    if global_batch is None:
+        return BatchSize(**known)
+    given = {name: value for name, value in parts.items() if value is not None}
+    divisor, (missing,) = prod(given.values()), parts.keys() - given.keys()
+    quotient, rest = divmod(global_batch, divisor)
+    if rest:
+        names = " x ".join(given)
+        raise ValueError(
+            f"global_batch must be a multiple of {names}: got {global_batch} and {divisor}; "
+            f"try {nearest_multiple(global_batch, divisor)}."
+        )
+    return BatchSize(**given, **{missing: quotient})
+
+
+@checked
+def nearest_multiple(size: int, divisor: int) -> int:
+    """The multiple of `divisor`, at least `divisor`, that is nearest to `size`; the larger of two as near."""
+    return max(1, (2 * size + divisor) // (2 * divisor)) * divisor
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1: got {value}.")

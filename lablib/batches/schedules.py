@@ -1,0 +1,111 @@
+"""Learning-rate schedules: pure functions of the step that give the factor by which the peak rate is multiplied.
+
+Adam's first steps divide by a second moment that has seen few gradients, so the rate climbs for W steps (warmup). At
+the end it must fall: the noise of each batch makes the weights jitter about a valley's floor, at a height that grows
+with the rate. Between the two, and how it falls, is what schedules differ in:
+
+    factor(s) = (s + 1) / (W + 1)          s < W                warmup: no step has rate 0, none has the peak twice
+              = 1                          W <= s < N - D       stable
+              = f((s - (N - D)) / D)       N - D <= s < N       decay over the last D of N steps, f(0) = 1
+              = f(1) = final               s >= N
+
+    cosine     D = N - W, f half a cosine: falls from the first step after the warmup. N must be known at the start.
+    linear     D = N - W, f a straight line
+    WSD        D a tenth of N, say: until N - D the rate knows nothing of N. One run serves every N: decay from a
+               checkpoint of its stable part, go on with that checkpoint.
+
+Use: `torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, num_steps=1000, num_warmup=100))`.
+
+Cost: none. Memory: a number.
+Source: Loshchilov and Hutter, "SGDR", 2016, arXiv 1608.03983, equation 5 (the cosine; one period, no restart); Hu et
+al., "MiniCPM", 2024, arXiv 2404.06395, section 4.2 (WSD; an exponential f, D a tenth of N); Hagele et al., 2024, arXiv
+2405.18392, section 3 (1 - sqrt); Goyal et al., 2017, arXiv 1706.02677, section 2.2 (warmup).
+Simplified: the warmup is linear, and the stable rate does not change.
+"""
+
+import math
+from collections.abc import Callable
+
+from lablib.signature import checked
+
+# Progress through the decay in [0, 1], and the last factor -> factor; 1 at progress 0, `final` at 1.
+Decay = Callable[[float, float], float]
+
+
+def linear_decay(progress: float, final: float) -> float:
+    """A straight line."""
+    return 1.0 - (1.0 - final) * progress
+
+
+def cosine_decay(progress: float, final: float) -> float:
+    """Half a period of a cosine: slow, fast, slow."""
+    return final + (1.0 - final) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def square_root_decay(progress: float, final: float) -> float:
+    """1 - sqrt: fast at first."""
+    return 1.0 - (1.0 - final) * math.sqrt(progress)
+
+
+def exponential_decay(progress: float, final: float) -> float:
+    """By the same factor in each step; `final` must be above 0. MiniCPM halves the rate again and again."""
+    if final <= 0:
+        raise ValueError(f"an exponential never reaches 0, so final must be positive: got {final}; try 0.1.")
+    return final**progress
+
+
+@checked
+def warmup_stable_decay(
+    step: int, num_steps: int, num_warmup: int, num_decay: int, final: float = 0.0, decay: Decay = linear_decay
+) -> float:
+    """WSD: up over `num_warmup` steps, then constant, then down over the last `num_decay` of `num_steps`.
+
+    Arguments:
+        step: counted from 0. From `num_steps` on the factor is `final`.
+        num_steps, num_warmup, num_decay: of the run; warmup and decay must fit in.
+        final: factor at the end, from 0 to 1.
+        decay: how it falls.
+
+    Raises:
+        ValueError: what does not fit, or a number out of its range.
+    """
+    _check(step, num_steps, num_warmup, num_decay, final)
+    if step < num_warmup:
+        return (step + 1) / (num_warmup + 1)
+    num_into_decay = step - (num_steps - num_decay)
+    if num_into_decay < 0:
+        return 1.0
+    return decay(num_into_decay / num_decay, final) if num_into_decay < num_decay else final
+
+
+@checked
+def cosine(step: int, num_steps: int, num_warmup: int = 0, final: float = 0.0) -> float:
+    """Warmup, then half a cosine down to `final` at `num_steps`."""
+    return warmup_stable_decay(step, num_steps, num_warmup, num_steps - num_warmup, final, cosine_decay)
+
+
+@checked
+def linear(step: int, num_steps: int, num_warmup: int = 0, final: float = 0.0) -> float:
+    """Warmup, then a straight line down to `final` at `num_steps`."""
+    return warmup_stable_decay(step, num_steps, num_warmup, num_steps - num_warmup, final, linear_decay)
+
+
+@checked
+def constant(step: int, num_warmup: int = 0) -> float:
+    """Warmup, then the peak rate without end."""
+    return warmup_stable_decay(step, max(step, num_warmup) + 1, num_warmup, 0)
+
+
+def _check(step: int, num_steps: int, num_warmup: int, num_decay: int, final: float) -> None:
+    if min(step, num_warmup, num_decay) < 0 or num_steps < 1:
+        raise ValueError(
+            "a step counts from 0, and a run has at least one: got "
+            f"step {step}, num_steps {num_steps}, num_warmup {num_warmup}, num_decay {num_decay}."
+        )
+    if num_warmup + num_decay > num_steps:
+        raise ValueError(
+            f"warmup and decay must fit into the run: got {num_warmup} + {num_decay} of {num_steps} steps; "
+            f"try a decay of {max(0, num_steps - num_warmup)}."
+        )
+    if not 0.0 <= final <= 1.0:
+        raise ValueError(f"final must be from 0 to 1, a part of the peak rate: got {final}; try 0.1.")

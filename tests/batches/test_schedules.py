@@ -1,0 +1,160 @@
+"""Schedules are torch's where torch has them, their paper's where it has not, and steps fall where they should."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    SequentialLR,
+)
+
+from lablib.batches.schedules import (
+    constant,
+    cosine,
+    cosine_decay,
+    exponential_decay,
+    linear,
+    linear_decay,
+    square_root_decay,
+    warmup_stable_decay,
+)
+
+DECAYS = (linear_decay, cosine_decay, square_root_decay, exponential_decay)
+few = settings(max_examples=30)
+lengths = st.integers(1, 12)
+finals = st.sampled_from([0.0, 0.1, 0.5, 1.0])
+
+
+def rates(make_scheduler, num_steps: int) -> list[float]:
+    """The rate of each step of an optimizer with peak rate 1, and one more."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler: LRScheduler = make_scheduler(optimizer)
+    seen = []
+    for _ in range(num_steps + 1):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def after_warmup(num_warmup: int, *then, at: tuple[int, ...] = ()):
+    """torch's schedulers in sequence: linear warmup, and each of `then` from its milestone on."""
+
+    def make(optimizer):
+        warmup = LinearLR(optimizer, 1 / (num_warmup + 1), 1.0, total_iters=num_warmup)
+        parts = [make_part(optimizer) for make_part in then]
+        return (
+            SequentialLR(optimizer, [warmup, *parts], [num_warmup, *at]) if num_warmup else _bare(optimizer, then, at)
+        )
+
+    return make
+
+
+def _bare(optimizer, then, at):
+    parts = [make_part(optimizer) for make_part in then]
+    return parts[0] if len(parts) == 1 else SequentialLR(optimizer, parts, list(at))
+
+
+@few
+@given(num_warmup=st.integers(0, 6), num_decay=lengths, final=finals)
+def test_cosine_and_linear_are_torchs(num_warmup, num_decay, final):
+    num_steps = num_warmup + num_decay
+    theirs = {
+        cosine: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
+        linear: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
+    }
+    for schedule, then in theirs.items():
+        expected = rates(after_warmup(num_warmup, then), num_steps)
+        ours = [schedule(step, num_steps, num_warmup, final) for step in range(num_steps + 1)]
+        assert ours == pytest.approx(expected, abs=1e-12)
+
+
+@few
+@given(num_warmup=st.integers(1, 6), num_stable=lengths, num_decay=lengths, final=st.sampled_from([0.1, 0.5]))
+def test_wsd_is_torchs_in_sequence(num_warmup, num_stable, num_decay, final):
+    num_steps = num_warmup + num_stable + num_decay
+    theirs = {
+        linear_decay: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
+        cosine_decay: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
+        exponential_decay: lambda o: ExponentialLR(o, gamma=final ** (1 / num_decay)),
+    }
+    for decay, last in theirs.items():
+        make = after_warmup(num_warmup, lambda o: ConstantLR(o, 1.0), last, at=(num_warmup + num_stable,))
+        ours = [
+            warmup_stable_decay(step, num_steps, num_warmup, num_decay, final, decay) for step in range(num_steps + 1)
+        ]
+        assert ours == pytest.approx(rates(make, num_steps), abs=1e-12)
+
+
+def test_torch_runs_it():
+    make = partial(LambdaLR, lr_lambda=lambda step: cosine(step, 10, 3, 0.1))
+    assert rates(make, 10) == [cosine(step, 10, 3, 0.1) for step in range(11)]
+
+
+def test_wsd_by_hand():
+    factors = [warmup_stable_decay(step, 10, 3, 4, 0.2) for step in range(12)]
+    assert factors == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    half = [warmup_stable_decay(step, 6, 0, 4, 1 / 16, exponential_decay) for step in range(7)]
+    assert half == pytest.approx([1, 1, 1, 1 / 2, 1 / 4, 1 / 8, 1 / 16])  # MiniCPM: halved again and again
+    root = [warmup_stable_decay(step, 4, 0, 4, decay=square_root_decay) for step in range(5)]
+    assert root == pytest.approx([1.0, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0.0])
+
+
+@given(num_warmup=st.integers(0, 9), num_stable=lengths, num_decay=lengths, more=lengths, decay=st.sampled_from(DECAYS))
+def test_until_its_decay_wsd_does_not_know_how_long_the_run_is(num_warmup, num_stable, num_decay, more, decay):
+    num_steps = num_warmup + num_stable + num_decay
+    for step in range(num_warmup + num_stable):
+        short = warmup_stable_decay(step, num_steps, num_warmup, num_decay, 0.1, decay)
+        assert short == warmup_stable_decay(step, num_steps + more, num_warmup, num_decay, 0.1, decay)
+        assert short == constant(step, num_warmup)
+
+
+@given(num_warmup=st.integers(0, 9), num_stable=lengths, num_decay=lengths, decay=st.sampled_from(DECAYS))
+def test_up_then_level_then_down(num_warmup, num_stable, num_decay, decay):
+    num_steps = num_warmup + num_stable + num_decay
+    factors = [
+        warmup_stable_decay(step, num_steps, num_warmup, num_decay, 0.05, decay) for step in range(num_steps + 3)
+    ]
+    up, level, down = factors[:num_warmup], factors[num_warmup:][: num_stable + 1], factors[num_warmup + num_stable :]
+    assert up == sorted(set(up)) and all(0 < factor < 1 for factor in up)
+    assert set(level) == {1.0}
+    assert down == sorted(down, reverse=True) and down[num_decay:] == [0.05] * 3
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_every_decay_goes_from_1_to_final(decay):
+    assert decay(0.0, 0.3) == pytest.approx(1.0) and decay(1.0, 0.3) == pytest.approx(0.3)
+
+
+def test_a_run_without_decay_ends_at_final_only_after_its_last_step():
+    assert [warmup_stable_decay(step, 3, 0, 0, 0.5) for step in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert [constant(step, 1) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((-1, 10, 0, 5), "counts from 0.*got step -1"),
+        ((0, 0, 0, 0), "a run has at least one.*num_steps 0"),
+        ((0, 10, -1, 5), "num_warmup -1"),
+        ((0, 10, 0, -5), "num_decay -5"),
+        ((0, 10, 6, 5), r"must fit into the run: got 6 \+ 5 of 10 steps; try a decay of 4"),
+        ((0, 10, 11, 0), "try a decay of 0"),
+        ((0, 10, 1, 5, 1.5), "final must be from 0 to 1.*got 1.5"),
+        ((0, 10, 1, 5, -0.1), "final must be from 0 to 1.*got -0.1"),
+        ((9, 10, 1, 5, 0.0, exponential_decay), "an exponential never reaches 0.*got 0.0; try 0.1"),
+        ((0.5, 10, 1, 5), "step must be a whole number"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        warmup_stable_decay(*arguments)
