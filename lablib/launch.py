@@ -11,7 +11,7 @@ from typing import Any
 from lablib.faults import Fault, check_faults
 from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
-from lablib.launch_checks import check_fidelity, check_program, check_size, check_trace, checked_timeout
+from lablib.launch_checks import check_device, check_fidelity, check_program, check_size, check_trace, checked_timeout
 from lablib.run import Run
 
 REAL_TIMEOUT_S = 600.0
@@ -32,6 +32,7 @@ def launch(
     trace: bool = True,
     fidelity: str = "values",
     faults: Sequence[Fault] = (),
+    device: str | None = None,
 ) -> Run:
     """Run `fn(*args)` on every rank and return what happened.
 
@@ -59,6 +60,9 @@ def launch(
         trace: record the timeline. Without it a run is a little faster and `timeline` has no compute spans.
         fidelity: "values" computes with real tensors; "shapes" (on sim) runs the same program on meta tensors, which
             have shapes and no values: time, memory and traffic of models that this machine could never hold.
+        device: "cuda" (on sim, with values): each rank has a GPU, its default device, as on nccl, and the host's memory
+            is another: what is moved between them takes the time of the host link, torch.cuda's streams and events have
+            virtual time, and `memory` counts the GPU's. None: all memory is the accelerator's.
         faults: what goes wrong (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:
@@ -76,10 +80,14 @@ def launch(
     check_outside("call launch from the notebook, not from the program it runs")
     simulated = find_cluster(cluster)
     faults = check_faults(faults, ranks, simulated.num_nodes(ranks), backend, trace, fidelity)
+    check_device(device, backend, fidelity)
     if backend == "sim":
-        from lablib.sim import run_sim
+        if device is None:
+            from lablib.sim import run_sim as run
+        else:
+            from lablib.script.stand_in import run_on_cuda as run
 
-        return run_sim(
+        return run(
             fn,
             args,
             ranks=ranks,

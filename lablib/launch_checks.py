@@ -122,6 +122,22 @@ def check_fidelity(fidelity: Any, backend: str) -> None:
         raise ValueError(f'fidelity="shapes" is for the simulator: {backend} computes with values; use backend="sim"')
 
 
+def check_device(device: Any, backend: str, fidelity: str) -> None:
+    """Whether ranks of this backend can have this default device.
+
+    Raises:
+        ValueError: neither None nor "cuda", or not to be had with the rest.
+    """
+    if device is None or (device == "cuda" and backend == "nccl"):
+        return
+    if not isinstance(device, str) or device != "cuda":
+        raise ValueError(f'device must be "cuda", or None for the default: got {safe_repr(device)}')
+    if backend == "gloo":
+        raise ValueError('device="cuda" needs GPUs, real or simulated: gloo has none; use backend="sim"')
+    if fidelity == "shapes":
+        raise ValueError('device="cuda" computes with values: got fidelity="shapes"; leave one of the two out')
+
+
 def check_trace(trace: Any) -> None:
     """Whether `trace` is a switch.
 

@@ -5,5 +5,6 @@ checkpointing           keep inputs of segments, compute the rest again: plans a
 optimal_checkpointing   the quickest plan for a budget of bytes
 packed_memory           keep something else for what autograd saves, each memory once
 activation_compression  keep it in 8 bits
+offload                 keep it in the host's memory, and have it back in time
 linear_cross_entropy    the head's loss without its logits
 """

@@ -12,13 +12,16 @@ spread in the dispatcher, where every operator passes:
 A script that never touches the device (gloo on CPU) has all its operators priced on the cluster's device, as `launch`
 does. A copy between host and device travels over PCIe:
 
-    time = alpha + S beta      S bytes; alpha, beta of the PCIe generation of the device
+    time = alpha + S / beta    S bytes; alpha, beta of the PCIe generation of the device
+
+on the stream that it is issued on. On a side stream it runs beside compute, and the timeline shows it as communication:
+"comm:host:send" to the host, "comm:host:recv" from it. On the default stream it is the compute stream's work.
 
 Random numbers drawn on the device come from the device's own generator, as on a GPU: seeding it, or dropping out, does
 not disturb what the host draws (the order of a data set, say).
 
-Simplified: the host's own work is free, so data loading never limits a run (the run's notes count it); copies wait for
-the stream they are issued on, and pinned memory is as fast as any.
+Simplified: the host's own work is free, so data loading never limits a run (the run's notes count it); pinned memory is
+as fast as any, and copies on two streams do not share the link.
 """
 
 from __future__ import annotations
@@ -232,8 +235,13 @@ class Placement(TorchDispatchMode):
         if (to is None) == (come_from is None):
             return False
         size_bytes = source[0].nbytes
-        label = "copy host to device" if come_from is None else "copy device to host"
-        self._rank.compute(label, self._link.latency_s + size_bytes / self._link.bandwidth_bytes_per_s, 0.0, size_bytes)
+        rank, time_s = self._rank, self._link.latency_s + size_bytes / self._link.bandwidth_bytes_per_s
+        label, way = ("copy host to device", "recv") if come_from is None else ("copy device to host", "send")
+        stream = rank.stream
+        if rank.is_on_side_stream:
+            rank.stream = f"comm:host:{way}"
+        rank.compute(label, time_s, 0.0, size_bytes)
+        rank.stream = stream
         return True
 
 

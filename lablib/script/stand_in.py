@@ -1,7 +1,7 @@
 """A stand-in for a GPU: programs run as with backend="nccl", on a device that refuses what CUDA refuses.
 
-    with cuda_by_default():
-        launch(program, ranks=4)
+    launch(program, ranks=4, device="cuda")        this launch
+    with cuda_by_default(): ...                    every launch inside
 
 Each rank's default device is then its own GPU, `cuda:<local rank>`, as it is on the real backend, and its groups are
 NCCL's. The device is script mode's (placement.py, devices.py): tensors are on the CPU, carry a mark, and have values.
@@ -46,6 +46,7 @@ from lablib.script.streams import Streams
 from lablib.sim.copies import Copies
 from lablib.sim.rank import Rank
 from lablib.sim.replaced import replaced
+from lablib.sim.simulation import run_sim
 from lablib.sim.store import SimStore
 
 _GENERATOR = torch._C.Generator
@@ -108,7 +109,12 @@ class StandIn:
         with process.placement.assuming(HOST):
             fn, args = self._copies.copy(lambda storage: mark_storage(storage, process.local_rank))
         torch.set_default_device(torch.device("cuda", process.local_rank))
-        return fn(*args)
+        try:
+            return fn(*args)
+        finally:
+            # What stays on torch's stack of this thread is freed when Python has forgotten the thread already; the
+            # process is aborted if it ends meanwhile.
+            torch.set_default_device(None)
 
     @contextmanager
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
@@ -139,16 +145,20 @@ class StandIn:
             yield
 
 
+def run_on_cuda(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
+    """`lablib.sim.run_sim` with a GPU for each rank, whose memory is not the host's."""
+    stand_in = StandIn(fn, args, options["ranks"], options["cluster"])
+    return run_sim(stand_in.program, (), **options, surroundings=stand_in)
+
+
 @contextmanager
 def cuda_by_default() -> Iterator[None]:
     """Every `launch` on the simulator inside runs its ranks on the stand-in."""
-    run_sim = sim.run_sim
 
     def on_the_stand_in(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
         if options.get("fidelity") == "shapes":
             return run_sim(fn, args, **options)
-        stand_in = StandIn(fn, args, options["ranks"], options["cluster"])
-        return run_sim(stand_in.program, (), **options, surroundings=stand_in)
+        return run_on_cuda(fn, args, **options)
 
     with replaced((sim, "run_sim", on_the_stand_in)):
         yield

@@ -53,6 +53,7 @@ class Streams:
         self._last_s = max(self._last_s, self._rank.clock_s)
         self._rank.clock_s = max(stream.clock_s, self.host_s)
         self.current = stream
+        self._rank.is_on_side_stream = stream is not self.default
 
     def host_waits(self, until_s: float | None = None) -> None:
         """The host waits for a moment (default: for the current stream): nothing is issued earlier."""

@@ -123,6 +123,7 @@ class Rank:
         clock_s: how far the stream that it issues work to has come, in virtual seconds.
         stream: the name of that stream: compute, but in what is chained to a future (future.py).
         callbacks_s: how far the stream of such callbacks has come.
+        is_on_side_stream: whether that is one of the program's own CUDA streams (lablib/script/streams.py).
         is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
         spans: what it did, as tuples in the order of `Span`'s fields.
         phases: names of the `record_function` blocks it is in, outermost first.
@@ -144,6 +145,7 @@ class Rank:
         self.stream = COMPUTE
         self.callbacks_s = 0.0
         self.is_traced = is_traced
+        self.is_on_side_stream = False
         self.is_priced = True
         self.spans: list[tuple] = []
         self.phases: list[str] = []

@@ -1,0 +1,166 @@
+"""Offload of activations: what backward needs waits in the host's memory, and comes back before it is needed.
+
+The host has more memory than the GPU, behind a slow link. An activation of S bytes takes c = alpha + S / beta seconds
+each way. Nothing is computed twice; the question is whether the copies hide behind compute:
+
+    naive      the compute stream copies, so every copy is exposed            2 n c
+    offload    a stream of its own for each way; layer i + 1 computes         max(0, (n - a) c - (n - 1) f) forward
+               while the activation of layer i leaves, and in backward        max(0, (n - a) c - (n - 1) g) backward
+               those of the next a layers are under way: prefetch
+
+    compute  F0 F1 F2 F3 .. | B3 B2 B1 B0          n layers, each f seconds forward, g backward, S bytes kept
+    out         o0 o1 o2    |
+    in                      | i1 i0                a = 2: the last two are still on the device, and need not come back
+
+For many layers that is max(0, c - f) + max(0, c - g) a layer: a copy hides if it takes no longer than the layer beside
+it. A layer of width D does about 24 D FLOPs for each number of its input and keeps some 16 numbers for it, so whether
+it hides depends on D, on the FLOPs a second and on the link, not on the batch. With checkpoints, the inputs alone leave
+(1 number instead of 16), and they hide from a width on that is 1 / 16 of that.
+
+Cost: 2 n c seconds on the link; device memory a S in each direction instead of n S; host memory n S, pinned.
+Shapes: any.
+Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design", 2016,
+arXiv 1602.08124, section 3 (offload and prefetch on a stream of their own); torch.autograd.graph.save_on_cpu (naive).
+Simplified: what leaves next is known from the order of forward; tensors count, not bytes, so `num_ahead` suits layers
+that keep about as much.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lablib.memory.packed_memory import packed_memory
+from lablib.signature import checked
+
+Event = Any  # torch.cuda.Event, or the simulator's
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class OnHost:
+    """A memory that has been sent to the host.
+
+    Attributes:
+        host: its numbers, once they are there.
+        device: where it comes from and is wanted again.
+        place: its number in the order of forward.
+        on_device: it itself: not let go yet, or back again.
+        arrived: when a copy of it will have come to its end.
+    """
+
+    host: Tensor
+    device: torch.device
+    place: int = 0
+    on_device: Tensor | None = None
+    arrived: Event | None = None
+
+
+@checked
+def naive_offload(parameters: Iterable[Tensor] = (), *, min_numel: int = 1024) -> AbstractContextManager[None]:
+    """Within this block, what autograd keeps is copied to the host, and back when backward asks for it. The naive one.
+
+    Arguments: as those of `offload`.
+    """
+    _require_gpu()
+    return packed_memory(
+        lambda flat: OnHost(flat.to("cpu"), flat.device), lambda kept: kept.host.to(kept.device), parameters, min_numel
+    )
+
+
+@checked
+def offload(
+    parameters: Iterable[Tensor] = (), *, num_ahead: int = 2, min_numel: int = 1024
+) -> AbstractContextManager[None]:
+    """The same with copies beside compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
+
+    Arguments:
+        parameters: kept on the device, since they stay there anyway.
+        num_ahead: tensors that may be under way at once, at least 1, each way; as many stay on the device.
+        min_numel: smaller tensors stay on the device.
+
+    Raises:
+        ValueError: no GPU to offload from, or `num_ahead` below 1.
+    """
+    _require_gpu()
+    if num_ahead < 1:
+        raise ValueError(f"num_ahead must be at least 1 tensor: got {num_ahead}; try 2.")
+    mover = Mover(num_ahead)
+    return packed_memory(mover.send, mover.fetch, parameters, min_numel)
+
+
+@checked
+def exposed_s(num_layers: int, num_ahead: int, copy_s: float, forward_s: float, backward_s: float) -> float:
+    """Seconds by which a step of equal layers takes longer with `offload`: the formulas of the head."""
+    copied_s = max(0, num_layers - num_ahead) * copy_s
+    return sum(max(0.0, copied_s - (num_layers - 1) * layer_s) for layer_s in (forward_s, backward_s))
+
+
+class Mover:
+    """Copies of one forward and its backward: two streams, and what is under way on them."""
+
+    def __init__(self, num_ahead: int):
+        self._num_ahead = num_ahead
+        self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
+        self._leaving: deque[OnHost] = deque()  # still on the device, the oldest first
+        self._sent: list[weakref.ref[OnHost]] = []  # in the order of forward
+
+    def send(self, flat: Tensor) -> OnHost:
+        """Begin to copy a flat tensor to the host, behind what computes it."""
+        while len(self._leaving) >= self._num_ahead:
+            self._let_go(self._leaving.popleft())
+        kept = OnHost(torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=True), flat.device)
+        kept.on_device, kept.place = flat, len(self._sent)
+        kept.arrived = self._copy(self._out, kept.host, flat)
+        self._leaving.append(kept)
+        self._sent.append(weakref.ref(kept))
+        return kept
+
+    def fetch(self, kept: OnHost) -> Tensor:
+        """The tensor on the device; begins to bring back those that backward will ask for next."""
+        is_here = kept in self._leaving  # not let go yet, and now it need not be
+        if is_here:
+            self._leaving.remove(kept)
+        elif kept.on_device is None:
+            self._bring_back(kept)
+        for place in range(kept.place - 1, max(-1, kept.place - 1 - self._num_ahead), -1):
+            before = self._sent[place]()
+            if before is not None and before.on_device is None:
+                self._bring_back(before)
+        if not is_here:
+            self._wait_for(kept)
+        assert kept.on_device is not None
+        return kept.on_device
+
+    def _let_go(self, kept: OnHost) -> None:
+        """Free the device's memory, once it is on the host: compute waits here when it is faster than the link."""
+        self._wait_for(kept)
+        kept.on_device = None
+
+    def _bring_back(self, kept: OnHost) -> None:
+        kept.on_device = torch.empty(kept.host.shape, dtype=kept.host.dtype, device=kept.device)
+        kept.arrived = self._copy(self._in, kept.on_device, kept.host)
+
+    def _wait_for(self, kept: OnHost) -> None:
+        assert kept.arrived is not None
+        torch.cuda.current_stream().wait_event(kept.arrived)
+
+    @staticmethod
+    def _copy(stream: Any, target: Tensor, source: Tensor) -> Event:
+        # What was issued so far computes the source, or may still use the memory that the target was given.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+            return stream.record_event()
+
+
+def _require_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "activations are offloaded from a GPU to its host: got no GPU. "
+            'On the simulator, launch(program, ranks=1, device="cuda").'
+        )
