@@ -3,5 +3,10 @@
 base        what all share: groups, closures, state that is checked, counted and loaded
 foreach     one operator over a list of tensors
 adamw       two means for each number, and decoupled decay
+adafactor   the second mean as rows and columns
+lamb        Adam's direction, in proportion to each layer's weights
 lion        the sign of one mean
+sophia      a mean over curvatures, clipped
+newton_schulz  singular values to about 1, by products
+muon        a matrix's momentum with equal singular values
 """

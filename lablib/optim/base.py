@@ -51,7 +51,8 @@ class BatchedOptimizer(torch.optim.Optimizer):
     def check_group(self, group: Settings) -> None:
         """Raise ValueError at a setting that cannot be."""
         for name in (name for name in _AT_LEAST_0 if name in group):
-            if not 0 <= group[name] < float("inf"):
+            values = group[name] if isinstance(group[name], tuple | list) else (group[name],)
+            if not all(value is None or 0 <= value < float("inf") for value in values):
                 raise ValueError(f"{name} must be 0 or more, and finite: got {group[name]}; try 0.001.")
         for name in (name for name in _BELOW_1 if name in group):
             values = group[name] if name == "betas" else (group[name],)
@@ -72,14 +73,19 @@ class BatchedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             self._check_gradients(group)
+        for group, params, grads, states in self.batches():
+            self.update(params, grads, states, group)
+        return loss
+
+    def batches(self) -> Iterator[tuple[Settings, list[Tensor], list[Tensor], list[State]]]:
+        """For each group: its settings, its parameters that have a gradient, the gradients, the states."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             for param in params:
                 if not self.state[param]:
                     self.state[param] = self.new_state(param, group)
             if params:
-                self.update(params, [param.grad for param in params], [self.state[param] for param in params], group)
-        return loss
+                yield group, params, [param.grad for param in params], [self.state[param] for param in params]
 
     def state_bytes(self) -> int:
         """Bytes of all tensors of the state. Counts of steps are Python's and take none."""

@@ -16,8 +16,7 @@ so where noise drowns the signal, the mean step is in proportion to mu / sigma_u
 
 Cost: 4 bytes of state a parameter (float32); 4 more during the step, for u; about 11 FLOPs.
 Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, arXiv 2302.06675, algorithm 2.
-Conventions: the authors' code decays first and moves then, as torch's AdamW; the difference to the formula is
-lr^2 lambda, and we do as their code. The sign of zero is zero.
+Conventions: the authors' code and the paper agree. The sign of zero is zero.
 """
 
 import math

@@ -6,16 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lablib.optim.adafactor import Adafactor
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import BatchedOptimizer
+from lablib.optim.lamb import LAMB
 from lablib.optim.lion import Lion
+from lablib.optim.muon import Muon
+from lablib.optim.sophia import SophiaG
 
 Shape = tuple[int, ...]
 
 # Each with settings under which a few steps of small matrices show all that it does.
 MAKE: dict[str, Callable[..., BatchedOptimizer]] = {
     "adamw": AdamW,
+    "adafactor": Adafactor,
+    "lamb": LAMB,
     "lion": Lion,
+    "sophia": SophiaG,
+    "muon": Muon,
 }
 
 

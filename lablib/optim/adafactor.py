@@ -1,0 +1,102 @@
+"""Adafactor: Adam's second mean as sums over rows and columns. A matrix of m x n keeps m + n numbers instead of 2 m n.
+
+If the squares of a gradient were a column times a row, their row means R and column means C would tell all of them:
+v = R C / mean(R). They are not quite, and it is a good enough guess. There is no first mean. At step t:
+
+    beta2 = 1 - t^-0.8                           a mean over all steps at first: no bias correction needed
+    R = beta2 R + (1 - beta2) mean of g^2 over columns          C likewise over rows
+    v = R C / mean(R)                            vectors keep v itself
+    u = g / sqrt(v)
+    w = w - lr lambda w - alpha u / max(1, rms(u) / d)          alpha = max(eps2, rms(w)) min(lr, 1 / sqrt(t))
+
+The rate is relative: of the size of the weights, rms(w). And the update is clipped to the size d, since a second mean
+that is slow to follow makes it too large when gradients grow.
+
+Cost: 4 (1/m + 1/n) bytes of state a parameter (float32), vectors 4; 4 more during the step, for u; about 16 FLOPs.
+Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018, arXiv 1804.04235,
+algorithms 4 and 5, section 8.
+Conventions, torch.optim.Adafactor's: means where the paper has sums (the same); eps1 bounds mean(R) and sqrt(v) from
+below, where the paper adds 1e-30 to g^2; `lr` is the paper's 1e-2 in rho_t; decay as AdamW's. Tensors of more than two
+dimensions are matrices in their last two.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from lablib.optim import foreach
+from lablib.optim.base import BatchedOptimizer, Settings, State, count_steps
+from lablib.signature import checked
+
+
+class Adafactor(BatchedOptimizer):
+    """Second means as rows and columns; equal to torch.optim.Adafactor.
+
+    Arguments:
+        lr: the largest relative rate: share of rms(w) that a step takes.
+        beta2_decay: the exponent of t in 1 - beta2; not above 0.
+        eps: eps1 (None: the spacing of the dtype at 1) and eps2, the least rms(w) that counts.
+        d: the largest rms of an update, at least 1.
+        weight_decay: share of the weights that a step takes, times lr.
+        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+    """
+
+    @checked
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        check_finite: bool = False,
+    ):
+        settings = {"lr": lr, "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay}
+        super().__init__(params, **settings, check_finite=check_finite)
+
+    def check_group(self, group: Settings) -> None:
+        super().check_group(group)
+        if not group["beta2_decay"] <= 0:
+            raise ValueError(f"beta2_decay must be 0 or less: got {group['beta2_decay']}; try -0.8.")
+        if not group["d"] >= 1:
+            raise ValueError(f"d must be at least 1: got {group['d']}; try 1.0.")
+
+    def new_state(self, param: Tensor, group: Settings) -> State:
+        if param.ndim < 2:
+            return {"step": 0, "variance": torch.zeros_like(param)}
+        rows, columns = param[..., :1], param[..., :1, :]
+        return {"step": 0, "row_var": torch.zeros_like(rows), "col_var": torch.zeros_like(columns)}
+
+    def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
+        lr, (eps1, eps2), steps = group["lr"], group["eps"], count_steps(states)
+        alphas = [_rms(w).clamp(min=eps2) * min(lr, 1 / math.sqrt(t)) for w, t in zip(params, steps, strict=True)]
+        foreach.mul_(params, 1 - lr * group["weight_decay"])
+        updates = [
+            _over_root(g, state, t ** group["beta2_decay"], torch.finfo(g.dtype).eps if eps1 is None else eps1)
+            for g, state, t in zip(grads, states, steps, strict=True)
+        ]
+        # w = w - alpha u / max(1, rms(u) / d)
+        clips = [(_rms(u) / group["d"]).clamp(min=1) for u in updates]
+        foreach.mul_(updates, [-alpha / clip for alpha, clip in zip(alphas, clips, strict=True)])
+        foreach.add_(params, updates)
+
+
+def _over_root(g: Tensor, state: State, weight: float, eps1: float) -> Tensor:
+    """Take g into the state with this weight; g / sqrt(v)."""
+    if g.ndim < 2:
+        v = state["variance"].lerp_(g.square(), weight).clone()
+    else:
+        rows, columns = state["row_var"], state["col_var"]
+        rows.lerp_(torch.linalg.vector_norm(g, dim=-1, keepdim=True).square_().div_(g.shape[-1]), weight)
+        columns.lerp_(torch.linalg.vector_norm(g, dim=-2, keepdim=True).square_().div_(g.shape[-2]), weight)
+        v = (rows @ columns).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=eps1))
+    return v.clamp_(min=eps1**2).rsqrt_().mul_(g)
+
+
+def _rms(x: Tensor) -> Tensor:
+    """Root of the mean square."""
+    return torch.linalg.vector_norm(x) / math.sqrt(x.numel())

@@ -1,0 +1,89 @@
+"""Muon: the momentum of a matrix with all its singular values made about equal. Every direction gets the same step.
+
+A gradient matrix is mostly a few strong directions. Written as U S V^T, its momentum is replaced by U V^T, the nearest
+orthogonal matrix, so weak directions count as much as strong ones:
+
+    B = mu B + (1 - mu) g                        B~ = mu B + (1 - mu) g once more (Nesterov), or B
+    O = NewtonSchulz(B~)                         about U V^T (newton_schulz.py)
+    w = w - lr lambda w - lr scale O             scale = sqrt(max(1, m / n)): "original"
+                                                         0.2 sqrt(max(m, n)): "match_rms_adamw", AdamW's size of step
+
+Only matrices of hidden layers: vectors, embeddings and the head are given to AdamW.
+
+Cost: 4 bytes of state a parameter (float32); during the step about 10 for each number of the largest matrix; the
+FLOPs of Newton-Schulz, 5 (4 m^2 n + 2 m^3) for m <= n.
+Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, kellerjordan.github.io; Liu et
+al., "Muon is Scalable for LLM Training", 2025, arXiv 2502.16982, section 2.2 (decay, and 0.2 sqrt(max)).
+Conventions, torch.optim.Muon's: momentum as a mean (the author's B = mu B + g has the same direction); products in
+BF16; eps bounds the norm from below, where the author's code adds it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from lablib.optim import foreach
+from lablib.optim.base import BatchedOptimizer, Settings, State
+from lablib.optim.newton_schulz import COEFFICIENTS, newton_schulz
+from lablib.signature import checked
+
+SCALES = {
+    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+
+
+class Muon(BatchedOptimizer):
+    """Orthogonalized momentum for matrices; equal to torch.optim.Muon.
+
+    Arguments:
+        lr: rate.
+        weight_decay: share of the weights that a step takes, times lr.
+        momentum: how much of the mean of gradients stays at each step.
+        nesterov: whether the gradient counts once more.
+        ns_coefficients, eps, ns_steps: of the Newton-Schulz iteration.
+        adjust_lr_fn: "original" or "match_rms_adamw".
+        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+    """
+
+    @checked
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str = "original",
+        *,
+        check_finite: bool = False,
+    ):
+        settings = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "eps": eps}
+        newton_schulz = {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+        super().__init__(params, **settings, **newton_schulz, check_finite=check_finite)
+
+    def check_group(self, group: Settings) -> None:
+        super().check_group(group)
+        if group["adjust_lr_fn"] not in SCALES:
+            raise ValueError(f"adjust_lr_fn must be one of {', '.join(SCALES)}: got {group['adjust_lr_fn']!r}.")
+        if not 0 <= group["ns_steps"] < 100:
+            raise ValueError(f"ns_steps must be 0 to 99: got {group['ns_steps']}; try 5.")
+        for shape in (tuple(param.shape) for param in group["params"] if param.ndim != 2):
+            raise ValueError(f"Muon takes matrices: got a parameter of shape {shape}; give it to AdamW.")
+
+    def new_state(self, param: Tensor, group: Settings) -> State:
+        return {"momentum_buffer": torch.zeros_like(param)}
+
+    def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
+        momentum, buffers = group["momentum"], [state["momentum_buffer"] for state in states]
+        foreach.lerp_(buffers, grads, 1 - momentum)
+        foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
+        for param, grad, buffer in zip(params, grads, buffers, strict=True):  # one product fills a GPU: no batch needed
+            mean = grad.lerp(buffer, momentum) if group["nesterov"] else buffer
+            orthogonal = newton_schulz(mean, group["ns_steps"], group["ns_coefficients"], group["eps"])
+            param.add_(orthogonal, alpha=-group["lr"] * SCALES[group["adjust_lr_fn"]](*param.shape))
