@@ -4,4 +4,7 @@ batch           micro-batch x accumulation x data ranks = global batch
 accumulation    a large batch in parts, each token with the same weight
 clipping        a gradient that is too long, shortened: over parameters, shards and ranks
 schedules       the learning rate by step: warmup, cosine, linear, WSD
+noise_scale     signal and noise of gradients, and what a larger batch buys
+large_batch     the rate of another batch size: linear and square-root scaling
+batch_rules     published laws of the batch size by loss, compute or tokens
 """

@@ -1,0 +1,81 @@
+"""The learning rate of another batch size: linear scaling for SGD, square-root scaling for Adam.
+
+A batch k times as large takes k times fewer steps through the same examples; how much longer should each step be?
+
+    linear        rate x k             SGD. k steps with gradients g_i of one batch each are about one step with their
+                                       mean and k times the rate, as long as the weights hardly move in between.
+    square root   rate x sqrt(k)       Adam. It divides by the gradient's own size: where noise rules, a batch k times
+                                       as large has gradients sqrt(k) times smaller, which Adam undoes. So one step is
+                                       as long as before, k of them walk sqrt(k) as far: sqrt(k) more makes it good.
+                                       Its memory shall span as many examples: 1 - beta becomes k times as large.
+    noise scale   rate_max / (1 + B_noise / B)      SGD, between the two ends: linear far below the noise scale of
+                                       noise_scale.py, and no more than `rate_max` far above
+
+Each rule ends where noise no longer rules: a rate beyond what the curvature bears diverges at any batch size. Linear
+scaling starts with a warmup, for early on the weights move fast.
+
+Cost: none.
+Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv 1706.02677, section 2.1; Malladi et al., "On the SDEs
+and Scaling Rules for Adaptive Gradient Algorithms", 2022, arXiv 2205.10287, definition 5.1 (Adam's betas and epsilon);
+McCandlish et al., 2018, arXiv 1812.06162, equation 2.6.
+Simplified: the rules keep a run of the same number of examples; none says how large k may be.
+"""
+
+import math
+from dataclasses import dataclass
+
+from lablib.signature import checked
+
+
+@dataclass(frozen=True, slots=True)
+class AdamSettings:
+    """What of Adam depends on the batch size; torch's names."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+
+
+@checked
+def linear_rate(rate: float, from_batch: int, to_batch: int) -> float:
+    """SGD's rate at `to_batch`, from one that is good at `from_batch`."""
+    return rate * _ratio(from_batch, to_batch)
+
+
+@checked
+def square_root_rate(rate: float, from_batch: int, to_batch: int) -> float:
+    """Adam's rate at `to_batch`, from one that is good at `from_batch`."""
+    return rate * math.sqrt(_ratio(from_batch, to_batch))
+
+
+@checked
+def noise_scale_rate(max_rate: float, noise_scale: float, batch_size: int) -> float:
+    """SGD's best rate at a batch size, from the best one of an endless batch and the noise scale, in examples."""
+    if not noise_scale >= 0:
+        raise ValueError(f"noise_scale must be at least 0 examples: got {noise_scale}.")
+    return max_rate / (1 + noise_scale * _ratio(batch_size, 1))
+
+
+@checked
+def scale_adam(settings: AdamSettings, from_batch: int, to_batch: int) -> AdamSettings:
+    """All of Adam's settings at `to_batch`: lr x sqrt(k), 1 - beta x k, eps / sqrt(k).
+
+    Raises:
+        ValueError: k is so large that a beta would be negative.
+    """
+    ratio = _ratio(from_batch, to_batch)
+    beta1, beta2 = (1 - ratio * (1 - beta) for beta in settings.betas)
+    if min(beta1, beta2) < 0:
+        largest = int(from_batch / (1 - min(settings.betas)) * (1 + 1e-9))
+        raise ValueError(
+            f"Adam's betas must stay at least 0: got {min(beta1, beta2):.3g} at batch {to_batch}; "
+            f"try a batch of at most {largest}."
+        )
+    root = math.sqrt(ratio)
+    return AdamSettings(settings.lr * root, (beta1, beta2), settings.eps / root)
+
+
+def _ratio(from_batch: int, to_batch: int) -> float:
+    if min(from_batch, to_batch) < 1:
+        raise ValueError(f"a batch has at least 1 example: got {min(from_batch, to_batch)}.")
+    return to_batch / from_batch
