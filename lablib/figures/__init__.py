@@ -21,6 +21,7 @@ from lablib.figures.waterfall import figure_waterfall as figure_waterfall
 from lablib.figures.waterfall import figure_waterfalls as figure_waterfalls
 from lablib.figures.communication import figure_communication as figure_communication
 from lablib.figures.plan_memory import figure_plan_memory as figure_plan_memory
+from lablib.figures.step_memory import figure_step_memory as figure_step_memory
 from lablib.figures.plans import figure_plans as figure_plans
 from lablib.figures.plans import figure_predictions as figure_predictions
 from lablib.figures.waits import figure_waits as figure_waits

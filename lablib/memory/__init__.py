@@ -7,4 +7,9 @@ packed_memory           keep something else for what autograd saves, each memory
 activation_compression  keep it in 8 bits
 offload                 keep it in the host's memory, and have it back in time
 linear_cross_entropy    the head's loss without its logits
+training_step           the step whose memory is written out: precision, masters, checkpoints
+step_trace              a step as a list of operators and what each holds, for every micro-batch
+step_script             the plain GPT's step, operator by operator
+step_outline            other models' steps, by the planner's moments
+step_memory             whether a step fits, by how much, and where it peaks
 """

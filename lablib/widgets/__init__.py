@@ -5,3 +5,4 @@ from lablib.widgets.controls import IntChoice as IntChoice
 from lablib.widgets.controls import LogSlider as LogSlider
 from lablib.widgets.controls import Toggle as Toggle
 from lablib.widgets.explore import explore as explore
+from lablib.widgets.memory_calculator import memory_calculator as memory_calculator

@@ -22,6 +22,7 @@ def explore(
     controls: Sequence[Control],
     interactive: bool = True,
     examples: Sequence[Mapping[str, Any]] = (),
+    on_point: Callable[[Any, float], str] | None = None,
 ) -> Explorer | Pictures:
     """Controls and a figure that follows them; without widgets, the figure at a few settings.
 
@@ -35,6 +36,7 @@ def explore(
         interactive: False shows static figures: the defaults, then the examples.
         examples: settings to show when not interactive, as far as they differ from the defaults. None given: the
             first control at its two ends.
+        on_point: called with what `compute` returned and the x of a point that was clicked; its text is shown.
 
     Returns:
         A value to end a cell with.
@@ -50,4 +52,4 @@ def explore(
     # Without widgets, ipywidgets and its JavaScript are not even loaded.
     from lablib.widgets.explorer import Explorer
 
-    return Explorer(compute, draw, controls)
+    return Explorer(compute, draw, controls, on_point)

@@ -17,6 +17,8 @@ from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText
 from lablib.widgets.redraw import EMPTY, Props, props_of, redraw
 
+MOST_IN_A_COLUMN = 7
+
 
 class Explorer:
     """Reads its controls, calls one function and one figure function, and shows the result.
@@ -29,24 +31,31 @@ class Explorer:
         figure: the plotly widget on the screen.
         message: the error of the present setting, empty if there is none.
         caption: the sentence and the table of the figure.
+        point: what is said of the point that was clicked last; empty before, and after a change.
         panel: all of them, as the notebook shows them.
     """
 
     def __init__(
-        self, compute: Callable[..., Any], draw: Callable[[Any], go.Figure], controls: Sequence[Control]
+        self,
+        compute: Callable[..., Any],
+        draw: Callable[[Any], go.Figure],
+        controls: Sequence[Control],
+        on_point: Callable[[Any, float], str] | None = None,
     ) -> None:
-        self._compute, self._draw = compute, draw
+        self._compute, self._draw, self._on_point = compute, draw, on_point
+        self._value: Any = None
         self.controls = {control.name: control.widget() for control in controls}
-        self.message, self.caption = LiveText(is_urgent=True), LiveText()
+        self.message, self.caption, self.point = LiveText(is_urgent=True), LiveText(), LiveText()
         # The widget begins with its traces: a browser still loading plotly would lose those that are added later.
         self._figure: go.Figure | None = None
         self._place = FitWidth()
         self._drawn = self._computed() or EMPTY
         self.figure = go.FigureWidget(go.Figure(self._drawn))
         self.figure._config = self.figure._config | {"responsive": True}  # see FitWidth
-        parts = [*self.controls.values(), self.message, self.figure, self._place, self.caption]
-        self.panel = ipywidgets.VBox(parts, layout={"width": "100%"})
+        parts = [*_in_columns(list(self.controls.values())), self.message, self.figure, self._place]
+        self.panel = ipywidgets.VBox([*parts, self.point, self.caption], layout={"width": "100%"})
         _align(list(self.controls.values()), [control.label for control in controls])
+        self._listen()
         for widget in self.controls.values():
             widget.observe(self._refresh, names="value")
 
@@ -61,18 +70,32 @@ class Explorer:
         if drawn is not None:
             redraw(self.figure, self._drawn, drawn)
             self._drawn = drawn
+            self.point.text = ""
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear clicks on every trace; those that a redraw has added are new."""
+        if self._on_point is not None:
+            traces: Any = self.figure.data
+            for trace in traces:
+                trace.on_click(self._clicked)
+
+    def _clicked(self, trace: Any, points: Any, state: Any) -> None:
+        if points.point_inds and self._on_point is not None and isinstance(points.xs[0], (int, float)):
+            self.point.text = self._on_point(self._value, points.xs[0])
 
     def _computed(self) -> Props | None:
         """What the figure is to show now, with its caption set; None, with a message, where it cannot be computed."""
         try:
-            figure = self._draw(self._compute(**self.settings))
+            value = self._compute(**self.settings)
+            figure = self._draw(value)
         except (ValueError, LaunchError) as error:
             self.message.text = f"! {error} The figure still shows the last setting that works."
             return None
         except Exception as error:
             self.message.text = f"! {type(error).__name__}: {error}"
             raise
-        self.message.text = ""
+        self.message.text, self._value = "", value
         self._figure, self._place.name = figure, describe(figure)
         self.caption.text, self.caption.table_html = describe(figure), table_html(table(figure), is_folded=False)
         return props_of(figure)
@@ -97,6 +120,14 @@ class Explorer:
         bundle: Any = self.panel._repr_mimebundle_()
         data = bundle[0] if isinstance(bundle, tuple) else bundle
         display(dict(data) | {"text/plain": "(controls)"}, raw=True)
+
+
+def _in_columns(widgets: list[Any]) -> list[Any]:
+    """Many controls stand side by side where there is room, so that the figure stays in sight."""
+    if len(widgets) <= MOST_IN_A_COLUMN:
+        return widgets
+    columns = "repeat(auto-fill, minmax(min(31em, 100%), 1fr))"
+    return [ipywidgets.GridBox(widgets, layout={"grid_template_columns": columns, "width": "100%"})]
 
 
 def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:

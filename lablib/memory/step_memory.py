@@ -1,0 +1,226 @@
+"""The memory of one training step on one device, before it runs: every operator's highest moment, by category.
+
+    peak = max over operators of (parameters + gradients + optimizer state + activations + what is there for a moment)
+
+Of the plain GPT (GPT-2, GPT-3, Megatron's, own sizes) every operator is known (step_script.py), and the bytes are those
+of a run on the simulator, to the byte. Of other Transformers the planner's moments are (step_outline.py).
+
+Cost in bytes: of each of P parameters 16 with AdamW, in float32 (4 + 4 + 8) or in 16 bits with a float32 master
+(2 + 2 + 12); of each token and layer 16 D numbers and 4 (4 + H) bytes with flash attention, or D numbers checkpointed;
+of each token 8 V bytes and more for the scores of the vocabulary.
+
+Legend: P parameters, D width, H heads, V vocabulary.
+Source: Rajbhandari et al., "ZeRO", 2019, arXiv 1910.02054, section 3.1 (16 bytes); Korthikanti et al., 2022, arXiv
+2205.05198, section 4 (activations).
+Simplified: no fragmentation: an allocator takes some percent more. No parallelism: `lablib.plan.predict` has that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+
+from lablib.errors import unknown_name
+from lablib.hardware.device import Device
+from lablib.hardware.devices import DEVICES
+from lablib.memory.step_outline import outline
+from lablib.memory.step_script import StepScript, is_plain
+from lablib.memory.step_trace import Kind, Op, Step, line_of
+from lablib.models.gpt import GPTConfig
+from lablib.models.published import find_transformer
+from lablib.models.transformer import Transformer
+from lablib.plan.recompute import recompute_policy
+from lablib.signature import checked
+from lablib.units import format_quantity
+
+# Bytes of a weight, and whether the optimizer steps copies of the weights in 32 bits.
+PRECISIONS: Mapping[str, tuple[int, bool]] = MappingProxyType(
+    {"float32": (4, False), "16 bits": (2, False), "16 bits, float32 master": (2, True)}
+)
+# Tensors of state a weight, and tensors a weight made for a moment. torch's default on a GPU goes operator by operator
+# (`foreach`), and makes a denominator as large as the model; `fused=True` is one kernel, and makes nothing.
+OPTIMIZERS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"adamw": (2, 1), "adamw, fused": (2, 0), "sgd-momentum": (1, 0), "sgd": (0, 0)}
+)
+# What driver and kernels take of a device before the program allocates anything (lablib/plan/derating.py).
+CONTEXT_BYTES = 1.3e9
+
+
+@dataclass(frozen=True, eq=False)
+class StepMemory:
+    """The memory of one step. Arrays have one entry an operator, in order.
+
+    Attributes:
+        name: the model's.
+        seq_len, micro_batch, num_microbatches: tokens of a sequence, sequences at once, micro-batches of the step.
+        precision, optimizer, recompute: as they were asked for.
+        device: whose memory it must fit into.
+        is_exact: whether every operator is known; else the moments are the planner's.
+        ops: the operators.
+        start_s: when each begins, by its roofline; `end_s` is when the step ends.
+        held: category -> bytes at the operator's highest moment.
+        made_bytes: what the operator allocates.
+        limit_bytes: what a program may use of the device.
+        largest_micro_batch: the most sequences that fit; 0: not one.
+    """
+
+    name: str
+    seq_len: int
+    micro_batch: int
+    num_microbatches: int
+    precision: str
+    optimizer: str
+    recompute: str
+    device: Device
+    is_exact: bool
+    ops: tuple[Op, ...]
+    start_s: np.ndarray
+    end_s: float
+    held: Mapping[str, np.ndarray]
+    made_bytes: np.ndarray
+    limit_bytes: float
+    largest_micro_batch: int
+
+    @property
+    def total(self) -> np.ndarray:
+        """Bytes of all categories."""
+        return np.sum(list(self.held.values()), axis=0)
+
+    @property
+    def peak_index(self) -> int:
+        """Of the operator at whose moment most is held; the first of several."""
+        return int(np.argmax(self.total))
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.total[self.peak_index])
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Bytes by category then."""
+        return self.at(self.peak_index)
+
+    @property
+    def margin_bytes(self) -> float:
+        """What is left of the limit; below 0 what is missing."""
+        return self.limit_bytes - self.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.margin_bytes >= 0
+
+    def at(self, index: int) -> dict[str, int]:
+        """Bytes by category at the highest moment of an operator."""
+        return {name: int(held[index]) for name, held in self.held.items()}
+
+    def index_at(self, time_s: float) -> int:
+        """The operator that runs then."""
+        return max(0, int(np.searchsorted(self.start_s, time_s, "right")) - 1)
+
+    def where(self, index: int) -> str:
+        """An operator, when it runs, what it allocates, and the lines of the program behind it."""
+        op, made = self.ops[index], int(self.made_bytes[index])
+        when = [op.phase] * (op.phase not in op.name) + [f"layer {op.layer}"] * (op.layer >= 0)
+        makes = f", which allocates {format_quantity(made, 'B')}" if made else ""
+        text = op.name + (f" ({', '.join(when)})" if when else "") + makes
+        if not op.line:
+            return f"{text}: a moment of the planner, whose program is not here."
+        if op.phase not in ("backward", "recompute") or op.line.startswith("training_step.py"):
+            return f"{text}. Line: {op.line}"
+        how = "the derivative of" if op.phase == "backward" else "once more"
+        return f"{text}. Line: {line_of('memory/training_step.py', 'loss.backward()')}, {how} {op.line}"
+
+    def explain(self, index: int) -> str:
+        """The same, and what is held then."""
+        sizes = sorted(self.at(index).items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{format_quantity(size, 'B')} {name}" for name, size in sizes if size)
+        return f"Then {format_quantity(int(self.total[index]), 'B')} are held ({parts}), in {self.where(index)}"
+
+
+@checked
+def memory_of_step(
+    model: str | Transformer | GPTConfig = "gpt2",
+    seq_len: int | None = None,
+    micro_batch: int = 1,
+    *,
+    precision: str = "16 bits, float32 master",
+    optimizer: str = "adamw",
+    recompute: str = "none",
+    num_microbatches: int = 1,
+    device: str | Device = "H100-80GB-SXM",
+) -> StepMemory:
+    """What one training step holds, moment by moment, and whether it fits.
+
+    Arguments:
+        model: sizes, or a name of the catalogue of published models.
+        seq_len: tokens of a sequence; the model's longest by default.
+        micro_batch: sequences that go through the model at once.
+        precision: "float32", "16 bits" or "16 bits, float32 master".
+        optimizer: "adamw", "adamw, fused", "sgd-momentum" or "sgd".
+        recompute: "none", "full" (each layer checkpointed) or "every k" layers.
+        num_microbatches: whose gradients are summed before the optimizer steps; the third and later are as the second.
+        device: a device, or a name of the catalogue.
+
+    Raises:
+        ValueError: names nobody knows, sizes below 1, a sequence longer than the model's positions, a policy that
+            flash attention leaves without effect.
+    """
+    sizes = find_transformer(model)
+    seq_len = sizes.max_seq_len if seq_len is None else seq_len
+    for name, value in (("seq_len", seq_len), ("micro_batch", micro_batch), ("num_microbatches", num_microbatches)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1: got {value}.")
+    if sizes.positions == "learned" and seq_len > sizes.max_seq_len:
+        rule = f"{sizes.name} has {sizes.max_seq_len:,} learned positions, and a sequence at most as many tokens"
+        raise ValueError(f"{rule}: got {seq_len:,}; try {sizes.max_seq_len:,}.")
+    found = _device(device)
+    kind = _kind(precision, optimizer, recompute, num_microbatches)
+    step = _step(sizes, seq_len, kind)
+    dtype = _dtype(found, kind)
+    ends_s = np.cumsum(step.times_s(micro_batch, found, dtype))
+    return StepMemory(
+        *(sizes.name, seq_len, micro_batch, num_microbatches, precision, optimizer, recompute, found),
+        is_exact=is_plain(sizes),
+        ops=step.ops,
+        start_s=np.concatenate(([0.0], ends_s[:-1])),
+        end_s=float(ends_s[-1]),
+        held=step.held(micro_batch),
+        made_bytes=step.made_bytes(micro_batch),
+        limit_bytes=found.memory_bytes - CONTEXT_BYTES,
+        largest_micro_batch=step.largest_micro_batch(found.memory_bytes - CONTEXT_BYTES),
+    )
+
+
+def _kind(precision: str, optimizer: str, recompute: str, num_microbatches: int) -> Kind:
+    for kind, name, valid in (("precision", precision, PRECISIONS), ("optimizer", optimizer, OPTIMIZERS)):
+        if name not in valid:
+            raise unknown_name(kind, name, list(valid))
+    policy = recompute_policy(recompute)
+    if policy.kind == "selective" or policy.first is not None:
+        rule = 'recompute is "none", "full" or "every k" here: flash attention keeps no scores to leave out'
+        raise ValueError(f'{rule}: got "{recompute}"; try "every 2".')
+    # The third micro-batch and later ones hold what the second does.
+    every = 0 if policy.kind == "none" else policy.every
+    return Kind(*PRECISIONS[precision], *OPTIMIZERS[optimizer], every, min(num_microbatches, 2))
+
+
+def _device(device: str | Device) -> Device:
+    if isinstance(device, Device):
+        return device
+    if device not in DEVICES:
+        raise unknown_name("device", device, list(DEVICES))
+    return DEVICES[device]
+
+
+def _dtype(device: Device, kind: Kind) -> str:
+    """What the products are computed in: of 16 bits what the device is fastest in."""
+    wanted = ("bfloat16", "float16", "float32") if kind.width == 2 else ("float32",)
+    return next(name for name in wanted if name in device.peak_flops_per_s)
+
+
+@lru_cache(maxsize=32)
+def _step(model: Transformer, seq_len: int, kind: Kind) -> Step:
+    """The operators, for every micro-batch."""
+    return StepScript(model, seq_len, kind).run() if is_plain(model) else outline(model, seq_len, kind)

@@ -1,0 +1,162 @@
+"""A training step as a list of operators, and what is held at the highest moment of each: a ledger on paper.
+
+A step is written down as a program runs: an operator makes tensors (`op`), and tensors are forgotten (`free`). Every
+size is a number of bytes that does not depend on the micro-batch, plus a number for each of its sequences:
+
+    held(B) = fixed + B * per_sequence
+
+So one list serves every micro-batch B, and the largest that fits is a division: the least, over all operators, of
+(limit - fixed) / per_sequence.
+
+Time: an operator takes as long as its arithmetic or its traffic, whichever is slower, and its launch (roofline).
+
+Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009 (time).
+Simplified: no rounding and no fragmentation of an allocator, no workspaces of kernels, no overlap.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lablib.hardware.device import Device
+from lablib.record.blocks import CATEGORIES
+
+_LABLIB = Path(__file__).parents[1]
+
+
+class Kind(NamedTuple):
+    """What a step is made of, beside model and micro-batch: precision, optimizer, recomputation.
+
+    Attributes:
+        width: bytes of a weight.
+        has_master: whether the optimizer steps copies in 32 bits.
+        num_moments: tensors of optimizer state a weight.
+        temporary_share: tensors a weight that the optimizer makes for a moment.
+        every: layers of a checkpoint; 0: none.
+        num_microbatches: whose gradients are summed.
+    """
+
+    width: int
+    has_master: bool
+    num_moments: int
+    temporary_share: int
+    every: int
+    num_microbatches: int
+
+    @property
+    def state_width(self) -> int:
+        """Bytes of a number of the optimizer's state."""
+        return 4 if self.has_master else self.width
+
+
+class Op(NamedTuple):
+    """An operator: its name, when it runs, the line of the program that asked for it, the layer (-1: none)."""
+
+    name: str
+    phase: str
+    line: str
+    layer: int = -1
+
+
+class Block(NamedTuple):
+    """An allocation: its category, its bytes, and its bytes for each sequence of the micro-batch."""
+
+    category: str
+    fixed: int
+    per_sequence: int = 0
+
+
+class Trace:
+    """Operators in order. `phase` and `layer` are those of the next one."""
+
+    def __init__(self) -> None:
+        self.phase, self.layer = "forward", -1
+        self.ops: list[Op] = []
+        self._held = {name: [0, 0] for name in CATEGORIES}
+        self._highest: list[list[int]] = []  # for each operator: fixed, per sequence, of each category in turn
+        self._work: list[tuple[int, ...]] = []  # FLOPs per sequence; bytes moved, and made: fixed, per sequence
+
+    def begin(self, line: str, *blocks: Block) -> None:
+        """What is there before the step; nothing makes it."""
+        self.op("weights, state and data", line, blocks)
+        self._work[-1] = (0, 0, 0, 0, 0)
+
+    def op(self, name: str, line: str, makes: Iterable[Block], reads: Iterable[Block] = (), flops: int = 0) -> None:
+        """An operator that makes blocks, all there at once; `flops` are those of one sequence."""
+        makes = tuple(makes)
+        for block in makes:
+            held = self._held[block.category]
+            held[0] += block.fixed
+            held[1] += block.per_sequence
+        self.ops.append(Op(name, self.phase, line, self.layer))
+        self._highest.append([size for held in self._held.values() for size in held])
+        moved = (*makes, *reads)
+        sizes = [sum(b.fixed for b in moved), sum(b.per_sequence for b in moved)]
+        made = [sum(b.fixed for b in makes), sum(b.per_sequence for b in makes)]
+        self._work.append((flops, *sizes, *made))
+
+    def free(self, *blocks: Block) -> None:
+        """Nobody needs these any more."""
+        for block in blocks:
+            held = self._held[block.category]
+            held[0] -= block.fixed
+            held[1] -= block.per_sequence
+
+    def finish(self) -> "Step":
+        """The list as arrays."""
+        highest = np.array(self._highest, np.int64).reshape(len(self.ops), len(CATEGORIES), 2)
+        return Step(tuple(self.ops), highest[..., 0], highest[..., 1], np.array(self._work, np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A trace as arrays, one row an operator.
+
+    Attributes:
+        ops: the operators.
+        fixed, per_sequence: bytes of each of CATEGORIES at the operator's highest moment.
+        work: FLOPs a sequence; bytes read and written, fixed and a sequence; bytes made, fixed and a sequence.
+    """
+
+    ops: tuple[Op, ...]
+    fixed: np.ndarray
+    per_sequence: np.ndarray
+    work: np.ndarray
+
+    def held(self, micro_batch: int) -> Mapping[str, np.ndarray]:
+        """Bytes by category at the highest moment of each operator."""
+        held = self.fixed + micro_batch * self.per_sequence
+        return {name: held[:, i] for i, name in enumerate(CATEGORIES)}
+
+    def made_bytes(self, micro_batch: int) -> np.ndarray:
+        """Bytes that each operator allocates."""
+        return (self.work[:, 3] + micro_batch * self.work[:, 4]).astype(np.int64)
+
+    def largest_micro_batch(self, limit_bytes: float) -> int:
+        """The most sequences with which no moment needs more than the limit; 0: not even one fits."""
+        fixed, per_sequence = self.fixed.sum(1), self.per_sequence.sum(1)
+        if (fixed > limit_bytes).any():
+            return 0
+        grows = per_sequence > 0
+        return int(((limit_bytes - fixed[grows]) // per_sequence[grows]).min())
+
+    def times_s(self, micro_batch: int, device: Device, dtype: str) -> np.ndarray:
+        """Seconds of each operator by its roofline."""
+        flops, moved = self.work[:, 0] * micro_batch, self.work[:, 1] + micro_batch * self.work[:, 2]
+        compute_s = flops / (device.peak_flops_per_s[dtype] * device.matmul_efficiency)
+        memory_s = moved / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
+        is_work = (flops > 0) | (moved > 0)
+        return np.maximum(compute_s, memory_s) + is_work * device.kernel_overhead_s
+
+
+@cache
+def line_of(path: str, code: str) -> str:
+    """ "gpt.py:96: return self.out(...)": where this code stands in a file of lablib; it must stand there once."""
+    lines = (_LABLIB / path).read_text("utf-8").splitlines()
+    found = [number for number, line in enumerate(lines, 1) if code in line]
+    assert len(found) == 1, f"{code!r} stands in lines {found} of {path}"
+    return f"{path.rpartition('/')[2]}:{found[0]}: {lines[found[0] - 1].strip()}"

@@ -1,0 +1,79 @@
+"""The memory calculator: will it fit, by how much, what is the largest micro-batch, and which line makes the peak?
+
+Model, device, sequence, micro-batch, precision, optimizer and recomputation above; the peak by category and the whole
+step below. A click on any moment, or on the diamond at the peak, names its operator and the line of the program behind
+it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lablib.figures.step_memory import figure_step_memory
+from lablib.hardware.devices import DEVICES
+from lablib.memory.step_memory import OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
+from lablib.models.gpt import GPTConfig
+from lablib.models.published import TRANSFORMERS
+from lablib.signature import checked
+from lablib.units import unit_for
+from lablib.widgets.controls import Choice, Control, IntChoice
+from lablib.widgets.explore import explore
+
+if TYPE_CHECKING:
+    from lablib.widgets.explorer import Explorer
+    from lablib.widgets.static import Pictures
+
+OWN = "own sizes"
+HEAD_WIDTH = 64  # of a model of own sizes
+_EXAMPLES = (
+    {"recompute": "full"},
+    {"micro_batch": 16},
+    {"model": "llama-2-7b", "seq_len": 4096, "micro_batch": 1, "device": "A100-80GB-SXM"},
+)
+
+
+@checked
+def memory_calculator(
+    interactive: bool = True, model: str = "gpt2-xl", device: str = "H100-80GB-SXM"
+) -> Explorer | Pictures:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings.
+
+    Arguments:
+        interactive: whether there are controls.
+        model, device: which it begins with, names of the catalogues.
+
+    Raises:
+        ValueError: a name that is none of them.
+    """
+    controls = _controls(model, device)
+    return explore(calculate, figure_step_memory, controls, interactive, _EXAMPLES, on_point=explain_point)
+
+
+def _controls(model: str, device: str) -> list[Control]:
+    powers = tuple(2**i for i in range(8, 18))
+    return [
+        Choice("model", "Model", (*TRANSFORMERS, OWN), model),
+        Choice("device", "Device", tuple(DEVICES), device),
+        IntChoice("seq_len", "Sequence", powers, 1024, "tokens"),
+        IntChoice("micro_batch", "Micro-batch", (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256), 4, "sequences"),
+        Choice("precision", "Precision", tuple(PRECISIONS), "16 bits, float32 master"),
+        Choice("optimizer", "Optimizer", tuple(OPTIMIZERS), "adamw"),
+        Choice("recompute", "Recompute", ("none", "every 4", "every 2", "full"), "none"),
+        IntChoice("num_microbatches", "Gradients summed", (1, 2), 1, "micro-batches"),
+        IntChoice("layers", "Own: layers", (*range(1, 17), 24, 32, 48, 64, 80, 96, 128), 12),
+        IntChoice("d_model", "Own: width", (128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 12288), 768),
+    ]
+
+
+def calculate(*, model: str, layers: int, d_model: int, seq_len: int, **choices: Any) -> StepMemory:
+    """`memory_of_step` of what the controls say; a model of own sizes has positions for the sequence, GPT-2's words."""
+    if model != OWN:
+        return memory_of_step(model, seq_len, **choices)
+    heads = max(1, d_model // HEAD_WIDTH)
+    return memory_of_step(GPTConfig(layers, d_model, heads, max_seq_len=seq_len), seq_len, **choices)
+
+
+def explain_point(step: StepMemory, x: float) -> str:
+    """The operator that runs at this place of the figure's axis of time."""
+    index = step.index_at(x * unit_for(step.end_s, "s").scale * (1 + 1e-9))
+    return step.explain(index)
