@@ -148,8 +148,7 @@ def _peak_mark(step: StepMemory, unit: Unit, seconds: Unit) -> go.Scatter:
         xaxis="x2",
         mode="markers",
         marker={"symbol": "diamond", "size": 11, "color": INK, "line": {"width": 2, "color": "#FFFFFF"}},
-        hovertext=[_hover(step, index)],
-        hoverinfo="text",
+        hoverinfo="none",  # the sum's words stand there already; "skip" would not hear a click
         showlegend=False,
     )
 

@@ -136,7 +136,8 @@ class StepMemory:
         """The same, and what is held then."""
         sizes = sorted(self.at(index).items(), key=lambda item: -item[1])
         parts = ", ".join(f"{format_quantity(size, 'B')} {name}" for name, size in sizes if size)
-        return f"Then {format_quantity(int(self.total[index]), 'B')} are held ({parts}), in {self.where(index)}"
+        total = format_quantity(int(self.total[index]), "B")
+        return f"At this moment {total} are held ({parts}). It runs {self.where(index)}"
 
 
 @checked

@@ -127,7 +127,7 @@ def _in_columns(widgets: list[Any]) -> list[Any]:
     if len(widgets) <= MOST_IN_A_COLUMN:
         return widgets
     columns = "repeat(auto-fill, minmax(min(31em, 100%), 1fr))"
-    return [ipywidgets.GridBox(widgets, layout={"grid_template_columns": columns, "width": "100%"})]
+    return [ipywidgets.GridBox(widgets, layout={"grid_template_columns": columns, "padding": "0 6px 0 0"})]
 
 
 def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ def _controls(model: str, device: str) -> list[Control]:
         Choice("precision", "Precision", tuple(PRECISIONS), "16 bits, float32 master"),
         Choice("optimizer", "Optimizer", tuple(OPTIMIZERS), "adamw"),
         Choice("recompute", "Recompute", ("none", "every 4", "every 2", "full"), "none"),
-        IntChoice("num_microbatches", "Gradients summed", (1, 2), 1, "micro-batches"),
+        IntChoice("num_microbatches", "Micro-batches a step", (1, 2), 1),
         IntChoice("layers", "Own: layers", (*range(1, 17), 24, 32, 48, 64, 80, 96, 128), 12),
         IntChoice("d_model", "Own: width", (128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 12288), 768),
     ]

@@ -52,6 +52,6 @@ def test_a_slider_redraws_and_a_click_on_the_peak_shows_its_line(server, noteboo
     page.wait_for_timeout(500)
     page.mouse.down()
     page.mouse.up()
-    wait_for_text(page, "Then ")
+    wait_for_text(page, "At this moment ")
     wait_for_text(page, "return F.cross_entropy(")
     notebook.screenshot("calculator-peak")
