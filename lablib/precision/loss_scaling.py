@@ -43,6 +43,11 @@ class ScaleState:
     good_steps: int
     overflows_left: int
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not (0 <= self.scale < math.inf and self.good_steps >= 0 and self.overflows_left >= 0):
+            raise ValueError(f"a loss scale is a finite number and its counts are at least 0: got {self}.")
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
@@ -191,16 +196,14 @@ class LossScaler:
         """Go on where another scaler was saved, by its rule.
 
         Raises:
-            ValueError: a state that has other entries, such as torch's.
+            ValueError: a state that has other entries, such as torch's, or entries that are no scale and no counts.
         """
-        expected = self.state_dict().keys()
-        if saved.keys() != expected:
-            raise ValueError(
-                f"a scaler's state has the entries {', '.join(expected)}: got {', '.join(map(str, saved)) or 'none'}; "
-                "save it with LossScaler.state_dict()."
-            )
-        self.rule = ScaleRule(**saved["rule"])
-        self.state = ScaleState(**{name: value for name, value in saved.items() if name != "rule"})
+        expected = self.state_dict()
+        _check_entries("a scaler's state", saved, expected)
+        _check_entries("a scaler's rule", saved["rule"], expected["rule"])
+        rule = ScaleRule(**saved["rule"])
+        state = ScaleState(**{name: value for name, value in saved.items() if name != "rule"})
+        self.rule, self.state = rule, state  # both, or neither
 
     def _agree(self, overflow: bool) -> bool:
         if not dist.is_initialized() or dist.get_world_size(self._group) < 2:
@@ -226,3 +229,12 @@ def unscale(gradients: Iterable[Tensor], scale: float) -> bool:
         overflow |= not bool(values.isfinite().all())
         gradient.mul_(inverse)
     return overflow
+
+
+def _check_entries(what: str, saved: Any, expected: dict[str, Any]) -> None:
+    names = saved.keys() if isinstance(saved, dict) else ()
+    if names != expected.keys():
+        raise ValueError(
+            f"{what} has the entries {', '.join(expected)}: got {', '.join(map(str, names)) or 'none'}; "
+            "save it with LossScaler.state_dict()."
+        )

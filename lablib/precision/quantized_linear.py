@@ -19,8 +19,8 @@ Source: Micikevicius et al., 2022, arXiv 2209.05433 (hybrid: E4M3 forward, E5M2 
 2412.19437, section 3.3; Mishra et al., "Recipes for Pre-training LLMs with MXFP8", 2025, arXiv 2506.08027; NVIDIA,
 2025, arXiv 2509.25149, section 4.
 Simplified: emulated, in float32 products of the rounded numbers, which is what matrix units give up to the order of
-their sums; biases and their gradients stay in float32; the embedding and the head are left in full precision, as all of
-these recipes do.
+their sums (`uses_scaled_mm` takes torch's own for the forward product in FP8); biases and their gradients stay in
+float32; the embedding and the head are left in full precision, as all of these recipes do.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lablib.errors import unknown_name
-from lablib.precision.block_scaling import RECIPES, DelayedScale, Recipe, quantize
+from lablib.precision.block_scaling import RECIPES, DelayedScale, Quantized, Recipe, quantize
 from lablib.precision.hadamard import hadamard_transform
 from lablib.signature import checked
 
@@ -98,10 +98,27 @@ class QuantizedLinear(nn.Module):
         linear: whose weight and bias it takes over, the very same parameters.
         recipe: `find_linear_recipe("mxfp8")`.
         generator: what stochastic rounding draws from; None: torch's default one.
+        uses_scaled_mm: whether the forward product is torch's own, on real 8-bit numbers, and not emulated.
+
+    Raises:
+        ValueError: torch's product is asked for in a recipe that has not one scale for each tensor.
     """
 
-    def __init__(self, linear: nn.Linear, recipe: LinearRecipe, generator: torch.Generator | None = None):
+    def __init__(
+        self,
+        linear: nn.Linear,
+        recipe: LinearRecipe,
+        generator: torch.Generator | None = None,
+        *,
+        uses_scaled_mm: bool = False,
+    ):
         super().__init__()
+        if uses_scaled_mm and not (recipe.activation == recipe.weight == RECIPES["tensor_e4m3"]):
+            raise ValueError(
+                f"torch._scaled_mm takes E4M3 and one scale for each tensor here: got {recipe.name}; "
+                "try fp8_current or fp8_delayed."
+            )
+        self.uses_scaled_mm = uses_scaled_mm
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.recipe = recipe
@@ -115,12 +132,16 @@ class QuantizedLinear(nn.Module):
         y_TN = _Products.apply(x.flatten(0, -2), self.weight, self)
         return y_TN.unflatten(0, x.shape[:-1]) + (0 if self.bias is None else self.bias)
 
-    def rounded(self, operand: str, matrix: Tensor) -> Tensor:
-        """An operand ("activation", "weight", "gradient") as a product sees it, quantized along its last dimension."""
+    def quantized(self, operand: str, matrix: Tensor) -> Quantized:
+        """An operand ("activation", "weight", "gradient"), quantized along its last dimension."""
         recipe: Recipe = getattr(self.recipe, operand)
         delayed = self._delayed.get(operand)
         scale = delayed.scale if delayed else None
-        return quantize(matrix, recipe, scale=scale, generator=self._generator).dequantize()
+        return quantize(matrix, recipe, scale=scale, generator=self._generator)
+
+    def rounded(self, operand: str, matrix: Tensor) -> Tensor:
+        """An operand as a product sees it."""
+        return self.quantized(operand, matrix).dequantize()
 
     def record(self, operand: str, matrix: Tensor) -> None:
         """Note an operand for the scales of later steps, where they are delayed."""
@@ -142,7 +163,8 @@ class _Products(torch.autograd.Function):
     def forward(ctx: Any, x_TK: Tensor, w_NK: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.save_for_backward(x_TK, w_NK)
         ctx.layer = layer
-        y_TN = layer.rounded("activation", x_TK) @ layer.rounded("weight", w_NK).T
+        x, w = layer.quantized("activation", x_TK), layer.quantized("weight", w_NK)
+        y_TN = scaled_product(x, w) if layer.uses_scaled_mm else x.dequantize() @ w.dequantize().T
         return y_TN.to(x_TK.dtype)
 
     @staticmethod
@@ -157,6 +179,15 @@ class _Products(torch.autograd.Function):
         for operand, matrix in (("activation", x_TK), ("weight", w_NK), ("gradient", dy_TN)):
             layer.record(operand, matrix)
         return dx_TK.to(x_TK.dtype), dw_NK.to(w_NK.dtype), None
+
+
+def scaled_product(x: Quantized, w: Quantized) -> Tensor:
+    """x w^T by torch's product of 8-bit numbers: codes are multiplied, the sum times both scales. T, K, N by 16."""
+    x_TK, w_NK = (one.codes.to(one.recipe.format.dtype) for one in (x, w))
+    scale_x, scale_w = (one.scales.reshape(()) for one in (x, w))
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        x_TK, w_NK.T, scale_a=scale_x, scale_b=scale_w, out_dtype=torch.float32
+    )
 
 
 @checked

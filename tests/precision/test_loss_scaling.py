@@ -162,6 +162,31 @@ def test_another_scalers_state_is_refused():
         LossScaler().load_state_dict(torch.amp.GradScaler("cpu").state_dict())
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rule": {"initial": 2.0}}, "a scaler's rule has the entries initial, growth, .*: got initial;"),
+        ({"rule": None}, "a scaler's rule has the entries .*: got none;"),
+        ({"scale": -1.0}, "a loss scale is a finite number"),
+        ({"scale": math.inf}, "a loss scale is a finite number"),
+        ({"overflows_left": -1}, "its counts are at least 0"),
+    ],
+)
+def test_a_state_of_another_shape_is_refused_and_changes_nothing(wrong, message):
+    scaler = LossScaler(ScaleRule(8.0))
+    before = scaler.state_dict()
+    other = LossScaler(ScaleRule(4.0)).state_dict()
+    with pytest.raises(ValueError, match=message):
+        scaler.load_state_dict(other | wrong)
+    assert scaler.state_dict() == before
+
+
+@pytest.mark.parametrize("wrong", [{"scale": torch.ones(3)}, {"good_steps": 1.5}])
+def test_a_state_of_another_type_is_refused(wrong):
+    with pytest.raises(TypeError):  # the project's WrongType; under the strict checks of tests, theirs
+        LossScaler().load_state_dict(LossScaler().state_dict() | wrong)
+
+
 def test_calls_out_of_order_are_refused():
     param = parameter()
     optimizer = torch.optim.SGD([param], lr=1.0)

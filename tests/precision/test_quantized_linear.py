@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lablib.models import GPT, GPTConfig
-from lablib.precision.block_scaling import RECIPES, Recipe, quantize
-from lablib.precision.formats import E4M3, FP32
+from lablib.precision.block_scaling import Recipe, quantize
+from lablib.precision.formats import FP32
 from lablib.precision.int4_training import Int4Linear, RoundToStep, sampling_probabilities, split_bits
 from lablib.precision.quantized_linear import (
     LINEAR_RECIPES,
@@ -75,15 +75,44 @@ def test_the_error_is_that_of_the_mantissa(name, at_most):
         assert float((got - want).norm() / want.norm()) < at_most
 
 
-def test_torchs_scaled_product_gives_the_same():
-    linear, x, _ = example()
-    recipe = RECIPES["tensor_e4m3"]
-    a, b = quantize(x.flatten(0, 1), recipe), quantize(linear.weight, recipe)
-    codes_a, codes_b = a.codes.to(E4M3.dtype), b.codes.to(E4M3.dtype)
-    product = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        codes_a, codes_b.T, scale_a=a.scales.reshape(()), scale_b=b.scales.reshape(()), out_dtype=torch.float32
-    )
-    assert torch.allclose(product, a.dequantize() @ b.dequantize().T, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_delayed"])
+def test_torchs_scaled_product_gives_the_same(name):
+    """Codes are the same, so that only the order of float32 sums may differ, which backward does not see."""
+    linear, x, dy = example()
+    recipe = find_linear_recipe(name)
+    emulated, real = QuantizedLinear(linear, recipe), QuantizedLinear(linear, recipe, uses_scaled_mm=True)
+    for _ in range(2):  # the second time with the scales of the first
+        (y, *emulated_gradients), (real_y, *real_gradients) = (gradients(one, x, dy) for one in (emulated, real))
+        assert torch.allclose(real_y, y, rtol=1e-4, atol=1e-4)
+        assert all(map(torch.equal, real_gradients, emulated_gradients))
+
+
+@pytest.mark.parametrize("name", ["bf16", "mxfp8", "fp8_deepseek"])
+def test_torchs_scaled_product_is_refused_for_other_recipes(name):
+    with pytest.raises(ValueError, match=f"one scale for each tensor here: got {name}; try fp8_current"):
+        QuantizedLinear(nn.Linear(128, 128), find_linear_recipe(name), uses_scaled_mm=True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "tokens", "message"),
+    [
+        (
+            100,
+            128,
+            "blocks of 1 x 128 must divide the matrix for deepseek_activation: got 128 x 100; pad it to 128 x 128",
+        ),
+        (
+            128,
+            100,
+            "blocks of 1 x 128 must divide the matrix for deepseek_activation: got 128 x 100; pad it to 128 x 128",
+        ),
+    ],
+)
+def test_blocks_that_do_not_divide_are_one_error(inputs, tokens, message):
+    """Along the inputs in forward; along the tokens, which only the gradient of the weight sums over, in backward."""
+    layer = QuantizedLinear(nn.Linear(inputs, 128), find_linear_recipe("fp8_deepseek"))
+    with pytest.raises(ValueError, match=message):
+        layer(torch.randn(tokens, inputs)).sum().backward()
 
 
 def test_delayed_scales_are_those_of_the_step_before():
