@@ -1,0 +1,637 @@
+# %% [markdown]
+# # Lab 01: The cost of a step
+#
+# **Question.** Where do the time and the memory of a training step go?
+#
+# Before you train a model you want to know two things: how long a step takes, and whether it fits into the GPU. Two
+# counts answer both: the *FLOPs* that a step computes, and the *bytes* that it moves and keeps. You count them by
+# hand, and hold each count against what a simulator, torch or this computer measures.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from lablib import find_cluster, launch, phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.figures import figure_lines, figure_memory, figure_roofline, format_quantity, show
+from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy, fused_linear_cross_entropy
+from lablib.models import GPT, GPTConfig, find_transformer, model_config, next_token_loss, num_parameters
+from lablib.models.training_compute import over_six_n_d, six_n_d, training_days
+from lablib.models.transformer_flops import forward_flops, recompute_flops, step_flops
+from lablib.record.blocks import NEVER
+
+check = checks_for("01")
+check
+
+# %% tags=["parameters"]
+backend: str = "gloo"  # gloo | nccl
+cluster: str = "dgx-a100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200
+sequences: int = 8  # of a batch
+seq_len: int = 1024  # tokens of a sequence, at most 1024
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # few repeats
+
+# %% [markdown] minutes=4
+# ## One step of GPT-2
+#
+# GPT-2 is a language model of 12 *layers*. It reads *tokens*, pieces of words: a *batch* of several *sequences* at
+# once. To each token it gives `vocab_size` scores, the *logits*, one for each token that could come next. Its numbers
+# are *parameters*. (The vocabulary is padded from 50,257 to a multiple of 64, which GPUs multiply faster.)
+
+# %%
+config = replace(model_config("gpt2"), vocab_size=50304)
+device = find_cluster(cluster).device
+num_params = num_parameters(config)
+print(config)
+print(f"{num_params:,} parameters; a batch has {sequences * seq_len:,} tokens")
+print(f"{device.name}: at its peak {format_quantity(device.peak('bfloat16'), 'FLOP/s')} in bfloat16")
+print(f"{format_quantity(device.memory_bytes, 'B')} of memory", end=", ")
+print(f"which it reads or writes at {format_quantity(device.memory_bandwidth_bytes_per_s, 'B/s')}, its bandwidth")
+
+# %% [markdown]
+# A step has three parts. *Forward* computes the *loss*, how badly the tokens were foretold. *Backward* computes the
+# *gradient*: how the loss changes with each parameter. The *optimizer*, here AdamW, changes the parameters. In *mixed
+# precision* the model computes with 2 bytes a number, in bfloat16, and AdamW on a copy with 4, the *master*
+# parameters.
+
+
+# %%
+def update(model, masters, optimizer):
+    for param, master in zip(model.parameters(), masters, strict=True):
+        master.grad = torch.zeros_like(master) if param.grad is None else param.grad.float()
+    optimizer.step()
+    with torch.no_grad():
+        for param, master in zip(model.parameters(), masters, strict=True):
+            param.copy_(master)
+            master.grad = None
+
+
+def usual_loss(model, tokens):
+    return next_token_loss(model(tokens), tokens)  # without numbers any tokens do as targets
+
+
+# %%
+def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
+    with phase("setup"):
+        model = GPT(shape, dtype=torch.bfloat16)
+        masters = [param.detach().float() for param in model.parameters()]
+        optimizer = torch.optim.AdamW(masters, foreach=True)
+        update(model, masters, optimizer)  # AdamW makes its states in its first step
+        tokens = torch.zeros(num_sequences, seq_len, dtype=torch.long)
+    loss_of(model, tokens).backward()
+    with phase("optimizer"):
+        update(model, masters, optimizer)
+    return model, optimizer  # what lives on to the next step
+
+
+# %% [markdown]
+# `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU, and keeps a
+# *ledger* of every allocation. With `fidelity="shapes"` tensors have shapes and no numbers, so even a large model
+# costs nothing here. Guess first.
+
+# %%
+my_guess_s = None  # seconds of one step
+my_guess_bytes = None  # the most memory that the step holds at once
+print("guesses:", my_guess_s, "s and", my_guess_bytes, "B")
+
+
+# %%
+def simulate(*arguments):
+    return launch(train_step, *arguments, ranks=1, cluster=cluster, fidelity="shapes")
+
+
+run = simulate()
+step = run.timeline.without("setup")
+show(step.figure(title="One step: forward, backward, optimizer"))
+print(f"a step takes {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
+
+# %% [markdown] minutes=11
+# ## FLOPs: what a step computes
+#
+# A *FLOP* is one addition or multiplication of numbers. A product of matrices [M, K] and [K, N] has M x N results,
+# each a sum of K products: M N K multiply-adds (*MACs*), so **2 M N K FLOPs**. In such products are nearly all FLOPs
+# of a transformer.
+
+# %% [markdown]
+# A layer has two parts. *Attention* multiplies all tokens by four matrices [D, D]: query, key, value and out. D is
+# the *width*: the numbers that stand for a token. In each of H *heads*, of width D / H, the T queries of a sequence
+# are multiplied with its T keys. That gives [T, T] *scores*, and these multiply the values. The *MLP* multiplies by
+# [D, F], then by [F, D].
+
+# %% [markdown]
+# ### Exercise 1: the FLOPs of a layer
+#
+# Count the products of one layer's forward pass. Leave out all else: sums, norms, the softmax of the scores, GELU
+# (the function between the MLP's products). Count every score, though a token uses only those of tokens before it.
+# Stuck? Run `check.layer_flops.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def layer_flops(batch, seq_len, width, hidden):
+    """FLOPs of one layer's forward pass.
+
+    batch: sequences. seq_len: T, tokens of each. width: D. hidden: F.
+    """
+    ### BEGIN SOLUTION
+    rows = batch * seq_len
+    attention = 4 * 2 * rows * width * width
+    scores = 2 * 2 * batch * seq_len * seq_len * width
+    mlp = 2 * 2 * rows * width * hidden
+    return attention + scores + mlp
+    ### END SOLUTION
+
+
+# %%
+try_out(layer_flops, batch=1, seq_len=2, width=3, hidden=5)  # by hand: 144 + 48 + 120 = 312
+
+# %% tags=["check"] points=2
+check.layer_flops(layer_flops)
+
+# %% [markdown]
+# The head, the product that makes the logits, has [B T, D] x [D, V]. Backward makes two products for each one of
+# forward: if Y = X W, then the gradient of X is dY W^T, and that of W is X^T dY. Each takes as many FLOPs as Y. So:
+# **backward takes twice forward**. Is that so? Below: a formula, a counter that comes with torch, and the simulator.
+
+# %%
+per_token = forward_flops(find_transformer(config), seq_len)  # by part, of one token
+by_formula = sequences * seq_len * sum(per_token.values())
+model = GPT(config, device="meta")  # "meta": shapes only
+tokens = torch.zeros(sequences, seq_len, dtype=torch.long, device="meta")
+with FlopCounterMode(display=False) as counted_forward:
+    loss = usual_loss(model, tokens)
+with FlopCounterMode(display=False) as counted_backward:
+    loss.backward()
+
+# %%
+simulated = {name: sum(span.flops for span in step.select(0) if span.phase == name) for name in ("forward", "backward")}
+rows = {
+    "forward": [by_formula, counted_forward.get_total_flops(), simulated["forward"]],
+    "backward": [2 * by_formula, counted_backward.get_total_flops(), simulated["backward"]],
+}
+columns = ["formula", "torch's counter", "simulator"]
+pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FLOP", 5))
+
+# %% [markdown]
+# One number is larger. On a GPU attention is one *fused* kernel, flash attention (a *kernel* is a program that runs
+# on the GPU). It does not keep the scores, so its backward multiplies queries with keys once more. What the model
+# needs are its *model FLOPs*; what is computed are *hardware FLOPs*.
+
+# %% [markdown] minutes=2
+# ## Six FLOPs for each parameter and token
+#
+# Forward, each parameter of a matrix is multiplied once with each token: 2 FLOPs. Backward 4. So with N parameters a
+# token takes about **6 N FLOPs** (Kaplan et al., 2020; "6 N D" has D for all tokens). Scores have no parameters: the
+# rule forgets them. For which models and sequences does that matter? Guess, then look: 1 means that the rule is
+# right.
+
+# %%
+LENGTHS = [2**exponent for exponent in range(7, 18)]
+models = {name: find_transformer(name) for name in ("gpt2", "gpt3-6.7b", "gpt3-175b")}
+ratios = {f"{name}, width {m.d_model}": over_six_n_d(m, np.array(LENGTHS)).tolist() for name, m in models.items()}
+title = "FLOPs of a token, over those by the rule"
+show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", title=title, log_x=True, log_y=True))
+
+# %% [markdown]
+# Scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So the rule errs by about T / 6D: little while a
+# sequence is shorter than the model is wide, and by several times for long ones.
+
+# %% [markdown] minutes=4
+# ## From FLOPs and bytes to seconds
+#
+# The step needs FLOPs / peak seconds at least. It takes longer. An operation also reads and writes memory, and a GPU
+# does both at once. So it takes at least **max(FLOPs / peak, bytes / bandwidth)**: the *roofline* (Williams et al.,
+# 2009). Guess: of all operations, how many multiply matrices? What share of the time do the others take?
+
+# %%
+rows = {}
+for name, spans in {
+    "products of matrices": [span for span in step.select(0) if span.flops],
+    "all others": [span for span in step.select(0) if not span.flops],
+}.items():
+    flops, size_bytes = sum(span.flops for span in spans), sum(span.size_bytes for span in spans)
+    seconds = {
+        "FLOPs / peak": flops / device.peak("bfloat16"),
+        "bytes / bandwidth": size_bytes / device.memory_bandwidth_bytes_per_s,
+        "simulated": sum(span.duration_s for span in spans),
+    }
+    rows[name] = {"calls": len(spans)} | {column: format_quantity(value, "s") for column, value in seconds.items()}
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Few operations multiply matrices, and these have all the FLOPs that were counted. The others are *limited by
+# memory*: they compute next to nothing, and wait for bytes. (Simulated times are longer: large products reach some
+# 80% of the peak, and a kernel takes microseconds to start.) Now each kind of operation under its roof.
+
+# %%
+show(figure_roofline(step, run.device))
+
+# %% [markdown]
+# *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without
+# FLOPs stand at the left, side by side. (Above a roof are tensors that the cache still has, and attention, half of
+# whose counted scores are masked and skipped.) A product of R tokens with [D, D] has an intensity of R / (1 + 2R/D):
+# with few tokens it is limited by memory, too. That is why a GPU wants a batch.
+
+# %% [markdown] minutes=5
+# ## How well is a GPU used?
+#
+# *Model FLOPs utilization*, MFU, is the model FLOPs of a second over the peak of all GPUs together (Chowdhery et al.,
+# 2022, appendix B). It follows from what everybody publishes: tokens per second. With the scores, a token takes
+# `6N+12LDT` FLOPs, L being the layers.
+
+# %% [markdown]
+# ### Exercise 2: the MFU of a published run
+#
+# What share of the peak did a run reach? `tokens_per_s` is that of all devices together.
+
+
+# %% tags=["exercise"]
+def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):
+    """MFU as a share, such as 0.4. `peak_flops_per_s` is that of one device."""
+    ### BEGIN SOLUTION
+    flops_per_token = 6 * num_params + 12 * num_layers * width * seq_len
+    return tokens_per_s * flops_per_token / (num_devices * peak_flops_per_s)
+    ### END SOLUTION
+
+
+# %%
+# Megatron-Turing NLG on 2,240 GPUs of the type A100: by PaLM's appendix B, 30.2%.
+sizes = {"num_params": 530e9, "num_layers": 105, "width": 20480, "seq_len": 2048}
+try_out(utilization, tokens_per_s=65_430, **sizes, num_devices=2240, peak_flops_per_s=312e12)
+
+# %% tags=["check"] points=1
+check.utilization(utilization)
+
+# %%
+model_flops = step_flops(find_transformer(config), sequences * seq_len, seq_len)
+mfu = model_flops / step.makespan_s / device.peak("bfloat16")
+print(f"this lab's step: MFU {mfu:.1%}. Published, by their own count:")
+print("PaLM 540B on 6,144 TPU v4: 46.2% (Chowdhery et al., 2022, table 3)")
+print("GPT of 1 trillion parameters on 512 A100: 56.3% (Korthikanti et al., 2022, table 5)")
+print("MPT-70B on H100: 43.4% (llm-foundry, scripts/train/benchmarking)")
+
+# %% [markdown] minutes=3
+# ## Bytes: what a step keeps
+#
+# Now the other count. In mixed precision a parameter has 2 bytes, and its gradient 2. AdamW holds 4 of the master
+# copy and two *states* of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** a
+# parameter. What does the ledger hold after the step, to the byte?
+
+# %%
+held = run.memory.at(0, run.timeline.end_s)  # after the step
+rows = {}
+for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
+    formula = bytes_a_param * num_params
+    rows[name] = {"bytes a parameter": bytes_a_param, "formula": formula, "ledger": held[name]}
+    rows[name]["difference"] = held[name] - formula
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# They differ by AdamW's counters of steps: 4 bytes for each tensor of the model. The model's 16 bytes a parameter are
+# 2 GB; yet within the step there was far more. The rest depends on the batch.
+
+# %% [markdown] minutes=10
+# ## Activations: what forward keeps for backward
+#
+# Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so X is kept: a
+# product keeps its input. So do GELU and a *norm* (which scales each token's numbers). A sum keeps nothing. Flash
+# attention keeps queries, keys, values and its output. A tensor that two operations keep is there once.
+
+# %% [markdown]
+# The layer, in order: norm; query, key and value; attention; out; *add the layer's input*; norm; up; GELU; down; *add
+# what went into this norm*. The layer's input is another layer's output, and is counted there. So this layer's output
+# is counted here: the next norm keeps it.
+
+# %% [markdown]
+# ### Exercise 3: the activations of a layer
+#
+# Count the bytes that one layer keeps, 2 for each number. Leave out what is one number for each token or head.
+# Attention that is not fused keeps the output of its softmax as well: [T, T] for each head of each sequence.
+
+
+# %% tags=["exercise"]
+def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):
+    """Bytes that one layer keeps for backward. `keeps_scores`: whether attention is not fused."""
+    ### BEGIN SOLUTION
+    # norm, query, key, value, attention, sum, norm, sum: 8 of width D; before and after GELU: 2 of width F
+    numbers = batch * seq_len * (8 * width + 2 * hidden)
+    if keeps_scores:
+        numbers += batch * heads * seq_len * seq_len
+    return 2 * numbers
+    ### END SOLUTION
+
+
+# %%
+tiny = {"batch": 1, "seq_len": 2, "width": 3, "hidden": 5, "heads": 1}
+try_out(activation_bytes, **tiny, keeps_scores=False)  # by hand: 136
+try_out(activation_bytes, **tiny, keeps_scores=True)  # by hand: 144
+
+# %% tags=["check"] points=2
+check.activation_bytes(activation_bytes)
+
+
+# %%
+def one_layer():
+    with phase("setup"):
+        layer = GPT(replace(config, num_layers=1), dtype=torch.bfloat16).blocks[0]
+        x = torch.zeros(sequences, seq_len, config.d_model, dtype=torch.bfloat16, requires_grad=True)
+    return layer(x)
+
+
+layer_run = launch(one_layer, ranks=1, cluster=cluster, fidelity="shapes")
+one_tensor = 2 * sequences * seq_len * config.d_model  # bytes
+kept = [block for block in layer_run.memory.blocks if block.category == "activation" and block.end_event == NEVER]
+rows = {}
+for name in dict.fromkeys(block.name for block in kept):
+    sizes_bytes = [block.size_bytes for block in kept if block.name == name]
+    rows[name] = {"tensors": len(sizes_bytes), "bytes": format_quantity(sum(sizes_bytes), "B")}
+    rows[name]["in tensors of [B, T, D]"] = f"{sum(sizes_bytes) / one_tensor:.3f}"
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# In tensors of [B, T, D] these are 16, of 2 bytes a number, and small change: a norm keeps two numbers for each
+# token, flash attention one for each token and head. The well-known count is `s b h (34 + 5 a s / h)` bytes
+# (Korthikanti et al., 2022, section 4.1); s is T, h is D, a are heads. Of the 34, 2 are masks of dropout, which this
+# GPT has not. The other term is what flash attention does not keep.
+
+# %%
+total = sum(block.size_bytes for block in kept) / (sequences * seq_len * config.d_model)
+scores = 5 * config.num_heads * seq_len / config.d_model
+print(f"bytes for each of B T D numbers: this layer {total:.2f};", end=" ")
+print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
+
+# %% [markdown] minutes=3
+# ## Where the peak is
+#
+# Forward, twelve layers pile up their activations. Backward takes them from the pile, the last layer's first. So the
+# most is held near the turn. Parameters and states take 1.7 GB then. Guess before you look: what else holds the most?
+
+# %%
+show(figure_memory(run.memory, timeline=step, rank=0))
+rows = [
+    {"made in": one.source, "by": one.name, "category": one.category, "bytes": format_quantity(one.size_bytes, "B")}
+    for one in run.memory.allocations_at_peak(0)[:6]
+]
+pd.DataFrame(rows)
+
+# %% [markdown]
+# The surprise is the loss. The logits are [B T, V], and V is 65 times D. They are widened to 4 bytes for the softmax,
+# whose logarithm is kept. Backward makes two more of that size, all alive at one moment: **12 bytes for each of B T V
+# numbers**. Each of the three is as large as the activations of eight layers.
+
+# %%
+logits = sequences * seq_len * config.vocab_size
+peak = run.memory.peak_bytes(0)
+print(f"{logits:,} logits; three copies of 4 bytes: {format_quantity(12 * logits, 'B')}")
+print(f"the peak is {format_quantity(peak, 'B')}: {12 * logits / peak:.0%} of it is the loss")
+
+# %% [markdown] minutes=11
+# ## A loss in chunks
+#
+# A token's loss needs its own V logits, and no other token's. So take the tokens in *chunks*: make a chunk's logits,
+# add up its losses, let go. But autograd, which runs backward, keeps what it will need. `checkpoint(f, x,
+# use_reentrant=False)` computes f(x) and keeps only x; backward computes f(x) again.
+
+# %% [markdown]
+# ### Exercise 4: the loss in chunks
+#
+# `hidden` [B T, D] goes into the head, whose matrix is `weight` [V, D]: the logits are `hidden @ weight.T`. Return
+# the mean loss of all tokens. `num_chunks` need not divide their number. `F.cross_entropy(logits, targets)` is a
+# mean, with `reduction="sum"` a sum. The budgets: memory of one chunk's logits, and the FLOPs of one product more.
+
+
+# %% tags=["exercise"]
+def chunked_loss(hidden, weight, targets, num_chunks):
+    """Mean cross-entropy over all tokens; logits exist for one chunk at a time. Gradients reach hidden and weight.
+
+    num_chunks: at least 1, and not more than the tokens.
+    """
+    ### BEGIN SOLUTION
+
+    def summed(part, targets_of_part):
+        return F.cross_entropy(part @ weight.T, targets_of_part, reduction="sum")
+
+    total = 0.0
+    for part, targets_of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks), strict=True):
+        total = total + checkpoint(summed, part, targets_of_part, use_reentrant=False)
+    return total / len(hidden)
+    ### END SOLUTION
+
+
+# %%
+hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], requires_grad=True)
+weight, targets = torch.eye(4, 2), torch.tensor([0, 1, 2])
+print("not in chunks:", F.cross_entropy(hidden @ weight.T, targets).item())
+try_out(chunked_loss, hidden, weight, targets, num_chunks=2)
+
+# %% tags=["check"] points=3
+check.chunked_loss(chunked_loss)
+
+# %%
+show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
+
+# %% [markdown]
+# The library's does the same (`_summed_loss` also widens to 4 bytes). Now GPT-2's step with it. By the formula a peak
+# is that of before, less 12 B T V, plus 12 B T V / chunks. Guess: what does it cost?
+
+
+# %%
+def chunked(num_chunks, loss_in_chunks=chunked_linear_cross_entropy):
+    def loss_of(model, tokens):
+        head, model.head = model.head, torch.nn.Identity()  # the model's output is what goes into the head
+        return loss_in_chunks(model(tokens).flatten(0, 1), head.weight, tokens.flatten(), num_chunks)
+
+    return loss_of
+
+
+rows = {}
+runs = {1: run} | {num_chunks: simulate(chunked(num_chunks)) for num_chunks in (2, 4, 8, 32)}
+for num_chunks, one in runs.items():
+    formula = peak - 12 * logits + 12 * logits / num_chunks
+    sizes_bytes = {"peak": one.memory.peak_bytes(0), "by formula": formula}
+    rows[num_chunks] = {name: format_quantity(size, "B") for name, size in sizes_bytes.items()}
+    rows[num_chunks]["step"] = format_quantity(one.timeline.without("setup").makespan_s, "s")
+pd.DataFrame(rows).T.rename_axis("chunks")
+
+# %% [markdown]
+# What the loss holds falls as 1 / chunks; parameters, states and activations remain, and a gradient of the head's
+# matrix. The price: the head's product once more, and for each chunk a gradient [V, D] that is added up. A kernel
+# written for it keeps a chunk's logits on the chip, and never writes them to memory (Wijmans et al., 2024).
+
+# %% [markdown] minutes=3
+# ## Reconcile: predicted and measured
+#
+# Now a step on real processes of this computer. To *calibrate* is to measure how fast they multiply and move bytes;
+# it takes half a minute once. `reconcile` predicts the step, runs it several times and compares. Two processes train,
+# each for itself, as the calibration measures two. Guess: which part is furthest off, in percent: forward, backward
+# or optimizer?
+
+
+# %%
+def small_step():
+    with phase("setup"):
+        model = GPT(GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=256))
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        tokens = torch.zeros(4, 256, dtype=torch.long, device=model.head.weight.device)
+        usual_loss(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()  # both begin together
+    usual_loss(model, tokens).backward()
+    optimizer.step()
+
+
+here = {"ranks": 2, "backend": backend, "cluster": this_machine(ranks=2, backend=backend)}
+comparison = reconcile(small_step, **here, repeats=3 if quick else 7, without="setup")
+show(comparison.figure())
+print_text(comparison.reading())
+
+# %% [markdown]
+# Beside your numbers stand recorded ones, with the load of their machine. An error is negative where the prediction
+# is too short. *Noise* is half the spread of the runs over their median: an error smaller than it says nothing.
+
+# %%
+recorded = recorded_comparison("01")
+print_text(f"{recorded}")
+comparison.beside(recorded).loc[["forward", "backward", "optimizer", "makespan"]].map("{:.0f}%".format)
+
+# %% [markdown]
+# On a CPU the prediction is too short, most where little is multiplied. The calibration measures products and
+# bandwidth, and prices all else by its bytes. But here GELU, softmax and AdamW take arithmetic, too, new memory must
+# first be cleared, and Python starts every operation. On a GPU the kernels' queue hides much of that.
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: the largest batch that fits
+#
+# The bytes that do not depend on the batch are 2 + 12 a parameter at the peak (no gradient is there yet). The others
+# grow with it. Write them for one sequence, and divide what is left of the GPU. What does the ledger say of that
+# batch, and of one sequence more?
+
+# %%
+per_layer = 32 * seq_len * config.d_model + 4 * seq_len * (4 + config.num_heads)
+bytes_a_sequence = config.num_layers * per_layer + 12 * seq_len * config.vocab_size
+largest = int((device.memory_bytes - 14 * num_params) // bytes_a_sequence)
+for num_sequences in (largest, largest + 1):
+    most = simulate(usual_loss, num_sequences).memory.peak_bytes(0)
+    print(f"{num_sequences} sequences: {format_quantity(most, 'B', 4)} of {format_quantity(device.memory_bytes, 'B')}")
+with_chunks = simulate(chunked(64), largest).memory.peak_bytes(0)
+print(f"{largest} sequences, the loss in 64 chunks: {format_quantity(with_chunks, 'B', 4)}")
+
+# %% [markdown]
+# Real GPUs hold less: CUDA itself and the libraries take a gigabyte or so, and an allocator cannot use every gap.
+# Keep a margin of several percent.
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: a larger batch
+#
+# The optimizer's time does not depend on the batch, and small kernels cost their start. So tokens get cheaper in
+# larger batches. Guess: the MFU with one sequence, and with 32.
+
+# %%
+SEQUENCES = [1, 2, 4, 8, 16, 32]
+steps_of = {n: simulate(usual_loss, n).timeline.without("setup") for n in SEQUENCES}
+mfus, at_memory = [], []
+for n, one in steps_of.items():
+    flops = step_flops(find_transformer(config), n * seq_len, seq_len)
+    mfus.append(flops / one.makespan_s / device.peak("bfloat16"))
+    at_memory.append(sum(span.duration_s for span in one.select(0) if not span.flops) / one.makespan_s)
+series = {"MFU": mfus, "share of time without FLOPs": at_memory}
+show(figure_lines(SEQUENCES, series, "batch", "share", "sequences", title="A larger batch", log_x=True))
+
+# %% [markdown]
+# And the vocabulary: GPT-2's own 50,257 is odd, so each row of the head's matrix begins at another place in memory,
+# and products read it in small pieces. (NVIDIA, "Matrix Multiplication Background", 2023, section 2.1.)
+
+# %%
+for vocab_size in (50304, 50257):
+    one = simulate(usual_loss, sequences, replace(config, vocab_size=vocab_size)).timeline.without("setup")
+    print(f"{vocab_size:,} tokens: a step takes {format_quantity(one.makespan_s, 's')}")
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: compute again, and count again
+#
+# Instead of keeping a layer's activations one can keep its input and run it forward again in backward:
+# *recomputation* (lab 03). The model needs no more FLOPs, but the GPU computes more. *HFU*, hardware FLOPs
+# utilization, counts those too.
+
+# %%
+gpt3 = find_transformer("gpt3-175b")
+of_the_model = step_flops(gpt3, 1, 2048)
+for recompute in ("none", "selective", "full"):
+    ratio = 1 + recompute_flops(gpt3, 2048, recompute=recompute) / of_the_model
+    print(f"{recompute:9s} HFU / MFU = {ratio:.3f}: where HFU is 50%, MFU is {0.5 / ratio:.1%}")
+
+# %% [markdown]
+# "Selective" makes the scores again, "full" whole layers. A run with full recomputation can report a higher
+# utilization than a faster one without: so ask which of the two a published number is. What counts is tokens per
+# second.
+
+# %%
+hfu = sum(simulated.values()) / step.makespan_s / device.peak("bfloat16")
+print(f"this lab's step, whose flash attention makes the scores again: HFU {hfu:.2%}, MFU {mfu:.2%}")
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: tokens, days, money
+#
+# GPT-3 has 174.6 billion parameters and saw 300 billion tokens (Brown et al., 2020, appendix D, which gives 3.14e23
+# FLOPs). How many days would 1,024 GPUs of this lab take, at an MFU of 40%? The price of an hour is an example.
+
+# %%
+flops = six_n_d(174.6e9, 300e9)
+days = training_days(flops, num_devices=1024, flops_per_s=0.4 * device.peak("bfloat16"))
+print(f"{flops:.3g} FLOPs: {days:.0f} days on 1,024 {device.name}")
+print(f"at 2 dollars an hour: {1024 * days * 24 * 2 / 1e6:.1f} million dollars")
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: no logits twice
+#
+# When the logits of a chunk are there, so is their gradient: softmax minus one at the target. So the gradients of
+# `hidden` and `weight` can be made in forward, and no product is made twice (Hsu et al., 2024). Backward only
+# multiplies by the gradient of the loss.
+
+# %%
+fused = simulate(chunked(8, fused_linear_cross_entropy))
+for name, one in {"chunked": runs[8], "fused": fused}.items():
+    time = format_quantity(one.timeline.without("setup").makespan_s, "s")
+    print(f"{name:8s} peak {format_quantity(one.memory.peak_bytes(0), 'B')}, step {time}")
+
+# %%
+show_source(fused_linear_cross_entropy, after=check.chunked_loss)
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - A product [M, K] x [K, N] takes 2 M N K FLOPs; backward takes twice forward; a step about 6 for each parameter and
+#   token.
+# - An operation takes max(FLOPs / peak, bytes / bandwidth) at least. Products are limited by arithmetic, nearly all
+#   else by memory.
+# - Mixed precision with AdamW keeps 16 bytes a parameter; a layer with flash attention 32 for each of B T D numbers.
+# - The logits, 12 bytes for each of B T V, can be the peak. In chunks they are not.
+
+# %% [markdown]
+# ### Sources
+#
+# - J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020, arXiv 2001.08361.
+# - A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, arXiv 2204.02311.
+# - V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198.
+# - S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
+#   Architectures", Communications of the ACM 52(4), 2009.
+# - T. Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022, arXiv
+#   2205.14135.
+# - E. Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024, arXiv 2411.09009.
+# - P.-L. Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", 2024, arXiv 2410.10989.
+# - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165.
+# - The code: `transformer_flops.py` and `training_compute.py` in `lablib/models`, `linear_cross_entropy.py` in
+#   `lablib/memory`, `op.py` in `lablib/cost`.
+
+# %%
+check

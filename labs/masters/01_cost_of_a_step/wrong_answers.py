@@ -1,0 +1,674 @@
+"""Wrong answers to lab 01: the cost of a step, and right ones in an unusual style."""
+
+_FLOPS = "def layer_flops(batch, seq_len, width, hidden):\n    "
+_MFU = "def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):\n    "
+_BYTES = "def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):\n    "
+
+WRONG_ANSWERS = {
+    "layer_flops": [
+        (
+            "counts multiply-adds",
+            _FLOPS + "return batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
+            "a multiply-add is two FLOPs",
+        ),
+        (
+            "counts backward, too",
+            _FLOPS + "return 3 * 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
+            "3 times as many",
+        ),
+        (
+            "counts backward alone",
+            _FLOPS + "return 4 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
+            "2 times as many",
+        ),
+        (
+            "forgets the scores",
+            _FLOPS + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden)",
+            "two products with the scores of every pair",
+        ),
+        (
+            "multiplies queries with keys, and forgets the values",
+            _FLOPS + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + seq_len * width)",
+            "two products with the scores of every pair",
+        ),
+        (
+            "counts the half of the scores that the mask leaves",
+            _FLOPS + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + (seq_len + 1) * width)",
+            "every score is counted",
+        ),
+        (
+            "multiplies the tokens of all sequences with each other",
+            _FLOPS
+            + "rows = batch * seq_len\n    return 2 * rows * (4 * width**2 + 2 * width * hidden + 2 * rows * width)",
+            "as many FLOPs again for as many sequences again",
+        ),
+        (
+            "forgets the batch",
+            _FLOPS + "return 2 * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
+            "as many FLOPs again for as many sequences again",
+        ),
+        (
+            "takes the hidden width for 4 D",
+            _FLOPS + "return batch * (24 * seq_len * width**2 + 4 * seq_len**2 * width)",
+            "hidden + 1 adds a column",
+        ),
+        (
+            "forgets the second product of the MLP",
+            _FLOPS + "return 2 * batch * seq_len * (4 * width**2 + width * hidden + 2 * seq_len * width)",
+            "hidden + 1 adds a column",
+        ),
+        (
+            "counts a gated MLP",
+            _FLOPS + "return 2 * batch * seq_len * (4 * width**2 + 3 * width * hidden + 2 * seq_len * width)",
+            "hidden + 1 adds a column",
+        ),
+        (
+            "forgets the product `out`",
+            _FLOPS + "return 2 * batch * seq_len * (3 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
+            "as many as torch's FlopCounterMode",
+        ),
+        (
+            "adds the softmax of the scores",
+            _FLOPS + "return batch * seq_len * (8 * width**2 + 4 * width * hidden + 4 * seq_len * width + 5 * seq_len)",
+            "two products with the scores of every pair",
+        ),
+        (
+            "adds two norms and two sums",
+            _FLOPS
+            + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width + 6 * width)",
+            "as many as torch's FlopCounterMode",
+        ),
+        (
+            "prints instead of returning",
+            _FLOPS + "print(2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width))",
+            "is there a return",
+        ),
+        (
+            "asks the library",
+            "from lablib.models.transformer_flops import forward_flops\nfrom lablib.models import Transformer\n"
+            + _FLOPS
+            + "flops = forward_flops(Transformer('x', 1, width, 1, 1, seq_len, hidden))\n"
+            + "    return batch * seq_len * (sum(flops.values()) - flops['head'])",
+            "your own code",
+        ),
+    ],
+    "utilization": [
+        (
+            "counts forward alone",
+            _MFU
+            + "flops = 2 * num_params + 4 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "for each parameter, forward and backward",
+        ),
+        (
+            "counts what full recomputation computes",
+            _MFU
+            + "flops = 8 * num_params + 16 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "for each parameter, forward and backward",
+        ),
+        (
+            "forgets the scores",
+            _MFU + "return 6 * num_params * tokens_per_s / (num_devices * peak_flops_per_s)",
+            "of its scores with one token more",
+        ),
+        (
+            "counts the scores of forward alone",
+            _MFU
+            + "flops = 6 * num_params + 4 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "of its scores with one token more",
+        ),
+        (
+            "counts the scores of one layer",
+            _MFU
+            + "flops = 6 * num_params + 12 * width * seq_len\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "of its scores with one token more",
+        ),
+        (
+            "counts the scores that the mask leaves",
+            _MFU
+            + "flops = 6 * num_params + 6 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "of its scores with one token more",
+        ),
+        (
+            "takes the scores of a whole sequence for those of a token",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len**2\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "of its scores with one token more",
+        ),
+        (
+            "forgets the devices",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s * flops / peak_flops_per_s",
+            "half the MFU",
+        ),
+        (
+            "multiplies by the devices",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s * flops * num_devices / peak_flops_per_s",
+            "half the MFU",
+        ),
+        (
+            "divides the peak by what was done",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return num_devices * peak_flops_per_s / (tokens_per_s * flops)",
+            "twice the tokens in a second",
+        ),
+        (
+            "forgets the tokens in a second",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return flops / (num_devices * peak_flops_per_s)",
+            "twice the tokens in a second",
+        ),
+        (
+            "returns percent",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return 100 * tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "a share is returned",
+        ),
+        (
+            "knows only an A100's peak",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s * flops / (num_devices * 312e12)",
+            "twice the peak, half the MFU",
+        ),
+        (
+            "rounds to whole percent",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return round(tokens_per_s * flops / (num_devices * peak_flops_per_s), 2)",
+            "twice the tokens in a second",
+        ),
+        (
+            "takes tokens for sequences",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return tokens_per_s / seq_len * flops / (num_devices * peak_flops_per_s)",
+            "for each parameter, forward and backward",
+        ),
+        (
+            "returns a text",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return f'{tokens_per_s * flops / (num_devices * peak_flops_per_s):.1%}'",
+            "one number is returned",
+        ),
+    ],
+    "activation_bytes": [
+        (
+            "counts numbers, not bytes",
+            _BYTES + "return batch * seq_len * (8 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2",
+            "a number has 2 bytes",
+        ),
+        (
+            "takes 4 bytes for a number",
+            _BYTES
+            + "return 4 * (batch * seq_len * (8 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
+            "2 bytes each",
+        ),
+        (
+            "keeps what goes into GELU alone",
+            _BYTES + "return 2 * (batch * seq_len * (8 * width + hidden) + keeps_scores * batch * heads * seq_len**2)",
+            "hidden + 1 widens",
+        ),
+        (
+            "takes the hidden width for 4 D",
+            _BYTES + "return 2 * (batch * seq_len * 16 * width + keeps_scores * batch * heads * seq_len**2)",
+            "hidden + 1 widens",
+        ),
+        (
+            "keeps what leaves out and down as well",
+            _BYTES
+            + "return 2 * (batch * seq_len * (10 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
+            "as much as the ledger",
+        ),
+        (
+            "keeps the norm's output once for each of query, key and value, in float32",
+            _BYTES
+            + "return 2 * (batch * seq_len * (13 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
+            "as much as the ledger",
+        ),
+        (
+            "forgets what attention puts out",
+            _BYTES
+            + "return 2 * (batch * seq_len * (7 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
+            "as much as the ledger",
+        ),
+        (
+            "Korthikanti's count with dropout",
+            _BYTES
+            + "s, b, h, a = seq_len, batch, width, heads\n"
+            + "    return s * b * h * 18 + s * b * hidden * 4 + keeps_scores * 5 * a * s * s * b",
+            "as much as the ledger",
+        ),
+        (
+            "always keeps the scores",
+            _BYTES + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + batch * heads * seq_len**2)",
+            "as many bytes again",
+        ),
+        (
+            "never keeps the scores",
+            _BYTES + "return 2 * batch * seq_len * (8 * width + 2 * hidden)",
+            "not fused: 2 bytes more",
+        ),
+        (
+            "keeps the scores of one head",
+            _BYTES + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + keeps_scores * batch * seq_len**2)",
+            "not fused: 2 bytes more",
+        ),
+        (
+            "keeps scores and softmax",
+            _BYTES
+            + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + keeps_scores * 2 * batch * heads * seq_len**2)",
+            "not fused: 2 bytes more",
+        ),
+        (
+            "keeps the scores the other way round",
+            _BYTES + "return 2 * batch * seq_len * (8 * width + 2 * hidden + (not keeps_scores) * heads * seq_len)",
+            "keeps_scores keeps more",
+        ),
+        (
+            "forgets the batch",
+            _BYTES + "return 2 * (seq_len * (8 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
+            "as many bytes again",
+        ),
+        (
+            "keeps the matrices",
+            _BYTES + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + 4 * width**2 + 2 * width * hidden)",
+            "as many bytes again",
+        ),
+    ],
+    "chunked_loss": [
+        (
+            "makes all logits at once",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return F.cross_entropy(hidden @ weight.T, targets)
+""",
+            "peak memory",
+        ),
+        (
+            "goes in chunks, and lets autograd keep all their logits",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    return total / len(hidden)
+""",
+            "peak memory",
+        ),
+        (
+            "takes the mean of the means",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def mean(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part)
+    parts = list(zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)))
+    return sum(checkpoint(mean, *part, use_reentrant=False) for part in parts) / len(parts)
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "returns the sum",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    parts = zip(hidden.chunk(num_chunks), targets.chunk(num_chunks))
+    return sum(checkpoint(summed, *part, use_reentrant=False) for part in parts)
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "leaves out the tokens that num_chunks does not divide",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    size = len(hidden) // num_chunks
+    total = 0.0
+    for i in range(num_chunks):
+        here = slice(i * size, (i + 1) * size)
+        total = total + checkpoint(summed, hidden[here], targets[here], use_reentrant=False)
+    return total / (size * num_chunks)
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "takes num_chunks for the size of a chunk",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.split(num_chunks), targets.split(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "products of matrices",
+        ),
+        (
+            "makes half as many chunks",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    num_chunks = max(1, num_chunks // 2)
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "peak memory",
+        ),
+        (
+            "always makes four chunks",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(4), targets.chunk(4)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "peak memory",
+        ),
+        (
+            "detaches the matrix",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.detach().T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "the gradient of weight",
+        ),
+        (
+            "detaches the tokens",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part.detach() @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "the gradient of hidden",
+        ),
+        (
+            "computes without a graph",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    total = 0.0
+    with torch.no_grad():
+        for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+            total = total + F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    return total / len(hidden)
+""",
+            "gradients can be computed",
+        ),
+        (
+            "returns a number without a graph",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total += F.cross_entropy(part @ weight.T, of_part, reduction="sum").item()
+    return total / len(hidden)
+""",
+            "a tensor of no dimension",
+        ),
+        (
+            "calls backward itself",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    total = 0.0
+    for part, of_part in zip(hidden.detach().chunk(num_chunks), targets.chunk(num_chunks)):
+        part.requires_grad_()
+        loss = F.cross_entropy(part @ weight.T, of_part, reduction="sum") / len(hidden)
+        loss.backward()
+        total = total + loss.detach()
+    return total + 0 * (hidden.sum() + weight.sum())
+""",
+            "backward is left to the caller",
+        ),
+        (
+            "makes the logits of a chunk three times",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    def again(part, of_part):
+        summed(part.detach(), of_part)
+        return summed(part, of_part)
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(again, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "FLOPs: the head's product",
+        ),
+        (
+            "computes in half precision",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy((part.bfloat16() @ weight.bfloat16().T).double(), of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "calls torch's own",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return F.linear_cross_entropy(hidden, weight, targets)
+""",
+            "the chunks are your own",
+        ),
+        (
+            "calls lablib's",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return chunked_linear_cross_entropy(hidden, weight, targets, num_chunks)
+""",
+            "your own code",
+        ),
+        (
+            "cuts the vocabulary, and forgets that softmax needs all of it",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def part_of(rows, first):
+        logits = hidden @ rows.T
+        here = (targets >= first) & (targets < first + len(rows))
+        own = logits.gather(1, (targets - first).clamp(0, len(rows) - 1)[:, None])[:, 0]
+        return ((logits.logsumexp(1) - own) * here).sum()
+    total, first = 0.0, 0
+    for rows in weight.chunk(num_chunks):
+        total = total + checkpoint(part_of, rows, first, use_reentrant=False)
+        first += len(rows)
+    return total / len(hidden)
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "scales the hidden states in place",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    hidden.data /= len(hidden) ** 0.5
+    def summed(part, of_part):
+        return F.cross_entropy(len(hidden) ** 0.5 * part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "stay as they were",
+        ),
+        (
+            "returns nothing",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total / len(hidden)
+""",
+            "is there a return",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "layer_flops": [
+        (
+            "as a list of products",
+            """
+def layer_flops(batch, seq_len, width, hidden):
+    rows = batch * seq_len
+    products = 4 * [(rows, width, width)] + [(rows, width, hidden), (rows, hidden, width)]
+    products += batch * [(seq_len, width, seq_len), (seq_len, seq_len, width)]
+    return sum(2 * m * k * n for m, k, n in products)
+""",
+        ),
+        ("as a lambda of floats", "layer_flops = lambda b, t, d, f: 4.0 * b * t * d * (2 * d + f + t)"),
+        (
+            "counted by torch over tensors without values",
+            """
+def layer_flops(batch, seq_len, width, hidden):
+    x = torch.empty(batch, seq_len, width, device="meta")
+    square, up = torch.empty(width, width, device="meta"), torch.empty(width, hidden, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        q, k, v = (x @ square for _ in range(3))
+        ((q @ k.transpose(1, 2)) @ v) @ square
+        (x @ up) @ up.T
+    return counter.get_total_flops()
+""",
+        ),
+    ],
+    "utilization": [
+        (
+            "seconds of a token beside what they should be",
+            """
+def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):
+    ideal_s = 6 * (num_params + 2 * num_layers * width * seq_len) / peak_flops_per_s
+    return ideal_s / (num_devices / tokens_per_s)
+""",
+        ),
+        (
+            "with numpy",
+            """
+def utilization(tokens_per_s, *sizes):
+    n, layers, width, length, devices, peak = np.array(sizes, dtype=np.float64)
+    return np.array(tokens_per_s * (6 * n + 12 * layers * width * length) / devices / peak)
+""",
+        ),
+        (
+            "as a tensor",
+            """
+def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):
+    flops = torch.tensor([6.0 * num_params, 12.0 * num_layers * width * seq_len], dtype=torch.float64).sum()
+    return flops * tokens_per_s / num_devices / peak_flops_per_s
+""",
+        ),
+    ],
+    "activation_bytes": [
+        (
+            "by operation",
+            """
+def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):
+    rows = batch * seq_len
+    kept = {"norm": rows * width, "query, key, value": 3 * rows * width, "attention": rows * width}
+    kept |= {"sum": rows * width, "second norm": rows * width, "up": rows * hidden, "gelu": rows * hidden}
+    kept |= {"second sum": rows * width, "scores": rows * heads * seq_len if keeps_scores else 0}
+    return 2 * sum(kept.values())
+""",
+        ),
+        (
+            "in two branches, in floats",
+            """
+def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):
+    fused = 4.0 * batch * seq_len * (4 * width + hidden)
+    if not keeps_scores:
+        return fused
+    return fused + 2.0 * batch * heads * seq_len**2
+""",
+        ),
+        ("as a lambda", "activation_bytes = lambda b, t, d, f, h, k: 2 * b * t * (8 * d + 2 * f + k * h * t)"),
+    ],
+    "chunked_loss": [
+        (
+            "with logsumexp, and slices of its own",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        logits = part @ weight.T
+        return (logits.logsumexp(1) - logits.gather(1, of_part[:, None])[:, 0]).sum()
+    bounds = [len(hidden) * i // num_chunks for i in range(num_chunks + 1)]
+    parts = [(hidden[a:b], targets[a:b]) for a, b in zip(bounds, bounds[1:])]
+    return torch.stack([checkpoint(summed, *part, use_reentrant=False) for part in parts]).sum() / len(hidden)
+""",
+        ),
+        (
+            "with weights of the means",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def share(part, matrix, of_part):
+        return F.cross_entropy(F.linear(part, matrix), of_part) * (len(of_part) / len(targets))
+    loss = hidden.new_zeros(())
+    for part, of_part in zip(torch.tensor_split(hidden, num_chunks), torch.tensor_split(targets, num_chunks)):
+        loss = loss + checkpoint(share, part, weight, of_part, use_reentrant=False)
+    return loss
+""",
+        ),
+        (
+            "with the gradients made in forward",
+            """
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, num_chunks):
+        dx, dw, total = torch.empty_like(hidden), torch.zeros_like(weight), hidden.new_zeros(())
+        start = 0
+        for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+            logits = part @ weight.T
+            total += F.cross_entropy(logits, of_part, reduction="sum")
+            d = logits.softmax(1)
+            del logits
+            d[range(len(part)), of_part] -= 1
+            dx[start : start + len(part)] = d @ weight / len(hidden)
+            dw += d.T @ part / len(hidden)
+            start += len(part)
+        ctx.save_for_backward(dx, dw)
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx, d):
+        dx, dw = ctx.saved_tensors
+        return d * dx, d * dw, None, None
+
+
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return Fused.apply(hidden, weight, targets, num_chunks)
+""",
+        ),
+    ],
+}
