@@ -9,4 +9,7 @@ lion        the sign of one mean
 sophia      a mean over curvatures, clipped
 newton_schulz  singular values to about 1, by products
 muon        a matrix's momentum with equal singular values
+blockwise   8 bits a number, a scale a block
+adam8bit    two means in 8 bits
+adam_bf16   two means in 16 bits, rounded stochastically
 """

@@ -1,12 +1,15 @@
 """Parameters and gradients for the tests of optimizers, and the optimizers that all tests of the base run through."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lablib.optim.adafactor import Adafactor
+from lablib.optim.adam8bit import Adam8bit
+from lablib.optim.adam_bf16 import AdamBF16
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import BatchedOptimizer
 from lablib.optim.lamb import LAMB
@@ -24,6 +27,8 @@ MAKE: dict[str, Callable[..., BatchedOptimizer]] = {
     "lion": Lion,
     "sophia": SophiaG,
     "muon": Muon,
+    "adam8bit": partial(Adam8bit, block_size=7, min_8bit_size=1),
+    "adam_bf16": AdamBF16,
 }
 
 

@@ -18,6 +18,14 @@ MATRICES = [(6, 4), (4, 5)]
 every = pytest.mark.parametrize("name", MAKE)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def rounding_to_nearest():
+    """What draws at random would not do the same twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lablib.optim.adam_bf16.stochastic_bf16", lambda x, generator: x.bfloat16())
+        yield
+
+
 def values(params):
     return [param.detach().clone() for param in params]
 
