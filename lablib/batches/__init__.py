@@ -7,6 +7,8 @@ schedules       the learning rate by step: warmup, cosine, linear, WSD
 noise_scale     signal and noise of gradients, and what a larger batch buys
 large_batch     the rate of another batch size: linear and square-root scaling
 batch_rules     published laws of the batch size by loss, compute or tokens
-packing           documents of different lengths in blocks: first fit, best fit
-packed_attention  that they do not see each other, and what it saves
+mup             a learning rate that stays right when the model gets wider
+packing         documents of different lengths in blocks: first fit, best fit
+packed_attention
+                that they do not see each other, and what it saves
 """
