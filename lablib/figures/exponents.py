@@ -25,12 +25,14 @@ def figure_exponents(
     counts: Mapping[str, ExponentCounts],
     formats: Sequence[Format],
     title: str = "Exponents of gradients",
+    window: tuple[int, int] | None = None,
 ) -> go.Figure:
     """Histograms of exponents over the ranges of formats.
 
     Args:
         counts: name -> counts of some numbers, such as `{"weights": watch.weights}`.
         formats: whose ranges are drawn below, on the same axis.
+        window: the exponents to draw, from and to; None: those that occur.
 
     Returns:
         A figure whose table has one row for each of `counts` in each format, with shares in percent.
@@ -38,7 +40,7 @@ def figure_exponents(
     rows = len(formats) * ROW_PIXELS
     height = PLOT_PIXELS + GAP_PIXELS + rows
     figure = go.Figure(layout=base_layout(title, height + PAPER_PIXELS, barmode="overlay", bargap=0.25))
-    ends = _window(counts, formats)
+    ends = window or _window(counts, formats)
     for index, (name, one) in enumerate(counts.items()):
         figure.add_trace(_histogram(name, index, one, ends))
     for name, place in (("normal", 0), ("subnormal: fewer bits", 1)):
@@ -58,7 +60,7 @@ def _edges(format: Format) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _window(counts: Mapping[str, ExponentCounts], formats: Sequence[Format]) -> tuple[int, int]:
-    """The exponents to draw: of all numbers but the rare ones, and the lower end of some format among them."""
+    """The exponents to draw: of all numbers but the rare ones, with a margin."""
     ends = [end for one in counts.values() if one.num_nonzero for end in _common(one)]
     ends = ends or [end for format in formats for edge in _edges(format) for end in edge] or [0]
     return min(ends) - 2, max(ends) + 3
@@ -130,9 +132,14 @@ def _columns(counts: Mapping[str, ExponentCounts], formats: Sequence[Format]) ->
 
 
 def _summary(counts: Mapping[str, ExponentCounts], formats: Sequence[Format]) -> str:
-    parts = [
-        f"of {name} " + ", ".join(f"{one.shares(format).lost:.2%} in {format}" for format in formats)
-        for name, one in counts.items()
-        if one.num_nonzero
-    ]
-    return f"Lost to underflow: {'; '.join(parts)}." if parts and formats else "There is nothing to draw yet."
+    named = [(name, one) for name, one in counts.items() if one.num_nonzero]
+    if not named or not formats:
+        return "There is nothing to draw yet."
+    parts = [f"of {name} " + ", ".join(_fate(one, format) for format in formats) for name, one in named]
+    return f"Lost to underflow: {'; '.join(parts)}."
+
+
+def _fate(counts: ExponentCounts, format: Format) -> str:
+    shares = counts.shares(format)
+    overflow = f" ({shares.too_large:.2%} too large)" if shares.too_large else ""
+    return f"{shares.lost:.2%} in {format}{overflow}"

@@ -105,6 +105,14 @@ def test_an_empty_figure_says_so(counts):
     assert describe(figure_exponents(counts, [FP32])) == "There is nothing to draw yet."
 
 
+def test_a_given_window_is_drawn_and_overflow_is_said():
+    figure = figure_exponents({"a": ExponentCounts({-30: 1, 20: 3})}, [FP16], window=(-40, 25))
+    drawn = {trace["name"]: trace for trace in figure.to_dict()["data"]}
+    assert list(figure.to_dict()["layout"]["xaxis"]["range"]) == [-40, 25]
+    assert (drawn["normal"]["base"], drawn["normal"]["x"]) == ([-14], [30])  # up to 2^16: uncut
+    assert "25.00% in fp16 (75.00% too large)" in describe(figure)
+
+
 def test_rare_exponents_are_counted_and_not_drawn():
     figure = figure_exponents({"a": ExponentCounts({-100: 1, -5: 10**6, 60: 2})}, [FP16])
     assert list(figure.to_dict()["layout"]["xaxis"]["range"]) == [-7, -2]

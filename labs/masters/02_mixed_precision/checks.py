@@ -1,0 +1,469 @@
+"""Checks of lab 02: mixed precision. Patterns, gradients, blocks, formats and devices are drawn anew."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lablib.course import Expect, exercise
+from lablib.course.comparison import plain_number
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.observe import Observed
+from lablib.course.rules import changes_nothing, communications_within, not_from_lablib, observe
+from lablib.hardware import DEVICES
+from lablib.precision.formats import E2M1, E4M3, E5M2, FP16, Format, all_values
+from lablib.units import plural
+
+# ---- Round to BF16 --------------------------------------------------------------------------------------------------
+
+_SAMPLE = 3000  # patterns of a kind: an answer may look at them one by one
+_PLACES = {
+    "nearer to the lower pattern goes there": (0x0001, 0x7FFF),
+    "nearer to the higher pattern goes there": (0x8001, 0xFFFF),
+    "halfway between two goes to the one whose last bit is 0": (0x8000, 0x8000),
+}
+
+
+@exercise(
+    "Round to BF16",
+    hints=[
+        "The upper 16 bits are the lower neighbour, and upper + 1 the next one. What do the lower 16 bits say?",
+        "Compare the lower bits with 0x8000, half a step. At exactly half, look at the last bit of the upper ones. "
+        "What does upper + 1 make of a mantissa of all ones? And of the bits of a NaN?",
+        "`upper, lower = bits >> 16, bits & 0xFFFF`; add 1 where lower is above 0x8000, or equal to it with upper odd. "
+        "A NaN has `bits & 0x7FFFFFFF` above 0x7F800000: give back a pattern that is surely one, 0x7FC0.",
+    ],
+)
+def bf16_bits(expect: Expect, bf16_bits: Callable[[Tensor], Tensor]) -> None:
+    not_from_lablib(bf16_bits)
+    for rule, bits in _patterns(expect.draw):
+        _expect_bits(expect, bf16_bits, rule, bits)
+    for shape in ((3, 5), (2, 0), (), (2, 3, 4)):
+        bits = _uppers(expect.draw, 0, 0x7F7F, math.prod(shape)).reshape(shape) << 16 | 0x8000
+        _expect_bits(expect, bf16_bits, f"any shape will do: {tuple(shape)}", bits)
+    bits = (_uppers(expect.draw, 0, 0x7F7F, 40).reshape(4, 10) << 16 | 0x8000)[:, ::2].T
+    _expect_bits(expect, bf16_bits, "a view of every second column will do", bits)
+
+
+def _patterns(draw: Draw) -> Iterator[tuple[str, Tensor]]:
+    """Rules, and FP32 patterns that try them."""
+    every = torch.arange(2**16)
+    yield "each of the 65,536 BF16 patterns that is no NaN stays as it is", every[(every & 0x7FFF) <= 0x7F80] << 16
+    kinds = {
+        "a positive number": _without_carry(_uppers(draw, 0x0080, 0x7F7E)),
+        "a negative number": _without_carry(_uppers(draw, 0x8080, 0xFF7E)),
+        "a subnormal number": _uppers(draw, 0x0000, 0x007E),
+        "a mantissa of all ones": _uppers(draw, 0x0000, 0x7EFF) | 0x7F,
+    }
+    for kind, uppers in kinds.items():
+        for rule, (low, high) in _PLACES.items():
+            lower = torch.tensor([draw.integer(low, high) for _ in range(61)])
+            yield f"{kind}, {rule}", uppers << 16 | lower.repeat(_SAMPLE // 61 + 1)[: len(uppers)]
+    above = torch.tensor([0x7F7F8000, 0x7F7F8001, 0x7F7FFFFF, draw.integer(0x7F7F8000, 0x7F7FFFFF)])
+    below = torch.tensor([0x7F7F7FFF, 0x7F7F0001])
+    sign = 1 << 31
+    yield "half a step beyond the largest number and more is an infinity", torch.cat([above, above | sign])
+    yield "less than half a step beyond the largest number is the largest", torch.cat([below, below | sign])
+    low_only = torch.tensor([0x7F800001, 0x7F808000, 0x7F80FFFF, draw.integer(0x7F800001, 0x7F80FFFF)])
+    rest = torch.tensor([0x7FC00000, 0x7FFFFFFF, 0x7FFF8000, draw.integer(0x7F810000, 0x7FFFFFFF)])
+    for which, nans in (("its lower half alone", low_only), ("its upper half", rest)):
+        yield f"a NaN with bits in {which} stays a NaN", torch.cat([nans, nans | sign])
+
+
+def _without_carry(uppers: Tensor) -> Tensor:
+    """The same, but no mantissa of all ones, which has a rule of its own."""
+    return torch.where((uppers & 0x7F) == 0x7F, uppers - 2, uppers)
+
+
+def _uppers(draw: Draw, low: int, high: int, count: int = _SAMPLE) -> Tensor:
+    """Upper halves from `low` to `high`, both ends among them where there is room."""
+    spread = torch.rand(count, generator=torch.Generator().manual_seed(draw.integer(0, 10**6)), dtype=torch.float64)
+    uppers = low + (spread * (high - low + 1)).long()
+    if count > 1:
+        uppers[0], uppers[-1] = low, high
+    return uppers
+
+
+def _expect_bits(expect: Expect, answer: Callable[[Tensor], Tensor], rule: str, bits: Tensor) -> None:
+    with _without_bf16():
+        call = observe(answer, bits.clone() if bits.is_contiguous() else bits)
+    value = call.value
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        raise RuleBroken("a tensor of whole numbers is returned", _told(value), f"{_told(bits)}: 16 bits each")
+    if value.shape != bits.shape:
+        raise RuleBroken("the result has the shape of the input", str(tuple(value.shape)), str(tuple(bits.shape)))
+    changes_nothing(expect, [call])
+    wanted = bits.int().view(torch.float32).bfloat16().view(torch.int16).long() & 0xFFFF
+    saw = value.long()
+    outside = ((saw < 0) | (saw > 0xFFFF)).flatten().nonzero()
+    if len(outside):
+        raise RuleBroken("the result is 16 bits wide", f"{int(saw.flatten()[outside[0]]):#x}", "from 0x0 to 0xffff")
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    is_right = torch.where(is_nan, (saw & 0x7FFF) > 0x7F80, saw == wanted).flatten()
+    if not is_right.all():
+        at = int((~is_right).nonzero()[0])
+        given, got, want = (int(tensor.flatten()[at]) for tensor in (bits, saw, wanted))
+        said = f"{given:#010x} ({_value(given)}) became {got:#06x} ({_value(got << 16)})"
+        count = int((~is_right).sum())
+        raise RuleBroken(rule, f"{said}; {count} of {plural(is_right.numel(), 'patterns')} are wrong", _wanted(want))
+    expect.that(rule, True, saw=f"{plural(saw.numel(), 'patterns')}", expected="")
+
+
+def _value(bits: int) -> str:
+    return f"{torch.tensor(bits - (bits >> 31 << 32), dtype=torch.int32).view(torch.float32).item():.9g}"
+
+
+def _wanted(bits: int) -> str:
+    return f"{bits:#06x} ({_value(bits << 16)})" if (bits & 0x7FFF) <= 0x7F80 else "a NaN, such as 0x7fc0"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')}, {tuple(value.shape)}"
+    return "None: is there a return?" if value is None else f"{type(value).__name__} {short_repr(value)}"
+
+
+class _NoBF16(TorchDispatchMode):
+    """Notes the first operator that reads or makes a BF16 tensor: then torch may have done the rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(part, Tensor) and part.dtype == torch.bfloat16 for part in (result, *args)):
+            self.found = self.found or func.overloadpacket.__name__
+        return result
+
+
+@contextmanager
+def _without_bf16() -> Iterator[None]:
+    with _NoBF16() as mode:
+        yield
+    if mode.found:
+        raise RuleBroken(
+            "the rounding is your own",
+            f"a tensor of torch.bfloat16, in the operator {mode.found}",
+            "whole numbers: >>, &, ==, torch.where",
+        )
+
+
+# ---- Unscale, agree, update the scale -------------------------------------------------------------------------------
+
+_LARGE = 3e38  # finite in FP32; the sum of two of them is not
+
+
+class _Step:
+    """What happens in one step: gradients of each rank, and what they are."""
+
+    def __init__(self, gradients: list[list[Tensor]], overflow: bool, words: str):
+        self.gradients, self.overflow, self.words = gradients, overflow, words
+
+
+@exercise(
+    "Unscale and update",
+    hints=[
+        "First find out, on this rank: is every number of every gradient finite? Then all ranks must know whether "
+        "any of them found one that is not.",
+        "A tensor with one number, 1.0 for an overflow, and one `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`: after "
+        "it all ranks decide alike. Every rank makes this call in every step.",
+        "`found = any(not g.isfinite().all() for g in gradients)`; all-reduce it; `g.div_(scale)` for each. An "
+        "overflow: `True, scale / 2, 0`. Otherwise count; at `interval`: `False, 2 * scale, 0`.",
+    ],
+)
+def unscale_and_update(expect: Expect, unscale_and_update: Callable[..., tuple[bool, float, int]]) -> None:
+    not_from_lablib(unscale_and_update)
+    draw = expect.draw
+    for ranks in (1, draw.integer(2, 4), draw.integer(5, 8)):
+        for interval in (draw.integer(3, 4), 1):
+            scale = draw.choice([2.0 ** draw.integer(3, 16), 1000.0 * draw.integer(1, 9)])
+            good_steps = draw.integer(0, interval - 1)
+            expect.measured.clear()  # what holds is shown for the last run
+            _expect_steps(expect, unscale_and_update, ranks, interval, scale, good_steps)
+
+
+def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
+    """Overflows of every kind, and between them enough steps without to grow."""
+    last, inf = ranks - 1, math.inf
+    finite = [_step(draw, ranks, scale, "finite gradients")]
+    bad = [(0, 0, [inf]), (last, 0, [-inf]), (last, 2, [inf]), (last, 1, [math.nan])]
+    bad.append((draw.integer(0, last), 2, [inf, -inf]))
+    overflows = [_overflow(draw, ranks, scale, *which) for which in bad]
+    large = [
+        _step(draw, ranks, scale, "finite gradients whose squares are not", (0, 0, [1e30])),
+        _step(draw, ranks, scale, "finite gradients whose sum is not", (0, 1, [_LARGE, _LARGE])),
+    ]
+    zeros = _step(draw, ranks, 0.0, "gradients that are all zero")
+    return [
+        *finite * interval,
+        overflows[0],
+        *finite * (interval - 1),
+        *overflows[1:],
+        *large,
+        zeros,
+        draw.choice(overflows),
+        *finite * (interval + 1),
+    ]
+
+
+def _overflow(draw: Draw, ranks: int, scale: float, rank: int, number: int, values: list[float]) -> _Step:
+    words = f"{' and '.join(map(str, values))} in gradient {number} of rank {rank}"
+    return _step(draw, ranks, scale, words, (rank, number, values), overflow=True)
+
+
+def _step(
+    draw: Draw,
+    ranks: int,
+    scale: float,
+    words: str,
+    special: tuple[int, int, list[float]] = (0, 0, []),
+    overflow: bool = False,
+) -> _Step:
+    """Three gradients a rank, with special values in one of them; of three ranks and more, one has none."""
+    rank, number, values = special
+    gradients = [[scale * draw.tensor((draw.integer(2, 6), 3)) for _ in range(3)] for _ in range(ranks)]
+    target = gradients[rank][number].view(-1)
+    target[draw.integers(len(values), 0, len(target) - 1)] = torch.tensor(values)
+    if ranks > 2:
+        gradients[(rank + 1) % ranks] = []
+    return _Step(gradients, overflow, words)
+
+
+def _expect_steps(
+    expect: Expect, answer: Callable[..., Any], ranks: int, interval: int, scale: float, good_steps: int
+) -> None:
+    steps = _steps(expect.draw, ranks, interval, scale)
+
+    def program(steps: list[_Step]) -> list[tuple[Any, list[Tensor]]]:
+        state, seen = (scale, good_steps), []
+        for number, step in enumerate(steps):
+            mine = [gradient.clone() for gradient in step.gradients[dist.get_rank()]]
+            returned = _three(answer(list(mine), *state, interval), number)
+            state = returned[1:]
+            seen.append((returned, mine))
+        return seen
+
+    run = expect.launch(program, steps, ranks=ranks)
+    on = f"interval {interval}, {plural(ranks, 'ranks')}"
+    state = (scale, good_steps)
+    for number, step in enumerate(steps):
+        seen = [value[number] for value in run.values]
+        where = f"step {number + 1}, {step.words}; {on}"
+        state = _expect_step(expect, seen, step, state, interval, where)
+    communications_within(expect, run, at_most=2 * len(steps))
+    sent = max(run.traffic.sent_bytes(rank) for rank in range(ranks))
+    expect.budget(
+        f"bytes a rank sends in {len(steps)} steps: a flag, and no gradients ({on})", sent, 64 * len(steps), "B"
+    )
+
+
+def _three(value: Any, number: int) -> tuple[Any, float, int]:
+    rule, wanted = "skip, scale and good_steps are returned", "three values: return skip, scale, good_steps"
+    if value is Ellipsis or not isinstance(value, tuple | list) or len(value) != 3:
+        raise RuleBroken(f"{rule} (step {number + 1})", _told(value), wanted)
+    skip, scale, good_steps = (plain_number(part) for part in value)
+    for name, part in (("skip", skip), ("scale", scale), ("good_steps", good_steps)):
+        if not isinstance(part, int | float):
+            raise RuleBroken(f"{rule} (step {number + 1})", f"{name} is {short_repr(part)}", wanted)
+    return skip, scale, good_steps
+
+
+def _expect_step(
+    expect: Expect,
+    seen: Sequence[tuple[Any, list[Tensor]]],
+    step: _Step,
+    state: tuple[float, int],
+    interval: int,
+    where: str,
+) -> tuple[float, int]:
+    """The rules of one step; the state after it."""
+    scale, good_steps = state
+    skips = [bool(returned[0]) for returned, _ in seen]
+    told = ", ".join(f"rank {rank} {'skips' if skip else 'steps'}" for rank, skip in enumerate(skips))
+    expect.that(
+        f"all ranks skip together, or none ({where})", len(set(skips)) == 1, saw=told, expected="all do the same"
+    )
+    rule = "a step with an overflow is skipped" if step.overflow else "a step without overflow is not skipped"
+    expect.that(
+        f"{rule} ({where})",
+        skips == [step.overflow] * len(skips),
+        saw=f"rank 0 returned {seen[0][0]}",
+        expected=f"skip is {step.overflow} on every rank",
+    )
+    grows = not step.overflow and good_steps + 1 >= interval
+    rules = {
+        "an overflow halves the scale": (step.overflow, scale / 2),
+        f"the {interval}. step in a row without overflow doubles the scale": (grows, 2 * scale),
+        "a step without overflow leaves the scale until there are enough in a row": (True, scale),
+    }
+    rule, new_scale = next((rule, new) for rule, (applies, new) in rules.items() if applies)
+    expect.close(f"{rule} ({where})", [returned[1] for returned, _ in seen], [new_scale] * len(seen))
+    new_steps = 0 if step.overflow or grows else good_steps + 1
+    rule = "good_steps counts steps in a row without overflow, from 0 again after each change of the scale"
+    expect.equal(f"{rule} ({where})", [returned[2] for returned, _ in seen], [new_steps] * len(seen))
+    if not step.overflow:
+        wanted = [[gradient / scale for gradient in of_rank] for of_rank in step.gradients]
+        for rank, (_, mine) in enumerate(seen):
+            rule = f"gradients are divided by the scale of this step, in place (rank {rank}, {where})"
+            expect.close(rule, mine, wanted[rank], rtol=1e-6)
+    return new_scale, new_steps
+
+
+# ---- Quantize in blocks ---------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "Quantize in blocks",
+    hints=[
+        "Reshape, so that the numbers of a block lie in a dimension of their own: `x.unflatten(-1, (-1, block))`.",
+        "The largest |x| of a block must become the largest number of the format. What is that for a block of zeros?",
+        "`scales = blocks.abs().amax(-1) / format.largest`, 1 where that is 0. `round_to(blocks / scales[..., None], "
+        "format)` are the codes; `flatten(-2)` brings back the shape.",
+    ],
+)
+def quantize_blocks(expect: Expect, quantize_blocks: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    not_from_lablib(quantize_blocks, allowed=("round_to",))
+    draw = expect.draw
+    drawn = Format("e3m2", 3, 2, 3, has_infinity=False, has_nan=False)
+    for format in (E4M3, E2M1, E5M2, FP16, drawn):
+        for x, block, words in _blocks(draw):
+            expect.measured.clear()
+            on = f"{format}, {words}, blocks of {block} in {' x '.join(map(str, x.shape))}"
+            _expect_quantized(expect, observe(quantize_blocks, x, block, format), x, block, format, on)
+
+
+def _blocks(draw: Draw) -> Iterator[tuple[Tensor, int, str]]:
+    rows, block, count = draw.integer(2, 5), draw.integer(3, 9), draw.integer(2, 4)
+    x = draw.tensor((rows, block * count))
+    yield x, block, "normal numbers"
+    outlier = x.clone()
+    outlier[0, draw.integer(0, block - 1)] = -300.0
+    yield outlier, block, "an outlier below zero"
+    zeros = x.clone()
+    zeros[1, :block] = 0.0
+    yield zeros, block, "a block of zeros"
+    yield 1e-20 * x, block, "very small numbers"
+    yield 1e20 * x, block, "very large numbers"
+    yield x, 1, "one number a block"
+    yield x, block * count, "one block a row"
+    yield draw.tensor((block * count,)), block, "a vector"
+    yield draw.tensor((2, 3, block * count)), block, "three dimensions"
+    yield draw.tensor((block * count, rows)).T, block, "a transposed matrix"
+
+
+def _expect_quantized(expect: Expect, call: Observed, x: Tensor, block: int, format: Format, on: str) -> None:
+    value, rule = call.value, f"codes and scales are returned ({on})"
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(isinstance(part, Tensor) for part in value):
+        raise RuleBroken(rule, _told(value), "two tensors: return codes, scales")
+    changes_nothing(expect, [call])
+    codes, scales = (part.detach() for part in value)
+    blocks = x.unflatten(-1, (-1, block))
+    shapes = {"codes have the shape of x": (codes, x.shape), "there is one scale a block": (scales, blocks.shape[:-1])}
+    for rule, (part, shape) in shapes.items():
+        if part.shape != shape:
+            raise RuleBroken(f"{rule} ({on})", str(tuple(part.shape)), str(tuple(shape)))
+        if part.dtype != x.dtype:
+            raise RuleBroken(f"codes and scales are float32, as x ({on})", _told(part), "torch.float32")
+    largest = blocks.abs().amax(-1)
+    wanted = torch.where(largest > 0, largest.double() / format.largest, 1.0)
+    is_zero = largest == 0
+    if is_zero.any():
+        expect.close(f"the scale of a block of zeros is 1 ({on})", scales[is_zero], wanted[is_zero], rtol=1e-6)
+    expect.close(
+        f"a block's scale is its largest |x| over the format's largest number ({on})", scales, wanted, rtol=1e-6
+    )
+    exact = (blocks.double() / wanted[..., None]).flatten()
+    saw = codes.unflatten(-1, (-1, block)).double().flatten()
+    values = all_values(format)
+    place = torch.searchsorted(values, exact.clamp(values[0], values[-1])).clamp(1, len(values) - 1)
+    nearest = torch.minimum((exact - values[place - 1]).abs(), (exact - values[place]).abs())
+    is_number = torch.isin(saw, values)
+    is_near = (saw - exact).abs() <= nearest + 1e-5 * exact.abs() + 1e-30
+    for rule, holds, must in (
+        (f"codes are numbers of the format ({on})", is_number, f"one of its {len(values)} numbers"),
+        (f"a code is the nearest number to x / scale ({on})", is_near, "the nearest"),
+    ):
+        if not holds.all():
+            at = int((~holds).nonzero()[0])
+            said = f"{saw[at]:.6g} for x / scale = {exact[at]:.6g}, {int((~holds).sum())} of {len(saw)} are wrong"
+            raise RuleBroken(rule, said, must)
+    expect.that(f"codes are the nearest numbers of the format ({on})", True, saw=f"all {len(saw)}", expected="")
+
+
+# ---- The format for a device ----------------------------------------------------------------------------------------
+
+_ORDER = {
+    "float32": (32, "nothing"),
+    "tfloat32": (32, "nothing"),
+    "bfloat16": (16, "nothing"),
+    "float16": (16, "loss scale"),
+    "float8": (8, "block scales"),
+    "float4": (4, "block scales"),
+}
+
+
+@exercise(
+    "Choose a format",
+    hints=[
+        "Which formats may be used at all? Those that the device has, and that are wide enough.",
+        "The fastest of these; where several are equally fast, the first in the order of the table. What does Python's "
+        "`max` return of several that are equal?",
+        "`names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]`, then `max(names, "
+        "key=peaks.get)`. float16 needs a loss scale, float8 and float4 block scales, the rest nothing.",
+    ],
+)
+def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], int], tuple[str, str]]) -> None:
+    not_from_lablib(choose_format)
+    draw = expect.draw
+    cases: list[tuple[str, dict[str, float], int]] = [
+        ("a device without BF16", {"float64": 3e14, "float32": 1e13, "tfloat32": 5e13, "float16": 1e14}, 16),
+        ("a device with a slow FP16", {"float32": 2e14, "float16": 1e14}, 16),
+        ("a device with a slow BF16", {"float32": 1e14, "bfloat16": 1e13, "float16": 2e14}, 16),
+        ("a device whose formats are equally fast", dict.fromkeys(("float32", "tfloat32", "bfloat16"), 1e14), 16),
+    ]
+    for bits in (16, 8, 4, 32):
+        for name, device in draw.shuffled(list(DEVICES.items())):
+            peaks = dict(draw.shuffled(list(device.peak_flops_per_s.items())))
+            cases.append((name, peaks, bits))
+    for number in range(20):
+        kept = ["float32", *draw.shuffled(["float64", *_ORDER])[: draw.integer(1, 6)]]
+        peaks = {name: draw.integer(1, 4) * 1e14 for name in draw.shuffled([*dict.fromkeys(kept)])}
+        cases.append((f"a drawn device, number {number + 1}", peaks, draw.choice([4, 8, 16, 32])))
+    for name, peaks, bits in cases:
+        expect.measured.clear()  # what holds is shown for the last device
+        _expect_choice(expect, choose_format, peaks, bits, name)
+
+
+def _expect_choice(expect: Expect, answer: Callable, peaks: dict[str, float], bits: int, device: str) -> None:
+    names = [name for name, (width, _) in _ORDER.items() if name in peaks and width >= bits]
+    wanted = max(names, key=lambda name: peaks[name])
+    call = observe(answer, dict(peaks), bits)
+    if not isinstance(call.value, tuple | list) or len(call.value) != 2:
+        raise RuleBroken(
+            "a format and what it needs are returned", _told(call.value), 'two words: ("bfloat16", "nothing")'
+        )
+    changes_nothing(expect, [call])
+    name, needs = call.value
+    told = ", ".join(f"{dtype} {peak / 1e12:.4g}" for dtype, peak in peaks.items())
+    on = f"{device}, at least {bits} bits; TFLOP/s: {told}"
+    _expect_allowed(name, peaks, bits, on)
+    why = "of equally fast formats the first in the table" if peaks[name] == peaks[wanted] else "the fastest is taken"
+    expect.equal(f"{why} ({on})", name, wanted)
+    expect.equal(f"what {wanted} needs ({on})", needs, _ORDER[wanted][1])
+
+
+def _expect_allowed(name: Any, peaks: Mapping[str, float], bits: int, on: str) -> None:
+    if not isinstance(name, str) or name not in _ORDER:
+        raise RuleBroken(f"the format is one of the table ({on})", short_repr(name), ", ".join(_ORDER))
+    if name not in peaks:
+        raise RuleBroken(f"the device has the format ({on})", name, f"one of {', '.join(peaks)}")
+    if _ORDER[name][0] < bits:
+        raise RuleBroken(f"the format has the bits that are asked for ({on})", f"{name}: {_ORDER[name][0]}", f"{bits}")

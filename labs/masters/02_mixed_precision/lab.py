@@ -1,0 +1,644 @@
+# %% [markdown]
+# # Lab 02: Mixed precision
+#
+# **Question.** Why does FP16 need a loss scale, and BF16 not?
+#
+# GPUs multiply matrices of 16-bit numbers at least eight times as fast as of 32-bit ones. So nearly all large models
+# are trained that way. But 16 bits cannot say all that 32 can. What is lost, and what brings it back?
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+import math
+from dataclasses import asdict
+from functools import partial
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from lablib import launch, phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, show_source, try_out
+from lablib.figures import figure_exponents, figure_lines, format_quantity, show
+from lablib.hardware import DEVICES
+from lablib.models import GPT, GPTConfig, model_config, next_token_loss
+from lablib.precision import best_format as best
+from lablib.precision.autocast import COUNTERPARTS, autocast_casts
+from lablib.precision.block_scaling import Recipe, find_recipe, quantize
+from lablib.precision.exponents import ExponentCounts
+from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FORMATS, FP16, FP32, TF32
+from lablib.precision.hadamard import hadamard_transform
+from lablib.precision.loss_scaling import LossScaler, ScaleRule
+from lablib.precision.mixed_precision import train_on_text
+from lablib.precision.product_speed import product_speeds
+from lablib.precision.rounding import round_to
+from lablib.precision.running_sum import running_sum, stalls_at
+from lablib.precision.savings import training_steps
+from lablib.widgets import Choice, IntChoice, LogSlider, explore
+
+check = checks_for("02")
+check
+
+# %% tags=["parameters"]
+cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100 | pcie-a100 | laptop
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # a short training and few repeats
+
+# %% [markdown] minutes=3
+# ## The bits of a number
+#
+# A *floating-point* number has three parts: a *sign*, an *exponent* e and a *mantissa* m. With M bits of mantissa it
+# is
+#
+# `(-1)^sign * 2^(e - bias) * (1 + m / 2^M)`
+#
+# The *bias* belongs to the format. The exponent says between which powers of two a number lies, the mantissa where
+# between them.
+
+
+# %%
+def bits_of(x, format):
+    whole = {16: torch.int16, 32: torch.int32}[format.num_bits]
+    pattern = int(torch.tensor(x, dtype=format.dtype).view(whole)) % 2**format.num_bits
+    text, end = f"{pattern:0{format.num_bits}b}", 1 + format.exponent_bits
+    return f"{text[0]} {text[1:end]} {text[end:]}"
+
+
+for format in (FP32, BF16, FP16):
+    kept = float(torch.tensor(math.pi, dtype=format.dtype))
+    print(f"{format.name:5s} {kept:.9f}   {bits_of(math.pi, format)}")
+
+# %% [markdown]
+# BF16 is FP32, cut in half: as many bits of exponent, fewer of mantissa. FP16 spends its 16 bits another way. So each
+# has what the other lacks: BF16 *range* (how large and how small), FP16 *precision* (how many digits).
+
+# %% [markdown] minutes=4
+# ## Formats as data
+#
+# A *format* is a number of exponent bits and of mantissa bits. The rest follows. *Epsilon* is the step from 1 to the
+# next number, 2^-M. Below the smallest *normal* number the step stays the same down to zero, so digits get lost one
+# by one: these numbers are *subnormal*.
+
+# %%
+rows = {}
+for name in ("fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3", "e2m1"):
+    format = FORMATS[name]
+    rows[name] = {"exponent bits": format.exponent_bits, "mantissa bits": format.mantissa_bits}
+    rows[name]["epsilon"] = f"2^{math.log2(format.epsilon):.0f}"
+    rows[name]["largest"] = f"{format.largest:,.3g}"
+    rows[name]["smallest normal"] = f"2^{math.log2(format.smallest_normal):.0f}"
+    rows[name]["smallest"] = f"2^{math.log2(format.smallest_subnormal):.0f}"
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# E5M2 and E4M3 are the two formats of 8 bits (FP8), E2M1 has 4 (FP4). TF32 is how NVIDIA's matrix units read FP32.
+# Now the step to the next number, as a share of the number itself: low is precise, and a line that ends is a range
+# that ends.
+
+# %%
+numbers = [2.0**exponent for exponent in range(-42, 21)]
+
+
+def relative_step(x, format):
+    step = max(x, format.smallest_normal) * format.epsilon
+    return step / x if format.smallest_subnormal <= x <= format.largest else math.nan
+
+
+shown = (FP32, BF16, FP16, E5M2, E4M3, E2M1)
+steps = {f.name: [relative_step(x, f) for x in numbers] for f in shown}
+labels = {"x_label": "number", "y_label": "step, as a share of it", "x_unit": "", "y_unit": ""}
+labels["summary"] = "FP16 is finer than BF16 above 2^-17, and ends at 2^-24; FP32 and BF16 go on to both sides."
+show(figure_lines(numbers, steps, **labels, log_x=True, log_y=True, title="Range and precision"))
+
+# %% [markdown] minutes=10
+# ## Round by hand
+#
+# Between two neighbours of a format a number must be *rounded*: to the nearer one. Of two that are equally near,
+# hardware takes the *even* one, whose last bit is 0, so that errors do not add up (IEEE 754, section 4.3.1). The
+# lower 16 bits of an FP32 tell how far it is from the BF16 number below.
+
+# %% [markdown]
+# ### Exercise 1: round to BF16
+#
+# Write it for the bits themselves, as whole numbers (hexadecimal 0x8000 is 2^15). An *infinity* has an exponent of
+# all ones and mantissa 0: upper bits 0x7F80, with the sign 0xFF80. A *NaN*, "not a number", has that exponent and
+# another mantissa; it must stay one. Numbers beyond the largest become infinities. No torch.bfloat16! Stuck? Run
+# `check.bf16_bits.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def bf16_bits(bits):
+    """The 16 bits of the BF16 numbers nearest to FP32 numbers, ties to even.
+
+    bits: whole numbers (int64) of any shape, 0 to 2^32 - 1: bits of FP32 numbers.
+    Returns whole numbers of the same shape, 0 to 2^16 - 1; `bits` stays as it is.
+    """
+    ### BEGIN SOLUTION
+    upper, lower = bits >> 16, bits & 0xFFFF
+    is_up = (lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return torch.where(is_nan, 0x7FC0, upper + is_up)
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: 0x3f80 (1, which stays), 0x3f80 (halfway, down to the even one), 0x3f82
+# (halfway, up to the even one), 0x3f81 (nearer to the upper one).
+patterns = torch.tensor([0x3F800000, 0x3F808000, 0x3F818000, 0x3F80C000])
+try_out(lambda: [hex(x) for x in bf16_bits(patterns)])
+
+# %% tags=["check"] points=2
+check.bf16_bits(bf16_bits)
+
+# %% [markdown]
+# Adding 1 to the upper bits is all that rounding up takes: a mantissa of all ones carries into the exponent, and the
+# largest number becomes an infinity by itself. The library rounds to any format with the rule in its first lines:
+# divide by the step, round to a whole number, multiply again.
+
+# %%
+show_source(round_to, after=check.bf16_bits)
+
+# %% [markdown] minutes=6
+# ## Where gradients lie
+#
+# Which numbers occur in training? A small GPT (a language model) learns real text, in FP32. *Backward* computes how
+# the loss changes with each output of a layer (*activations*), and from that, with each *weight*. The loss is a mean
+# over all tokens of a step, here half a million, so one token changes it little.
+#
+# Guess: what share of the activations' gradients would FP16 round to zero? And BF16?
+
+# %%
+my_guess_fp16 = None  # a share such as 0.1
+my_guess_bf16 = None
+print("guesses:", my_guess_fp16, "and", my_guess_bf16)
+
+# %%
+watch = train_on_text(torch.float32, num_steps=10 if quick else 40, watches=True).watch
+counts = {"weights": watch.weights, "activations": watch.activations}
+formats, axis = (BF16, FP16, E5M2, E4M3), (-45, 20)
+show(figure_exponents(counts, formats, title="Gradients, and what formats keep", window=axis))
+print(f"of the activations' gradients FP16 loses {watch.activations.shares(FP16).lost:.0%}, BF16 ", end="")
+print(f"{watch.activations.shares(BF16).lost:.0%}; you guessed {my_guess_fp16} and {my_guess_bf16}")
+
+# %% [markdown]
+# A number whose exponent is below the range is rounded to zero: it *underflows*. FP16 loses most of what backward
+# works on, and keeps the rest in subnormal numbers of few digits. BF16 has FP32's exponents, and loses nothing. And
+# FP16's upper half stands empty. Does the model notice?
+
+# %%
+num_steps = 60 if quick else 200
+runs = {"FP32": train_on_text(torch.float32, num_steps=num_steps)}
+runs["BF16"] = train_on_text(torch.bfloat16, num_steps=num_steps)
+runs["FP16"] = train_on_text(torch.float16, num_steps=num_steps)
+labels = {"x_label": "step", "y_label": "loss", "x_unit": "", "y_unit": "nats a byte"}
+curves = {name: run.losses for name, run in runs.items()}
+show(figure_lines(range(num_steps), curves, **labels, title="The same run in three formats"))
+zeros = runs["FP16"].zero_shares
+print(f"zeros among the weights' gradients in FP16: at first {zeros[0]:.0%}, at last {zeros[-1]:.0%}")
+
+# %% [markdown] minutes=13
+# ## Too small for FP16: scale the loss
+#
+# Backward is linear: a loss that is S times as large has gradients S times as large. On the axis above they all move
+# to the right by log2(S), into FP16's range. Before the optimizer changes the weights, they are divided by S in FP32,
+# where there is room. This is *loss scaling* (Micikevicius et al., 2017, section 3.2). Move S: from where on is
+# nothing lost, and until where does nothing overflow?
+
+
+# %%
+def scaled(power, name):
+    shifted = {}
+    for which, one in counts.items():
+        moved = {exponent + power: count for exponent, count in one.by_exponent.items()}
+        shifted[which] = ExponentCounts(moved)
+    return shifted, FORMATS[name]
+
+
+def draw_scaled(data):
+    return figure_exponents(data[0], (data[1],), title="Gradients of the scaled loss", window=axis)
+
+
+powers = IntChoice("power", "S = 2 to the power of", tuple(range(0, 41, 4)), 0)
+controls = [powers, Choice("name", "Format", ("fp16", "bf16", "e5m2", "e4m3"), "fp16")]
+examples = [{"power": 20}, {"power": 20, "name": "e4m3"}]
+explore(scaled, draw_scaled, controls, interactive=interactive, examples=examples)
+
+# %% [markdown]
+# FP16 has room for nearly all at S from about 2^16 to 2^24; E4M3 at no S. And gradients change while a model learns.
+# So S follows them (*dynamic* loss scaling). After an *overflow*, a gradient that is infinite or NaN, skip the step
+# and halve S. After `interval` steps in a row without one, double it: so S stays as large as it can be.
+
+# %% [markdown]
+# ### Exercise 2: the rule, on several ranks
+#
+# A *rank* is one process with one GPU. Each may keep another part of the gradients, so an overflow may be seen on one
+# rank alone. If only that one skipped its step, the ranks' models would part. `dist.all_reduce(x,
+# op=dist.ReduceOp.MAX)` replaces x on every rank by the largest of all. The budget: 64 bytes a rank sends in a step.
+
+
+# %% tags=["exercise"]
+def unscale_and_update(gradients, scale, good_steps, interval):
+    """Unscale, agree whether to skip, say which scale comes next; every rank calls it after backward.
+
+    gradients: a list of this rank's tensors, perhaps empty: divide them by `scale`, in place.
+    good_steps: steps in a row without overflow since the scale last changed.
+    Returns skip (True on all ranks if any finds an infinity or a NaN), new scale, new good_steps.
+    """
+    ### BEGIN SOLUTION
+    is_found = any(not gradient.isfinite().all() for gradient in gradients)
+    flag = torch.tensor(float(is_found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    for gradient in gradients:
+        gradient.div_(scale)
+    if flag > 0:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+    ### END SOLUTION
+
+
+# %%
+# Try it: an infinity on rank 1 alone. All ranks must return (True, 512.0, 0).
+def one_overflow():
+    gradient = torch.tensor([1.0, math.inf if dist.get_rank() == 1 else 2.0])
+    return unscale_and_update([gradient], scale=1024.0, good_steps=5, interval=2000)
+
+
+try_out(one_overflow, ranks=3)
+
+# %% tags=["check"] points=3
+check.unscale_and_update(unscale_and_update)
+
+# %% [markdown]
+# PyTorch's `torch.amp.GradScaler` has this rule, with an interval of 2,000 steps. DeepSpeed waits 1,000, and halves S
+# at the second overflow only (*hysteresis* 2). Here is the library's, which knows both.
+
+# %%
+show_source(ScaleRule.after, after=check.unscale_and_update)
+
+# %%
+RULE = ScaleRule(initial=2.0**24, interval=4, maximum=2.0**40)  # large, to see it at work
+runs["FP16, scaled"] = train_on_text(torch.float16, LossScaler(RULE), num_steps=num_steps)
+curves = {name: run.losses for name, run in runs.items()}
+show(figure_lines(range(num_steps), curves, **labels, title="FP16 with a loss scale"))
+scale_of = {"loss scale": runs["FP16, scaled"].scales}
+show(figure_lines(range(num_steps), scale_of, "step", "scale", "", log_y=True, title="Loss scale"))
+
+# %% [markdown]
+# With a scale FP16 learns as FP32 does. Where the lower line goes down, a gradient overflowed, and the step was
+# skipped: the price of a large S. With 2,000 steps between attempts it is small.
+
+# %% [markdown]
+# *Clipping* shortens a gradient whose norm (length) is above a limit. It must see true gradients, so unscale first: a
+# gradient of norm 5, clipped to 1, in either order.
+
+# %%
+for order in ("unscale, clip", "clip, unscale"):
+    scaled = torch.nn.Parameter(torch.zeros(2))
+    scaled.grad = 1024 * torch.tensor([3.0, 4.0])
+    for action in order.split(", "):
+        if action == "clip":
+            torch.nn.utils.clip_grad_norm_([scaled], max_norm=1.0)
+        else:
+            scaled.grad /= 1024
+    print(f"{order}: norm {float(scaled.grad.norm()):.5f}")
+
+# %% [markdown] minutes=4
+# ## Too small for BF16: the updates
+#
+# BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. From 1 to the next BF16
+# number is 2^-7, about 0.008. What becomes of a weight of 1 that a thousand updates raise by 0.001 each, rounded
+# after each?
+
+# %%
+my_guess_weight = None  # where it ends, in BF16, rounded to nearest; exactly it would be 2
+print("guess:", my_guess_weight)
+
+# %%
+updates = torch.full((1000,), 0.001)
+generator = torch.Generator().manual_seed(0)
+sums = {"FP32": running_sum(1.0, updates, FP32), "BF16, nearest": running_sum(1.0, updates, BF16)}
+sums["BF16, stochastic"] = running_sum(1.0, updates, BF16, rounding="stochastic", generator=generator)
+ends = {name: values.tolist() for name, values in sums.items()}
+show(figure_lines(range(1, 1001), ends, "update", "weight", "", title="A thousand updates of 0.001"))
+print(f"BF16 ends at {ends['BF16, nearest'][-1]}, you guessed {my_guess_weight}")
+for format in (BF16, FP32):
+    print(f"in {format} updates of 0.001 are lost from {stalls_at(0.001, format):,g} on")
+
+# %% [markdown]
+# An update of less than half the step is rounded away, each time. Two remedies. *Master weights*: keep the weights in
+# FP32, and give each product a copy in 16 bits. *Stochastic rounding*: go up with probability (x - lower) / step, so
+# that the sum is right in the mean (Gupta et al., 2015). The runs above had master weights, in FP16 and BF16 alike:
+# FP16, with three bits more, needs them too.
+
+# %% [markdown] minutes=5
+# ## What it saves
+#
+# This is *mixed precision*: forward and backward in 16 bits, weights and updates in FP32. Often one reads that it
+# halves memory and makes steps 1.5 to 3 times as fast. Guess for GPT-2 (124 million parameters) with the optimizer
+# AdamW, 8 sequences of 1,024 tokens, one step on one GPU of `cluster`. The simulator prices each operation; *TF32* is
+# FP32 whose products may be read in TF32.
+
+# %%
+my_guess_memory = None  # memory in BF16 over that in FP32: 0.5 if it halves
+my_guess_speedup = None  # how many times as fast
+print("guesses:", my_guess_memory, "and", my_guess_speedup)
+
+# %%
+steps, rows = {}, {}
+for format in (FP32, TF32, BF16):
+    program = partial(training_steps, format, model_config("gpt2"), batch_size=8)
+    run = launch(program, ranks=1, cluster=cluster, fidelity="shapes")
+    steps[format.name], held = run.timeline.without("warm-up"), run.memory.at_peak(0)
+    sizes = {kind: held[kind] for kind in ("parameter", "optimizer state", "activation", "other")}
+    rows[format.name] = {kind: format_quantity(size, "B") for kind, size in sizes.items()}
+    rows[format.name] |= {"in all": format_quantity(run.memory.peak_bytes(0), "B")}
+    rows[format.name] |= {"a step": format_quantity(steps[format.name].makespan_s, "s")}
+print("memory where it is highest, and time; you guessed", my_guess_memory, "and", my_guess_speedup)
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Parameters take more, for there are two copies; the optimizer's two numbers for each stay in FP32. Activations
+# shrink, not by half: the *logits*, a score for each of 50,257 tokens at each place, go to the loss in FP32, 1.6 GB
+# each time they are held. And time? It depends on what FP32 means, and on the size of the products:
+
+# %%
+SIZES = [2**power for power in range(7, 14)]
+pairs = (("V100-32GB-SXM2", FP16, FP32), ("A100-80GB-SXM", BF16, FP32), ("A100-80GB-SXM", BF16, TF32))
+lines = {}
+for gpu, format, base in pairs:
+    speeds = product_speeds(DEVICES[gpu], format, SIZES, base)
+    lines[f"{gpu[:4]}, {format} beside {base}"] = [one.speedup for one in speeds]
+labels = {"x_label": "rows and columns", "y_label": "times as fast", "x_unit": "", "y_unit": ""}
+show(figure_lines(SIZES, lines, **labels, log_x=True, title="A product of square matrices in 16 bits"))
+
+# %% [markdown]
+# So "halves" and "1.5 to 3 times" are one model's numbers on one device. A product gains what the peaks promise if it
+# is large. What is no product (norms, the loss, the optimizer) gains fewer bytes at best.
+
+# %% [markdown] minutes=10
+# ## A scale for each block
+#
+# FP8 and FP4 go further: shorter numbers, and again twice the speed with each halving. But E2M1 has eight sizes, from
+# 0 to 6, and the largest is 12 times the smallest. No S for a whole model will do, and not even one scale for a
+# tensor: a single *outlier*, a number much larger than the rest, takes it all.
+
+# %%
+print("all sizes of E2M1:", [x / 2 for x in (0, 1, 2, 3, 4, 6, 8, 12)])
+x = torch.randn(1, 128, generator=torch.Generator().manual_seed(0))
+x[0, 5] = 60.0  # an outlier
+for block in (128, 32, 16):
+    codes = quantize(x, Recipe("", E2M1, (1, block))).codes
+    print(f"one scale for {block:3d} numbers: {float((codes == 0).float().mean()):.0%} become zero")
+
+# %% [markdown]
+# ### Exercise 3: quantize in blocks
+#
+# *Quantize* x: give back *codes*, numbers of the format, and *scales*, so that code * scale is near x. Cut the last
+# dimension into blocks of `block` neighbours (it divides evenly). A block's scale brings its largest |x| to the
+# format's largest number. You may use `round_to(x, format)`, the library's rounding, and `format.largest`.
+
+
+# %% tags=["exercise"]
+def quantize_blocks(x, block, format):
+    """Codes, in the shape of x, and scales, of shape (..., C / block); both in float32.
+
+    x: float32, shape (..., C); stays as it is. A block of zeros has scale 1.
+    """
+    ### BEGIN SOLUTION
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(scales > 0, scales, 1.0)
+    codes = round_to(blocks / scales[..., None], format)
+    return codes.flatten(-2), scales
+    ### END SOLUTION
+
+
+# %%
+# Try it: the second block is a hundred times as large. By hand: codes 2, 6, 2, 6, scales 0.5, 50.
+try_out(quantize_blocks, torch.tensor([[1.0, 3.0, 100.0, 300.0]]), block=2, format=E2M1)
+
+# %% tags=["check"] points=2
+check.quantize_blocks(quantize_blocks)
+
+# %% [markdown]
+# Smaller blocks cost more scales. *MXFP8* and *MXFP4* (OCP, 2023) have blocks of 32, and a scale of 8 bits that is a
+# power of two. *NVFP4* has blocks of 16, and a scale in E4M3. DeepSeek-V3 took 128 numbers of E4M3. Move the outlier:
+# which format needs small blocks?
+
+# %%
+BLOCKS = [2**power for power in range(3, 11)]
+NAMES = {"E4M3 (8 bits)": E4M3, "E2M1 (4 bits)": E2M1}
+
+
+def errors(outlier, share):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 1024, generator=generator)
+    is_outlier = torch.rand(x.shape, generator=generator) < 1 / int(share.split()[-1])
+    x = torch.where(is_outlier, outlier * x.sign(), x)
+
+    def error(format, block):
+        off = quantize(x, Recipe("", format, (1, block))).dequantize() - x
+        return float(off[~is_outlier].square().mean().sqrt())
+
+    return {name: [error(format, block) for block in BLOCKS] for name, format in NAMES.items()}
+
+
+def draw_errors(series):
+    labels = {"x_label": "numbers in a block", "y_label": "error of the others", "x_unit": "", "y_unit": ""}
+    return figure_lines(BLOCKS, series, **labels, log_x=True, log_y=True, title="Error against block size")
+
+
+sliders = [
+    LogSlider("outlier", "Outliers, times the usual size", 1, 1000, 30),
+    Choice("share", "Outliers", ("1 in 1000", "1 in 100", "1 in 10"), "1 in 1000"),
+]
+explore(errors, draw_errors, sliders, interactive=interactive, examples=[{"outlier": 1.0}, {"outlier": 1000.0}])
+
+# %% [markdown]
+# <details><summary>Which needs small blocks?</summary>
+#
+# E2M1. The numbers of E4M3 span 2^-9 to 448, a factor of 229,376: beside an outlier of 30 the others keep their
+# mantissa, whatever the block. What E2M1 divides by a scale of 5 is mostly below its smallest step.
+#
+# </details>
+
+# %% [markdown] minutes=3
+# ## Reconcile: predicted and measured
+#
+# Now forward and backward on this computer, in both formats. `torch.autocast` casts what goes into products, and
+# leaves the model in FP32. To *calibrate* is to measure how fast this computer is; it takes half a minute once.
+# `reconcile` predicts the program, runs it several times, and compares. Not every CPU has units for BF16. Does yours?
+
+
+# %%
+gpt_config = GPTConfig(num_layers=4, d_model=512, num_heads=8, vocab_size=256, max_seq_len=256)
+dtypes = {"FP32": torch.float32, "BF16": torch.bfloat16}
+
+
+def loss_of(model, tokens, dtype):
+    with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        return next_token_loss(model(tokens), tokens)
+
+
+def both_formats():
+    with phase("setup"):  # a first, slow call of each; left out
+        device = torch.get_default_device()
+        model, tokens = GPT(gpt_config, seed=0).to(device), torch.zeros(2, 256, dtype=torch.long, device=device)
+        for dtype in dtypes.values():
+            loss_of(model, tokens, dtype).backward()
+    for name, dtype in dtypes.items():
+        with phase(name):
+            loss_of(model, tokens, dtype).backward()
+
+
+# %%
+real = "nccl" if torch.cuda.is_available() else "gloo"
+here = this_machine(ranks=2, backend=real)
+for name in ("float32", "bfloat16"):
+    print(f"products in {name}: {format_quantity(here.device.peak(name), 'FLOP/s')}")
+
+# %%
+comparison = reconcile(both_formats, ranks=1, backend=real, cluster=here, repeats=3 if quick else 7, without="setup")
+show(comparison.figure())
+print_text(comparison.reading())
+
+# %% [markdown]
+# In the picture each format has a row, predicted beside measured. *Idle* is when nothing runs. Products get faster by
+# the ratio of the peaks; the rest, and the casts that autocast adds, does not. So the whole gains less.
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: which format for which device?
+#
+# A device multiplies some formats fast, others slowly or not at all. Here are *peaks*, the most that matrix units
+# reach.
+
+# %%
+SHOWN = ("V100-32GB-SXM2", "A100-80GB-SXM", "H100-80GB-SXM", "B200-SXM", "TPU-v4", "laptop-core")
+of_devices = pd.DataFrame({name: DEVICES[name].peak_flops_per_s for name in SHOWN})
+of_devices.map(lambda peak: "-" if math.isnan(peak) else format_quantity(peak, "FLOP/s"))
+
+# %% [markdown]
+# ### Exercise 4: choose a format
+#
+# Take the fastest format of at least `fewest_bits` bits; of equally fast ones the first in BITS, which loses least.
+# And say what training in it needs, one of NEEDS: from what you have seen, which format needs a loss scale, which
+# ones need a scale for each block?
+
+# %%
+BITS = {"float32": 32, "tfloat32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "float4": 4}
+NEEDS = ("nothing", "loss scale", "block scales")
+print(BITS, NEEDS, sep="\n")
+
+
+# %% tags=["exercise"]
+def choose_format(peaks, fewest_bits):
+    """The name of the format to train in, and what it needs, one of NEEDS.
+
+    peaks: dict, name -> FLOP/s; has "float32", perhaps formats that are not in BITS; stays as it is.
+    """
+    ### BEGIN SOLUTION
+    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
+    best = max(names, key=lambda name: peaks[name])
+    return best, {"float16": NEEDS[1], "float8": NEEDS[2], "float4": NEEDS[2]}.get(best, NEEDS[0])
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: V100 has FP16 and no BF16, a laptop's core is fastest in FP32.
+try_out(choose_format, dict(DEVICES["V100-32GB-SXM2"].peak_flops_per_s), fewest_bits=16)
+try_out(choose_format, dict(DEVICES["laptop-core"].peak_flops_per_s), fewest_bits=16)
+
+# %% tags=["check"] points=1
+check.choose_format(choose_format)
+
+# %% [markdown]
+# The library's answer says why, for devices or for what it finds in this machine. It is the lab's question once more:
+# a V100 trains with a loss scale because it lacks BF16.
+
+# %%
+for name in SHOWN:
+    print_text(best.best_format(DEVICES[name]).reason)
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: what autocast casts
+#
+# Under autocast each operator has a rule: inputs go to the *lower* format, to *float32*, to the *widest* among them,
+# or are *untouched*. The table is computed: each operator runs, on tensors without numbers. Where do GPU and CPU
+# differ?
+
+# %%
+places = {"GPU, FP16": ("cuda", torch.float16), "GPU, BF16": ("cuda", torch.bfloat16)}
+places["CPU, BF16"] = ("cpu", torch.bfloat16)
+pd.DataFrame({name: autocast_casts(*place) for name, place in places.items()})
+
+# %% [markdown]
+# GPU's rules are the same for both lower formats. A CPU leaves softmax and norms in BF16. What sums many numbers
+# wants precision, and exponentials leave FP16's range. Other libraries say the same with other words:
+
+# %%
+pd.DataFrame([asdict(one) for one in COUNTERPARTS]).set_index("what")
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: training in 4 bits
+#
+# In backward an error that always points one way adds up over the steps. Stochastic rounding is off at random: each
+# rounding is worse, the mean is right. NVFP4's recipe uses it for gradients alone.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(64, 64, generator=generator)
+nvfp4 = find_recipe("nvfp4")
+for recipe in (nvfp4, nvfp4.stochastic()):
+    seen = [quantize(x, recipe, generator=generator).dequantize() for _ in range(100)]
+    once, mean = (float((value - x).square().mean().sqrt()) for value in (seen[0], torch.stack(seen).mean(0)))
+    print(f"{recipe.rounding:10s} error of one rounding {once:.3f}, of the mean of a hundred {mean:.3f}")
+
+# %% [markdown]
+# And an outlier can be spread before rounding. A *Hadamard matrix* H has entries 1 and -1, over the square root of
+# its size, and H times H transposed is 1. So (A H) (B H)^T = A B^T: both factors of a product may be transformed, and
+# a large number becomes many small ones.
+
+# %%
+a, b = (torch.randn(64, 256, generator=generator) for _ in range(2))
+a[:, 7] *= 50  # a column of outliers
+rows = {}
+for recipe in (Recipe("one scale", E2M1), Recipe("blocks of 128", E2M1, (1, 128)), nvfp4):
+    for size in (1, 16, 128):
+        A, B = (quantize(hadamard_transform(m, size), recipe).dequantize() for m in (a, b))
+        error = float((A @ B.T - a @ b.T).norm() / (a @ b.T).norm())
+        rows.setdefault(recipe.name, {})[f"H of {size}" if size > 1 else "no H"] = f"{error:.1%}"
+print("error of a product in E2M1")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# The more numbers share a scale, the more H helps. In these blocks of 16 it harms: now all pay for the outlier a
+# little. NVFP4's recipe uses it in the weights' gradients alone, where it was seen to help (NVIDIA, 2025, section 4).
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - A format is a range (bits of exponent) and a precision (bits of mantissa).
+# - Small gradients fall out of FP16's range: scale the loss, follow the overflows, skip on all ranks together. BF16
+#   has the range of FP32.
+# - Small updates fall below the precision of both: keep FP32 master weights, or round stochastically.
+# - FP8 and FP4 have little of either: a scale for each block.
+# - Mixed precision shortens products and some activations, and not weights or the optimizer's states.
+
+# %% [markdown]
+# ### Sources
+#
+# - P. Micikevicius et al., "Mixed Precision Training", 2017, arXiv 1710.03740.
+# - D. Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019, arXiv 1905.12322.
+# - S. Gupta et al., "Deep Learning with Limited Numerical Precision", 2015, arXiv 1502.02551.
+# - P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433.
+# - Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023.
+# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437.
+# - NVIDIA, "Pretraining Large Language Models with NVFP4", 2025, arXiv 2509.25149.
+# - IEEE 754-2019, sections 3 and 4.
+# - The code: `lablib/precision`.
+
+# %%
+check

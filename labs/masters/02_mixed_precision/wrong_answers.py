@@ -1,0 +1,685 @@
+"""Wrong answers to lab 02: mixed precision, and right ones in an unusual style."""
+
+_BF16 = """
+def bf16_bits(bits):
+    upper, lower = bits >> 16, bits & 0xFFFF
+    up = {up}
+    is_nan = {nan}
+    return {returned}
+"""
+_UP = "(lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))"
+_NAN = "(bits & 0x7FFFFFFF) > 0x7F800000"
+_RETURNED = "torch.where(is_nan, 0x7FC0, upper + up)"
+
+
+def _bf16(up: str = _UP, nan: str = _NAN, returned: str = _RETURNED) -> str:
+    return _BF16.format(up=up, nan=nan, returned=returned)
+
+
+_SCALER = """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = {found}
+    flag = torch.tensor(float(found))
+    {agree}
+    for gradient in gradients:
+        {unscale}
+    if flag > 0:
+        return {skipped}
+    if {is_full}:
+        return {grown}
+    return {kept}
+"""
+
+
+def _scaler(
+    found: str = "any(not gradient.isfinite().all() for gradient in gradients)",
+    agree: str = "dist.all_reduce(flag, op=dist.ReduceOp.MAX)",
+    unscale: str = "gradient.div_(scale)",
+    skipped: str = "True, scale / 2, 0",
+    is_full: str = "good_steps + 1 >= interval",
+    grown: str = "False, 2 * scale, 0",
+    kept: str = "False, scale, good_steps + 1",
+) -> str:
+    return _SCALER.format(
+        found=found, agree=agree, unscale=unscale, skipped=skipped, is_full=is_full, grown=grown, kept=kept
+    )
+
+
+_BLOCKS = """
+def quantize_blocks(x, block, format):
+    blocks = {blocks}
+    scales = {scales}
+    scales = {safe}
+    codes = {codes}
+    return {returned}
+"""
+
+
+def _blocks(
+    blocks: str = "x.unflatten(-1, (-1, block))",
+    scales: str = "blocks.abs().amax(-1) / format.largest",
+    safe: str = "torch.where(scales > 0, scales, 1.0)",
+    codes: str = "round_to(blocks / scales[..., None], format)",
+    returned: str = "codes.flatten(-2), scales",
+) -> str:
+    return _BLOCKS.format(blocks=blocks, scales=scales, safe=safe, codes=codes, returned=returned)
+
+
+_CHOICE = """
+def choose_format(peaks, fewest_bits):
+    names = [name for name, bits in {table} if {allowed}]
+    best = {best}
+    return {returned}
+"""
+_WHAT = "best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[2]}.get(best, NEEDS[0])"
+
+
+def _choice(
+    table: str = "BITS.items()",
+    allowed: str = "name in peaks and bits >= fewest_bits",
+    best: str = "max(names, key=lambda name: peaks[name])",
+    returned: str = _WHAT,
+) -> str:
+    return _CHOICE.format(table=table, allowed=allowed, best=best, returned=returned)
+
+
+WRONG_ANSWERS = {
+    "bf16_bits": [
+        (
+            "cuts the lower half off",
+            "def bf16_bits(bits):\n    return bits >> 16",
+            "nearer to the higher pattern goes there",
+        ),
+        ("rounds every half up", _bf16(up="lower >= 0x8000"), "halfway between two goes to the one"),
+        ("rounds every half down", _bf16(up="lower > 0x8000"), "halfway between two goes to the one"),
+        ("sends a half to the odd one", _bf16(up=_UP.replace("== 1", "== 0")), "halfway between two goes to the one"),
+        (
+            "looks at the highest of the lower bits and the even rule alone",
+            _bf16(up="(lower >= 0x8000) & (upper % 2 == 1)"),
+            "nearer to the higher pattern goes there",
+        ),
+        ("always rounds up", _bf16(up="lower > 0"), "nearer to the lower pattern goes there"),
+        (
+            "forgets NaN: rounding turns it into an infinity or worse",
+            _bf16(returned="upper + up"),
+            "a NaN with bits in its lower half alone stays a NaN",
+        ),
+        (
+            "cuts a NaN, which leaves an infinity",
+            _bf16(returned="torch.where(is_nan, upper, upper + up)"),
+            "a NaN with bits in its lower half alone stays a NaN",
+        ),
+        (
+            "takes an infinity for a NaN",
+            _bf16(nan="(bits & 0x7FFFFFFF) >= 0x7F800000"),
+            "each of the 65,536 BF16 patterns",
+        ),
+        (
+            "forgets the sign of a NaN's pattern: negative NaN are rounded",
+            _bf16(nan="(bits > 0x7F800000) & (bits < 0x80000000)"),
+            "a NaN with bits in its lower half alone stays a NaN",
+        ),
+        (
+            "takes every negative number for a NaN",
+            _bf16(nan="bits > 0x7F800000"),
+            "each of the 65,536 BF16 patterns",
+        ),
+        (
+            "saturates: the largest number in place of an infinity",
+            _bf16(returned="torch.where(is_nan, 0x7FC0, torch.where((upper & 0x7FFF) == 0x7F7F, upper, upper + up))"),
+            "half a step beyond the largest number and more is an infinity",
+        ),
+        (
+            "keeps a mantissa of all ones from carrying into the exponent",
+            _bf16(returned="torch.where(is_nan, 0x7FC0, torch.where((upper & 0x7F) == 0x7F, upper, upper + up))"),
+            "a mantissa of all ones",
+        ),
+        (
+            "flushes subnormal numbers to zero",
+            _bf16(
+                returned="torch.where((upper & 0x7F80) == 0, upper & 0x8000, torch.where(is_nan, 0x7FC0, upper + up))"
+            ),
+            "each of the 65,536 BF16 patterns",
+        ),
+        (
+            "leaves subnormal numbers where they are cut",
+            _bf16(returned="torch.where(is_nan, 0x7FC0, torch.where((upper & 0x7F80) == 0, upper, upper + up))"),
+            "a subnormal number",
+        ),
+        (
+            "rounds negative numbers towards zero",
+            _bf16(returned="torch.where(is_nan, 0x7FC0, torch.where(upper >= 0x8000, upper, upper + up))"),
+            "a negative number",
+        ),
+        (
+            "lets torch round",
+            """
+def bf16_bits(bits):
+    return bits.int().view(torch.float32).to(torch.bfloat16).view(torch.int16).long() & 0xFFFF
+""",
+            "the rounding is your own",
+        ),
+        (
+            "lets torch round into a tensor made before",
+            """
+def bf16_bits(bits):
+    kept = torch.zeros(bits.shape, dtype=torch.bfloat16)
+    kept[...] = bits.int().view(torch.float32)
+    return kept.view(torch.int16).long() & 0xFFFF
+""",
+            "the rounding is your own",
+        ),
+        ("keeps 32 bits", _bf16(returned="torch.where(is_nan, 0x7FC00000, (upper + up) << 16)"), "16 bits wide"),
+        (
+            "gives signed patterns",
+            _bf16(returned="torch.where(is_nan, 0x7FC0, upper + up).to(torch.int16)"),
+            "16 bits wide",
+        ),
+        ("gives back the numbers", _bf16(returned="((upper + up) << 16).int().view(torch.float32)"), "whole numbers"),
+        ("flattens", _bf16(returned=_RETURNED + ".flatten()"), "the shape of the input"),
+        (
+            "works in the input's memory",
+            """
+def bf16_bits(bits):
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return torch.where(is_nan, 0x7FC0, bits >> 16)
+""",
+            "the input stays as it was",
+        ),
+        ("returns a list", _bf16(returned=_RETURNED + ".tolist()"), "whole numbers"),
+        (
+            "uses the library's rounding",
+            """
+def bf16_bits(bits):
+    return (round_to(bits.int().view(torch.float32), BF16).view(torch.int32).long() & 0xFFFFFFFF) >> 16
+""",
+            "your own code",
+        ),
+    ],
+    "unscale_and_update": [
+        ("does not ask the other ranks", _scaler(agree="pass"), "all ranks skip together"),
+        (
+            "asks only where there is an overflow",
+            _scaler(agree="found and dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
+            "",
+        ),
+        (
+            "takes the smallest flag: all must overflow",
+            _scaler(agree="dist.all_reduce(flag, op=dist.ReduceOp.MIN)"),
+            "a step with an overflow is skipped",
+        ),
+        (
+            "takes rank 0's word",
+            _scaler(agree="dist.broadcast(flag, src=0)"),
+            "a step with an overflow is skipped",
+        ),
+        (
+            "looks at the first gradient only",
+            _scaler(found="any(not gradient.isfinite().all() for gradient in gradients[:1])"),
+            "a step with an overflow is skipped",
+        ),
+        (
+            "looks for infinities only",
+            _scaler(found="any(gradient.isinf().any() for gradient in gradients)"),
+            "a step with an overflow is skipped",
+        ),
+        (
+            "looks for NaN only",
+            _scaler(found="any(gradient.isnan().any() for gradient in gradients)"),
+            "a step with an overflow is skipped",
+        ),
+        (
+            "looks for plus infinity only",
+            _scaler(found="any((gradient == math.inf).any() or gradient.isnan().any() for gradient in gradients)"),
+            "a step with an overflow is skipped",
+        ),
+        (
+            "adds up, which can overflow by itself",
+            _scaler(found="not math.isfinite(sum(float(gradient.sum()) for gradient in gradients))"),
+            "a step without overflow is not skipped",
+        ),
+        (
+            "takes a norm, which overflows by itself",
+            _scaler(found="any(not gradient.norm().isfinite() for gradient in gradients)"),
+            "a step without overflow is not skipped",
+        ),
+        (
+            "takes zeros for an underflow, and skips",
+            _scaler(found="any(not gradient.isfinite().all() or not gradient.any() for gradient in gradients)"),
+            "a step without overflow is not skipped",
+        ),
+        ("multiplies", _scaler(unscale="gradient.mul_(scale)"), "gradients are divided by the scale"),
+        ("unscales a copy", _scaler(unscale="gradient = gradient / scale"), "gradients are divided by the scale"),
+        (
+            "divides by the next scale",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    flag = torch.tensor(float(any(not gradient.isfinite().all() for gradient in gradients)))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    skip, good_steps = bool(flag), good_steps + 1
+    if skip or good_steps >= interval:
+        scale, good_steps = scale / 2 if skip else 2 * scale, 0
+    for gradient in gradients:
+        gradient.div_(scale)
+    return skip, scale, good_steps
+""",
+            "gradients are divided by the scale",
+        ),
+        (
+            "divides by the number of ranks, too",
+            _scaler(unscale="gradient.div_(scale * dist.get_world_size())"),
+            "gradients are divided by the scale",
+        ),
+        (
+            "unscales the last gradient twice",
+            _scaler(unscale="gradient.div_(scale if gradient is not gradients[-1] else scale * scale)"),
+            "gradients are divided by the scale",
+        ),
+        ("keeps the scale after an overflow", _scaler(skipped="True, scale, 0"), "an overflow halves the scale"),
+        ("keeps counting after an overflow", _scaler(skipped="True, scale / 2, good_steps"), "good_steps counts"),
+        ("counts a skipped step", _scaler(skipped="True, scale / 2, good_steps + 1"), "good_steps counts"),
+        ("skips, and does not say so", _scaler(skipped="False, scale / 2, 0"), "a step with an overflow is skipped"),
+        ("grows one step late", _scaler(is_full="good_steps >= interval"), "doubles the scale"),
+        ("grows and goes on counting", _scaler(grown="False, 2 * scale, good_steps + 1"), "good_steps counts"),
+        (
+            "grows after two steps, whatever the interval",
+            _scaler(is_full="good_steps + 1 >= 2"),
+            "leaves the scale until",
+        ),
+        ("grows at every step", _scaler(is_full="True"), "leaves the scale until there are enough"),
+        ("forgets to count", _scaler(kept="False, scale, good_steps"), "good_steps counts"),
+        (
+            "gathers all gradients to look at them",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    everything = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, gradients)
+    skip = any(not gradient.isfinite().all() for of_rank in everything for gradient in of_rank)
+    for gradient in gradients:
+        gradient.div_(scale)
+    grows = not skip and good_steps + 1 >= interval
+    return skip, scale * (0.5 if skip else 2 if grows else 1), 0 if skip or grows else good_steps + 1
+""",
+            "a flag, and no gradients",
+        ),
+        (
+            "asks once for each gradient, and ranks have different numbers of them",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    skip = False
+    for gradient in gradients:
+        flag = torch.tensor(float(not gradient.isfinite().all()))
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        skip |= bool(flag)
+        gradient.div_(scale)
+    grows = not skip and good_steps + 1 >= interval
+    return skip, scale * (0.5 if skip else 2 if grows else 1), 0 if skip or grows else good_steps + 1
+""",
+            "",
+        ),
+        (
+            "fails on a rank without gradients",
+            _scaler(found="not torch.cat([gradient.flatten() for gradient in gradients]).isfinite().all()"),
+            "",
+        ),
+        ("returns the scale alone", _scaler(kept="scale", grown="2 * scale", skipped="scale / 2"), "three values"),
+        (
+            "tells ranks by a variable that only threads share",
+            """
+found_by = {}
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found_by[dist.get_rank()] = any(not gradient.isfinite().all() for gradient in gradients)
+    dist.barrier()
+    skip = any(found_by[rank] for rank in range(dist.get_world_size()))
+    dist.barrier()
+    for gradient in gradients:
+        gradient.div_(scale)
+    grows = not skip and good_steps + 1 >= interval
+    return skip, scale * (0.5 if skip else 2 if grows else 1), 0 if skip or grows else good_steps + 1
+""",
+            "KeyError",
+        ),
+    ],
+    "quantize_blocks": [
+        (
+            "one scale for all of x",
+            _blocks(scales="(blocks.abs().amax() / format.largest).expand(blocks.shape[:-1])"),
+            "a block's scale is its largest |x|",
+        ),
+        ("forgets the sign", _blocks(scales="blocks.amax(-1) / format.largest"), "a block's scale is its largest |x|"),
+        (
+            "takes the mean size",
+            _blocks(scales="blocks.abs().mean(-1) / format.largest"),
+            "a block's scale is its largest |x|",
+        ),
+        (
+            "takes the range",
+            _blocks(scales="(blocks.amax(-1) - blocks.amin(-1)) / (2 * format.largest)"),
+            "a block's scale is its largest |x|",
+        ),
+        ("scales to 1", _blocks(scales="blocks.abs().amax(-1)"), "a block's scale is its largest |x|"),
+        (
+            "knows one format",
+            _blocks(scales="blocks.abs().amax(-1) / 448"),
+            "a block's scale is its largest |x|",
+        ),
+        ("divides zero by zero", _blocks(safe="scales"), "the scale of a block of zeros is 1"),
+        ("adds a little to every scale", _blocks(safe="scales + 1e-12"), "the scale of a block of zeros is 1"),
+        (
+            "keeps scales above a little",
+            _blocks(safe="torch.where(scales > 1e-12, scales, 1.0)"),
+            "a block's scale is its largest |x|",
+        ),
+        (
+            "turns the scale around",
+            _blocks(returned="codes.flatten(-2), 1 / scales"),
+            "a block's scale is its largest |x|",
+        ),
+        (
+            "rounds before it scales",
+            _blocks(codes="round_to(blocks, format) / scales[..., None]"),
+            "codes are numbers of the format",
+        ),
+        ("does not round", _blocks(codes="blocks / scales[..., None]"), "codes are numbers of the format"),
+        (
+            "gives back the numbers, not the codes",
+            _blocks(codes="round_to(blocks / scales[..., None], format) * scales[..., None]"),
+            "codes are numbers of the format",
+        ),
+        (
+            "multiplies by the scale",
+            _blocks(codes="round_to(blocks * scales[..., None], format, saturates=True)"),
+            "nearest number",
+        ),
+        (
+            "rounds stochastically",
+            _blocks(codes="round_to(blocks / scales[..., None], format, rounding='stochastic', saturates=True)"),
+            "nearest number",
+        ),
+        (
+            "rounds to whole numbers first",
+            _blocks(codes="round_to((blocks / scales[..., None]).round(), format, saturates=True)"),
+            "nearest number",
+        ),
+        (
+            "cuts blocks from rows and columns the wrong way",
+            _blocks(blocks="x.unflatten(-1, (block, -1))"),
+            "one scale a block",
+        ),
+        (
+            "takes neighbours in the first dimension",
+            _blocks(
+                blocks="x.reshape(-1, block, x.shape[-1] // block).transpose(-1, -2).reshape(*x.shape[:-1], -1, block)"
+            ),
+            "",
+        ),
+        ("leaves the blocks' dimension", _blocks(returned="codes, scales"), "codes have the shape of x"),
+        (
+            "leaves a dimension of 1 in the scales",
+            _blocks(returned="codes.flatten(-2), scales[..., None]"),
+            "one scale a block",
+        ),
+        (
+            "spreads the scales over x",
+            _blocks(returned="codes.flatten(-2), scales.repeat_interleave(block, -1)"),
+            "one scale a block",
+        ),
+        (
+            "knows matrices only",
+            _blocks(blocks="x.reshape(x.shape[0], x.shape[1] // block, block)"),
+            "",
+        ),
+        (
+            "writes into x",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(scales > 0, scales, 1.0)
+    blocks /= scales[..., None]
+    return round_to(x, format), scales
+""",
+            "the input stays as it was",
+        ),
+        (
+            "works in float64",
+            _blocks(blocks="x.double().unflatten(-1, (-1, block))"),
+            "float32",
+        ),
+        (
+            "returns scales first",
+            _blocks(returned="scales, codes.flatten(-2)"),
+            "codes have the shape of x",
+        ),
+        ("returns codes alone", _blocks(returned="codes.flatten(-2)"), "codes and scales are returned"),
+        (
+            "uses the library's quantizer",
+            """
+def quantize_blocks(x, block, format):
+    quantized = quantize(x, Recipe("mine", format, (1, block)))
+    return quantized.codes, quantized.scales
+""",
+            "your own code",
+        ),
+        (
+            "takes powers of two for scales",
+            _blocks(safe="torch.where(scales > 0, 2.0 ** scales.log2().ceil(), 1.0)"),
+            "a block's scale is its largest |x|",
+        ),
+    ],
+    "choose_format": [
+        ("always BF16", _choice(best="'bfloat16'"), "the device has the format"),
+        ("the narrowest", _choice(best="min(names, key=lambda name: BITS[name])"), "the fastest"),
+        (
+            "BF16 where there is one",
+            _choice(best="'bfloat16' if 'bfloat16' in names else max(names, key=lambda name: peaks[name])"),
+            "the fastest",
+        ),
+        ("forgets the bits", _choice(allowed="name in peaks"), "bits that are asked for"),
+        ("more bits than asked for", _choice(allowed="name in peaks and bits > fewest_bits"), ""),
+        ("forgets that a device may lack it", _choice(allowed="bits >= fewest_bits"), ""),
+        (
+            "FP64 is wide enough",
+            _choice(table="{'float64': 64, **BITS}.items()"),
+            "the format is one of the table",
+        ),
+        (
+            "of equally fast ones the last",
+            _choice(table="reversed(BITS.items())"),
+            "of equally fast formats the first",
+        ),
+        (
+            "of equally fast ones the first of the device",
+            _choice(best="max((name for name in peaks if name in names), key=lambda name: peaks[name])"),
+            "of equally fast formats the first",
+        ),
+        ("the slowest", _choice(best="min(names, key=lambda name: peaks[name])"), "the fastest"),
+        ("nothing is ever needed", _choice(returned="best, NEEDS[0]"), "needs"),
+        (
+            "every 16 bits need a loss scale",
+            _choice(returned="best, NEEDS[1] if BITS[best] == 16 else NEEDS[2] if BITS[best] < 16 else NEEDS[0]"),
+            "what bfloat16 needs",
+        ),
+        (
+            "FP8 needs nothing but a loss scale",
+            _choice(returned="best, NEEDS[0] if BITS[best] > 16 or best == 'bfloat16' else NEEDS[1]"),
+            "what float8 needs",
+        ),
+        ("FP16 needs block scales", _choice(returned=_WHAT.replace("NEEDS[1]", "NEEDS[2]")), "what float16 needs"),
+        ("returns the name alone", _choice(returned="best"), "a format and what it needs"),
+        (
+            "empties the device's table",
+            _choice(best="max(names, key=lambda name: peaks.pop(name))"),
+            "the input stays as it was",
+        ),
+        (
+            "uses the library",
+            "def choose_format(peaks, fewest_bits):\n    return best.best_format().format.name, NEEDS[0]",
+            "your own code",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "bf16_bits": [
+        (
+            "adds half a step less one, and the last bit",
+            """
+def bf16_bits(bits):
+    magnitude, sign = bits & 0x7FFFFFFF, (bits >> 31) << 15
+    rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16
+    return sign | torch.where(magnitude > 0x7F800000, (magnitude >> 16) | 0x40, rounded)
+""",
+        ),
+        (
+            "one number at a time, in Python",
+            """
+def one(x):
+    if x & 0x7FFFFFFF > 0x7F800000:
+        return 0x7FFF
+    quotient, rest = divmod(x, 65536)
+    return quotient + (rest > 32768 or (rest == 32768 and quotient % 2))
+
+def bf16_bits(bits):
+    return torch.tensor([one(x) for x in bits.flatten().tolist()], dtype=torch.int64).reshape(bits.shape)
+""",
+        ),
+        (
+            "with torch's rounding of halves to even",
+            """
+def bf16_bits(bits):
+    rounded = (bits.double() / 2**16).round().long()
+    return torch.where(bits.bitwise_and(2**31 - 1) > 0x7F800000, 0xFFC1, rounded)
+""",
+        ),
+        (
+            "in numpy",
+            """
+import numpy as np
+
+def bf16_bits(bits):
+    x = bits.numpy()
+    up = (x & 0xFFFF) + ((x >> 16) & 1) > 0x8000
+    return torch.from_numpy(np.asarray(np.where((x & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, (x >> 16) + up)))
+""",
+        ),
+    ],
+    "unscale_and_update": [
+        (
+            "counts overflows, in whole numbers, with all_gather",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    mine = torch.tensor([sum(int((~g.isfinite()).sum()) for g in gradients)])
+    everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    for g in gradients:
+        g *= 1 / scale
+    if any(int(count) for count in everyone):
+        return True, 0.5 * scale, 0
+    good_steps += 1
+    return (False, 2 * scale, 0) if good_steps == interval else (False, scale, good_steps)
+""",
+        ),
+        (
+            "adds up the flags, and returns tensors",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    flag = torch.zeros(1)
+    for g in gradients:
+        flag += (g - g).ne(0).any()
+        g.copy_(g / scale)
+    dist.all_reduce(flag)
+    skip = flag > 0
+    good_steps = torch.where(skip, 0, good_steps + 1)
+    factor = torch.where(skip, 0.5, torch.where(good_steps == interval, 2.0, 1.0))
+    return skip, factor * scale, good_steps % interval
+""",
+        ),
+        (
+            "min and max, reduce and broadcast",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    ok = all(-math.inf < float(g.min()) and float(g.max()) < math.inf for g in gradients)
+    votes = torch.tensor(0 if ok else 1, dtype=torch.int32)
+    dist.reduce(votes, dst=0)
+    dist.broadcast(votes, src=0)
+    if votes.item():
+        return [True, scale * 0.5, 0]
+    for index in range(len(gradients)):
+        gradients[index] /= scale
+    return [False, scale * 2, 0] if good_steps == interval - 1 else [False, scale, good_steps + 1]
+""",
+        ),
+    ],
+    "quantize_blocks": [
+        (
+            "block by block, in loops",
+            """
+def quantize_blocks(x, block, format):
+    rows = x.reshape(-1, x.shape[-1])
+    codes, scales = torch.zeros_like(rows), torch.ones(len(rows), x.shape[-1] // block)
+    for r, row in enumerate(rows):
+        for b, part in enumerate(row.split(block)):
+            if part.any():
+                scales[r, b] = part.abs().max() / format.largest
+            codes[r, b * block : (b + 1) * block] = round_to(part / scales[r, b], format, saturates=True)
+    return codes.reshape(x.shape), scales.reshape(*x.shape[:-1], -1)
+""",
+        ),
+        (
+            "spreads the scales over x",
+            """
+def quantize_blocks(x, block, format):
+    scales = torch.nn.functional.max_pool1d(x.abs().reshape(-1, 1, x.shape[-1]), block).reshape(*x.shape[:-1], -1)
+    scales = (scales / format.largest).masked_fill(scales == 0, 1)
+    return round_to(x / scales.repeat_interleave(block, -1), format, saturates=True), scales
+""",
+        ),
+        (
+            "divides the largest number by the scale's, and multiplies",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    top = torch.maximum(blocks.amax(-1), -blocks.amin(-1))
+    top[top == 0] = format.largest
+    codes = round_to(blocks.double() * (format.largest / top.double()).unsqueeze(-1), format, saturates=True)
+    return codes.float().reshape(x.shape), top / format.largest
+""",
+        ),
+    ],
+    "choose_format": [
+        (
+            "sorts by speed and place",
+            """
+def choose_format(peaks, fewest_bits):
+    place = list(BITS)
+    usable = set(peaks) & {name for name in place if BITS[name] >= fewest_bits}
+    best = sorted(usable, key=lambda name: (-peaks[name], place.index(name)))[0]
+    return best, NEEDS[2] if BITS[best] < 16 else NEEDS[best == "float16"]
+""",
+        ),
+        (
+            "one by one",
+            """
+def choose_format(peaks, fewest_bits):
+    best = "float32"
+    for name in ("tfloat32", "bfloat16", "float16", "float8", "float4"):
+        if BITS[name] >= fewest_bits and peaks.get(name, 0) > peaks[best]:
+            best = name
+    return best, "loss scale" if best == "float16" else "block scales" if BITS[best] <= 8 else "nothing"
+""",
+        ),
+        (
+            "with pandas",
+            """
+def choose_format(peaks, fewest_bits):
+    bits = pd.Series(BITS)
+    best = pd.Series(peaks).reindex(bits[bits >= fewest_bits].index).idxmax()
+    needs = pd.Series("nothing", index=list(BITS))
+    needs[bits < 16], needs["float16"] = "block scales", "loss scale"
+    return [best, needs[best]]
+""",
+        ),
+    ],
+}
