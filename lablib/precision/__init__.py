@@ -14,5 +14,7 @@ block_scaling       a scale for each block of numbers: FP8, MXFP8, MXFP4, NVFP4
 hadamard            an outlier, spread over its neighbours
 quantized_linear    a linear layer whose three products run in a recipe
 int4_training       the same on 4-bit integers
+recipe_speed        what a linear layer takes in a recipe
+recipe_runs         the same run in every recipe, recorded
 best_format         what to train in on a device
 """

@@ -64,8 +64,12 @@ def product_time_s(device: Device, format: Format, size: int) -> float:
     Raises:
         ValueError: the device does not multiply this format.
     """
-    name = PEAK_NAMES.get(format.name, "")
-    if name not in device.peak_flops_per_s:
+    check_multiplies(device, format)
+    return float(matmul_time_s(size, size, size, PEAK_NAMES[format.name], device)) + device.kernel_overhead_s
+
+
+def check_multiplies(device: Device, format: Format) -> None:
+    """Raise ValueError where the device does not multiply this format, naming those that it does."""
+    if PEAK_NAMES.get(format.name, "") not in device.peak_flops_per_s:
         has = [other for other, peak in PEAK_NAMES.items() if peak in device.peak_flops_per_s]
         raise ValueError(f"{device.name} does not multiply {format}: choose one of {', '.join(has)}.")
-    return float(matmul_time_s(size, size, size, name, device)) + device.kernel_overhead_s
