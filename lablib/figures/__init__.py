@@ -31,6 +31,7 @@ from lablib.figures.scaling import figure_scaling as figure_scaling
 from lablib.figures.validation import figure_validation as figure_validation
 from lablib.figures.validation_picture import validation_svg as validation_svg
 from lablib.figures.lines import figure_lines as figure_lines
+from lablib.figures.time_memory import figure_time_memory as figure_time_memory
 from lablib.figures.exponents import figure_exponents as figure_exponents
 from lablib.figures.topology import Edge as Edge
 from lablib.figures.topology import Node as Node

@@ -6,6 +6,7 @@ optimal_checkpointing   the quickest plan for a budget of bytes
 packed_memory           keep something else for what autograd saves, each memory once
 activation_compression  keep it in 8 bits
 offload                 keep it in the host's memory, and have it back in time
+ways_to_fit             which of these, or a smaller micro-batch: bytes and seconds by device
 linear_cross_entropy    the head's loss without its logits
 training_step           the step whose memory is written out: precision, masters, checkpoints
 step_trace              a step as a list of operators and what each holds, for every micro-batch

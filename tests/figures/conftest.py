@@ -14,6 +14,7 @@ import pytest
 
 from lablib import figures
 from lablib.errors import DeadlockError, Wait
+from lablib.memory.ways_to_fit import Way
 from lablib.pipeline import Plan, replay
 from lablib.precision.exponents import ExponentCounts
 from lablib.precision.formats import FORMATS
@@ -72,6 +73,9 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "plans": figures.figure_plans([1.0, 2.0, 0.5], [9e9, 4e9, 99e9], 80e9, ["a", "b", "c"]),
         "waits": figures.figure_waits(deadlock),
         "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
+        "time against memory": figures.figure_time_memory(
+            {"A": [Way("keep all", 8e9, 1.0, 3.0), Way("offload", 1e9, 2.5, 3.0)]}
+        ),
         "exponents": figures.figure_exponents(
             {"weights": ExponentCounts({-30: 10, -20: 60, -9: 30}, zeros=5)}, [FORMATS["fp16"], FORMATS["bf16"]]
         ),
