@@ -1,10 +1,13 @@
 """Plans of checkpoints: gradients to the bit, peaks and recomputed FLOPs of the closed form, randomness repeated."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import FlopCounterMode
 
 from lablib import launch
@@ -18,6 +21,7 @@ from lablib.memory.checkpointing import (
     keep_all,
     peak_bytes,
     recomputed,
+    require_fits,
     run,
 )
 from lablib.models import GPT, GPTConfig
@@ -31,6 +35,7 @@ PLANS = {
     "sqrt": checkpoint_sqrt,
     "first half": lambda n: checkpoint_first(n, n // 2),
 }
+SEED = st.integers(0, 2**16)
 CONFIG = GPTConfig(1, 16, 2, vocab_size=32, max_seq_len=8)
 
 
@@ -100,6 +105,28 @@ def test_the_peak_on_the_ledger_is_the_closed_form(num_layers, k, numel):
     assert form <= peak(checkpoint_every(num_layers, k)) <= form + b + at_work
 
 
+@settings(max_examples=25)
+@given(num_layers=st.integers(1, 8), kinds=st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1), seed=SEED)
+def test_the_peak_of_any_plan_on_the_ledger_is_the_closed_form(num_layers, kinds, seed):
+    """Segments of any lengths, kept or checkpointed, and layers that keep one or two results."""
+    plan, start = [], 0
+    for length, is_checkpointed in kinds * num_layers:
+        if start < num_layers:
+            stop = min(start + length, num_layers)
+            plan.append(Segment(start, stop, is_checkpointed))
+            start = stop
+    counts = [1 + (seed >> i) % 2 for i in range(num_layers)]
+    b = 4.0 * 500
+
+    def program():
+        x = torch.randn(500, requires_grad=True)
+        run(tuple(plan), [nn.Sequential(*[Keeps() for _ in range(count)]) for count in counts], x).sum().backward()
+
+    peak = launch(program, ranks=1).memory.peak_bytes(0)
+    form = peak_bytes(tuple(plan), [b * count for count in counts], [b] * num_layers)
+    assert form <= peak <= form + 3 * b + 8
+
+
 def flops_of(step) -> int:
     with FlopCounterMode(display=False) as counter:
         step()
@@ -145,6 +172,105 @@ def test_selective_by_module_recomputes_those_modules():
     assert all(torch.equal(a, b) for a, b in zip(gradients_of(model), want, strict=True))
     with pytest.raises(ValueError, match="has no submodule that is LSTM"):
         checkpoint_modules(GPT(CONFIG), nn.LSTM)
+
+
+@pytest.mark.parametrize("num_kept", [4, 3, 2, 1, 0])
+def test_backward_takes_8_to_12_products_by_policy(num_kept):
+    """Four products: 4 units forward, 8 backward, and one more for each whose result is not kept."""
+    unit = 2 * 8 * 16 * 16
+
+    def step() -> None:
+        weights = [torch.randn(16, 16, requires_grad=True) for _ in range(4)]
+        kept = {w.untyped_storage()._cdata for w in weights[:num_kept]}
+
+        def policy(context, op, *args, **kwargs) -> CheckpointPolicy:
+            is_kept = op is torch.ops.aten.mm.default and args[1].untyped_storage()._cdata in kept
+            return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+        def layer(x: torch.Tensor) -> torch.Tensor:
+            for w in weights:
+                x = (x @ w).tanh()  # tanh keeps its result, so the last product is needed too
+            return x
+
+        x = torch.randn(8, 16, requires_grad=True)
+        checkpoint_operators(layer, x, policy).sum().backward()
+
+    assert flops_of(step) == (4 + 12 - num_kept) * unit
+    spans = [span for span in launch(step, ranks=1).timeline if span.name == "aten.mm"]
+    in_backward = [span for span in spans if span.phase != "forward"]
+    assert sum(span.flops for span in in_backward) == (12 - num_kept) * unit
+    assert sum(span.flops for span in spans if span.is_recompute) == (4 - num_kept) * unit
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_dropout_repeats_in_every_kind_of_recomputation(probability):
+    def gradients_of(run_it) -> torch.Tensor:
+        torch.manual_seed(3)
+        x = torch.ones(1000, dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(run_it(x).sum(), x)
+        return gradient
+
+    dropout = nn.Dropout(probability)
+    module = checkpoint_modules(nn.Sequential(nn.Identity(), nn.Dropout(probability)), nn.Dropout)
+    want = gradients_of(lambda x: dropout(x.exp()))
+    assert 0 < int((want == 0).sum()) < 1000
+    assert torch.equal(gradients_of(lambda x: checkpoint_operators(lambda x: dropout(x.exp()), x)), want)
+    assert torch.equal(gradients_of(lambda x: run(checkpoint_every(1), [lambda x: dropout(x.exp())], x)), want)
+    assert torch.equal(gradients_of(lambda x: module(x.exp())), want)
+
+
+def test_a_side_effect_is_done_twice():
+    """Recomputation repeats numbers that torch draws; what the program counts, or a batch norm tracks, moves again."""
+    calls = []
+    norm = nn.BatchNorm1d(3, momentum=None)  # the mean over all batches seen
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(calls))
+        return norm(x).tanh()
+
+    run(checkpoint_every(1), [layer], torch.randn(4, 3, requires_grad=True)).sum().backward()
+    assert calls == [0, 1]
+    assert norm.num_batches_tracked is not None and int(norm.num_batches_tracked) == 2
+
+
+def test_a_plan_over_its_budget_says_by_how_much_and_what_fits():
+    sizes = [10.0] * 8, [1.0] * 8
+    require_fits(checkpoint_every(8, 2), *sizes, 23.0)  # 3 checkpoints and 20
+    with pytest.raises(ValueError) as caught:
+        require_fits(keep_all(8), *sizes, 60.0)
+    assert "needs 80 bytes, 20 more than the budget of 60; try checkpoint_first(8, 3), which needs 53." in str(
+        caught.value
+    )
+    with pytest.raises(ValueError, match=r"3 more than the budget of 20; try checkpoint_first.8, 7., which needs 17"):
+        require_fits(checkpoint_every(8, 2), *sizes, 20.0)
+    with pytest.raises(
+        ValueError, match=r"no plan of equal segments fits, the least is checkpoint_first.8, 7. with 17"
+    ):
+        require_fits(keep_all(8), *sizes, 16.0)
+    with pytest.raises(ValueError, match="covers layers 0 to 7"):
+        require_fits(keep_all(7), *sizes, 60.0)
+
+
+@given(layer=st.lists(st.integers(1, 20).map(float), min_size=1, max_size=10), budget=st.integers(1, 100).map(float))
+def test_a_plan_that_is_named_fits_and_recomputes_least(layer, budget):
+    n = len(layer)
+    plans = [checkpoint_first(n, m) for m in range(n + 1)] + [checkpoint_every(n, k) for k in range(1, n + 1)]
+    peaks = [peak_bytes(plan, layer, [1.0] * n) for plan in plans]
+    fitting = [plan for plan, peak in zip(plans, peaks, strict=True) if peak <= budget]
+    if sum(layer) <= budget:
+        require_fits(keep_all(n), layer, [1.0] * n, budget)
+        return
+    with pytest.raises(ValueError, match=f"{sum(layer) - budget:,.0f} more than the budget") as caught:
+        require_fits(keep_all(n), layer, [1.0] * n, budget)
+    said = str(caught.value)
+    if not fitting:
+        assert f"with {min(peaks):,.0f}: try optimal_plan" in said
+        return
+    known = {"checkpoint_first": checkpoint_first, "checkpoint_every": checkpoint_every}
+    name, *numbers = re.findall(r"checkpoint_\w+|\d+", said.split("try ")[1])
+    named = known[name](int(numbers[0]), int(numbers[1]))
+    assert peak_bytes(named, layer, [1.0] * n) <= budget
+    assert recomputed(named, [1.0] * n) == min(recomputed(plan, [1.0] * n) for plan in fitting)
 
 
 def test_bad_plans_are_refused():
