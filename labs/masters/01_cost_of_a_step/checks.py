@@ -289,7 +289,7 @@ def _expect_loss(expect: Expect, answer: Callable[..., Tensor], tokens: int, num
     hidden, weight, targets = _example(
         expect.draw, tokens, expect.draw.integer(2, 6), expect.draw.integer(11, 40), torch.float64
     )
-    on = f" ({tokens} tokens, num_chunks={num_chunks})"
+    on = f" ({tokens} tokens in float64, num_chunks={num_chunks})"
     loss, gradients, facts = _run(expect, answer, hidden, weight, targets, num_chunks).values[0]
     x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     reference = F.cross_entropy(x @ w.T, targets)

@@ -29,6 +29,7 @@ from lablib.models import GPT, GPTConfig, find_transformer, model_config, next_t
 from lablib.models.training_compute import over_six_n_d, six_n_d, training_days
 from lablib.models.transformer_flops import forward_flops, recompute_flops, step_flops
 from lablib.record.blocks import NEVER
+from lablib.widgets import memory_calculator
 
 check = checks_for("01")
 check
@@ -196,10 +197,11 @@ pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FL
 
 # %%
 LENGTHS = [2**exponent for exponent in range(7, 18)]
-models = {name: find_transformer(name) for name in ("gpt2", "gpt3-6.7b", "gpt3-175b")}
-ratios = {f"{name}, width {m.d_model}": over_six_n_d(m, np.array(LENGTHS)).tolist() for name, m in models.items()}
-title = "FLOPs of a token, over those by the rule"
-show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", title=title, log_x=True, log_y=True))
+named = [find_transformer(name) for name in ("gpt2", "gpt3-6.7b", "gpt3-175b")]
+models = {f"{model.name}, width {model.d_model}": model for model in named}
+ratios = {name: over_six_n_d(model, np.array(LENGTHS)).tolist() for name, model in models.items()}
+look = {"title": "FLOPs of a token, over those by the rule", "log_x": True, "log_y": True}
+show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", **look))
 
 # %% [markdown]
 # Scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So the rule errs by about T / 6D: little while a
@@ -224,7 +226,8 @@ for name, spans in {
         "bytes / bandwidth": size_bytes / device.memory_bandwidth_bytes_per_s,
         "simulated": sum(span.duration_s for span in spans),
     }
-    rows[name] = {"calls": len(spans)} | {column: format_quantity(value, "s") for column, value in seconds.items()}
+    in_words = {column: format_quantity(value, "s") for column, value in seconds.items()}
+    rows[name] = {"calls": len(spans)} | in_words
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -349,7 +352,8 @@ def one_layer():
 
 layer_run = launch(one_layer, ranks=1, cluster=cluster, fidelity="shapes")
 one_tensor = 2 * sequences * seq_len * config.d_model  # bytes
-kept = [block for block in layer_run.memory.blocks if block.category == "activation" and block.end_event == NEVER]
+activations = [block for block in layer_run.memory.blocks if block.category == "activation"]
+kept = [block for block in activations if block.end_event == NEVER]
 rows = {}
 for name in dict.fromkeys(block.name for block in kept):
     sizes_bytes = [block.size_bytes for block in kept if block.name == name]
@@ -502,12 +506,32 @@ print_text(comparison.reading())
 # %%
 recorded = recorded_comparison("01")
 print_text(f"{recorded}")
-comparison.beside(recorded).loc[["forward", "backward", "optimizer", "makespan"]].map("{:.0f}%".format)
+parts = ["forward", "backward", "optimizer", "makespan"]
+comparison.beside(recorded).loc[parts].map("{:.0f}%".format)
 
 # %% [markdown]
-# On a CPU the prediction is too short, most where little is multiplied. The calibration measures products and
-# bandwidth, and prices all else by its bytes. But here GELU, softmax and AdamW take arithmetic, too, new memory must
-# first be cleared, and Python starts every operation. On a GPU the kernels' queue hides much of that.
+# Measured is longer than predicted, here and in the recording, and a busy machine makes it longer still. The
+# calibration measures products of matrices and bandwidth; all else is priced by its bytes. But a CPU also computes
+# GELU, softmax and AdamW for a while, and clears the memory that a new tensor gets.
+
+# %% [markdown] minutes=3
+# ## Explore: will it fit?
+#
+# The calculator does this lab's counting for any model: what a step holds, operation by operation. Click on a moment,
+# and it names the operation and its line. A *micro-batch* is what goes through the model at once. Set it to 8 for
+# this lab's step. Then take a model that you would like to train: what is its largest micro-batch, and what is at the
+# peak? What does "Recompute" take away (lab 03), and what stays?
+
+# %%
+memory_calculator(interactive=interactive, model="gpt2", device=device.name)
+
+# %% [markdown]
+# <details><summary>What stays?</summary>
+#
+# Recomputation keeps one tensor of [B, T, D] a layer instead of 16. The logits stay, and the 16 bytes a parameter:
+# from a few billion parameters on these alone fill a GPU. To split them over GPUs is the matter of later labs.
+#
+# </details>
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: the largest batch that fits

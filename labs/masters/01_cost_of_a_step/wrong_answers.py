@@ -465,6 +465,19 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "FLOPs: the head's product",
         ),
         (
+            "narrows the logits to float32",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy((part @ weight.T).float(), of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "tokens in float64",
+        ),
+        (
             "computes in half precision",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
