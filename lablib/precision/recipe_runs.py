@@ -12,7 +12,6 @@ Simplified: a model of 0.4 million parameters; published runs find differences a
 outliers are larger (arXiv 2509.25149, section 4).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +23,7 @@ from torch import nn
 
 from lablib.data import batches, load_corpus, train_val_split
 from lablib.errors import unknown_name
+from lablib.files import parse_json, read_text
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.precision.int4_training import Int4Linear
 from lablib.precision.quantized_linear import LINEAR_RECIPES, find_linear_recipe, quantize_linears
@@ -95,7 +95,9 @@ def recorded_recipe_runs(path: Path = RECORDED) -> RecipeRuns:
     Raises:
         OSError, ValueError: no such file, or it holds something else.
     """
-    saved = json.loads(path.read_text("utf-8"))
+    saved = parse_json(read_text(path))
+    if not isinstance(saved, dict) or saved.keys() != {"about", "losses"}:
+        raise ValueError(f"{path} must hold about and losses, as benchmarks/recipe_runs.py writes them.")
     return RecipeRuns(saved["about"], saved["losses"])
 
 

@@ -21,6 +21,13 @@ def test_every_recipe_is_recorded_with_what_it_ran_on():
     assert {"command", "date", "torch", "python", "machine", "corpus_sha256"} <= set(runs.about)
 
 
+def test_another_file_is_refused(tmp_path):
+    for text in ("[1]", '{"losses": {}}', "{"):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(ValueError):
+            recorded_recipe_runs(tmp_path / "x.json")
+
+
 @pytest.mark.parametrize("recipe", ["fp32", "fp8_delayed", "int4"])
 def test_the_first_steps_repeat(recipe):
     runs = recorded_recipe_runs()
