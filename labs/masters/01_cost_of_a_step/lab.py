@@ -124,10 +124,10 @@ print(f"a step takes {format_quantity(step.makespan_s, 's')}; you guessed {my_gu
 # of a transformer.
 
 # %% [markdown]
-# A layer has two parts. *Attention* multiplies all tokens by four matrices [D, D]: query, key, value and out. D is
-# the *width*: the numbers that stand for a token. In each of H *heads*, of width D / H, the T queries of a sequence
-# are multiplied with its T keys. That gives [T, T] *scores*, and these multiply the values. The *MLP* multiplies by
-# [D, F], then by [F, D].
+# A batch has B sequences of T tokens, and D numbers stand for a token: D is the *width*. A layer has two parts.
+# *Attention* multiplies all B T tokens by four matrices [D, D]: query, key, value and out. In each of H *heads*, of
+# width D / H, the T queries of a sequence are multiplied with its T keys. That gives [T, T] *scores*, and these
+# multiply the values. The *MLP* multiplies by [D, F], then by [F, D].
 
 # %% [markdown]
 # ### Exercise 1: the FLOPs of a layer
@@ -159,9 +159,10 @@ try_out(layer_flops, batch=1, seq_len=2, width=3, hidden=5)  # by hand: 144 + 48
 check.layer_flops(layer_flops)
 
 # %% [markdown]
-# The head, the product that makes the logits, has [B T, D] x [D, V]. Backward makes two products for each one of
-# forward: if Y = X W, then the gradient of X is dY W^T, and that of W is X^T dY. Each takes as many FLOPs as Y. So:
-# **backward takes twice forward**. Is that so? Below: a formula, a counter that comes with torch, and the simulator.
+# After the layers the *head* makes the logits: [B T, D] x [D, V], with V tokens in the vocabulary. Backward makes two
+# products for each one of forward: if Y = X W, then the gradient of X is dY W^T, and that of W is X^T dY. Each takes
+# as many FLOPs as Y. So **backward takes twice forward**. Does it? Below: a formula, a counter that comes with torch,
+# and the simulator.
 
 # %%
 per_token = forward_flops(find_transformer(config), seq_len)  # by part, of one token
@@ -191,9 +192,9 @@ pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FL
 # ## Six FLOPs for each parameter and token
 #
 # Forward, each parameter of a matrix is multiplied once with each token: 2 FLOPs. Backward 4. So with N parameters a
-# token takes about **6 N FLOPs** (Kaplan et al., 2020; "6 N D" has D for all tokens). Scores have no parameters: the
-# rule forgets them. For which models and sequences does that matter? Guess, then look: 1 means that the rule is
-# right.
+# token takes about **6 N FLOPs** (Kaplan et al., 2020), and a training 6 N times its tokens. Scores have no
+# parameters: the rule forgets them. For which models and sequences does that matter? Guess, then look: 1 means that
+# the rule is right.
 
 # %%
 LENGTHS = [2**exponent for exponent in range(7, 18)]
@@ -204,8 +205,8 @@ look = {"title": "FLOPs of a token, over those by the rule", "log_x": True, "log
 show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", **look))
 
 # %% [markdown]
-# Scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So the rule errs by about T / 6D: little while a
-# sequence is shorter than the model is wide, and by several times for long ones.
+# Forward, scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So the rule errs by about T / 6D: little while
+# a sequence is no longer than the model is wide, and by several times for long ones.
 
 # %% [markdown] minutes=4
 # ## From FLOPs and bytes to seconds
@@ -240,16 +241,16 @@ show(figure_roofline(step, run.device))
 
 # %% [markdown]
 # *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without
-# FLOPs stand at the left, side by side. (Above a roof are tensors that the cache still has, and attention, half of
-# whose counted scores are masked and skipped.) A product of R tokens with [D, D] has an intensity of R / (1 + 2R/D):
-# with few tokens it is limited by memory, too. That is why a GPU wants a batch.
+# FLOPs stand at the left, side by side. (Points above a roof: their tensors are still in the cache; or it is
+# attention, half of whose counted scores are masked and skipped.) A product of R tokens with [D, D] has an intensity
+# of R / (1 + 2R/D): with few tokens it is limited by memory, too. That is why a GPU wants a batch.
 
 # %% [markdown] minutes=5
 # ## How well is a GPU used?
 #
 # *Model FLOPs utilization*, MFU, is the model FLOPs of a second over the peak of all GPUs together (Chowdhery et al.,
-# 2022, appendix B). It follows from what everybody publishes: tokens per second. With the scores, a token takes
-# `6N+12LDT` FLOPs, L being the layers.
+# 2022, appendix B). It follows from what is usually published: tokens per second. In L layers, scores take 4 L D T
+# FLOPs a token, and backward twice that. So a token takes `6N+12LDT` FLOPs in all.
 
 # %% [markdown]
 # ### Exercise 2: the MFU of a published run
@@ -444,8 +445,8 @@ check.chunked_loss(chunked_loss)
 show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
 
 # %% [markdown]
-# The library's does the same (`_summed_loss` also widens to 4 bytes). Now GPT-2's step with it. By the formula a peak
-# is that of before, less 12 B T V, plus 12 B T V / chunks. Guess: what does it cost?
+# The library's does the same (`_summed_loss` also widens to 4 bytes). Now GPT-2's step with it. By the formula the
+# loss holds 12 B T V / chunks bytes, and the peak falls by as much as it then lacks. Guess: what does it cost?
 
 
 # %%
@@ -551,8 +552,8 @@ with_chunks = simulate(chunked(64), largest).memory.peak_bytes(0)
 print(f"{largest} sequences, the loss in 64 chunks: {format_quantity(with_chunks, 'B', 4)}")
 
 # %% [markdown]
-# Real GPUs hold less: CUDA itself and the libraries take a gigabyte or so, and an allocator cannot use every gap.
-# Keep a margin of several percent.
+# Real GPUs hold less: CUDA itself and the libraries take a gigabyte or so (the calculator leaves 1.3 GB to them), and
+# an allocator cannot use every gap. Keep a margin of several percent.
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: a larger batch
@@ -634,6 +635,7 @@ show_source(fused_linear_cross_entropy, after=check.chunked_loss)
 # %% [markdown] minutes=1
 # ## Summary
 #
+# - Two counts explain a step: FLOPs and bytes moved its time, bytes kept whether it fits.
 # - A product [M, K] x [K, N] takes 2 M N K FLOPs; backward takes twice forward; a step about 6 for each parameter and
 #   token.
 # - An operation takes max(FLOPs / peak, bytes / bandwidth) at least. Products are limited by arithmetic, nearly all
