@@ -8,8 +8,9 @@ with too large a one, a coarse format can look better than FP32.
 Cost: of a run of 200 steps about 50 seconds of one core; in FP32, without emulation, 5.
 Shapes: B T tokens a step, V losses.
 Source: recipes and their sources: quantized_linear.py, int4_training.py.
-Simplified: a model of 0.4 million parameters; published runs find differences at a thousand times the size, where
-outliers are larger (arXiv 2509.25149, section 4).
+Simplified: a model of 0.4 million parameters, one seed. At the end all are within 0.02 nats of BF16, and early on MXFP4
+and INT4 even lose less: so small a run does not tell recipes apart, and is no reason for 4 bits. Published runs find
+differences at a thousand times the size, where outliers are larger (arXiv 2509.25149, section 4).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

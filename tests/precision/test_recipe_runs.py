@@ -37,10 +37,10 @@ def test_the_first_steps_repeat(recipe):
 
 
 def test_recipes_stay_near_bf16_in_this_small_run():
-    """Within 0.06 nats at the end, better or worse: a small model has no outliers to speak of."""
+    """Within 0.02 nats at the end, better or worse: a small model has no outliers to speak of."""
     _, excess = excess_losses(recorded_recipe_runs().losses)
     for name, series in excess.items():
-        assert abs(series[-1]) < 0.06, name
+        assert abs(series[-1]) < 0.02, name
     losses = recorded_recipe_runs().losses
     claim = speed_claim(losses["fp8_current"], 1.0, losses["bf16"], 1.5, target=2.7, window=20)
     assert claim.throughput == 1.5 and 1.2 < claim.to_equal_loss < 1.8
