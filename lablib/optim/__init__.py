@@ -1,15 +1,21 @@
 """Optimizers: what each keeps, and its update as a formula. Read `adamw.py` first.
 
 base        what all share: groups, closures, state that is checked, counted and loaded
+checks      one error for each bad input
 foreach     one operator over a list of tensors
 adamw       two means for each number, and decoupled decay
 adafactor   the second mean as rows and columns
 lamb        Adam's direction, in proportion to each layer's weights
 lion        the sign of one mean
 sophia      a mean over curvatures, clipped
-newton_schulz  singular values to about 1, by products
+newton_schulz   singular values to about 1, by products
 muon        a matrix's momentum with equal singular values
 blockwise   8 bits a number, a scale a block
 adam8bit    two means in 8 bits
 adam_bf16   two means in 16 bits, rounded stochastically
+soap        Adam in the axes of the gradients
+projection  a gradient in few directions, and what is lost
+galore      Adam on a few directions of the gradient
+four_bits   two numbers in a byte
+q_galore    the same, in 4 and 8 bits
 """

@@ -16,14 +16,13 @@ which differs by lr^2 lambda. Tensor by tensor on purpose: a batch would need al
 """
 
 import math
-from itertools import compress
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lablib.optim.adamw import AdamW
-from lablib.optim.base import Settings, State
+from lablib.optim.base import Settings, State, split
 from lablib.optim.blockwise import Blocks, blocks, dequantize, num_blocks, quantize
 from lablib.signature import checked
 
@@ -65,12 +64,11 @@ class Adam8bit(AdamW):
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         is_coded = ["exp_avg_scale" in state for state in states]
-        is_small = [not coded for coded in is_coded]
-        if any(is_small):
-            small_params, small_grads = list(compress(params, is_small)), list(compress(grads, is_small))
-            super().update(small_params, small_grads, list(compress(states, is_small)), group)
+        coded, small = split(is_coded, params, grads, states)
+        if small[0]:
+            super().update(*small, group)
         signed, unsigned = (blocks(is_signed, group["block_size"], params[0].device) for is_signed in (True, False))
-        for param, grad, state in compress(zip(params, grads, states, strict=True), is_coded):
+        for param, grad, state in zip(*coded, strict=True):
             direction = adam_direction_8bit(grad, state, group, signed, unsigned)
             param.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
 

@@ -15,18 +15,14 @@ back in the dtype that it was saved in (torch would cast 8-bit codes to the dtyp
 """
 
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-Settings = dict[str, Any]
-State = dict[str, Any]
-
-# The field's names of settings, the numbers that each may be, and one to try.
-_AT_LEAST_0 = ("lr", "eps", "weight_decay")
-_BELOW_1 = ("betas", "momentum")
+from lablib.optim.checks import Settings, State, check_gradient, check_settings, check_state
 
 
 class BatchedOptimizer(torch.optim.Optimizer):
@@ -50,14 +46,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     def check_group(self, group: Settings) -> None:
         """Raise ValueError at a setting that cannot be."""
-        for name in (name for name in _AT_LEAST_0 if name in group):
-            values = group[name] if isinstance(group[name], tuple | list) else (group[name],)
-            if not all(value is None or 0 <= value < float("inf") for value in values):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {group[name]}; try 0.001.")
-        for name in (name for name in _BELOW_1 if name in group):
-            values = group[name] if name == "betas" else (group[name],)
-            if not all(0 <= value < 1 for value in values):
-                raise ValueError(f"{name} must be at least 0 and below 1: got {group[name]}; try 0.9.")
+        check_settings(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -111,7 +100,8 @@ class BatchedOptimizer(torch.optim.Optimizer):
             len(group["params"]) for group in self.param_groups
         ]:  # if not, torch has a clear error
             for name, param, group, saved in self._beside(state_dict):
-                self._check_state(name, self.new_state(param.detach().to("meta"), {**group, **saved[1]}), saved[0])
+                wanted = self.new_state(param.detach().to("meta"), {**group, **saved[1]})
+                check_state(name, type(self).__name__, wanted, saved[0])
         super().load_state_dict(state_dict)
         for _, param, _, (state, _) in self._beside(state_dict):
             self.state[param] = {
@@ -125,35 +115,10 @@ class BatchedOptimizer(torch.optim.Optimizer):
                 if state := state_dict["state"].get(index):
                     yield self._name(group, place), group["params"][place], group, (state, saved)
 
-    def _check_state(self, name: str, wanted: State, saved: State) -> None:
-        if wanted.keys() != saved.keys():
-            raise ValueError(
-                f"a state must be of the same optimizer: {name} has {', '.join(saved)}, and {type(self).__name__} "
-                f"keeps {', '.join(wanted)}; load the state that a {type(self).__name__} saved."
-            )
-        for key, value in wanted.items():
-            if isinstance(value, Tensor) and saved[key].shape != value.shape:
-                raise ValueError(
-                    f"a state must be of the same model and settings: {key} of {name} has the shape "
-                    f"{tuple(saved[key].shape)}, not {tuple(value.shape)}; load the state of a model of these shapes."
-                )
-
     def _check_gradients(self, group: Settings) -> None:
         for place, param in enumerate(group["params"]):
-            if param.grad is None:
-                continue
-            if param.grad.is_sparse or param.grad.is_complex():
-                kind = "sparse" if param.grad.is_sparse else "complex"
-                raise RuntimeError(
-                    f"{type(self).__name__} does not support {kind} gradients: {self._name(group, place)} has one; "
-                    "give it to another optimizer (torch.optim.SparseAdam, torch.optim.AdamW)."
-                )
-            if group["check_finite"] and not param.grad.isfinite().all():
-                raise ValueError(
-                    f"gradients must be finite: that of {self._name(group, place)} holds "
-                    f"{int(param.grad.isnan().sum())} NaN and {int(param.grad.isinf().sum())} infinite numbers of "
-                    f"{param.grad.numel()}; skip the step, or look at what made them."
-                )
+            if param.grad is not None:
+                check_gradient(param.grad, self._name(group, place), type(self).__name__, group["check_finite"])
 
     def _name(self, group: Settings, place: int) -> str:
         """The name of a parameter, if the optimizer got `model.named_parameters()`; else its number and shape."""
@@ -168,3 +133,16 @@ def count_steps(states: list[State]) -> list[int]:
     for state in states:
         state["step"] += 1
     return [state["step"] for state in states]
+
+
+Lists = tuple[list[Tensor], list[Tensor], list[State]]
+
+
+def split(is_first: list[bool], params: list[Tensor], grads: list[Tensor], states: list[State]) -> tuple[Lists, Lists]:
+    """Parameters, gradients and states in two parts: where `is_first` says so, and the rest."""
+
+    def where(wanted: bool) -> Lists:
+        chosen = [one is wanted for one in is_first]
+        return list(compress(params, chosen)), list(compress(grads, chosen)), list(compress(states, chosen))
+
+    return where(True), where(False)

@@ -12,9 +12,12 @@ from lablib.optim.adam8bit import Adam8bit
 from lablib.optim.adam_bf16 import AdamBF16
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import BatchedOptimizer
+from lablib.optim.galore import GaLore
 from lablib.optim.lamb import LAMB
 from lablib.optim.lion import Lion
 from lablib.optim.muon import Muon
+from lablib.optim.q_galore import QGaLore
+from lablib.optim.soap import SOAP
 from lablib.optim.sophia import SophiaG
 
 Shape = tuple[int, ...]
@@ -29,6 +32,9 @@ MAKE: dict[str, Callable[..., BatchedOptimizer]] = {
     "muon": Muon,
     "adam8bit": partial(Adam8bit, block_size=7, min_8bit_size=1),
     "adam_bf16": AdamBF16,
+    "soap": partial(SOAP, precondition_frequency=2),
+    "galore": partial(GaLore, rank=2, update_proj_gap=2),
+    "q_galore": partial(QGaLore, rank=2, update_proj_gap=2, block_size=7, min_8bit_size=1),
 }
 
 

@@ -1,0 +1,52 @@
+"""What an optimizer is given, checked: settings of a group, gradients, a state to load. One error for each."""
+
+from typing import Any
+
+from torch import Tensor
+
+Settings = dict[str, Any]
+State = dict[str, Any]
+
+_AT_LEAST_0 = ("lr", "eps", "weight_decay")
+_BELOW_1 = ("betas", "momentum")
+
+
+def check_settings(group: Settings) -> None:
+    """Raise ValueError at a rate, an epsilon, a decay or a beta that cannot be."""
+    for name in (name for name in _AT_LEAST_0 if name in group):
+        values = group[name] if isinstance(group[name], tuple | list) else (group[name],)
+        if not all(value is None or 0 <= value < float("inf") for value in values):
+            raise ValueError(f"{name} must be 0 or more, and finite: got {group[name]}; try 0.001.")
+    for name in (name for name in _BELOW_1 if name in group):
+        values = group[name] if name == "betas" else (group[name],)
+        if not all(0 <= value < 1 for value in values):
+            raise ValueError(f"{name} must be at least 0 and below 1: got {group[name]}; try 0.9.")
+
+
+def check_gradient(grad: Tensor, name: str, optimizer: str, is_finite: bool) -> None:
+    """Raise RuntimeError at a sparse or complex gradient of this parameter; ValueError where it must be finite."""
+    if grad.is_sparse or grad.is_complex():
+        raise RuntimeError(
+            f"{optimizer} does not support {'sparse' if grad.is_sparse else 'complex'} gradients: {name} has one; give "
+            "it to another optimizer (torch.optim.SparseAdam, torch.optim.AdamW)."
+        )
+    if is_finite and not grad.isfinite().all():
+        raise ValueError(
+            f"gradients must be finite: that of {name} holds {int(grad.isnan().sum())} NaN and "
+            f"{int(grad.isinf().sum())} infinite numbers of {grad.numel()}; skip the step, or look at what made them."
+        )
+
+
+def check_state(name: str, optimizer: str, wanted: State, saved: State) -> None:
+    """Raise ValueError where a saved state has not the entries and shapes that this parameter's would have."""
+    if wanted.keys() != saved.keys():
+        raise ValueError(
+            f"a state must be of the same optimizer: {name} has {', '.join(saved)}, and {optimizer} keeps "
+            f"{', '.join(wanted)}; load the state that a {optimizer} saved."
+        )
+    for key, value in wanted.items():
+        if isinstance(value, Tensor) and saved[key].shape != value.shape:
+            raise ValueError(
+                f"a state must be of the same model and settings: {key} of {name} has the shape "
+                f"{tuple(saved[key].shape)}, not {tuple(value.shape)}; load the state of a model of these shapes."
+            )

@@ -1,0 +1,118 @@
+"""Q-GaLore: GaLore with its directions in 4 bits, its means in 8, and new directions only where they still change.
+
+    P~ = P in 4 bits (four_bits.py)
+    R = P~^T G
+    adam(R)                                      with means in 8 bits (adam8bit.py)
+    w = w - lr lambda w - lr alpha P~ adam(R)
+
+Early in training directions turn; in many layers they soon settle. Each matrix has a gap T of its own: if at
+`queue_size` renewals in a row the first direction made an angle with the old one whose |cosine| is at least
+`cos_threshold`, T grows by `gamma_proj`, and again at each such renewal that follows. Fewer decompositions, the dearest
+part of GaLore.
+
+Cost: for m x n, 2 (r max + 4 ceil(r max / B)) + ceil(k r / 2) + 8 ceil(k r / 256) bytes, k = min(m, n): about a quarter
+of GaLore's.
+Source: Zhang et al., "Q-GaLore: Quantized GaLore with INT4 Projection and Layer-Adaptive Low-Rank Gradients", 2024,
+arXiv 2407.08296, sections 3.2 to 3.4; the 8 bits of the means from their experiments.
+Conventions: the authors' code takes the mean of the last five cosines, with their signs, though a singular vector's
+sign is chance; the paper asks that similarity stays above the threshold, as here.
+Simplified: weights stay in the dtype of the model; the paper also keeps those in 8 bits, rounded stochastically.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from lablib.optim.adam8bit import Adam8bit, adam_direction_8bit, new_mean
+from lablib.optim.adamw import AdamW
+from lablib.optim.base import Settings, State, split
+from lablib.optim.blockwise import blocks
+from lablib.optim.four_bits import dequantize_4bit, quantize_4bit
+from lablib.optim.galore import check_projection, is_projected
+from lablib.optim.projection import project, project_back, strongest_directions
+from lablib.signature import checked
+
+
+class QGaLore(Adam8bit):
+    """8-bit AdamW on gradients projected to few directions, which are kept in 4 bits.
+
+    Arguments:
+        lr, betas, eps, weight_decay, check_finite, block_size, min_8bit_size: as for Adam8bit.
+        rank, scale: as for GaLore.
+        update_proj_gap: steps from one choice of directions to the next, at first.
+        cos_threshold, queue_size, gamma_proj: when that grows, and by what.
+    """
+
+    @checked
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        rank: int | None = 128,
+        update_proj_gap: int = 200,
+        scale: float = 0.25,
+        cos_threshold: float = 0.4,
+        queue_size: int = 5,
+        gamma_proj: int = 2,
+        block_size: int = 256,
+        min_8bit_size: int = 4096,
+        check_finite: bool = False,
+    ):
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "check_finite": check_finite}
+        projection = {"rank": rank, "update_proj_gap": update_proj_gap, "scale": scale}
+        lazy = {"cos_threshold": cos_threshold, "queue_size": queue_size, "gamma_proj": gamma_proj}
+        coding = {"block_size": block_size, "min_8bit_size": min_8bit_size}
+        super(AdamW, self).__init__(params, **settings, **projection, **lazy, **coding)
+
+    def check_group(self, group: Settings) -> None:
+        super().check_group(group)
+        check_projection(group)
+        for name in ("queue_size", "gamma_proj"):
+            if group[name] < 1:
+                raise ValueError(f"{name} must be at least 1: got {group[name]}; try 2.")
+
+    def new_state(self, param: Tensor, group: Settings) -> State:
+        if not is_projected(param, group):
+            return super().new_state(param, group)
+        axes = param.new_zeros(min(param.shape), group["rank"])
+        low, (codes, ranges) = project(torch.zeros_like(param), axes), quantize_4bit(axes)
+        lazy = {"gap": group["update_proj_gap"], "next_renewal": 0, "num_similar": 0}
+        means = new_mean("exp_avg", low, group) | new_mean("exp_avg_sq", low, group)
+        return {"step": 0, **lazy, "projection": codes, "projection_ranges": ranges, **means}
+
+    def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
+        (params, grads, states), others = split(["projection" in state for state in states], params, grads, states)
+        if others[0]:
+            super().update(*others, group)
+        if not params:
+            return
+        signed, unsigned = (blocks(is_signed, group["block_size"], params[0].device) for is_signed in (True, False))
+        for param, grad, state in zip(params, grads, states, strict=True):
+            if state["step"] == state["next_renewal"]:
+                _renew(grad, state, group)
+            axes = _axes(state, param, group)
+            direction = adam_direction_8bit(project(grad, axes), state, group, signed, unsigned)
+            update = project_back(direction.to(param.dtype), axes, param.shape)
+            param.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * group["scale"])
+
+
+def _renew(grad: Tensor, state: State, group: Settings) -> None:
+    """New directions, and the step of the next ones."""
+    axes = strongest_directions(grad, group["rank"])
+    if state["step"] > 0:
+        cosine = F.cosine_similarity(_axes(state, grad, group)[:, 0], axes[:, 0], dim=0).abs()
+        state["num_similar"] = state["num_similar"] + 1 if cosine >= group["cos_threshold"] else 0
+        if state["num_similar"] >= group["queue_size"]:
+            state["gap"] *= group["gamma_proj"]
+    state["projection"], state["projection_ranges"] = quantize_4bit(axes)
+    state["next_renewal"] = state["step"] + state["gap"]
+
+
+def _axes(state: State, matrix: Tensor, group: Settings) -> Tensor:
+    shape = torch.Size((min(matrix.shape), group["rank"]))
+    return dequantize_4bit(state["projection"], state["projection_ranges"], shape).to(matrix.dtype)
