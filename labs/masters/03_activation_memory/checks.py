@@ -1,0 +1,504 @@
+"""Checks of lab 03: activation memory. Chains, sizes and seconds are drawn anew; gradients are in float64."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
+
+from lablib import Run, launch
+from lablib.course import Expect, exercise
+from lablib.course.comparison import plain_number
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.memory import checkpointing
+from lablib.memory.checkpointing import Plan, Segment, checkpoint_every, peak_bytes, recomputed
+from lablib.units import plural
+
+
+class _Layer(nn.Module):
+    """A product, dropout and two functions: keeps some times its input. Notes its number when its forward runs."""
+
+    def __init__(self, draw: Draw, width: int, number: int):
+        super().__init__()
+        self.weight = nn.Parameter(draw.tensor((width, width), torch.float64) / width**0.5)
+        self.number = number
+        self.runs: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs.append(self.number)
+        return nn.functional.dropout(torch.sin(x @ self.weight).exp(), 0.2) + x
+
+
+def _returned(value: Any) -> str:
+    return "None: is there a return?" if value is None else short_repr(value)
+
+
+# ---- checkpoint every k layers ----
+
+
+@exercise(
+    "Checkpoint every k layers",
+    hints=[
+        "Which layers does the segment hold that begins at layer `start`? And where does the next one begin?",
+        "`for start in range(0, len(layers), k)`: the segment's layers are `layers[start : start + k]`, a shorter list "
+        "at the end. What comes out of a segment goes into the next.",
+        "In the loop: `segment = nn.Sequential(*layers[start : start + k])`, and `x` becomes what `checkpoint` returns "
+        "for this segment and x. A `lambda` in its place would look up the layers only in backward, when the loop is "
+        "over.",
+    ],
+)
+def run_in_segments(expect: Expect, run_in_segments: Callable[[list[nn.Module], int, Tensor], Tensor]) -> None:
+    not_from_lablib(run_in_segments)
+    draw = expect.draw
+    k = draw.integer(3, 5)
+    cases = [
+        (k * 2 + draw.integer(1, k - 1), k, True),
+        (k * draw.integer(2, 3), k, False),
+        (draw.integer(5, 9), 1, True),
+        (draw.integer(2, 4), draw.integer(5, 9), False),
+        (draw.integer(12, 14), 2, True),
+        (1, 1, True),
+    ]
+    for num_layers, k, needs_gradient in cases:
+        expect.measured.clear()  # what holds is shown for the last chain
+        _expect_segments(expect, run_in_segments, num_layers, k, needs_gradient)
+
+
+def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, needs_gradient: bool) -> None:
+    draw = expect.draw
+    width, tokens = draw.integer(8, 20), draw.integer(200, 300)  # activations weigh more than parameters
+    layers = [_Layer(draw, width, number) for number in range(num_layers)]
+    x = draw.tensor((tokens, width), torch.float64)
+    x.requires_grad_(needs_gradient)
+    on = f"{plural(num_layers, 'layers')}, k={k}"
+
+    def program(layers: list[_Layer], x: Tensor, k: int, run: Callable) -> dict[str, Any]:
+        x = x.detach().requires_grad_(needs_gradient)
+        held, given = list(layers), x.detach().clone()
+        runs: list[int] = []
+        for layer in held:
+            layer.runs = runs
+        torch.manual_seed(1)
+        y = run(layers, k, x)
+        if not isinstance(y, Tensor):
+            raise RuleBroken("the chain's output is returned", _returned(y), "a tensor")
+        told: dict[str, Any] = {"output": y.detach().clone()}
+        told["same list"] = len(held) == len(layers) and all(a is b for a, b in zip(held, layers, strict=True))
+        told["same x"] = torch.equal(given, x.detach())
+        told["forward"] = list(runs)
+        if not y.requires_grad:
+            rule = f"backward can go through the output ({on})"
+            raise RuleBroken(rule, "an output that knows nothing of its layers", "an output with a graph")
+        torch.manual_seed(2)
+        try:
+            y.square().sum().backward()
+        except CheckpointError:
+            rule = f"a segment runs the same layers again in backward ({on})"
+            saw = "torch found other tensors: does a function look up `start` when the loop is over?"
+            raise RuleBroken(rule, saw, "the layers of forward") from None
+        told["again"] = runs[len(told["forward"]) :]
+        told["gradients"] = [layer.weight.grad for layer in held] + ([x.grad] if needs_gradient else [])
+        return told
+
+    def plain(layers: Sequence[nn.Module], k: int, x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    def every_k(layers: Sequence[nn.Module], k: int, x: Tensor) -> Tensor:
+        return checkpointing.run(checkpoint_every(len(layers), k), layers, x)
+
+    run = expect.launch(program, layers, x, k, answer, ranks=1)
+    reference, best = (launch(program, layers, x, k, one, ranks=1) for one in (plain, every_k))
+    saw, wanted = run.values[0], reference.values[0]
+    is_same = saw["same list"] and saw["same x"]
+    expect.that("the list of layers and x stay as they were", is_same, "as given" if is_same else "changed", "as given")
+    expect.equal(f"each layer runs once in forward, in order ({on})", saw["forward"], list(range(num_layers)))
+    expect.equal(f"the output is that of the chain ({on})", saw["output"], wanted["output"])
+    _expect_gradients(expect, saw["gradients"], wanted["gradients"], on)
+    most = max(map(saw["again"].count, range(num_layers)))
+    expect.budget(f"runs of a layer in backward ({on})", most, 1, "runs")
+    segments = [list(range(start, min(start + k, num_layers))) for start in range(0, num_layers, k)]
+    order = [number for segment in reversed(segments) for number in segment]
+    # What the last segment saves may be kept: backward begins there, so the peak is the same.
+    wanted_order = order if saw["again"] != order[len(segments[-1]) :] else saw["again"]
+    rule = f"segments of k layers run again in backward, the last segment first ({on})"
+    expect.equal(rule, saw["again"], wanted_order)
+    held, least, all_kept = (_activation_peak(one) for one in (run, best, reference))
+    told = f"with everything kept {all_kept / least:.2f} times the budget"
+    expect.budget(f"activations at the peak ({on}; {told})", held, 1.02 * least + 2 * x.nbytes, "B")
+
+
+def _activation_peak(run: Run) -> int:
+    return int(run.memory.curve(0)[1]["activation"].max())
+
+
+def _expect_gradients(expect: Expect, saw: Sequence[Any], wanted: Sequence[Any], on: str) -> None:
+    rule = f"gradients are those of the chain without checkpoints ({on})"
+    missing = [number for number, gradient in enumerate(saw) if gradient is None]
+    if missing:
+        raise RuleBroken(rule, f"{len(missing)} of {len(saw)} gradients are None", "a gradient for each")
+    with expect.as_one(rule, "equal to the last bits"):
+        for number, (got, want) in enumerate(zip(saw, wanted, strict=True)):
+            expect.close(f"{rule}, number {number}", got, want, rtol=1e-9, atol=1e-9 * float(want.abs().max()))
+
+
+# ---- recompute without a trace ----
+
+
+class _RunningMean(nn.Module):
+    """As batch norm, it keeps running statistics and a counter, which do not enter its result."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.mean: Tensor
+        self.count: Tensor
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        self.count += 1
+        return x - x.mean(0)
+
+
+class _Checkpoint(torch.autograd.Function):
+    """The lab's, which notes what the answer is given and leaves behind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, segment: nn.Module, recompute: Callable, told: dict[str, Any]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.given = segment, recompute, told, torch.get_rng_state()
+        told["output"] = segment(x)
+        return told["output"].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (dy,) = gradients
+        segment, recompute, told, rng_state = ctx.given
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        runs = told["runs"]
+        hook = segment.register_forward_hook(lambda *ignored: runs.append(1))
+        told["before"] = _state(segment)
+        with torch.enable_grad():
+            told["call"] = observe(recompute, segment, x, rng_state)
+        told["after"] = _state(segment)
+        hook.remove()
+        y = told["call"].value
+        if isinstance(y, Tensor) and y.requires_grad and y.shape == dy.shape:
+            y.backward(dy)
+        return x.grad, None, None, None
+
+
+@dataclass(frozen=True)
+class _State:
+    """The generator's state; every buffer, and how often it was written."""
+
+    rng: Tensor
+    buffers: dict[str, Tensor]
+    writes: dict[str, int]
+
+
+def _state(segment: nn.Module) -> _State:
+    buffers = dict(segment.named_buffers())
+    copies = {name: one.clone() for name, one in buffers.items()}
+    return _State(torch.get_rng_state(), copies, {name: one._version for name, one in buffers.items()})
+
+
+def _generator(told: dict[str, Any]) -> str:
+    """Where the answer left the generator."""
+    is_first = torch.equal(told["after"].rng, told["call"].args[2])
+    return "the state before the first run" if is_first else "another state: it was not set back"
+
+
+def _buffer(told: dict[str, Any], name: str) -> str:
+    """How the answer left a buffer; the segment itself writes to it once."""
+    before, after = told["before"], told["after"]
+    written = after.writes[name] - before.writes[name] > 1
+    value, old = after.buffers[name], before.buffers[name]
+    if not written:
+        return "the value after the second run: nothing was written back"
+    return (
+        "written back, with another value: was it noted before the run?"
+        if value.any() or not old.any()
+        else "zero, which is not what the first run left"
+    )
+
+
+@exercise(
+    "Recompute without a trace",
+    hints=[
+        "Which state does the second run need, and which one do the next lines of the program expect?",
+        "Note the generator's state and a copy of each buffer first. Then set the generator to `rng_state`, run the "
+        "segment, and set back what you noted.",
+        "A buffer must be written in place: `buffer.copy_(old)`. And `list(segment.buffers())` holds the buffers "
+        "themselves: note `buffer.clone()` of each.",
+    ],
+)
+def recompute(expect: Expect, recompute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+    not_from_lablib(recompute)
+    draw = expect.draw
+    state = torch.get_rng_state()
+    try:
+        for kind in ("dropout", "a linear layer alone", "a running mean", "both, one inside another"):
+            expect.measured.clear()  # what holds is shown for the last segment
+            _expect_no_trace(expect, recompute, kind, width=draw.integer(3, 9))
+    finally:
+        torch.set_rng_state(state)
+
+
+def _segment(draw: Draw, kind: str, width: int) -> nn.Sequential:
+    linear = nn.Linear(width, width, dtype=torch.float64)
+    for parameter in linear.parameters():
+        parameter.data = draw.tensor(parameter.shape, torch.float64)
+    more: dict[str, list[nn.Module]] = {
+        "a linear layer alone": [],
+        "dropout": [nn.Dropout(0.5)],
+        "a running mean": [_RunningMean(width)],
+        "both, one inside another": [nn.Sequential(_RunningMean(width), nn.Dropout(0.5)), _RunningMean(width)],
+    }
+    return nn.Sequential(linear, *more[kind])
+
+
+def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) -> None:
+    draw, on = expect.draw, f"segment with {kind}"
+    segment = _segment(draw, kind, width)
+    reference = copy.deepcopy(segment)
+    x = draw.tensor((draw.integer(6, 12), width), torch.float64).requires_grad_()
+    seed = draw.integer(0, 10**6)
+
+    torch.manual_seed(seed)
+    reference(x).square().sum().backward()
+    wanted = [x.grad, *(parameter.grad for parameter in reference.parameters())]
+    x.grad = None
+    told: dict[str, Any] = {"runs": []}
+    torch.manual_seed(seed)
+    y = _Checkpoint.apply(x, segment, answer, told)
+    torch.rand(draw.integer(1, 50))  # what the program draws between forward and backward
+    y.square().sum().backward()
+
+    call = told["call"]
+    if call.value is Ellipsis:
+        expect.equal("an output is returned", call.value, None)
+    if not isinstance(call.value, Tensor):
+        raise RuleBroken("the segment's output is returned", _returned(call.value), "a tensor")
+    expect.equal(f"the segment runs once ({on})", len(told["runs"]), 1)
+    expect.equal(f"the second output is the first ({on})", call.value.detach(), told["output"])
+    rule = f"backward can go through the output ({on})"
+    has_graph = call.value.requires_grad
+    expect.that(rule, has_graph, "it can" if has_graph else "an output without a graph", "an output with a graph")
+    changed = [("segment's parameters", "x", "rng_state")[i] for i in call.changed if i]
+    expect.that(f"x and rng_state stay as they were ({on})", not changed, " and ".join(changed), "as they were")
+    rule = f"the generator is after the call what it was before ({on})"
+    is_same = torch.equal(told["before"].rng, told["after"].rng)
+    expect.that(rule, is_same, "the same" if is_same else _generator(told), "the same state")
+    for name, before in told["before"].buffers.items():
+        rule = f"the buffer {name} is after the call what it was before ({on})"
+        is_same = torch.equal(before, told["after"].buffers[name])
+        expect.that(rule, is_same, "the same" if is_same else _buffer(told, name), "the same value")
+    saw = [x.grad, *(parameter.grad for parameter in segment.parameters())]
+    _expect_gradients(expect, saw, wanted, on)
+    for (name, buffer), once in zip(segment.named_buffers(), reference.buffers(), strict=True):
+        expect.equal(f"the buffer {name} moves once in a step ({on})", buffer, once)
+
+
+# ---- how many copies hide ----
+
+
+def _hides(m: int, forward_s: Sequence[float], backward_s: Sequence[float], copy_s: Sequence[float]) -> bool:
+    """Whether the first m copies go out before forward ends and come back in time."""
+    clock_s = free_s = 0.0
+    for i, seconds in enumerate(forward_s):
+        clock_s += seconds
+        if i < m:
+            free_s = max(free_s, clock_s) + copy_s[i]
+    if m and free_s > clock_s:
+        return False
+    back_s = needed_s = 0.0
+    for i in reversed(range(len(copy_s))):
+        if i < m:
+            back_s += copy_s[i]
+            if back_s > needed_s:
+                return False
+        needed_s += backward_s[i]
+    return True
+
+
+def _most_hidden(*seconds: Sequence[float]) -> int:
+    return next(m for m in range(len(seconds[0]), -1, -1) if _hides(m, *seconds))
+
+
+def _decisive(draw: Draw) -> dict[str, tuple[list[float], list[float], list[float]]]:
+    """One chain for each rule, where that rule alone decides; the rule, and seconds."""
+    a, long_s = float(draw.integer(2, 5)), 50.0
+    never, ample = 99.0, [long_s] * 3
+    return {
+        "all copies are out when forward ends": ([a] * 3, ample, [3 * a + 1] * 3),
+        "the link is idle until a layer is over": ([a + 4, a], [long_s] * 2, [1.0, a + 2]),
+        "copies out go one at a time": ([2.0, 2.0, 2 * a], ample, [a + 3, a + 2, never]),
+        "a copy starts when its layer's forward is over": ([a + 3, a], [long_s] * 2, [a + 1, never]),
+        "a copy is back in time": ([10 * long_s] * 3, [a] * 3, [2 * a + never, never, never]),
+        "a copy is back when its layer's backward starts": ([long_s] * 2, [a + 7, a], [a + 1, 1.0]),
+        "copies come back last layer first": (ample, [9.0, a + 2, a + 3], [a + 2, a, never]),
+        "each copy is back in time, not the first layer's alone": (ample, [1.0, 20.0, 2.0], [a, a + 3, never]),
+        "exactly in time is in time": ([a, a], [1.0, a], [a, never]),
+    }
+
+
+def _copies(draw: Draw, num: int) -> dict[str, tuple[list[float], list[float], list[float]]]:
+    """Chains in which each of the rules decides, of whole seconds: ends that are exactly in time occur."""
+
+    def some(low: int, high: int) -> list[float]:
+        return [float(draw.integer(low, high)) for _ in range(num)]
+
+    f, c = float(draw.integer(2, 5)), float(draw.integer(1, 4))
+    bursts = [some(1, 3)[0] if i % 3 else 20.0 for i in range(num)]
+    return {
+        "alike, the way out decides": ([f] * num, [50.0] * num, [f + c] * num),
+        "alike, the way back decides": ([50.0] * num, [1.0] * num, [c] * num),
+        "copies shorter than a layer": ([9.0] * num, [18.0] * num, [c] * num),
+        "copies longer than all of forward": ([1.0] * num, [2.0] * num, [num + 1.0] * num),
+        "unlike layers, slow copies": (some(1, 6), some(2, 12), some(3, 9)),
+        "unlike layers, quick copies": (some(4, 9), some(1, 4), some(1, 4)),
+        "large copies among small ones": (some(2, 4), some(3, 8), bursts),
+        "a slow first layer": ([30.0, *some(1, 3)[1:]], some(1, 9), some(1, 6)),
+        "a slow last layer": ([*some(1, 3)[1:], 30.0], [*some(1, 2)[1:], 40.0], some(1, 6)),
+    }
+
+
+@exercise(
+    "How many copies hide",
+    hints=[
+        "Try every m, the largest first. For one m there are two questions: are all copies out when forward ends? Is "
+        "each back when its layer's backward starts?",
+        "Out: as in a queue, `end = max(end, forward is over) + copy_s[i]` for i from 0 to m-1. In: the copy of layer "
+        "i comes after those of layers m-1 down to i+1.",
+        "Layer i is back after `sum(copy_s[i:m])`, and needed after `sum(backward_s[i + 1:])`. The last `end` of the "
+        "way out is at most `sum(forward_s)`. Return the first m for which all of that holds, else 0.",
+    ],
+)
+def num_hidden(expect: Expect, num_hidden: Callable[[list[float], list[float], list[float]], int]) -> None:
+    not_from_lablib(num_hidden)
+    draw = expect.draw
+    cases = _decisive(draw) | {"one layer": ([3.0], [6.0], [1.0])}
+    for num in [*draw.integers(3, 3, 16), draw.integer(30, 40)]:
+        cases |= {f"{num} layers, {kind}": seconds for kind, seconds in _copies(draw, num).items()}
+    cases["no seconds to copy"] = ([1.0, 2.0], [2.0, 4.0], [0.0, 0.0])
+    for name, seconds in cases.items():
+        call = observe(num_hidden, *(list(one) for one in seconds))
+        if call.value is None:
+            raise RuleBroken("a number is returned", _returned(None), "a whole number")
+        changes_nothing(expect, [call])
+        expect.measured.clear()
+        _expect_hidden(expect, plain_number(call.value), name, seconds)
+
+
+def _expect_hidden(expect: Expect, saw: Any, name: str, seconds: tuple[list[float], ...]) -> None:
+    wanted, num = _most_hidden(*seconds), len(seconds[0])
+    told = f" ({name})"
+    if num <= 6:
+        told = f" ({name}: forward {seconds[0]}, backward {seconds[1]}, copies {seconds[2]})"
+    if saw is not Ellipsis and (isinstance(saw, bool) or not isinstance(saw, int | float) or saw != int(saw)):
+        raise RuleBroken("a whole number is returned", short_repr(saw), "a number of layers")
+    if isinstance(saw, int | float) and wanted < saw <= num:
+        why = "its last copy out ends after forward" if _is_late_out(int(saw), seconds) else "a copy comes back late"
+        raise RuleBroken(f"no copy delays the step{told}", f"{int(saw)}, but {why}", str(wanted))
+    expect.equal(f"as many copies hide as can{told}", saw, wanted)
+
+
+def _is_late_out(m: int, seconds: tuple[list[float], ...]) -> bool:
+    endless = [inf] * len(seconds[0])
+    return not _hides(m, seconds[0], endless, seconds[2])
+
+
+# ---- the split of a chain under a budget ----
+
+
+def _all_plans(num_layers: int) -> Iterable[Plan]:
+    """Every way to cut a chain, and every choice for the segments; what is kept need not be cut."""
+    for cuts in product((False, True), repeat=num_layers - 1):
+        ends = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), num_layers]
+        pieces = list(zip(ends, ends[1:], strict=False))
+        for choices in product((False, True), repeat=len(pieces)):
+            yield tuple(Segment(*piece, choice) for piece, choice in zip(pieces, choices, strict=True))
+
+
+@exercise(
+    "The split of a chain",
+    hints=[
+        "For short chains all plans can be tried. Each layer either is kept, or begins a checkpointed segment, or goes "
+        "on with the one before it.",
+        "Or from the front: `best(start, kept)` is the cheapest plan for the layers from `start` on, with `kept` bytes "
+        "there already. Its first segment ends at any `stop`, and is kept or checkpointed.",
+        "A first segment is allowed where `kept + sum(layer_bytes[start:stop])` is within the budget. Then follows "
+        "`best(stop, kept + ...)` with what stays of the segment: all of it, or `input_bytes[start]`.",
+    ],
+)
+def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
+    not_from_lablib(cheapest_plan, allowed=("Segment", "peak_bytes", "recomputed"))
+    draw = expect.draw
+    s = draw.integer(1, 9)
+    decisive = [  # costs, bytes of layers and of their inputs, budget
+        ([2, 3, 4], [20, 20, 20], [10, 10, 10], 60),  # nothing need be computed again
+        ([9, 1, 5], [20, 20, 20], [5, 5, 5], 45),  # the second layer alone
+        ([4, 3, 9], [30, 22, 30], [2, 2, 2], 62),  # the second again, though the first saves more for its cost
+        ([9, 1, 1, 5], [30, 20, 20, 30], [2, 8, 8, 2], 76),  # two cheap layers, not a dear one
+        ([1, 1, 1], [12, 12, 12], [10, 10, 10], 24),  # a segment of two layers
+        ([1, 1, 1], [12, 12, 12], [10, 10, 10], 23),  # no plan
+    ]
+    chains: list[Any] = [
+        ([float(x) for x in c], [s * x for x in b], [s * x for x in i], [s * most]) for c, b, i, most in decisive
+    ]
+    for num_layers in [1, *draw.integers(2, 3, 5), 6]:
+        costs = [float(draw.integer(1, 9)) for _ in range(num_layers)]
+        input_bytes = [draw.integer(1, 9) for _ in range(num_layers)]
+        layer_bytes = [size + draw.integer(1, 30) for size in input_bytes]
+        peaks = sorted({int(peak_bytes(plan, layer_bytes, input_bytes)) for plan in _all_plans(num_layers)})
+        budgets = [draw.choice(peaks), draw.choice(peaks), peaks[0], peaks[-1], peaks[0] - 1]
+        chains.append((costs, layer_bytes, input_bytes, budgets))
+    for *chain, budgets in chains:
+        costs, layer_bytes, input_bytes = chain
+        plans = [(peak_bytes(p, layer_bytes, input_bytes), recomputed(p, costs)) for p in _all_plans(len(costs))]
+        for budget_bytes in budgets:
+            expect.measured.clear()  # what holds is shown for the last chain
+            least = min((cost for peak, cost in plans if peak <= budget_bytes), default=None)
+            _expect_cheapest(expect, cheapest_plan, (costs, layer_bytes, input_bytes), budget_bytes, least)
+
+
+def _expect_cheapest(
+    expect: Expect,
+    answer: Callable,
+    chain: tuple[list[float], list[int], list[int]],
+    budget_bytes: int,
+    least: float | None,
+) -> None:
+    """`least` is the cost of the cheapest plan that fits; None if none does."""
+    costs, layer_bytes, input_bytes = chain
+    on = f"{plural(len(costs), 'layers')}, budget {budget_bytes}"
+    if len(costs) <= 4:
+        on += f", costs {costs}, layers {layer_bytes}, inputs {input_bytes}"
+    call = observe(answer, *(list(one) for one in chain), budget_bytes)
+    if call.value is Ellipsis:
+        expect.equal("a plan is returned", call.value, None)
+    changes_nothing(expect, [call])
+    if least is None:
+        expect.that(f"None is returned where no plan fits ({on})", call.value is None, short_repr(call.value), "None")
+        return
+    if not isinstance(call.value, list | tuple) or not all(isinstance(one, Segment) for one in call.value):
+        raise RuleBroken(f"segments are returned where a plan fits ({on})", _returned(call.value), "a plan")
+    plan = tuple(call.value)
+    try:
+        checkpointing.require_plan(plan, len(costs))
+    except ValueError:
+        rule = f"segments cover every layer once, in order ({on})"
+        raise RuleBroken(rule, short_repr(plan), f"segments from 0 to {len(costs)}") from None
+    expect.budget(f"peak of the plan ({on})", peak_bytes(plan, layer_bytes, input_bytes), budget_bytes, "B")
+    expect.budget(f"cost of what is computed again ({on})", recomputed(plan, costs), least, "FLOPs")

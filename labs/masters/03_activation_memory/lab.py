@@ -1,0 +1,801 @@
+# %% [markdown]
+# # Lab 03: Activation memory
+#
+# **Question.** What must be kept for backward?
+#
+# Training computes *forward*, from the input to a loss, and then *backward*, from the loss to the gradients. Backward
+# needs numbers that forward has made. Until it comes they lie in memory, and often they are most of it. You will see
+# what is kept and why, and then keep less: compute it again, or move it away. What does each cost?
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+from contextlib import nullcontext
+from functools import cache, partial
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lablib import LINKS, Span, Timeline, find_cluster, launch, phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.figures import figure_memory, figure_time_memory, format_quantity, show
+from lablib.memory import checkpointing, offload, optimal_checkpointing
+from lablib.memory.activation_compression import compressed_activations
+from lablib.memory.checkpointing import Segment, checkpoint_every, keep_all, peak_bytes, recomputed
+from lablib.memory.ways_to_fit import ways_to_fit
+from lablib.models import GPTConfig
+from lablib.models.gpt import Attention, Block
+from lablib.widgets import Choice, IntChoice, explore
+
+check = checks_for("03")
+check
+
+# %% tags=["parameters"]
+backend: str = "sim"  # sim | gloo | nccl
+real_ranks: int = 2  # processes of the comparison with this machine, 2 or more
+cluster: str = "dgx-a100"  # dgx-a100 | pcie-a100 | dgx-h100 | hgx-h200
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # few repeats
+
+# %% [markdown] minutes=6
+# ## What an operator keeps
+#
+# *Autograd* is the part of PyTorch that computes gradients. While forward runs it notes every operator, and *saves*
+# the tensors that the operator's derivative will need. Such tensors are called *activations*. A *hook*, a function of
+# ours that autograd calls, sees each of them as it is saved.
+
+# %%
+x = torch.randn(4, 8, requires_grad=True)
+w = torch.randn(8, 8, requires_grad=True)
+saved = []
+
+
+def note(tensor):
+    saved.append(tensor)
+    return tensor  # what autograd is to keep in its place: the same
+
+
+with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
+    y = x.exp()
+print(f"exp saves {len(saved)} tensor; is it y? {saved[0].data_ptr() == y.data_ptr()}")
+
+# %% [markdown]
+# Write dx for the gradient of the loss with respect to x. Here dx = dy y, element by element: so y is all that
+# backward needs, and x could be forgotten. Now predict the same for six operators. Each can save x, its input, or y,
+# its output, or both, or nothing.
+#
+# | operator | derivative |
+# |---|---|
+# | x + 1 | dx = dy |
+# | square: x^2 | dx = 2 x dy |
+# | relu: max(x, 0) | dx = dy where x > 0, else 0 |
+# | softmax | dx = y (dy - sum(dy y)) |
+# | gelu: a smooth relu | dx = dy gelu'(x) |
+# | linear: x w^T | dx = dy w, dw = dy^T x |
+
+# %%
+my_guesses = dict.fromkeys(["x + 1", "square", "relu", "softmax", "gelu", "linear"])
+# my_guesses["relu"] = "x"   each is x, y, both or nothing
+print("guesses:", my_guesses)
+
+# %%
+OPERATORS = {
+    "x + 1": lambda x: x + 1,
+    "square": lambda x: x**2,
+    "relu": F.relu,
+    "softmax": lambda x: x.softmax(dim=-1),
+    "gelu": F.gelu,
+    "linear": lambda x: F.linear(x, w),
+}
+
+
+def kept_by(operator):
+    saved.clear()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
+        y = operator(x)
+    places = {tensor.data_ptr() for tensor in saved}
+    named = {"x": x, "y": y, "w": w}.items()
+    return " and ".join(name for name, tensor in named if tensor.data_ptr() in places)
+
+
+rows = {name: {"saves": kept_by(operator) or "nothing"} for name, operator in OPERATORS.items()}
+for name, guess in my_guesses.items():
+    rows[name]["you guessed"] = guess or "-"
+pd.DataFrame(rows).T.rename_axis("operator")
+
+# %% [markdown]
+# Linear also saves w, which costs nothing: parameters stay in memory anyway. Relu could save x, since y > 0 exactly
+# where x > 0. It saves y, because the next operator, mostly a linear one, saves that same tensor as its input: one
+# memory, two users. Gelu's derivative cannot be had from y, so both its input and its output stay.
+
+# %% [markdown] minutes=5
+# ## A step of sixteen blocks
+#
+# Now a real size: sixteen *blocks*, the layers of a GPT, each of attention and two wide linear layers (the *MLP*) with
+# a gelu between. `launch` runs a program on a simulated GPU. With `fidelity="shapes"` tensors have shapes but no
+# values, so that a large model fits here. `phase("setup")` is left out of pictures and times.
+
+# %%
+config = GPTConfig(num_layers=16, d_model=2048, num_heads=16, max_seq_len=1024)
+sequences, half = 4, torch.bfloat16  # numbers of two bytes
+input_bytes = sequences * config.max_seq_len * config.d_model * 2
+
+
+def make_chain(number=config.num_layers):
+    with phase("setup"):
+        device = torch.get_default_device()  # the simulated GPU
+        blocks = [Block(config, device, half) for _ in range(number)]
+        shape = sequences, config.max_seq_len, config.d_model
+        return blocks, torch.zeros(shape, device=device, dtype=half)
+
+
+def step(plan):
+    blocks, x = make_chain()
+    checkpointing.run(plan, blocks, x).sum().backward()
+
+
+print(f"a block's input: {sequences} x {config.max_seq_len} x {config.d_model} numbers")
+print(f"b = {format_quantity(input_bytes, 'B')}")
+
+# %% [markdown]
+# `checkpointing.run` runs a chain by a *plan*, which says what is kept; the first keeps everything. The *ledger* of the
+# simulator notes each block of memory, when it comes and goes. Before you look: draw the activations against time,
+# forward and then backward. Where is the most held?
+
+# %%
+GPU = {"ranks": 1, "cluster": cluster, "fidelity": "shapes"}
+everything = launch(step, keep_all(16), **GPU)
+kept_step = everything.timeline.without("setup")
+show(figure_memory(everything.memory, timeline=kept_step, title="All activations are kept"))
+
+# %% [markdown]
+# Forward (F) piles activations up, block by block. Backward (B) begins with the last block, uses what that block saved,
+# and frees it. So the peak is at the turn. Meanwhile gradients of the parameters grow. What made the pile? We count in
+# units of b, the bytes of a block's input.
+
+
+# %%
+def activations(run):
+    return int(run.memory.curve(rank=0)[1]["activation"].max())
+
+
+unit = 16 * input_bytes  # b for each of 16 blocks
+made = [one for one in everything.memory.allocations_at_peak(0) if one.category == "activation"]
+rows = {one.name.removeprefix("aten."): {"b, a block": f"{one.size_bytes / unit:.2f}"} for one in made}
+print(f"{format_quantity(activations(everything), 'B')}: {activations(everything) / unit:.1f} b a block")
+pd.DataFrame(rows).T.head(5).rename_axis("made by")
+
+# %% [markdown]
+# `addmm` is a linear layer: query, key and value are b each, and the MLP's first result is 4 b wide. Gelu's result is
+# another 4 b. Two norms and two sums add 4 b, attention one. Together a block saves a = 16 b. (Its attention is
+# *fused*: it never stores its matrix of scores.)
+
+# %% [markdown] minutes=11
+# ## Compute it again
+#
+# What was computed once can be computed again. *Checkpointing* cuts the chain into segments. Of a segment only the
+# input is kept, the *checkpoint*; forward throws the rest away. When backward comes to the segment, it runs the
+# segment's forward once more, this time saving everything, and goes on.
+#
+#     forward    F0 F1 | F2 F3               only the inputs of F0 and F2 stay
+#     backward   F2 F3 B3 B2 | F0 F1 B1 B0   each segment is made again when its turn comes
+
+# %%
+my_guess_whole = None  # all 16 blocks as one segment: what share of the peak of activations is left?
+print("guess:", my_guess_whole)
+
+# %%
+whole = launch(step, checkpoint_every(16, k=16), **GPU)
+print(f"one segment of 16: {activations(whole) / activations(everything):.0%} of the activations")
+again = whole.timeline.without("setup")
+show(figure_memory(whole.memory, timeline=again, title="One segment of all 16 blocks"))
+
+# %% [markdown]
+# R is the forward that runs again. Nothing was saved during the first, and nothing was won: when backward starts the
+# whole segment is there at once. Segments must be shorter than the chain.
+
+# %% [markdown]
+# ### Exercise 1: checkpoint every k layers
+#
+# `checkpoint(function, x, use_reentrant=False)` returns `function(x)`, and keeps `x` alone. `nn.Sequential(*layers)` is
+# a module that runs layers one after another. The budgets: the peak on the ledger, and no layer's forward runs more
+# than twice. Stuck? Run `check.run_in_segments.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def run_in_segments(layers, k, x):
+    """The output of a chain whose segments of `k` layers are checkpointed; the last may be shorter.
+
+    layers: a list of modules, which stays as it is. k: at least 1. x: the chain's input.
+    """
+    ### BEGIN SOLUTION
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+    ### END SOLUTION
+
+
+# %%
+# Try it on five layers that note when they run. What must stand there for k=2? By hand: 0 1 2 3 4, then 4, 2 3, 0 1.
+class Noting(nn.Module):
+    def __init__(self, number, notes):
+        super().__init__()
+        self.number, self.notes = number, notes
+
+    def forward(self, x):
+        self.notes.append(self.number)
+        return x.tanh()
+
+
+def order_of_runs(k):
+    notes = []
+    x = torch.ones(3, requires_grad=True)
+    run_in_segments([Noting(number, notes) for number in range(5)], k, x).sum().backward()
+    return notes
+
+
+try_out(order_of_runs, k=2)
+
+# %% tags=["check"] points=3
+check.run_in_segments(run_in_segments)
+
+# %%
+four = launch(step, checkpoint_every(16, k=4), **GPU)
+print(f"segments of 4: {activations(four) / activations(everything):.0%} of the activations")
+again = four.timeline.without("setup")
+show(figure_memory(four.memory, timeline=again, title="A checkpoint every 4 blocks"))
+
+# %% [markdown] minutes=6
+# ## How long should a segment be?
+#
+# A chain of n layers, a bytes saved by each, b bytes of input. When the last segment is there again, its k layers hold
+# k a, its own checkpoint included; before it lie the others' checkpoints:
+#
+#     peak = (ceil(n / k) - 1) b + k a
+#
+# Often read: "take k = sqrt(n)", here 4. Which k gives the lowest peak for our chain, where a = 16 b?
+
+# %%
+my_guess_k = None  # layers of a segment, 1 to 16
+print("guess:", my_guess_k)
+
+# %%
+plans = {"all kept": keep_all(16)}
+plans |= {f"every {k}": checkpoint_every(16, k) for k in (1, 2, 3, 4, 6, 8, 16)}
+runs = {name: launch(step, plan, **GPU) for name, plan in plans.items()}
+
+
+def row_of(run, plain):
+    """What a step holds and takes, as text."""
+    step_s, plain_s = (one.timeline.without("setup").makespan_s for one in (run, plain))
+    held, seconds = format_quantity(activations(run), "B"), format_quantity(step_s, "s")
+    return {"activations": held, "step": seconds, "longer by": f"{step_s / plain_s - 1:.0%}"}
+
+
+rows = {}
+for name, plan in plans.items():
+    formula = peak_bytes(plan, [16 * input_bytes] * 16, [input_bytes] * 16)
+    rows[name] = {"formula": format_quantity(formula, "B")} | row_of(runs[name], everything)
+print(f"you guessed k = {my_guess_k}")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# One block a segment is best, in memory and in time. (The ledger differs from the formula by up to 2 b: it books the
+# chain's own input apart, and a last result is there for a moment.) The sum is least near k = sqrt(n b / a). That is
+# sqrt(n) where a layer saves only its input, a = b (Chen et al., 2016). A block saves sixteen times that, so longer
+# segments pay only for chains of more than 32 blocks.
+
+# %% [markdown]
+# And the time? Backward takes about two forwards: for each product it computes dx and dw. A third forward makes 4/3,
+# or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is there again. What a
+# block computes after it, the MLP's second product, is never repeated. So short segments are quicker as well.
+
+# %% [markdown] minutes=10
+# ## What runs twice
+#
+# A checkpoint in ten lines. Inside of `forward` autograd is off, so nothing is saved but x. `backward` gets dy, has the
+# segment computed again, and passes dy through it. The second run is left to a function `recompute`.
+
+
+# %%
+class Checkpoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, segment, recompute):
+        ctx.save_for_backward(x)
+        ctx.segment, ctx.recompute, ctx.rng_state = segment, recompute, torch.get_rng_state()
+        return segment(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.recompute(ctx.segment, x, ctx.rng_state)
+        y.backward(dy)
+        return x.grad, None, None
+
+
+def run_plainly(segment, x, rng_state):
+    return segment(x)
+
+
+# %% [markdown]
+# Two layers do more than compute. *Dropout* sets random elements to zero, and draws from the *random generator*. And
+# layers such as batch norm keep a running mean of what they have seen in a *buffer*, a tensor of the module that is no
+# parameter. Guess: after a step with `run_plainly`, is the gradient right? Is the running mean?
+
+
+# %%
+class RunningMean(nn.Module):
+    """Subtracts the mean over the batch. As batch norm, it keeps a running mean for later use."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x):
+        self.mean.lerp_(x.detach().mean(0), 0.1)  # a tenth of the way
+        return x - x.mean(0)
+
+
+def one_step(run):
+    torch.manual_seed(0)
+    segment = nn.Sequential(nn.Linear(3, 3), RunningMean(3), nn.Dropout(0.5))
+    x = torch.rand(8, 3, requires_grad=True)
+    run(segment, x).square().sum().backward()
+    seen = {"gradient": x.grad[0, 0], "running mean": segment[1].mean[0], "next random": torch.rand(())}
+    return {name: f"{float(value):+.4f}" for name, value in seen.items()}
+
+
+def with_recompute(recompute):
+    return one_step(lambda segment, x: Checkpoint.apply(x, segment, recompute))
+
+
+rows = {"no checkpoint": one_step(lambda segment, x: segment(x))}
+rows["run plainly"] = with_recompute(run_plainly)
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# All three are wrong, and nothing complains. The second run drew other numbers, so backward went through elements that
+# forward had dropped. The running mean moved twice. And what is drawn afterwards differs.
+
+# %% [markdown]
+# ### Exercise 2: recompute without a trace
+#
+# `torch.get_rng_state()` returns the generator's state, a tensor, and `torch.set_rng_state(state)` sets it.
+# `segment.buffers()` goes through all buffers. After your function nobody can tell that the segment ran a second time.
+
+
+# %% tags=["exercise"]
+def recompute(segment, x, rng_state):
+    """Run `segment(x)` once, with the random numbers of the first run.
+
+    rng_state: the generator's state before the first run. Afterwards the generator, and
+    the buffers of the segment, are as they were before this call.
+    Returns the segment's output, for backward to go through.
+    """
+    ### BEGIN SOLUTION
+    now, buffers = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, old in zip(segment.buffers(), buffers, strict=True):
+        buffer.copy_(old)
+    return y
+    ### END SOLUTION
+
+
+# %%
+# Try it: all three must be those without a checkpoint.
+try_out(with_recompute, recompute)
+
+# %% tags=["check"] points=3
+check.recompute(recompute)
+
+# %% [markdown]
+# PyTorch's own checkpoint restores the generator by itself (`preserve_rng_state=True`). Buffers, counters, prints and
+# whatever else a forward does it leaves to you: they happen twice. Here is its dropout, and its running mean.
+
+# %%
+with_torch = partial(checkpoint, use_reentrant=False)
+rows["torch's checkpoint"] = one_step(with_torch)
+pd.DataFrame(rows).T
+
+# %% [markdown] minutes=13
+# ## Move it away
+#
+# The second way: *offloading*. The machine that a GPU sits in, the *host*, has memory of its own, joined to the GPU by
+# a *link* (PCIe). Activations are copied out during forward, and back in backward. Here is a small chain, on a GPU
+# whose memory is not the host's (`device="cuda"`): naively, where computing waits for every copy; and with copies on
+# *streams* of their own, lanes that run beside the computing.
+
+# %%
+tiny = GPTConfig(num_layers=6, d_model=256, num_heads=4, max_seq_len=256)
+WAYS = {
+    "all kept": lambda kept: nullcontext(),
+    "naive": offload.naive_offload,
+    "beside": offload.offload,
+}
+
+
+def tiny_step(way):
+    with phase("setup"):
+        device = torch.get_default_device()
+        blocks = nn.Sequential(*[Block(tiny, device, torch.float32) for _ in range(6)])
+        x = torch.ones(1, tiny.max_seq_len, tiny.d_model)
+    with WAYS[way](list(blocks.parameters())):
+        y = blocks(x)
+    y.sum().backward()
+
+
+moved = {way: launch(tiny_step, way, ranks=1, cluster=cluster, device="cuda") for way in WAYS}
+beside = moved["beside"].timeline.without("setup")
+show(beside.figure(title="Offloaded: copies run beside computing"))
+
+# %%
+pd.DataFrame({way: row_of(run, moved["all kept"]) for way, run in moved.items()}).T
+
+# %% [markdown]
+# `send` copies out, `recv` back. (torch's hooks do it: `note` above could return anything that says where the tensor
+# is.) Copies *hide* behind computing; what cannot hide makes the step longer. Computing waits, since only two tensors
+# may be on their way at once. And our large chain? What does a copy take there?
+
+# %%
+host_link = LINKS["pcie4" if "a100" in cluster else "pcie5"]
+block_bytes = 16 * input_bytes
+passes = [kept_step.select(rank=0, phase=name) for name in ("forward", "backward")]
+forward_s, backward_s = (sum(span.duration_s for span in spans) / 16 for spans in passes)
+copy_s = block_bytes / host_link.bandwidth_bytes_per_s
+seconds = {"forward": forward_s, "backward": backward_s, "a copy one way": copy_s}
+print(f"a block on {cluster}, {format_quantity(block_bytes, 'B')} over {host_link.name}:")
+print({name: format_quantity(value, "s") for name, value in seconds.items()})
+
+# %% [markdown]
+# A copy takes longer than a block's forward, so not all can hide. Some can, if copies may queue. Which? The first
+# blocks': forward still has far to go, and backward comes to them last. Two rules:
+#
+# - *Out*, block 0 first, one at a time. A copy starts when its block's forward is over and the link is free. All copies
+#   must end when forward does: there the peak is.
+# - *In*, from the start of backward, one at a time, last block first. A block's copy must be there when its own
+#   backward starts.
+
+# %%
+my_guess_hidden = None  # how many of the 16 blocks can be offloaded without any delay?
+print("guess:", my_guess_hidden)
+
+# %% [markdown]
+# ### Exercise 3: how many copies hide?
+#
+# Layers may differ. Backward goes from the last to the first, and never waits. By hand: three layers of 2 s forward,
+# 4 s backward, and copies of 3 s. The first copy leaves at 2 s and ends at 5 s. The second would end at 8 s, when
+# forward is over since 6 s. So one hides.
+
+
+# %% tags=["exercise"]
+def num_hidden(forward_s, backward_s, copy_s):
+    """The largest m such that the first m layers can be offloaded and no copy delays the step.
+
+    Three lists of equal length, one layer or more, first layer first; left as they are.
+    copy_s: seconds of each layer's copy, the same out and in. A copy may end exactly in time.
+    """
+    ### BEGIN SOLUTION
+    num = len(copy_s)
+    for m in range(num, 0, -1):
+        out_s = 0.0
+        for i in range(m):
+            out_s = max(out_s, sum(forward_s[: i + 1])) + copy_s[i]
+        late = [i for i in range(m) if sum(copy_s[i:m]) > sum(backward_s[i + 1 :])]
+        if out_s <= sum(forward_s) and not late:
+            return m
+    return 0
+    ### END SOLUTION
+
+
+# %%
+try_out(num_hidden, [2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [3.0, 3.0, 3.0])  # by hand: 1
+try_out(num_hidden, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0])  # 1: the way back decides
+
+# %% tags=["check"] points=3
+check.num_hidden(num_hidden)
+
+
+# %%
+def offload_timeline(m, number=16):
+    """Your two rules as a picture, for the chain whose first m blocks are offloaded."""
+    spans, out_s, turn_s = [], 0.0, number * forward_s
+
+    def add(stream, name, phase, start_s, seconds):
+        spans.append(Span(0, stream, name, phase, start_s, start_s + seconds))
+
+    for i in range(number):
+        add("compute", f"block {i}", "forward", i * forward_s, forward_s)
+        add("compute", f"block {i}", "backward", turn_s + (number - 1 - i) * backward_s, backward_s)
+    for i in range(m):
+        start_s = max(out_s, (i + 1) * forward_s)
+        out_s = start_s + copy_s
+        add("comm:out", f"copy of {i}", "forward", start_s, copy_s)
+        add("comm:in", f"copy of {i}", "backward", turn_s + (m - 1 - i) * copy_s, copy_s)
+    return Timeline.of(spans, num_ranks=1)
+
+
+show(offload_timeline(m=4).figure(title="Four blocks are offloaded"))
+
+# %% [markdown]
+# On the A100s of `dgx-a100` the fourth copy out ends after forward: three hide, with a fifth of the activations. Wider
+# models hide more: a block's products grow with the square of its width, what it saves only with the width. Numbers of
+# two bytes on fast GPUs hide less.
+
+# %% [markdown] minutes=3
+# ## Explore: which way, on which device?
+#
+# Every way is a point: further down is less memory, further left is less time. It comes from formulas and the prices
+# of one block's operators. Besides what you know there are checkpoints of the first half, offloaded checkpoints, two
+# ways of the folded sections (*selective*, *8 bits*), and half the *micro-batch*, the sequences of one step, twice.
+# First predict: for width 1024, does offloading pay? And for 8192?
+
+# %%
+HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
+
+
+@cache
+def ways_by_device(width, num_layers, seq_len, number):
+    meta, numbers = torch.device("meta"), {"2 bytes": torch.float16, "4 bytes": torch.float32}
+    wide = GPTConfig(num_layers=1, d_model=width, num_heads=width // 64, max_seq_len=seq_len)
+    block = Block(wide, meta, numbers[number])
+    x = torch.zeros(4, seq_len, width, device=meta, dtype=numbers[number])
+    ways = {}
+    for name, link in HOST_LINKS.items():
+        device = find_cluster(f"dgx-{name}").device
+        ways[name.upper()] = ways_to_fit(block, x, num_layers, device, LINKS[link])
+    return ways
+
+
+controls = [
+    IntChoice("width", "Width", (512, 1024, 2048, 4096, 8192, 16384), 2048),
+    IntChoice("num_layers", "Blocks", (4, 8, 16, 32, 64, 96), 16),
+    IntChoice("seq_len", "Tokens a sequence", (256, 1024, 4096, 16384), 1024),
+    Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
+]
+examples = [{"width": 1024}, {"width": 8192}]
+explore(ways_by_device, figure_time_memory, controls, interactive=interactive, examples=examples)
+
+# %% [markdown]
+# <details><summary>Does offloading pay?</summary>
+#
+# A checkpoint at every block costs 22 or 23% on any device. Offloading everything makes a step of width 2048 from 1.9
+# (V100) to 3.6 times (H100) as long; at 8192 it is free on the V100, costs 10% on the A100 and 27% on the H100; at
+# 16384 it is free on all. A block's products grow with the square of its width, what it saves only with the width. And
+# the faster a GPU is beside its link, the less hides.
+#
+# </details>
+
+# %% [markdown] minutes=3
+# ## Reconcile: predicted and measured
+#
+# Now a small chain on this computer's processors, on two processes at once, first keeping everything, then with a
+# checkpoint at every block. `reconcile` predicts the program, runs it, and compares; half a minute once goes into
+# measuring how fast this machine is. Guess: how much longer is the second step?
+
+
+# %%
+def chain_on_this_machine():
+    small = GPTConfig(num_layers=4, d_model=256, num_heads=4, max_seq_len=128)
+    with phase("setup"):
+        cpu = torch.device("cpu")
+        blocks = [Block(small, cpu, torch.float32) for _ in range(small.num_layers)]
+        x = torch.randn(4, small.max_seq_len, small.d_model)
+        checkpointing.run(checkpoint_every(4), blocks, x).sum().backward()  # warms up
+        dist.barrier()
+    for name, plan in {"keep all": keep_all(4), "checkpoint": checkpoint_every(4)}.items():
+        with phase(name):
+            checkpointing.run(plan, blocks, x).sum().backward()
+
+
+real = "nccl" if backend == "nccl" else "gloo"
+there = {"ranks": real_ranks, "backend": real}
+machine, repeats = this_machine(**there), 3 if quick else 7
+options = there | {"cluster": machine, "repeats": repeats, "without": "setup"}
+comparison = reconcile(chain_on_this_machine, **options)
+print_text(comparison.sentence())
+print_text(comparison.reading())
+
+# %%
+recorded = recorded_comparison("03")
+print_text(f"{recorded}")
+
+
+def longer_by(table):
+    """By how much the step with checkpoints takes longer, predicted and measured."""
+    seconds = table.set_index("name")[["predicted_s", "measured_s"]]
+    longer = seconds.loc["checkpoint"] / seconds.loc["keep all"] - 1
+    return longer.map("{:.0%}".format)
+
+
+pd.DataFrame({"here": longer_by(comparison.table()), "recorded": longer_by(recorded.table())}).T
+
+# %% [markdown]
+# Seconds are off by tens of percent: the calibration of a processor knows products of matrices well, and prices the
+# rest by the bytes it moves. What the step with checkpoints costs *more* is predicted far better, since most errors are
+# in both steps alike. A ratio is easier to predict than a time.
+
+# %% [markdown] tags=["further"] minutes=14
+# ## Further: which layers?
+#
+# Layers of a real chain differ. In a network for images the first layers keep much and compute little, the last ones
+# the other way round. Then equal segments are not the best. The question becomes: which plan computes least again, and
+# still fits a budget of bytes? A plan is a tuple of *segments*: `Segment(start, stop, is_checkpointed)`.
+
+# %%
+costs = [1, 2, 2, 3, 3, 4]  # GFLOPs of each layer's forward
+layer_bytes = [24, 24, 16, 16, 12, 12]  # MB saved by each layer, its input included
+layer_inputs = [12, 12, 8, 8, 6, 6]  # MB of its input alone
+examined = {"all kept": keep_all(6), "every layer": checkpoint_every(6)}
+examined["the first two"] = (Segment(0, 2, True), Segment(2, 6, False))
+for name, plan in examined.items():
+    needs = peak_bytes(plan, layer_bytes, layer_inputs)
+    print(f"{name:14s} {needs:5.0f} MB at the peak, {recomputed(plan, costs):4.0f} GFLOPs again")
+
+# %% [markdown]
+# ### Exercise 4: the cheapest plan
+#
+# The peak of a plan: while a segment is in backward, all of it is there, and what stays of those before it. The library
+# says it: `peak_bytes(plan, layer_bytes, input_bytes)`, and `recomputed(plan, costs)`. A chain has up to six layers,
+# so that trying all plans is allowed. (There are 2 * 3^5 = 486.)
+
+
+# %% tags=["exercise"]
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    """The plan, a tuple of segments, that recomputes least, with a peak of at most
+    `budget_bytes`; None if no plan fits.
+
+    Three lists of equal length, one layer or more, which stay as they are.
+    """
+
+    ### BEGIN SOLUTION
+    def plans(start):
+        if start == len(costs):
+            yield ()
+        for stop in range(start + 1, len(costs) + 1):
+            for is_checkpointed in (False, True):
+                for rest in plans(stop):
+                    yield Segment(start, stop, is_checkpointed), *rest
+
+    sizes = layer_bytes, input_bytes
+    fitting = [plan for plan in plans(0) if peak_bytes(plan, *sizes) <= budget_bytes]
+    return min(fitting, key=lambda plan: recomputed(plan, costs), default=None)
+    ### END SOLUTION
+
+
+# %%
+try_out(cheapest_plan, costs, layer_bytes, layer_inputs, budget_bytes=60)  # 5 GFLOPs again: how?
+
+# %% tags=["check"] points=3
+check.cheapest_plan(cheapest_plan)
+
+# %% [markdown]
+# Trying all plans is hopeless for 24 layers. *Dynamic programming* is not: the best plan for a chain is made of best
+# plans for its parts, so each part is solved once for each number of bytes (Beaumont et al., 2019, section 4). Its
+# segments may have checkpoints of their own. Here equal segments, and the optimal plan in the same memory.
+
+# %%
+stages = [layer // 6 for layer in range(24)]  # four stages of six layers, each keeps half of the last
+long_costs = [1.0 + stage for stage in stages]
+inputs = [16.0 / 2**stage for stage in stages]
+kept = [48.0 / 2**stage for stage in stages]
+outputs = [*inputs[1:], inputs[-1]]
+chain = [
+    optimal_checkpointing.ChainLayer(cost, 2 * cost, whole - given, made)
+    for cost, whole, given, made in zip(long_costs, kept, inputs, outputs, strict=True)
+]
+rows = {}
+for k in (1, 2, 3, 4, 6):
+    peak = peak_bytes(checkpoint_every(24, k), kept, inputs)
+    best = optimal_checkpointing.optimal_plan(chain, peak - inputs[0] + outputs[-1])
+    longer = best.time_s / (3 * sum(long_costs)) - 1
+    rows[f"every {k}"] = {"peak, MB": peak, "equal segments": "+33%", "optimal plan": f"{longer:+.0%}"}
+print(f"all kept: {sum(kept):.0f} MB; the columns say how much more a step computes")
+pd.DataFrame(rows).T
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: choose by operator
+#
+# Not all that a block saves costs the same to compute again. Gelu and the norms are cheap and large; the products of
+# matrices are dear. *Selective* checkpointing recomputes only what is cheap. Which saves more here: attention as one
+# module, or everything but the products?
+
+
+# %%
+def selective_step(kind):
+    blocks, x = make_chain()
+    if kind == "attention again":
+        blocks = [checkpointing.checkpoint_modules(block, Attention) for block in blocks]
+    run = nn.Module.__call__ if kind == "attention again" else checkpointing.checkpoint_operators
+    for block in blocks:
+        x = run(block, x)
+    x.sum().backward()
+
+
+KINDS = ("attention again", "all but products again")
+selective = {"all kept": everything, "every 1": runs["every 1"]}
+selective |= {kind: launch(selective_step, kind, **GPU) for kind in KINDS}
+rows = {}
+for name, run in selective.items():
+    share = f"{activations(run) / activations(everything):.0%}"
+    rows[name] = row_of(run, everything) | {"activations left": share}
+    rows[name]["peak of all memory"] = format_quantity(run.memory.peak_bytes(0), "B")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Keeping the products costs almost no time. Korthikanti et al. (2022) recompute attention alone, when its matrix of
+# scores was still stored: then it is most of the memory and little of the work. Fused attention has taken that matrix
+# away, so here attention again saves less and costs more.
+
+# %% [markdown]
+# "Checkpointing saves 75% of memory for 30 to 40% more time" is often read. Of *activations* a plan saves nearly any
+# share: the longer the chain, the more. Of *all* memory it saves less, since parameters, gradients and the optimizer's
+# state stay. A full second forward is 33% more computing: 30 to 40% is what Korthikanti et al. measured with it.
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: shrink it
+#
+# The third way: *compression*. Forward computes with all its bits; only what is kept for backward is rounded to 8 bits,
+# in groups of numbers that share a scale and an offset, 8 bytes more. Output and loss are exact; gradients are not.
+# From 32 bits, does a quarter of the bytes cost a visible error?
+
+
+# %%
+def gradient_with(group_size=None):
+    torch.manual_seed(0)
+    parts = [[nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)] for _ in range(3)]
+    model = nn.Sequential(*parts[0], *parts[1], *parts[2])
+    x, hooks = torch.randn(512, 64), nullcontext()
+    if group_size:
+        hooks = compressed_activations(model.parameters(), group_size=group_size)
+    with hooks:
+        loss = model(x).square().mean()
+    loss.backward()
+    return torch.cat([param.grad.flatten() for param in model.parameters()])
+
+
+exact = gradient_with()
+rows = {}
+for group_size in (16, 64, 256, 1024):
+    error = (gradient_with(group_size) - exact).norm() / exact.norm()
+    row = {"bytes a number": 1 + 8 / group_size, "error of the gradient": f"{error:.1e}"}
+    rows[f"groups of {group_size}"] = row
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Small groups round finer and carry more scales. The error is random and right in the mean (rounding goes up or down
+# by chance), far below the noise that a small batch brings anyway. From numbers of two bytes compression saves half,
+# not three quarters, and its passes over memory cost time (Chen et al., 2021, go down to 2 bits).
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - Backward needs what its derivative names: the input, the output, both, or nothing. The rest is never kept.
+# - What is kept piles up in forward and is freed in backward: the peak is at the turn.
+# - It can be computed again: (n/k - 1) b + k a bytes instead of n a, for up to a third more time.
+# - What runs twice must leave no trace: the generator and all buffers as they were.
+# - It can be moved: copies hide as far as there is computing to hide behind.
+
+# %% [markdown]
+# ### Sources
+#
+# - T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174.
+# - V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198.
+# - O. Beaumont et al., "Optimal checkpointing for heterogeneous chains: how to train deep neural networks with limited
+#   memory", 2019, arXiv 1911.13214.
+# - J. Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed Training", 2021, arXiv
+#   2104.14129.
+# - PyTorch 2.13: "Autograd mechanics", section "Saved tensors", and the page of `torch.utils.checkpoint`.
+# - The code: `saved_tensors.py`, `checkpointing.py`, `optimal_checkpointing.py` and `activation_compression.py` in
+#   `lablib/memory`.
+
+# %%
+check

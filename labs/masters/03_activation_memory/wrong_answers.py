@@ -1,0 +1,1015 @@
+"""Wrong answers to lab 03: activation memory, and right ones in an unusual style."""
+
+WRONG_ANSWERS = {
+    "run_in_segments": [
+        (
+            "keeps everything",
+            """
+def run_in_segments(layers, k, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+""",
+            "segments of k layers run again",
+        ),
+        (
+            "one segment of the whole chain",
+            """
+def run_in_segments(layers, k, x):
+    return checkpoint(nn.Sequential(*layers), x, use_reentrant=False)
+""",
+            "segments of k layers run again",
+        ),
+        (
+            "each layer its own segment",
+            """
+def run_in_segments(layers, k, x):
+    for layer in layers:
+        x = checkpoint(layer, x, use_reentrant=False)
+    return x
+""",
+            "segments of k layers run again",
+        ),
+        (
+            "a lambda that looks its layers up in backward",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        x = checkpoint(lambda y: nn.Sequential(*layers[start : start + k])(y), x, use_reentrant=False)
+    return x
+""",
+            "a segment runs the same layers again",
+        ),
+        (
+            "drops the short segment at the end",
+            """
+def run_in_segments(layers, k, x):
+    for number in range(len(layers) // k):
+        x = checkpoint(nn.Sequential(*layers[number * k : (number + 1) * k]), x, use_reentrant=False)
+    return x
+""",
+            "each layer runs once in forward",
+        ),
+        (
+            "k segments instead of segments of k",
+            """
+def run_in_segments(layers, k, x):
+    size = -(-len(layers) // k)
+    for start in range(0, len(layers), size):
+        x = checkpoint(nn.Sequential(*layers[start : start + size]), x, use_reentrant=False)
+    return x
+""",
+            "segments of k layers run again",
+        ),
+        (
+            "runs forward without autograd",
+            """
+def run_in_segments(layers, k, x):
+    with torch.no_grad():
+        for layer in layers:
+            x = layer(x)
+    return x
+""",
+            "backward can go through the output",
+        ),
+        (
+            "detaches each checkpoint",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x.detach().requires_grad_(), use_reentrant=False)
+    return x
+""",
+            "gradients are None",
+        ),
+        (
+            "the reentrant kind, which needs an input with a gradient",
+            """
+import warnings
+def run_in_segments(layers, k, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for start in range(0, len(layers), k):
+            x = checkpoint(nn.Sequential(*layers[start : start + k]), x, use_reentrant=True)
+    return x
+""",
+            "backward can go through the output",
+        ),
+        (
+            "does not repeat dropout",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False, preserve_rng_state=False)
+    return x
+""",
+            "gradients are those of the chain",
+        ),
+        (
+            "a checkpoint within a checkpoint: layers run three times",
+            """
+def run_in_segments(layers, k, x):
+    def segment_of(part):
+        def segment(y):
+            for layer in part:
+                y = checkpoint(layer, y, use_reentrant=False)
+            return y
+        return segment
+    for start in range(0, len(layers), k):
+        x = checkpoint(segment_of(layers[start : start + k]), x, use_reentrant=False)
+    return x
+""",
+            "runs of a layer in backward",
+        ),
+        (
+            "begins every segment with the chain's input",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        y = checkpoint(nn.Sequential(*layers[start : start + k]), x, use_reentrant=False)
+    return y
+""",
+            "the output is that of the chain",
+        ),
+        (
+            "forgets the return",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        x = checkpoint(nn.Sequential(*layers[start : start + k]), x, use_reentrant=False)
+""",
+            "the chain's output is returned",
+        ),
+        (
+            "takes layers off the list",
+            """
+def run_in_segments(layers, k, x):
+    while layers:
+        segment = [layers.pop(0) for _ in range(min(k, len(layers)))]
+        x = checkpoint(nn.Sequential(*segment), x, use_reentrant=False)
+    return x
+""",
+            "the list of layers and x stay",
+        ),
+        (
+            "checkpoints the first segment only",
+            """
+def run_in_segments(layers, k, x):
+    x = checkpoint(nn.Sequential(*layers[:k]), x, use_reentrant=False)
+    for layer in layers[k:]:
+        x = layer(x)
+    return x
+""",
+            "segments of k layers run again",
+        ),
+        (
+            "runs the chain once more to see its output",
+            """
+def run_in_segments(layers, k, x):
+    with torch.no_grad():
+        nn.Sequential(*layers)(x)
+    for start in range(0, len(layers), k):
+        x = checkpoint(nn.Sequential(*layers[start : start + k]), x, use_reentrant=False)
+    return x
+""",
+            "each layer runs once in forward",
+        ),
+        (
+            "copies of the layers",
+            """
+import copy
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        x = checkpoint(copy.deepcopy(nn.Sequential(*layers[start : start + k])), x, use_reentrant=False)
+    return x
+""",
+            "each layer runs once in forward",
+        ),
+        (
+            "segments overlap by a layer",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        x = checkpoint(nn.Sequential(*layers[start : start + k + 1]), x, use_reentrant=False)
+    return x
+""",
+            "each layer runs once in forward",
+        ),
+        (
+            "recomputes, and keeps what the segments made as well",
+            """
+held = []
+def run_in_segments(layers, k, x):
+    def keeping(part):
+        def segment(y):
+            for layer in part:
+                y = layer(y)
+                held.append(y)
+            return y
+        return segment
+    held.clear()
+    for start in range(0, len(layers), k):
+        x = checkpoint(keeping(layers[start : start + k]), x, use_reentrant=False)
+    return x
+""",
+            "activations at the peak",
+        ),
+        (
+            "the library's own",
+            """
+def run_in_segments(layers, k, x):
+    return checkpointing.run(checkpoint_every(len(layers), k), layers, x)
+""",
+            "lablib",
+        ),
+    ],
+    "recompute": [
+        (
+            "runs plainly",
+            """
+def recompute(segment, x, rng_state):
+    return segment(x)
+""",
+            "the second output is the first",
+        ),
+        (
+            "leaves the generator where the second run ended",
+            """
+def recompute(segment, x, rng_state):
+    old = [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "the generator is after the call",
+        ),
+        (
+            "leaves the generator at the state of the first run",
+            """
+def recompute(segment, x, rng_state):
+    old = [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(rng_state)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "the generator is after the call",
+        ),
+        (
+            "notes the buffers themselves, no copies",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), list(segment.buffers())
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "the buffer",
+        ),
+        (
+            "binds a name to the old value, and writes nothing",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer = value
+    return y
+""",
+            "the buffer",
+        ),
+        (
+            "only floating-point buffers",
+            """
+def recompute(segment, x, rng_state):
+    kept = [buffer for buffer in segment.buffers() if buffer.is_floating_point()]
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in kept]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(kept, old):
+        buffer.copy_(value)
+    return y
+""",
+            "count is after the call",
+        ),
+        (
+            "only the buffers of the first layers, not of those inside",
+            """
+def recompute(segment, x, rng_state):
+    kept = [buffer for layer in segment for buffer in layer.buffers(recurse=False)]
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in kept]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(kept, old):
+        buffer.copy_(value)
+    return y
+""",
+            "one inside another",
+        ),
+        (
+            "without autograd",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    with torch.no_grad():
+        y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "backward can go through the output",
+        ),
+        (
+            "forgets the return",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+""",
+            "the segment's output is returned",
+        ),
+        (
+            "turns dropout off",
+            """
+def recompute(segment, x, rng_state):
+    segment.eval()
+    old = [buffer.clone() for buffer in segment.buffers()]
+    y = segment(x)
+    segment.train()
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "the second output is the first (segment with dropout)",
+        ),
+        (
+            "a seed of its own",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
+    torch.manual_seed(0)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "the second output is the first",
+        ),
+        (
+            "runs the segment twice",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    segment(x)
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "the segment runs once",
+        ),
+        (
+            "runs a copy of the segment, whose gradients are lost",
+            """
+import copy
+def recompute(segment, x, rng_state):
+    now = torch.get_rng_state()
+    torch.set_rng_state(rng_state)
+    y = copy.deepcopy(segment)(x)
+    torch.set_rng_state(now)
+    return y
+""",
+            "gradients are None",
+        ),
+        (
+            "detaches x",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x.detach())
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "gradients are None",
+        ),
+        (
+            "sets buffers to zero",
+            """
+def recompute(segment, x, rng_state):
+    now = torch.get_rng_state()
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer in segment.buffers():
+        buffer.zero_()
+    return y
+""",
+            "the buffer",
+        ),
+        (
+            "other buffers in place of the old, which the rest of the program does not see",
+            """
+def recompute(segment, x, rng_state):
+    now = torch.get_rng_state()
+    torch.set_rng_state(rng_state)
+    rng_state.copy_(now)
+    y = segment(x)
+    torch.set_rng_state(now)
+    return y
+""",
+            "x and rng_state stay",
+        ),
+    ],
+    "num_hidden": [
+        (
+            "the way out alone",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    end, m = 0.0, 0
+    for i in range(len(copy_s)):
+        end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s):
+            m = i + 1
+        else:
+            break
+    return m
+""",
+            "no copy delays the step",
+        ),
+        (
+            "the way back alone",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        if all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "ends after forward",
+        ),
+        (
+            "bytes of a sum: all forward over all copies",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    m = 0
+    while m < len(copy_s) and sum(copy_s[: m + 1]) <= sum(forward_s):
+        m += 1
+    return m
+""",
+            "no copy delays the step",
+        ),
+        (
+            "a copy starts with its layer",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[:i])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "no copy delays the step",
+        ),
+        (
+            "copies do not wait for each other",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        out = all(sum(forward_s[: i + 1]) + copy_s[i] <= sum(forward_s) for i in range(m))
+        if out and all(copy_s[i] <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "no copy delays the step",
+        ),
+        (
+            "may not end exactly in time",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end < sum(forward_s) and all(sum(copy_s[i:m]) < sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "as many copies hide as can",
+        ),
+        (
+            "needed when its own backward ends",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "a copy comes back late",
+        ),
+        (
+            "comes back in the order in which it left",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[: i + 1]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "as many copies hide as can",
+        ),
+        (
+            "looks at the first layer alone on the way back",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and sum(copy_s[:m]) <= sum(backward_s[1:]):
+            return m
+    return 0
+""",
+            "a copy comes back late",
+        ),
+        (
+            "right for equal layers only",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    f, b, c, n = forward_s[0], backward_s[0], copy_s[0], len(copy_s)
+    for m in range(n, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, (i + 1) * f) + c
+        if end <= n * f and all((m - i) * c <= (n - 1 - i) * b for i in range(m)):
+            return m
+    return 0
+""",
+            "as many copies hide as can",
+        ),
+        (
+            "returns the layers instead of their number",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return list(range(m))
+    return []
+""",
+            "a whole number is returned",
+        ),
+        (
+            "nothing where none hides",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+""",
+            "a number is returned",
+        ),
+        (
+            "turns the lists round in place",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    backward_s.reverse()
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        n = len(copy_s)
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[: n - 1 - i]) for i in range(m)):
+            return m
+    return 0
+""",
+            "the input stays as it was",
+        ),
+        (
+            "always leaves out the last layer",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    for m in range(len(copy_s) - 1, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "as many copies hide as can",
+        ),
+    ],
+    "cheapest_plan": [
+        (
+            "keeps everything",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    return (Segment(0, len(costs), False),)
+""",
+            "peak of the plan",
+        ),
+        (
+            "checkpoints each layer",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    plan = tuple(Segment(i, i + 1, True) for i in range(len(costs)))
+    return plan if peak_bytes(plan, layer_bytes, input_bytes) <= budget_bytes else None
+""",
+            "cost of what is computed again",
+        ),
+        (
+            "the best of equal segments",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    n = len(costs)
+    plans = [(Segment(0, n, False),)]
+    for k in range(1, n + 1):
+        plans.append(tuple(Segment(i, min(i + k, n), True) for i in range(0, n, k)))
+    fitting = [p for p in plans if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
+    return min(fitting, key=lambda p: recomputed(p, costs), default=None)
+""",
+            "cost of what is computed again",
+        ),
+        (
+            "the first m layers, each its own",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    n = len(costs)
+    for m in range(n + 1):
+        first = tuple(Segment(i, i + 1, True) for i in range(m))
+        plan = first + ((Segment(m, n, False),) if m < n else ())
+        if peak_bytes(plan, layer_bytes, input_bytes) <= budget_bytes:
+            return plan
+""",
+            "cost of what is computed again",
+        ),
+        (
+            "single layers only: no segment of several",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def plans(start):
+        if start == len(costs):
+            yield ()
+            return
+        for is_checkpointed in (False, True):
+            for rest in plans(start + 1):
+                yield Segment(start, start + 1, is_checkpointed), *rest
+    fitting = [p for p in plans(0) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
+    return min(fitting, key=lambda p: recomputed(p, costs), default=None)
+""",
+            "segments are returned where a plan fits",
+        ),
+        (
+            "least peak instead of least cost",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def plans(start):
+        if start == len(costs):
+            yield ()
+        for stop in range(start + 1, len(costs) + 1):
+            for is_checkpointed in (False, True):
+                for rest in plans(stop):
+                    yield Segment(start, stop, is_checkpointed), *rest
+    best = min(plans(0), key=lambda p: peak_bytes(p, layer_bytes, input_bytes))
+    return best if peak_bytes(best, layer_bytes, input_bytes) <= budget_bytes else None
+""",
+            "cost of what is computed again",
+        ),
+        (
+            "fewest layers again instead of least cost",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def plans(start):
+        if start == len(costs):
+            yield ()
+        for stop in range(start + 1, len(costs) + 1):
+            for is_checkpointed in (False, True):
+                for rest in plans(stop):
+                    yield Segment(start, stop, is_checkpointed), *rest
+    fitting = [p for p in plans(0) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
+    return min(fitting, key=lambda p: recomputed(p, [1] * len(costs)), default=None)
+""",
+            "cost of what is computed again",
+        ),
+        (
+            "less than the budget, not equal",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def plans(start):
+        if start == len(costs):
+            yield ()
+        for stop in range(start + 1, len(costs) + 1):
+            for is_checkpointed in (False, True):
+                for rest in plans(stop):
+                    yield Segment(start, stop, is_checkpointed), *rest
+    fitting = [p for p in plans(0) if peak_bytes(p, layer_bytes, input_bytes) < budget_bytes]
+    return min(fitting, key=lambda p: recomputed(p, costs), default=None)
+""",
+            "",
+        ),
+        (
+            "what is kept in the end, without the segment at work",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def plans(start):
+        if start == len(costs):
+            yield ()
+        for stop in range(start + 1, len(costs) + 1):
+            for is_checkpointed in (False, True):
+                for rest in plans(stop):
+                    yield Segment(start, stop, is_checkpointed), *rest
+    def kept(plan):
+        return sum(input_bytes[s.start] if s.is_checkpointed else sum(layer_bytes[s.start : s.stop]) for s in plan)
+    fitting = [p for p in plans(0) if kept(p) <= budget_bytes]
+    return min(fitting, key=lambda p: recomputed(p, costs), default=None)
+""",
+            "",
+        ),
+        (
+            "an error where nothing fits",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def plans(start):
+        if start == len(costs):
+            yield ()
+        for stop in range(start + 1, len(costs) + 1):
+            for is_checkpointed in (False, True):
+                for rest in plans(stop):
+                    yield Segment(start, stop, is_checkpointed), *rest
+    fitting = [p for p in plans(0) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
+    return min(fitting, key=lambda p: recomputed(p, costs))
+""",
+            "ValueError",
+        ),
+        (
+            "greedy: cheapest cost for a saved byte first",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    n = len(costs)
+    order = sorted(range(n), key=lambda i: costs[i] / (layer_bytes[i] - input_bytes[i]))
+    for m in range(n + 1):
+        again = set(order[:m])
+        plan = tuple(Segment(i, i + 1, i in again) for i in range(n))
+        if peak_bytes(plan, layer_bytes, input_bytes) <= budget_bytes:
+            return plan
+""",
+            "",
+        ),
+        (
+            "a segment is left out",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    plan = (Segment(0, len(costs), False),)
+    if peak_bytes(plan, layer_bytes, input_bytes) <= budget_bytes:
+        return plan
+    plan = tuple(Segment(i, i + 1, True) for i in range(len(costs)))
+    return plan[1:] if peak_bytes(plan, layer_bytes, input_bytes) <= budget_bytes else None
+""",
+            "",
+        ),
+        (
+            "a layer of one chain only: the lab's",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    return (Segment(0, 2, True), Segment(2, 3, True), Segment(3, 6, False))
+""",
+            "",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "run_in_segments": [
+        (
+            "functions made by a partial, the last segment kept",
+            """
+from functools import partial, reduce
+def run_in_segments(layers, k, x):
+    def chain(part, y):
+        return reduce(lambda value, layer: layer(value), part, y)
+    starts = range(0, len(layers), k)
+    for start in starts:
+        part = list(layers[start : start + k])
+        x = chain(part, x) if start == starts[-1] else checkpoint(partial(chain, part), x, use_reentrant=False)
+    return x
+""",
+        ),
+        (
+            "a module of its own for a segment, and keyword arguments",
+            """
+class Segment_(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+    def forward(self, *, value):
+        for layer in self.layers:
+            value = layer(value)
+        return value
+def run_in_segments(layers, k, x):
+    segments = [Segment_(layers[i : i + k]) for i in range(len(layers))[::k]]
+    for segment in segments:
+        x = checkpoint(segment, value=x, use_reentrant=False)
+    return x
+""",
+        ),
+        (
+            "recursive, with a default argument that holds the segment",
+            """
+def run_in_segments(layers, k, x):
+    if not layers:
+        return x
+    def first(y, part=tuple(layers[:k])):
+        for layer in part:
+            y = layer(y)
+        return y
+    return run_in_segments(layers[k:], k, checkpoint(first, x, use_reentrant=False))
+""",
+        ),
+    ],
+    "recompute": [
+        (
+            "fork_rng, and the state as a dictionary",
+            """
+def recompute(segment, x, rng_state):
+    old = {name: value.clone() for name, value in segment.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(rng_state)
+        y = segment(x)
+    for name, buffer in segment.named_buffers():
+        buffer.data = old[name]
+    return y
+""",
+        ),
+        (
+            "a functional call with copies of the buffers",
+            """
+def recompute(segment, x, rng_state):
+    now = torch.get_rng_state()
+    torch.set_rng_state(rng_state)
+    try:
+        copies = {name: value.clone() for name, value in segment.named_buffers()}
+        return torch.func.functional_call(segment, copies, (x,))
+    finally:
+        torch.set_rng_state(now)
+""",
+        ),
+        (
+            "a state dictionary, loaded again",
+            """
+def recompute(segment, x, rng_state):
+    now = torch.random.get_rng_state()
+    old = [value.detach().clone() for value in segment.buffers()]
+    torch.random.set_rng_state(rng_state)
+    y = segment(x)
+    torch.random.set_rng_state(now)
+    with torch.no_grad():
+        for buffer, value in zip(list(segment.buffers()), old, strict=True):
+            buffer[...] = value
+    return y
+""",
+        ),
+    ],
+    "num_hidden": [
+        (
+            "from the front, with running clocks",
+            """
+from itertools import accumulate
+def num_hidden(forward_s, backward_s, copy_s):
+    ready = list(accumulate(forward_s))
+    needed = [0.0, *accumulate(reversed(backward_s))][: len(copy_s)][::-1]
+    end, most = 0.0, 0
+    for m, copy in enumerate(copy_s, 1):
+        end = max(end, ready[m - 1]) + copy
+        back = accumulate(reversed(copy_s[:m]))
+        if end > ready[-1] or any(s > n for s, n in zip(back, needed[:m][::-1])):
+            break
+        most = m
+    return most
+""",
+        ),
+        (
+            "recursive",
+            """
+def num_hidden(forward_s, backward_s, copy_s, m=None):
+    m = len(copy_s) if m is None else m
+    def out(i):
+        return 0 if i < 0 else max(out(i - 1), sum(forward_s[: i + 1])) + copy_s[i]
+    late = any(sum(copy_s[i:m]) > sum(backward_s[i + 1:]) for i in range(m))
+    return m if m == 0 or (out(m - 1) <= sum(forward_s) and not late) else num_hidden(
+        forward_s, backward_s, copy_s, m - 1)
+""",
+        ),
+        (
+            "with tensors",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    f, b, c = (torch.tensor(s, dtype=torch.float64) for s in (forward_s, backward_s, copy_s))
+    needed = b.flip(0).cumsum(0).flip(0) - b
+    best = torch.tensor(0)
+    for m in range(1, len(c) + 1):
+        out = max(f[: i + 1].sum() + c[i:m].sum() for i in range(m))
+        back = c[:m].flip(0).cumsum(0).flip(0)
+        if out <= f.sum() and bool((back <= needed[:m]).all()):
+            best = torch.tensor(m)
+    return best
+""",
+        ),
+    ],
+    "cheapest_plan": [
+        (
+            "the recursion from the front, with bytes",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def best(start, kept):
+        if start == len(costs):
+            return 0, []
+        found = None
+        for stop in range(start + 1, len(costs) + 1):
+            whole = sum(layer_bytes[start:stop])
+            if kept + whole > budget_bytes:
+                break
+            for is_checkpointed in (False, True):
+                rest = best(stop, kept + (input_bytes[start] if is_checkpointed else whole))
+                if rest is not None:
+                    cost = rest[0] + (sum(costs[start:stop]) if is_checkpointed else 0)
+                    if found is None or cost < found[0]:
+                        found = cost, [Segment(start, stop, is_checkpointed), *rest[1]]
+        return found
+    found = best(0, 0)
+    return found and found[1]
+""",
+        ),
+        (
+            "three states of each layer",
+            """
+from itertools import product
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    best = None
+    for states in product("kbg", repeat=len(costs)):
+        plan = []
+        for i, state in enumerate(states):
+            if state == "g" and plan and plan[-1].is_checkpointed:
+                plan[-1] = Segment(plan[-1].start, i + 1, True)
+            else:
+                plan.append(Segment(i, i + 1, state == "b"))
+        if peak_bytes(tuple(plan), layer_bytes, input_bytes) <= budget_bytes:
+            if best is None or recomputed(tuple(plan), costs) < recomputed(best, costs):
+                best = tuple(plan)
+    return best
+""",
+        ),
+        (
+            "all plans in order of their cost, the first that fits",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    plans = [()]
+    for i in range(len(costs)):
+        longer = [(*p, Segment(i, i + 1, flag)) for p in plans for flag in (False, True)]
+        longer += [(*p[:-1], Segment(p[-1].start, i + 1, p[-1].is_checkpointed)) for p in plans if p]
+        plans = longer
+    plans.sort(key=lambda p: recomputed(p, costs))
+    return next((p for p in plans if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes), None)
+""",
+        ),
+    ],
+}
