@@ -8,7 +8,6 @@ a moment that was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from lablib.figures.bars import picture_of
 from lablib.figures.describe import attach
 from lablib.figures.lanes import Lane, lanes_of, pixels
 from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
-from lablib.figures.timeline import SOURCE_COLUMNS, death_marks, lane_axis, lane_index, letters, state_bars, work_bars
+from lablib.figures.timeline import death_marks, lane_axis, lane_index, letters, state_bars, work_bars
 from lablib.hardware.device import Device
 from lablib.record.ledger import Memory
 from lablib.run import Timeline
@@ -27,6 +26,7 @@ from lablib.units import Unit, axis_title, format_quantity, unit_for
 
 PLOT_PIXELS, GAP_PIXELS = 260, 16
 MAX_STEPS = 1500
+MAX_SOURCE = 120  # characters of a line of the program that the sentence quotes
 ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the peak; else it is only said
 # Shares of the peak and of the time: a category that is so thick for so long has its name written there.
 THICK, LONG = 0.09, 0.12
@@ -264,7 +264,8 @@ def _peak(memory: Memory, rank: int, origin_s: float) -> str:
     largest = next((h for h in memory.allocations_at_peak(rank) if h.source), None)
     if largest is None:
         return text + "."
-    place = shorten(largest.source, SOURCE_COLUMNS, placeholder=" ...")
+    # A line of code that is cut is no code: of a long one its place alone.
+    place = largest.source if len(largest.source) <= MAX_SOURCE else largest.source.partition(": ")[0]
     return (
         f"{text}. The most from one place, {format_quantity(largest.size_bytes, 'B')} of {largest.category}: {place}."
     )

@@ -315,7 +315,8 @@ def _apart(stretches: Bars, chosen: np.ndarray) -> list[int]:
 
 
 def _halo(color: str) -> str:
-    return ", ".join([f"0 0 3px {color}"] * 4)
+    """Nearly a plate: between narrow bars a letter stands on the page, which is black in the dark theme."""
+    return ", ".join([f"0 0 2px {color}"] * 4 + [f"0 0 5px {color}"] * 6)
 
 
 def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> str:

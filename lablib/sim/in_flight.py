@@ -115,14 +115,18 @@ class InFlight:
     """What a rank's program has given to asynchronous calls and not waited for. False when there is none.
 
     Attributes:
-        findings: (call, what was done to a tensor of it, by which line); the first for each call.
+        findings: (call, what was done to a tensor of it, by which line, whether the latest wait was for a call that had
+            been waited for before); the first for each call.
+        waited_again: whether the latest wait was such a one: a program that keeps the works of an earlier step waits
+            for these once more, and takes that for the wait of this step's.
     """
 
     def __init__(self) -> None:
         self._latest: tuple[Issued, Sequence[Tensor], Sequence[Tensor], object | None] | None = None
         self._given: dict[int, list[_Given]] = {}  # by storage
         self._storages: dict[Issued, set[int]] = {}
-        self.findings: list[tuple[Issued, str, Source]] = []
+        self.findings: list[tuple[Issued, str, Source, bool]] = []
+        self.waited_again = False
 
     def __len__(self) -> int:
         return len(self._storages) + (self._latest is not None)
@@ -199,4 +203,4 @@ class InFlight:
     def _found(self, issued: Issued, what: str, line: Source | None = None) -> None:
         if issued in self._storages:
             self.remove(issued)
-            self.findings.append((issued, what, line or program_line()))
+            self.findings.append((issued, what, line or program_line(), self.waited_again))

@@ -33,16 +33,23 @@ def written_notes(ranks: Sequence[Rank]) -> list[str]:
     """A sentence for each line that wrote to what is in flight (in_flight.py). Who never waits is told that."""
     return _notes(
         (
-            (rank.rank, (what, str(line), issued.event.title, str(issued.source)))
+            (rank.rank, (what, str(line), issued.event.title, str(issued.source), _remedy(is_again)))
             for rank in ranks
             if rank.in_flight is not None
-            for issued, what, line in rank.in_flight.findings
+            for issued, what, line, is_again in rank.in_flight.findings
             if issued not in rank.unwaited
         ),
         "{who} {} a tensor in flight{times} ({}), that of {} ({}): on real processes the call may read or fill it "
-        "at any time until its wait(); wait() first, or use a copy",
+        "at any time until its wait(); {}",
         "used a tensor in flight",
     )
+
+
+def _remedy(is_again: bool) -> str:
+    """What to do. A program that keeps the works of earlier steps takes a wait for one of them for this call's."""
+    if is_again:
+        return "the wait() before was for an earlier call, already waited for; let go of those, and wait for this one"
+    return "wait() first, or use a copy"
 
 
 def _notes(found: Iterable[tuple[int, tuple[str, ...]]], sentence: str, others: str) -> list[str]:

@@ -130,6 +130,7 @@ class SimWork(dist.Work):
         """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
         event = issued.event
         if self._rank.in_flight is not None:
+            self._rank.in_flight.waited_again = issued not in self._rank.unwaited
             self._rank.in_flight.remove(issued)
         event.delivery.await_by(issued.member)
         if not (event.is_final if joins else event.is_done):

@@ -504,3 +504,25 @@ def test_a_tensor_that_is_dropped_in_flight_is_not_kept_alive():
         return is_dead
 
     assert all(launch(program, ranks=2).values)
+
+
+def test_a_wait_for_an_earlier_call_is_told_from_the_wait_for_this_one():
+    """A list of works that is not emptied: the first wait of the second step is for the first step's."""
+
+    def program(is_emptied: bool) -> None:
+        works = []
+        for _ in range(2):
+            x = torch.rand(8)
+            works.append((x, dist.all_reduce(x, async_op=True)))
+            works[0][1].wait()
+            x /= 2
+            if is_emptied:
+                works.clear()
+        for _, work in works:
+            work.wait()
+
+    with pytest.warns(WriteInFlightWarning):
+        (note,) = launch(program, False, ranks=2).notes
+    assert "x /= 2" in note
+    assert note.endswith("was for an earlier call, already waited for; let go of those, and wait for this one")
+    assert not launch(program, True, ranks=2).notes

@@ -47,7 +47,8 @@ quick: bool = True  # a short training and few repeats
 # computes the *gradient*: for each of the model's numbers, its *parameters*, how the loss changes with it.
 
 # %%
-assert ranks > 1, f"ranks must be 2 or more, to have something to average: got {ranks}."
+node = find_cluster(cluster).devices_per_node
+assert 2 <= ranks <= node, f"ranks must be 2 to {node}, the GPUs of one node of {cluster}: got {ranks}."
 corpus = load_corpus()
 train_text, _ = train_val_split(corpus)
 sequences, seq_len = 4, 64  # of one rank's part
@@ -354,9 +355,10 @@ check.overlap(overlap)
 
 # %% [markdown]
 # The library's `DataParallel` does this with buckets. Its three phases: count what is ready; launch a bucket that is
-# complete, and do not wait; when backward ends, wait for what is left. Below is the first. Buckets leave in one fixed
-# order, since all ranks must make the same calls in the same order. (PyTorch's first bucket takes 1 MiB, so that
-# sending begins early.)
+# complete, and do not wait; when backward ends, wait for what is left. Below is the first, which calls the other two:
+# names that begin with `_` are the class's own. `queue_callback` is how torch's class, too, learns that backward ends.
+# Buckets leave in one fixed order, since all ranks must make the same calls in the same order. (PyTorch's first bucket
+# takes 1 MiB, so that sending begins early.)
 
 # %%
 show_source(parallel.DataParallel._on_gradient, after=check.overlap)
@@ -516,7 +518,9 @@ def profile_of(name, sequences, device_of):
     return parallel.profile_step(shape, lambda gpt: next_token_loss(gpt(tokens), tokens), device)
 
 
-profile_of("GPT-2 (124M)", sequences=8, device_of="pcie-a100")
+gpt2 = profile_of("GPT-2 (124M)", sequences=8, device_of="pcie-a100")
+forward, backward = format_quantity(gpt2.forward_s, "s"), format_quantity(gpt2.backward_s, "s")
+print(f"GPT-2 on one GPU of pcie-a100, 8 sequences: forward {forward}, backward {backward}")
 
 # %%
 NUM_RANKS = [1, 2, 4, 8, 16, 32, 64]

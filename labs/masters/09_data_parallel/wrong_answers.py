@@ -1046,6 +1046,23 @@ def overlap(module):
             "overlap returns a function",
         ),
         (
+            "divides after the wait, and meets the works of the step before again",
+            """
+def overlap(module):
+    works = []
+    def start(param):
+        works.append((param, dist.all_reduce(param.grad, async_op=True)))
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+    def finish():
+        for param, work in works:
+            work.wait()
+            param.grad /= dist.get_world_size()
+    return finish
+""",
+            "was for an earlier call, already waited for",
+        ),
+        (
             "divides in the hook what is still being summed",
             """
 def overlap(module):
