@@ -515,7 +515,7 @@ def quantize_blocks(x, block, format):
         ),
         (
             "uses the library",
-            "def choose_format(peaks, fewest_bits):\n    return best.best_format().format.name, NEEDS[0]",
+            "def choose_format(peaks, fewest_bits):\n    return best_format().format.name, NEEDS[0]",
             "your own code",
         ),
     ],
