@@ -18,4 +18,6 @@ projection  a gradient in few directions, and what is lost
 galore      Adam on a few directions of the gradient
 four_bits   two numbers in a byte
 q_galore    the same, in 4 and 8 bits
+memory      bytes that each keeps, by formula
+in_backward   steps inside backward, gradients freed
 """

@@ -9,7 +9,7 @@ At each step, tensor by tensor, the means are dequantized, updated, used and qua
 Tensors of fewer than `min_8bit_size` numbers (norms, biases) keep 32 bits: little is saved there. So should embeddings
 in a group of their own with a large `min_8bit_size`: their gradients are the most uneven.
 
-Cost: 2 + 8 / B bytes of state a parameter, 2.03 for B = 256; 20 during the step, for each number of the largest tensor.
+Cost: 2 + 8 / B bytes of state a parameter, 2.03 for B = 256; 18 during the step, for each number of the largest tensor.
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861, section 2.
 Conventions: blocks of 256 and 4,096 as bitsandbytes has now, 2,048 in the paper. bitsandbytes decays after the step,
 which differs by lr^2 lambda. Tensor by tensor on purpose: a batch would need all means in 32 bits at once.
@@ -69,8 +69,8 @@ class Adam8bit(AdamW):
             super().update(*small, group)
         signed, unsigned = (blocks(is_signed, group["block_size"], params[0].device) for is_signed in (True, False))
         for param, grad, state in zip(*coded, strict=True):
-            direction = adam_direction_8bit(grad, state, group, signed, unsigned)
-            param.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+            param.add_(adam_direction_8bit(grad, state, group, signed, unsigned), alpha=-group["lr"])
 
 
 def new_mean(key: str, param: Tensor, group: Settings) -> State:

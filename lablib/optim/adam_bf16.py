@@ -13,7 +13,7 @@ lr are mostly smaller than their spacing; then no copy in 32 bits is needed.
 Rounding is cheap in bits: a float32 whose lower 16 bits are cut off is a BF16. Add a random number of 16 bits first:
 the carry into the upper half happens with the right chance.
 
-Cost: 4 bytes of state a parameter; 16 during the step, for each number of the largest tensor.
+Cost: 4 bytes of state a parameter; 14 during the step, for each number of the largest tensor.
 Source: Zamirai et al., "Revisiting BFloat16 Training", 2020, arXiv 2010.06192, section 4 (stochastic rounding of
 weights); Gupta et al., 2015, arXiv 1502.02551, section 3.1. AdamW: adamw.py.
 Conventions: the step uses m and v as they are before rounding. Parameters of other dtypes than BF16 are not rounded.
@@ -61,23 +61,23 @@ class AdamBF16(AdamW):
         return {"step": 0, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
-        (beta1, beta2), lr = group["betas"], group["lr"]
         for param, grad, state in zip(params, grads, states, strict=True):  # 32 bits for one tensor at a time
-            state["step"] += 1
-            wide = torch.promote_types(param.dtype, torch.float32)
-            grad = grad.to(wide)
-            m = state["exp_avg"].to(wide).lerp_(grad, 1 - beta1)
-            state["exp_avg"].copy_(stochastic_bf16(m.float(), self.generator))
-            v = state["exp_avg_sq"].to(wide).mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-            state["exp_avg_sq"].copy_(stochastic_bf16(v.float(), self.generator))
-            # w = w (1 - lr lambda) - lr m^ / (sqrt(v^) + eps)
-            denominator = v.sqrt_().div_(math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
-            w = param if param.dtype == wide else param.to(wide)
-            w.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, denominator, value=-lr / (1 - beta1 ** state["step"]))
-            if param.dtype == torch.bfloat16:
-                param.copy_(stochastic_bf16(w, self.generator))
-            elif w is not param:
-                param.copy_(w)
+            self._step(param, grad, state, group)
+
+    def _step(self, param: Tensor, grad: Tensor, state: State, group: Settings) -> None:
+        (beta1, beta2), lr, wide = group["betas"], group["lr"], torch.promote_types(param.dtype, torch.float32)
+        state["step"] += 1
+        grad = grad.to(wide)
+        m = state["exp_avg"].to(wide).lerp_(grad, 1 - beta1)
+        state["exp_avg"].copy_(stochastic_bf16(m.float(), self.generator))
+        v = state["exp_avg_sq"].to(wide).mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        state["exp_avg_sq"].copy_(stochastic_bf16(v.float(), self.generator))
+        # w = w (1 - lr lambda) - lr m^ / (sqrt(v^) + eps)
+        denominator = v.sqrt_().div_(math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
+        w = param.to(wide)  # itself, unless it has 16 bits
+        w.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, denominator, value=-lr / (1 - beta1 ** state["step"]))
+        if w is not param:
+            param.copy_(stochastic_bf16(w, self.generator) if param.dtype == torch.bfloat16 else w)
 
 
 @checked

@@ -83,7 +83,7 @@ def quantize(x: Float[Tensor, "..."], how: Blocks) -> tuple[UInt8[Tensor, "..."]
     scales = rows.abs().amax(dim=1)
     shares = rows / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     codes = how.nearest.index_select(0, shares.half().view(torch.uint16).flatten().int())
-    return codes[: x.numel()].view(x.shape), scales
+    return (codes[: x.numel()].clone() if padding else codes).view(x.shape), scales  # a slice would keep the padding
 
 
 def dequantize(codes: UInt8[Tensor, "..."], scales: Float32[Tensor, " blocks"], how: Blocks) -> Float32[Tensor, "..."]:

@@ -30,7 +30,7 @@ def quantize_4bit(x: Float[Tensor, "..."]) -> tuple[UInt8[Tensor, " pairs"], Flo
     step = (high - low) / 15
     codes = ((rows - low) / torch.where(step > 0, step, 1.0)).round_().to(torch.uint8).flatten()
     packed = codes[0::2] | codes[1::2] << 4
-    return packed[: (len(flat) + 1) // 2], torch.cat([low, step], dim=1)
+    return packed[: (len(flat) + 1) // 2].clone(), torch.cat([low, step], dim=1)
 
 
 @checked

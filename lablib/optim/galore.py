@@ -80,8 +80,8 @@ class GaLore(AdamW):
         directions = adam_directions(low, states, group["betas"], group["eps"])
         foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
         for param, direction, state in zip(params, directions, states, strict=True):
-            update = project_back(direction, state["projection"], param.shape)
-            param.add_(update, alpha=-group["lr"] * group["scale"])
+            alpha = -group["lr"] * group["scale"]
+            param.add_(project_back(direction, state["projection"], param.shape), alpha=alpha)
 
 
 def is_projected(param: Tensor, group: Settings) -> bool:

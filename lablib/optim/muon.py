@@ -85,5 +85,5 @@ class Muon(BatchedOptimizer):
         foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
         for param, grad, buffer in zip(params, grads, buffers, strict=True):  # one product fills a GPU: no batch needed
             mean = grad.lerp(buffer, momentum) if group["nesterov"] else buffer
-            orthogonal = newton_schulz(mean, group["ns_steps"], group["ns_coefficients"], group["eps"])
-            param.add_(orthogonal, alpha=-group["lr"] * SCALES[group["adjust_lr_fn"]](*param.shape))
+            mean = newton_schulz(mean, group["ns_steps"], group["ns_coefficients"], group["eps"])
+            param.add_(mean, alpha=-group["lr"] * SCALES[group["adjust_lr_fn"]](*param.shape))

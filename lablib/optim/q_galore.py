@@ -96,9 +96,9 @@ class QGaLore(Adam8bit):
             if state["step"] == state["next_renewal"]:
                 _renew(grad, state, group)
             axes = _axes(state, param, group)
-            direction = adam_direction_8bit(project(grad, axes), state, group, signed, unsigned)
-            update = project_back(direction.to(param.dtype), axes, param.shape)
-            param.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * group["scale"])
+            direction = adam_direction_8bit(project(grad, axes), state, group, signed, unsigned).to(param.dtype)
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+            param.add_(project_back(direction, axes, param.shape), alpha=-group["lr"] * group["scale"])
 
 
 def _renew(grad: Tensor, state: State, group: Settings) -> None:

@@ -1,7 +1,7 @@
 """SOAP: Adam in the axes in which a matrix's gradients vary most and least.
 
-Adam treats each number for itself, in whatever axes the matrix happens to have. Shampoo's matrices L and R say in which
-directions gradients vary; in their eigenvectors Q_L, Q_R the numbers are nearly uncorrelated, and Adam is at home:
+Adam treats each number for itself. Shampoo's matrices L and R say in which directions gradients vary; in the axes of
+their eigenvectors Q_L, Q_R the numbers are nearly uncorrelated, and Adam is at home:
 
     M = beta1 M + (1 - beta1) G                              in the matrix's own axes
     G' = Q_L^T G Q_R          M' = Q_L^T M Q_R               rotated
@@ -10,14 +10,12 @@ directions gradients vary; in their eigenvectors Q_L, Q_R the numbers are nearly
     L = beta2 L + (1 - beta2) G G^T       R = beta2 R + (1 - beta2) G^T G
     every f steps: Q_L = qr(L Q_L), Q_R = qr(R Q_R)          one step of the power method, from where they were
 
-The first gradient only sets L, R and their eigenvectors: it would otherwise be judged by axes made from itself.
-
 Cost: 8 m n + 8 (m^2 + n^2) bytes of state (float32), for square matrices 24 a parameter; 12 n^3 FLOPs of rotations and
 4 n^3 for L and R in a step of n x n, and every f steps about 2 * 10/3 n^3 for the decompositions.
 Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, arXiv 2409.11321, algorithms 3 and 4.
-Conventions: as in the authors' code the first gradient moves nothing, sides longer than `max_precond_dim` are not
-rotated, and vectors get AdamW. Their code adds eps before the correction, decays after the step, and sorts the axes by
-eigenvalue before each QR; the paper has none of these. V stays as it is when the axes turn.
+Conventions: as in the authors' code the first gradient only sets L, R and the axes, sides longer than `max_precond_dim`
+are not rotated, and vectors get AdamW. Their code adds eps before the correction, decays after the step, and sorts the
+axes by eigenvalue before each QR; the paper has none of these. V stays as it is when the axes turn.
 """
 
 import math
