@@ -603,7 +603,7 @@ pd.DataFrame({name: autocast_casts(*place) for name, place in places.items()})
 # wants precision, and exponentials leave FP16's range. Other libraries say the same with other words:
 
 # %%
-pd.DataFrame([asdict(one) for one in COUNTERPARTS]).set_index("what")
+pd.DataFrame([asdict(one) for one in COUNTERPARTS]).set_index("what").style
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: training in 4 bits
@@ -657,9 +657,9 @@ labels = {"x_label": "step", "y_label": "loss above BF16's", "x_unit": "", "y_un
 show(figure_lines(ends, lines, **labels, title="Means of 20 steps, beside BF16"))
 
 # %% [markdown]
-# FP32 itself parts from BF16 by 0.01: no less can be told. INT4 even leads for a while, and loses its lead: in a
-# short run of a small model noise may look like progress. What recipes lose shows in long runs of large models. So
-# claims of speed are made twice: *throughput*, and *time to equal loss*, here to 2.6.
+# FP32 itself parts from BF16 by 0.01: no less can be told. INT4 even leads for a while, and loses most of its lead:
+# in a short run of a small model noise may look like progress. What recipes lose shows in long runs of large models.
+# So claims of speed are made twice: *throughput*, and *time to equal loss*, here to 2.6.
 
 # %%
 rows = {}
