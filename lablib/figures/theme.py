@@ -51,6 +51,9 @@ def _rules() -> list[str]:
     hatch = browser_color(STATES["waiting"].hatch)
     found.append(f'{_FIGURES} pattern rect[fill="{browser_color("#FFFFFF")}"] {{fill: {PAGE}}}')
     found.append(f'{_FIGURES} pattern path[stroke="{hatch}"] {{stroke: #FFFFFF; opacity: 0.75}}')
+    # What keeps a text legible across lines: a shadow of the paper's colour.
+    white = f'text[style*="text-shadow: {browser_color("#FFFFFF")}"]'
+    found.append(f"{_FIGURES} {white} {{text-shadow: {', '.join([f'0 0 3px {PAGE}'] * 4)} !important}}")
     # Plotly keeps the colours of a part of a text as they were written.
     found += [f'{_FIGURES} tspan[style*="fill:{light}"] {{fill: {dark} !important}}' for light, dark in TEXTS.items()]
     for what, groups in tags.items():

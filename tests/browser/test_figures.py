@@ -8,9 +8,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lablib.figures import figure_timeline, figure_traffic_matrix
+from lablib.figures import figure_roofline, figure_timeline, figure_traffic_matrix
 from lablib.figures.show import picture_bundle
 from lablib.figures.theme import THEME_CSS
+from lablib.hardware import DEVICES
 from lablib.run import Span, Timeline, Traffic, Transfer
 
 ARTIFACTS = Path(__file__).parents[2] / "artifacts"
@@ -140,6 +141,25 @@ def test_lanes_waiting_and_heat_maps_can_be_read_on_a_dark_page(browser, tmp_pat
     )
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=str(ARTIFACTS / "figures-dark-page.png"), full_page=True)
+    page.close()
+
+
+def test_names_of_points_have_a_dark_shadow_on_a_dark_page(browser, tmp_path):
+    spans = [Span(0, "compute", "aten.mm", "forward", 0.0, 1.0, flops=1e14, size_bytes=1e12, dtype="bfloat16")]
+    shown = picture_bundle(figure_roofline(Timeline.of(spans, 1), DEVICES["A100-80GB-SXM"]), plotlyjs=True)["text/html"]
+    body = f"<style>{THEME_CSS}</style><body data-jp-theme-light='false'>{shown}</body>"
+    (tmp_path / "dark.html").write_text(f"<!DOCTYPE html>{body}", "utf-8")
+    page = browser.new_page(viewport={"width": 900, "height": 900})
+    page.goto(f"file://{tmp_path / 'dark.html'}")
+    assert_drawn(
+        page,
+        """() => {
+            const texts = [...document.querySelectorAll(".js-plotly-plot text")];
+            const names = texts.filter(one => one.textContent === "mm");
+            return names.map(one => getComputedStyle(one).textShadow.split(" 0px")[0]);
+        }""",
+        ["rgb(17, 17, 17)"],
+    )
     page.close()
 
 

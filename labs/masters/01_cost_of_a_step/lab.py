@@ -78,7 +78,8 @@ def update(model, masters, optimizer):
 
 
 def usual_loss(model, tokens):
-    return next_token_loss(model(tokens), tokens)  # without numbers any tokens do as targets
+    # There are no numbers below, so any tokens will do as targets.
+    return next_token_loss(model(tokens), tokens)
 
 
 # %%
@@ -397,7 +398,8 @@ pd.DataFrame(rows)
 logits = sequences * seq_len * config.vocab_size
 peak = run.memory.peak_bytes(0)
 print(f"{logits:,} logits; three copies of 4 bytes: {format_quantity(12 * logits, 'B')}")
-print(f"the peak is {format_quantity(peak, 'B')}: {12 * logits / peak:.0%} of it is the loss")
+print(f"the peak is {format_quantity(peak, 'B')} (you guessed {my_guess_bytes}): ", end="")
+print(f"{12 * logits / peak:.0%} of it is the loss")
 
 # %% [markdown] minutes=11
 # ## A loss in chunks
