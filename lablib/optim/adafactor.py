@@ -91,9 +91,10 @@ def _over_root(g: Tensor, state: State, weight: float, eps1: float) -> Tensor:
         v = state["variance"].lerp_(g.square(), weight).clone()
     else:
         rows, columns = state["row_var"], state["col_var"]
-        rows.lerp_(torch.linalg.vector_norm(g, dim=-1, keepdim=True).square_().div_(g.shape[-1]), weight)
-        columns.lerp_(torch.linalg.vector_norm(g, dim=-2, keepdim=True).square_().div_(g.shape[-2]), weight)
-        v = (rows @ columns).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=eps1))
+        v = g.square()
+        rows.lerp_(v.mean(dim=-1, keepdim=True), weight)
+        columns.lerp_(v.mean(dim=-2, keepdim=True), weight)
+        torch.mul(rows / rows.mean(dim=-2, keepdim=True).clamp_(min=eps1), columns, out=v)  # no memory for another
     return v.clamp_(min=eps1**2).rsqrt_().mul_(g)
 
 

@@ -69,8 +69,10 @@ class Adam8bit(AdamW):
             super().update(*small, group)
         signed, unsigned = (blocks(is_signed, group["block_size"], params[0].device) for is_signed in (True, False))
         for param, grad, state in zip(*coded, strict=True):
+            m, denominator, correction = update_means_8bit(grad, state, group, signed, unsigned)
             param.mul_(1 - group["lr"] * group["weight_decay"])
-            param.add_(adam_direction_8bit(grad, state, group, signed, unsigned), alpha=-group["lr"])
+            param.addcdiv_(m, denominator, value=-group["lr"] / correction)
+            del m, denominator  # before the next ones are made
 
 
 def new_mean(key: str, param: Tensor, group: Settings) -> State:
@@ -80,8 +82,10 @@ def new_mean(key: str, param: Tensor, group: Settings) -> State:
     return {key: torch.zeros_like(param, dtype=torch.uint8), f"{key}_scale": scales}
 
 
-def adam_direction_8bit(grad: Tensor, state: State, group: Settings, signed: Blocks, unsigned: Blocks) -> Tensor:
-    """Count the step, take the gradient into both means; m^ / (sqrt(v^) + eps), a new tensor in float32 or more."""
+def update_means_8bit(
+    grad: Tensor, state: State, group: Settings, signed: Blocks, unsigned: Blocks
+) -> tuple[Tensor, Tensor, float]:
+    """Count the step, take the gradient into both means; m, sqrt(v^) + eps (new, in float32 or more), 1 - beta1^t."""
     beta1, beta2 = group["betas"]
     state["step"] += 1
     wide = torch.promote_types(grad.dtype, torch.float32)
@@ -93,4 +97,4 @@ def adam_direction_8bit(grad: Tensor, state: State, group: Settings, signed: Blo
     v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     state["exp_avg_sq"], state["exp_avg_sq_scale"] = quantize(v, unsigned)
     denominator = v.sqrt_().div_(math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
-    return m.div_(1 - beta1 ** state["step"]).div_(denominator)
+    return m, denominator, 1 - beta1 ** state["step"]

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lablib.optim.adam8bit import Adam8bit, adam_direction_8bit, new_mean
+from lablib.optim.adam8bit import Adam8bit, new_mean, update_means_8bit
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import Settings, State, split
 from lablib.optim.blockwise import blocks
@@ -96,7 +96,8 @@ class QGaLore(Adam8bit):
             if state["step"] == state["next_renewal"]:
                 _renew(grad, state, group)
             axes = _axes(state, param, group)
-            direction = adam_direction_8bit(project(grad, axes), state, group, signed, unsigned).to(param.dtype)
+            m, denominator, correction = update_means_8bit(project(grad, axes), state, group, signed, unsigned)
+            direction = m.div_(denominator).div_(correction).to(param.dtype)
             param.mul_(1 - group["lr"] * group["weight_decay"])
             param.add_(project_back(direction, axes, param.shape), alpha=-group["lr"] * group["scale"])
 
