@@ -177,3 +177,19 @@ def test_the_peak_has_no_gradients_of_all(depth, width):
     usual, hooked = (peak_of_a_training_step(way, depth, width) for way in (False, True))
     assert (3 + 2) * depth * size <= usual <= (3 + 2) * depth * size + small
     assert (3 * depth + 2) * size <= hooked <= (3 * depth + 2) * size + small
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "q_galore"])
+def test_a_step_needs_no_values(name):
+    """On meta tensors (`fidelity="shapes"`), so that a large model's step can be simulated."""
+    shape, options = (64, 48), {"rank": 4} if name == "galore" else {}
+
+    def program() -> int:
+        (param,) = [nn.Parameter(torch.randn(shape))]
+        optimizer = made(name, [param], **options)
+        for _ in range(3):
+            param.grad = torch.randn(shape)
+            optimizer.step()
+        return optimizer.state_bytes()
+
+    assert launch(program, ranks=1, fidelity="shapes").values == [state_bytes(name, shape, **options)]
