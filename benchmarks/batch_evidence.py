@@ -1,0 +1,198 @@
+"""What a batch size and a width do to a small GPT on real text: steps against tokens, noise scale, rates against width.
+
+    python benchmarks/batch_evidence.py [--part steps|noise|width] [--out benchmarks/batches/results.json]
+
+    steps   at each batch size, Adam's steps until the loss of held-out text is TARGET, with the best rate
+            (found by factors of two; three seeds at that rate), and the law of steps fitted to them
+    noise   the gradient noise scale on the way there, unbiased, from gradients of single sequences
+    width   the loss after 120 steps at several widths and rates, in the standard parametrization and in muP
+
+Every run is a row of the JSON file, written when it is done; rows that are there are not run again. One thread.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import time
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lablib.batches.mup import apply_mup_, at_width, mup_groups
+from lablib.batches.noise_scale import average_noise, estimate_from_parts, fit_steps_law
+from lablib.data import Batch, batches, load_corpus, train_val_split
+from lablib.models import GPT, GPTConfig, next_token_loss
+
+SEQ_LEN, TARGET, WARMUP = 64, 2.5, 10
+BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128)
+MODEL = GPTConfig(2, 64, 2, vocab_size=256, max_seq_len=SEQ_LEN)
+BASE = GPTConfig(2, 32, 2, vocab_size=256, max_seq_len=SEQ_LEN)
+WIDTH_STEPS, WIDTH_BATCH, WIDTH_GROWTHS = 120, 16, (1, 2, 4)
+WIDTH_RATES = tuple(2.0**-k for k in range(10, 3, -1))
+
+
+class Results:
+    """Rows by what was run, in a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+
+    def get(self, run, **key) -> dict[str, Any]:
+        """The row of this key; `run(**key without part)` makes the rest of it if there is none."""
+        for row in self.rows:
+            if all(row.get(name) == value for name, value in key.items()):
+                return row
+        began = time.process_time()
+        found = run(**{name: value for name, value in key.items() if name != "part"})
+        row = key | found | {"cpu_s": round(time.process_time() - began, 1)}
+        self.rows.append(row)
+        print(row, flush=True)
+        about = {
+            "command": "python benchmarks/batch_evidence.py",
+            "date": datetime.date.today().isoformat(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "machine": f"{platform.system()} {platform.machine()}, one thread",
+            "corpus": load_corpus().name,
+            "target_loss": TARGET,
+            "seq_len": SEQ_LEN,
+        }
+        lines = ",\n  ".join(json.dumps(row) for row in self.rows)
+        self.path.write_text(f'{{\n "about": {json.dumps(about)},\n "rows": [\n  {lines}\n ]\n}}\n')
+        return row
+
+
+def held_out() -> Batch:
+    return next(batches(train_val_split(load_corpus())[1], 64, SEQ_LEN, seed=1))
+
+
+def training(model: GPT, groups: Any, rate: float, batch_size: int, seed: int):
+    """Train with Adam, warmup and then a constant rate; yields the loss of each step."""
+    optimizer = torch.optim.Adam(groups, lr=rate, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (WARMUP + 1)))
+    for inputs_BT, targets_BT in batches(train_val_split(load_corpus())[0], batch_size, SEQ_LEN, seed):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(inputs_BT), targets_BT)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        yield loss.item()
+
+
+@torch.no_grad()
+def loss_of(model: GPT, batch: Batch) -> float:
+    return next_token_loss(model(batch.inputs), batch.targets).item()
+
+
+def steps_to_target(batch_size: int, rate: float, seed: int, most: int) -> dict[str, Any]:
+    """Steps until the held-out loss is TARGET, looked at every 3% and interpolated; None beyond `most`."""
+    model, val = GPT(MODEL, seed=seed), held_out()
+    last_step, last_loss, next_look = 0, loss_of(model, val), 10.0
+    run = training(model, model.parameters(), rate, batch_size, seed)
+    for step, _ in zip(count(1), run, strict=False):
+        if step > most:
+            return {"steps": None}
+        if step >= next_look:
+            loss, next_look = loss_of(model, val), step * 1.03 + 1
+            if loss <= TARGET:
+                part = (last_loss - TARGET) / (last_loss - loss)
+                return {"steps": round(last_step + part * (step - last_step), 1)}
+            last_step, last_loss = step, loss
+    raise AssertionError("training has no end")
+
+
+def best_rate(results: Results, batch_size: int, start: float) -> float:
+    """The rate with fewest steps: from `start` on by factors of two, until both neighbours of the best need more."""
+    steps: dict[float, float] = {}
+
+    def measure(rate: float) -> float:
+        most = int(1.2 * min(steps.values(), default=8000 / batch_size + 400))  # no longer than it can be of use
+        key = {"part": "steps", "batch_size": batch_size, "rate": rate, "seed": 0}
+        steps[rate] = results.get(lambda **k: steps_to_target(**k, most=most), **key)["steps"] or math.inf
+        return steps[rate]
+
+    best = start
+    measure(best)
+    for factor in (2, 0.5):
+        while measure(best * factor) < steps[best]:
+            best *= factor
+    return best
+
+
+def part_steps(results: Results) -> None:
+    best_rates: dict[int, float] = {}
+    for batch_size in BATCH_SIZES:
+        best_rates[batch_size] = best_rate(results, batch_size, best_rates.get(batch_size // 2, 1e-3))
+    means = []
+    for batch_size, rate in best_rates.items():
+        keys = ({"part": "steps", "batch_size": batch_size, "rate": rate, "seed": seed} for seed in range(3))
+        rows = [results.get(lambda **k: steps_to_target(**k, most=10000), **key) for key in keys]
+        means.append(sum(row["steps"] for row in rows) / len(rows))
+        tokens = means[-1] * batch_size * SEQ_LEN
+        print(f"batch {batch_size:4d}  rate {rate:.0e}  steps {means[-1]:7.1f}  tokens {tokens:9.0f}")
+    print(fit_steps_law([float(size) for size in best_rates], means))
+
+
+def noise_on_the_way(batch_size: int, rate: float, seed: int) -> dict[str, Any]:
+    """Noise scale, in sequences, at steps of one run."""
+    model, val, found = GPT(MODEL, seed=seed), held_out(), []
+    run = training(model, model.parameters(), rate, batch_size, seed)
+    for step, _ in zip(range(1, 161), run, strict=False):
+        if step not in (1, 5, 10, 20, 40, 80, 160):
+            continue
+        estimates = []
+        parts = batches(train_val_split(load_corpus())[0], 64, SEQ_LEN, seed=99)
+        for _, (inputs_BT, targets_BT) in zip(range(4), parts, strict=False):
+            gradients = []
+            for inputs_1T, targets_1T in zip(inputs_BT.split(1), targets_BT.split(1), strict=True):
+                grads = torch.autograd.grad(next_token_loss(model(inputs_1T), targets_1T), list(model.parameters()))
+                gradients.append(torch.cat([grad.flatten() for grad in grads]))
+            estimates.append(estimate_from_parts(torch.stack(gradients), 1))
+        noise = average_noise(estimates)
+        found.append([step, round(loss_of(model, val), 4), noise.signal, noise.noise])
+    return {"step_loss_signal_noise": found}
+
+
+def loss_at_width(width: int, rate: float, parametrization: str, seed: int) -> dict[str, Any]:
+    """Mean loss of the last 20 of 120 steps."""
+    model = GPT(at_width(BASE, width // BASE.d_model), seed=seed)
+    groups: Any = model.parameters()
+    if parametrization == "mup":
+        apply_mup_(model, BASE)
+        groups = mup_groups(model, BASE, rate)
+    run = training(model, groups, rate, WIDTH_BATCH, seed)
+    losses = [loss for _, loss in zip(range(WIDTH_STEPS), run, strict=False)]
+    return {"loss": round(sum(losses[-20:]) / 20, 4)}
+
+
+def part_width(results: Results) -> None:
+    for growth, parametrization in product(WIDTH_GROWTHS, ("standard", "mup")):
+        width, losses = BASE.d_model * growth, {}
+        for rate in WIDTH_RATES:
+            key = {"part": "width", "width": width, "rate": rate, "parametrization": parametrization, "seed": 0}
+            losses[rate] = results.get(loss_at_width, **key)["loss"]
+        best = min(losses, key=losses.__getitem__)
+        print(f"width {width:4d}  {parametrization:8s}  best rate 2^{torch.tensor(best).log2():.0f}  {losses[best]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("steps", "noise", "width"), help="one of the three; without: all")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("batches") / "results.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results = Results(args.out)
+    if args.part in (None, "width"):
+        part_width(results)
+    if args.part in (None, "noise"):
+        results.get(noise_on_the_way, part="noise", batch_size=32, rate=4e-3, seed=0)
+    if args.part in (None, "steps"):
+        part_steps(results)
+
+
+if __name__ == "__main__":
+    main()
