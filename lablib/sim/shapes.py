@@ -1,9 +1,11 @@
 """`fidelity="shapes"`: the program's tensors have shapes and dtypes, and no values; time, memory and traffic stay.
 
-Every tensor that the program makes lies on torch's device "meta", whatever device it asks for. Two classes see to that:
+Every tensor that the program makes lies on torch's device "meta", whatever device it asks for. Two classes see to that,
+and a third to what torch does for true devices alone:
 
     OnMeta      (torch functions)    a mode: whichever device the program asks for, it gets "meta"
     MetaKernels (dispatched ops)     for the clock: an op on meta tensors gives meta tensors (meta_kernels.py)
+    AutocastOnMeta                   what `torch.autocast` casts (autocast.py)
 
 A few places in torch need true values to work at all (object collectives, samplers, generator states): tensors that
 they make are real. A real tensor that meets a meta tensor in an op counts by its shape.
@@ -22,10 +24,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _foreach_utils
 
 from lablib.cost.fused_attention import UNFUSED, fused_attention
+from lablib.sim.autocast import AutocastOnMeta
 from lablib.sim.meta_kernels import META, needs_value
 from lablib.sim.replaced import replaced
 
@@ -75,8 +78,14 @@ _READS = {
 class OnMeta(TorchFunctionMode):
     """Redirects what the program makes and moves to the device "meta"."""
 
+    def __init__(self):
+        super().__init__()
+        self.autocast = AutocastOnMeta()
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_autocast_enabled("cpu"):
+            args, kwargs = self.autocast.cast(func, args, kwargs)
         if func in _factories():
             needs_values = _needs_values(_caller().f_code)
             device = kwargs.get("device")
@@ -141,7 +150,15 @@ def torch_without_values() -> Iterator[None]:
         with OnMeta():
             return engine(*args, **kwargs)
 
+    def clear_autocast_cache() -> None:
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, OnMeta):
+                mode.autocast.clear_cache()
+        clear()
+
+    clear = torch.clear_autocast_cache
     with replaced(
+        (torch, "clear_autocast_cache", clear_autocast_cache),
         (F, "scaled_dot_product_attention", attention),
         (torch.autograd, "_engine_run_backward", run_backward),
         # Foreach kernels are for the devices of this list, and for the CPU; "meta" stands for one of them.

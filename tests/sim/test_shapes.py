@@ -5,6 +5,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lablib import ValueNeededError, launch, phase
 from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.precision.autocast import OPERATORS
 
 
 def blocks() -> nn.Sequential:
@@ -92,6 +95,22 @@ def torchs_own_transformer():
     layer(torch.randn(2, 8, 16), src_mask=torch.ones(8, 8, dtype=torch.bool).triu(1)).sum().backward()
 
 
+def under_autocast():
+    model = GPT(GPTConfig(vocab_size=64, max_seq_len=32, num_layers=2, num_heads=2, d_model=32))
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.randint(0, 64, (2, 32))
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = next_token_loss(model(ids), ids) + next_token_loss(model(ids), ids)  # parameters are cast once
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss + next_token_loss(model(ids), ids)  # and again in another block
+            with torch.autocast("cpu", enabled=False):
+                loss = loss + model(ids).float().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def objects():
     everyone: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, {"rank": dist.get_rank()})
@@ -114,6 +133,7 @@ PROGRAMS = [
     checkpointed,
     gpt,
     torchs_own_transformer,
+    under_autocast,
     objects,
     batches_from_numpy,
 ]
@@ -277,3 +297,45 @@ def test_torch_is_as_before_after_a_run_that_failed():
 def test_an_unknown_fidelity_and_one_for_another_backend_are_refused(fidelity, backend):
     with pytest.raises(ValueError, match="fidelity"):
         launch(reads_a_value, ranks=1, fidelity=fidelity, backend=backend)
+
+
+def test_autocast_holds_the_same_memory_with_and_without_values():
+    """At one moment torch lets go of all the casts it kept, in no particular order: so blocks, not a curve."""
+    memories = [launch(under_autocast, ranks=1, fidelity=fidelity).memory for fidelity in ("values", "shapes")]
+    values, shapes = (
+        sorted((block.category, block.name, block.size_bytes, block.start_s, block.end_s) for block in memory.blocks)
+        for memory in memories
+    )
+    assert shapes == values
+    assert memories[0].peak_bytes(0) == memories[1].peak_bytes(0)
+
+
+# A CPU keeps the statistics of a 16-bit norm in 16 bits and refuses two dtypes; "meta", like a GPU, does neither.
+AUTOCAST_NAMES = sorted(set(OPERATORS) - {"layer_norm"})
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_autocast_casts_the_same_with_and_without_values(data):
+    """Operators nobody chose, one after another, on tensors of both dtypes."""
+    names = data.draw(st.lists(st.sampled_from(AUTOCAST_NAMES), min_size=1, max_size=5))
+    dtypes = data.draw(st.lists(st.sampled_from((torch.float32, torch.bfloat16)), min_size=2, max_size=2))
+    lower = data.draw(st.sampled_from((torch.bfloat16, torch.float16)))
+
+    def program() -> list[torch.dtype]:
+        x, y = (torch.ones(8, 8, dtype=dtype, requires_grad=True) for dtype in dtypes)
+        given = []
+        with torch.autocast("cpu", dtype=lower):
+            for name in names:
+                try:
+                    out = OPERATORS[name](x, y)
+                except RuntimeError as error:  # dtypes that it cannot mix
+                    out = type(error)
+                given.append(out.dtype if isinstance(out, torch.Tensor) else out)
+                if isinstance(out, torch.Tensor) and out.shape == x.shape:
+                    x = out
+        return given
+
+    values, shapes = (launch(program, ranks=1, fidelity=fidelity) for fidelity in ("values", "shapes"))
+    assert shapes.values == values.values
+    assert list(shapes.timeline) == list(values.timeline)
