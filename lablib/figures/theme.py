@@ -19,6 +19,7 @@ AREAS = MappingProxyType(
     {
         "#FFFFFF": PAGE,
         LOOKS["idle"].color: "#3A3A3A",
+        "#000000": "#E6E6E6",  # the seventh of several series
         INK: "#E6E6E6",
         MEMORY_LOOKS["parameter"].color: "#6A6AB8",
         COMPUTE.color: "#4F74B3",

@@ -111,6 +111,10 @@ class StepMemory:
     def fits(self) -> bool:
         return self.margin_bytes >= 0
 
+    def __repr__(self) -> str:
+        peak, limit = (format_quantity(size, "B") for size in (self.peak_bytes, self.limit_bytes))
+        return f"StepMemory({self.name}: peak {peak} of {limit}, {len(self.ops)} operators)"
+
     def at(self, index: int) -> dict[str, int]:
         """Bytes by category at the highest moment of an operator."""
         return {name: int(held[index]) for name, held in self.held.items()}

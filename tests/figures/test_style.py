@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import LOOKS, describe, format_quantity, kind_of_phase, table, unit_for
-from lablib.figures.style import COMPUTE, MEMORY_LOOKS
+from lablib.figures.style import COMPUTE, MEMORY_LOOKS, series_look
+from lablib.figures.theme import AREAS, LINES, PAGE
 from lablib.record.ledger import CATEGORIES
 from tests.contrast import contrast, luminance
 
@@ -177,3 +178,11 @@ def test_drawing_changes_no_global_style(all_figures):
 def test_lablib_alone_does_not_load_plotly():
     code = "import sys, lablib; sys.exit('plotly' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_every_series_can_be_seen_on_a_page_of_either_theme(number):
+    """Marks and lines need 3 to 1 (WCAG 2.1, 1.4.11); on white the orange and the light blue have less."""
+    color = series_look(number).color
+    assert contrast(color, "#FFFFFF") >= 2
+    assert contrast(AREAS.get(color, color), PAGE) >= 3 and contrast(LINES.get(color, color), PAGE) >= 3

@@ -298,3 +298,8 @@ def test_a_moment_is_explained_by_its_operator_and_its_line():
 def test_bad_input_is_one_clear_error(wrong, message):
     with pytest.raises((ValueError, TypeError), match=message):
         memory_of_step(**wrong)
+
+
+def test_a_step_in_a_notebook_is_a_line():
+    found = repr(memory_of_step(GPTConfig(2, 32, 2, vocab_size=64, max_seq_len=16), seq_len=16, micro_batch=2))
+    assert found.startswith("StepMemory(") and "peak" in found and len(found) < 120
