@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lablib.optim.adafactor import Adafactor
+from lablib.optim.adam8bit import Adam8bit
+from lablib.optim.adam_bf16 import AdamBF16
 from lablib.optim.adamw import AdamW
+from lablib.optim.galore import GaLore
+from lablib.optim.lamb import LAMB
 from lablib.optim.lion import Lion
+from lablib.optim.muon import Muon
+from lablib.optim.q_galore import QGaLore
+from lablib.optim.soap import SOAP
+from lablib.optim.sophia import SophiaG
 from tests.optim.drawn import MAKE, assert_near, gradients, parameters, run
 
 MATRICES = [(6, 4), (4, 5)]
@@ -24,6 +34,32 @@ def rounding_to_nearest():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lablib.optim.adam_bf16.stochastic_bf16", lambda x, generator: x.bfloat16())
         yield
+
+
+ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
+GALORE = {"lr": 1e-2, **ADAM, "weight_decay": 0.0, "rank": 128, "update_proj_gap": 200, "scale": 0.25}
+# Of torch's own: their defaults. Of the others: the papers', or the authors' code where the paper has none.
+DEFAULTS: dict[Any, dict[str, Any]] = {
+    AdamW: torch.optim.AdamW([torch.zeros(1)]).defaults,
+    Adafactor: torch.optim.Adafactor([torch.zeros(1)]).defaults,
+    Muon: {**torch.optim.Muon([torch.zeros(1, 1)]).defaults, "adjust_lr_fn": "original"},
+    LAMB: {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01},
+    Lion: {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
+    SophiaG: {"lr": 1e-4, "betas": (0.96, 0.99), "gamma": 0.05, "eps": 1e-12, "weight_decay": 0.1},
+    Adam8bit: {"lr": 1e-3, **ADAM, "weight_decay": 1e-2, "block_size": 256, "min_8bit_size": 4096},
+    AdamBF16: {"lr": 1e-3, **ADAM, "weight_decay": 1e-2},
+    SOAP: {"lr": 3e-3, "betas": (0.95, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+    | {"precondition_frequency": 10, "max_precond_dim": 10_000},
+    GaLore: GALORE,
+    QGaLore: {**GALORE, "cos_threshold": 0.4, "queue_size": 5, "gamma_proj": 2}
+    | {"block_size": 256, "min_8bit_size": 4096},
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_defaults(kind):
+    ours = dict(kind(parameters([(128, 128)])).defaults)
+    assert not ours.pop("check_finite") and ours and all(DEFAULTS[kind][name] == value for name, value in ours.items())
 
 
 def values(params):
