@@ -18,14 +18,17 @@ is there again, so the last product is not repeated).
 c = alpha + S / beta is a copy over the host link (offload.py), w the bytes of a number. Which is best depends on the
 device: recomputation costs FLOPs, offload the link, compression memory traffic, small micro-batches efficiency.
 
-Cost of asking: three passes over one layer's shapes; nothing is computed.
+Cost of asking: `price_layers` runs the layer's shapes, two batches, three forwards and a backward each, for all devices
+at once (0.1 s for a block of a GPT); `ways_to_fit` is arithmetic on what it returns. Nothing is computed with values.
 Shapes: those of the layer and its input, on the device "meta".
 Source: the files of this folder; prices of operators from lablib/cost.
 Simplified: activations of the layers alone, without temporaries, parameters or the head; compression as one kernel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -35,14 +38,13 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib.cost.fused_attention import FusedAttention
 from lablib.cost.memory import memory_bound_time_s, tensors_in
-from lablib.cost.op import is_free
+from lablib.cost.op import OpCost, is_free
 from lablib.cost.pricer import Pricer
 from lablib.hardware import Device, Link
 from lablib.memory.checkpointing import (
     KEPT_OPERATORS,
     checkpoint_every,
     checkpoint_first,
-    checkpoint_operators,
     checkpoint_sqrt,
     peak_bytes,
     recomputed,
@@ -80,6 +82,16 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PricedLayer:
+    """A layer on a device: its cost for a batch and for half of it; `number_bytes` are those of one of its numbers."""
+
+    device: Device
+    whole: LayerCost
+    half: LayerCost
+    number_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
     """A way to keep less: bytes of activations at the peak, seconds and FLOPs of forward and backward."""
 
@@ -90,53 +102,40 @@ class Way:
 
 
 @checked
-def layer_cost(layer: nn.Module, x: Tensor, device: Device) -> LayerCost:
-    """What a layer costs on a device.
+def price_layers(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list[PricedLayer]:
+    """A layer on each of the devices.
 
     Arguments:
         layer: with parameters on "meta"; maps x to a tensor of its shape.
-        x: its input on "meta", batch first.
-    """
-    if not x.is_meta:
-        raise ValueError(f'shapes are priced, not values: got x on {x.device}; make layer and x on device="meta".')
-    x = x.detach().requires_grad_()
-    forward, step, full, selective = (_Prices(device) for _ in range(4))
-
-    def run(x: Tensor) -> Tensor:
-        with FusedAttention():  # inside what a checkpoint runs again: within backward the mode outside rests
-            return layer(x)
-
-    with forward:
-        y = run(x)
-    kept = activation_bytes(saved_tensors(y, layer.parameters()))
-    del y
-    parameters = list(layer.parameters())
-    _step(run, x, parameters, step)
-    _step(lambda x: checkpoint(run, x, use_reentrant=False), x, parameters, full)
-    _step(lambda x: checkpoint_operators(run, x), x, parameters, selective)
-    return LayerCost(
-        forward_s=forward.time_s,
-        backward_s=step.time_s - forward.time_s,
-        again_s=full.time_s - step.time_s,
-        again_flops=full.flops - step.flops,
-        selective_s=selective.time_s - step.time_s,
-        flops=step.flops,
-        kept_bytes=float(kept),
-        selective_bytes=float(x.nbytes + forward.product_bytes),
-        input_bytes=float(x.nbytes),
-    )
-
-
-@checked
-def ways_to_fit(layer: nn.Module, x: Tensor, num_layers: int, device: Device, host_link: Link) -> list[Way]:
-    """Every way of the head for a chain of `num_layers` such layers, "keep all" first.
-
-    Arguments: layer, x, device: as for `layer_cost`; the batch of x is even. host_link: between device and host.
+        x: its input on "meta", batch first; the batch is even.
     """
     if len(x) % 2:
         raise ValueError(f"the micro-batch must be even, to be halved: got {len(x)}; try {len(x) + 1}.")
-    smaller = torch.empty_like(x[: len(x) // 2])
-    cost, half, n = layer_cost(layer, x, device), layer_cost(layer, smaller, device), num_layers
+    whole, half = (layer_costs(layer, batch, devices) for batch in (x, x[: len(x) // 2]))
+    return [PricedLayer(*each, x.element_size()) for each in zip(devices, whole, half, strict=True)]
+
+
+@checked
+def layer_costs(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list[LayerCost]:
+    """What a layer costs on each of the devices; layer and x as for `price_layers`, the batch of any size."""
+    if not x.is_meta:
+        raise ValueError(f'shapes are priced, not values: got x on {x.device}; make layer and x on device="meta".')
+    x = torch.empty_like(x, requires_grad=True)
+    with FusedAttention():
+        kept_bytes = activation_bytes(saved_tensors(layer(x), layer.parameters()))
+    recorded = _record(layer, x, devices)
+    products = sum(one.size_bytes for one in recorded if one.is_product and one.part is _Part.FORWARD)
+    sizes = {"kept_bytes": kept_bytes, "selective_bytes": x.nbytes + products, "input_bytes": x.nbytes}
+    return [_layer_cost(recorded, number, sizes) for number in range(len(devices))]
+
+
+@checked
+def ways_to_fit(priced: PricedLayer, num_layers: int, host_link: Link) -> list[Way]:
+    """Every way of the head for a chain of `num_layers` such layers, "keep all" first.
+
+    Arguments: priced: of `price_layers`. host_link: between device and host.
+    """
+    cost, half, n = priced.whole, priced.half, num_layers
     plain_s, flops = n * (cost.forward_s + cost.backward_s), n * cost.flops
     sizes = [cost.kept_bytes] * n, [cost.input_bytes] * n
     plans = {
@@ -151,8 +150,8 @@ def ways_to_fit(layer: nn.Module, x: Tensor, num_layers: int, device: Device, ho
     selective = (n - 1) * cost.selective_bytes + max(cost.kept_bytes, cost.selective_bytes)
     ways.append(Way("selective", selective, plain_s + n * cost.selective_s, flops))
     ways += _offloaded(cost, n, plain_s, flops, host_link)
-    numbers = cost.kept_bytes / x.element_size()
-    pass_s = memory_bound_time_s(cost.kept_bytes + numbers, device)  # read one, write the other, and back
+    numbers = cost.kept_bytes / priced.number_bytes
+    pass_s = memory_bound_time_s(cost.kept_bytes + numbers, priced.device)  # read one, write the other, and back
     ways.append(Way("8 bits", n * numbers * (1 + 8 / GROUP), plain_s + 2 * n * float(pass_s), flops))
     ways.append(Way("micro-batch / 2", n * half.kept_bytes, 2 * n * (half.forward_s + half.backward_s), flops))
     return ways
@@ -178,28 +177,85 @@ def _offloaded(cost: LayerCost, n: int, plain_s: float, flops: float, link: Link
     )
 
 
-def _step(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor], prices: "_Prices") -> None:
-    """Forward and backward of a layer, priced."""
-    with prices:
-        y = run(x)
-        torch.autograd.grad(y, [x, *parameters], torch.empty_like(y))
+class _Part(Enum):
+    """Of a checkpointed step."""
+
+    FORWARD = auto()
+    AGAIN = auto()
+    BACKWARD = auto()
 
 
-class _Prices(TorchDispatchMode):
-    """Adds up what operators would take on a device."""
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """One operator of a step: whether selective checkpoints keep its result, of so many bytes; a price a device."""
 
-    def __init__(self, device: Device):
+    part: _Part
+    is_product: bool
+    size_bytes: int
+    costs: Sequence[OpCost]
+
+
+def _record(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> Sequence[_Operator]:
+    """A step of a layer that is checkpointed: backward is that of the plain layer, with its forward again inside."""
+    recorder, parts = _Recorder(devices), iter((_Part.FORWARD, _Part.AGAIN))
+
+    def run(x: Tensor) -> Tensor:
+        # Fused in here, not outside: the engine runs backward without the caller's function modes.
+        with recorder.during(next(parts)), FusedAttention():
+            return layer(x)
+
+    with recorder:
+        y = checkpoint(run, x, use_reentrant=False)
+        torch.autograd.grad(y, [x, *layer.parameters()], torch.empty_like(y))
+    return recorder.operators
+
+
+def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int]) -> LayerCost:
+    """The sums for one of the devices."""
+
+    def total(operators: Sequence[_Operator]) -> tuple[float, float]:
+        costs = [one.costs[number] for one in operators]
+        return sum((cost.time_s for cost in costs), 0.0), sum((cost.flops for cost in costs), 0.0)
+
+    forward_s, _ = total([one for one in recorded if one.part is _Part.FORWARD])
+    step_s, flops = total([one for one in recorded if one.part is not _Part.AGAIN])
+    full_s, full_flops = total(recorded)
+    # What a selective checkpoint runs again are the same operators but the products.
+    selective_s, _ = total([one for one in recorded if one.part is not _Part.AGAIN or not one.is_product])
+    return LayerCost(
+        forward_s=forward_s,
+        backward_s=step_s - forward_s,
+        again_s=full_s - step_s,
+        again_flops=full_flops - flops,
+        selective_s=selective_s - step_s,
+        flops=flops,
+        **{name: float(size) for name, size in sizes.items()},
+    )
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the operators that start kernels, in order, with their prices on each of the devices."""
+
+    def __init__(self, devices: Sequence[Device]):
         super().__init__()
-        self._pricer = Pricer(device)
-        self.time_s = self.flops = 0.0
-        self.product_bytes = 0
+        self._pricers = [Pricer(device) for device in devices]
+        self._part = _Part.BACKWARD
+        self.operators: list[_Operator] = []
+
+    @contextmanager
+    def during(self, part: _Part) -> Iterator[None]:
+        """Operators inside are of this part; outside they are of backward."""
+        self._part = part
+        try:
+            yield
+        finally:  # torch ends a forward that runs again by an exception, as soon as all that is saved is there
+            self._part = _Part.BACKWARD
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not is_free(func):
-            cost = self._pricer.cost(func, args, kwargs, out)
-            self.time_s, self.flops = self.time_s + cost.time_s, self.flops + cost.flops
-        if func in KEPT_OPERATORS:
-            self.product_bytes += sum(tensor.nbytes for tensor in tensors_in((out,)))
+            costs = [pricer.cost(func, args, kwargs, out) for pricer in self._pricers]
+            size_bytes = sum(tensor.nbytes for tensor in tensors_in((out,)))
+            self.operators.append(_Operator(self._part, func in KEPT_OPERATORS, size_bytes, costs))
         return out

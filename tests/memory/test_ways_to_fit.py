@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import nn
 from torch.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib import DEVICES, LINKS, find_cluster, launch
+from lablib.cost.fused_attention import FusedAttention
+from lablib.cost.op import is_free, op_cost
 from lablib.memory.checkpointing import checkpoint_every, checkpoint_first, checkpoint_operators, keep_all, run
-from lablib.memory.ways_to_fit import LayerCost, Way, layer_cost, ways_to_fit
+from lablib.memory.ways_to_fit import LayerCost, Way, layer_costs, price_layers, ways_to_fit
 from lablib.models import GPTConfig
 from lablib.models.gpt import Block
 
@@ -25,7 +28,7 @@ def x(width: int = WIDTH, batch: int = BATCH) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def ways() -> dict[str, Way]:
-    return {way.name: way for way in ways_to_fit(layer(), x(), LAYERS, DEVICE, LINK)}
+    return {way.name: way for way in ways_to_fit(price_layers(layer(), x(), [DEVICE])[0], LAYERS, LINK)}
 
 
 PLANS = {
@@ -84,8 +87,10 @@ def test_the_ladder_of_flops_and_bytes(ways):
 
 
 def test_the_other_ways_by_hand(ways):
-    cost, plain = layer_cost(layer(), x(), DEVICE), ways["keep all"]
+    (cost,), plain = layer_costs(layer(), x(), [DEVICE]), ways["keep all"]
     assert isinstance(cost, LayerCost)
+    (half,) = layer_costs(layer(), x(batch=BATCH // 2), [DEVICE])
+    assert ways["micro-batch / 2"].time_s == 2 * LAYERS * (half.forward_s + half.backward_s)
     numbers = cost.kept_bytes / 2
     assert ways["8 bits"].memory_bytes == LAYERS * (numbers + 8 * numbers / 256)
     stream_s = 3 * numbers / (DEVICE.memory_bandwidth_bytes_per_s * DEVICE.memory_efficiency)
@@ -100,16 +105,46 @@ def test_the_other_ways_by_hand(ways):
 
 
 def test_a_wider_layer_hides_its_copies_and_a_faster_device_does_not():
-    def extra(width: int, device: str) -> float:
-        plain, *others = ways_to_fit(layer(width), x(width), LAYERS, DEVICES[device], LINK)
-        return next(way.time_s for way in others if way.name == "offload") / plain.time_s - 1
+    def extra(width: int, *names: str) -> list[float]:
+        times = []
+        for priced in price_layers(layer(width), x(width), [DEVICES[name] for name in names]):
+            plain, *others = ways_to_fit(priced, LAYERS, LINK)
+            times += [way.time_s / plain.time_s - 1 for way in others if way.name == "offload"]
+        return times
 
-    assert extra(512, "H100-80GB-SXM") > extra(8192, "H100-80GB-SXM")
-    assert extra(8192, "B200-SXM") > extra(8192, "H100-80GB-SXM") > extra(8192, "A100-80GB-SXM")
+    a100, h100, b200 = extra(8192, "A100-80GB-SXM", "H100-80GB-SXM", "B200-SXM")
+    assert b200 > h100 > a100
+    assert extra(512, "H100-80GB-SXM") > [h100]
+
+
+@pytest.mark.parametrize("way", ["plain", "full", "selective"])
+def test_one_step_gives_the_seconds_of_three(way):
+    """Plain, checkpointed and selectively checkpointed steps, each run and priced by itself; a device among others."""
+    each, start = layer(), x().requires_grad_()
+    seconds = []
+
+    class Priced(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if not is_free(func):
+                seconds.append(op_cost(func, args, kwargs or {}, out, DEVICE).time_s)
+            return out
+
+    def run_layer(y: torch.Tensor) -> torch.Tensor:
+        with FusedAttention():
+            return each(y)
+
+    plan = {"plain": keep_all(1), "full": checkpoint_every(1)}
+    with Priced():
+        y = checkpoint_operators(run_layer, start) if way == "selective" else run(plan[way], [run_layer], start)
+        torch.autograd.grad(y, [start, *each.parameters()], torch.empty_like(y))
+    cost = layer_costs(each, start, [DEVICES["A100-80GB-SXM"], DEVICE])[1]
+    again_s = {"plain": 0.0, "full": cost.again_s, "selective": cost.selective_s}[way]
+    assert cost.forward_s + cost.backward_s + again_s == pytest.approx(sum(seconds), rel=1e-12)
 
 
 def test_bad_input():
     with pytest.raises(ValueError, match="must be even, to be halved: got 3; try 4"):
-        ways_to_fit(layer(), x(batch=3), LAYERS, DEVICE, LINK)
+        price_layers(layer(), x(batch=3), [DEVICE])
     with pytest.raises(ValueError, match="shapes are priced"):
-        layer_cost(nn.Linear(4, 4), torch.ones(2, 4), DEVICE)
+        layer_costs(nn.Linear(4, 4), torch.ones(2, 4), [DEVICE])

@@ -27,7 +27,7 @@ from lablib.figures import figure_memory, figure_time_memory, format_quantity, s
 from lablib.memory import checkpointing, offload, optimal_checkpointing
 from lablib.memory.activation_compression import compressed_activations
 from lablib.memory.checkpointing import Segment, checkpoint_every, keep_all, peak_bytes, recomputed
-from lablib.memory.ways_to_fit import ways_to_fit
+from lablib.memory.ways_to_fit import price_layers, ways_to_fit
 from lablib.models import GPTConfig
 from lablib.models.gpt import Attention, Block
 from lablib.widgets import Choice, IntChoice, explore
@@ -545,16 +545,17 @@ HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
 
 
 @cache
-def ways_by_device(width, num_layers, seq_len, number):
+def priced_blocks(width, seq_len, number):
     meta, numbers = torch.device("meta"), {"2 bytes": torch.float16, "4 bytes": torch.float32}
     wide = GPTConfig(num_layers=1, d_model=width, num_heads=width // 64, max_seq_len=seq_len)
     block = Block(wide, meta, numbers[number])
     x = torch.zeros(4, seq_len, width, device=meta, dtype=numbers[number])
-    ways = {}
-    for name, link in HOST_LINKS.items():
-        device = find_cluster(f"dgx-{name}").device
-        ways[name.upper()] = ways_to_fit(block, x, num_layers, device, LINKS[link])
-    return ways
+    return price_layers(block, x, [find_cluster(f"dgx-{name}").device for name in HOST_LINKS])
+
+
+def ways_by_device(width, num_layers, seq_len, number):
+    pairs = zip(HOST_LINKS.items(), priced_blocks(width, seq_len, number), strict=True)
+    return {name.upper(): ways_to_fit(priced, num_layers, LINKS[link]) for (name, link), priced in pairs}
 
 
 controls = [
