@@ -3,6 +3,9 @@
 Sums run in rank order, ((t0 + t1) + t2) + ..., in the input's dtype or wider: 16-bit floats are added in float32 and
 rounded once. So a result repeats to the bit, on any host.
 
+MIN and MAX leave a NaN out where another rank has a number, as NCCL does (`fminf`, `fmaxf` in its
+src/device/reduce_kernel.h); with gloo it depends on the order of ranks. An overflow is to be looked for before.
+
 The work is done in blocks that stay in the cache: each operand is read once and each result written once, instead of
 the running sum travelling to memory and back for every rank.
 """
@@ -35,8 +38,8 @@ _COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     RedOp.AVG: Tensor.add_,
     RedOp.PREMUL_SUM: Tensor.add_,
     RedOp.PRODUCT: Tensor.mul_,
-    RedOp.MIN: lambda acc, t: torch.minimum(acc, t, out=acc),
-    RedOp.MAX: lambda acc, t: torch.maximum(acc, t, out=acc),
+    RedOp.MIN: lambda acc, t: torch.fmin(acc, t, out=acc),
+    RedOp.MAX: lambda acc, t: torch.fmax(acc, t, out=acc),
     RedOp.BAND: Tensor.bitwise_and_,
     RedOp.BOR: Tensor.bitwise_or_,
     RedOp.BXOR: Tensor.bitwise_xor_,

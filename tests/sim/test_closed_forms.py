@@ -4,6 +4,7 @@ The device of these tests takes one second for every operator, whatever its size
 numbers; so every time is a whole number, and `==` means equal.
 """
 
+import math
 from functools import partial
 
 import pytest
@@ -130,3 +131,19 @@ def test_overlap_hides_the_smaller_of_communication_and_the_backward_that_is_lef
         assert run.timeline.busy_s(rank, "comm") == communication
         assert communication - run.timeline.exposed_s(rank) == min(communication, left)
     assert run.timeline.makespan_s == max(communication, left)
+
+
+@given(
+    st.lists(st.sampled_from((math.nan, math.inf, -math.inf, -1.0, 0.0, 2.5)), min_size=2, max_size=5), st.booleans()
+)
+def test_a_maximum_leaves_nan_out_as_nccl_does(values, is_max):
+    """So who looks for overflows in the maximum of |g| over ranks finds none: NaN on one rank is lost."""
+
+    def program() -> float:
+        x = torch.tensor([values[dist.get_rank()]])
+        dist.all_reduce(x, op=dist.ReduceOp.MAX if is_max else dist.ReduceOp.MIN)
+        return x.item()
+
+    numbers = [value for value in values if not math.isnan(value)]
+    for found in launch(program, ranks=len(values)).values:
+        assert found == (max if is_max else min)(numbers) if numbers else math.isnan(found)
