@@ -190,7 +190,7 @@ class Reconciliation:
         longest = {max(work, key=lambda row: row[side])["name"] for side in ("predicted_s", "measured_s") if work}
         agree = f"on both, {longest.pop()} is the longest work" if len(work) > 1 and len(longest) == 1 else ""
         said = "; ".join(filter(None, [text, agree]))
-        return f"{said}." if said else ""
+        return f"{said[0].upper()}{said[1:]}." if said else ""
 
     def record(self) -> RecordedReconciliation:
         """The numbers without the runs, with machine, date, versions and load."""

@@ -154,5 +154,5 @@ def test_a_longest_work_is_told_only_of_several_on_which_both_sides_agree():
     )
     for predicted, measured, is_told in ((one, one, False), (longer, shorter, False), (longer, longer, True)):
         reading = Reconciliation.of(predicted, [measured], loads=[BUSY]).reading()
-        assert ("on both, backward is the longest work" in reading) is is_told
+        assert ("On both, backward is the longest work" in reading) is is_told
         assert ("longest work" in reading) is is_told

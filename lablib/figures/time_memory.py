@@ -67,7 +67,18 @@ def _point(way: Way, plain: Way, index: int, slowest: float, in_legend: bool) ->
     look = series_look(index)
     time, memory = way.time_s / plain.time_s, 100 * way.memory_bytes / plain.memory_bytes
     is_outside = time > slowest
-    symbols = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon", "pentagon", "bowtie")
+    symbols = (
+        "circle",
+        "square",
+        "diamond",
+        "cross",
+        "x",
+        "triangle-up",
+        "star",
+        "triangle-down",
+        "hourglass",
+        "bowtie",
+    )
     return go.Scatter(
         x=[min(time, slowest)],
         y=[memory],

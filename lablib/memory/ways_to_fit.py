@@ -7,7 +7,7 @@ is there again, so the last product is not repeated).
     way                    bytes of activations at the peak      seconds of a step
     keep all               n a                                   n (f + g)
     full recomputation     (n - 1) b + a                         n (f + g + r)
-    every sqrt(n)          (ceil(n / k) - 1) b + k a             the same
+    every sqrt(n)          (n / k - 1) b + k a, k = sqrt(n)      the same, as far as k divides n
     first half             n/2 b + n/2 a                         n (f + g) + n/2 r
     selective (products)   (n - 1) p + a                         n (f + g + r_p)        p: input, products' results
     offload                2 a                                   n (f + g) + max(0, (n-1) (c_a - f)) + the same with g
@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import sqrt
 from typing import Any
 
 import torch
@@ -45,7 +46,6 @@ from lablib.memory.checkpointing import (
     KEPT_OPERATORS,
     checkpoint_every,
     checkpoint_first,
-    checkpoint_sqrt,
     peak_bytes,
     recomputed,
 )
@@ -140,7 +140,7 @@ def ways_to_fit(priced: PricedLayer, num_layers: int, host_link: Link) -> list[W
     sizes = [cost.kept_bytes] * n, [cost.input_bytes] * n
     plans = {
         "full recomputation": checkpoint_every(n),
-        "every sqrt(n)": checkpoint_sqrt(n, cost.kept_bytes, cost.input_bytes),
+        "every sqrt(n)": checkpoint_every(n, max(1, round(sqrt(n)))),
         "first half": checkpoint_first(n, n // 2),
     }
     ways = [Way("keep all", n * cost.kept_bytes, plain_s, flops)]

@@ -24,6 +24,7 @@ from lablib import LINKS, Span, Timeline, find_cluster, launch, phase, reconcile
 from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.figures import figure_memory, figure_time_memory, format_quantity, show
+from lablib.figures.describe import attach
 from lablib.memory import checkpointing, offload, optimal_checkpointing
 from lablib.memory.activation_compression import compressed_activations
 from lablib.memory.checkpointing import Segment, checkpoint_every, keep_all, peak_bytes, recomputed
@@ -46,8 +47,8 @@ quick: bool = True  # few repeats
 # ## What an operator keeps
 #
 # *Autograd* is the part of PyTorch that computes gradients. While forward runs it notes every operator, and *saves*
-# the tensors that the operator's derivative will need. Such tensors are called *activations*. A *hook*, a function of
-# ours that autograd calls, sees each of them as it is saved.
+# the tensors that the operator's derivative will need. Those of them that forward has made are called *activations*. A
+# *hook*, a function of ours that autograd calls, sees each tensor as it is saved.
 
 # %%
 x = torch.randn(4, 8, requires_grad=True)
@@ -65,9 +66,9 @@ with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
 print(f"exp saves {len(saved)} tensor; is it y? {saved[0].data_ptr() == y.data_ptr()}")
 
 # %% [markdown]
-# Write dx for the gradient of the loss with respect to x. Here dx = dy y, element by element: so y is all that
-# backward needs, and x could be forgotten. Now predict the same for six operators. Each can save x, its input, or y,
-# its output, or both, or nothing.
+# Write dx for the gradient of the loss with respect to x, dy for that with respect to y. Here dx = dy y, element by
+# element: so y is all that backward needs, and x could be forgotten. Now predict the same for six operators. Each can
+# save its input x, its output y, its weight w, several of them, or nothing.
 #
 # | operator | derivative |
 # |---|---|
@@ -80,7 +81,7 @@ print(f"exp saves {len(saved)} tensor; is it y? {saved[0].data_ptr() == y.data_p
 
 # %%
 my_guesses = dict.fromkeys(["x + 1", "square", "relu", "softmax", "gelu", "linear"])
-# my_guesses["relu"] = "x"   each is x, y, both or nothing
+# my_guesses["relu"] = "x"   each is x, y, w, several ("x and y") or nothing
 print("guesses:", my_guesses)
 
 # %%
@@ -109,16 +110,17 @@ for name, guess in my_guesses.items():
 pd.DataFrame(rows).T.rename_axis("operator")
 
 # %% [markdown]
-# Linear also saves w, which costs nothing: parameters stay in memory anyway. Relu could save x, since y > 0 exactly
-# where x > 0. It saves y, because the next operator, mostly a linear one, saves that same tensor as its input: one
-# memory, two users. Gelu's derivative cannot be had from y, so both its input and its output stay.
+# That linear saves w costs nothing: parameters stay in memory anyway. Relu could save x, since y > 0 exactly where
+# x > 0. It saves y, because the next operator, mostly a linear one, saves that same tensor as its input: one memory,
+# two users. Gelu's derivative cannot be had from y, so it saves x; and its output stays too, as the next one's input.
 
 # %% [markdown] minutes=5
 # ## A step of sixteen blocks
 #
-# Now a real size: sixteen *blocks*, the layers of a GPT, each of attention and two wide linear layers (the *MLP*) with
-# a gelu between. `launch` runs a program on a simulated GPU. With `fidelity="shapes"` tensors have shapes but no
-# values, so that a large model fits here. `phase("setup")` is left out of pictures and times.
+# Now a real size: sixteen *blocks*, the layers of a GPT. Each has *attention*, in which a token reads the tokens before
+# it, and two wide linear layers with a gelu between, the *MLP*. `launch` runs a program on a simulated GPU. With
+# `fidelity="shapes"` tensors have shapes but no values, so that a large model fits here. `phase("setup")` is left out
+# of pictures and times.
 
 # %%
 config = GPTConfig(num_layers=16, d_model=2048, num_heads=16, max_seq_len=1024)
@@ -164,16 +166,17 @@ def activations(run):
     return int(run.memory.curve(rank=0)[1]["activation"].max())
 
 
-unit = 16 * input_bytes  # b for each of 16 blocks
+unit = config.num_layers * input_bytes  # b for each block
 made = [one for one in everything.memory.allocations_at_peak(0) if one.category == "activation"]
-rows = {one.name.removeprefix("aten."): {"b, a block": f"{one.size_bytes / unit:.2f}"} for one in made}
-print(f"{format_quantity(activations(everything), 'B')}: {activations(everything) / unit:.1f} b a block")
+names = ["attention" if "attention" in one.name else one.name.removeprefix("aten.") for one in made]
+rows = {name: {"b in each block": f"{one.size_bytes / unit:.2f}"} for name, one in zip(names, made, strict=True)}
+print(f"{format_quantity(activations(everything), 'B')}: {activations(everything) / unit:.1f} b in each block")
 pd.DataFrame(rows).T.head(5).rename_axis("made by")
 
 # %% [markdown]
-# `addmm` is a linear layer: query, key and value are b each, and the MLP's first result is 4 b wide. Gelu's result is
-# another 4 b. Two norms and two sums add 4 b, attention one. Together a block saves a = 16 b. (Its attention is
-# *fused*: it never stores its matrix of scores.)
+# `addmm` is a linear layer: those for attention's three inputs save b each, and the MLP's first is 4 b wide: 7 b.
+# Gelu's result is another 4 b. A block's two layer norms and two sums add 4 b, attention one. Together a block saves a
+# = 16 b. (Its attention is *fused*: its scores, a number for each two tokens, are never stored.)
 
 # %% [markdown] minutes=11
 # ## Compute it again
@@ -203,8 +206,8 @@ show(figure_memory(whole.memory, timeline=again, title="One segment of all 16 bl
 # ### Exercise 1: checkpoint every k layers
 #
 # `checkpoint(function, x, use_reentrant=False)` returns `function(x)`, and keeps `x` alone. `nn.Sequential(*layers)` is
-# a module that runs layers one after another. The budgets: the peak on the ledger, and no layer's forward runs more
-# than twice. Stuck? Run `check.run_in_segments.hint()` in a new cell.
+# a module that runs layers one after another. The budgets: the ledger's peak is that of such segments, within 2%, and
+# no layer's forward runs more than twice. Stuck? Run `check.run_in_segments.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -222,7 +225,7 @@ def run_in_segments(layers, k, x):
 
 
 # %%
-# Try it on five layers that note when they run. What must stand there for k=2? By hand: 0 1 2 3 4, then 4, 2 3, 0 1.
+# Five layers note when they run. What must stand there for k=2? By hand: 0 1 2 3 4, then 4, 2 3, 0 1.
 class Noting(nn.Module):
     def __init__(self, number, notes):
         super().__init__()
@@ -251,23 +254,28 @@ print(f"segments of 4: {activations(four) / activations(everything):.0%} of the 
 again = four.timeline.without("setup")
 show(figure_memory(four.memory, timeline=again, title="A checkpoint every 4 blocks"))
 
+# %% [markdown]
+# Four hills: each segment is made again, then its activations are freed. The activations of each hill are about as
+# large, but under them gradients of the parameters grow. So the last hill is the highest, and all memory falls less
+# than activations do.
+
 # %% [markdown] minutes=6
 # ## How long should a segment be?
 #
-# A chain of n layers, a bytes saved by each, b bytes of input. When the last segment is there again, its k layers hold
-# k a, its own checkpoint included; before it lie the others' checkpoints:
+# A chain of n layers, a bytes saved by each, b bytes of input, and k divides n. When the last segment is there again,
+# its k layers hold k a, its own checkpoint included; before it lie the others' checkpoints:
 #
-#     peak = (ceil(n / k) - 1) b + k a
+#     peak = (n / k - 1) b + k a
 #
 # Often read: "take k = sqrt(n)", here 4. Which k gives the lowest peak for our chain, where a = 16 b?
 
 # %%
-my_guess_k = None  # layers of a segment, 1 to 16
+my_guess_k = None  # layers of a segment: 1, 2, 4, 8 or 16
 print("guess:", my_guess_k)
 
 # %%
 plans = {"all kept": keep_all(16)}
-plans |= {f"every {k}": checkpoint_every(16, k) for k in (1, 2, 3, 4, 6, 8, 16)}
+plans |= {f"every {k}": checkpoint_every(16, k) for k in (1, 2, 4, 8, 16)}
 runs = {name: launch(step, plan, **GPU) for name, plan in plans.items()}
 
 
@@ -278,9 +286,9 @@ def row_of(run, plain):
     return {"activations": held, "step": seconds, "longer by": f"{step_s / plain_s - 1:.0%}"}
 
 
-rows = {}
+rows, block_bytes = {}, 16 * input_bytes  # a = 16 b
 for name, plan in plans.items():
-    formula = peak_bytes(plan, [16 * input_bytes] * 16, [input_bytes] * 16)
+    formula = peak_bytes(plan, [block_bytes] * config.num_layers, [input_bytes] * config.num_layers)
     rows[name] = {"formula": format_quantity(formula, "B")} | row_of(runs[name], everything)
 print(f"you guessed k = {my_guess_k}")
 pd.DataFrame(rows).T
@@ -292,15 +300,16 @@ pd.DataFrame(rows).T
 # segments pay only for chains of more than 32 blocks.
 
 # %% [markdown]
-# And the time? Backward takes about two forwards: for each product it computes dx and dw. A third forward makes 4/3,
-# or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is there again. What a
-# block computes after it, the MLP's second product, is never repeated. So short segments are quicker as well.
+# And the time? Backward takes as long as two forwards: for each product it computes dx and dw. One more forward makes 4
+# of 3, or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is there again. What
+# a segment computes after it, its last product, is never repeated. For that reason short segments are quicker as well.
 
 # %% [markdown] minutes=10
 # ## What runs twice
 #
-# A checkpoint in ten lines. Inside of `forward` autograd is off, so nothing is saved but x. `backward` gets dy, has the
-# segment computed again, and passes dy through it. The second run is left to a function `recompute`.
+# A checkpoint of our own. Inside of `forward` autograd is off, so of all tensors that the segment makes none is saved.
+# `backward` gets dy, has the segment computed again, and passes dy through it. The second run is left to a function
+# `recompute`.
 
 
 # %%
@@ -325,14 +334,18 @@ def run_plainly(segment, x, rng_state):
 
 
 # %% [markdown]
-# Two layers do more than compute. *Dropout* sets random elements to zero, and draws from the *random generator*. And
-# layers such as batch norm keep a running mean of what they have seen in a *buffer*, a tensor of the module that is no
-# parameter. Guess: after a step with `run_plainly`, is the gradient right? Is the running mean?
+# *Dropout* sets random elements to zero, and draws from the *random generator*. `RunningMean` keeps a mean of what it
+# has seen in a *buffer*, a tensor of the module that is no parameter. After a step with `run_plainly`, which is right:
+# the gradient, the running mean, the number that is drawn next?
+
+# %%
+my_guess_right = None  # all, none, or which of the three
+print("guess:", my_guess_right)
 
 
 # %%
 class RunningMean(nn.Module):
-    """Subtracts the mean over the batch. As batch norm, it keeps a running mean for later use."""
+    """Subtracts the mean over the batch, and keeps a running mean for later use."""
 
     def __init__(self, width):
         super().__init__()
@@ -356,9 +369,10 @@ def with_recompute(recompute):
     return one_step(lambda segment, x: Checkpoint.apply(x, segment, recompute))
 
 
-rows = {"no checkpoint": one_step(lambda segment, x: segment(x))}
-rows["run plainly"] = with_recompute(run_plainly)
-pd.DataFrame(rows).T
+twice = {"no checkpoint": one_step(lambda segment, x: segment(x))}
+twice["run plainly"] = with_recompute(run_plainly)
+print(f"you guessed: {my_guess_right}")
+pd.DataFrame(twice).T
 
 # %% [markdown]
 # All three are wrong, and nothing complains. The second run drew other numbers, so backward went through elements that
@@ -399,13 +413,14 @@ try_out(with_recompute, recompute)
 check.recompute(recompute)
 
 # %% [markdown]
-# PyTorch's own checkpoint restores the generator by itself (`preserve_rng_state=True`). Buffers, counters, prints and
-# whatever else a forward does it leaves to you: they happen twice. Here is its dropout, and its running mean.
+# PyTorch's own checkpoint restores the default generators by itself (`preserve_rng_state=True`). Buffers, counters,
+# prints and whatever else a forward does it leaves to you: they happen twice. (Torch's `BatchNorm` saves its buffers
+# for backward, and forbids to write to them before: run it on copies instead, with `torch.func.functional_call`.)
 
 # %%
 with_torch = partial(checkpoint, use_reentrant=False)
-rows["torch's checkpoint"] = one_step(with_torch)
-pd.DataFrame(rows).T
+twice["torch's checkpoint"] = one_step(with_torch)
+pd.DataFrame(twice).T
 
 # %% [markdown] minutes=13
 # ## Move it away
@@ -443,12 +458,12 @@ pd.DataFrame({way: row_of(run, moved["all kept"]) for way, run in moved.items()}
 
 # %% [markdown]
 # `send` copies out, `recv` back. (torch's hooks do it: `note` above could return anything that says where the tensor
-# is.) Copies *hide* behind computing; what cannot hide makes the step longer. Computing waits, since only two tensors
-# may be on their way at once. And our large chain? What does a copy take there?
+# is.) Copies *hide* behind computing; what cannot hide is *exposed*, and makes the step longer. In backward the lane of
+# computing has gaps: it waits, since only two tensors may be on their way at once. And our large chain? What does a
+# copy take there?
 
 # %%
 host_link = LINKS["pcie4" if "a100" in cluster else "pcie5"]
-block_bytes = 16 * input_bytes
 passes = [kept_step.select(rank=0, phase=name) for name in ("forward", "backward")]
 forward_s, backward_s = (sum(span.duration_s for span in spans) / 16 for spans in passes)
 copy_s = block_bytes / host_link.bandwidth_bytes_per_s
@@ -457,8 +472,9 @@ print(f"a block on {cluster}, {format_quantity(block_bytes, 'B')} over {host_lin
 print({name: format_quantity(value, "s") for name, value in seconds.items()})
 
 # %% [markdown]
-# A copy takes longer than a block's forward, so not all can hide. Some can, if copies may queue. Which? The first
-# blocks': forward still has far to go, and backward comes to them last. Two rules:
+# That is at the link's full rate, which a real copy does not quite reach. A copy takes longer than a block's forward,
+# so not all can hide. Some can, if copies may queue. Which? The first blocks': forward still has far to go, and
+# backward comes to them last. Two rules:
 #
 # - *Out*, block 0 first, one at a time. A copy starts when its block's forward is over and the link is free. All copies
 #   must end when forward does: there the peak is.
@@ -507,7 +523,7 @@ check.num_hidden(num_hidden)
 
 # %%
 def offload_timeline(m, number=16):
-    """Your two rules as a picture, for the chain whose first m blocks are offloaded."""
+    """Your two rules as a picture, for the chain whose first m blocks are offloaded; when the last copy is out."""
     spans, out_s, turn_s = [], 0.0, number * forward_s
 
     def add(stream, name, phase, start_s, seconds):
@@ -519,26 +535,29 @@ def offload_timeline(m, number=16):
     for i in range(m):
         start_s = max(out_s, (i + 1) * forward_s)
         out_s = start_s + copy_s
-        add("comm:out", f"copy of {i}", "forward", start_s, copy_s)
-        add("comm:in", f"copy of {i}", "backward", turn_s + (m - 1 - i) * copy_s, copy_s)
-    return Timeline.of(spans, num_ranks=1)
+        add("comm:out", f"{i}", "forward", start_s, copy_s)
+    for i in range(m):
+        add("comm:in", f"{i}", "backward", max(turn_s, out_s) + (m - 1 - i) * copy_s, copy_s)
+    return Timeline.of(spans, num_ranks=1), out_s
 
 
+timeline, out_s = offload_timeline(m=4)
 print(f"you guessed {my_guess_hidden}; here are four")
-show(offload_timeline(m=4).figure(title="Four blocks are offloaded"))
+ends = [f"Forward ends at {format_quantity(16 * forward_s, 's')}", f"copy 3 is out at {format_quantity(out_s, 's')}"]
+figure = timeline.figure(title="Copies (C) of blocks 0 to 3")
+show(attach(figure, f"{', '.join(ends)}.", figure.layout.meta["table"]))
 
 # %% [markdown]
-# On the A100s of `dgx-a100` the fourth copy out ends after forward: three hide, with a fifth of the activations. Wider
-# models hide more: a block's products grow with the square of its width, what it saves only with the width. Numbers of
-# two bytes on fast GPUs hide less.
+# On the A100s of `dgx-a100` the fourth copy out, that of block 3, ends after forward. At the turn, where the peak is,
+# its block is still there, so nothing was won by it. Three hide, with a fifth of the activations.
 
 # %% [markdown] minutes=3
 # ## Explore: which way, on which device?
 #
-# Every way is a point: further down is less memory, further left is less time. It comes from formulas and the prices
-# of one block's operators. Besides what you know there are checkpoints of the first half, offloaded checkpoints, two
-# ways of the folded sections (*selective*, *8 bits*), and a step in two halves (*micro-batch / 2*), which takes half of
-# the sequences at a time. First predict: for width 1024, does offloading everything pay? And for 8192?
+# Every way is a point: further down is less memory, further left is less time. It comes from formulas and simulated
+# seconds of one block's operators. New are checkpoints of the first half, offloaded checkpoints, *selective* ones (only
+# products are kept), activations rounded to *8 bits*, and *micro-batch / 2*: half of the sequences at a time. First
+# predict: for width 1024, does offloading everything pay? And for 8192?
 
 # %%
 HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
@@ -570,10 +589,10 @@ explore(ways_by_device, figure_time_memory, controls, interactive=interactive, e
 # %% [markdown]
 # <details><summary>Does offloading pay?</summary>
 #
-# A checkpoint at every block costs 22 or 23% on any device. Offloading everything makes a step of width 2048 from 1.9
-# (V100) to 3.6 times (H100) as long; at 8192 it is free on the V100, costs 10% on the A100 and 27% on the H100; at
-# 16384 it is free on all. A block's products grow with the square of its width, what it saves only with the width. And
-# the faster a GPU is beside its link, the less hides.
+# A checkpoint at every block costs 22 or 23% at widths of 1024 and more. Offloading everything makes a step of width
+# 2048 from 1.9 (V100) to 3.6 times (H100) as long; at 8192 it is free on the V100, costs 10% on the A100 and 27% on the
+# H100; at 16384 it is free on all. A block's products grow with the square of its width, what it saves only with the
+# width. And the faster a GPU is beside its link, the less hides.
 #
 # </details>
 
@@ -592,9 +611,9 @@ def chain_on_this_machine():
         device = torch.get_default_device()  # this machine's: no GPU on gloo
         blocks = [Block(small, device, torch.float32) for _ in range(small.num_layers)]
         x = torch.randn(4, small.max_seq_len, small.d_model, device=device)
-        checkpointing.run(checkpoint_every(4), blocks, x).sum().backward()  # warms up
+        checkpointing.run(checkpoint_every(4, k=1), blocks, x).sum().backward()  # warms up
         dist.barrier()
-    for name, plan in {"keep all": keep_all(4), "checkpoint": checkpoint_every(4)}.items():
+    for name, plan in {"keep all": keep_all(4), "checkpoint": checkpoint_every(4, k=1)}.items():
         with phase(name):
             checkpointing.run(plan, blocks, x).sum().backward()
 
@@ -624,10 +643,10 @@ rows = {"here": longer_by(comparison.table()), "recorded": longer_by(recorded.ta
 pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 
 # %% [markdown]
-# The seconds are far off. Other programs take their share of a busy machine, which `reading` tells. And a processor's
-# calibration knows products of matrices well, but prices the rest by the bytes it moves. A *ratio* of two steps is
-# easier to predict: most errors are in both. Yet where *noise*, half the spread of the runs, is larger than what the
-# checkpoints add, the ratio says nothing either.
+# The seconds are far off: other programs take their share of a busy machine, which `reading` tells. A *ratio* of two
+# steps is easier to predict, as most errors are in both. Not all are: gelu, which runs again, takes a processor longer
+# than moving its bytes, and the prediction knows the bytes alone. On one free core these checkpoints cost 30%. And
+# where *noise*, half the spread of the runs, is as large as what they add, the ratio says nothing.
 
 # %% [markdown] tags=["further"] minutes=14
 # ## Further: which layers?
@@ -640,7 +659,7 @@ pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 costs = [1, 2, 2, 3, 3, 4]  # GFLOPs of each layer's forward
 layer_bytes = [24, 24, 16, 16, 12, 12]  # MB saved by each layer, its input included
 layer_inputs = [12, 12, 8, 8, 6, 6]  # MB of its input alone
-examined = {"all kept": keep_all(6), "every layer": checkpoint_every(6)}
+examined = {"all kept": keep_all(6), "every layer": checkpoint_every(6, k=1)}
 examined["the first two"] = (Segment(0, 2, True), Segment(2, 6, False))
 for name, plan in examined.items():
     needs = peak_bytes(plan, layer_bytes, layer_inputs)
@@ -678,7 +697,15 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
 
 
 # %%
-try_out(cheapest_plan, costs, layer_bytes, layer_inputs, budget_bytes=60)  # 5 GFLOPs again: how?
+def told(plan):
+    """Segments in short, and what the plan computes again and needs."""
+    if isinstance(plan, list | tuple) and all(isinstance(one, Segment) for one in plan):
+        print(*(f"{one.start}-{one.stop - 1} {'again' if one.is_checkpointed else 'kept'}" for one in plan), sep=", ")
+        return f"{recomputed(plan, costs):.0f} GFLOPs again, {peak_bytes(plan, layer_bytes, layer_inputs):.0f} MB"
+    return plan
+
+
+try_out(lambda *given: told(cheapest_plan(*given)), costs, layer_bytes, layer_inputs, 60)  # 5 GFLOPs again: how?
 
 # %% tags=["check"] points=3
 check.cheapest_plan(cheapest_plan)
@@ -686,10 +713,11 @@ check.cheapest_plan(cheapest_plan)
 # %% [markdown]
 # Trying all plans is hopeless for 24 layers. *Dynamic programming* is not: the best plan for a chain is made of best
 # plans for its parts, so each part is solved once for each number of bytes (Beaumont et al., 2019, section 4). Its
-# segments may have checkpoints of their own. Here equal segments, and the optimal plan in the same memory.
+# segments may have checkpoints of their own. Here equal segments, and the optimal plan in the same memory. Both run
+# whole forwards again, so equal segments take a third more.
 
 # %%
-stages = [layer // 6 for layer in range(24)]  # four stages of six layers, each keeps half of the last
+stages = [layer // 6 for layer in range(24)]  # four stages of six layers, each keeps half of the stage before
 long_costs = [1.0 + stage for stage in stages]
 inputs = [16.0 / 2**stage for stage in stages]
 kept = [48.0 / 2**stage for stage in stages]
@@ -737,9 +765,9 @@ for name, run in selective.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Keeping the products costs almost no time. Korthikanti et al. (2022) recompute attention alone, when its matrix of
-# scores was still stored: then it is most of the memory and little of the work. Fused attention has taken that matrix
-# away, so here attention again saves less and costs more.
+# Keeping the products costs almost no time. Korthikanti et al. (2022) recompute what lies between query, key, value and
+# attention's result. Their scores were stored, and with long sequences they are most of the memory and little of the
+# work. Fused attention stores none. Here the whole module runs again, its linear layers too: less saved, at more time.
 
 # %% [markdown]
 # "Checkpointing saves 75% of memory for 30 to 40% more time" is often read. Of *activations* a plan saves nearly any
@@ -784,9 +812,9 @@ pd.DataFrame(rows).T
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - Backward needs what its derivative names: the input, the output, both, or nothing. The rest is never kept.
-# - What is kept piles up in forward and is freed in backward: the peak is at the turn.
-# - It can be computed again: (n/k - 1) b + k a bytes instead of n a, for up to a third more time.
+# - Backward needs what the derivative names: the input, the output, the weight, a mask or a mean. The rest is not kept.
+# - What is kept piles up in forward and is freed in backward: without checkpoints the peak is at the turn.
+# - It can be computed again: (n/k - 1) b + k a bytes instead of n a, for about a third more computing.
 # - What runs twice must leave no trace: the generator and all buffers as they were.
 # - It can be moved: copies hide as far as there is computing to hide behind.
 
