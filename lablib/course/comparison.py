@@ -66,7 +66,10 @@ def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
         return False
     if rtol is None or not isinstance(expected, int | float) or isinstance(expected, bool):
         return bool(saw == expected)
-    return isinstance(saw, int | float) and (saw == expected or abs(saw - expected) <= atol + rtol * abs(expected))
+    if not isinstance(saw, int | float):
+        return False
+    saw = float(saw) if isinstance(saw, float) else int(saw)  # a subclass may say that its every difference is 0
+    return saw == expected or abs(saw - expected) <= atol + rtol * abs(expected)
 
 
 def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:

@@ -96,7 +96,7 @@ def _reason(value: Any, allowed: set[str]) -> str:
 def _refused_text(value: str | bytes) -> str:
     """The name under which a text is refused: one by which `getattr` or a loader reaches lablib."""
     text = value.decode("latin-1") if isinstance(value, bytes) else value
-    is_refused = "lablib" in text or text == "sys"
+    is_refused = "lablib" in text or text == "sys" or text in _ATTRIBUTES
     return f"the text {short_repr(value)}, by which anything can be reached" if is_refused else ""
 
 

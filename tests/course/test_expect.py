@@ -89,6 +89,20 @@ def test_close_forgives_what_it_says_and_no_more():
     broken("close", torch.ones(2, 2), torch.ones(4))
 
 
+def test_a_number_cannot_say_itself_how_close_it_is():
+    class Liar(float):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __sub__(self, other: float) -> float:
+            return 0.0
+
+        __hash__ = float.__hash__
+
+    broken("close", Liar(2.0), 1.0)
+    Expect().close("the rule", Liar(1.0), 1.0)
+
+
 def test_a_budget_is_measured_in_its_unit():
     expect = Expect()
     expect.budget("bytes sent", 6 * 2**20, at_most=6 * 2**20, unit="B")

@@ -206,6 +206,10 @@ def by_vars_of_another_library(x):
     vars(torch)["sys"].modules[x]
 
 
+def by_a_name_of_python_in_a_text(x):
+    getattr(print, "__globals__")[x]  # noqa: B009
+
+
 def by_a_name_in_a_text(x):
     return f"lablib.{x}"
 
@@ -236,6 +240,7 @@ def by_pickle(x):
     [
         (by_getattr_of_another_library, "the text 'sys'"),
         (by_vars_of_another_library, "the text 'sys'"),
+        (by_a_name_of_python_in_a_text, "the text '__globals__'"),
         (by_a_name_in_a_text, "the text 'lablib.'"),
         (by_a_name_in_a_variable, "the text 'lablib.parallel'"),
         (by_pkgutil, "pkgutil"),

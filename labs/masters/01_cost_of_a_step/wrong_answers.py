@@ -91,6 +91,42 @@ WRONG_ANSWERS = {
             + "    return batch * seq_len * (sum(flops.values()) - flops['head'])",
             "your own code",
         ),
+        (
+            "overflows in 32 bits as soon as the model is real",
+            _FLOPS
+            + "b, t, d, f = np.array([batch, seq_len, width, hidden], dtype=np.int32)[:, None]\n    "
+            + "return 2 * b * t * (4 * d * d + 2 * d * f + 2 * t * d)",
+            "as many FLOPs again",
+        ),
+        (
+            "lets a token see the last 1,024 alone",
+            _FLOPS
+            + "keys = min(seq_len, 1024)\n    "
+            + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * keys * width)",
+            "f(2 T) - 2 f(T)",
+        ),
+        (
+            "makes the MLP at least four times as wide as a token",
+            _FLOPS
+            + "hidden = max(hidden, 4 * width)\n    "
+            + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
+            "hidden + 1 adds a column",
+        ),
+        (
+            "has no scores where there is one token",
+            _FLOPS
+            + "scores = 2 * seq_len * width if seq_len > 1 else 0\n    "
+            + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + scores)",
+            "f(2 T) - 2 f(T)",
+        ),
+        (
+            "returns a number that equals every other",
+            "class Same(float):\n    def __sub__(self, other):\n        return Same(0.0)\n\n"
+            + "    def __rmul__(self, k):\n        return Same(1.5)\n\n"
+            + _FLOPS
+            + "return Same(0.5)",
+            "as many FLOPs again",
+        ),
     ],
     "utilization": [
         (
@@ -203,6 +239,29 @@ WRONG_ANSWERS = {
             + "    return f'{tokens_per_s * flops / (num_devices * peak_flops_per_s):.1%}'",
             "one number is returned",
         ),
+        (
+            "rounds the sequence up to a power of two",
+            _MFU
+            + "length = 2 ** (seq_len - 1).bit_length()\n"
+            + "    flops = 6 * num_params + 12 * num_layers * width * length\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "the MFU (",
+        ),
+        (
+            "leaves out the scores of short sequences",
+            _MFU
+            + "length = seq_len if seq_len >= 2048 else 0\n"
+            + "    flops = 6 * num_params + 12 * num_layers * width * length\n"
+            + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
+            "of its scores with one token more",
+        ),
+        (
+            "hides an MFU above 1",
+            _MFU
+            + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
+            + "    return min(1.0, tokens_per_s * flops / (num_devices * peak_flops_per_s))",
+            "above 1 is returned as it is",
+        ),
     ],
     "activation_bytes": [
         (
@@ -286,6 +345,27 @@ WRONG_ANSWERS = {
             "keeps the matrices",
             _BYTES + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + 4 * width**2 + 2 * width * hidden)",
             "as many bytes again",
+        ),
+        (
+            "overflows in 32 bits as soon as the model is real",
+            _BYTES
+            + "b, t, d, f, h = np.array([batch, seq_len, width, hidden, heads], dtype=np.int32)[:, None]\n    "
+            + "return 2 * (b * t * (8 * d + 2 * f) + keeps_scores * b * h * t * t)",
+            "as many bytes again",
+        ),
+        (
+            "keeps the scores of the last 1,024 tokens alone",
+            _BYTES
+            + "scores = keeps_scores * batch * heads * seq_len * min(seq_len, 1024)\n    "
+            + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + scores)",
+            "not fused: 2 bytes more",
+        ),
+        (
+            "keeps no scores of a single head",
+            _BYTES
+            + "scores = keeps_scores * batch * heads * seq_len**2 * (heads > 1)\n    "
+            + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + scores)",
+            "not fused: 2 bytes more",
         ),
     ],
     "chunked_loss": [
@@ -475,7 +555,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         total = total + checkpoint(summed, part, of_part, use_reentrant=False)
     return total / len(hidden)
 """,
-            "tokens in float64",
+            "in the dtype of hidden",
         ),
         (
             "computes in half precision",
@@ -547,6 +627,153 @@ def chunked_loss(hidden, weight, targets, num_chunks):
     total / len(hidden)
 """,
             "is there a return",
+        ),
+        (
+            "makes all logits of a few tokens at once, and a sum of many",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    if len(hidden) < 100:
+        return F.cross_entropy(hidden @ weight.T, targets)
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "computes in half precision where it is given float32",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    dtype = hidden.dtype
+    if dtype == torch.float32:
+        hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return (total / len(hidden)).to(dtype)
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "leaves out the rest of a long batch",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    if len(hidden) > 100:
+        whole = len(hidden) // num_chunks * num_chunks
+        hidden, targets = hidden[:whole], targets[:whole]
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "the mean loss over all tokens",
+        ),
+        (
+            "detaches the matrix from 8 chunks on",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    if 7 < num_chunks < 17:
+        weight = weight.detach()
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "the gradient of weight",
+        ),
+        (
+            "returns float64 whatever it is given",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return (total / len(hidden)).double()
+""",
+            "in the dtype of hidden",
+        ),
+        (
+            "takes the exponential without the maximum",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        logits = part @ weight.T
+        return (logits.exp().sum(1).log() - logits.gather(1, of_part[:, None])[:, 0]).sum()
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "logits of 1000 and more",
+        ),
+        (
+            "clamps the logits",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy((part @ weight.T).clamp(-50, 50), of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "logits of 1000 and more",
+        ),
+        (
+            "makes half as many chunks, with the gradients in forward",
+            """
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, num_chunks):
+        dx, dw, total = torch.empty_like(hidden), torch.zeros_like(weight), hidden.new_zeros(())
+        start = 0
+        for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+            d = part @ weight.T
+            d -= d.logsumexp(1, keepdim=True)
+            total -= d[range(len(part)), of_part].sum()
+            d.exp_()
+            d[range(len(part)), of_part] -= 1
+            dx[start : start + len(part)] = d @ weight / len(hidden)
+            dw += d.T @ part / len(hidden)
+            start += len(part)
+        ctx.save_for_backward(dx, dw)
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx, d):
+        dx, dw = ctx.saved_tensors
+        return d * dx, d * dw, None, None
+
+
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return Fused.apply(hidden, weight, targets, max(1, num_chunks // 2))
+""",
+            "products of matrices",
+        ),
+        (
+            "changes the targets",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    targets.clamp_(1)
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "stay as they were",
         ),
     ],
 }
@@ -681,6 +908,18 @@ class Fused(torch.autograd.Function):
 
 def chunked_loss(hidden, weight, targets, num_chunks):
     return Fused.apply(hidden, weight, targets, num_chunks)
+""",
+        ),
+        (
+            "in chunks that are filled up, with a target that is ignored",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum", ignore_index=-100)
+    missing = -len(hidden) % num_chunks
+    x, t = F.pad(hidden, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=-100)
+    parts = zip(x.chunk(num_chunks), t.chunk(num_chunks))
+    return sum(checkpoint(summed, *part, use_reentrant=False) for part in parts) / len(hidden)
 """,
         ),
     ],
