@@ -37,6 +37,7 @@ PLOT_PIXELS = 380
 NAMED = 6  # points that say their name in the picture: those that took longest
 SEEN = 0.001  # of the compute time: what took less is listed, and not drawn
 LOWEST = 0.001  # of its roof: what is lower is drawn there, so that the others can be told apart
+SIDE_BY_SIDE, STEP = 4, 1.8  # operations without FLOPs: so many places at the left edge, each so many times the last
 MEMORY, UNKNOWN = "memory", "unknown"
 
 
@@ -83,6 +84,8 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "") -> go.F
     total_s = sum(p.seconds for p in points)
     shown = [p for p in points if p.roof != UNKNOWN and p.seconds > SEEN * total_s]
     places = _places(shown, (first, last), device)
+    if any(not p.flops for p in shown):
+        figure.add_trace(_edge(first, device.peak(dtypes[0]), device))
     for index, roof in enumerate(dict.fromkeys([MEMORY, *dtypes])):
         some = [i for i, p in enumerate(shown) if p.roof == roof]
         if some:
@@ -130,10 +133,10 @@ def _extent(points: Sequence[Point], dtypes: Sequence[str], device: Device) -> t
 
 def _places(points: Sequence[Point], edges: tuple[float, float], device: Device) -> list[tuple[float, float]]:
     """Where each point stands: intensity and FLOP/s, or at an edge where one of them was not counted."""
-    places, side_by_side = [], cycle(range(4))
+    places, side_by_side = [], cycle(range(SIDE_BY_SIDE))
     for p in points:
         # Without FLOPs: along the memory's roof, and as far below it as its bandwidth is below the device's.
-        x = min(p.intensity, edges[1]) if p.flops else edges[0] * 1.8 ** next(side_by_side)
+        x = min(p.intensity, edges[1]) if p.flops else edges[0] * STEP ** next(side_by_side)
         roof = min(device.peak(p.dtype or "float32"), device.memory_bandwidth_bytes_per_s * x)
         y = p.flops / p.seconds if p.flops else x * p.size_bytes / p.seconds
         places.append((x, max(y, LOWEST * roof)))
@@ -163,6 +166,14 @@ def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float) -> 
     return [*traces, go.Scatter(x=[middle], y=[bandwidth * middle], **name, **look)]
 
 
+def _edge(first: float, peak: float, device: Device) -> go.Scatter:
+    """Left of this line stand operations without FLOPs, whose place says how far they are from the roof alone."""
+    x = first * STEP**SIDE_BY_SIDE
+    look = {"color": FAINT_INK, "width": 1, "dash": "dash"}
+    place = {"x": [x, x], "y": [device.memory_bandwidth_bytes_per_s * first, peak], "line": look}
+    return go.Scatter(**place, mode="lines", hoverinfo="skip", name="left of it: no FLOPs")
+
+
 def _points(
     shown: Sequence[Point],
     some: Sequence[int],
@@ -185,7 +196,7 @@ def _points(
             "size": [8 + 30 * sqrt(shown[i].seconds / total_s) for i in some],
             "line": {"color": "#FFFFFF", "width": 1},
         },
-        text=[plain(shown[i].name.removeprefix("aten.")) if i < NAMED else "" for i in some],
+        text=[plain(_short(shown[i].name)) if i < NAMED else "" for i in some],
         textposition=["bottom center" if i % 2 else "top center" for i in some],
         textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)},
         hovertext=[_hover(shown[i], total_s, device) for i in some],
@@ -236,11 +247,20 @@ def _summary(points: Sequence[Point], device: Device) -> str:
     longest = next((p for p in points if p.roof != UNKNOWN), None)
     if longest is None:
         return text + "."
-    name = longest.name.removeprefix("aten.") + (f" in {longest.dtype}" if longest.dtype else "")
+    name = _short(longest.name) + (f" in {longest.dtype}" if longest.dtype else "")
     text += f". {name} takes longest, {longest.seconds / total_s:.0%}, at {_share(longest, device)}."
     low = [p for p in points if p.seconds > SEEN * total_s and p.roof != UNKNOWN and _reached(p, device) < LOWEST]
-    names = ", ".join(p.name.removeprefix("aten.") for p in low)
+    names = ", ".join(_short(p.name) for p in low)
+    if any(not p.flops and p.size_bytes for p in points):
+        text += " Those without FLOPs stand at the left, and only their distance to the roof says something."
     return text + (f" Drawn at {LOWEST:.1%} of the roof, and still lower: {names}." if low else "")
+
+
+def _short(name: str) -> str:
+    """An operation's name without what torch needs to tell its kinds apart."""
+    for part in ("aten.", "_scaled_dot_product_", "_for_cpu"):
+        name = name.replace(part, "")
+    return name
 
 
 def _columns(points: Sequence[Point], total_s: float, device: Device) -> dict[str, list[Any]]:

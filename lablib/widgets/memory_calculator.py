@@ -34,28 +34,31 @@ _EXAMPLES = (
 
 @checked
 def memory_calculator(
-    interactive: bool = True, model: str = "gpt2-xl", device: str = "H100-80GB-SXM"
+    interactive: bool = True, model: str = "gpt2-xl", device: str = "H100-80GB-SXM", micro_batch: int = 4
 ) -> Explorer | Pictures:
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments:
         interactive: whether there are controls.
         model, device: which it begins with, names of the catalogues.
+        micro_batch: sequences that it begins with, one of the control's.
 
     Raises:
         ValueError: a name that is none of them.
     """
-    controls = _controls(model, device)
+    controls = _controls(model, device, micro_batch)
     return explore(calculate, figure_step_memory, controls, interactive, _EXAMPLES, on_point=explain_point)
 
 
-def _controls(model: str, device: str) -> list[Control]:
+def _controls(model: str, device: str, micro_batch: int) -> list[Control]:
     powers = tuple(2**i for i in range(8, 18))
     return [
         Choice("model", "Model", (*TRANSFORMERS, OWN), model),
         Choice("device", "Device", tuple(DEVICES), device),
         IntChoice("seq_len", "Sequence", powers, 1024, "tokens"),
-        IntChoice("micro_batch", "Micro-batch", (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256), 4, "sequences"),
+        IntChoice(
+            "micro_batch", "Micro-batch", (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256), micro_batch, "sequences"
+        ),
         Choice("precision", "Precision", tuple(PRECISIONS), "16 bits, float32 master"),
         Choice("optimizer", "Optimizer", tuple(OPTIMIZERS), "adamw"),
         Choice("recompute", "Recompute", ("none", "every 4", "every 2", "full"), "none"),

@@ -68,11 +68,19 @@ def test_the_sentence_and_the_table_share_out_all_of_the_compute_time():
     assert describe(figure) == (
         "Of 2 s of compute on all ranks, 50% under the roof of float32, 38% under the roof of memory; 12% of the "
         "compute time is in operations whose FLOPs and bytes are not counted. mm in float32 takes longest, 50%, at 50% "
-        "of its roof."
+        "of its roof. Those without FLOPs stand at the left, and only their distance to the roof says something."
     )
     rows = table(figure).set_index("operation")
     assert rows["share of compute (%)"].sum() == pytest.approx(100)
     assert rows["of its roof"].to_dict() == {"aten.mm": "50%", "aten.bmm": "50%", "aten.add": "40%", "aten.view": ""}
+
+
+def test_operations_without_flops_stand_left_of_a_line_and_all_others_right_of_it():
+    spans = [*SPANS, *(op(f"aten.{name}", 0.1, 0.0, 1e10, "") for name in "abcdef")]
+    figure = figure_roofline(Timeline.of(spans, 1), DEVICE)
+    (edge,) = {x for t in figure.data if t.name == "left of it: no FLOPs" for x in t.x}
+    points = drawn(figure)
+    assert max(points[f"aten.{name}"][1] for name in "abcdef") < edge < points["aten.mm"][1]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=20))

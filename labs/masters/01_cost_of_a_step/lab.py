@@ -22,13 +22,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lablib import find_cluster, launch, phase, reconcile
 from lablib.calibration import this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, print_text, show_source, try_out
 from lablib.figures import figure_lines, figure_memory, figure_roofline, format_quantity, show
-from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy, fused_linear_cross_entropy
+from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy
 from lablib.models import GPT, GPTConfig, find_transformer, model_config, next_token_loss, num_parameters
-from lablib.models.training_compute import over_six_n_d, six_n_d, training_days
-from lablib.models.transformer_flops import forward_flops, recompute_flops, step_flops
-from lablib.record.blocks import NEVER
+from lablib.models.training_compute import over_six_n_d
+from lablib.models.transformer_flops import forward_flops
 from lablib.widgets import memory_calculator
 
 check = checks_for("01")
@@ -42,12 +41,13 @@ seq_len: int = 1024  # tokens of a sequence, at most 1024
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## One step of GPT-2
 #
 # GPT-2 is a language model of 12 *layers*. It reads *tokens*, pieces of words: a *batch* of several *sequences* at
-# once. To each token it gives `vocab_size` scores, the *logits*, one for each token that could come next. Its numbers
-# are *parameters*. (The vocabulary is padded from 50,257 to a multiple of 64, which GPUs multiply faster.)
+# once. For each of them it computes `vocab_size` numbers, the *logits*, one for each token that could come next. The
+# numbers that it learns are its *parameters*. (The vocabulary is padded from 50,257 to a multiple of 64, which GPUs
+# multiply faster.)
 
 # %%
 config = replace(model_config("gpt2"), vocab_size=50304)
@@ -63,7 +63,7 @@ print(f"which it reads or writes at {format_quantity(device.memory_bandwidth_byt
 # A step has three parts. *Forward* computes the *loss*, how badly the tokens were foretold. *Backward* computes the
 # *gradient*: how the loss changes with each parameter. The *optimizer*, here AdamW, changes the parameters. In *mixed
 # precision* the model computes with 2 bytes a number, in bfloat16, and AdamW on a copy with 4, the *master*
-# parameters.
+# parameters: `update` gives it the gradients, and copies its parameters back.
 
 
 # %%
@@ -78,7 +78,6 @@ def update(model, masters, optimizer):
 
 
 def usual_loss(model, tokens):
-    # There are no numbers below, so any tokens will do as targets.
     return next_token_loss(model(tokens), tokens)
 
 
@@ -99,7 +98,7 @@ def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
 # %% [markdown]
 # `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU, and keeps a
 # *ledger* of every allocation. With `fidelity="shapes"` tensors have shapes and no numbers, so even a large model
-# costs nothing here. Guess first.
+# costs nothing here; so any tokens will do as targets. `phase` names a part of the step. Guess first.
 
 # %%
 my_guess_s = None  # seconds of one step
@@ -128,7 +127,7 @@ print(f"a step takes {format_quantity(step.makespan_s, 's')}; you guessed {my_gu
 # A batch has B sequences of T tokens, and D numbers stand for a token: D is the *width*. A layer has two parts.
 # *Attention* multiplies all B T tokens by four matrices [D, D]: query, key, value and out. In each of H *heads*, of
 # width D / H, the T queries of a sequence are multiplied with its T keys. That gives [T, T] *scores*, and these
-# multiply the values. The *MLP* multiplies by [D, F], then by [F, D].
+# multiply the values. The *MLP* multiplies by [D, F], then by [F, D]; F, its hidden width, is 4 D here.
 
 # %% [markdown]
 # ### Exercise 1: the FLOPs of a layer
@@ -154,16 +153,16 @@ def layer_flops(batch, seq_len, width, hidden):
 
 
 # %%
-try_out(layer_flops, batch=1, seq_len=2, width=3, hidden=5)  # by hand: 144 + 48 + 120 = 312
+try_out(layer_flops, batch=1, seq_len=2, width=3, hidden=5)  # by hand: 312
 
 # %% tags=["check"] points=2
 check.layer_flops(layer_flops)
 
 # %% [markdown]
-# After the layers the *head* makes the logits: [B T, D] x [D, V], with V tokens in the vocabulary. Backward makes two
-# products for each one of forward: if Y = X W, then the gradient of X is dY W^T, and that of W is X^T dY. Each takes
-# as many FLOPs as Y. So **backward takes twice forward**. Does it? Below: a formula, a counter that comes with torch,
-# and the simulator.
+# After the layers one more matrix, the model's *head* (no head of attention), makes the logits: [B T, D] x [D, V],
+# with V tokens in the vocabulary. Backward makes two products for each one of forward: if Y = X W, then the gradient
+# of X is dY W^T, and that of W is X^T dY. Each takes as many FLOPs as Y. So **backward takes twice forward**. Does
+# it? Below: a formula, a counter that comes with torch, and the simulator.
 
 # %%
 per_token = forward_flops(find_transformer(config), seq_len)  # by part, of one token
@@ -185,17 +184,17 @@ columns = ["formula", "torch's counter", "simulator"]
 pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FLOP", 5))
 
 # %% [markdown]
-# One number is larger. On a GPU attention is one *fused* kernel, flash attention (a *kernel* is a program that runs
-# on the GPU). It does not keep the scores, so its backward multiplies queries with keys once more. What the model
-# needs are its *model FLOPs*; what is computed are *hardware FLOPs*.
+# One number is larger. A *kernel* is a program that runs on the GPU; one that does the work of several operations is
+# *fused*. Attention is such a one, flash attention. It does not keep the scores, so its backward multiplies queries
+# with keys once more. What the model needs are its *model FLOPs*; what is computed are *hardware FLOPs*.
 
-# %% [markdown] minutes=2
+# %% [markdown] minutes=3
 # ## Six FLOPs for each parameter and token
 #
 # Forward, each parameter of a matrix is multiplied once with each token: 2 FLOPs. Backward 4. So with N parameters a
-# token takes about **6 N FLOPs** (Kaplan et al., 2020), and a training 6 N times its tokens. Scores have no
-# parameters: the rule forgets them. For which models and sequences does that matter? Guess, then look: 1 means that
-# the rule is right.
+# token takes about **6 N FLOPs** (Kaplan et al., 2020), and a training 6 N times its tokens. The scores of attention
+# come from no parameters: the rule forgets them. For which models and sequences does that matter? Guess, then look: 1
+# means that the rule is right.
 
 # %%
 LENGTHS = [2**exponent for exponent in range(7, 18)]
@@ -206,13 +205,14 @@ look = {"title": "FLOPs of a token, over those by the rule", "log_x": True, "log
 show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", **look))
 
 # %% [markdown]
-# Forward, scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So the rule errs by about T / 6D: little while
-# a sequence is no longer than the model is wide, and by several times for long ones.
+# Forward, scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So in large models the rule errs by about
+# T / 6D: a sixth where a sequence is as long as the model is wide, and by several times for long ones. In GPT-2, a
+# third of whose FLOPs are the head's, by less.
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## From FLOPs and bytes to seconds
 #
-# The step needs FLOPs / peak seconds at least. It takes longer. An operation also reads and writes memory, and a GPU
+# The step needs FLOPs / peak seconds at least. But an operation also reads and writes memory, and a GPU
 # does both at once. So it takes at least **max(FLOPs / peak, bytes / bandwidth)**: the *roofline* (Williams et al.,
 # 2009). Guess: of all operations, how many multiply matrices? What share of the time do the others take?
 
@@ -229,29 +229,35 @@ for name, spans in {
         "simulated": sum(span.duration_s for span in spans),
     }
     in_words = {column: format_quantity(value, "s") for column, value in seconds.items()}
-    rows[name] = {"calls": len(spans)} | in_words
+    share = seconds["simulated"] / step.makespan_s
+    rows[name] = {"calls": len(spans)} | in_words | {"share of the step": f"{share:.0%}"}
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Few operations multiply matrices, and these have all the FLOPs that were counted. The others are *limited by
-# memory*: they compute next to nothing, and wait for bytes. (Simulated times are longer: large products reach some
-# 80% of the peak, and a kernel takes microseconds to start.) Now each kind of operation under its roof.
+# A quarter of the operations multiply matrices, and these have all the FLOPs that were counted. The others are
+# *limited by memory*: they compute next to nothing, and wait for bytes. (Simulated times are longer: large products
+# reach some 80% of the peak, those of a layer, too small to fill the GPU, some 60%.) Now each kind of operation under
+# its roof.
 
 # %%
 show(figure_roofline(step, run.device))
 
 # %% [markdown]
 # *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without
-# FLOPs stand at the left, side by side. (Points above a roof: their tensors are still in the cache; or it is
-# attention, half of whose counted scores are masked and skipped.) A product of R tokens with [D, D] has an intensity
-# of R / (1 + 2R/D): with few tokens it is limited by memory, too. That is why a GPU wants a batch.
+# FLOPs have none: left of the dashed line only their distance to the roof says something. (Points
+# above the roof: their tensors are still in the cache; or it is attention, where a token does not see those after it:
+# their scores are counted, but skipped.)
 
-# %% [markdown] minutes=5
-# ## How well is a GPU used?
+# %% [markdown]
+# So a product needs many tokens: it reads its matrix once for all of them. With few tokens it is limited by memory,
+# too. That is why a GPU wants a batch.
+
+# %% [markdown] tags=["further"] minutes=9
+# ## Further: how well is a GPU used?
 #
 # *Model FLOPs utilization*, MFU, is the model FLOPs of a second over the peak of all GPUs together (Chowdhery et al.,
-# 2022, appendix B). It follows from what is usually published: tokens per second. In L layers, scores take 4 L D T
-# FLOPs a token, and backward twice that. So a token takes `6N+12LDT` FLOPs in all.
+# 2022, appendix B). It follows from what is usually published: tokens per second. A token takes 6 N FLOPs, and those
+# of its scores: forward 4 T D in each of L layers, backward twice that.
 
 # %% [markdown]
 # ### Exercise 2: the MFU of a published run
@@ -277,19 +283,42 @@ try_out(utilization, tokens_per_s=65_430, **sizes, num_devices=2240, peak_flops_
 check.utilization(utilization)
 
 # %%
+from lablib.models.transformer_flops import recompute_flops, step_flops
+
 model_flops = step_flops(find_transformer(config), sequences * seq_len, seq_len)
 mfu = model_flops / step.makespan_s / device.peak("bfloat16")
 print(f"this lab's step: MFU {mfu:.1%}. Published, by their own count:")
 print("PaLM 540B on 6,144 TPU v4: 46.2% (Chowdhery et al., 2022, table 3)")
 print("GPT of 1 trillion parameters on 512 A100: 56.3% (Korthikanti et al., 2022, table 5)")
-print("MPT-70B on H100: 43.4% (llm-foundry, scripts/train/benchmarking)")
+print("MPT-70B on 128 H100: 43.4% (llm-foundry, scripts/train/benchmarking)")
+
+# %% [markdown]
+# Instead of keeping a layer's activations one can keep its input and run it forward again in backward:
+# *recomputation* (lab 03). The model needs no more FLOPs, but the GPU computes more. *HFU*, hardware FLOPs
+# utilization, counts those too.
+
+# %%
+gpt3 = find_transformer("gpt3-175b")
+of_the_model = step_flops(gpt3, 1, 2048)
+for recompute in ("none", "selective", "full"):
+    ratio = 1 + recompute_flops(gpt3, 2048, recompute=recompute) / of_the_model
+    print(f"{recompute:9s} HFU / MFU = {ratio:.3f}: where HFU is 50%, MFU is {0.5 / ratio:.1%}")
+
+# %% [markdown]
+# "Selective" makes the scores again, "full" whole layers. (The HFU that Korthikanti et al. published double all FLOPs
+# of the scores, backward too: 1 + s / 3h, here 1.027.) A run with full recomputation can report a higher utilization
+# than a faster one without: so ask which of the two a published number is. What counts is tokens per second.
+
+# %%
+hfu = sum(simulated.values()) / step.makespan_s / device.peak("bfloat16")
+print(f"this lab's step, whose flash attention makes the scores again: HFU {hfu:.2%}, MFU {mfu:.2%}")
 
 # %% [markdown] minutes=3
 # ## Bytes: what a step keeps
 #
 # Now the other count. In mixed precision a parameter has 2 bytes, and its gradient 2. AdamW holds 4 of the master
 # copy and two *states* of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** a
-# parameter. What does the ledger hold after the step, to the byte?
+# parameter, kept from step to step. By how many bytes does the ledger differ?
 
 # %%
 held = run.memory.at(0, run.timeline.end_s)  # after the step
@@ -301,10 +330,11 @@ for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# They differ by AdamW's counters of steps: 4 bytes for each tensor of the model. The model's 16 bytes a parameter are
-# 2 GB; yet within the step there was far more. The rest depends on the batch.
+# They differ by AdamW's counters of steps: 4 bytes for each tensor of the model. While AdamW works it holds 8 bytes
+# more: the gradient in 4 bytes, and a square root. So 24 bytes a parameter, 3 GB, are the least that a step takes. Yet
+# this one held far more: the rest depends on the batch.
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=11
 # ## Activations: what forward keeps for backward
 #
 # Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so X is kept: a
@@ -319,8 +349,9 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ### Exercise 3: the activations of a layer
 #
-# Count the bytes that one layer keeps, 2 for each number. Leave out what is one number for each token or head.
-# Attention that is not fused keeps the output of its softmax as well: [T, T] for each head of each sequence.
+# Count the bytes that one layer keeps, 2 for each number: first the tensors of width D, then those of width F. Leave
+# out what is one number for each token or head. Attention that is not fused keeps the output of its softmax as well:
+# [T, T] for each head of each sequence.
 
 
 # %% tags=["exercise"]
@@ -353,80 +384,68 @@ def one_layer():
 
 
 layer_run = launch(one_layer, ranks=1, cluster=cluster, fidelity="shapes")
+kept = layer_run.memory.at(0, layer_run.timeline.end_s)["activation"]
 one_tensor = 2 * sequences * seq_len * config.d_model  # bytes
-activations = [block for block in layer_run.memory.blocks if block.category == "activation"]
-kept = [block for block in activations if block.end_event == NEVER]
-rows = {}
-for name in dict.fromkeys(block.name for block in kept):
-    sizes_bytes = [block.size_bytes for block in kept if block.name == name]
-    rows[name] = {"tensors": len(sizes_bytes), "bytes": format_quantity(sum(sizes_bytes), "B")}
-    rows[name]["in tensors of [B, T, D]"] = f"{sum(sizes_bytes) / one_tensor:.3f}"
-pd.DataFrame(rows).T
+print(f"one layer keeps {format_quantity(kept, 'B')}: {kept / one_tensor:.2f} tensors of [B, T, D]")
 
 # %% [markdown]
-# In tensors of [B, T, D] these are 16, of 2 bytes a number, and small change: a norm keeps two numbers for each
-# token, flash attention one for each token and head. The well-known count is `s b h (34 + 5 a s / h)` bytes
-# (Korthikanti et al., 2022, section 4.1); s is T, h is D, a are heads. Of the 34, 2 are masks of dropout, which this
-# GPT has not. The other term is what flash attention does not keep.
+# Where F is 4 D these are 16 tensors of 2 bytes a number, **32 bytes for each of B T D**. The rest is small change: a
+# norm keeps two numbers for each token, flash attention one for each token and head.
 
-# %%
-total = sum(block.size_bytes for block in kept) / (sequences * seq_len * config.d_model)
-scores = 5 * config.num_heads * seq_len / config.d_model
-print(f"bytes for each of B T D numbers: this layer {total:.2f};", end=" ")
-print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
-
-# %% [markdown] minutes=3
+# %% [markdown] minutes=4
 # ## Where the peak is
 #
 # Forward, twelve layers pile up their activations. Backward takes them from the pile, the last layer's first. So the
-# most is held near the turn. Parameters and states take 1.7 GB then. Guess before you look: what else holds the most?
+# most is held near the turn, unless the batch is so small that AdamW holds more. Parameters and states take 1.7 GB
+# then. Guess before you look: what else holds the most?
 
 # %%
 show(figure_memory(run.memory, timeline=step, rank=0))
 rows = [
-    {"made in": one.source, "by": one.name, "category": one.category, "bytes": format_quantity(one.size_bytes, "B")}
+    {"by": one.name, "category": one.category, "bytes": format_quantity(one.size_bytes, "B")}
     for one in run.memory.allocations_at_peak(0)[:6]
 ]
 pd.DataFrame(rows)
 
 # %% [markdown]
 # The surprise is the loss. The logits are [B T, V], and V is 65 times D. They are widened to 4 bytes for the softmax,
-# whose logarithm is kept. Backward makes two more of that size, all alive at one moment: **12 bytes for each of B T V
-# numbers**. Each of the three is as large as the activations of eight layers.
+# whose logarithm is kept, an activation. Backward makes two gradients of that size, which the ledger calls "other":
+# all alive at one moment, **12 bytes for each of B T V numbers**. Each of the three is as large as the activations of
+# eight layers.
 
 # %%
 logits = sequences * seq_len * config.vocab_size
 peak = run.memory.peak_bytes(0)
 print(f"{logits:,} logits; three copies of 4 bytes: {format_quantity(12 * logits, 'B')}")
-print(f"the peak is {format_quantity(peak, 'B')} (you guessed {my_guess_bytes}): ", end="")
-print(f"{12 * logits / peak:.0%} of it is the loss")
+print(f"the peak is {format_quantity(peak, 'B')}; you guessed {my_guess_bytes} B")
 
 # %% [markdown] minutes=11
 # ## A loss in chunks
 #
 # A token's loss needs its own V logits, and no other token's. So take the tokens in *chunks*: make a chunk's logits,
-# add up its losses, let go. But autograd, which runs backward, keeps what it will need. `checkpoint(f, x,
-# use_reentrant=False)` computes f(x) and keeps only x; backward computes f(x) again.
+# add up its losses, free them. But autograd, which runs backward, keeps what it will need. `checkpoint(f, x, y,
+# use_reentrant=False)` computes f(x, y) and keeps only x and y; backward computes f(x, y) again.
 
 # %% [markdown]
 # ### Exercise 4: the loss in chunks
 #
 # `hidden` [B T, D] goes into the head, whose matrix is `weight` [V, D]: the logits are `hidden @ weight.T`. Return
-# the mean loss of all tokens. `num_chunks` need not divide their number. `F.cross_entropy(logits, targets)` is a
-# mean, with `reduction="sum"` a sum. The budgets: memory of one chunk's logits, and the FLOPs of one product more.
+# the mean loss of all tokens, computed in the dtype of `hidden`. `tensor.chunk(num_chunks)` cuts along the tokens,
+# though `num_chunks` need not divide their number. The budgets: memory of five times a chunk's logits, and three or
+# four products a chunk.
 
 
 # %% tags=["exercise"]
 def chunked_loss(hidden, weight, targets, num_chunks):
-    """Mean cross-entropy over all tokens; logits exist for one chunk at a time. Gradients reach hidden and weight.
+    """Mean cross-entropy over all tokens, num_chunks chunks one after the other. Gradients reach hidden and weight.
 
     num_chunks: at least 1, and not more than the tokens.
     """
-    ### BEGIN SOLUTION
 
     def summed(part, targets_of_part):
         return F.cross_entropy(part @ weight.T, targets_of_part, reduction="sum")
 
+    ### BEGIN SOLUTION
     total = 0.0
     for part, targets_of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks), strict=True):
         total = total + checkpoint(summed, part, targets_of_part, use_reentrant=False)
@@ -448,13 +467,15 @@ show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
 
 # %% [markdown]
 # The library's does the same (`_summed_loss` also widens to 4 bytes). Now GPT-2's step with it. By the formula the
-# loss holds 12 B T V / chunks bytes, and the peak falls by as much as it then lacks. Guess: what does it cost?
+# loss holds 12 B T V / chunks bytes, and the peak falls by the rest. Guess: by how much does the step grow with 8
+# chunks, by how much with 32?
 
 
 # %%
 def chunked(num_chunks, loss_in_chunks=chunked_linear_cross_entropy):
     def loss_of(model, tokens):
-        head, model.head = model.head, torch.nn.Identity()  # the model's output is what goes into the head
+        # The model now puts out what goes into the head, whose matrix GPT-2 has as its embedding, too.
+        head, model.head = model.head, torch.nn.Identity()
         return loss_in_chunks(model(tokens).flatten(0, 1), head.weight, tokens.flatten(), num_chunks)
 
     return loss_of
@@ -479,8 +500,7 @@ pd.DataFrame(rows).T.rename_axis("chunks")
 #
 # Now a step on real processes of this computer. To *calibrate* is to measure how fast they multiply and move bytes;
 # it takes half a minute once. `reconcile` predicts the step, runs it several times and compares. Two processes train,
-# each for itself, as the calibration measures two. Guess: which part is furthest off, in percent: forward, backward
-# or optimizer?
+# each for itself, as the calibration measures two. Guess: is the prediction too short or too long, and by what factor?
 
 
 # %%
@@ -503,45 +523,61 @@ show(comparison.figure())
 print_text(comparison.reading())
 
 # %% [markdown]
-# Beside your numbers stand recorded ones, with the load of their machine. An error is negative where the prediction
-# is too short. *Noise* is half the spread of the runs over their median: an error smaller than it says nothing.
-
-# %%
-recorded = recorded_comparison("01")
-print_text(f"{recorded}")
-parts = ["forward", "backward", "optimizer", "makespan"]
-comparison.beside(recorded).loc[parts].map("{:.0f}%".format)
-
-# %% [markdown]
-# Measured is longer than predicted, here and in the recording, and a busy machine makes it longer still. The
-# calibration measures products of matrices and bandwidth; all else is priced by its bytes. But a CPU also computes
-# GELU, softmax and AdamW for a while, and clears the memory that a new tensor gets.
+# A negative error is a prediction that is too short. *Noise* is half the spread of the few runs over their median: an
+# error smaller than it says nothing, and a machine that is busy throughout is slow without noise. The calibration
+# measures products of matrices and bandwidth; all else is priced by its bytes. That a CPU also computes GELU, softmax
+# and AdamW for a while, the prediction does not know.
 
 # %% [markdown] minutes=3
 # ## Explore: will it fit?
 #
 # The calculator does this lab's counting for any model: what a step holds, operation by operation. Click on a moment,
-# and it names the operation and its line. A *micro-batch* is what goes through the model at once. Set it to 8 for
-# this lab's step. Then take a model that you would like to train: what is its largest micro-batch, and what is at the
-# peak? What does "Recompute" take away (lab 03), and what stays?
+# and it names the operation and its line. A *micro-batch* is what goes through the model at once. Take one larger
+# model: what is its largest micro-batch? What does "Recompute" take away (lab 03), and what stays?
 
 # %%
-memory_calculator(interactive=interactive, model="gpt2", device=device.name)
+memory_calculator(interactive=interactive, model="gpt2", device=device.name, micro_batch=min(sequences, 16))
 
 # %% [markdown]
 # <details><summary>What stays?</summary>
 #
-# Recomputation keeps one tensor of [B, T, D] a layer instead of 16. The logits stay, and the 16 bytes a parameter:
+# Recomputation keeps one tensor of [B, T, D] a layer instead of some 16. The logits stay, and the 16 bytes a parameter:
 # from a few billion parameters on these alone fill a GPU. To split them over GPUs is the matter of later labs.
 #
 # </details>
 
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: with dropout, and without flash attention
+#
+# The well-known count is `s b h (34 + 5 a s / h)` bytes (Korthikanti et al., 2022, section 4.1); s is T, h is D, a
+# are heads. Of the 34, 2 are masks of *dropout*, which sets some numbers to zero: this GPT has none. The other term is
+# what flash attention does not keep.
+
+# %%
+scores = 5 * config.num_heads * seq_len / config.d_model
+print(f"bytes for each of B T D numbers: this layer {2 * kept / one_tensor:.2f};", end=" ")
+print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a recording
+#
+# Another machine's numbers, with its load. It was busy: errors and noise are alike in size, so that no part of the gap
+# can be told from the load. What would you do to measure better?
+
+# %%
+from lablib.course import recorded_comparison
+
+recorded = recorded_comparison("01")
+print_text(f"{recorded}")
+parts = ["forward", "backward", "optimizer", "makespan"]
+comparison.beside(recorded).loc[parts].map("{:.0f}%".format)
+
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: the largest batch that fits
 #
-# The bytes that do not depend on the batch are 2 + 12 a parameter at the peak (no gradient is there yet). The others
-# grow with it. Write them for one sequence, and divide what is left of the GPU. What does the ledger say of that
-# batch, and of one sequence more?
+# Where the peak is in backward, the bytes that do not depend on the batch are 2 + 12 a parameter (no gradient is there
+# yet). The others grow with it, by `bytes_a_sequence`. Divide what is left of the GPU by them. What does the ledger say
+# of that batch, and of one sequence more?
 
 # %%
 per_layer = 32 * seq_len * config.d_model + 4 * seq_len * (4 + config.num_heads)
@@ -561,9 +597,12 @@ print(f"{largest} sequences, the loss in 64 chunks: {format_quantity(with_chunks
 # ## Further: a larger batch
 #
 # The optimizer's time does not depend on the batch, and small kernels cost their start. So tokens get cheaper in
-# larger batches. Guess: the MFU with one sequence, and with 32.
+# larger batches. Guess how much: the share of the GPU's peak that the model's FLOPs reach (*MFU*), with one sequence
+# and with 32.
 
 # %%
+from lablib.models.transformer_flops import step_flops
+
 SEQUENCES = [1, 2, 4, 8, 16, 32]
 steps_of = {n: simulate(usual_loss, n).timeline.without("setup") for n in SEQUENCES}
 mfus, at_memory = [], []
@@ -575,36 +614,13 @@ series = {"MFU": mfus, "share of time without FLOPs": at_memory}
 show(figure_lines(SEQUENCES, series, "batch", "share", "sequences", title="A larger batch", log_x=True))
 
 # %% [markdown]
-# And the vocabulary: GPT-2's own 50,257 is odd, so each row of the head's matrix begins at another place in memory,
-# and products read it in small pieces. (NVIDIA, "Matrix Multiplication Background", 2023, section 2.1.)
+# And the vocabulary: GPT-2's own 50,257 is odd, so each row of the logits begins at another place in memory, and
+# products read and write it in small pieces. (NVIDIA, "Matrix Multiplication Background", 2023, section 2.1.)
 
 # %%
 for vocab_size in (50304, 50257):
     one = simulate(usual_loss, sequences, replace(config, vocab_size=vocab_size)).timeline.without("setup")
     print(f"{vocab_size:,} tokens: a step takes {format_quantity(one.makespan_s, 's')}")
-
-# %% [markdown] tags=["further"] minutes=5
-# ## Further: compute again, and count again
-#
-# Instead of keeping a layer's activations one can keep its input and run it forward again in backward:
-# *recomputation* (lab 03). The model needs no more FLOPs, but the GPU computes more. *HFU*, hardware FLOPs
-# utilization, counts those too.
-
-# %%
-gpt3 = find_transformer("gpt3-175b")
-of_the_model = step_flops(gpt3, 1, 2048)
-for recompute in ("none", "selective", "full"):
-    ratio = 1 + recompute_flops(gpt3, 2048, recompute=recompute) / of_the_model
-    print(f"{recompute:9s} HFU / MFU = {ratio:.3f}: where HFU is 50%, MFU is {0.5 / ratio:.1%}")
-
-# %% [markdown]
-# "Selective" makes the scores again, "full" whole layers. A run with full recomputation can report a higher
-# utilization than a faster one without: so ask which of the two a published number is. What counts is tokens per
-# second.
-
-# %%
-hfu = sum(simulated.values()) / step.makespan_s / device.peak("bfloat16")
-print(f"this lab's step, whose flash attention makes the scores again: HFU {hfu:.2%}, MFU {mfu:.2%}")
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: tokens, days, money
@@ -613,6 +629,8 @@ print(f"this lab's step, whose flash attention makes the scores again: HFU {hfu:
 # FLOPs). How many days would 1,024 GPUs of this lab take, at an MFU of 40%? The price of an hour is an example.
 
 # %%
+from lablib.models.training_compute import six_n_d, training_days
+
 flops = six_n_d(174.6e9, 300e9)
 days = training_days(flops, num_devices=1024, flops_per_s=0.4 * device.peak("bfloat16"))
 print(f"{flops:.3g} FLOPs: {days:.0f} days on 1,024 {device.name}")
@@ -623,9 +641,12 @@ print(f"at 2 dollars an hour: {1024 * days * 24 * 2 / 1e6:.1f} million dollars")
 #
 # When the logits of a chunk are there, so is their gradient: softmax minus one at the target. So the gradients of
 # `hidden` and `weight` can be made in forward, and no product is made twice (Hsu et al., 2024). Backward only
-# multiplies by the gradient of the loss.
+# multiplies by the gradient of the loss. The price: both gradients are there from forward on, that of `weight` in 4
+# bytes, so that chunks do not round it; each chunk adds to it.
 
 # %%
+from lablib.memory.linear_cross_entropy import fused_linear_cross_entropy
+
 fused = simulate(chunked(8, fused_linear_cross_entropy))
 for name, one in {"chunked": runs[8], "fused": fused}.items():
     time = format_quantity(one.timeline.without("setup").makespan_s, "s")
@@ -638,11 +659,11 @@ show_source(fused_linear_cross_entropy, after=check.chunked_loss)
 # ## Summary
 #
 # - Two counts explain a step: FLOPs and bytes moved its time, bytes kept whether it fits.
-# - A product [M, K] x [K, N] takes 2 M N K FLOPs; backward takes twice forward; a step about 6 for each parameter and
+# - A product [M, K] x [K, N] takes 2 M N K FLOPs; backward needs twice forward; a step about 6 for each parameter and
 #   token.
-# - An operation takes max(FLOPs / peak, bytes / bandwidth) at least. Products are limited by arithmetic, nearly all
-#   else by memory.
-# - Mixed precision with AdamW keeps 16 bytes a parameter; a layer with flash attention 32 for each of B T D numbers.
+# - An operation takes max(FLOPs / peak, bytes / bandwidth) at least. Large products are limited by arithmetic, nearly
+#   all else by memory.
+# - Mixed precision with AdamW keeps 16 bytes a parameter; GPT-2's layer with flash attention 32 for each of B T D.
 # - The logits, 12 bytes for each of B T V, can be the peak. In chunks they are not.
 
 # %% [markdown]
