@@ -33,7 +33,11 @@ def test_the_first_steps_repeat(recipe):
     runs = recorded_recipe_runs()
     if load_corpus().sha256 != runs.about["corpus_sha256"]:
         pytest.skip("the corpus is Python's own text: another version's differs")
-    assert list(recipe_losses(recipe, 3)) == pytest.approx(runs.losses[recipe][:3], abs=2e-3)
+    first, *others = recipe_losses(recipe, 3)
+    assert first == pytest.approx(runs.losses[recipe][0], abs=2e-3)
+    # Another number of threads, or another CPU, adds in another order. In 4 bits that moves some codes by a whole step,
+    # and the sampling of gradients with them: 0.003 nats between one thread and two.
+    assert others == pytest.approx(runs.losses[recipe][1:3], abs=2e-2 if recipe == "int4" else 2e-3)
 
 
 def test_recipes_stay_near_bf16_in_this_small_run():
