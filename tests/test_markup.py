@@ -30,10 +30,14 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.markup import in_html, in_picture, link_in_markdown, paragraph, plain
+from lablib.memory.step_memory import memory_of_step
+from lablib.memory.ways_to_fit import Way
 from lablib.pipeline import Plan, replay
 from lablib.plan import Parallel, Prediction, search
 from lablib.plan.validation import published_rows, score
 from lablib.plan.validation.page import markdown
+from lablib.precision.exponents import ExponentCounts
+from lablib.precision.formats import FP16
 from lablib.recorded import RecordedReconciliation
 from lablib.script.report import write_report
 from lablib.widgets import Choice, explore
@@ -128,6 +132,7 @@ def report() -> Any:
 DEADLOCK = DeadlockError(MARK, [Wait(0, f"waits in {MARK}", MARK), Wait(1, MARK, MARK)])
 SIZES = [1e3, 1e6]
 NODES = [(MARK, 0.0, 0.0, MARK), ("b", 1.0, 0.0, "gpu")]
+WAYS = [Way(MARK, 8e9, 1.0, 3.0), Way("b", 1e9, 2.5, 3.0)]
 FIGURES: dict[str, Callable[[], Any]] = {
     "figure_timeline": lambda: figures.figure_timeline(timeline(), title=MARK),
     "figure_reconcile": lambda: figures.figure_reconcile(timeline(), timeline(2.0), labels=(MARK, f"{MARK}2")),
@@ -152,6 +157,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_lines": lambda: figures.figure_lines([0, 1], {MARK: [3.0, 2.0]}, MARK, MARK, y_unit=MARK),
     "figure_topology": lambda: figures.figure_topology(NODES, [(MARK, "b", MARK)]),
     "figure_network": lambda: figures.figure_network(FatTree(), 4, title=MARK),
+    "figure_step_memory": lambda: figures.figure_step_memory(replace(memory_of_step("gpt2", 64), name=MARK)),
+    "figure_time_memory": lambda: figures.figure_time_memory({MARK: WAYS}),
+    "figure_exponents": lambda: figures.figure_exponents({MARK: ExponentCounts({-30: 1})}, [replace(FP16, name=MARK)]),
 }  # fmt: skip
 
 
