@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -26,19 +26,33 @@ from lablib.units import plural
 class _Layer(nn.Module):
     """A product, dropout and two functions: keeps some times its input. Notes its number when its forward runs."""
 
-    def __init__(self, draw: Draw, width: int, number: int):
+    def __init__(self, draw: Draw, width: int, number: int, dtype: torch.dtype):
         super().__init__()
-        self.weight = nn.Parameter(draw.tensor((width, width), torch.float64) / width**0.5)
+        self.weight = nn.Parameter(draw.tensor((width, width), dtype) / width**0.5)
         self.number = number
         self.runs: list[int] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.runs.append(self.number)
-        return nn.functional.dropout(torch.sin(x @ self.weight).exp(), 0.2) + x
+        return nn.functional.dropout(torch.sin(x @ self.weight).exp(), 0.2, self.training) + x
 
 
 def _returned(value: Any) -> str:
-    return "None: is there a return?" if value is None else short_repr(value)
+    if value is None:
+        return "None: is there a return?"
+    return f"{type(value).__name__}: {short_repr(value)}" if isinstance(value, list | tuple) else short_repr(value)
+
+
+def _look(module: nn.Module) -> list[Any]:
+    """What a module and those inside it are: training or not, their attributes and plain values, how many hooks."""
+    plain = bool | int | float | str | None
+    return [
+        {
+            name: value if isinstance(value, plain) else len(value) if name.endswith("_hooks") else ""
+            for name, value in seen
+        }
+        for seen in (vars(one).items() for one in module.modules())
+    ]
 
 
 # ---- checkpoint every k layers ----
@@ -65,6 +79,7 @@ def run_in_segments(expect: Expect, run_in_segments: Callable[[list[nn.Module], 
         (draw.integer(5, 9), 1, True),
         (draw.integer(2, 4), draw.integer(5, 9), False),
         (1, 1, True),
+        (draw.integer(13, 16), draw.integer(6, 8), True),
         (draw.integer(12, 14), 2, True),
     ]
     for num_layers, k, needs_gradient in cases:
@@ -75,10 +90,13 @@ def run_in_segments(expect: Expect, run_in_segments: Callable[[list[nn.Module], 
 def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, needs_gradient: bool) -> None:
     draw = expect.draw
     width, tokens = draw.integer(8, 20), draw.integer(200, 300)  # activations weigh more than parameters
-    layers = [_Layer(draw, width, number) for number in range(num_layers)]
-    x = draw.tensor((tokens, width), torch.float64)
+    dtype = torch.float64 if needs_gradient else torch.float32
+    layers = [_Layer(draw, width, number, dtype) for number in range(num_layers)]
+    layers[draw.integer(0, num_layers - 1)].eval()
+    x = draw.tensor((tokens, width) if needs_gradient else (2, tokens // 2, width), dtype)
     x.requires_grad_(needs_gradient)
     on = f"{plural(num_layers, 'layers')}, k={k}"
+    seeds = draw.integers(2, 0, 10**6)
 
     def program(layers: list[_Layer], x: Tensor, k: int, run: Callable) -> dict[str, Any]:
         x = x.detach().requires_grad_(needs_gradient)
@@ -86,24 +104,30 @@ def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, 
         runs: list[int] = []
         for layer in held:
             layer.runs = runs
-        torch.manual_seed(1)
+            layer.weight.grad = torch.ones_like(layer.weight)  # of a micro-batch before
+        looks = [_look(layer) for layer in held]
+        torch.manual_seed(seeds[0])
         y = run(layers, k, x)
         if not isinstance(y, Tensor):
             raise RuleBroken("the chain's output is returned", _returned(y), "a tensor")
         told: dict[str, Any] = {"output": y.detach().clone()}
         told["same list"] = len(held) == len(layers) and all(a is b for a, b in zip(held, layers, strict=True))
-        told["same x"] = torch.equal(given, x.detach())
+        told["same x"] = torch.equal(given, x.detach()) and x.requires_grad == needs_gradient
+        told["generator"] = torch.get_rng_state()
         told["forward"] = list(runs)
         if not y.requires_grad:
             rule = f"backward can go through the output ({on})"
             raise RuleBroken(rule, "an output that knows nothing of its layers", "an output with a graph")
-        torch.manual_seed(2)
+        torch.manual_seed(seeds[1])
+        before = torch.get_rng_state()
         try:
             y.square().sum().backward()
         except CheckpointError:
             rule = f"a segment runs the same layers again in backward ({on})"
             saw = "torch found other tensors: does a function look up `start` when the loop is over?"
             raise RuleBroken(rule, saw, "the layers of forward") from None
+        told["same generator"] = torch.equal(before, torch.get_rng_state())
+        told["same layers"] = looks == [_look(layer) for layer in held]
         told["again"] = runs[len(told["forward"]) :]
         told["gradients"] = [layer.weight.grad for layer in held] + ([x.grad] if needs_gradient else [])
         return told
@@ -120,10 +144,22 @@ def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, 
     reference, best = (launch(program, layers, x, k, one, ranks=1) for one in (plain, every_k))
     saw, wanted = run.values[0], reference.values[0]
     is_same = saw["same list"] and saw["same x"]
-    expect.that("the list of layers and x stay as they were", is_same, "as given" if is_same else "changed", "as given")
+    expect.that(
+        "the list of layers and x stay as they were",
+        is_same,
+        "as given" if is_same else f"{'x' if saw['same list'] else 'the list'} changed",
+        "as given",
+    )
     expect.equal(f"each layer runs once in forward, in order ({on})", saw["forward"], list(range(num_layers)))
     expect.equal(f"the output is that of the chain ({on})", saw["output"], wanted["output"])
-    _expect_gradients(expect, saw["gradients"], wanted["gradients"], on)
+    rule = f"the generator is after forward where the chain leaves it ({on})"
+    expect.that(rule, torch.equal(saw["generator"], wanted["generator"]), "another state", "the chain's state")
+    rule = f"layers stay as they were: mode, attributes, hooks ({on})"
+    expect.that(rule, saw["same layers"], "as they were" if saw["same layers"] else "changed", "as they were")
+    names = [*(f"of layer {number}'s weight" for number in range(num_layers)), "of x"]
+    _expect_gradients(expect, saw["gradients"], wanted["gradients"], names, on)
+    rule = f"backward leaves the generator as it was ({on})"
+    expect.that(rule, saw["same generator"], "as it was" if saw["same generator"] else "another state", "as it was")
     most = max(map(saw["again"].count, range(num_layers)))
     expect.budget(f"runs of a layer in backward ({on})", most, 1, "runs")
     segments = [list(range(start, min(start + k, num_layers))) for start in range(0, num_layers, k)]
@@ -131,24 +167,29 @@ def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, 
     # What the last segment saves may be kept: backward begins there, so the peak is the same.
     wanted_order = order if saw["again"] != order[len(segments[-1]) :] else saw["again"]
     rule = f"segments of k layers run again in backward, the last segment first ({on})"
-    expect.equal(rule, saw["again"], wanted_order)
+    is_same = saw["again"] == wanted_order
+    expect.that(rule, is_same, "as expected" if is_same else f"layers {saw['again']}", f"layers {wanted_order}")
     held, least, all_kept = (_activation_peak(one) for one in (run, best, reference))
     told = f"with everything kept {all_kept / least:.2f} times the budget"
     expect.budget(f"activations at the peak ({on}; {told})", held, 1.02 * least + 2 * x.nbytes, "B")
 
 
 def _activation_peak(run: Run) -> int:
-    return int(run.memory.curve(0)[1]["activation"].max())
+    """Of all that is neither a parameter nor its gradient: what is kept without a graph is no less kept."""
+    curves = run.memory.curve(0)[1]
+    first, *others = (curve for name, curve in curves.items() if name not in ("parameter", "gradient"))
+    return int(sum(others, first).max())
 
 
-def _expect_gradients(expect: Expect, saw: Sequence[Any], wanted: Sequence[Any], on: str) -> None:
+def _expect_gradients(expect: Expect, saw: Sequence[Any], wanted: Sequence[Any], names: Sequence[str], on: str) -> None:
     rule = f"gradients are those of the chain without checkpoints ({on})"
-    missing = [number for number, gradient in enumerate(saw) if gradient is None]
+    missing = [name for name, gradient in zip(names, saw, strict=False) if gradient is None]
     if missing:
-        raise RuleBroken(rule, f"{len(missing)} of {len(saw)} gradients are None", "a gradient for each")
+        raise RuleBroken(rule, f"{len(missing)} of {len(saw)} gradients are None: {missing[0]}", "a gradient for each")
     with expect.as_one(rule, "equal to the last bits"):
-        for number, (got, want) in enumerate(zip(saw, wanted, strict=True)):
-            expect.close(f"{rule}, number {number}", got, want, rtol=1e-9, atol=1e-9 * float(want.abs().max()))
+        for name, got, want in zip(names, saw, wanted, strict=False):
+            tol = 1e-9 if want.dtype == torch.float64 else 1e-5
+            expect.close(f"{rule}: {name}", got, want, rtol=tol, atol=tol * float(want.abs().max()))
 
 
 # ---- recompute without a trace ----
@@ -170,6 +211,26 @@ class _RunningMean(nn.Module):
         return x - x.mean(0)
 
 
+class _Power(nn.Module):
+    """Keeps the mean power of what it has seen, in a buffer that no state dictionary holds."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.power: Tensor
+        self.register_buffer("power", torch.zeros(width, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.power.lerp_(x.detach().square().mean(0), 0.25)
+        return x.tanh()
+
+
+class _Noise(nn.Module):
+    """Random numbers that no layer of torch draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand_like(x)
+
+
 class _Checkpoint(torch.autograd.Function):
     """The lab's, which notes what the answer is given and leaves behind."""
 
@@ -186,12 +247,15 @@ class _Checkpoint(torch.autograd.Function):
         segment, recompute, told, rng_state = ctx.given
         x = ctx.saved_tensors[0].detach().requires_grad_()
         runs = told["runs"]
-        hook = segment.register_forward_hook(lambda *ignored: runs.append(1))
+        told["look"], told["objects"] = _look(segment), list(segment.buffers())
+        hook = next(segment.children()).register_forward_hook(lambda *ignored: runs.append(1))
         told["before"] = _state(segment)
         with torch.enable_grad():
             told["call"] = observe(recompute, segment, x, rng_state)
         told["after"] = _state(segment)
         hook.remove()
+        told["same look"] = told["look"] == _look(segment)
+        told["same objects"] = all(a is b for a, b in zip(told["objects"], segment.buffers(), strict=True))
         y = told["call"].value
         if isinstance(y, Tensor) and y.requires_grad and y.shape == dy.shape:
             y.backward(dy)
@@ -239,8 +303,8 @@ def _buffer(told: dict[str, Any], name: str) -> str:
         "Which state does the second run need, and which one do the next lines of the program expect?",
         "Note the generator's state and a copy of each buffer first. Then set the generator to `rng_state`, run the "
         "segment, and set back what you noted.",
-        "A buffer must be written in place: `buffer.copy_(old)`. And `list(segment.buffers())` holds the buffers "
-        "themselves: note `buffer.clone()` of each.",
+        "`list(segment.buffers())` holds the buffers themselves: note `buffer.clone()` of each. Write each back in "
+        "place, behind the back of autograd, which may have saved it: `buffer.data.copy_(old)`.",
     ],
 )
 def recompute(expect: Expect, recompute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
@@ -248,30 +312,42 @@ def recompute(expect: Expect, recompute: Callable[[nn.Module, Tensor, Tensor], T
     draw = expect.draw
     state = torch.get_rng_state()
     try:
-        for kind in ("dropout", "a linear layer alone", "a running mean", "both, one inside another"):
+        for kind in _KINDS:
             expect.measured.clear()  # what holds is shown for the last segment
             _expect_no_trace(expect, recompute, kind, width=draw.integer(3, 9))
     finally:
         torch.set_rng_state(state)
 
 
+# What follows a linear layer.
+_KINDS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "dropout": lambda width: [nn.Dropout(0.5)],
+    "a linear layer alone": lambda width: [],
+    "a running mean": lambda width: [_RunningMean(width)],
+    "dropout in eval mode": lambda width: [nn.Dropout(0.5).eval()],
+    "random numbers of its own": lambda width: [_Noise()],
+    "a running power": lambda width: [_Power(width)],
+    "both, one inside another": lambda width: [
+        nn.Sequential(nn.Sequential(_RunningMean(width)), nn.Dropout(0.5)),
+        _RunningMean(width),
+    ],
+    "torch's batch norm": lambda width: [nn.BatchNorm1d(width, dtype=torch.float64), nn.Dropout(0.5)],
+}
+
+
 def _segment(draw: Draw, kind: str, width: int) -> nn.Sequential:
     linear = nn.Linear(width, width, dtype=torch.float64)
     for parameter in linear.parameters():
         parameter.data = draw.tensor(parameter.shape, torch.float64)
-    more: dict[str, list[nn.Module]] = {
-        "a linear layer alone": [],
-        "dropout": [nn.Dropout(0.5)],
-        "a running mean": [_RunningMean(width)],
-        "both, one inside another": [nn.Sequential(_RunningMean(width), nn.Dropout(0.5)), _RunningMean(width)],
-    }
-    return nn.Sequential(linear, *more[kind])
+    return nn.Sequential(linear, *_KINDS[kind](width))
 
 
 def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) -> None:
     draw, on = expect.draw, f"segment with {kind}"
     segment = _segment(draw, kind, width)
     reference = copy.deepcopy(segment)
+    for parameter in (*segment.parameters(), *reference.parameters()):
+        parameter.grad = torch.ones_like(parameter)  # of a micro-batch before
     x = draw.tensor((draw.integer(6, 12), width), torch.float64).requires_grad_()
     seed = draw.integer(0, 10**6)
 
@@ -283,7 +359,13 @@ def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) ->
     torch.manual_seed(seed)
     y = _Checkpoint.apply(x, segment, answer, told)
     torch.rand(draw.integer(1, 50))  # what the program draws between forward and backward
-    y.square().sum().backward()
+    error = ""
+    try:
+        y.square().sum().backward()
+    except RuntimeError as raised:
+        if "inplace operation" not in str(raised):
+            raise
+        error = "a parameter or a buffer was written after the run, and autograd had saved it"
 
     call = told["call"]
     if call.value is Ellipsis:
@@ -295,6 +377,10 @@ def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) ->
     rule = f"backward can go through the output ({on})"
     has_graph = call.value.requires_grad
     expect.that(rule, has_graph, "it can" if has_graph else "an output without a graph", "an output with a graph")
+    rule = f"the segment is after the call as it was: mode, attributes, hooks ({on})"
+    expect.that(rule, told["same look"], "as it was" if told["same look"] else "changed", "as it was")
+    rule = f"buffers are after the call the same tensors ({on})"
+    expect.that(rule, told["same objects"], "the same" if told["same objects"] else "other tensors", "the same")
     changed = [("segment's parameters", "x", "rng_state")[i] for i in call.changed if i]
     expect.that(f"x and rng_state stay as they were ({on})", not changed, " and ".join(changed), "as they were")
     rule = f"the generator is after the call what it was before ({on})"
@@ -304,8 +390,11 @@ def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) ->
         rule = f"the buffer {name} is after the call what it was before ({on})"
         is_same = torch.equal(before, told["after"].buffers[name])
         expect.that(rule, is_same, "the same" if is_same else _buffer(told, name), "the same value")
+    rule = f"backward finds what the second run saved ({on})"
+    expect.that(rule, not error, error, "buffers written as `buffer.data`, which autograd does not watch")
     saw = [x.grad, *(parameter.grad for parameter in segment.parameters())]
-    _expect_gradients(expect, saw, wanted, on)
+    names = ["of x", *(f"of {name}" for name, _ in segment.named_parameters())]
+    _expect_gradients(expect, saw, wanted, names, on)
     for (name, buffer), once in zip(segment.named_buffers(), reference.buffers(), strict=True):
         expect.equal(f"the buffer {name} moves once in a step ({on})", buffer, once)
 
@@ -339,25 +428,35 @@ def _most_hidden(*seconds: Sequence[float]) -> int:
 def _decisive(draw: Draw) -> dict[str, tuple[list[float], list[float], list[float]]]:
     """One chain for each rule, where that rule alone decides; the rule, and seconds."""
     a, long_s = float(draw.integer(2, 5)), 50.0
-    never, ample = 99.0, [long_s] * 3
+    never, ample, fine = 9999.0, [long_s] * 3, a + 2048
     return {
         "all copies are out when forward ends": ([a] * 3, ample, [3 * a + 1] * 3),
         "the link is idle until a layer is over": ([a + 4, a], [long_s] * 2, [1.0, a + 2]),
         "copies out go one at a time": ([2.0, 2.0, 2 * a], ample, [a + 3, a + 2, never]),
         "a copy starts when its layer's forward is over": ([a + 3, a], [long_s] * 2, [a + 1, never]),
-        "a copy is back in time": ([10 * long_s] * 3, [a] * 3, [2 * a + never, never, never]),
+        "a copy is back in time": ([10 * long_s] * 3, [a] * 3, [2 * a + long_s, never, never]),
         "a copy is back when its layer's backward starts": ([long_s] * 2, [a + 7, a], [a + 1, 1.0]),
         "copies come back last layer first": (ample, [9.0, a + 2, a + 3], [a + 2, a, never]),
         "each copy is back in time, not the first layer's alone": (ample, [1.0, 20.0, 2.0], [a, a + 3, never]),
         "exactly in time is in time": ([a, a], [1.0, a], [a, never]),
+        "a quarter of a second late is late": ([fine, fine], [never] * 2, [fine + 0.25, never]),
+        "a copy waits for a longer one before": ([2.0, 20.0, 2.0, a], [long_s] * 4, [1.0, a + 1, a, never]),
+        "later copies wait for their layers too": (
+            [2.0, 2.0, 2.0, 2.0, 2.0, 20.0, a],
+            [long_s] * 7,
+            [1.0, 1.0, 1.0, 1.0, 1.0, a + 1, never],
+        ),
+        "every copy is back in time": ([long_s] * 5, [1.0, 1.0, 30.0, 1.0, a], [1.0, a, a, a, never]),
+        "one layer, nothing to copy": ([1.0], [2.0], [0.0]),
     }
 
 
 def _copies(draw: Draw, num: int) -> dict[str, tuple[list[float], list[float], list[float]]]:
-    """Chains in which each of the rules decides, of whole seconds: ends that are exactly in time occur."""
+    """Chains in which each of the rules decides, of quarters of seconds: ends that are exactly in time occur."""
+    unit_s = draw.choice([0.25, 0.5, 0.75])
 
     def some(low: int, high: int) -> list[float]:
-        return [float(draw.integer(low, high)) for _ in range(num)]
+        return [draw.integer(low, high) * unit_s for _ in range(num)]
 
     f, c = float(draw.integer(2, 5)), float(draw.integer(1, 4))
     bursts = [some(1, 3)[0] if i % 3 else 20.0 for i in range(num)]
@@ -390,7 +489,7 @@ def num_hidden(expect: Expect, num_hidden: Callable[[list[float], list[float], l
     draw = expect.draw
     cases = _decisive(draw) | {"one layer": ([3.0], [6.0], [1.0])}
     cases["no seconds to copy"] = ([1.0, 2.0], [2.0, 4.0], [0.0, 0.0])
-    for num in [*draw.integers(3, 3, 16), draw.integer(30, 40)]:
+    for num in [*draw.integers(3, 3, 16), draw.integer(42, 50)]:
         cases |= {f"{num} layers, {kind}": seconds for kind, seconds in _copies(draw, num).items()}
     for name, seconds in cases.items():
         call = observe(num_hidden, *(list(one) for one in seconds))
@@ -403,10 +502,14 @@ def num_hidden(expect: Expect, num_hidden: Callable[[list[float], list[float], l
 
 def _expect_hidden(expect: Expect, saw: Any, name: str, seconds: tuple[list[float], ...]) -> None:
     wanted, num = _most_hidden(*seconds), len(seconds[0])
+    if isinstance(saw, int | float) and not isinstance(saw, bool):  # a subclass might compare as it likes
+        saw = int.__int__(saw) if isinstance(saw, int) else float.__float__(saw)
     told = f" ({name})"
-    if num <= 6:
+    if num <= 12:
         told = f" ({name}: forward {seconds[0]}, backward {seconds[1]}, copies {seconds[2]})"
-    if saw is not Ellipsis and (isinstance(saw, bool) or not isinstance(saw, int | float) or saw != int(saw)):
+    if saw is not Ellipsis and (
+        isinstance(saw, bool) or not isinstance(saw, int | float) or not isfinite(saw) or saw != int(saw)
+    ):
         raise RuleBroken("a whole number is returned", short_repr(saw), "a number of layers")
     if isinstance(saw, int | float) and wanted < saw <= num:
         why = "its last copy out ends after forward" if _is_late_out(int(saw), seconds) else "a copy comes back late"
@@ -453,16 +556,21 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         ([9, 1, 1, 5], [30, 20, 20, 30], [2, 8, 8, 2], 76),  # two cheap layers, not a dear one
         ([1, 1, 1], [12, 12, 12], [10, 10, 10], 24),  # a segment of two layers
         ([1, 1, 1], [12, 12, 12], [10, 10, 10], 23),  # no plan
+        ([3, 1, 1, 7], [22, 24, 18, 36], [3, 11, 9, 1], 77),  # a segment of two, though single layers fit
+        ([3, 3, 9, 4], [32, 15, 22, 50], [5, 6, 10, 9], 68),  # neighbours, each its own
+        ([2, 9, 5, 3, 4], [30, 38, 32, 27, 28], [3, 9, 12, 1, 6], 64),  # four segments
+        ([1] * 6, [12] * 5 + [55], [10] * 5 + [2], 65),  # a long one
     ]
     chains: list[Any] = [
         ([float(x) for x in c], [s * x for x in b], [s * x for x in i], [s * most]) for c, b, i, most in decisive
     ]
     for num_layers in [1, *draw.integers(2, 3, 5), 6]:
-        costs = [float(draw.integer(1, 9)) for _ in range(num_layers)]
-        input_bytes = [draw.integer(1, 9) for _ in range(num_layers)]
-        layer_bytes = [size + draw.integer(1, 30) for size in input_bytes]
+        costs = [draw.integer(1, 36) / 4 for _ in range(num_layers)]
+        unit = 10**6 if num_layers == 6 else 1  # a byte too many is one, however many there are
+        input_bytes = [draw.integer(1, 9) * unit for _ in range(num_layers)]
+        layer_bytes = [size + draw.integer(1, 30) * unit for size in input_bytes]
         peaks = sorted({int(peak_bytes(plan, layer_bytes, input_bytes)) for plan in _all_plans(num_layers)})
-        budgets = [peaks[0] - 1, peaks[-1], peaks[0], draw.choice(peaks), peaks[len(peaks) // 2]]
+        budgets = [peaks[0] - 0.25, peaks[0] - 1, peaks[-1], peaks[0], draw.choice(peaks), peaks[len(peaks) // 2]]
         chains.append((costs, layer_bytes, input_bytes, budgets))
     for *chain, budgets in chains:
         costs, layer_bytes, input_bytes = chain
@@ -477,7 +585,7 @@ def _expect_cheapest(
     expect: Expect,
     answer: Callable,
     chain: tuple[list[float], list[int], list[int]],
-    budget_bytes: int,
+    budget_bytes: float,
     least: float | None,
 ) -> None:
     """`least` is the cost of the cheapest plan that fits; None if none does."""
@@ -493,12 +601,15 @@ def _expect_cheapest(
         expect.that(f"None is returned where no plan fits ({on})", call.value is None, short_repr(call.value), "None")
         return
     if not isinstance(call.value, list | tuple) or not all(isinstance(one, Segment) for one in call.value):
-        raise RuleBroken(f"segments are returned where a plan fits ({on})", _returned(call.value), "a plan")
-    plan = tuple(call.value)
+        saw = "None, though a plan fits: is there a return?" if call.value is None else _returned(call.value)
+        raise RuleBroken(f"segments are returned where a plan fits ({on})", saw, "a plan")
+    plan = tuple(
+        Segment(int(one.start), int(one.stop), bool(one.is_checkpointed)) for one in call.value
+    )  # looked at once
     try:
         checkpointing.require_plan(plan, len(costs))
     except ValueError:
         rule = f"segments cover every layer once, in order ({on})"
         raise RuleBroken(rule, short_repr(plan), f"segments from 0 to {len(costs)}") from None
     expect.budget(f"peak of the plan ({on})", peak_bytes(plan, layer_bytes, input_bytes), budget_bytes, "B")
-    expect.budget(f"cost of what is computed again ({on})", recomputed(plan, costs), least, "FLOPs")
+    expect.budget(f"cost of what is computed again ({on})", recomputed(plan, costs), least, "FLOPs", at_least=least)

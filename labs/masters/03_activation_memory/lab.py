@@ -383,7 +383,8 @@ pd.DataFrame(twice).T
 #
 # `torch.get_rng_state()` returns the generator's state, a tensor, and `torch.set_rng_state(state)` sets it.
 # (A GPU has a generator of its own; this runs on the processor.) `segment.buffers()` goes through all buffers. After
-# your function nobody can tell that the segment ran a second time.
+# your function nobody can tell that the segment ran a second time. Write to a buffer as `buffer.data.copy_(old)`: batch
+# norm's are saved for backward, and autograd refuses tensors that it saw change.
 
 
 # %% tags=["exercise"]
@@ -400,7 +401,7 @@ def recompute(segment, x, rng_state):
     y = segment(x)
     torch.set_rng_state(now)
     for buffer, old in zip(segment.buffers(), buffers, strict=True):
-        buffer.copy_(old)
+        buffer.data.copy_(old)  # autograd may have saved the buffer, and is not to see this
     return y
     ### END SOLUTION
 
@@ -414,8 +415,7 @@ check.recompute(recompute)
 
 # %% [markdown]
 # PyTorch's own checkpoint restores the default generators by itself (`preserve_rng_state=True`). Buffers, counters,
-# prints and whatever else a forward does it leaves to you: they happen twice. (Torch's `BatchNorm` saves its buffers
-# for backward, and forbids to write to them before: run it on copies instead, with `torch.func.functional_call`.)
+# prints and whatever else a forward does it leaves to you: they happen twice.
 
 # %%
 with_torch = partial(checkpoint, use_reentrant=False)

@@ -224,6 +224,159 @@ def run_in_segments(layers, k, x):
 """,
             "lablib",
         ),
+        (
+            "segments of at most 5",
+            """
+def run_in_segments(layers, k, x):
+    k = min(k, 5)
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+""",
+            "",
+        ),
+        (
+            "sets the seed that the check sets",
+            """
+def run_in_segments(layers, k, x):
+    torch.manual_seed(1)
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+""",
+            "the output is that of the chain",
+        ),
+        (
+            "leaves the generator at zero",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    torch.manual_seed(0)
+    return x
+""",
+            "generator is after forward",
+        ),
+        (
+            "always in training mode",
+            """
+def run_in_segments(layers, k, x):
+    [layer.train() for layer in layers]
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+""",
+            "",
+        ),
+        (
+            "wipes gradients",
+            """
+def run_in_segments(layers, k, x):
+    [layer.zero_grad() for layer in layers]
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+""",
+            "gradients are those",
+        ),
+        (
+            "float64 throughout",
+            """
+def run_in_segments(layers, k, x):
+    x = x.double()
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+""",
+            "",
+        ),
+        (
+            "two dimensions only",
+            """
+def run_in_segments(layers, k, x):
+    t, w = x.shape
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+""",
+            "",
+        ),
+        (
+            "requires a gradient of the caller's x",
+            """
+def run_in_segments(layers, k, x):
+    x.requires_grad_()
+    for start in range(0, len(layers), k):
+        segment = nn.Sequential(*layers[start : start + k])
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+""",
+            "stay as they were",
+        ),
+        (
+            "leaves layers patched: checkpointed for ever",
+            """
+def run_in_segments(layers, k, x):
+    for start in range(0, len(layers), k):
+        x = checkpoint(nn.Sequential(*layers[start : start + k]), x, use_reentrant=False)
+    for layer in layers:
+        layer.forward_ = layer.forward
+        layer.register_forward_pre_hook(lambda m, a: None)
+    return x
+""",
+            "mode, attributes, hooks",
+        ),
+        (
+            "keeps a detached copy of all results",
+            """
+held = []
+def run_in_segments(layers, k, x):
+    held.clear()
+    def keeping(part):
+        def segment(y):
+            for layer in part:
+                y = layer(y)
+                held.append(y.detach().clone())
+            return y
+        return segment
+    for start in range(0, len(layers), k):
+        x = checkpoint(keeping(layers[start : start + k]), x, use_reentrant=False)
+    return x
+""",
+            "activations at the peak",
+        ),
+        (
+            "an own Function that does not set the generator back",
+            """
+class Seg(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, one, part, *ws):
+        ctx.save_for_backward(x); ctx.part = part; ctx.state = torch.get_rng_state()
+        return part(x)
+    @staticmethod
+    def backward(ctx, dy):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad():
+            y = ctx.part(x)
+        ws = list(ctx.part.parameters())
+        gs = torch.autograd.grad(y, [x, *ws], dy)
+        return gs[0], None, None, *gs[1:]
+def run_in_segments(layers, k, x):
+    for s in range(0, len(layers), k):
+        part = nn.Sequential(*layers[s : s + k])
+        x = Seg.apply(x, None, part, *part.parameters())
+    return x
+""",
+            "backward leaves the generator",
+        ),
     ],
     "recompute": [
         (
@@ -402,7 +555,7 @@ def recompute(segment, x, rng_state):
     torch.set_rng_state(now)
     return y
 """,
-            "gradients are None",
+            "gradients are those of the chain",
         ),
         (
             "detaches x",
@@ -444,6 +597,94 @@ def recompute(segment, x, rng_state):
     return y
 """,
             "x and rng_state stay",
+        ),
+        (
+            "always in training mode",
+            """
+def recompute(segment, x, rng_state):
+    segment.train()
+    now, old = torch.get_rng_state(), [b.clone() for b in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "in eval mode",
+        ),
+        (
+            "leaves a forward hook on the segment",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [b.clone() for b in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    segment.register_forward_hook(lambda m, i, o: o * 0)
+    return y
+""",
+            "mode, attributes, hooks",
+        ),
+        (
+            "only buffers that the state dict has",
+            """
+def recompute(segment, x, rng_state):
+    now, names = torch.get_rng_state(), segment.state_dict().keys()
+    old = {n: b.clone() for n, b in segment.named_buffers() if n in names}
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for n, b in segment.named_buffers():
+        if n in old: b.copy_(old[n])
+    return y
+""",
+            "buffer 1.power",
+        ),
+        (
+            "binds other tensors as buffers",
+            """
+def recompute(segment, x, rng_state):
+    now = torch.get_rng_state()
+    old = [(m, n, b.clone()) for m in segment.modules() for n, b in m._buffers.items()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for m, n, b in old: setattr(m, n, b)
+    return y
+""",
+            "the same tensors",
+        ),
+        (
+            "sets back the generator only if dropout",
+            """
+def recompute(segment, x, rng_state):
+    old = [b.clone() for b in segment.buffers()]
+    now = torch.get_rng_state()
+    if any(isinstance(m, nn.Dropout) for m in segment.modules()):
+        torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for b, o in zip(segment.buffers(), old): b.copy_(o)
+    return y
+""",
+            "random numbers of its own",
+        ),
+        (
+            "written in place, where autograd sees it",
+            """
+def recompute(segment, x, rng_state):
+    now, old = torch.get_rng_state(), [b.clone() for b in segment.buffers()]
+    torch.set_rng_state(rng_state)
+    y = segment(x)
+    torch.set_rng_state(now)
+    for buffer, value in zip(segment.buffers(), old):
+        buffer.copy_(value)
+    return y
+""",
+            "backward finds what the second run saved",
         ),
     ],
     "num_hidden": [
@@ -638,6 +879,122 @@ def num_hidden(forward_s, backward_s, copy_s):
 """,
             "as many copies hide as can",
         ),
+        (
+            "half a second late is forgiven",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    n = len(copy_s)
+    for m in range(n, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) + 0.9 and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) + 0.9 for i in range(m)):
+            return m
+    return 0
+""",
+            "a quarter of a second late is late",
+        ),
+        (
+            "rounds up seconds",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    from math import ceil
+    forward_s, backward_s, copy_s = [[ceil(s) for s in one] for one in (forward_s, backward_s, copy_s)]
+    n = len(copy_s)
+    for m in range(n, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "",
+        ),
+        (
+            "at most 40 layers",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    forward_s, backward_s, copy_s = forward_s[:40], backward_s[:40], copy_s[:40]
+    n = len(copy_s)
+    for m in range(n, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "layers, alike",
+        ),
+        (
+            "out: two bounds instead of a queue",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    n = len(copy_s)
+    for m in range(n, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if max(forward_s[0] + sum(copy_s[:m]), sum(forward_s[:m]) + copy_s[m-1]) <= sum(forward_s) \
+                and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "a copy waits for a longer one",
+        ),
+        (
+            "in: the first two and the last",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    n = len(copy_s)
+    for m in range(n, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in {0, min(1, m-1), m-1}):
+            return m
+    return 0
+""",
+            "every copy is back in time",
+        ),
+        (
+            "out: queue is empty beyond the second",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    n = len(copy_s)
+    for m in range(n, 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = (max(end, sum(forward_s[: i + 1])) if i < 2 else end) + copy_s[i]
+        if end <= sum(forward_s) and all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) for i in range(m)):
+            return m
+    return 0
+""",
+            "later copies wait",
+        ),
+        (
+            "a number that equals all",
+            """
+class Any(int):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __lt__(self, other): return False
+    def __gt__(self, other): return False
+    __hash__ = int.__hash__
+def num_hidden(forward_s, backward_s, copy_s):
+    return Any(0)
+""",
+            "as many copies hide",
+        ),
+        (
+            "no number: nan",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    return float('nan')
+""",
+            "whole number",
+        ),
     ],
     "cheapest_plan": [
         (
@@ -815,6 +1172,122 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
 """,
             "",
         ),
+        (
+            "segments of at most 3 checkpointed layers",
+            """
+def plans(start, n):
+    if start == n:
+        yield ()
+    for stop in range(start + 1, n + 1):
+        for is_checkpointed in (False, True):
+            for rest in plans(stop, n):
+                yield Segment(start, stop, is_checkpointed), *rest
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    n = len(costs)
+    def peak(p):
+        return peak_bytes(p, layer_bytes, input_bytes)
+    fitting = [p for p in plans(0, n) if peak(p) <= budget_bytes]
+    fitting = [p for p in fitting if all(s.stop - s.start <= 3 or not s.is_checkpointed for s in p)]
+    best = min(fitting, key=lambda p: recomputed(p, costs), default=None)
+    return best
+""",
+            "",
+        ),
+        (
+            "at most three checkpointed segments",
+            """
+def plans(start, n):
+    if start == n:
+        yield ()
+    for stop in range(start + 1, n + 1):
+        for is_checkpointed in (False, True):
+            for rest in plans(stop, n):
+                yield Segment(start, stop, is_checkpointed), *rest
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    n = len(costs)
+    def peak(p):
+        return peak_bytes(p, layer_bytes, input_bytes)
+    fitting = [p for p in plans(0, n) if peak(p) <= budget_bytes and sum(s.is_checkpointed for s in p) <= 3]
+    best = min(fitting, key=lambda p: recomputed(p, costs), default=None)
+    return best
+""",
+            "",
+        ),
+        (
+            "half a byte over the budget",
+            """
+def plans(start, n):
+    if start == n:
+        yield ()
+    for stop in range(start + 1, n + 1):
+        for is_checkpointed in (False, True):
+            for rest in plans(stop, n):
+                yield Segment(start, stop, is_checkpointed), *rest
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    n = len(costs)
+    def peak(p):
+        return peak_bytes(p, layer_bytes, input_bytes)
+    fitting = [p for p in plans(0, n) if peak(p) <= budget_bytes + 0.5 and True]
+    best = min(fitting, key=lambda p: recomputed(p, costs), default=None)
+    return best
+""",
+            "",
+        ),
+        (
+            "a hundredth over the budget",
+            """
+def plans(start, n):
+    if start == n:
+        yield ()
+    for stop in range(start + 1, n + 1):
+        for is_checkpointed in (False, True):
+            for rest in plans(stop, n):
+                yield Segment(start, stop, is_checkpointed), *rest
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    n = len(costs)
+    def peak(p):
+        return peak_bytes(p, layer_bytes, input_bytes)
+    fitting = [p for p in plans(0, n) if peak(p) <= budget_bytes * 1.01 and True]
+    best = min(fitting, key=lambda p: recomputed(p, costs), default=None)
+    return best
+""",
+            "",
+        ),
+        (
+            "single layers first, segments only where none fits",
+            """
+def plans(start, n):
+    if start == n:
+        yield ()
+    for stop in range(start + 1, n + 1):
+        for is_checkpointed in (False, True):
+            for rest in plans(stop, n):
+                yield Segment(start, stop, is_checkpointed), *rest
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    ok = [p for p in plans(0, len(costs)) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
+    one = [p for p in ok if all(s.stop - s.start == 1 for s in p)]
+    return min(one or ok, key=lambda p: recomputed(p, costs), default=None)
+""",
+            "",
+        ),
+        (
+            "neighbouring checkpointed layers are one segment, else single ones",
+            """
+def plans(start, n):
+    if start == n:
+        yield ()
+    for stop in range(start + 1, n + 1):
+        for is_checkpointed in (False, True):
+            for rest in plans(stop, n):
+                yield Segment(start, stop, is_checkpointed), *rest
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    ok = [p for p in plans(0, len(costs)) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
+    two = [p for p in ok if not any(a.is_checkpointed and b.is_checkpointed for a, b in zip(p, p[1:]))
+           or all(s.stop - s.start == 1 for s in p)]
+    return min(two, key=lambda p: recomputed(p, costs), default=None)
+""",
+            "",
+        ),
     ],
 }
 
@@ -904,7 +1377,7 @@ def recompute(segment, x, rng_state):
     torch.random.set_rng_state(now)
     with torch.no_grad():
         for buffer, value in zip(list(segment.buffers()), old, strict=True):
-            buffer[...] = value
+            buffer.data[...] = value
     return y
 """,
         ),
