@@ -562,14 +562,15 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         ([1] * 6, [12] * 5 + [55], [10] * 5 + [2], 65),  # a long one
     ]
     chains: list[Any] = [
-        ([float(x) for x in c], [s * x for x in b], [s * x for x in i], [s * most]) for c, b, i, most in decisive
+        ([float(x) for x in c], [float(s * x) for x in b], [float(s * x) for x in i], [float(s * most)])
+        for c, b, i, most in decisive
     ]
     for num_layers in [1, *draw.integers(2, 3, 5), 6]:
         costs = [draw.integer(1, 36) / 4 for _ in range(num_layers)]
         unit = 10**6 if num_layers == 6 else 1  # a byte too many is one, however many there are
-        input_bytes = [draw.integer(1, 9) * unit for _ in range(num_layers)]
+        input_bytes = [float(draw.integer(1, 9) * unit) for _ in range(num_layers)]
         layer_bytes = [size + draw.integer(1, 30) * unit for size in input_bytes]
-        peaks = sorted({int(peak_bytes(plan, layer_bytes, input_bytes)) for plan in _all_plans(num_layers)})
+        peaks = sorted({peak_bytes(plan, layer_bytes, input_bytes) for plan in _all_plans(num_layers)})
         budgets = [peaks[0] - 0.25, peaks[0] - 1, peaks[-1], peaks[0], draw.choice(peaks), peaks[len(peaks) // 2]]
         chains.append((costs, layer_bytes, input_bytes, budgets))
     for *chain, budgets in chains:
@@ -584,7 +585,7 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
 def _expect_cheapest(
     expect: Expect,
     answer: Callable,
-    chain: tuple[list[float], list[int], list[int]],
+    chain: tuple[list[float], list[float], list[float]],
     budget_bytes: float,
     least: float | None,
 ) -> None:

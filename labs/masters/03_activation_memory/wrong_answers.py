@@ -1084,7 +1084,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
                 for rest in plans(stop):
                     yield Segment(start, stop, is_checkpointed), *rest
     fitting = [p for p in plans(0) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
-    return min(fitting, key=lambda p: recomputed(p, [1] * len(costs)), default=None)
+    return min(fitting, key=lambda p: recomputed(p, [1.0] * len(costs)), default=None)
 """,
             "cost of what is computed again",
         ),
