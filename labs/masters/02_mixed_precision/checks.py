@@ -45,8 +45,8 @@ def bf16_bits(expect: Expect, bf16_bits: Callable[[Tensor], Tensor]) -> None:
     not_from_lablib(bf16_bits)
     for rule, bits in _patterns(expect.draw):
         _expect_bits(expect, bf16_bits, rule, bits)
-    for shape in ((3, 5), (2, 0), (), (2, 3, 4)):
-        bits = _uppers(expect.draw, 0, 0x7F7F, math.prod(shape)).reshape(shape) << 16 | 0x8000
+    for shape in ((3, 5), (2, 0), (), (2, 3, 4), (1, 4, 1)):
+        bits = (_uppers(expect.draw, 0, 0x7F7F, math.prod(shape)) | 1).reshape(shape) << 16 | 0x8000
         _expect_bits(expect, bf16_bits, f"any shape will do: {tuple(shape)}", bits)
     bits = (_uppers(expect.draw, 0, 0x7F7F, 40).reshape(4, 10) << 16 | 0x8000)[:, ::2].T
     _expect_bits(expect, bf16_bits, "a view of every second column will do", bits)
@@ -56,15 +56,16 @@ def _patterns(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     """Rules, and FP32 patterns that try them."""
     every = torch.arange(2**16)
     yield "each of the 65,536 BF16 patterns that is no NaN stays as it is", every[(every & 0x7FFF) <= 0x7F80] << 16
+    signs = (torch.arange(_SAMPLE) // 61 % 2) << 15
     kinds = {
         "a positive number": _without_carry(_uppers(draw, 0x0080, 0x7F7E)),
         "a negative number": _without_carry(_uppers(draw, 0x8080, 0xFF7E)),
-        "a subnormal number": _uppers(draw, 0x0000, 0x007E),
-        "a mantissa of all ones": _uppers(draw, 0x0000, 0x7EFF) | 0x7F,
+        "a subnormal number": _uppers(draw, 0x0000, 0x007E) | signs,
+        "a mantissa of all ones": _uppers(draw, 0x0000, 0x7EFF) | 0x7F | signs,
     }
     for kind, uppers in kinds.items():
         for rule, (low, high) in _PLACES.items():
-            lower = torch.tensor([draw.integer(low, high) for _ in range(61)])
+            lower = torch.tensor([low, high, *(draw.integer(low, high) for _ in range(59))])
             yield f"{kind}, {rule}", uppers << 16 | lower.repeat(_SAMPLE // 61 + 1)[: len(uppers)]
     above = torch.tensor([0x7F7F8000, 0x7F7F8001, 0x7F7FFFFF, draw.integer(0x7F7F8000, 0x7F7FFFFF)])
     below = torch.tensor([0x7F7F7FFF, 0x7F7F0001])
@@ -194,21 +195,37 @@ def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
     """Overflows of every kind, and between them enough steps without to grow."""
     last, inf = ranks - 1, math.inf
     finite = [_step(draw, ranks, scale, "finite gradients")]
-    bad = [(0, 0, [inf]), (last, 0, [-inf]), (last, 2, [inf]), (last, 1, [math.nan])]
+    bad = [
+        (0, 0, [inf]),
+        (last, 0, [-inf]),
+        (last, 2, [inf]),
+        (last, 1, [math.nan]),
+        (last, 1, [inf]),
+        (last, -1, [inf]),
+    ]
     bad.append((draw.integer(0, last), 2, [inf, -inf]))
     overflows = [_overflow(draw, ranks, scale, *which) for which in bad]
+    bad_ranks = [_overflow(draw, ranks, scale, rank, 0, [math.nan]) for rank in range(1, last)]
+    everywhere = _step(draw, ranks, scale, "finite gradients whose largest ones' sum is not")
+    for of_rank in everywhere.gradients:
+        for gradient in of_rank:
+            gradient.view(-1)[0] = _LARGE
     large = [
+        everywhere,
         _step(draw, ranks, scale, "finite gradients whose squares are not", (0, 0, [1e30])),
         _step(draw, ranks, scale, "finite gradients whose sum is not", (0, 1, [_LARGE, _LARGE])),
     ]
     zeros = _step(draw, ranks, 0.0, "gradients that are all zero")
+    tiny = _step(draw, ranks, 1e-6, "small gradients")
     return [
         *finite * interval,
         overflows[0],
         *finite * (interval - 1),
         *overflows[1:],
+        *bad_ranks,
         *large,
         zeros,
+        tiny,
         draw.choice(overflows),
         *finite * (interval + 1),
     ]
@@ -229,7 +246,13 @@ def _step(
 ) -> _Step:
     """Three gradients a rank, with special values in one of them; of three ranks and more, one has none."""
     rank, number, values = special
-    gradients = [[scale * draw.tensor((draw.integer(2, 6), 3)) for _ in range(3)] for _ in range(ranks)]
+    gradients = [
+        [
+            scale * draw.tensor(shape)
+            for shape in ((draw.integer(2, 6), 3), (2, 3), (4, 2), (), (3,))[: draw.integer(3, 5)]
+        ]
+        for _ in range(ranks)
+    ]
     target = gradients[rank][number].view(-1)
     target[draw.integers(len(values), 0, len(target) - 1)] = torch.tensor(values)
     if ranks > 2:
@@ -245,24 +268,46 @@ def _expect_steps(
     def program(steps: list[_Step]) -> list[tuple[Any, list[Tensor]]]:
         state, seen = (scale, good_steps), []
         for number, step in enumerate(steps):
-            mine = [gradient.clone() for gradient in step.gradients[dist.get_rank()]]
-            returned = _three(answer(list(mine), *state, interval), number)
-            state = returned[1:]
+            # Matrices are handed in transposed: not contiguous, as some gradients are.
+            mine = [
+                gradient.T.contiguous().T if gradient.ndim == 2 else gradient.clone()
+                for gradient in step.gradients[dist.get_rank()]
+            ]
+            handed = list(mine)
+            returned = _three(answer(handed, *state, interval), number)
+            if len(handed) != len(mine):
+                raise RuleBroken("the list of gradients keeps its items", f"{len(handed)} left", f"{len(mine)}")
+            state = states[number]
             seen.append((returned, mine))
         return seen
 
+    states, at = [], (scale, good_steps)  # after each step
+    for number, step in enumerate(steps):
+        grows = not step.overflow and at[1] + 1 >= interval
+        at = (at[0] / 2 if step.overflow else 2 * at[0] if grows else at[0], 0 if step.overflow or grows else at[1] + 1)
+        if number % 5 == 4:  # another state is handed in: nothing may be remembered
+            at = ((2.0**30, 2.0**-3, 24.0)[number // 5 % 3], expect.draw.integer(0, interval - 1))
+        states.append(at)
     run = expect.launch(program, steps, ranks=ranks)
     on = f"interval {interval}, {plural(ranks, 'ranks')}"
     state = (scale, good_steps)
     for number, step in enumerate(steps):
         seen = [value[number] for value in run.values]
         where = f"step {number + 1}, {step.words}; {on}"
-        state = _expect_step(expect, seen, step, state, interval, where)
+        _expect_step(expect, seen, step, state, interval, where)
+        state = states[number]
     communications_within(expect, run, at_most=2 * len(steps))
     sent = max(run.traffic.sent_bytes(rank) for rank in range(ranks))
     expect.budget(
         f"bytes a rank sends in {len(steps)} steps: a flag, and no gradients ({on})", sent, 64 * len(steps), "B"
     )
+    fewest = min(run.traffic.sent_bytes(rank) for rank in range(ranks))
+    if ranks > 1 and fewest < len(steps):
+        raise RuleBroken(
+            f"every rank tells the others by communication ({on})",
+            f"{fewest} bytes in {len(steps)} steps",
+            "a flag in each step",
+        )
 
 
 def _three(value: Any, number: int) -> tuple[Any, float, int]:
@@ -350,8 +395,15 @@ def _blocks(draw: Draw) -> Iterator[tuple[Tensor, int, str]]:
     zeros = x.clone()
     zeros[1, :block] = 0.0
     yield zeros, block, "a block of zeros"
-    yield 1e-20 * x, block, "very small numbers"
-    yield 1e20 * x, block, "very large numbers"
+    some = x.clone()
+    some[0, 0], some[0, block - 1], some[-1, :block] = 0.0, 0.0, 0.0
+    some[-1, 1], some[-1, 2] = 1.5, -1.5
+    yield some, block, "blocks with some zeros, one whose sum is zero"
+    yield torch.zeros_like(x), block, "zeros alone"
+    yield 1e-30 * x, block, "very small numbers"
+    yield 1e36 * x, block, "very large numbers"
+    yield x[:1], block, "one row"
+    yield draw.tensor((2, 1, 2, block * count)), block, "four dimensions"
     yield x, 1, "one number a block"
     yield x, block * count, "one block a row"
     yield draw.tensor((block * count,)), block, "a vector"
@@ -405,7 +457,7 @@ _ORDER = {
     "tfloat32": (32, "nothing"),
     "bfloat16": (16, "nothing"),
     "float16": (16, "loss scale"),
-    "float8": (8, "block scales"),
+    "float8": (8, "tensor scales"),
     "float4": (4, "block scales"),
 }
 
@@ -417,7 +469,7 @@ _ORDER = {
         "The fastest of these; where several are equally fast, the first in the order of the table. What does Python's "
         "`max` return of several that are equal?",
         "`names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]`, then `max(names, "
-        "key=peaks.get)`. float16 needs a loss scale, float8 and float4 block scales, the rest nothing.",
+        "key=peaks.get)`. float16 needs a loss scale, float8 scales of tensors, float4 of blocks, the rest nothing.",
     ],
 )
 def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], int], tuple[str, str]]) -> None:
@@ -437,6 +489,12 @@ def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], 
         kept = ["float32", *draw.shuffled(["float64", *_ORDER])[: draw.integer(1, 6)]]
         peaks = {name: draw.integer(1, 4) * 1e14 for name in draw.shuffled([*dict.fromkeys(kept)])}
         cases.append((f"a drawn device, number {number + 1}", peaks, draw.choice([4, 8, 16, 32])))
+        close = {name: 1e14 * draw.number(1, 1.02) for name in draw.shuffled(["int8", *peaks])}
+        cases.append((f"a device with similar peaks, number {number + 1}", close, draw.choice([3, 6, 12, 24])))
+    for first, second in zip(names := list(_ORDER), names[1:], strict=False):
+        pair = draw.shuffled([first, second])
+        equal = {"float32": 1e13, **dict.fromkeys(pair, 1e14)}
+        cases.append((f"a device with {first} as fast as {second}", equal, 4))
     for name, peaks, bits in cases:
         expect.measured.clear()  # what holds is shown for the last device
         _expect_choice(expect, choose_format, peaks, bits, name)
@@ -455,7 +513,11 @@ def _expect_choice(expect: Expect, answer: Callable, peaks: dict[str, float], bi
     told = ", ".join(f"{dtype} {peak / 1e12:.4g}" for dtype, peak in peaks.items())
     on = f"{device}, at least {bits} bits; TFLOP/s: {told}"
     _expect_allowed(name, peaks, bits, on)
-    why = "of equally fast formats the first in the table" if peaks[name] == peaks[wanted] else "the fastest is taken"
+    why = (
+        "of equally fast formats the first in the table"
+        if name != wanted and peaks[name] == peaks[wanted]
+        else "the fastest is taken"
+    )
     expect.equal(f"{why} ({on})", name, wanted)
     expect.equal(f"what {wanted} needs ({on})", needs, _ORDER[wanted][1])
 

@@ -71,7 +71,7 @@ def choose_format(peaks, fewest_bits):
     best = {best}
     return {returned}
 """
-_WHAT = "best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[2]}.get(best, NEEDS[0])"
+_WHAT = "best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])"
 
 
 def _choice(
@@ -498,7 +498,7 @@ def quantize_blocks(x, block, format):
         ("nothing is ever needed", _choice(returned="best, NEEDS[0]"), "needs"),
         (
             "every 16 bits need a loss scale",
-            _choice(returned="best, NEEDS[1] if BITS[best] == 16 else NEEDS[2] if BITS[best] < 16 else NEEDS[0]"),
+            _choice(returned=_WHAT.replace("best, {", "best, {'bfloat16': NEEDS[1], ")),
             "what bfloat16 needs",
         ),
         (
@@ -506,7 +506,8 @@ def quantize_blocks(x, block, format):
             _choice(returned="best, NEEDS[0] if BITS[best] > 16 or best == 'bfloat16' else NEEDS[1]"),
             "what float8 needs",
         ),
-        ("FP16 needs block scales", _choice(returned=_WHAT.replace("NEEDS[1]", "NEEDS[2]")), "what float16 needs"),
+        ("FP8 needs block scales, as FP4", _choice(returned=_WHAT.replace("NEEDS[2]", "NEEDS[3]")), "tensor scales"),
+        ("FP16 needs block scales", _choice(returned=_WHAT.replace("NEEDS[1]", "NEEDS[3]")), "what float16 needs"),
         ("returns the name alone", _choice(returned="best"), "a format and what it needs"),
         (
             "empties the device's table",
@@ -656,7 +657,7 @@ def choose_format(peaks, fewest_bits):
     place = list(BITS)
     usable = set(peaks) & {name for name in place if BITS[name] >= fewest_bits}
     best = sorted(usable, key=lambda name: (-peaks[name], place.index(name)))[0]
-    return best, NEEDS[2] if BITS[best] < 16 else NEEDS[best == "float16"]
+    return best, NEEDS[{8: 2, 4: 3}[BITS[best]]] if BITS[best] < 16 else NEEDS[best == "float16"]
 """,
         ),
         (
@@ -667,7 +668,7 @@ def choose_format(peaks, fewest_bits):
     for name in ("tfloat32", "bfloat16", "float16", "float8", "float4"):
         if BITS[name] >= fewest_bits and peaks.get(name, 0) > peaks[best]:
             best = name
-    return best, "loss scale" if best == "float16" else "block scales" if BITS[best] <= 8 else "nothing"
+    return best, {"float16": "loss scale", "float8": "tensor scales", "float4": "block scales"}.get(best, "nothing")
 """,
         ),
         (
@@ -677,7 +678,7 @@ def choose_format(peaks, fewest_bits):
     bits = pd.Series(BITS)
     best = pd.Series(peaks).reindex(bits[bits >= fewest_bits].index).idxmax()
     needs = pd.Series("nothing", index=list(BITS))
-    needs[bits < 16], needs["float16"] = "block scales", "loss scale"
+    needs["float16"], needs["float8"], needs["float4"] = NEEDS[1:]
     return [best, needs[best]]
 """,
         ),
