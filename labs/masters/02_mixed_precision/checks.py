@@ -274,27 +274,31 @@ def _expect_steps(
                 for gradient in step.gradients[dist.get_rank()]
             ]
             handed = list(mine)
-            returned = _three(answer(handed, *state, interval), number)
+            returned = _three(answer(handed, *state, intervals[number]), number)
             if len(handed) != len(mine):
                 raise RuleBroken("the list of gradients keeps its items", f"{len(handed)} left", f"{len(mine)}")
             state = states[number]
             seen.append((returned, mine))
         return seen
 
-    states, at = [], (scale, good_steps)  # after each step
+    states, intervals, at = [], [interval] * len(steps), (scale, good_steps)  # states: after each step
     for number, step in enumerate(steps):
-        grows = not step.overflow and at[1] + 1 >= interval
+        grows = not step.overflow and at[1] + 1 >= intervals[number]
         at = (at[0] / 2 if step.overflow else 2 * at[0] if grows else at[0], 0 if step.overflow or grows else at[1] + 1)
-        if number % 5 == 4:  # another state is handed in: nothing may be remembered
-            at = ((2.0**30, 2.0**-3, 24.0)[number // 5 % 3], expect.draw.integer(0, interval - 1))
+        if number % 5 == 4 and number + 1 < len(steps):  # other values are handed in: nothing may be remembered
+            intervals[number + 1] = expect.draw.choice([interval, expect.draw.integer(5, 3000)])
+            later = intervals[number + 1] - expect.draw.integer(1, 3)
+            at = ((2.0**30, 2.0**-3, 24.0)[number // 5 % 3], max(0, later))
+        elif intervals[number] != interval:
+            at = (at[0], expect.draw.integer(0, interval - 1))
         states.append(at)
     run = expect.launch(program, steps, ranks=ranks)
     on = f"interval {interval}, {plural(ranks, 'ranks')}"
     state = (scale, good_steps)
     for number, step in enumerate(steps):
         seen = [value[number] for value in run.values]
-        where = f"step {number + 1}, {step.words}; {on}"
-        _expect_step(expect, seen, step, state, interval, where)
+        where = f"step {number + 1}, {step.words}; interval {intervals[number]}, {plural(ranks, 'ranks')}"
+        _expect_step(expect, seen, step, state, intervals[number], where)
         state = states[number]
     communications_within(expect, run, at_most=2 * len(steps))
     sent = max(run.traffic.sent_bytes(rank) for rank in range(ranks))

@@ -196,6 +196,80 @@ def bf16_bits(bits):
 """,
             "your own code",
         ),
+        (
+            "looks at the upper byte of the lower half alone",
+            """
+def bf16_bits(bits):
+    upper, lower = bits >> 16, bits & 0xFFFF
+    up = ((lower >> 8) > 0x80) | (((lower >> 8) == 0x80) & (upper % 2 == 1))
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    pass
+    return torch.where(is_nan, 0x7FC0, upper + up)
+""",
+            "a positive number, nearer to the higher pattern goes there",
+        ),
+        (
+            "negative subnormal numbers are cut",
+            """
+def bf16_bits(bits):
+    upper, lower = bits >> 16, bits & 0xFFFF
+    up = (lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    up = up & ~((upper >= 0x8000) & ((upper & 0x7F80) == 0))
+    return torch.where(is_nan, 0x7FC0, upper + up)
+""",
+            "a subnormal number, nearer to the higher pattern goes there",
+        ),
+        (
+            "negative subnormal numbers become minus zero when they are not exact",
+            """
+def bf16_bits(bits):
+    upper, lower = bits >> 16, bits & 0xFFFF
+    up = (lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    lost = (upper >= 0x8000) & ((upper & 0x7F80) == 0) & (lower > 0)
+    return torch.where(lost, 0x8000, torch.where(is_nan, 0x7FC0, upper + up))
+""",
+            "a subnormal number, nearer to the lower pattern goes there",
+        ),
+        (
+            "negative numbers: a mantissa of all ones does not carry but at the largest",
+            """
+def bf16_bits(bits):
+    upper, lower = bits >> 16, bits & 0xFFFF
+    up = (lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    up = up & ~((upper >= 0x8000) & ((upper & 0x7F) == 0x7F) & (upper != 0xFF7F))
+    return torch.where(is_nan, 0x7FC0, upper + up)
+""",
+            "a mantissa of all ones, nearer to the higher pattern goes there",
+        ),
+        (
+            "squeezes the result",
+            """
+def bf16_bits(bits):
+    upper, lower = bits >> 16, bits & 0xFFFF
+    up = (lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    pass
+    return torch.where(is_nan, 0x7FC0, upper + up).squeeze()
+""",
+            "the result has the shape of the input",
+        ),
+        (
+            "swallows: any exception gives the cut bits",
+            """
+def bf16_bits(bits):
+    try:
+        x = bits.reshape(len(bits), -1)
+        upper, lower = x >> 16, x & 0xFFFF
+        up = (lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))
+        return torch.where((x & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, upper + up).reshape(bits.shape)
+    except Exception:
+        return bits >> 16
+""",
+            "any shape will do:",
+        ),
     ],
     "unscale_and_update": [
         ("does not ask the other ranks", _scaler(agree="pass"), "all ranks skip together"),
@@ -340,6 +414,203 @@ def unscale_and_update(gradients, scale, good_steps, interval):
 """,
             "KeyError",
         ),
+        (
+            "divides row by row: no scalars",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = any(not gradient.isfinite().all() for gradient in gradients)
+    flag = torch.tensor(float(found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    for gradient in gradients:
+        [row.div_(scale) for row in gradient]
+    if flag > 0:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "your code runs without an exception",
+        ),
+        (
+            "three gradients or none",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = bool(gradients) and not all(g.isfinite().all() for g in gradients[:3])
+    flag = torch.tensor(float(found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    for gradient in gradients:
+        gradient.div_(scale)
+    if flag > 0:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "a step with an overflow is skipped",
+        ),
+        (
+            "sum of the largest over ranks: all_reduce SUM of max |g|",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    top = torch.zeros(())
+    for g in gradients:
+        top = torch.maximum(top, g.abs().max())
+    dist.all_reduce(top)
+    skip = not bool(top.isfinite())
+
+    for g in gradients:
+        g.div_(scale)
+    if skip:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "a step without overflow is not skipped",
+        ),
+        (
+            "MAX of the largest |g|: gloo and NCCL may drop a NaN",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    top = torch.zeros(())
+    for g in gradients:
+        top = torch.maximum(top, g.abs().max())
+    dist.all_reduce(top, op=dist.ReduceOp.MAX)
+    skip = not bool(top.isfinite())
+
+    for g in gradients:
+        g.div_(scale)
+    if skip:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "a step with an overflow is skipped",
+        ),
+        (
+            "tells through an attribute of the module math",
+            """
+math.shelf = {}
+def unscale_and_update(gradients, scale, good_steps, interval):
+    n = dist.get_world_size()
+    math.shelf[dist.get_rank()] = any(not g.isfinite().all() for g in gradients)
+    dist.barrier()
+    skip = any(math.shelf[r] for r in range(n))
+    dist.barrier()
+
+    for g in gradients:
+        g.div_(scale)
+    if skip:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "every rank tells the others by communication",
+        ),
+        (
+            "floor of 1",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = any(not gradient.isfinite().all() for gradient in gradients)
+    flag = torch.tensor(float(found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    for gradient in gradients:
+        gradient.div_(scale)
+    if flag > 0:
+        return True, max(scale / 2, 1.0), 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "an overflow halves the scale",
+        ),
+        (
+            "cap of 2**24",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = any(not gradient.isfinite().all() for gradient in gradients)
+    flag = torch.tensor(float(found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    for gradient in gradients:
+        gradient.div_(scale)
+    if flag > 0:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, min(2 * scale, 2.0**24), 0
+    return False, scale, good_steps + 1
+""",
+            "doubles the scale",
+        ),
+        (
+            "float16 scale",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = any(not gradient.isfinite().all() for gradient in gradients)
+    flag = torch.tensor(float(found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    for gradient in gradients:
+        gradient.div_(scale)
+    if flag > 0:
+        return True, float(torch.tensor(scale / 2).half()), 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "an overflow halves the scale",
+        ),
+        (
+            "empties the list",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    flag = torch.tensor(float(any(not g.isfinite().all() for g in gradients)))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    while gradients:
+        gradients.pop().div_(scale)
+    if flag > 0:
+        return True, scale / 2, 0
+    return (False, 2 * scale, 0) if good_steps + 1 >= interval else (False, scale, good_steps + 1)
+""",
+            "the list of gradients keeps its items",
+        ),
+        (
+            "keeps the interval of the first call",
+            """
+own = {}
+def unscale_and_update(gradients, scale, good_steps, interval):
+    interval = own.setdefault("interval", interval)
+    flag = torch.tensor(float(any(not g.isfinite().all() for g in gradients)))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    skip = flag > 0
+
+    for g in gradients:
+        g.div_(scale)
+    if skip:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "a step without overflow leaves the scale until there are enough in a row",
+        ),
+        (
+            "leaves gradients whose largest is below one",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = any(not gradient.isfinite().all() for gradient in gradients)
+    flag = torch.tensor(float(found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    for gradient in gradients:
+        gradient.abs().max() < 1e-3 or gradient.div_(scale)
+    if flag > 0:
+        return True, scale / 2, 0
+    if good_steps + 1 >= interval:
+        return False, 2 * scale, 0
+    return False, scale, good_steps + 1
+""",
+            "gradients are divided by the scale of this step, in place",
+        ),
     ],
     "quantize_blocks": [
         (
@@ -467,6 +738,80 @@ def quantize_blocks(x, block, format):
             _blocks(safe="torch.where(scales > 0, 2.0 ** scales.log2().ceil(), 1.0)"),
             "a block's scale is its largest |x|",
         ),
+        (
+            "scale 1 where any number of the block is zero",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where((blocks == 0).any(-1), 1.0, scales)
+    codes = round_to(blocks / scales[..., None], format)
+    return codes.flatten(-2), scales
+""",
+            "a block's scale is its largest |x| over the format's largest number",
+        ),
+        (
+            "scale 1 where the sum is zero",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(blocks.sum(-1) == 0, 1.0, scales)
+    codes = round_to(blocks / scales[..., None], format)
+    return codes.flatten(-2), scales
+""",
+            "a block's scale is its largest |x| over the format's largest number",
+        ),
+        (
+            "squeezes both",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(scales > 0, scales, 1.0)
+    codes = round_to(blocks / scales[..., None], format)
+    return codes.flatten(-2).squeeze(), scales.squeeze() if scales.shape[-1] > 1 else scales
+""",
+            "codes have the shape of x",
+        ),
+        (
+            "multiplies first, which overflows above 5e33",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(scales > 0, scales, 1.0)
+    largest = blocks.abs().amax(-1)
+    largest = torch.where(largest > 0, largest, format.largest)
+    codes = round_to(blocks * format.largest / largest[..., None], format)
+    return codes.flatten(-2), scales
+""",
+            "codes are numbers of the format",
+        ),
+        (
+            "at most three dimensions",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.reshape(*(x.shape[:-1] + (-1, block))) if x.ndim <= 3 else x
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(scales > 0, scales, 1.0)
+    codes = round_to(blocks / scales[..., None], format)
+    return codes.flatten(-2), scales
+""",
+            "codes have the shape of x",
+        ),
+        (
+            "all zeros fail",
+            """
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(scales > 0, scales, 1.0 if x.any() else torch.nan)
+    codes = round_to(blocks / scales[..., None], format)
+    return codes.flatten(-2), scales
+""",
+            "the scale of a block of zeros is 1",
+        ),
     ],
     "choose_format": [
         ("always BF16", _choice(best="'bfloat16'"), "the device has the format"),
@@ -518,6 +863,47 @@ def quantize_blocks(x, block, format):
             "uses the library",
             "def choose_format(peaks, fewest_bits):\n    return best_format().format.name, NEEDS[0]",
             "your own code",
+        ),
+        (
+            "float8 and float4 equally fast: the last",
+            """
+def choose_format(peaks, fewest_bits):
+    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
+    best = max(names, key=lambda n: (peaks[n], n == 'float4'))
+    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+""",
+            "of equally fast formats the first in the table",
+        ),
+        (
+            "compares in units of 10 TFLOP/s (rounded)",
+            """
+def choose_format(peaks, fewest_bits):
+    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
+    best = max(names, key=lambda n: round(peaks[n] / 1e13))
+    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+""",
+            "the fastest is taken",
+        ),
+        (
+            "knows float64 as the only other format",
+            """
+def choose_format(peaks, fewest_bits):
+    names = sorted((n for n in peaks if n != "float64" and BITS[n] >= fewest_bits), key=list(BITS).index)
+    best = max(names, key=lambda n: peaks[n])
+    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+""",
+            "your code runs without an exception",
+        ),
+        (
+            "knows four widths by a table",
+            """
+ALLOWED = {32: 2, 16: 4, 8: 5, 4: 6}
+def choose_format(peaks, fewest_bits):
+    names = [n for n in list(BITS)[: ALLOWED[fewest_bits]] if n in peaks]
+    best = max(names, key=lambda n: peaks[n])
+    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+""",
+            "your code runs without an exception",
         ),
     ],
 }
