@@ -33,7 +33,7 @@ class Hang(BaseException):
     """A call took too long."""
 
 
-def outcome(counts: Counter[str], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def outcome(counts: Counter[str], call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What the call returned; None after an error that is explained. Fails for any other end. Counts what happened."""
     counts["calls"] += 1
     try:

@@ -104,7 +104,8 @@ def test_the_buckets_of_ddp_travel_during_backward():
         model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
         for step in ("first", "second"):  # DDP forms its buckets after it has seen a first backward
-            loss = model(torch.ones(64, 512)).sum()
+            # A layer's product takes long beside what a busy machine may delay the first message.
+            loss = model(torch.ones(4096, 512)).sum()
             with record_function(step):
                 loss.backward()
         return model.module[0].weight.grad
