@@ -5,6 +5,8 @@ import signal
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from jaxtyping import install_import_hook
 
 # The shapes in signatures are checked at every call: a tensor that does not fit its annotation fails the test.
@@ -14,13 +16,20 @@ install_import_hook(
     "beartype.beartype",
 )
 
-# Properties are tried on the same examples every time, and a busy machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.load_profile("repeatable")
+settings.register_profile("exploring", deadline=None, print_blob=True)
 
 
-def pytest_configure() -> None:
-    """Tests press the stop button. A shell starts its background jobs with SIGINT ignored, and they pass it on."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties are tried on the same examples every time, with `--all` on new ones; a busy machine is no failure.
+
+    Tests press the stop button. A shell starts its background jobs with SIGINT ignored, and they pass it on.
+    """
+    settings.load_profile("exploring" if config.getoption("--all") else "repeatable")
+    if not config.getoption("--all"):
+        # Hypothesis also draws the numbers that stand in the modules imported so far. Which those are depends on the
+        # order of the tests, which differs from run to run with several processes.
+        providers._get_local_constants = Constants
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

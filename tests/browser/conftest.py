@@ -127,8 +127,9 @@ class NotebookPage:
     def __init__(self, page: Any, server: Server, name: str):
         self.page, self.server, self.name = page, server, name
         assert (server.folder / name).is_file(), f"no notebook {name}: `make build` generates the labs"
-        page.goto(f"{server.url}lab/tree/{name}?token={server.token}", timeout=60_000)
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        # "reset": JupyterLab may otherwise open the notebook of an earlier page again, in a tab of its own.
+        page.goto(f"{server.url}lab/tree/{name}?token={server.token}&reset", timeout=60_000)
+        page.locator(".jp-Notebook .jp-Cell").filter(visible=True).first.wait_for(timeout=60_000)
         self._wait_idle(60)  # the kernel is up
 
     def run_all(self, timeout_s: float = 240) -> None:
