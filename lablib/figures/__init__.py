@@ -33,6 +33,13 @@ from lablib.figures.validation_picture import validation_svg as validation_svg
 from lablib.figures.lines import figure_lines as figure_lines
 from lablib.figures.time_memory import figure_time_memory as figure_time_memory
 from lablib.figures.exponents import figure_exponents as figure_exponents
+from lablib.figures.optimizers import figure_differences as figure_differences
+from lablib.figures.optimizers import figure_loss_and_bytes as figure_loss_and_bytes
+from lablib.figures.optimizers import figure_loss_curves as figure_loss_curves
+from lablib.figures.updates import figure_blocks as figure_blocks
+from lablib.figures.updates import figure_projection as figure_projection
+from lablib.figures.updates import figure_sign_of_noise as figure_sign_of_noise
+from lablib.figures.updates import figure_singular_values as figure_singular_values
 from lablib.figures.topology import Edge as Edge
 from lablib.figures.topology import Node as Node
 from lablib.figures.topology import figure_topology as figure_topology

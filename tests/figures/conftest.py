@@ -15,6 +15,7 @@ import pytest
 from lablib import figures
 from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
+from lablib.optim.evidence import difference
 from lablib.pipeline import Plan, replay
 from lablib.precision.exponents import ExponentCounts
 from lablib.precision.formats import FORMATS
@@ -76,6 +77,21 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "time against memory": figures.figure_time_memory(
             {"A": [Way("keep all", 8e9, 1.0, 3.0), Way("offload", 1e9, 2.5, 3.0)]}
         ),
+        "differences of optimizers": figures.figure_differences(
+            {
+                "lion": difference({1: 2.0, 2: 2.1}, {1: 2.1, 2: 2.21}),
+                "soap": difference({1: 2.0, 2: 2.3}, {1: 2.1, 2: 2.2}),
+            },
+            "adamw",
+        ),
+        "loss curves": figures.figure_loss_curves(examples.some_results(), "time"),
+        "loss and bytes": figures.figure_loss_and_bytes(examples.some_results(), {"adamw": 8.0, "lion": 4.0}),
+        "singular values": figures.figure_singular_values([0.9, 0.3, 0.01], {1: [1.2, 0.9, 0.03], 5: [0.9, 1.1, 0.8]}),
+        "sign of noise": figures.figure_sign_of_noise(
+            [0.01, 0.1, 1.0], {"Lion": [0.1, 0.5, 1]}, {"SGD": [0.01, 0.1, 1]}
+        ),
+        "blocks": figures.figure_blocks([1.0, 100.0], {"256": [0.01, 0.02], "all": [0.01, 0.5]}),
+        "projection": figures.figure_projection([1, 2, 4], {"now": [0.5, 0.2, 0.0], "older": [0.8, 0.6, 0.3]}),
         "exponents": figures.figure_exponents(
             {"weights": ExponentCounts({-30: 10, -20: 60, -9: 30}, zeros=5)}, [FORMATS["fp16"], FORMATS["bf16"]]
         ),

@@ -6,6 +6,7 @@ import random
 from typing import Any, NamedTuple
 
 from lablib.hardware import Device
+from lablib.optim.evidence import Result
 from lablib.plan import Parallel, Prediction
 from lablib.plan.validation import Report, published_rows, score
 from lablib.record.ledger import Block, Memory
@@ -51,6 +52,15 @@ def many_tiny_spans(num_spans: int, seed: int = 0, num_ranks: int = 2) -> Timeli
                 spans.append(Span(rank, stream, "op", phase, now_s, end_s, 1.0, 2.0))
                 now_s = end_s
     return Timeline.of(spans, num_ranks)
+
+
+def some_results() -> dict[str, Result]:
+    """Two optimizers, as if they had been recorded."""
+    tokens, curve = [0, 512, 1024], [5.5, 3.0, 2.2]
+    return {
+        "adamw": Result("adamw", 1e-3, 0.1, 8, True, {1: 2.1, 2: 2.3}, tokens, curve, 8.0, 4.0, 1.0, 1.0),
+        "lion": Result("lion", 1e-4, 0.0, 7, True, {1: 2.2, 2: 2.25}, tokens, curve, 4.0, 4.0, 0.9, 0.7),
+    }
 
 
 def lanes_of(timeline: Timeline) -> dict[tuple[int, str], int]:

@@ -1,0 +1,112 @@
+"""What four optimizers do to a gradient, one picture each: singular values, signs, 8-bit blocks, projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from lablib.figures.lines import figure_lines
+from lablib.signature import checked
+
+
+@checked
+def figure_singular_values(before: Sequence[float], after: Mapping[int, Sequence[float]]) -> go.Figure:
+    """Singular values of a matrix, largest first, over its norm, and after so many steps of Newton-Schulz.
+
+    Args:
+        before: each over the norm of all, descending.
+        after: number of steps -> what has become of each, in the same order.
+    """
+    series = {"before": list(before)} | {f"after {steps} steps": list(values) for steps, values in after.items()}
+    last = list(after.values())[-1] if after else before
+    summary = (
+        f"Before, the largest singular value is {max(before) / max(min(before), 1e-30):,.0f} times the smallest; "
+        f"at the end all lie from {min(last):.2f} to {max(last):.2f}."
+    )
+    return figure_lines(
+        list(range(1, len(before) + 1)),
+        series,
+        "singular value, largest first",
+        "size",
+        "number",
+        "1 = an orthogonal matrix's",
+        "Newton-Schulz makes singular values alike",
+        log_y=True,
+        summary=summary,
+    )
+
+
+@checked
+def figure_sign_of_noise(
+    signal_to_noise: Sequence[float],
+    mean_signs: Mapping[str, Sequence[float]],
+    mean_steps: Mapping[str, Sequence[float]],
+) -> go.Figure:
+    """Mean step over lr against the signal in a gradient: of the sign of a mean, and of other steps beside it.
+
+    Args:
+        signal_to_noise: mean over standard deviation of one gradient.
+        mean_signs: name -> mean sign at each, by formula or measured.
+        mean_steps: name -> mean step over lr at each, of other optimizers.
+    """
+    series = {**mean_signs, **mean_steps}
+    first = next(iter(mean_signs))
+    half = next((x for x, y in zip(signal_to_noise, mean_signs[first], strict=True) if y >= 0.5), None)
+    where = "nowhere here" if half is None else f"from a signal of {half:.2g} of the noise on"
+    return figure_lines(
+        list(signal_to_noise),
+        series,
+        "signal in a gradient",
+        "mean step",
+        "mean / standard deviation",
+        "lr",
+        "A sign averages to a step in proportion to the signal",
+        log_x=True,
+        summary=f"{first}: more than half of a full step {where}; below, in proportion to the signal.",
+    )
+
+
+@checked
+def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float]]) -> go.Figure:
+    """Error of 8-bit numbers against the size of one outlier among them, a line for each size of block.
+
+    Args:
+        outliers: size of the outlier, in root mean squares of the others.
+        errors: name of the block size -> relative error of the others at each.
+    """
+    ends = "; ".join(f"{name} {100 * values[-1]:.1f}%" for name, values in errors.items())
+    return figure_lines(
+        list(outliers),
+        errors,
+        "one outlier",
+        "error of the others",
+        "root mean squares",
+        "1 = all lost",
+        "A small block keeps an outlier to itself",
+        log_x=True,
+        log_y=True,
+        summary=f"With an outlier of {outliers[-1]:,.0f} root mean squares the others are off by: {ends}.",
+    )
+
+
+@checked
+def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]]) -> go.Figure:
+    """Share of a gradient that a projection loses, against the rank, a line for each gradient or age of directions.
+
+    Args:
+        ranks: of the projection, ascending.
+        lost: name -> share of the squares that is lost at each rank, 0 to 1.
+    """
+    middle = len(ranks) // 2
+    parts = "; ".join(f"{name} {100 * values[middle]:.0f}%" for name, values in lost.items())
+    return figure_lines(
+        [float(rank) for rank in ranks],
+        {name: [100 * share for share in values] for name, values in lost.items()},
+        "rank of the projection",
+        "share of the gradient's squares that is lost",
+        "directions",
+        "%",
+        "What a projection loses depends on the age of its directions",
+        summary=f"At rank {ranks[middle]} of {ranks[-1]} is lost: {parts}.",
+    )

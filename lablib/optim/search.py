@@ -1,0 +1,74 @@
+"""A search of rate and decay that is the same for every optimizer: a grid, made longer while its best lies at the end.
+
+A comparison is only as good as the worse tuned of the two. A grid that was made for one optimizer favours it: a rate
+is of the size of a step for AdamW, of a sign for Lion, of a share of the weights for LAMB. So:
+
+    rates     start f^k for k = 0 ... K - 1, each with each decay
+    then      while the best has no neighbour (the rate once more, or less, by f; the same decay): try that one
+
+Each optimizer has its own start, and the same factor f. What is found does not depend on the start as long as the loss
+has one valley over rates; how many trials it takes does, and is part of the result.
+
+Cost: 2 K trials and a few; on one seed. What is reported must come from other seeds: the least of many noisy losses is
+too small.
+Source: the protocol of Wen et al., "Fantastic Pretraining Optimizers and Where to Find Them", 2025, arXiv 2509.02046,
+section 3, with two settings where they search all.
+Simplified: one grid; a neighbour at another decay is not asked for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lablib.signature import checked
+
+FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was tried.
+
+    Attributes:
+        losses: (rate, decay) -> loss, in the order in which they were tried.
+        best: the rate and decay of the least loss.
+        is_inside: whether both neighbours of the best were tried.
+    """
+
+    losses: dict[tuple[float, float], float]
+    best: tuple[float, float]
+    is_inside: bool
+
+
+@checked
+def search(
+    loss_of: Callable[[float, float], float],
+    start: float,
+    num_rates: int,
+    decays: Sequence[float],
+    factor: float = FACTOR,
+    most: int = 24,
+) -> Search:
+    """Find the rate and the decay of the least loss.
+
+    Arguments:
+        loss_of: rate, decay -> loss; infinite where training diverged.
+        start: the least rate of the grid.
+        num_rates: rates of the grid, at each decay.
+        decays: of the grid.
+        factor: from one rate to the next.
+        most: trials at which to stop in any case.
+    """
+    losses = {
+        (start * factor**place, decay): loss_of(start * factor**place, decay)
+        for decay in decays
+        for place in range(num_rates)
+    }
+    places = {(place, decay): (start * factor**place, decay) for decay in decays for place in range(num_rates)}
+    while True:
+        place, decay = min(places, key=lambda key: losses[places[key]])
+        missing = [(side, decay) for side in (place - 1, place + 1) if (side, decay) not in places]
+        if not missing or len(losses) >= most:
+            return Search(losses, places[place, decay], not missing)
+        for side, _ in missing:
+            places[side, decay] = (start * factor**side, decay)
+            losses[start * factor**side, decay] = loss_of(start * factor**side, decay)
