@@ -93,14 +93,14 @@ def figure_loss_curves(results: Mapping[str, Result], against: str = "tokens", s
         raise ValueError(f'against must be "tokens" or "time": got {against!r}.')
     if len(results) > 8:
         raise ValueError(f"at most 8 lines can be told apart: got {len(results)} results; choose some.")
-    label = "tokens" if against == "tokens" else "time (tokens that AdamW would have seen in it)"
+    label = "tokens (thousands)" if against == "tokens" else "time (thousands of tokens of AdamW's)"
     figure = go.Figure(layout=base_layout(f"Held-out loss against {against}", PLOT_PIXELS + PAPER_PIXELS))
     for index, (name, result) in enumerate(results.items()):
         factor = 1.0 if against == "tokens" else result.step_ratio
         xs, ys = [factor * tokens / 1e3 for tokens in result.tokens[skip:]], list(result.curve[skip:])
         hover = [f"<b>{name}</b><br>{x:,.0f} thousand<br>{y:.3f} nats" for x, y in zip(xs, ys, strict=True)]
         figure.add_trace(line(name, index, {"x": xs, "y": ys}, hover))
-    across = axis(f"{label}, thousands")
+    across = axis(label)
     figure.update_layout(xaxis=across, yaxis=axis("held-out loss (nats a byte)"), showlegend=True)
     ends = "; ".join(f"{name} {result.curve[-1]:.3f}" for name, result in results.items())
     columns: dict[str, Sequence[object]] = {"tokens": list(next(iter(results.values())).tokens)} if results else {}
