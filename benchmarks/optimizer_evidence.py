@@ -26,14 +26,11 @@ from typing import Any
 import torch
 
 from lablib import launch
-from lablib.batches.schedules import cosine
-from lablib.data import Batch, batches, load_corpus, train_val_split
-from lablib.models import GPT, GPTConfig
+from lablib.data import batches, load_corpus, train_val_split
+from lablib.optim.experiment import BATCH_SIZE, FINAL, MODEL, NUM_STEPS, SEQ_LEN, WARMUP, held_out, run, start
 from lablib.optim.search import FACTOR, search
-from lablib.optim.trial import Training, held_out_loss, kinds, train
+from lablib.optim.trial import held_out_loss, kinds
 
-SEQ_LEN, BATCH_SIZE, NUM_STEPS, WARMUP, LOOK_EVERY = 64, 8, 300, 30, 50
-MODEL = GPTConfig(2, 64, 2, vocab_size=256, max_seq_len=SEQ_LEN)
 # The least rate of the grid, how many rates by factors of two, and the decays: lr times decay of about the same sizes.
 GRIDS: dict[str, tuple[float, int, tuple[float, float]]] = {
     "adamw": (2e-3, 5, (0.0, 0.1)),
@@ -58,7 +55,7 @@ def settings(**_: Any) -> Row:
         "model": asdict(MODEL),
         "corpus": load_corpus().sha256,
         "batch": [BATCH_SIZE, SEQ_LEN, NUM_STEPS],
-        "schedule": ["cosine", WARMUP, 0.1],
+        "schedule": ["cosine", WARMUP, FINAL],
         "grids": [FACTOR, GRIDS],
         "optimizers": {name: [kind.options, kind.for_embeddings] for name, kind in kinds(MODEL.d_model).items()},
     }
@@ -76,13 +73,13 @@ class Results:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
         self.rows: list[Row] = [row for row in map(json.loads, lines) if row["settings"] == self.hash]
 
-    def get(self, run: Callable[..., Row], **key: Any) -> Row:
-        """The row of this key; `run(**key without part)` makes the rest of it if there is none."""
+    def get(self, make: Callable[..., Row], **key: Any) -> Row:
+        """The row of this key; `make(**key without part)` makes the rest of it if there is none."""
         for row in self.rows:
             if all(row.get(name) == value for name, value in key.items()):
                 return row
         began, cpu_began = time.time(), time.process_time()
-        found = run(**{name: value for name, value in key.items() if name != "part"})
+        found = make(**{name: value for name, value in key.items() if name != "part"})
         row = key | found | {"cpu_s": round(time.process_time() - cpu_began, 1)}
         row |= {"settings": self.hash, "date": datetime.date.today().isoformat()}
         row |= {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
@@ -94,24 +91,11 @@ class Results:
         return row
 
 
-def held_out(num_sequences: int) -> Batch:
-    return next(batches(train_val_split(load_corpus())[1], num_sequences, SEQ_LEN, seed=1))
-
-
-def start(optimizer: str, lr: float, weight_decay: float, seed: int) -> Training:
-    model = GPT(MODEL, seed=seed)
-    return Training(model, optimizer, lr, weight_decay, lambda step: cosine(step, NUM_STEPS, WARMUP, 0.1), seed)
-
-
 def one_run(optimizer: str, lr: float, weight_decay: float, seed: int) -> Row:
     """Held-out loss on the way, of 64 sequences, and at the end, of 256."""
-    training = start(optimizer, lr, weight_decay, seed)
-    text = batches(train_val_split(load_corpus())[0], BATCH_SIZE, SEQ_LEN, seed)
-    looks = train(training, text, held_out(64), NUM_STEPS, LOOK_EVERY)
-    is_done = looks[-1].step == NUM_STEPS
-    loss = held_out_loss(training.model, held_out(256)) if is_done else float("inf")
-    curve = [[look.step, round(look.loss, 4)] for look in looks]
-    return {"loss": round(loss, 4), "curve": curve}
+    training, looks = run(optimizer, lr, weight_decay, seed)
+    loss = held_out_loss(training.model, held_out(256)) if looks[-1].step == NUM_STEPS else float("inf")
+    return {"loss": round(loss, 4), "curve": [[look.step, round(look.loss, 4)] for look in looks]}
 
 
 def part_train(results: Results, optimizer: str, num_seeds: int) -> None:
@@ -143,19 +127,18 @@ def step_seconds(optimizer: str, lr: float, weight_decay: float, turns: int = 10
     runs = [start(optimizer, lr, weight_decay, 0), start("adamw", 2e-3, 0.1, 0)]
     text = batches(train_val_split(load_corpus())[0], BATCH_SIZE, SEQ_LEN, 0)
     whole, within = ([0.0, 0.0] for _ in range(2))
-    for run, seconds in zip(runs, (within, within), strict=True):
-        place = runs.index(run)
-        for one in run.optimizers:
-            one.register_step_pre_hook(lambda *_, i=place, s=seconds: s.__setitem__(i, s[i] - time.process_time()))
-            one.register_step_post_hook(lambda *_, i=place, s=seconds: s.__setitem__(i, s[i] + time.process_time()))
+    for place, training in enumerate(runs):
+        for one in training.optimizers:
+            one.register_step_pre_hook(lambda *_, i=place: within.__setitem__(i, within[i] - time.process_time()))
+            one.register_step_post_hook(lambda *_, i=place: within.__setitem__(i, within[i] + time.process_time()))
     for turn in range(turns + 1):
         if turn == 1:  # the first turn makes states
             whole[:], within[:] = [0.0, 0.0], [0.0, 0.0]
-        for place, run in enumerate(runs):
+        for place, training in enumerate(runs):
             for _ in range(steps):
                 batch = next(text)
                 began = time.process_time()
-                run.step(*batch)
+                training.step(*batch)
                 whole[place] += time.process_time() - began
     count = turns * steps
     ours, adamws = whole[0] / count, whole[1] / count

@@ -19,10 +19,11 @@ def figure_singular_values(before: Sequence[float], after: Mapping[int, Sequence
         after: number of steps -> what has become of each, in the same order.
     """
     series = {"before": list(before)} | {f"after {steps} steps": list(values) for steps, values in after.items()}
-    last = list(after.values())[-1] if after else before
+    steps, last = list(after.items())[-1] if after else (0, before)
+    near, ratio = sum(0.5 <= value <= 1.5 for value in last), before[0] / max(before[len(before) // 2], 1e-30)
     summary = (
-        f"Before, the largest singular value is {max(before) / max(min(before), 1e-30):,.0f} times the smallest; "
-        f"at the end all lie from {min(last):.2f} to {max(last):.2f}."
+        f"Before, the largest of {len(before)} singular values is {ratio:,.0f} times the middle "
+        f"one; after {steps} steps {near} lie between 0.5 and 1.5."
     )
     return figure_lines(
         list(range(1, len(before) + 1)),
@@ -98,7 +99,7 @@ def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]])
         ranks: of the projection, ascending.
         lost: name -> share of the squares that is lost at each rank, 0 to 1.
     """
-    middle = len(ranks) // 2
+    middle = len(ranks) // 3
     parts = "; ".join(f"{name} {100 * values[middle]:.0f}%" for name, values in lost.items())
     return figure_lines(
         [float(rank) for rank in ranks],
