@@ -1,11 +1,13 @@
 """What a batch size and a width do to a small GPT on real text: steps against tokens, noise scale, rates against width.
 
-    python benchmarks/batch_evidence.py [--part steps|noise|width] [--out benchmarks/batches/results.json]
+    python benchmarks/batch_evidence.py [--part PART] [--out lablib/batches/batch_runs.json]
 
     steps   at each batch size, Adam's steps until the loss of held-out text is TARGET, with the best rate
             (found by factors of two; three seeds at that rate), and the law of steps fitted to them
     noise   the gradient noise scale on the way there, unbiased, from gradients of single sequences
     width   the loss after 120 steps at several widths and rates, in the standard parametrization and in muP
+    coordinates     muP's coordinate check: how far activations are from their start after 4 steps, by width
+    schedule        held-out loss on the way of 400 steps, by schedule and peak rate
 
 Every run is a row of the JSON file, written when it is done; rows that are there are not run again. One thread.
 """
@@ -22,17 +24,19 @@ from typing import Any
 
 import torch
 
-from lablib.batches.mup import apply_mup_, at_width, mup_groups
+from lablib.batches.mup import apply_mup_, at_width, coordinate_check, mup_groups
 from lablib.batches.noise_scale import average_noise, estimate_from_parts, fit_steps_law
-from lablib.data import Batch, batches, load_corpus, train_val_split
-from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.batches.schedules import constant
+from lablib.batches.small_runs import MODEL, NARROW, RECORDS, SCHEDULES, SEQ_LEN, held_out, loss_of, schedule_run, train
+from lablib.data import batches, load_corpus, train_val_split
+from lablib.models import GPT, next_token_loss
 
-SEQ_LEN, TARGET, WARMUP = 64, 2.5, 10
+TARGET, WARMUP = 2.5, 10
 BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128)
-MODEL = GPTConfig(2, 64, 2, vocab_size=256, max_seq_len=SEQ_LEN)
-BASE = GPTConfig(2, 32, 2, vocab_size=256, max_seq_len=SEQ_LEN)
-WIDTH_STEPS, WIDTH_BATCH, WIDTH_GROWTHS = 120, 16, (1, 2, 4)
-WIDTH_RATES = tuple(2.0**-k for k in range(10, 3, -1))
+SEEDS, WIDTH_STEPS, WIDTH_BATCH, WIDTH_GROWTHS, COORDINATE_GROWTHS = (0, 1, 2), 120, 16, (1, 2, 4, 8), (1, 2, 4, 8, 16)
+SCHEDULE_RATES = tuple(2.0**-k for k in range(9, 4, -1))
+PARTS = ("steps", "noise", "width", "coordinates", "schedule")
+WIDTH_RATES = tuple(2.0**-k for k in range(11, 3, -1))
 
 
 class Results:
@@ -66,26 +70,10 @@ class Results:
         return row
 
 
-def held_out() -> Batch:
-    return next(batches(train_val_split(load_corpus())[1], 64, SEQ_LEN, seed=1))
-
-
 def training(model: GPT, groups: Any, rate: float, batch_size: int, seed: int):
     """Train with Adam, warmup and then a constant rate; yields the loss of each step."""
     optimizer = torch.optim.Adam(groups, lr=rate, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (WARMUP + 1)))
-    for inputs_BT, targets_BT in batches(train_val_split(load_corpus())[0], batch_size, SEQ_LEN, seed):
-        optimizer.zero_grad()
-        loss = next_token_loss(model(inputs_BT), targets_BT)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        yield loss.item()
-
-
-@torch.no_grad()
-def loss_of(model: GPT, batch: Batch) -> float:
-    return next_token_loss(model(batch.inputs), batch.targets).item()
+    return train(model, optimizer, lambda step: constant(step, WARMUP), batch_size, seed)
 
 
 def steps_to_target(batch_size: int, rate: float, seed: int, most: int) -> dict[str, Any]:
@@ -129,7 +117,7 @@ def part_steps(results: Results) -> None:
         best_rates[batch_size] = best_rate(results, batch_size, best_rates.get(batch_size // 2, 1e-3))
     means = []
     for batch_size, rate in best_rates.items():
-        keys = ({"part": "steps", "batch_size": batch_size, "rate": rate, "seed": seed} for seed in range(3))
+        keys = ({"part": "steps", "batch_size": batch_size, "rate": rate, "seed": seed} for seed in SEEDS)
         rows = [results.get(lambda **k: steps_to_target(**k, most=10000), **key) for key in keys]
         means.append(sum(row["steps"] for row in rows) / len(rows))
         tokens = means[-1] * batch_size * SEQ_LEN
@@ -159,11 +147,11 @@ def noise_on_the_way(batch_size: int, rate: float, seed: int) -> dict[str, Any]:
 
 def loss_at_width(width: int, rate: float, parametrization: str, seed: int) -> dict[str, Any]:
     """Mean loss of the last 20 of 120 steps."""
-    model = GPT(at_width(BASE, width // BASE.d_model), seed=seed)
+    model = GPT(at_width(NARROW, width // NARROW.d_model), seed=seed)
     groups: Any = model.parameters()
     if parametrization == "mup":
-        apply_mup_(model, BASE)
-        groups = mup_groups(model, BASE, rate)
+        apply_mup_(model, NARROW)
+        groups = mup_groups(model, NARROW, rate)
     run = training(model, groups, rate, WIDTH_BATCH, seed)
     losses = [loss for _, loss in zip(range(WIDTH_STEPS), run, strict=False)]
     return {"loss": round(sum(losses[-20:]) / 20, 4)}
@@ -171,21 +159,53 @@ def loss_at_width(width: int, rate: float, parametrization: str, seed: int) -> d
 
 def part_width(results: Results) -> None:
     for growth, parametrization in product(WIDTH_GROWTHS, ("standard", "mup")):
-        width, losses = BASE.d_model * growth, {}
+        width, means = NARROW.d_model * growth, {}
         for rate in WIDTH_RATES:
-            key = {"part": "width", "width": width, "rate": rate, "parametrization": parametrization, "seed": 0}
-            losses[rate] = results.get(loss_at_width, **key)["loss"]
-        best = min(losses, key=losses.__getitem__)
-        print(f"width {width:4d}  {parametrization:8s}  best rate 2^{torch.tensor(best).log2():.0f}  {losses[best]}")
+            key = {"part": "width", "width": width, "rate": rate, "parametrization": parametrization}
+            means[rate] = sum(results.get(loss_at_width, **key, seed=seed)["loss"] for seed in SEEDS) / len(SEEDS)
+        best = min(means, key=means.__getitem__)
+        print(
+            f"width {width:4d}  {parametrization:8s}  best rate 2^{math.log2(best):.0f}  {means[best]:.4f}", flush=True
+        )
+
+
+def changes(width: int, parametrization: str, seed: int) -> dict[str, Any]:
+    """Of `coordinate_check`, on 8 sequences of the corpus."""
+    tokens_BT = next(batches(train_val_split(load_corpus())[0], 8, SEQ_LEN, seed)).inputs
+    base = NARROW if parametrization == "mup" else None
+    return {"changes": coordinate_check(at_width(NARROW, width // NARROW.d_model), base, tokens_BT, seed=seed)}
+
+
+def part_coordinates(results: Results) -> None:
+    for growth, parametrization, seed in product(COORDINATE_GROWTHS, ("standard", "mup"), SEEDS):
+        width = NARROW.d_model * growth
+        results.get(changes, part="coordinates", width=width, parametrization=parametrization, seed=seed)
+
+
+def losses_on_the_way(schedule: str, rate: float, seed: int) -> dict[str, Any]:
+    return {"step_loss": [(step, round(loss, 4)) for step, loss in schedule_run(schedule, rate, seed=seed)]}
+
+
+def part_schedule(results: Results) -> None:
+    for schedule, rate in product(SCHEDULES, SCHEDULE_RATES):
+        rows = [
+            results.get(losses_on_the_way, part="schedule", schedule=schedule, rate=rate, seed=seed) for seed in SEEDS
+        ]
+        last = [row["step_loss"][-1][1] for row in rows]
+        print(f"{schedule:8s}  rate 2^{math.log2(rate):.0f}  {sum(last) / len(last):.4f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("steps", "noise", "width"), help="one of the three; without: all")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("batches") / "results.json")
+    parser.add_argument("--part", choices=PARTS, help="without: all")
+    parser.add_argument("--out", type=Path, default=RECORDS[0])
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = Results(args.out)
+    if args.part in (None, "coordinates"):
+        part_coordinates(results)
+    if args.part in (None, "schedule"):
+        part_schedule(results)
     if args.part in (None, "width"):
         part_width(results)
     if args.part in (None, "noise"):

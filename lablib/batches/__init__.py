@@ -11,4 +11,5 @@ mup             a learning rate that stays right when the model gets wider
 packing         documents of different lengths in blocks: first fit, best fit
 packed_attention
                 that they do not see each other, and what it saves
+small_runs      small runs on real text, and the records of many of them
 """

@@ -2,6 +2,7 @@
 
 from lablib.data.batches import Batch, batches
 from lablib.data.cache import cache_folder
+from lablib.data.documents import cut_documents, documents
 from lablib.data.sources import CorpusUnavailableError
 from lablib.data.text import CORPORA, Corpus, load_corpus, train_val_split
 
@@ -12,6 +13,8 @@ __all__ = [
     "train_val_split",
     "Batch",
     "batches",
+    "documents",
+    "cut_documents",
     "cache_folder",
     "CorpusUnavailableError",
 ]

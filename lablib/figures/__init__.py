@@ -31,6 +31,14 @@ from lablib.figures.scaling import figure_scaling as figure_scaling
 from lablib.figures.validation import figure_validation as figure_validation
 from lablib.figures.validation_picture import validation_svg as validation_svg
 from lablib.figures.lines import figure_lines as figure_lines
+from lablib.figures.batch_splits import figure_batch_splits as figure_batch_splits
+from lablib.figures.spread import figure_spread as figure_spread
+from lablib.figures.schedules import figure_schedules as figure_schedules
+from lablib.figures.steps_law import figure_steps_law as figure_steps_law
+from lablib.figures.widths import figure_coordinates as figure_coordinates
+from lablib.figures.widths import figure_rates as figure_rates
+from lablib.figures.packing import figure_packing as figure_packing
+from lablib.figures.packing import figure_block_fill as figure_block_fill
 from lablib.figures.time_memory import figure_time_memory as figure_time_memory
 from lablib.figures.exponents import figure_exponents as figure_exponents
 from lablib.figures.optimizers import figure_differences as figure_differences

@@ -30,7 +30,7 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     Returns:
         A figure whose table has one row a stage.
     """
-    stages = [_by_look(stage) for stage in prediction.memory]
+    stages = [stage_by_look(stage) for stage in prediction.memory]
     peaks = list(prediction.stage_bytes)
     limit = prediction.memory_limit_bytes
     high = max(peaks)
@@ -52,7 +52,7 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     return attach(figure, _summary(prediction, stages, peaks), columns | {"peak (B)": peaks})
 
 
-def _by_look(stage: Mapping[str, float]) -> dict[str, float]:
+def stage_by_look(stage: Mapping[str, float]) -> dict[str, float]:
     """Bytes by the categories of `MEMORY_LOOKS`; what these do not know is "other"."""
     sums = dict.fromkeys(MEMORY_LOOKS, 0.0)
     for category, size_bytes in stage.items():

@@ -13,6 +13,8 @@ import plotly.graph_objects as go
 import pytest
 
 from lablib import figures
+from lablib.batches.noise_scale import StepsLaw
+from lablib.batches.packing import best_fit
 from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import difference
@@ -95,6 +97,14 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "exponents": figures.figure_exponents(
             {"weights": ExponentCounts({-30: 10, -20: 60, -9: 30}, zeros=5)}, [FORMATS["fp16"], FORMATS["bf16"]]
         ),
+        "spread": figures.figure_spread({"one": {"a": {1: [2.0, 3.0], 2: [4.0]}}}, "ranks", "time", y_unit="s"),
+        "schedules": figures.figure_schedules({"WSD": [0.5, 1.0, 1.0]}, {"WSD": [(1, 3.0), (3, 2.5)]}),
+        "steps law": figures.figure_steps_law({4: [290.0, 310.0], 16: [150.0]}, StepsLaw(100.0, 8.0), 10),
+        "coordinate check": figures.figure_coordinates({"muP": {32: [{"logits": 1.0}], 64: [{"logits": 1.1}]}}),
+        "rates": figures.figure_rates({"muP": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}}}),
+        "packing": figures.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
+        "block fill": figures.figure_block_fill({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
+        "batch splits": figures.figure_batch_splits([plan]),
         "validation": figures.figure_validation(examples.some_report()),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
     }

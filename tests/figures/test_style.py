@@ -27,6 +27,7 @@ LANES = {"timeline", "reconcile", "reconcile normalized", "pipeline"}
 LANES |= {"waterfall", "waterfalls", "communication of a plan"}
 # Panels of lanes that share the axis below or above them.
 ABOVE = {"memory under timeline": ("xaxis2", "yaxis2"), "pipeline": ("xaxis2", "yaxis2"), "exponents": ("yaxis2",)}
+ABOVE |= {"schedules": ("xaxis",)}
 
 
 def visible_axes(name: str, figure: go.Figure) -> list:

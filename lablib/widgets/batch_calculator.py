@@ -1,0 +1,83 @@
+"""One equation to play with: micro-batch x accumulations x data ranks = global batch; x sequence = tokens a step.
+
+The same global batch fits a device in several ways, from one sequence at a time to all at once. The picture has them
+all: what a GPU holds at its peak, and how long the step takes, as the planner predicts them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lablib.batches.batch import BatchSize
+from lablib.figures.batch_splits import figure_batch_splits
+from lablib.plan import Parallel, predict
+from lablib.plan.prediction import Prediction
+from lablib.signature import checked
+from lablib.widgets.controls import Choice, Control, IntChoice
+from lablib.widgets.explore import explore
+
+if TYPE_CHECKING:
+    from lablib.widgets.explorer import Explorer
+    from lablib.widgets.static import Pictures
+
+MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b", "llama-3-8b")
+CLUSTERS = ("dgx-a100", "dgx-h100")
+MOST_SEQUENCES = 64  # of a micro-batch that is drawn
+_EXAMPLES = ({"micro_batch": 16, "num_accumulations": 2}, {"data_ranks": 64, "num_accumulations": 1})
+
+
+@checked
+def batch_calculator(
+    interactive: bool = True,
+    model: str = "gpt2-xl",
+    cluster: str = "dgx-h100",
+    micro_batch: int = 4,
+    num_accumulations: int = 8,
+    data_ranks: int = 16,
+) -> Explorer | Pictures:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings.
+
+    Arguments:
+        interactive: whether there are controls.
+        model, cluster: which it begins with, of `MODELS` and `CLUSTERS`.
+        micro_batch, num_accumulations, data_ranks: which it begins with, powers of two.
+
+    Raises:
+        ValueError: one that is not among the control's.
+    """
+    controls: list[Control] = [
+        IntChoice("micro_batch", "Micro-batch", (1, 2, 4, 8, 16, 32, 64), micro_batch, "sequences"),
+        IntChoice("num_accumulations", "Accumulations", tuple(2**i for i in range(9)), num_accumulations),
+        IntChoice("data_ranks", "Data ranks", tuple(2**i for i in range(11)), data_ranks, "GPUs"),
+        IntChoice("seq_len", "Sequence", (256, 512, 1024), 1024, "tokens"),
+        Choice("model", "Model", MODELS, model),
+        Choice("cluster", "Cluster", CLUSTERS, cluster),
+    ]
+    return explore(_calculated, lambda found: figure_batch_splits(*found), controls, interactive, _EXAMPLES)
+
+
+@checked
+def split_batch(
+    model: str, cluster: str, micro_batch: int, num_accumulations: int, data_ranks: int, seq_len: int
+) -> list[Prediction]:
+    """The step predicted for every micro-batch that divides a rank's sequences, up to 64 and the one asked for.
+
+    Raises:
+        ValueError: names nobody knows, or sizes below 1.
+    """
+    size = BatchSize(micro_batch, num_accumulations, data_ranks)
+    most = max(MOST_SEQUENCES, micro_batch)
+    divisors = [m for m in range(1, min(most, size.local_batch) + 1) if size.local_batch % m == 0]
+    return [
+        predict(
+            *(model, cluster, Parallel(data=data_ranks), size.global_batch),
+            micro_batch=divisor,
+            seq_len=seq_len,
+        )
+        for divisor in divisors
+    ]
+
+
+def _calculated(**settings) -> tuple[list[Prediction], int]:
+    found = split_batch(**settings)
+    return found, [one.micro_batch for one in found].index(settings["micro_batch"])
