@@ -3,10 +3,10 @@
     python benchmarks/large_batch_evidence.py [--out lablib/batches/large_batch_runs.json]
 
 Every run reads SEQUENCES sequences once, whatever its batch: warmup over the first tenth of its steps, then a straight
-line to zero. Both optimizers have the same search at each batch size: from the best rate of the size before, by factors
-of two, until both neighbours of the best are worse (seed 0). At that rate, and at those that linear and square-root
-scaling make of the best rate of the smallest batch, three seeds. A batch grows by factors of four, so the scaled rates
-are powers of two as well.
+line to zero. Both optimizers have the same search at each batch size: six rates by factors of two, and more only where
+the best is the first or the last of them (seed 0). At the best, and at the rates that linear and square-root scaling
+make of the best rate of the smallest batch, three seeds. The batches are sixteen times apart, so the scaled rates are
+powers of two as well.
 
 Every run is a row of the JSON file, written when it is done; rows that are there are not run again. One thread.
 """
@@ -15,7 +15,7 @@ import argparse
 import math
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from batch_evidence import Results
@@ -25,11 +25,19 @@ from lablib.batches.schedules import linear
 from lablib.batches.small_runs import MODEL, RECORDS, held_out, loss_of, train
 from lablib.models import GPT
 from lablib.optim.adamw import AdamW
+from lablib.optim.base import BatchedOptimizer
 from lablib.optim.lamb import LAMB
 
-SEQUENCES, BATCH_SIZES, SEEDS = 8192, (8, 32, 128, 512), (0, 1, 2)
-# The papers' epsilons; the rest is the same for both.
-OPTIMIZERS = {"adamw": (AdamW, 1e-8, 2.0**-9), "lamb": (LAMB, 1e-6, 2.0**-7)}  # class, eps, first rate of the search
+SEQUENCES, BATCH_SIZES, SEEDS, GRID = 8192, (8, 128), (0, 1, 2), 6
+
+
+class Tried(NamedTuple):
+    kind: type[BatchedOptimizer]
+    eps: float  # the paper's; betas and decay are the same for both
+    first_rate: float  # of the grid
+
+
+OPTIMIZERS = {"adamw": Tried(AdamW, 1e-8, 2.0**-10), "lamb": Tried(LAMB, 1e-6, 2.0**-8)}
 
 
 def held_out_loss(optimizer: str, batch_size: int, rate: float, seed: int) -> dict[str, Any]:
@@ -50,15 +58,19 @@ def measure(results: Results, optimizer: str, batch_size: int, rate: float, seed
     return math.inf if loss is None else loss
 
 
-def best_rate(results: Results, optimizer: str, batch_size: int, start: float) -> float:
-    """By factors of two from `start` on, until both neighbours of the best are worse."""
-    best = start
-    for factor in (2, 0.5):
-        while measure(results, optimizer, batch_size, best * factor, 0) < measure(
-            results, optimizer, batch_size, best, 0
-        ):
-            best *= factor
-    return best
+def best_rate(results: Results, optimizer: str, batch_size: int) -> float:
+    """The best of a grid by factors of two with seed 0, which grows for as long as the best stands at one of its ends.
+
+    A whole grid, for loss against rate has more than one dip.
+    """
+    first = OPTIMIZERS[optimizer].first_rate
+    rates = [first * 2.0**k for k in range(GRID)]
+    while True:
+        losses = {rate: measure(results, optimizer, batch_size, rate, 0) for rate in rates}
+        best = min(losses, key=losses.__getitem__)
+        if best not in (rates[0], rates[-1]):
+            return best
+        rates = [rates[0] / 2, *rates] if best == rates[0] else [*rates, rates[-1] * 2]
 
 
 def main() -> None:
@@ -67,11 +79,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = Results(args.out)
-    start = {optimizer: first for optimizer, (_, _, first) in OPTIMIZERS.items()}
-    best: dict[tuple[str, int], float] = {}
-    for batch_size, optimizer in product(BATCH_SIZES, OPTIMIZERS):
-        start[optimizer] = best[optimizer, batch_size] = best_rate(results, optimizer, batch_size, start[optimizer])
-    for batch_size, optimizer in product(BATCH_SIZES, OPTIMIZERS):
+    best = {
+        (optimizer, batch_size): best_rate(results, optimizer, batch_size)
+        for batch_size, optimizer in product(reversed(BATCH_SIZES), OPTIMIZERS)
+    }
+    for batch_size, optimizer in product(reversed(BATCH_SIZES), OPTIMIZERS):
         small = best[optimizer, BATCH_SIZES[0]]
         rates = {"tuned": best[optimizer, batch_size]}
         rates |= {rule.__name__: rule(small, BATCH_SIZES[0], batch_size) for rule in (square_root_rate, linear_rate)}
