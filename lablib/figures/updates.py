@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.lines import figure_lines
 from lablib.signature import checked
+from lablib.units import plural
 
 
 @checked
@@ -18,20 +19,22 @@ def figure_singular_values(before: Sequence[float], after: Mapping[int, Sequence
         before: each over the norm of all, descending.
         after: number of steps -> what has become of each, in the same order.
     """
-    series = {"before": list(before)} | {f"after {steps} steps": list(values) for steps, values in after.items()}
+    series = {"before": list(before)} | {
+        f"after {plural(steps, 'steps')}": list(values) for steps, values in after.items()
+    }
     steps, last = list(after.items())[-1] if after else (0, before)
     near, ratio = sum(0.5 <= value <= 1.5 for value in last), before[0] / max(before[len(before) // 2], 1e-30)
     summary = (
         f"Before, the largest of {len(before)} singular values is {ratio:,.0f} times the middle "
-        f"one; after {steps} steps {near} lie between 0.5 and 1.5."
+        f"one; after {plural(steps, 'steps')} {near} lie between 0.5 and 1.5."
     )
     return figure_lines(
         list(range(1, len(before) + 1)),
         series,
-        "singular value, largest first",
-        "size",
-        "number",
-        "1 = an orthogonal matrix's",
+        "place of a singular value, largest first",
+        "size (an orthogonal matrix has 1)",
+        "count",
+        "",
         "Newton-Schulz makes singular values alike",
         log_y=True,
         summary=summary,
@@ -58,9 +61,9 @@ def figure_sign_of_noise(
     return figure_lines(
         list(signal_to_noise),
         series,
-        "signal in a gradient",
+        "signal of a gradient (mean over deviation)",
         "mean step",
-        "mean / standard deviation",
+        "",
         "lr",
         "A sign averages to a step in proportion to the signal",
         log_x=True,
@@ -79,11 +82,11 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
     ends = "; ".join(f"{name} {100 * values[-1]:.1f}%" for name, values in errors.items())
     return figure_lines(
         list(outliers),
-        errors,
-        "one outlier",
+        {name: [100 * value for value in values] for name, values in errors.items()},
+        "size of one outlier",
         "error of the others",
-        "root mean squares",
-        "1 = all lost",
+        "rms",
+        "%",
         "A small block keeps an outlier to itself",
         log_x=True,
         log_y=True,
@@ -93,7 +96,7 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
 
 @checked
 def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]]) -> go.Figure:
-    """Share of a gradient that a projection loses, against the rank, a line for each gradient or age of directions.
+    """Share of a gradient that a projection loses, against the rank, a line for each gradient or source of directions.
 
     Args:
         ranks: of the projection, ascending.
@@ -106,8 +109,9 @@ def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]])
         {name: [100 * share for share in values] for name, values in lost.items()},
         "rank of the projection",
         "share of the gradient's squares that is lost",
-        "directions",
+        "count",
         "%",
-        "What a projection loses depends on the age of its directions",
+        "What a projection loses depends on whose directions it has",
+        log_x=True,
         summary=f"At rank {ranks[middle]} of {ranks[-1]} is lost: {parts}.",
     )

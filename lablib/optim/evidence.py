@@ -204,6 +204,16 @@ def within_noise(results: Mapping[str, Result], name: str) -> list[str]:
 
 
 @checked
+def verdicts(results: Mapping[str, Result]) -> "pd.DataFrame":
+    """Every pair: whether the optimizer of the row loses less or more than that of the column, or it is noise."""
+    import pandas as pd
+
+    names = list(results)
+    pairs = {second: {first: _verdict(results[first], results[second]) for first in names} for second in names}
+    return pd.DataFrame(pairs, index=names, columns=names)
+
+
+@checked
 def table(results: Mapping[str, Result], reference: str = "adamw") -> "pd.DataFrame":
     """One row an optimizer: loss, its difference from the reference with its interval, what may be said, and costs."""
     import pandas as pd
@@ -211,16 +221,13 @@ def table(results: Mapping[str, Result], reference: str = "adamw") -> "pd.DataFr
     rows = []
     for name, result in results.items():
         apart = difference(result.losses, results[reference].losses)
-        verdict = (
-            "reference" if name == reference else "noise" if apart.is_noise else "less" if apart.mean < 0 else "more"
-        )
         rows.append(
             {
                 "optimizer": name,
                 "loss (nats)": result.loss,
                 f"less {reference}'s": apart.mean,
                 "+- 95%": apart.half_width,
-                "verdict": verdict,
+                "verdict": _verdict(result, results[reference]),
                 "lr": result.lr,
                 "decay": result.weight_decay,
                 "trials": result.num_trials,
@@ -230,6 +237,13 @@ def table(results: Mapping[str, Result], reference: str = "adamw") -> "pd.DataFr
             }
         )
     return pd.DataFrame(rows).set_index("optimizer")
+
+
+def _verdict(first: Result, second: Result) -> str:
+    if first is second:
+        return "itself"
+    apart = difference(first.losses, second.losses)
+    return "noise" if apart.is_noise else "less" if apart.mean < 0 else "more"
 
 
 def _result(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> Result:

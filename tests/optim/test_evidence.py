@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lablib.models import GPT, GPTConfig
 from lablib.optim.choose import choose, state_of
-from lablib.optim.evidence import PUBLISHED, Result, difference, recorded_results, table, within_noise
+from lablib.optim.evidence import PUBLISHED, Result, difference, recorded_results, table, verdicts, within_noise
 from lablib.optim.memory import OPTIMIZERS, state_bytes
 from lablib.optim.search import search
 
@@ -109,7 +109,7 @@ def test_rows_become_results_the_least_loss_first(tmp_path: Path):
     assert (lion.losses, lion.tokens, lion.curve) == ({1: 1.0, 2: 1.1, 3: 1.21}, [0, 5120], [5.0, 2.0])
     assert (lion.bytes_per_parameter, lion.temporary_bytes_per_parameter, lion.step_ratio) == (4.0, 4.0, 1.5)
     shown = table(found)
-    assert list(shown["verdict"]) == ["less", "reference"] and shown.loc["lion", "less adamw's"] == pytest.approx(
+    assert list(shown["verdict"]) == ["less", "itself"] and shown.loc["lion", "less adamw's"] == pytest.approx(
         -0.99667, abs=1e-4
     )
 
@@ -153,6 +153,12 @@ def test_ties_share_a_place_and_the_smaller_state_stands_first():
         ("worse", 4),
     ]
     assert set(within_noise(SOME, "best")) == {"as good", "larger"}
+
+
+def test_every_pair_has_a_verdict_and_the_other_way_round_its_opposite():
+    found = verdicts(SOME)
+    assert list(found.loc["best"]) == ["itself", "noise", "noise", "less"]
+    assert list(found["best"]) == ["itself", "noise", "noise", "more"]
 
 
 def test_a_budget_leaves_out_and_says_why():
