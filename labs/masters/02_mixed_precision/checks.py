@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lablib.course import Expect, exercise
 from lablib.course.comparison import plain_number
@@ -23,7 +24,7 @@ from lablib.units import plural
 
 # ---- Round to BF16 --------------------------------------------------------------------------------------------------
 
-_SAMPLE = 3000  # patterns of a kind: an answer may look at them one by one
+_SAMPLE = 610  # patterns of a kind: an answer may look at them one by one
 _PLACES = {
     "nearer to the lower pattern goes there": (0x0001, 0x7FFF),
     "nearer to the higher pattern goes there": (0x8001, 0xFFFF),
@@ -45,6 +46,8 @@ def bf16_bits(expect: Expect, bf16_bits: Callable[[Tensor], Tensor]) -> None:
     not_from_lablib(bf16_bits)
     for rule, bits in _patterns(expect.draw):
         _expect_bits(expect, bf16_bits, rule, bits)
+    one, other = (_uppers(expect.draw, 0, 0x7F7F, 6) << 16 for _ in range(2))
+    _stays(expect, lambda: bf16_bits(one), lambda: bf16_bits(other))
     for shape in ((3, 5), (2, 0), (), (2, 3, 4), (1, 4, 1)):
         bits = (_uppers(expect.draw, 0, 0x7F7F, math.prod(shape)) | 1).reshape(shape) << 16 | 0x8000
         _expect_bits(expect, bf16_bits, f"any shape will do: {tuple(shape)}", bits)
@@ -55,7 +58,9 @@ def bf16_bits(expect: Expect, bf16_bits: Callable[[Tensor], Tensor]) -> None:
 def _patterns(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     """Rules, and FP32 patterns that try them."""
     every = torch.arange(2**16)
-    yield "each of the 65,536 BF16 patterns that is no NaN stays as it is", every[(every & 0x7FFF) <= 0x7F80] << 16
+    ends = every[((every >> 7) + 2) % 256 < 4]  # of the exponents, the two lowest and the two highest, with each sign
+    exact = torch.cat([ends, _uppers(draw, 0x0000, 0xFFFF, 4000)])
+    yield "a BF16 pattern that is no NaN stays as it is", exact[(exact & 0x7FFF) <= 0x7F80] << 16
     signs = (torch.arange(_SAMPLE) // 61 % 2) << 15
     kinds = {
         "a positive number": _without_carry(_uppers(draw, 0x0080, 0x7F7E)),
@@ -117,6 +122,16 @@ def _expect_bits(expect: Expect, answer: Callable[[Tensor], Tensor], rule: str, 
     expect.that(rule, True, saw=f"{plural(saw.numel(), 'patterns')}", expected="")
 
 
+def _stays(expect: Expect, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> None:
+    """The result of one call is not written over by the next."""
+    kept = first()
+    before = kept.clone()
+    second()
+    rule, saw = "a result stays as it was when the next one is computed", "the first call's result changed"
+    is_kept = torch.equal(kept, before)
+    expect.that(rule, is_kept, saw="it did" if is_kept else saw, expected="a new tensor for each call")
+
+
 def _value(bits: int) -> str:
     return f"{torch.tensor(bits - (bits >> 31 << 32), dtype=torch.int32).view(torch.float32).item():.9g}"
 
@@ -140,7 +155,8 @@ class _NoBF16(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(isinstance(part, Tensor) and part.dtype == torch.bfloat16 for part in (result, *args)):
+        parts = tree_leaves((result, args, kwargs))  # lists, too
+        if any(isinstance(part, Tensor) and part.dtype == torch.bfloat16 for part in parts):
             self.found = self.found or func.overloadpacket.__name__
         return result
 
@@ -159,7 +175,8 @@ def _without_bf16() -> Iterator[None]:
 
 # ---- Unscale, agree, update the scale -------------------------------------------------------------------------------
 
-_LARGE = 3e38  # finite in FP32; the sum of two of them is not
+_LARGE = torch.finfo(torch.float32).max  # the sum of two of them is infinite; so is one over a scale below 1
+_HANDED = (2.0**40, 2.0**-20, 24.0)  # scales that are handed in now and then
 
 
 class _Step:
@@ -167,6 +184,12 @@ class _Step:
 
     def __init__(self, gradients: list[list[Tensor]], overflow: bool, words: str):
         self.gradients, self.overflow, self.words = gradients, overflow, words
+
+    @property
+    def needs_a_scale_of_1(self) -> bool:
+        """Whether its finite gradients stay finite only when divided by 1 or more."""
+        largest = max(float(gradient.abs().max()) for of_rank in self.gradients for gradient in of_rank)
+        return not self.overflow and largest > 1e20
 
 
 @exercise(
@@ -206,13 +229,16 @@ def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
     bad.append((draw.integer(0, last), 2, [inf, -inf]))
     overflows = [_overflow(draw, ranks, scale, *which) for which in bad]
     bad_ranks = [_overflow(draw, ranks, scale, rank, 0, [math.nan]) for rank in range(1, last)]
+    together = [_overflow_on(draw, ranks, scale, range(ranks)), _overflow_on(draw, ranks, scale, sorted({0, last}))]
+    many = _step(draw, ranks, scale, f"256 infinities on rank {last}", (last, 0, []), overflow=True)
+    many.gradients[last][0] = torch.full((256,), math.inf)  # a count of 8 bits is 0 again
     everywhere = _step(draw, ranks, scale, "finite gradients whose largest ones' sum is not")
     for of_rank in everywhere.gradients:
         for gradient in of_rank:
             gradient.view(-1)[0] = _LARGE
     large = [
-        everywhere,
         _step(draw, ranks, scale, "finite gradients whose squares are not", (0, 0, [1e30])),
+        everywhere,
         _step(draw, ranks, scale, "finite gradients whose sum is not", (0, 1, [_LARGE, _LARGE])),
     ]
     zeros = _step(draw, ranks, 0.0, "gradients that are all zero")
@@ -223,6 +249,8 @@ def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
         *finite * (interval - 1),
         *overflows[1:],
         *bad_ranks,
+        *together,
+        many,
         *large,
         zeros,
         tiny,
@@ -234,6 +262,15 @@ def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
 def _overflow(draw: Draw, ranks: int, scale: float, rank: int, number: int, values: list[float]) -> _Step:
     words = f"{' and '.join(map(str, values))} in gradient {number} of rank {rank}"
     return _step(draw, ranks, scale, words, (rank, number, values), overflow=True)
+
+
+def _overflow_on(draw: Draw, ranks: int, scale: float, which: Sequence[int]) -> _Step:
+    """Infinities in every gradient of several ranks, as when S is too large."""
+    of_ranks = "all ranks" if len(which) == ranks else f"ranks {' and '.join(map(str, which))} alone"
+    step = _step(draw, ranks, scale, f"infinities in all gradients of {of_ranks}", overflow=True)
+    for rank in which:
+        step.gradients[rank] = [torch.full((2, 3), math.inf), draw.tensor((3,)) * math.inf]
+    return step
 
 
 def _step(
@@ -254,7 +291,8 @@ def _step(
         for _ in range(ranks)
     ]
     target = gradients[rank][number].view(-1)
-    target[draw.integers(len(values), 0, len(target) - 1)] = torch.tensor(values)
+    first = draw.integer(0, len(target) - len(values)) if values else 0
+    target[first : first + len(values)] = torch.tensor(values)
     if ranks > 2:
         gradients[(rank + 1) % ranks] = []
     return _Step(gradients, overflow, words)
@@ -273,10 +311,19 @@ def _expect_steps(
                 gradient.T.contiguous().T if gradient.ndim == 2 else gradient.clone()
                 for gradient in step.gradients[dist.get_rank()]
             ]
-            handed = list(mine)
+            handed, places = list(mine), [gradient.data_ptr() for gradient in mine]
             returned = _three(answer(handed, *state, intervals[number]), number)
             if len(handed) != len(mine):
                 raise RuleBroken("the list of gradients keeps its items", f"{len(handed)} left", f"{len(mine)}")
+            if places != [gradient.data_ptr() for gradient in mine]:
+                said = (
+                    "a gradient was given other memory (`x.data = ...`, `x.set_(...)`): its views hold the old numbers"
+                )
+                raise RuleBroken(
+                    f"gradients are divided in place (step {number + 1})",
+                    said,
+                    "the same memory: x.div_(...), x.copy_(...)",
+                )
             state = states[number]
             seen.append((returned, mine))
         return seen
@@ -287,17 +334,20 @@ def _expect_steps(
         at = (at[0] / 2 if step.overflow else 2 * at[0] if grows else at[0], 0 if step.overflow or grows else at[1] + 1)
         if number % 5 == 4 and number + 1 < len(steps):  # other values are handed in: nothing may be remembered
             intervals[number + 1] = expect.draw.choice([interval, expect.draw.integer(5, 3000)])
-            later = intervals[number + 1] - expect.draw.integer(1, 3)
-            at = ((2.0**30, 2.0**-3, 24.0)[number // 5 % 3], max(0, later))
+            later = intervals[number + 1] - (1 if number == 4 else expect.draw.integer(1, 3))
+            at = (_HANDED[number // 5 % 3], max(0, later))
         elif intervals[number] != interval:
             at = (at[0], expect.draw.integer(0, interval - 1))
+        if number + 1 < len(steps) and steps[number + 1].needs_a_scale_of_1:
+            at = (max(1.0, at[0]), at[1])
         states.append(at)
     run = expect.launch(program, steps, ranks=ranks)
     on = f"interval {interval}, {plural(ranks, 'ranks')}"
     state = (scale, good_steps)
     for number, step in enumerate(steps):
         seen = [value[number] for value in run.values]
-        where = f"step {number + 1}, {step.words}; interval {intervals[number]}, {plural(ranks, 'ranks')}"
+        given = f"scale {state[0]:g}, good_steps {state[1]}, interval {intervals[number]}"
+        where = f"step {number + 1}, {step.words}; {given}, {plural(ranks, 'ranks')}"
         _expect_step(expect, seen, step, state, intervals[number], where)
         state = states[number]
     communications_within(expect, run, at_most=2 * len(steps))
@@ -344,7 +394,7 @@ def _expect_step(
     expect.that(
         f"{rule} ({where})",
         skips == [step.overflow] * len(skips),
-        saw=f"rank 0 returned {seen[0][0]}",
+        saw=f"rank 0 returned skip {bool(seen[0][0][0])}, scale {seen[0][0][1]:g}, good_steps {seen[0][0][2]}",
         expected=f"skip is {step.overflow} on every rank",
     )
     grows = not step.overflow and good_steps + 1 >= interval
@@ -381,12 +431,15 @@ def _expect_step(
 def quantize_blocks(expect: Expect, quantize_blocks: Callable[..., tuple[Tensor, Tensor]]) -> None:
     not_from_lablib(quantize_blocks, allowed=("round_to",))
     draw = expect.draw
-    drawn = Format("e3m2", 3, 2, 3, has_infinity=False, has_nan=False)
+    exponent, mantissa, bias = draw.integer(2, 4), draw.integer(1, 3), draw.integer(1, 7)
+    drawn = Format(f"drawn e{exponent}m{mantissa}", exponent, mantissa, bias, has_infinity=False, has_nan=False)
     for format in (E4M3, E2M1, E5M2, FP16, drawn):
         for x, block, words in _blocks(draw):
             expect.measured.clear()
             on = f"{format}, {words}, blocks of {block} in {' x '.join(map(str, x.shape))}"
             _expect_quantized(expect, observe(quantize_blocks, x, block, format), x, block, format, on)
+    one, other = (draw.tensor((2, 8)) for _ in range(2))
+    _stays(expect, lambda: quantize_blocks(one, 4, E4M3)[0], lambda: quantize_blocks(other, 4, E4M3)[0])
 
 
 def _blocks(draw: Draw) -> Iterator[tuple[Tensor, int, str]]:
@@ -499,6 +552,9 @@ def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], 
         pair = draw.shuffled([first, second])
         equal = {"float32": 1e13, **dict.fromkeys(pair, 1e14)}
         cases.append((f"a device with {first} as fast as {second}", equal, 4))
+    for first, second in zip(names, names[1:], strict=False):
+        nearly = {"float32": 1e13, first: 1e14, second: 1e14 * (1 + 1e-9)}
+        cases.append(("a device with two peaks that are nearly the same", nearly, 4))
     for name, peaks, bits in cases:
         expect.measured.clear()  # what holds is shown for the last device
         _expect_choice(expect, choose_format, peaks, bits, name)

@@ -112,7 +112,7 @@ WRONG_ANSWERS = {
         (
             "takes an infinity for a NaN",
             _bf16(nan="(bits & 0x7FFFFFFF) >= 0x7F800000"),
-            "each of the 65,536 BF16 patterns",
+            "a BF16 pattern that is no NaN stays as it is",
         ),
         (
             "forgets the sign of a NaN's pattern: negative NaN are rounded",
@@ -122,7 +122,7 @@ WRONG_ANSWERS = {
         (
             "takes every negative number for a NaN",
             _bf16(nan="bits > 0x7F800000"),
-            "each of the 65,536 BF16 patterns",
+            "a BF16 pattern that is no NaN stays as it is",
         ),
         (
             "saturates: the largest number in place of an infinity",
@@ -139,7 +139,7 @@ WRONG_ANSWERS = {
             _bf16(
                 returned="torch.where((upper & 0x7F80) == 0, upper & 0x8000, torch.where(is_nan, 0x7FC0, upper + up))"
             ),
-            "each of the 65,536 BF16 patterns",
+            "a BF16 pattern that is no NaN stays as it is",
         ),
         (
             "leaves subnormal numbers where they are cut",
@@ -269,6 +269,29 @@ def bf16_bits(bits):
         return bits >> 16
 """,
             "any shape will do:",
+        ),
+        (
+            "lets torch round into a tensor made before, in a list",
+            """
+KEPT = torch.zeros(70_000, dtype=torch.bfloat16)
+SEEN = KEPT.view(torch.int16)
+def bf16_bits(bits):
+    torch._foreach_copy_([KEPT[: bits.numel()]], [bits.int().view(torch.float32).flatten()])
+    return (SEEN[: bits.numel()].long() & 0xFFFF).reshape(bits.shape)
+""",
+            "the rounding is your own",
+        ),
+        (
+            "keeps one result for each shape, and writes over it",
+            """
+KEPT = {}
+def bf16_bits(bits):
+    upper, lower = bits >> 16, bits & 0xFFFF
+    up = (lower > 0x8000) | ((lower == 0x8000) & (upper % 2 == 1))
+    rounded = torch.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, upper + up)
+    return KEPT.setdefault(bits.shape, torch.zeros_like(bits)).copy_(rounded)
+""",
+            "a result stays as it was when the next one is computed",
         ),
     ],
     "unscale_and_update": [
@@ -611,6 +634,43 @@ def unscale_and_update(gradients, scale, good_steps, interval):
 """,
             "gradients are divided by the scale of this step, in place",
         ),
+        (
+            "adds up the flags, and looks for exactly one",
+            _scaler(agree="dist.all_reduce(flag)").replace("if flag > 0", "if flag == 1"),
+            "infinities in all gradients of all ranks",
+        ),
+        (
+            "counts gradients with an overflow, and looks for exactly one",
+            _scaler(found="sum(not gradient.isfinite().all() for gradient in gradients) == 1"),
+            "a step with an overflow is skipped",
+        ),
+        (
+            "gives the gradients other memory",
+            _scaler(unscale="gradient.data = gradient / scale"),
+            "was given other memory",
+        ),
+        (
+            "takes what is above 3.2e38 for an infinity",
+            _scaler(found="any(not (gradient.abs() < 3.2e38).all() for gradient in gradients)"),
+            "a step without overflow is not skipped",
+        ),
+        ("cap of 2**32", _scaler(grown="False, min(2 * scale, 2.0**32), 0"), "doubles the scale"),
+        ("floor of 2**-14", _scaler(skipped="True, max(scale / 2, 2.0**-14), 0"), "an overflow halves the scale"),
+        (
+            "counts the overflows of all ranks in eight bits: 256 are none",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    count = torch.zeros((), dtype=torch.uint8)
+    for gradient in gradients:
+        count += (~gradient.isfinite()).sum().to(torch.uint8)
+        gradient.div_(scale)
+    dist.all_reduce(count, op=dist.ReduceOp.MAX)
+    if count > 0:
+        return True, scale / 2, 0
+    return (False, 2 * scale, 0) if good_steps + 1 >= interval else (False, scale, good_steps + 1)
+""",
+            "256 infinities",
+        ),
     ],
     "quantize_blocks": [
         (
@@ -812,6 +872,31 @@ def quantize_blocks(x, block, format):
 """,
             "the scale of a block of zeros is 1",
         ),
+        (
+            "keeps one result for each shape, and writes over it",
+            """
+KEPT = {}
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / format.largest
+    scales = torch.where(scales > 0, scales, 1.0)
+    codes = round_to(blocks / scales[..., None], format).flatten(-2)
+    return KEPT.setdefault(x.shape, torch.zeros_like(codes)).copy_(codes), scales
+""",
+            "a result stays as it was when the next one is computed",
+        ),
+        (
+            "knows the largest numbers of five formats",
+            """
+LARGEST = {"e4m3": 448, "e2m1": 6, "e5m2": 57344, "fp16": 65504, "e3m2": 28}
+def quantize_blocks(x, block, format):
+    blocks = x.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1) / LARGEST[format.name]
+    scales = torch.where(scales > 0, scales, 1.0)
+    return round_to(blocks / scales[..., None], format).flatten(-2), scales
+""",
+            "your code runs without an exception",
+        ),
     ],
     "choose_format": [
         ("always BF16", _choice(best="'bfloat16'"), "the device has the format"),
@@ -905,6 +990,16 @@ def choose_format(peaks, fewest_bits):
 """,
             "your code runs without an exception",
         ),
+        (
+            "compares in units of 0.1 TFLOP/s",
+            """
+def choose_format(peaks, fewest_bits):
+    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
+    best = max(names, key=lambda n: round(peaks[n] / 1e11))
+    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+""",
+            "a device with two peaks that are nearly the same",
+        ),
     ],
 }
 
@@ -949,6 +1044,18 @@ def bf16_bits(bits):
     x = bits.numpy()
     up = (x & 0xFFFF) + ((x >> 16) & 1) > 0x8000
     return torch.from_numpy(np.asarray(np.where((x & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, (x >> 16) + up)))
+""",
+        ),
+        (
+            "one tensor at a time",
+            """
+def one(x):
+    if (x & 0x7FFFFFFF) > 0x7F800000:
+        return x.new_tensor(0x7FC1)
+    return (x + 0x7FFF + (x >> 16) % 2) // 65536
+
+def bf16_bits(bits):
+    return torch.stack([one(x) for x in bits.flatten()]).reshape(bits.shape) if bits.numel() else bits.clone()
 """,
         ),
     ],
@@ -996,6 +1103,33 @@ def unscale_and_update(gradients, scale, good_steps, interval):
     for index in range(len(gradients)):
         gradients[index] /= scale
     return [False, scale * 2, 0] if good_steps == interval - 1 else [False, scale, good_steps + 1]
+""",
+        ),
+        (
+            "unscales, then looks for infinities",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    found = False
+    for g in gradients:
+        g.div_(scale)
+        found |= not g.isfinite().all()
+    flag = torch.tensor(int(found))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    if flag:
+        return True, scale / 2, 0
+    return (False, 2 * scale, 0) if good_steps + 1 >= interval else (False, scale, good_steps + 1)
+""",
+        ),
+        (
+            "multiplies by zero, adds up what is then zero or NaN",
+            """
+def unscale_and_update(gradients, scale, good_steps, interval):
+    flag = sum(((g * 0).sum() for g in gradients), torch.zeros(()))
+    dist.all_reduce(flag)
+    torch._foreach_div_(list(gradients), scale) if gradients else None
+    skip = bool(flag.isnan())
+    full = not skip and good_steps + 1 >= interval
+    return int(skip), scale * 2.0 ** (full - skip), 0 if skip or full else float(good_steps + 1)
 """,
         ),
     ],
