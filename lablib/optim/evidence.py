@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.errors import unknown_name
 from lablib.files import read_text
+from lablib.optim.search import best_of_means
 from lablib.signature import checked
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Result:
     Attributes:
         name: of its file.
         lr, weight_decay: the best of the search.
-        num_trials: of the search.
+        num_trials: settings that the search tried.
         is_inside: whether a smaller and a larger rate were worse than the best.
         losses: seed -> held-out loss at the end, nats a byte.
         tokens: at each look.
@@ -248,8 +249,10 @@ def _verdict(first: Result, second: Result) -> str:
 
 def _result(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> Result:
     parts = {part: [row for row in rows if row["part"] == part] for part in ("search", "final", "speed", "memory")}
-    trials = {(row["lr"], row["weight_decay"]): row["loss"] for row in parts["search"]}
-    lr, decay = min(trials, key=trials.__getitem__)
+    trials: dict[tuple[float, float], list[float]] = {}
+    for row in parts["search"]:
+        trials.setdefault((row["lr"], row["weight_decay"]), []).append(row["loss"])
+    lr, decay = best_of_means(trials)
     rates = [rate for rate, other in trials if other == decay]
     finals = [row for row in parts["final"] if (row["lr"], row["weight_decay"]) == (lr, decay)]
     memory, speed = parts["memory"][0], parts["speed"][0]

@@ -13,7 +13,7 @@ from lablib.models import GPT, GPTConfig
 from lablib.optim.choose import choose, state_of
 from lablib.optim.evidence import PUBLISHED, Result, difference, recorded_results, table, verdicts, within_noise
 from lablib.optim.memory import OPTIMIZERS, state_bytes
-from lablib.optim.search import search
+from lablib.optim.search import best_of_means, search
 
 # ---- the search ----
 
@@ -46,6 +46,17 @@ def test_a_search_ends_and_says_that_its_best_lies_at_the_edge():
 def test_a_rate_that_diverges_is_no_best():
     found = search(lambda rate, decay: math.inf if rate > 1 else 1 / rate, 1.0, 3, (0.0,))
     assert found.best == (1.0, 0.0) and found.is_inside
+
+
+def test_the_runner_up_is_the_better_neighbour_at_the_same_decay():
+    losses = {(1.0, 0.0): 3.0, (2.0, 0.0): 1.0, (4.0, 0.0): 2.0, (2.0, 0.1): 1.1}
+    found = search(lambda rate, decay: losses.get((rate, decay), 9.0), 1.0, 3, (0.0, 0.1))
+    assert (found.best, found.runner_up) == ((2.0, 0.0), (4.0, 0.0))
+
+
+def test_what_is_best_on_one_seed_must_hold_on_others():
+    losses = {(1.0, 0.0): [2.0, 2.0, 2.0], (2.0, 0.0): [1.0, math.inf, 1.0], (4.0, 0.0): [1.5]}
+    assert best_of_means(losses) == (1.0, 0.0)
 
 
 # ---- what seeds can say ----
@@ -120,6 +131,17 @@ def test_another_file_is_refused(tmp_path, text):
     file.write_text(text)
     with pytest.raises(ValueError, match="must hold trials as benchmarks/optimizer_evidence.py writes them"):
         recorded_results(file)
+
+
+def test_what_is_recorded_is_a_fair_comparison():
+    """AdamW has as many trials as any other, all were compared on the same seeds, none of them the search's."""
+    results = recorded_results()
+    assert results["adamw"].num_trials == max(result.num_trials for result in results.values())
+    for result in results.values():
+        assert sorted(result.losses) == sorted(results["adamw"].losses) and len(result.losses) >= 3
+        assert 0 not in result.losses and result.num_trials >= 6
+        assert all(1.0 < loss < 4.0 for loss in result.losses.values()), "between good and hopeless for bytes"
+    assert set(results) <= set(OPTIMIZERS)
 
 
 def test_published_findings_say_where_they_stand():
