@@ -34,7 +34,7 @@ from lablib.models import GPT, next_token_loss
 TARGET, WARMUP = 2.5, 10
 BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128)
 SEEDS, WIDTH_STEPS, WIDTH_BATCH, WIDTH_GROWTHS, COORDINATE_GROWTHS = (0, 1, 2), 120, 16, (1, 2, 4, 8), (1, 2, 4, 8, 16)
-SCHEDULE_RATES = tuple(2.0**-k for k in range(9, 4, -1))
+SCHEDULE_RATES = (2.0**-7, 2.0**-8, 2.0**-6)
 PARTS = ("steps", "noise", "width", "coordinates", "schedule")
 WIDTH_RATES = tuple(2.0**-k for k in range(11, 3, -1))
 
@@ -187,7 +187,7 @@ def losses_on_the_way(schedule: str, rate: float, seed: int) -> dict[str, Any]:
 
 
 def part_schedule(results: Results) -> None:
-    for schedule, rate in product(SCHEDULES, SCHEDULE_RATES):
+    for rate, schedule in product(SCHEDULE_RATES, SCHEDULES):
         rows = [
             results.get(losses_on_the_way, part="schedule", schedule=schedule, rate=rate, seed=seed) for seed in SEEDS
         ]

@@ -79,17 +79,21 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = Results(args.out)
-    best = {
-        (optimizer, batch_size): best_rate(results, optimizer, batch_size)
-        for batch_size, optimizer in product(reversed(BATCH_SIZES), OPTIMIZERS)
-    }
-    for batch_size, optimizer in product(reversed(BATCH_SIZES), OPTIMIZERS):
-        small = best[optimizer, BATCH_SIZES[0]]
-        rates = {"tuned": best[optimizer, batch_size]}
-        rates |= {rule.__name__: rule(small, BATCH_SIZES[0], batch_size) for rule in (square_root_rate, linear_rate)}
-        for name, rate in rates.items():
-            losses = [measure(results, optimizer, batch_size, rate, seed) for seed in SEEDS]
-            print(f"{optimizer:5s} batch {batch_size:3d}  {name:16s} {rate:.2e}  {losses}", flush=True)
+    best: dict[tuple[str, int], float] = {}
+    for batch_size in reversed(BATCH_SIZES):
+        for optimizer in OPTIMIZERS:
+            best[optimizer, batch_size] = best_rate(results, optimizer, batch_size)
+        for optimizer in OPTIMIZERS:
+            show(results, optimizer, batch_size, "tuned", best[optimizer, batch_size])
+    for rule, optimizer in product((square_root_rate, linear_rate), OPTIMIZERS):
+        small, large = BATCH_SIZES
+        show(results, optimizer, large, rule.__name__, rule(best[optimizer, small], small, large))
+
+
+def show(results: Results, optimizer: str, batch_size: int, name: str, rate: float) -> None:
+    """A rate with all seeds."""
+    losses = [measure(results, optimizer, batch_size, rate, seed) for seed in SEEDS]
+    print(f"{optimizer:5s} batch {batch_size:3d}  {name:16s} {rate:.2e}  {losses}", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,16 @@ IGNORED = -100  # torch's `ignore_index`: a target that has no loss
 
 @checked
 def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Cross-entropy in nats, summed over the tokens whose target is not IGNORED; in float32 at least."""
+    """Cross-entropy in nats, summed over the tokens whose target is not IGNORED; in float32 at least.
+
+    Raises:
+        ValueError: logits that are not numbers for each token of the targets.
+    """
+    if logits_BTV.ndim != 3 or logits_BTV.shape[:2] != targets_BT.shape or not logits_BTV.is_floating_point():
+        raise ValueError(
+            "logits_BTV must be floating, [B, T, V], and targets_BT [B, T]: "
+            f"got {tuple(logits_BTV.shape)} and {tuple(targets_BT.shape)}."
+        )
     dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
     logits_NV = logits_BTV.to(dtype).flatten(0, 1)
     return F.cross_entropy(logits_NV, targets_BT.flatten(), reduction="sum", ignore_index=IGNORED)

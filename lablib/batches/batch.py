@@ -97,6 +97,7 @@ def solve_batch(
 @checked
 def nearest_multiple(size: int, divisor: int) -> int:
     """The multiple of `divisor`, at least `divisor`, that is nearest to `size`; the larger of two as near."""
+    _at_least_one("divisor", divisor)
     return max(1, (2 * size + divisor) // (2 * divisor)) * divisor
 
 

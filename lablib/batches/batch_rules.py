@@ -22,7 +22,9 @@ from lablib.signature import checked
 @checked
 def kaplan_critical_batch(loss: float) -> float:
     """Tokens of the critical batch at a loss, in nats a token."""
-    return 2e8 / _positive("loss", loss) ** (1 / 0.21)
+    if not 1e-3 <= _positive("loss", loss) <= 1e3:
+        raise ValueError(f"loss must be in nats a token, from 0.001 to 1000: got {loss}.")
+    return 2e8 / loss ** (1 / 0.21)
 
 
 @checked

@@ -24,28 +24,33 @@ Simplified: the rules keep a run of the same number of examples; none says how l
 import math
 from dataclasses import dataclass
 
-from lablib.signature import checked
+from lablib.signature import check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
-    """What of Adam depends on the batch size; torch's names."""
+    """What of Adam depends on the batch size; torch's names and ranges."""
 
     lr: float
     betas: tuple[float, float]
     eps: float
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not (_is_rate(self.lr) and _is_rate(self.eps) and all(0 <= beta < 1 for beta in self.betas)):
+            raise ValueError(f"lr and eps must be at least 0 and finite, betas in [0, 1): got {self}.")
+
 
 @checked
 def linear_rate(rate: float, from_batch: int, to_batch: int) -> float:
     """SGD's rate at `to_batch`, from one that is good at `from_batch`."""
-    return rate * _ratio(from_batch, to_batch)
+    return _checked_rate(rate) * _ratio(from_batch, to_batch)
 
 
 @checked
 def square_root_rate(rate: float, from_batch: int, to_batch: int) -> float:
     """Adam's rate at `to_batch`, from one that is good at `from_batch`."""
-    return rate * math.sqrt(_ratio(from_batch, to_batch))
+    return _checked_rate(rate) * math.sqrt(_ratio(from_batch, to_batch))
 
 
 @checked
@@ -53,7 +58,7 @@ def noise_scale_rate(max_rate: float, noise_scale: float, batch_size: int) -> fl
     """SGD's best rate at a batch size, from the best one of an endless batch and the noise scale, in examples."""
     if not noise_scale >= 0:
         raise ValueError(f"noise_scale must be at least 0 examples: got {noise_scale}.")
-    return max_rate / (1 + noise_scale * _ratio(batch_size, 1))
+    return _checked_rate(max_rate) / (1 + noise_scale * _ratio(batch_size, 1))
 
 
 @checked
@@ -73,6 +78,16 @@ def scale_adam(settings: AdamSettings, from_batch: int, to_batch: int) -> AdamSe
         )
     root = math.sqrt(ratio)
     return AdamSettings(settings.lr * root, (beta1, beta2), settings.eps / root)
+
+
+def _is_rate(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+def _checked_rate(rate: float) -> float:
+    if not _is_rate(rate):
+        raise ValueError(f"a rate must be at least 0 and finite: got {rate}.")
+    return rate
 
 
 def _ratio(from_batch: int, to_batch: int) -> float:

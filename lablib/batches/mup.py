@@ -65,6 +65,8 @@ def apply_mup_(model: GPT, base: GPTConfig) -> None:
 def mup_groups(model: GPT, base: GPTConfig, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
     """Parameter groups for AdamW, each with its rate: `lr` and `weight_decay` are those at the base width."""
     _check_same_but_width(model.config, base)
+    if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
+        raise ValueError(f"lr and weight_decay must be at least 0 and finite: got {lr} and {weight_decay}.")
     growth_of = dict(_matrices(model, base))
     groups: dict[float, list[Tensor]] = {}
     for param in model.parameters():
@@ -109,6 +111,9 @@ def coordinate_check(
         Root mean square of the change: of the stream after the embedding and after each block, of the
         first block's attention scores, and of the logits.
     """
+    _check_tokens(tokens_BT, config)
+    if not (0 < lr < math.inf and num_steps >= 0):
+        raise ValueError(f"lr must be positive and finite, num_steps at least 0: got {lr} and {num_steps}.")
     model = GPT(config, seed=seed)
     groups: Any = model.parameters()
     if base is not None:
@@ -128,9 +133,9 @@ def coordinate_check(
 @checked
 def growth_exponent(widths: Sequence[float], sizes: Sequence[float]) -> float:
     """The p of size ~ width^p, by least squares of logarithms: 0 is flat."""
-    if len(set(widths)) < 2 or len(widths) != len(sizes) or min(*widths, *sizes) <= 0:
+    if len(set(widths)) < 2 or len(widths) != len(sizes) or not all(0 < one < math.inf for one in (*widths, *sizes)):
         raise ValueError(
-            f"sizes at two widths at least, all positive: got {len(sizes)} sizes and {len(widths)} widths."
+            f"sizes at two widths at least, all positive and finite: got {len(sizes)} sizes and {len(widths)} widths."
         )
     x, y = ([math.log(value) for value in values] for values in (widths, sizes))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
@@ -178,6 +183,22 @@ def _scale_output(module: nn.Module, factor: float) -> None:
         return output * factor
 
     module.register_forward_hook(scale)
+
+
+def _check_tokens(tokens_BT: Tensor, config: GPTConfig) -> None:
+    most = config.max_seq_len + 1
+    if (
+        tokens_BT.ndim != 2
+        or not len(tokens_BT)
+        or not 2 <= tokens_BT.shape[1] <= most
+        or tokens_BT.dtype != torch.int64
+    ):
+        raise ValueError(
+            f"tokens_BT must be int64, rows of 2 to {most} tokens: got {tuple(tokens_BT.shape)}, {tokens_BT.dtype}."
+        )
+    low, high = int(tokens_BT.min()), int(tokens_BT.max())
+    if low < 0 or high >= config.vocab_size:
+        raise ValueError(f"tokens must be from 0 to vocab_size - 1 = {config.vocab_size - 1}: got {low} to {high}.")
 
 
 def _check_same_but_width(config: GPTConfig, base: GPTConfig) -> None:

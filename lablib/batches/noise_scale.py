@@ -62,7 +62,8 @@ class GradientNoise:
 
 @checked
 def exact_noise(gradients_NP: Float[Tensor, "N P"]) -> GradientNoise:
-    """Of a data set whose N examples' gradients are all known."""
+    """Of a data set whose N examples' gradients are all known; N at least 1."""
+    _check_rows(gradients_NP)
     mean_P = gradients_NP.mean(0)
     return GradientNoise(float(mean_P.square().sum()), float((gradients_NP - mean_P).square().sum(1).mean()))
 
@@ -70,6 +71,8 @@ def exact_noise(gradients_NP: Float[Tensor, "N P"]) -> GradientNoise:
 @checked
 def naive_noise(small_norms_squared: Sequence[float], small_batch: int, big_norm_squared: float) -> GradientNoise:
     """The large batch's gradient taken for the true one. Too much signal, too little noise."""
+    if small_batch < 1:
+        raise ValueError(f"small_batch must be at least 1: got {small_batch}.")
     noise = (_mean(small_norms_squared) - big_norm_squared) * small_batch
     return GradientNoise(big_norm_squared, noise)
 
@@ -102,6 +105,7 @@ def estimate_noise(
 @checked
 def estimate_from_parts(gradients_kP: Float[Tensor, "k P"], part_batch: int) -> GradientNoise:
     """The same from the gradients of k equal parts of a batch, each a mean over `part_batch` examples."""
+    _check_rows(gradients_kP)
     if len(gradients_kP) < 2:
         raise ValueError(f"two parts at least are needed to see noise: got {len(gradients_kP)}; cut the batch.")
     squares = gradients_kP.square().sum(1).tolist()
@@ -130,10 +134,10 @@ class StepsLaw:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not (self.min_steps > 0 and self.critical_batch > 0):
+        if not _all_positive(self.min_steps, self.critical_batch):
             raise ValueError(
-                f"both numbers of the law must be positive: got {self.min_steps} steps and a critical batch of "
-                f"{self.critical_batch}; measure at more sizes, from far below the noise scale to far above."
+                f"both numbers of the law must be positive: got {self.min_steps} steps and a critical "
+                f"batch of {self.critical_batch}; measure at more sizes, from far below the noise scale to far above."
             )
 
     @property
@@ -155,9 +159,10 @@ def fit_steps_law(batch_sizes: Sequence[float], steps: Sequence[float]) -> Steps
     Raises:
         ValueError: fewer than two sizes, not one measurement for each, or measurements that follow no such law.
     """
-    if len(set(batch_sizes)) < 2 or len(steps) != len(batch_sizes) or min(*batch_sizes, *steps) <= 0:
+    if len(set(batch_sizes)) < 2 or len(steps) != len(batch_sizes) or not _all_positive(*batch_sizes, *steps):
         raise ValueError(
-            f"steps at two batch sizes at least, all positive: got {len(steps)} of steps and {len(batch_sizes)} sizes."
+            f"steps at two batch sizes at least, all positive and finite: got {len(steps)} of steps and "
+            f"{len(batch_sizes)} sizes."
         )
     measured = torch.tensor(steps, dtype=torch.float64)
     inverse = 1 / torch.tensor(batch_sizes, dtype=torch.float64)
@@ -165,6 +170,18 @@ def fit_steps_law(batch_sizes: Sequence[float], steps: Sequence[float]) -> Steps
     rows = torch.stack([1 / measured, inverse / measured], dim=1)
     min_steps, min_examples = torch.linalg.lstsq(rows, torch.ones(len(steps), 1, dtype=torch.float64)).solution[:, 0]
     return StepsLaw(float(min_steps), float(min_examples / min_steps))
+
+
+def _check_rows(gradients: Tensor) -> None:
+    if gradients.ndim != 2 or not gradients.is_floating_point() or not gradients.numel():
+        raise ValueError(
+            "gradients must be a row of numbers for each example or part, [rows, parameters]: "
+            f"got shape {tuple(gradients.shape)}, {gradients.dtype}; try torch.stack(rows)."
+        )
+
+
+def _all_positive(*values: float) -> bool:
+    return all(0 < value < math.inf for value in values)
 
 
 def _mean(values: Sequence[float]) -> float:

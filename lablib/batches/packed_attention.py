@@ -43,6 +43,7 @@ def document_mask(documents_BT: Int64[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]
 
     Padding is a document like any other, so no row is empty: a softmax over nothing would be NaN.
     """
+    _check_documents(documents_BT)
     same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
     return same_BTT.tril()[:, None]
 
@@ -57,6 +58,7 @@ def attend_by_mask(documents_BT: Int64[Tensor, "B T"]) -> Attend:
 @checked
 def attend_by_length(documents_BT: Int64[Tensor, "B T"]) -> Attend:
     """Attention of each document by itself, causal. Padding gets zeros."""
+    _check_documents(documents_BT)
     spans = [span for row, block in enumerate(documents_BT.tolist()) for span in _spans(row, block)]
 
     def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
@@ -109,6 +111,14 @@ def masked_attention_flops(packing: Packing, num_layers: int, d_model: int) -> i
 def variable_length_attention_flops(packing: Packing, num_layers: int, d_model: int) -> int:
     """The same, each document by itself."""
     return 4 * num_layers * d_model * sum(length**2 for length in packing.lengths)
+
+
+def _check_documents(documents_BT: Tensor) -> None:
+    if documents_BT.ndim != 2 or not documents_BT.numel():
+        raise ValueError(
+            "documents_BT must be the number of each token's document, [B, T]: "
+            f"got shape {tuple(documents_BT.shape)}; try blocks.documents of fill_blocks."
+        )
 
 
 def _spans(row: int, block: list[int]) -> list[tuple[int, int, int]]:
