@@ -17,6 +17,7 @@ import datetime
 import json
 import math
 import platform
+import sys
 import time
 from itertools import count, product
 from pathlib import Path
@@ -57,7 +58,7 @@ class Results:
         self.rows.append(row)
         print(row, flush=True)
         about = {
-            "command": "python benchmarks/batch_evidence.py",
+            "command": f"python benchmarks/{Path(sys.argv[0]).name}",
             "date": datetime.date.today().isoformat(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "machine": f"{platform.system()} {platform.machine()}, one thread",

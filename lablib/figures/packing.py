@@ -124,7 +124,7 @@ def _documents(packing: Packed, shown: Sequence[int]) -> list[go.Bar]:
         traces.append(go.Bar(x=places, y=heights, hovertext=words, hoverinfo="text", marker=marker, **group))
     left = [packing.block_size - _used(packing, packing.blocks[block]) for block in shown]
     words = [f"padding: {plural(room, 'tokens')}" for room in left]
-    group = {"name": "padding", "legendgroup": "padding"}
+    group = {"name": "padding", "legendgroup": "padding", "legendrank": 2000}
     marker = LOOKS["idle"].marker()
     return [*traces, go.Bar(x=places, y=left, hovertext=words, hoverinfo="text", marker=marker, **group)]
 

@@ -41,13 +41,13 @@ def figure_spread(
         x_label, y_label: quantity on the axis.
         x_unit, y_unit: kept as they are, without a prefix.
         log_x, log_y: logarithmic axes; on x, ticks stand at the positions themselves.
-        mark_least: a ring round the point of each line whose mean is least.
+        mark_least: a ring round the point of each line whose mean is least, of those with the most runs.
         summary: one sentence; none given: ends of each line.
 
     Raises:
         ValueError: nothing to draw, a position without a value, or a number that a logarithmic axis has no place for.
     """
-    _check(panels, log_x, log_y)
+    check_lines(panels, log_x, log_y)
     figure = make_subplots(
         rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels), horizontal_spacing=0.04
     )
@@ -83,8 +83,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def least(points: Mapping[float, Sequence[float]]) -> float:
-    """The position where every run is finite and their mean is least; the first, if there is none."""
-    return min(points, key=lambda x: mean(points[x]) if all(map(isfinite, points[x])) else float("inf"))
+    """The position whose mean is least, of those with the most runs, all of them finite; one run may be luck."""
+    most = max(map(len, points.values()))
+    return min(points, key=lambda x: mean(points[x]) if _is_whole(points[x], most) else float("inf"))
+
+
+def _is_whole(values: Sequence[float], number: int) -> bool:
+    return len(values) == number and all(map(isfinite, values))
 
 
 def _line(
@@ -145,7 +150,8 @@ def power_of_two(x: float) -> int | None:
     return exponent - 1 if mantissa == 0.5 else None
 
 
-def _check(panels: Mapping[str, Lines], log_x: bool, log_y: bool) -> None:
+def check_lines(panels: Mapping[str, Lines], log_x: bool, log_y: bool) -> None:
+    """Raise ValueError where there is nothing to draw, or no place for a number; see `figure_spread`."""
     if not panels or not all(panels.values()):
         raise ValueError("there must be a panel, and a line in each, to draw: got none.")
     for lines in panels.values():

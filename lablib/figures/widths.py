@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.spread import figure_spread, least, mean, power_of_two
+from lablib.figures.spread import check_lines, figure_spread, least, mean, power_of_two
 from lablib.signature import checked
 from lablib.units import format_quantity
 
@@ -32,6 +32,7 @@ def figure_coordinates(
         parametrization: {name: {float(w): [one[name] for one in runs] for w, runs in widths.items()} for name in names}
         for parametrization, widths in changes.items()
     }
+    check_lines(panels, log_x=True, log_y=True)
     parts = []
     for parametrization, lines in panels.items():
         growths = [mean(points[max(points)]) / mean(points[min(points)]) for points in lines.values()]
@@ -62,7 +63,8 @@ def figure_rates(
     panels = {
         panel: {f"{line} {number:,}": rates for number, rates in lines.items()} for panel, lines in losses.items()
     }
-    bests = {panel: [least(points) for points in lines.values()] for panel, lines in panels.items() if lines}
+    check_lines(panels, log_x=True, log_y=False)
+    bests = {panel: [least(points) for points in lines.values()] for panel, lines in panels.items()}
     numbers = sorted({number for lines in losses.values() for number in lines})
     parts = [f"{panel} {', '.join(map(_rate, rates))}" for panel, rates in bests.items()]
     summary = f"Best rate at {line} {', '.join(f'{n:,}' for n in numbers)}: {'; '.join(parts)}."

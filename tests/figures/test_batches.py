@@ -45,6 +45,11 @@ def test_the_best_rate_is_one_at_which_no_run_diverged():
     assert [text.replace("<sup>", "^") for text in figure.layout.xaxis.ticktext] == ["2^-2</sup>", "2^-1</sup>"]
 
 
+def test_a_single_lucky_run_is_not_the_best_rate():
+    figure = figure_rates({"sp": {32: {0.25: [2.0, 2.2], 0.5: [1.9]}}})
+    assert "Best rate at width 32: sp 2^-2." == describe(figure)
+
+
 def test_all_runs_diverged_leaves_no_ring():
     figure = figure_rates({"sp": {32: {0.5: [math.inf]}, 64: {0.5: [1.0]}}})
     assert sum(trace.marker.symbol == "circle-open" for trace in figure.data) == 1
@@ -127,6 +132,8 @@ def test_splits_of_a_batch_are_bars_of_memory_and_time(examples):
         (lambda: figure_spread({"": {"a": {0: [1.0]}}}, "x", "y"), "logarithmic axis has no place"),
         (lambda: figure_rates({}), "a panel, and a line"),
         (lambda: figure_coordinates({}), "a panel, and a line"),
+        (lambda: figure_rates({"sp": {1: {}}}), "'width 1' must have a position"),
+        (lambda: figure_coordinates({"sp": {1: [{"a": 0.0}]}}), "not positive: see 'a'"),
         (lambda: figure_coordinates({"sp": {1: [{"a": 1.0}], 2: [{}]}}), r"activations \['a'\]: see sp, 2"),
         (lambda: figure_steps_law({}, StepsLaw(1.0, 1.0), 8), "batch sizes with runs"),
         (lambda: figure_steps_law({1: [0.0]}, StepsLaw(1.0, 1.0), 8), "all numbers positive"),
