@@ -15,6 +15,7 @@ import functools
 import importlib
 import re
 import sys
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -34,18 +35,21 @@ _CONTAINERS = (list, tuple, set, frozenset, deque)
 _MAX_ITEMS = 1000  # of one container
 
 
-def not_from_lablib(answer: Any, allowed: Iterable[str] = ()) -> None:
+def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[Any] = ()) -> None:
     """The answer's code, and all of the notebook's that it reaches, neither imports nor uses lablib.
 
     Args:
         answer: a function, or an object that can be called; anything else has no code.
         allowed: names in lablib that may be used. `phase` always may.
+        refused: functions of others, such as torch's own solution, that must not be used either.
 
     Raises:
         RuleBroken: it does; the message says what is allowed.
     """
     allowed = tuple(allowed)
-    name = next(_refused(answer, {*allowed, *_ALWAYS}, {}), None)
+    seen = {}
+    name = next(_refused(answer, {*allowed, *_ALWAYS}, seen), None)
+    name = name or next((_home(one) + "." + one.__name__ for one in refused if id(one) in seen), None)
     if name is not None:
         usable = ["torch", "torch.distributed", *(_public_name(one) for one in allowed)]
         expected = f"your own lines, with {', '.join(usable[:-1])} and {usable[-1]}"
@@ -118,6 +122,10 @@ def _parts(value: Any) -> Iterable[Any]:
         return [value.__func__]
     if isinstance(value, property):
         return [value.fget]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if _home(type(value)).startswith(("numpy", "pandas")) and getattr(value, "dtype", "") == "O":
+        return value.tolist()  # an array or a series of anything
     if isinstance(value, dict):
         return [held for item in [*value.items()][:_MAX_ITEMS] for held in item]
     if isinstance(value, _CONTAINERS):

@@ -63,10 +63,10 @@ def fused_linear_cross_entropy(
 
     Where no gradient is wanted, none is made. Its gradient cannot be differentiated again.
     """
-    return _FusedLoss.apply(x_TD, w_VD, targets_T, num_chunks)
+    return FusedLoss.apply(x_TD, w_VD, targets_T, num_chunks)
 
 
-class _FusedLoss(torch.autograd.Function):
+class FusedLoss(torch.autograd.Function):
     """Backward has nothing left to do but multiply by the gradient of the loss."""
 
     @staticmethod

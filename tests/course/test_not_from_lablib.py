@@ -1,5 +1,10 @@
 """The rule that an answer is the learner's own code, where a part of lablib may be used."""
 
+import weakref
+from itertools import accumulate
+
+import numpy as np
+import pandas as pd
 import pytest
 
 from lablib import parallel
@@ -71,3 +76,20 @@ def test_nothing_else_may_be_taken_from_that_module(answer):
 def test_without_a_list_nothing_of_lablib_may_be_used():
     with pytest.raises(RuleBroken, match="exchange"):
         not_from_lablib(uses_exchange)
+
+
+@pytest.mark.parametrize(
+    "held", [weakref.ref(uses_the_solution), np.array([uses_the_solution]), pd.Series([len, uses_the_solution])]
+)
+def test_a_reference_and_an_array_of_functions_are_looked_into(held):
+    with pytest.raises(RuleBroken, match="ring_all_reduce"):
+        not_from_lablib(lambda x: held)
+
+
+def test_a_function_of_another_library_is_refused_under_any_name():
+    not_from_lablib(lambda xs: accumulate(xs), refused=[np.cumsum])
+    total = np.cumsum
+    with pytest.raises(RuleBroken, match="it uses numpy.cumsum"):
+        not_from_lablib(lambda xs: total(xs), refused=[np.cumsum])
+    with pytest.raises(RuleBroken, match="it uses numpy.cumsum"):
+        not_from_lablib(lambda xs: np.cumsum(xs), refused=[np.cumsum])

@@ -1,6 +1,8 @@
 """Checks of lab 01: the cost of a step. Sizes are drawn anew; counts are held to torch and to the ledger."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from numbers import Real
 from typing import Any
 from unittest.mock import patch
@@ -14,24 +16,39 @@ from lablib import Run, launch, phase
 from lablib.course import Expect, exercise
 from lablib.course.comparison import plain_number
 from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
+from lablib.course.expect import NotAttempted, RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.rules import not_from_lablib
-from lablib.models import GPT, GPTConfig
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.models.transformer_flops import palm_flops_per_token
 from lablib.record.blocks import NEVER
 from lablib.units import plural
 
 _cross_entropy = F.cross_entropy  # as it is before any answer runs
+_LINEAR_CROSS_ENTROPY = F.linear_cross_entropy
+_THERE = 2.0  # a gradient that is there before the answer is called, in the runs that measure no memory
 
 
 def _number(value: Any, what: str) -> Any:
-    """The answer as one number, whatever its type; a stub is left to the words of `expect`."""
+    """The answer as one number, whatever its type; counts and shares are not below 0."""
+    if value is Ellipsis:
+        raise NotAttempted
     number = plain_number(value)
-    if value is not Ellipsis and (not isinstance(number, Real) or isinstance(number, bool)):
+    if not isinstance(number, Real) or isinstance(number, bool):
         said = "None: is there a return?" if value is None else f"{type(value).__name__} {short_repr(value)}"
         raise RuleBroken("one number is returned", said, what)
-    return number if number is Ellipsis or type(number) is int else float(number)
+    number = number if type(number) is int else float(number)
+    if number < 0:
+        raise RuleBroken("not less than nothing", f"{number:,} (do 32 bits overflow?)", what)
+    return number
+
+
+def _twice_the_same(call: Callable[[], float]) -> float:
+    """What the call returns, twice."""
+    first, second = call(), call()
+    if first != second:
+        raise RuleBroken("a second call with the same sizes gives the same", f"{first:,}, then {second:,}", "the same")
+    return first
 
 
 def _sizes(draw: Draw) -> list[dict[str, int]]:
@@ -78,10 +95,10 @@ def _expect_flops(expect: Expect, answer: Callable[[int, int, int, int], float],
     def flops(batch: int, seq_len: int, width: int, hidden: int) -> float:
         return _number(answer(batch, seq_len, width, hidden), "FLOPs")
 
-    whole, reference = flops(*sizes.values()), _counted_flops(sizes, heads)
-    if whole is not Ellipsis and 2 * whole == reference:
+    whole, reference = _twice_the_same(lambda: flops(*sizes.values())), _counted_flops(sizes, heads)
+    if 2 * whole == reference:
         raise RuleBroken("a multiply-add is two FLOPs", f"{whole:,}: the multiply-adds{on}", f"{reference:,}")
-    if whole is not Ellipsis and whole in (2 * reference, 3 * reference):
+    if whole in (2 * reference, 3 * reference):
         said = f"{whole:,}: {round(whole / reference)} times as many{on}"
         raise RuleBroken("forward alone is counted", said, f"{reference:,}")
     expect.close(
@@ -154,9 +171,9 @@ def _mfu(answer: Callable[..., float], given: tuple[Any, ...]) -> float:
 
 def _expect_mfu(expect: Expect, answer: Callable[..., float], given: tuple[Any, ...], of_a_token: float) -> None:
     tokens_per_s, n, layers, width, seq_len, devices, peak = given
-    mfu, expected = _mfu(answer, given), float(tokens_per_s * of_a_token / devices / peak)
+    mfu, expected = _twice_the_same(lambda: _mfu(answer, given)), float(tokens_per_s * of_a_token / devices / peak)
     shown = f" ({n / 1e6:.0f} million parameters, {plural(layers, 'layers')} of width {width}, {seq_len} tokens)"
-    if mfu is not Ellipsis and abs(mfu - 100 * expected) < 1e-6 * expected:
+    if abs(mfu - 100 * expected) < 1e-6 * expected:
         raise RuleBroken("a share is returned, such as 0.4", f"{mfu:.4g}: percent{shown}", f"{expected:.4g}")
     if mfu == 1 < expected:
         rule = "an MFU above 1 is returned as it is: it tells that an input is wrong"
@@ -205,8 +222,9 @@ def _expect_bytes(expect: Expect, answer: Callable[..., float], sizes: dict[str,
     def kept(batch: int, seq_len: int, width: int, hidden: int, heads: int, *, keeps_scores: bool = False) -> float:
         return _number(answer(batch, seq_len, width, hidden, heads, keeps_scores), "bytes")
 
-    whole, reference = kept(batch, seq_len, width, hidden, heads), _ledger_bytes(sizes)
-    if whole is not Ellipsis and 2 * whole == reference:
+    whole = _twice_the_same(lambda: kept(batch, seq_len, width, hidden, heads))
+    reference = _ledger_bytes(sizes)
+    if 2 * whole == reference:
         raise RuleBroken("a number has 2 bytes", f"{whole:,}: the numbers{on}", f"{reference:,} bytes")
     expect.close(
         f"as many bytes again for as many sequences again{on}",
@@ -222,6 +240,10 @@ def _expect_bytes(expect: Expect, answer: Callable[..., float], sizes: dict[str,
         raise RuleBroken("keeps_scores keeps more", f"{-scores:,} bytes less with it{on}", "more bytes with it")
     other_heads = kept(batch, seq_len, width, hidden, 2 * heads)
     expect.close(f"fused: the number of heads changes nothing{on}", other_heads, whole)
+    tensors = (whole - reference) / (2 * batch * seq_len * width)
+    if tensors and tensors % 1 == 0:
+        said = f"{plural(abs(int(tensors)), 'tensors')} too {'many' if tensors > 0 else 'few'}: {whole:,}{on}"
+        raise RuleBroken("fused: tensors of [B, T, D] as many as the ledger's", said, f"{reference:,}")
     expect.close(f"fused: as much as the ledger of a layer{on}", whole, reference)
     expect.close(f"not fused: 2 bytes more for each score of each head{on}", scores, 2 * batch * heads * seq_len**2)
 
@@ -255,7 +277,7 @@ def _ledger_bytes(sizes: dict[str, int]) -> int:
     ],
 )
 def chunked_loss(expect: Expect, chunked_loss: Callable[..., Tensor]) -> None:
-    not_from_lablib(chunked_loss)
+    not_from_lablib(chunked_loss, refused=[_LINEAR_CROSS_ENTROPY])
     draw = expect.draw
     tokens = draw.choice([23, 29, 31, 37, 41, 43, 47, 53, 59])  # a prime: no chunks of equal size
     for num_chunks, scale in (
@@ -267,7 +289,7 @@ def chunked_loss(expect: Expect, chunked_loss: Callable[..., Tensor]) -> None:
     ):
         expect.measured.clear()  # what holds is shown for the last sizes
         _expect_loss(expect, chunked_loss, tokens, num_chunks, scale)
-    for num_chunks in (4, draw.integer(9, 16)):
+    for num_chunks in (4, draw.integer(9, 16), draw.integer(40, 50)):
         _expect_budgets(expect, chunked_loss, draw.choice([401, 419, 431, 443, 457, 467, 479, 491, 503]), num_chunks)
 
 
@@ -278,19 +300,27 @@ def _example(draw: Draw, tokens: int, width: int, vocab: int, dtype: torch.dtype
 
 
 def _program(answer: Callable[..., Tensor], hidden: Tensor, weight: Tensor, targets: Tensor, num_chunks: int) -> Any:
-    """The loss and both gradients; what had a gradient before backward was called, and what was changed."""
-    given = hidden.clone(), weight.clone(), targets.clone()
-    hidden.requires_grad_()
-    weight.requires_grad_()
-    loss = answer(hidden, weight, targets, num_chunks)
-    early = [name for name, x in (("hidden", hidden), ("weight", weight)) if x.grad is not None]
+    """Losses of all calls, both gradients, which of them changed before backward, and what else was changed."""
+    inputs = {"hidden": hidden.requires_grad_(), "weight": weight.requires_grad_(), "targets": targets}
+    given, losses, there = [x.detach().clone() for x in inputs.values()], [], None
+    if hidden.dtype == torch.float64:  # no memory is measured: a call before, and gradients that are there
+        copies = (x.detach().clone().requires_grad_() for x in (hidden, weight))
+        losses.append(answer(*copies, targets, num_chunks))
+        there = _THERE
+        hidden.grad, weight.grad = (torch.full_like(x, there) for x in (hidden, weight))
+    losses.append(loss := answer(hidden, weight, targets, num_chunks))
+    early = [name for name, x in inputs.items() if name != "targets" and not _is_all(x.grad, there)]
     gradients = None
     if isinstance(loss, Tensor) and loss.requires_grad:
         (3 * loss).backward()
-        gradients, loss = (hidden.grad, weight.grad), loss.detach()
-    now = {"hidden": hidden, "weight": weight, "targets": targets}
-    changed = [name for (name, x), then in zip(now.items(), given, strict=True) if not torch.equal(x, then)]
-    return loss, gradients, early, changed
+        gradients = hidden.grad, weight.grad
+    losses = [x.detach() if isinstance(x, Tensor) else x for x in losses]
+    changed = [name for (name, x), then in zip(inputs.items(), given, strict=True) if not torch.equal(x, then)]
+    return losses, gradients, early, changed
+
+
+def _is_all(x: Tensor | None, value: float | None) -> bool:
+    return x is value if x is None or value is None else bool((x == value).all())
 
 
 def _not_torchs(*_: Any, **__: Any) -> Tensor:
@@ -306,6 +336,8 @@ def _expect_loss(expect: Expect, answer: Callable[..., Tensor], tokens: int, num
     """In float64."""
     example = _example(expect.draw, tokens, expect.draw.integer(2, 6), expect.draw.integer(11, 40), torch.float64)
     example = scale * example[0], *example[1:]
+    if num_chunks == tokens:  # no row is contiguous
+        example = example[0].T.contiguous().T, *example[1:]
     large = f", logits of {scale} and more" if scale > 1 else ""
     on = f" ({tokens} tokens in float64, num_chunks={num_chunks}{large})"
     _expect_values(expect, _run(expect, answer, example, num_chunks), example, on)
@@ -313,7 +345,8 @@ def _expect_loss(expect: Expect, answer: Callable[..., Tensor], tokens: int, num
 
 def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tensor], on: str) -> None:
     """The value and both gradients of the loss that is not in chunks; nothing else is changed."""
-    loss, gradients, early, changed = run.values[0]
+    losses, gradients, early, changed = run.values[0]
+    first, loss = losses[0], losses[-1]
     dtype, targets = example[0].dtype, example[2]
     rtol, gradients_rtol, atol = (1e-9, 1e-9, 1e-12) if dtype == torch.float64 else (1e-5, 1e-3, 1e-6)
     x, w = (one.to(torch.float64, copy=True).requires_grad_() for one in example[:2])
@@ -326,26 +359,33 @@ def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tens
         raise RuleBroken("the loss is returned, a tensor of no dimension", said, "a tensor")
     if loss is not Ellipsis and loss.dtype != dtype or _is_off(loss, reference, 1e-9, 1e-6) and rtol == 1e-9:
         said = f"a loss of {loss.dtype}" if loss.dtype != dtype else "a loss as exact as float32"
-        raise RuleBroken(f"all is computed in the dtype of hidden{on}", said, f"{dtype}: no .float(), no .double()")
+        rule = f"all is computed in the dtype of hidden, and nothing is added{on}"
+        raise RuleBroken(rule, said, f"{dtype}: no .float(), no .double(), no 1e-9")
+    if _is_off(loss, first, 1e-9, inf):
+        rule = f"a second call gives the same loss: nothing stays from the first{on}"
+        raise RuleBroken(rule, f"{first.item():.5g}, then {loss.item():.5g}", "the same")
     expect.close(f"the mean loss over all tokens{on}", loss, reference.detach(), rtol=rtol)
     if gradients is None:
         raise RuleBroken(
             f"gradients can be computed from the loss{on}", "the loss has no graph", "no torch.no_grad, no .item()"
         )
-    said = f"a gradient in {' and '.join(early)} before it" if early else ""
-    expect.that("backward is left to the caller", not early, said, "no gradient before it")
-    for name, got, wanted in zip(("hidden", "weight"), gradients, (x.grad, w.grad), strict=True):
-        rule = f"the gradient of {name} is that of the loss not in chunks{on}"
-        if got is None:
+    said = f"{' and '.join(early)}: .grad is another before it" if early else ""
+    expect.that("backward is left to the caller, and no gradient that is there changes before it", not early, said, "")
+    there = _THERE if dtype == torch.float64 else 0
+    added = f", added to what was there ({there:g})" if there else ""
+    for name, got, own in zip(("hidden", "weight"), gradients, (x.grad, w.grad), strict=True):
+        rule = f"the gradient of {name} is that of the loss not in chunks{added}{on}"
+        if got is None or there and _is_all(got, there):
             raise RuleBroken(rule, "none", "a gradient: was it detached?")
-        expect.close(rule, got, wanted, rtol=gradients_rtol, atol=atol)
+        assert own is not None
+        expect.close(rule, got, own + there, rtol=gradients_rtol, atol=atol)
 
 
 def _is_off(loss: Any, reference: Tensor, at_least: float, at_most: float) -> bool:
     """Is the relative error between the two: more than rounding in float64, and no more than rounding in float32?"""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         return False
-    return at_least < abs(loss.item() / reference.item() - 1) < at_most
+    return at_least < abs(loss.item() - reference.item()) / abs(reference.item()) < at_most
 
 
 def _expect_budgets(expect: Expect, answer: Callable[..., Tensor], tokens: int, num_chunks: int) -> None:
@@ -372,12 +412,129 @@ def _expect_budgets(expect: Expect, answer: Callable[..., Tensor], tokens: int, 
         at_least=3 * product * tokens,
     )
     expect.budget(
-        f"products of matrices: three or four for each of num_chunks{on}",
+        f"products of matrices: three or four for each chunk{on}",
         len(made),
         4 * num_chunks,
         "products",
-        at_least=3 * num_chunks,
+        at_least=3 * -(-tokens // of_a_chunk),
     )
     largest = max(of_a_chunk, -(-vocab // num_chunks) * tokens / vocab)  # chunks of tokens, or of the vocabulary
-    expect.budget(f"tokens in the largest product{on}", max(made) / product, largest, "tokens")
+    expect.budget(f"tokens in the largest product, the largest chunk{on}", max(made) / product, largest, "tokens")
     _expect_values(expect, run, example, on)
+
+
+_PER_SEQUENCE = 5000  # sequences for which memory is asked where bytes of one are measured
+
+
+@exercise(
+    "The largest micro-batch",
+    hints=[
+        "Which bytes are there whatever the number of sequences? How many does one sequence add, in its layers and in "
+        "its logits? Exercise 3 and the picture of the peak have counted both.",
+        "One sequence: each of L layers keeps 32 bytes for each of T D numbers, the loss takes 12 for each of T V. And "
+        "there are 14 bytes a parameter. And memory for less than 24 bytes a parameter fits no step.",
+        "First `if memory_bytes < 24 * num_params: return 0`. Then what is left of memory after 14 N, divided by "
+        "32 L T D + 12 T V, without the remainder.",
+    ],
+)
+def largest_micro_batch(expect: Expect, largest_micro_batch: Callable[..., float]) -> None:
+    not_from_lablib(largest_micro_batch)
+    draw = expect.draw
+    heads = draw.integer(4, 7)
+    # The logits are most of it; then the layers, and a sequence is about as large as the parameters.
+    logits = GPTConfig(2, 64 * draw.integer(1, 3), 1, draw.integer(30_000, 50_000), draw.integer(200, 400))
+    layers = GPTConfig(draw.integer(12, 16), 64 * heads, heads, draw.integer(300, 999), draw.integer(20, 24) * heads)
+    for config in (logits, layers):
+        expect.measured.clear()
+        _expect_bytes_of_a_sequence(expect, largest_micro_batch, config)
+        _expect_bytes_of_parameters(expect, largest_micro_batch, config)
+        _expect_most_that_fit(expect, largest_micro_batch, config)
+
+
+def _sequences(answer: Callable[..., float], memory_bytes: int, num_params: int, config: GPTConfig) -> float:
+    """What the answer says: a whole number."""
+    sizes = (config.num_layers, config.d_model, config.max_seq_len, config.vocab_size)
+    number = _number(answer(memory_bytes, num_params, *sizes), "sequences")
+    on = f"{memory_bytes / 1e9:.4g} GB, {num_params / 1e6:.4g} million parameters"
+    if number % 1:
+        raise RuleBroken("a whole number of sequences", f"{number:,} ({on})", "as 0, 1, 2")
+    return number
+
+
+def _expect_bytes_of_a_sequence(expect: Expect, answer: Callable[..., float], config: GPTConfig) -> None:
+    """With so much memory that thousands fit, memory over their number is what one of them takes."""
+
+    def bytes_of_one(config: GPTConfig) -> float:
+        memory_bytes = _PER_SEQUENCE * _of_a_sequence(config)
+        number = _sequences(answer, memory_bytes, 1, config)
+        if not number:
+            raise RuleBroken("sequences fit into much memory", f"0 into {memory_bytes / 1e9:,.0f} GB", "some")
+        return memory_bytes / number
+
+    tokens, width, vocab = config.max_seq_len, config.d_model, config.vocab_size
+    on = f" (L={config.num_layers}, D={width}, T={tokens}, V={vocab})"
+    one = bytes_of_one(config)
+    expect.close(
+        f"twice as long a sequence takes twice the bytes{on}",
+        bytes_of_one(replace(config, max_seq_len=2 * tokens)),
+        2 * one,
+        rtol=2e-3,
+    )
+    more = bytes_of_one(replace(config, vocab_size=2 * vocab)) - one
+    expect.close(f"bytes of the loss for each of T V logits{on}", more / tokens / vocab, 12, rtol=0.03)
+    more = bytes_of_one(replace(config, num_layers=2 * config.num_layers)) - one
+    each = more / tokens / width / config.num_layers
+    expect.close(f"bytes that a layer keeps for each of T D numbers{on}", each, 32, rtol=0.03)
+
+
+def _expect_bytes_of_parameters(expect: Expect, answer: Callable[..., float], config: GPTConfig) -> None:
+    one = _of_a_sequence(config)
+    few, many = 10**6, 10**6 + one  # parameters; so many more take as much as 14 sequences
+    memory_bytes = 24 * few + 100 * one + one // 2
+    saw = _sequences(answer, memory_bytes + 14 * one, many, config)
+    rule = "14 bytes more for one parameter more: as many sequences fit (2 + 12, no gradient is there yet)"
+    expect.equal(rule, saw, _sequences(answer, memory_bytes, few, config))
+    short = replace(config, max_seq_len=1)
+    many = 100 * _of_a_sequence(short)
+    for each in (8, 21):
+        rule = f"AdamW holds 24 bytes a parameter while it works: memory for {each} fits no step"
+        expect.equal(rule, _sequences(answer, each * many, many, short), 0)
+
+
+def _expect_most_that_fit(expect: Expect, answer: Callable[..., float], config: GPTConfig) -> None:
+    num_params = num_parameters(config)
+    least = 10 * num_params // _of_a_sequence(config) + 1  # AdamW's bytes fit
+    number = expect.draw.integer(least + 2, least + 6)
+    few, more = (_peak_bytes(config, sequences) for sequences in (number, number + 1))
+    for part in (0.3, 0.65):
+        memory_bytes = int(few + part * (more - few))
+        saw = _sequences(answer, memory_bytes, num_params, config)
+        rule = f"{number} sequences fit into {memory_bytes:,} B: by the ledger they hold {few:,}, one more {more:,}"
+        expect.equal(rule, int(saw), number)
+
+
+def _of_a_sequence(config: GPTConfig) -> int:
+    """Bytes, but for what is one number for each token or head, the first layer's input and the head's."""
+    return config.max_seq_len * (32 * config.num_layers * config.d_model + 12 * config.vocab_size)
+
+
+def _peak_bytes(config: GPTConfig, sequences: int) -> int:
+    """The most that a step of the lab holds, by the ledger."""
+
+    def step() -> None:
+        with phase("setup"):
+            model = GPT(config, dtype=torch.bfloat16)
+            masters = [param.detach().float() for param in model.parameters()]
+            optimizer = torch.optim.AdamW(masters, foreach=True)
+            for master in masters:
+                master.grad = torch.zeros_like(master)
+            optimizer.step()
+            optimizer.zero_grad()
+            tokens = torch.zeros(sequences, config.max_seq_len, dtype=torch.long)
+        next_token_loss(model(tokens), tokens).backward()
+        for param, master in zip(model.parameters(), masters, strict=True):
+            assert param.grad is not None
+            master.grad = param.grad.float()
+        optimizer.step()
+
+    return launch(step, ranks=1, fidelity="shapes").memory.peak_bytes(0)

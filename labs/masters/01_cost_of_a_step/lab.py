@@ -3,9 +3,9 @@
 #
 # **Question.** Where do the time and the memory of a training step go?
 #
-# Before you train a model you want to know two things: how long a step takes, and whether it fits into the GPU. Two
-# counts answer both: the *FLOPs* that a step computes, and the *bytes* that it moves and keeps. You count them by
-# hand, and hold each count against what a simulator, torch or this computer measures.
+# Before you train a model you want to know two things: how long a step takes, and whether it fits into the GPU. Three
+# counts answer both: the *FLOPs* (additions and multiplications) that a step computes, the bytes that it moves, and the
+# bytes that it keeps. You count them by hand, and hold each count against what a simulator or torch measures.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -15,39 +15,32 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
-from lablib import find_cluster, launch, phase, reconcile
-from lablib.calibration import this_machine
-from lablib.course import checks_for, print_text, show_source, try_out
+from lablib import find_cluster, launch, phase
+from lablib.course import checks_for, show_source, try_out
 from lablib.figures import figure_lines, figure_memory, figure_roofline, format_quantity, show
-from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy
-from lablib.models import GPT, GPTConfig, find_transformer, model_config, next_token_loss, num_parameters
-from lablib.models.training_compute import over_six_n_d
-from lablib.models.transformer_flops import forward_flops
-from lablib.widgets import memory_calculator
+from lablib.models import GPT, find_transformer, model_config, next_token_loss, num_parameters
 
 check = checks_for("01")
 check
 
 # %% tags=["parameters"]
-backend: str = "gloo"  # gloo | nccl
+backend: str = "gloo"  # gloo | nccl: what real processes use on CPUs, on GPUs
 cluster: str = "dgx-a100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200
-sequences: int = 8  # of a batch
+sequences: int = 8  # of a batch, at least 2
 seq_len: int = 1024  # tokens of a sequence, at most 1024
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=6
 # ## One step of GPT-2
 #
-# GPT-2 is a language model of 12 *layers*. It reads *tokens*, pieces of words: a *batch* of several *sequences* at
-# once. For each of them it computes `vocab_size` numbers, the *logits*, one for each token that could come next. The
-# numbers that it learns are its *parameters*. (The vocabulary is padded from 50,257 to a multiple of 64, which GPUs
-# multiply faster.)
+# GPT-2 is a language model of 12 *layers*, alike, one after the other. It reads *tokens*, pieces of words: a *batch* of
+# several *sequences* at once. For each token it computes `vocab_size` numbers, the *logits*, one for each token that
+# could come next. The numbers that it learns are its *parameters*. A GPU's *peak* is the most FLOPs that it computes in
+# a second. (The vocabulary is padded from 50,257 to a multiple of 64, which GPUs multiply faster.)
 
 # %%
 config = replace(model_config("gpt2"), vocab_size=50304)
@@ -55,9 +48,10 @@ device = find_cluster(cluster).device
 num_params = num_parameters(config)
 print(config)
 print(f"{num_params:,} parameters; a batch has {sequences * seq_len:,} tokens")
-print(f"{device.name}: at its peak {format_quantity(device.peak('bfloat16'), 'FLOP/s')} in bfloat16")
+peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
+print(f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} on numbers of 2 bytes (bfloat16)")
 print(f"{format_quantity(device.memory_bytes, 'B')} of memory", end=", ")
-print(f"which it reads or writes at {format_quantity(device.memory_bandwidth_bytes_per_s, 'B/s')}, its bandwidth")
+print(f"which it reads or writes at {format_quantity(bandwidth, 'B/s')}, its bandwidth")
 
 # %% [markdown]
 # A step has three parts. *Forward* computes the *loss*, how badly the tokens were foretold. *Backward* computes the
@@ -74,7 +68,7 @@ def update(model, masters, optimizer):
     with torch.no_grad():
         for param, master in zip(model.parameters(), masters, strict=True):
             param.copy_(master)
-            master.grad = None
+            param.grad = master.grad = None  # as zero_grad does: the next step makes them anew
 
 
 def usual_loss(model, tokens):
@@ -86,7 +80,7 @@ def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
     with phase("setup"):
         model = GPT(shape, dtype=torch.bfloat16)
         masters = [param.detach().float() for param in model.parameters()]
-        optimizer = torch.optim.AdamW(masters, foreach=True)
+        optimizer = torch.optim.AdamW(masters, foreach=True)  # all tensors in one call
         update(model, masters, optimizer)  # AdamW makes its states in its first step
         tokens = torch.zeros(num_sequences, seq_len, dtype=torch.long)
     loss_of(model, tokens).backward()
@@ -97,8 +91,9 @@ def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
 
 # %% [markdown]
 # `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU, and keeps a
-# *ledger* of every allocation. With `fidelity="shapes"` tensors have shapes and no numbers, so even a large model
-# costs nothing here; so any tokens will do as targets. `phase` names a part of the step. Guess first.
+# *ledger* of every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a large model takes no
+# memory here, and any tokens do as targets. `phase` names a part of the step. A run's processes are its *ranks*: here
+# one. From its first operation to its last is the *makespan*. Guess first.
 
 # %%
 my_guess_s = None  # seconds of one step
@@ -114,14 +109,16 @@ def simulate(*arguments):
 run = simulate()
 step = run.timeline.without("setup")
 show(step.figure(title="One step: forward, backward, optimizer"))
-print(f"a step takes {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
+for name in ("forward", "backward", "optimizer"):
+    share = sum(span.duration_s for span in step.select(0) if span.phase == name) / step.makespan_s
+    print(f"{name} {share:.0%}", end=", ")
+print(f"together {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=12
 # ## FLOPs: what a step computes
 #
-# A *FLOP* is one addition or multiplication of numbers. A product of matrices [M, K] and [K, N] has M x N results,
-# each a sum of K products: M N K multiply-adds (*MACs*), so **2 M N K FLOPs**. In such products are nearly all FLOPs
-# of a transformer.
+# A product of matrices [M, K] and [K, N] has M x N results, each a sum of K products: M N K multiply-adds (*MACs*),
+# so **2 M N K FLOPs**. In such products are nearly all FLOPs of a transformer.
 
 # %% [markdown]
 # A batch has B sequences of T tokens, and D numbers stand for a token: D is the *width*. A layer has two parts.
@@ -132,9 +129,9 @@ print(f"a step takes {format_quantity(step.makespan_s, 's')}; you guessed {my_gu
 # %% [markdown]
 # ### Exercise 1: the FLOPs of a layer
 #
-# Count the products of one layer's forward pass. Leave out all else: sums, norms, the softmax of the scores, GELU
-# (the function between the MLP's products). Count every score, though a token uses only those of tokens before it.
-# Stuck? Run `check.layer_flops.hint()` in a new cell.
+# Count the products of one layer's forward pass. Leave out all that computes with one number or one row at a time:
+# sums, norms, the softmax of the scores, GELU between the MLP's products. Count every score, though a token uses only
+# its own and those of tokens before it. Stuck? Run `check.layer_flops.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -165,6 +162,10 @@ check.layer_flops(layer_flops)
 # it? Below: a formula, a counter that comes with torch, and the simulator.
 
 # %%
+from torch.utils.flop_counter import FlopCounterMode
+
+from lablib.models.transformer_flops import forward_flops
+
 per_token = forward_flops(find_transformer(config), seq_len)  # by part, of one token
 by_formula = sequences * seq_len * sum(per_token.values())
 model = GPT(config, device="meta")  # "meta": shapes only
@@ -185,8 +186,9 @@ pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FL
 
 # %% [markdown]
 # One number is larger. A *kernel* is a program that runs on the GPU; one that does the work of several operations is
-# *fused*. Attention is such a one, flash attention. It does not keep the scores, so its backward multiplies queries
-# with keys once more. What the model needs are its *model FLOPs*; what is computed are *hardware FLOPs*.
+# *fused*. The simulator's attention is one fused kernel, *flash attention*: it does not keep the scores, so its
+# backward multiplies queries with keys once more. (Torch's counter met plain products: so "meta" tensors make
+# attention.) What the model needs are its *model FLOPs*; what is computed are *hardware FLOPs*.
 
 # %% [markdown] minutes=3
 # ## Six FLOPs for each parameter and token
@@ -197,6 +199,8 @@ pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FL
 # means that the rule is right.
 
 # %%
+from lablib.models.training_compute import over_six_n_d
+
 LENGTHS = [2**exponent for exponent in range(7, 18)]
 named = [find_transformer(name) for name in ("gpt2", "gpt3-6.7b", "gpt3-175b")]
 models = {f"{model.name}, width {model.d_model}": model for model in named}
@@ -206,8 +210,8 @@ show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", **loo
 
 # %% [markdown]
 # Forward, scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So in large models the rule errs by about
-# T / 6D: a sixth where a sequence is as long as the model is wide, and by several times for long ones. In GPT-2, a
-# third of whose FLOPs are the head's, by less.
+# T / 6D: a sixth where a sequence is as long as the model is wide, and by more than the rule itself beyond six times
+# that. In GPT-2 by less: at 1,024 tokens a quarter of its FLOPs are the head's.
 
 # %% [markdown] minutes=5
 # ## From FLOPs and bytes to seconds
@@ -235,22 +239,22 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # A quarter of the operations multiply matrices, and these have all the FLOPs that were counted. The others are
-# *limited by memory*: they compute next to nothing, and wait for bytes. (Simulated times are longer: large products
-# reach some 80% of the peak, those of a layer, too small to fill the GPU, some 60%.) Now each kind of operation under
-# its roof.
+# *limited by memory*: they compute next to nothing, and wait for bytes. (Simulated times are longer: the head's
+# products reach some 80% of the peak, those of a layer, too small to fill the GPU, 30 to 75%.) Now each kind of
+# operation under its roof. (`mm` and `addmm` are products, `_to_copy` changes the bytes of a number.)
 
 # %%
 show(figure_roofline(step, run.device))
 
 # %% [markdown]
 # *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without
-# FLOPs have none: left of the dashed line only their distance to the roof says something. (Points
-# above the roof: their tensors are still in the cache; or it is attention, where a token does not see those after it:
-# their scores are counted, but skipped.)
+# FLOPs have no intensity: they stand left of the dashed line, as far below the roof as their bytes a second are below
+# the bandwidth. (A point above the roof finds its tensors in the *cache*, a small fast memory; or it is attention,
+# which skips the scores of later tokens, though they are counted.)
 
 # %% [markdown]
-# So a product needs many tokens: it reads its matrix once for all of them. With few tokens it is limited by memory,
-# too. That is why a GPU wants a batch.
+# So a product needs many tokens: it reads its matrix once for all of them. With few it is limited by memory, too.
+# That is why a GPU wants a batch.
 
 # %% [markdown] tags=["further"] minutes=9
 # ## Further: how well is a GPU used?
@@ -306,22 +310,23 @@ for recompute in ("none", "selective", "full"):
 
 # %% [markdown]
 # "Selective" makes the scores again, "full" whole layers. (The HFU that Korthikanti et al. published double all FLOPs
-# of the scores, backward too: 1 + s / 3h, here 1.027.) A run with full recomputation can report a higher utilization
+# of the scores, backward's too: a ratio of 1.027 here.) A run with full recomputation can report a higher utilization
 # than a faster one without: so ask which of the two a published number is. What counts is tokens per second.
 
 # %%
 hfu = sum(simulated.values()) / step.makespan_s / device.peak("bfloat16")
-print(f"this lab's step, whose flash attention makes the scores again: HFU {hfu:.2%}, MFU {mfu:.2%}")
+print(f"this lab's step (flash attention makes the scores again): HFU {hfu:.2%}, MFU {mfu:.2%}")
 
 # %% [markdown] minutes=3
 # ## Bytes: what a step keeps
 #
-# Now the other count. In mixed precision a parameter has 2 bytes, and its gradient 2. AdamW holds 4 of the master
+# Now the bytes that are kept. In mixed precision a parameter has 2, and its gradient 2. AdamW holds 4 of the master
 # copy and two *states* of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** a
-# parameter, kept from step to step. By how many bytes does the ledger differ?
+# parameter when backward ends. In which of the three rows will the ledger differ, and by what?
 
 # %%
-held = run.memory.at(0, run.timeline.end_s)  # after the step
+ends_s = [span.end_s for span in run.timeline.select(0) if span.phase == "backward"]
+held = run.memory.at(0, max(ends_s) - 1e-9)  # just before AdamW begins
 rows = {}
 for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
     formula = bytes_a_param * num_params
@@ -330,11 +335,11 @@ for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# They differ by AdamW's counters of steps: 4 bytes for each tensor of the model. While AdamW works it holds 8 bytes
-# more: the gradient in 4 bytes, and a square root. So 24 bytes a parameter, 3 GB, are the least that a step takes. Yet
-# this one held far more: the rest depends on the batch.
+# AdamW also counts its steps: 4 bytes for each tensor of the model. While it works it holds 8 bytes a parameter more,
+# the gradient in 4 bytes and a square root: 24 in all, 3 GB, whatever the batch. Afterwards gradients are freed, and
+# **14 are kept** from step to step. Yet this step held far more than 3 GB: the rest depends on the batch.
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=12
 # ## Activations: what forward keeps for backward
 #
 # Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so X is kept: a
@@ -356,9 +361,9 @@ pd.DataFrame(rows).T
 
 # %% tags=["exercise"]
 def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):
-    """Bytes that one layer keeps for backward. `keeps_scores`: whether attention is not fused."""
+    """Bytes that one layer keeps. `keeps_scores`: whether attention is not fused."""
     ### BEGIN SOLUTION
-    # norm, query, key, value, attention, sum, norm, sum: 8 of width D; before and after GELU: 2 of width F
+    # Of width D: norm, query, key, value, attention, sum, norm, sum. Of width F: GELU's input and output.
     numbers = batch * seq_len * (8 * width + 2 * hidden)
     if keeps_scores:
         numbers += batch * heads * seq_len * seq_len
@@ -376,17 +381,21 @@ check.activation_bytes(activation_bytes)
 
 
 # %%
+batch = (sequences, seq_len, config.d_model)
+
+
 def one_layer():
     with phase("setup"):
         layer = GPT(replace(config, num_layers=1), dtype=torch.bfloat16).blocks[0]
-        x = torch.zeros(sequences, seq_len, config.d_model, dtype=torch.bfloat16, requires_grad=True)
+        x = torch.zeros(batch, dtype=torch.bfloat16, requires_grad=True)
     return layer(x)
 
 
 layer_run = launch(one_layer, ranks=1, cluster=cluster, fidelity="shapes")
 kept = layer_run.memory.at(0, layer_run.timeline.end_s)["activation"]
 one_tensor = 2 * sequences * seq_len * config.d_model  # bytes
-print(f"one layer keeps {format_quantity(kept, 'B')}: {kept / one_tensor:.2f} tensors of [B, T, D]")
+print(f"a layer of GPT-2 keeps {kept:,} B: {kept / one_tensor:.2f} tensors of [B, T, D]. And yours:")
+try_out(activation_bytes, *batch, 4 * config.d_model, config.num_heads, keeps_scores=False)
 
 # %% [markdown]
 # Where F is 4 D these are 16 tensors of 2 bytes a number, **32 bytes for each of B T D**. The rest is small change: a
@@ -396,8 +405,8 @@ print(f"one layer keeps {format_quantity(kept, 'B')}: {kept / one_tensor:.2f} te
 # ## Where the peak is
 #
 # Forward, twelve layers pile up their activations. Backward takes them from the pile, the last layer's first. So the
-# most is held near the turn, unless the batch is so small that AdamW holds more. Parameters and states take 1.7 GB
-# then. Guess before you look: what else holds the most?
+# most is held near the turn, unless the batch is so small that AdamW holds more. Parameters and states, 14 bytes a
+# parameter, take 1.7 GB then. Guess before you look: what else holds the most?
 
 # %%
 show(figure_memory(run.memory, timeline=step, rank=0))
@@ -408,10 +417,10 @@ rows = [
 pd.DataFrame(rows)
 
 # %% [markdown]
-# The surprise is the loss. The logits are [B T, V], and V is 65 times D. They are widened to 4 bytes for the softmax,
-# whose logarithm is kept, an activation. Backward makes two gradients of that size, which the ledger calls "other":
-# all alive at one moment, **12 bytes for each of B T V numbers**. Each of the three is as large as the activations of
-# eight layers.
+# The surprise is the loss (`usual_loss`, the line that the figure names). The logits are [B T, V], and V is 65 times D.
+# They are widened to 4 bytes for the softmax, whose logarithm is kept, an activation. Backward makes two gradients of
+# that size, which the ledger calls "other": all alive at one moment, **12 bytes for each of B T V numbers**. Each of
+# the three is as large as the activations of eight layers. (AdamW's gradients in 4 bytes count as its state.)
 
 # %%
 logits = sequences * seq_len * config.vocab_size
@@ -430,25 +439,25 @@ print(f"the peak is {format_quantity(peak, 'B')}; you guessed {my_guess_bytes} B
 # ### Exercise 4: the loss in chunks
 #
 # `hidden` [B T, D] goes into the head, whose matrix is `weight` [V, D]: the logits are `hidden @ weight.T`. Return
-# the mean loss of all tokens, computed in the dtype of `hidden`. `tensor.chunk(num_chunks)` cuts along the tokens,
-# though `num_chunks` need not divide their number. The budgets: memory of five times a chunk's logits, and three or
-# four products a chunk.
+# the mean loss of all tokens, computed in the dtype of `hidden`. `tensor.tensor_split(num_chunks)` cuts along the
+# tokens into chunks that differ by at most one. The budgets: memory of five times a chunk's logits, and three or four
+# products a chunk. (`F` is `torch.nn.functional`.)
 
 
 # %% tags=["exercise"]
 def chunked_loss(hidden, weight, targets, num_chunks):
-    """Mean cross-entropy over all tokens, num_chunks chunks one after the other. Gradients reach hidden and weight.
+    """Mean cross-entropy over all tokens, one chunk after the other.
 
-    num_chunks: at least 1, and not more than the tokens.
+    Gradients reach hidden and weight. num_chunks: at least 1, and not more than the tokens; no
+    chunk has more tokens than their number over num_chunks, rounded up.
     """
 
     def summed(part, targets_of_part):
         return F.cross_entropy(part @ weight.T, targets_of_part, reduction="sum")
 
     ### BEGIN SOLUTION
-    total = 0.0
-    for part, targets_of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks), strict=True):
-        total = total + checkpoint(summed, part, targets_of_part, use_reentrant=False)
+    chunks = zip(hidden.tensor_split(num_chunks), targets.tensor_split(num_chunks), strict=True)
+    total = sum(checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks)
     return total / len(hidden)
     ### END SOLUTION
 
@@ -463,20 +472,22 @@ try_out(chunked_loss, hidden, weight, targets, num_chunks=2)
 check.chunked_loss(chunked_loss)
 
 # %%
+from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy
+
 show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
 
 # %% [markdown]
-# The library's does the same (`_summed_loss` also widens to 4 bytes). Now GPT-2's step with it. By the formula the
-# loss holds 12 B T V / chunks bytes, and the peak falls by the rest. Guess: by how much does the step grow with 8
-# chunks, by how much with 32?
+# The library's does the same, with logits widened to 4 bytes. Now GPT-2's step with it. By the formula the loss holds
+# 12 B T V / chunks bytes, and the peak falls by the rest. Guess: by how much does the step grow with 8 chunks, by how
+# much with 32?
 
 
 # %%
 def chunked(num_chunks, loss_in_chunks=chunked_linear_cross_entropy):
     def loss_of(model, tokens):
-        # The model now puts out what goes into the head, whose matrix GPT-2 has as its embedding, too.
-        head, model.head = model.head, torch.nn.Identity()
-        return loss_in_chunks(model(tokens).flatten(0, 1), head.weight, tokens.flatten(), num_chunks)
+        head, model.head = model.head, torch.nn.Identity()  # the model without its head
+        hidden, model.head = model(tokens).flatten(0, 1), head
+        return loss_in_chunks(hidden, head.weight, tokens.flatten(), num_chunks)
 
     return loss_of
 
@@ -492,21 +503,65 @@ pd.DataFrame(rows).T.rename_axis("chunks")
 
 # %% [markdown]
 # What the loss holds falls as 1 / chunks; parameters, states and activations remain, and a gradient of the head's
-# matrix. The price: the head's product once more, and for each chunk a gradient [V, D] that is added up. A kernel
-# written for it keeps a chunk's logits on the chip, and never writes them to memory (Wijmans et al., 2024).
+# matrix. The price: the head and the loss forward once more; for each chunk a gradient [V, D] that is added up; and
+# products of few tokens fill the GPU less. A kernel written for it keeps a chunk's logits on the chip, and never writes
+# them to memory (Wijmans et al., 2024).
 
 # %% [markdown] minutes=3
-# ## Reconcile: predicted and measured
+# ## Explore: will it fit?
+#
+# The calculator does this lab's counting for a model of the list, or of your own width and layers. (It begins with
+# GPT-2's own vocabulary, and its times are the rooflines alone.) Click on a moment, and it names the operation. A
+# *micro-batch* is what goes through the model at once. Take one larger model: what is its largest micro-batch?
+
+# %%
+from lablib.widgets import memory_calculator
+
+begin = {"model": "gpt2", "device": device.name, "micro_batch": min(sequences, 16)}
+memory_calculator(interactive=interactive, **begin)
+
+# %% [markdown]
+# <details><summary>And with "Recompute": full?</summary>
+#
+# Recomputation (lab 03) keeps one tensor of [B, T, D] a layer instead of some 16. The logits stay, and the bytes a
+# parameter: from a few billion parameters on these alone fill a GPU. To split them over GPUs is the matter of later
+# labs.
+#
+# </details>
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: with dropout, and without flash attention
+#
+# The well-known count is `s b h (34 + 5 a s / h)` bytes (Korthikanti et al., 2022, section 4.1); s is T, h is D, a
+# are heads. Of the 34, 2 are masks of *dropout*, which sets some numbers to zero: this GPT has none. The other term is
+# what flash attention does not keep.
+
+# %%
+scores = 5 * config.num_heads * seq_len / config.d_model
+print(f"bytes for each of B T D numbers: this layer {2 * kept / one_tensor:.2f};", end=" ")
+print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: reconcile, predicted and measured
 #
 # Now a step on real processes of this computer. To *calibrate* is to measure how fast they multiply and move bytes;
 # it takes half a minute once. `reconcile` predicts the step, runs it several times and compares. Two processes train,
 # each for itself, as the calibration measures two. Guess: is the prediction too short or too long, and by what factor?
 
-
 # %%
+import torch.distributed as dist
+
+from lablib import reconcile
+from lablib.calibration import this_machine
+from lablib.course import print_text, recorded_comparison
+from lablib.models import GPTConfig
+
+small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=256)
+
+
 def small_step():
     with phase("setup"):
-        model = GPT(GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=256))
+        model = GPT(small)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         tokens = torch.zeros(4, 256, dtype=torch.long, device=model.head.weight.device)
         usual_loss(model, tokens).backward()
@@ -526,74 +581,67 @@ print_text(comparison.reading())
 # A negative error is a prediction that is too short. *Noise* is half the spread of the few runs over their median: an
 # error smaller than it says nothing, and a machine that is busy throughout is slow without noise. The calibration
 # measures products of matrices and bandwidth; all else is priced by its bytes. That a CPU also computes GELU, softmax
-# and AdamW for a while, the prediction does not know.
-
-# %% [markdown] minutes=3
-# ## Explore: will it fit?
-#
-# The calculator does this lab's counting for any model: what a step holds, operation by operation. Click on a moment,
-# and it names the operation and its line. A *micro-batch* is what goes through the model at once. Take one larger
-# model: what is its largest micro-batch? What does "Recompute" take away (lab 03), and what stays?
+# and AdamW for a while, the prediction does not know. Beside it another machine's numbers, recorded:
 
 # %%
-memory_calculator(interactive=interactive, model="gpt2", device=device.name, micro_batch=min(sequences, 16))
-
-# %% [markdown]
-# <details><summary>What stays?</summary>
-#
-# Recomputation keeps one tensor of [B, T, D] a layer instead of some 16. The logits stay, and the 16 bytes a parameter:
-# from a few billion parameters on these alone fill a GPU. To split them over GPUs is the matter of later labs.
-#
-# </details>
-
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: with dropout, and without flash attention
-#
-# The well-known count is `s b h (34 + 5 a s / h)` bytes (Korthikanti et al., 2022, section 4.1); s is T, h is D, a
-# are heads. Of the 34, 2 are masks of *dropout*, which sets some numbers to zero: this GPT has none. The other term is
-# what flash attention does not keep.
-
-# %%
-scores = 5 * config.num_heads * seq_len / config.d_model
-print(f"bytes for each of B T D numbers: this layer {2 * kept / one_tensor:.2f};", end=" ")
-print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
-
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: a recording
-#
-# Another machine's numbers, with its load. It was busy: errors and noise are alike in size, so that no part of the gap
-# can be told from the load. What would you do to measure better?
-
-# %%
-from lablib.course import recorded_comparison
-
 recorded = recorded_comparison("01")
 print_text(f"{recorded}")
 parts = ["forward", "backward", "optimizer", "makespan"]
 comparison.beside(recorded).loc[parts].map("{:.0f}%".format)
 
-# %% [markdown] tags=["further"] minutes=5
-# ## Further: the largest batch that fits
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: the largest micro-batch that fits
 #
-# Where the peak is in backward, the bytes that do not depend on the batch are 2 + 12 a parameter (no gradient is there
-# yet). The others grow with it, by `bytes_a_sequence`. Divide what is left of the GPU by them. What does the ledger say
-# of that batch, and of one sequence more?
-
-# %%
-per_layer = 32 * seq_len * config.d_model + 4 * seq_len * (4 + config.num_heads)
-bytes_a_sequence = config.num_layers * per_layer + 12 * seq_len * config.vocab_size
-largest = int((device.memory_bytes - 14 * num_params) // bytes_a_sequence)
-for num_sequences in (largest, largest + 1):
-    most = simulate(usual_loss, num_sequences).memory.peak_bytes(0)
-    print(f"{num_sequences} sequences: {format_quantity(most, 'B', 4)} of {format_quantity(device.memory_bytes, 'B')}")
-with_chunks = simulate(chunked(64), largest).memory.peak_bytes(0)
-print(f"{largest} sequences, the loss in 64 chunks: {format_quantity(with_chunks, 'B', 4)}")
+# Two moments decide. In the loss's backward the step holds 14 bytes a parameter (no gradient is there yet), and for
+# each sequence what all layers keep and what its logits take. While AdamW works it holds 24 bytes a parameter, and
+# nothing of the sequences.
 
 # %% [markdown]
-# Real GPUs hold less: CUDA itself and the libraries take a gigabyte or so (the calculator leaves 1.3 GB to them), and
-# an allocator cannot use every gap. Keep a margin of several percent.
+# ### Exercise 5: the largest micro-batch
+#
+# How many sequences at most fit into the memory? As in this lab: F is 4 D, attention is flash attention, the loss is
+# not in chunks. Leave out what is one number for each token or head, what goes into the first layer, and what goes into
+# the head.
 
-# %% [markdown] tags=["further"] minutes=5
+
+# %% tags=["exercise"]
+def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    """The most sequences whose step never holds more than memory_bytes; 0 if no step fits."""
+    ### BEGIN SOLUTION
+    if memory_bytes < 24 * num_params:
+        return 0
+    of_a_sequence = seq_len * (32 * num_layers * width + 12 * vocab_size)
+    return (memory_bytes - 14 * num_params) // of_a_sequence
+    ### END SOLUTION
+
+
+# %%
+tiny = {"num_params": 10, "num_layers": 1, "width": 2, "seq_len": 3, "vocab_size": 5}
+try_out(largest_micro_batch, memory_bytes=1000, **tiny)  # by hand: 2
+
+# %% tags=["check"] points=2
+check.largest_micro_batch(largest_micro_batch)
+
+# %% [markdown]
+# Now the lab's model and GPU. By the ledger each sequence takes as much as the one before, so two runs give the largest
+# batch. What does it hold, with one sequence more, and with the loss in chunks?
+
+# %%
+few = [simulate(usual_loss, n).memory.peak_bytes(0) for n in (8, 9)]
+largest = int(8 + (device.memory_bytes - few[0]) // (few[1] - few[0]))
+held = {f"{n} sequences": simulate(usual_loss, n) for n in (largest, largest + 1)}
+held[f"{largest} sequences, the loss in 64 chunks"] = simulate(chunked(64), largest)
+for what, one in held.items():
+    print(f"{what}: {format_quantity(one.memory.peak_bytes(0), 'B', 4)}")
+sizes = (num_params, config.num_layers, config.d_model, seq_len, config.vocab_size)
+try_out(largest_micro_batch, device.memory_bytes, *sizes)
+
+# %% [markdown]
+# Yours may be one more: it leaves out about half a percent. And real memory is not all yours: CUDA and
+# the libraries take a gigabyte or so, and an allocator cannot use every gap. (On the other hand a data sheet's GB of
+# memory are GiB, 7% more than those of this lab: torch sees 79 GiB, 85e9 bytes, of an A100's "80 GB".)
+
+# %% [markdown] tags=["further"] minutes=4
 # ## Further: a larger batch
 #
 # The optimizer's time does not depend on the batch, and small kernels cost their start. So tokens get cheaper in
@@ -609,18 +657,11 @@ mfus, at_memory = [], []
 for n, one in steps_of.items():
     flops = step_flops(find_transformer(config), n * seq_len, seq_len)
     mfus.append(flops / one.makespan_s / device.peak("bfloat16"))
-    at_memory.append(sum(span.duration_s for span in one.select(0) if not span.flops) / one.makespan_s)
+    without_s = sum(span.duration_s for span in one.select(0) if not span.flops)
+    at_memory.append(without_s / one.makespan_s)
 series = {"MFU": mfus, "share of time without FLOPs": at_memory}
-show(figure_lines(SEQUENCES, series, "batch", "share", "sequences", title="A larger batch", log_x=True))
-
-# %% [markdown]
-# And the vocabulary: GPT-2's own 50,257 is odd, so each row of the logits begins at another place in memory, and
-# products read and write it in small pieces. (NVIDIA, "Matrix Multiplication Background", 2023, section 2.1.)
-
-# %%
-for vocab_size in (50304, 50257):
-    one = simulate(usual_loss, sequences, replace(config, vocab_size=vocab_size)).timeline.without("setup")
-    print(f"{vocab_size:,} tokens: a step takes {format_quantity(one.makespan_s, 's')}")
+look = {"title": "A larger batch", "log_x": True}
+show(figure_lines(SEQUENCES, series, "batch", "share", "sequences", **look))
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: tokens, days, money
@@ -645,7 +686,7 @@ print(f"at 2 dollars an hour: {1024 * days * 24 * 2 / 1e6:.1f} million dollars")
 # bytes, so that chunks do not round it; each chunk adds to it.
 
 # %%
-from lablib.memory.linear_cross_entropy import fused_linear_cross_entropy
+from lablib.memory.linear_cross_entropy import FusedLoss, fused_linear_cross_entropy
 
 fused = simulate(chunked(8, fused_linear_cross_entropy))
 for name, one in {"chunked": runs[8], "fused": fused}.items():
@@ -653,18 +694,19 @@ for name, one in {"chunked": runs[8], "fused": fused}.items():
     print(f"{name:8s} peak {format_quantity(one.memory.peak_bytes(0), 'B')}, step {time}")
 
 # %%
-show_source(fused_linear_cross_entropy, after=check.chunked_loss)
+show_source(FusedLoss, after=check.chunked_loss)
 
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - Two counts explain a step: FLOPs and bytes moved its time, bytes kept whether it fits.
+# - Three counts explain a step: FLOPs and bytes moved tell its time, bytes kept tell whether it fits.
 # - A product [M, K] x [K, N] takes 2 M N K FLOPs; backward needs twice forward; a step about 6 for each parameter and
 #   token.
 # - An operation takes max(FLOPs / peak, bytes / bandwidth) at least. Large products are limited by arithmetic, nearly
 #   all else by memory.
-# - Mixed precision with AdamW keeps 16 bytes a parameter; GPT-2's layer with flash attention 32 for each of B T D.
-# - The logits, 12 bytes for each of B T V, can be the peak. In chunks they are not.
+# - Mixed precision with AdamW and gradients of 2 bytes: 16 bytes a parameter, 24 while AdamW works. GPT-2's layer with
+#   flash attention keeps 32 bytes for each of B T D.
+# - The logits, 12 bytes for each of B T V, can be most of the peak: in n chunks they are an n-th of that.
 
 # %% [markdown]
 # ### Sources

@@ -3,9 +3,26 @@
 _FLOPS = "def layer_flops(batch, seq_len, width, hidden):\n    "
 _MFU = "def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):\n    "
 _BYTES = "def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):\n    "
+_LARGEST = "def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):\n    "
+_GUARD = "if memory_bytes < 24 * num_params:\n        return 0\n    "
+_ONE = "one = seq_len * (32 * num_layers * width + 12 * vocab_size)\n    "
+
+
+def _largest(of_a_sequence: str) -> str:
+    return _LARGEST + _GUARD + f"return (memory_bytes - 14 * num_params) // ({of_a_sequence})"
+
 
 WRONG_ANSWERS = {
     "layer_flops": [
+        (
+            "adds up over calls",
+            "flops = 0\n\n\n"
+            + _FLOPS
+            + "global flops\n    "
+            + "flops += 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)\n"
+            + "    return flops",
+            "a second call",
+        ),
         (
             "counts multiply-adds",
             _FLOPS + "return batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
@@ -92,11 +109,20 @@ WRONG_ANSWERS = {
             "your own code",
         ),
         (
+            "asks the library, by way of a series",
+            "from lablib.models.transformer_flops import step_flops\nfrom lablib.models import Transformer\n"
+            + "held = pd.Series([step_flops])\n"
+            + _FLOPS
+            + "model = find_transformer('gpt2')\n"
+            + "    return held[0](model, batch * seq_len, seq_len) / 3",
+            "your own code",
+        ),
+        (
             "overflows in 32 bits as soon as the model is real",
             _FLOPS
             + "b, t, d, f = np.array([batch, seq_len, width, hidden], dtype=np.int32)[:, None]\n    "
             + "return 2 * b * t * (4 * d * d + 2 * d * f + 2 * t * d)",
-            "as many FLOPs again",
+            "",
         ),
         (
             "lets a token see the last 1,024 alone",
@@ -129,6 +155,14 @@ WRONG_ANSWERS = {
         ),
     ],
     "utilization": [
+        (
+            "adds up over calls",
+            "done = []\n\n\n"
+            + _MFU
+            + "done.append(tokens_per_s * (6 * num_params + 12 * num_layers * width * seq_len))\n"
+            + "    return sum(done) / (num_devices * peak_flops_per_s)",
+            "a second call",
+        ),
         (
             "counts forward alone",
             _MFU
@@ -265,6 +299,13 @@ WRONG_ANSWERS = {
     ],
     "activation_bytes": [
         (
+            "collects tensors in a list that every call shares",
+            _BYTES.replace("keeps_scores)", "keeps_scores, kept=[])")
+            + "kept += [batch * seq_len * (8 * width + 2 * hidden), keeps_scores * batch * heads * seq_len**2]\n"
+            + "    return 2 * sum(kept)",
+            "a second call",
+        ),
+        (
             "counts numbers, not bytes",
             _BYTES + "return batch * seq_len * (8 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2",
             "a number has 2 bytes",
@@ -289,26 +330,26 @@ WRONG_ANSWERS = {
             "keeps what leaves out and down as well",
             _BYTES
             + "return 2 * (batch * seq_len * (10 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
-            "as much as the ledger",
+            "as many as the ledger's",
         ),
         (
             "keeps the norm's output once for each of query, key and value, in float32",
             _BYTES
             + "return 2 * (batch * seq_len * (13 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
-            "as much as the ledger",
+            "as many as the ledger's",
         ),
         (
             "forgets what attention puts out",
             _BYTES
             + "return 2 * (batch * seq_len * (7 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
-            "as much as the ledger",
+            "as many as the ledger's",
         ),
         (
             "Korthikanti's count with dropout",
             _BYTES
             + "s, b, h, a = seq_len, batch, width, heads\n"
             + "    return s * b * h * 18 + s * b * hidden * 4 + keeps_scores * 5 * a * s * s * b",
-            "as much as the ledger",
+            "as many as the ledger's",
         ),
         (
             "always keeps the scores",
@@ -351,7 +392,7 @@ WRONG_ANSWERS = {
             _BYTES
             + "b, t, d, f, h = np.array([batch, seq_len, width, hidden, heads], dtype=np.int32)[:, None]\n    "
             + "return 2 * (b * t * (8 * d + 2 * f) + keeps_scores * b * h * t * t)",
-            "as many bytes again",
+            "",
         ),
         (
             "keeps the scores of the last 1,024 tokens alone",
@@ -571,18 +612,20 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "the mean loss over all tokens",
         ),
         (
-            "calls torch's own",
+            "calls torch's own by a name that is put together",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
-    return F.linear_cross_entropy(hidden, weight, targets)
+    return getattr(F, "linear_" + "cross_entropy")(hidden, weight, targets)
 """,
             "the chunks are your own",
         ),
         (
             "calls lablib's",
             """
+from lablib.memory.linear_cross_entropy import fused_linear_cross_entropy
+
 def chunked_loss(hidden, weight, targets, num_chunks):
-    return chunked_linear_cross_entropy(hidden, weight, targets, num_chunks)
+    return fused_linear_cross_entropy(hidden, weight, targets, num_chunks)
 """,
             "your own code",
         ),
@@ -775,6 +818,356 @@ def chunked_loss(hidden, weight, targets, num_chunks):
 """,
             "stay as they were",
         ),
+        (
+            "collects losses in a list that every call shares",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks, losses=[]):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        losses.append(checkpoint(summed, part, of_part, use_reentrant=False))
+    return torch.stack(losses).sum() / len(hidden)
+""",
+            "a second call gives the same",
+        ),
+        (
+            "writes the gradient of the matrix over the one that is there",
+            """
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, num_chunks):
+        dx, dw, total = torch.empty_like(hidden), torch.zeros_like(weight), hidden.new_zeros(())
+        start = 0
+        for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+            logits = part @ weight.T
+            total += F.cross_entropy(logits, of_part, reduction="sum")
+            d = logits.softmax(1)
+            del logits
+            d[range(len(part)), of_part] -= 1
+            dx[start : start + len(part)] = d @ weight / len(hidden)
+            dw += d.T @ part / len(hidden)
+            start += len(part)
+        ctx.save_for_backward(dx, dw)
+        ctx.weight = weight
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx, d):
+        dx, dw = ctx.saved_tensors
+        ctx.weight.grad = d * dw
+        return d * dx, None, None, None
+
+
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return Fused.apply(hidden, weight, targets, num_chunks)
+""",
+            "the gradient of weight",
+        ),
+        (
+            "writes both gradients over those that are there",
+            """
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, num_chunks):
+        dx, dw, total = torch.empty_like(hidden), torch.zeros_like(weight), hidden.new_zeros(())
+        start = 0
+        for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+            logits = part @ weight.T
+            total += F.cross_entropy(logits, of_part, reduction="sum")
+            d = logits.softmax(1)
+            del logits
+            d[range(len(part)), of_part] -= 1
+            dx[start : start + len(part)] = d @ weight / len(hidden)
+            dw += d.T @ part / len(hidden)
+            start += len(part)
+        ctx.save_for_backward(dx, dw)
+        ctx.both = hidden, weight
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx, d):
+        dx, dw = ctx.saved_tensors
+        ctx.both[0].grad, ctx.both[1].grad = d * dx, d * dw
+        return None, None, None, None
+
+
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return Fused.apply(hidden, weight, targets, num_chunks)
+""",
+            "the gradient of hidden",
+        ),
+        (
+            "forgets the factor of the loss",
+            """
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, num_chunks):
+        dx, dw, total = torch.empty_like(hidden), torch.zeros_like(weight), hidden.new_zeros(())
+        start = 0
+        for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+            logits = part @ weight.T
+            total += F.cross_entropy(logits, of_part, reduction="sum")
+            d = logits.softmax(1)
+            del logits
+            d[range(len(part)), of_part] -= 1
+            dx[start : start + len(part)] = d @ weight / len(hidden)
+            dw += d.T @ part / len(hidden)
+            start += len(part)
+        ctx.save_for_backward(dx, dw)
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx, d):
+        return *ctx.saved_tensors, None, None
+
+
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return Fused.apply(hidden, weight, targets, num_chunks)
+""",
+            "the gradient of hidden",
+        ),
+        (
+            "frees the gradients that are there",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    hidden.grad = weight.grad = None
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "no gradient that is there changes",
+        ),
+        (
+            "makes at most 16 chunks",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    num_chunks = min(num_chunks, 16)
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "peak memory",
+        ),
+        (
+            "makes at most 32 chunks",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    num_chunks = min(num_chunks, 32)
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "",
+        ),
+        (
+            "takes for granted that rows lie one behind the other",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    total, size, width = 0.0, -(-len(hidden) // num_chunks), hidden.shape[1]
+    for first in range(0, len(hidden), size):
+        part = hidden.view(-1)[first * width : (first + size) * width].view(-1, width)
+        total = total + checkpoint(summed, part, targets[first : first + size], use_reentrant=False)
+    return total / len(hidden)
+""",
+            "view size is not compatible",
+        ),
+        (
+            "puts all that is left into the last chunk",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return F.cross_entropy(part @ weight.T, of_part, reduction="sum")
+    size, total = len(hidden) // num_chunks, 0.0
+    bounds = [i * size for i in range(num_chunks)] + [len(hidden)]
+    for a, b in zip(bounds, bounds[1:]):
+        total = total + checkpoint(summed, hidden[a:b], targets[a:b], use_reentrant=False)
+    return total / len(hidden)
+""",
+            "the largest chunk",
+        ),
+        (
+            "adds a little to each probability",
+            """
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        own = (part @ weight.T).softmax(1).gather(1, of_part[:, None])
+        return -(own + 1e-12).log().sum()
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "nothing is added",
+        ),
+        (
+            "calls torch's own for each chunk",
+            """
+from torch.nn.functional import linear_cross_entropy as loss_of
+
+
+def chunked_loss(hidden, weight, targets, num_chunks):
+    def summed(part, of_part):
+        return loss_of(part, weight, of_part, reduction="sum")
+    total = 0.0
+    for part, of_part in zip(hidden.chunk(num_chunks), targets.chunk(num_chunks)):
+        total = total + checkpoint(summed, part, of_part, use_reentrant=False)
+    return total / len(hidden)
+""",
+            "functional.linear_cross_entropy",
+        ),
+        (
+            "calls lablib's from a weak reference",
+            """
+import weakref
+
+from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy
+
+held = weakref.ref(chunked_linear_cross_entropy)
+
+
+def chunked_loss(hidden, weight, targets, num_chunks):
+    return held()(hidden, weight, targets, num_chunks)
+""",
+            "your own code",
+        ),
+    ],
+    "largest_micro_batch": [
+        (
+            "rounds up",
+            _LARGEST + _GUARD + _ONE + "return -(-(memory_bytes - 14 * num_params) // one)",
+            "by the ledger",
+        ),
+        (
+            "rounds to the nearest",
+            _LARGEST + _GUARD + _ONE + "return round((memory_bytes - 14 * num_params) / one)",
+            "by the ledger",
+        ),
+        (
+            "does not round",
+            _LARGEST + _GUARD + _ONE + "return (memory_bytes - 14 * num_params) / one",
+            "a whole number",
+        ),
+        (
+            "says less than nothing",
+            _LARGEST + _ONE + "return (memory_bytes - 14 * num_params) // one",
+            "not less than nothing",
+        ),
+        (
+            "forgets that AdamW must fit, too",
+            _LARGEST + _ONE + "return max(0, (memory_bytes - 14 * num_params) // one)",
+            "fits no step",
+        ),
+        (
+            "counts what AdamW holds while it works beside the sequences",
+            _LARGEST + _ONE + "return max(0, (memory_bytes - 24 * num_params) // one)",
+            "14 bytes more for one parameter",
+        ),
+        (
+            "counts the gradient, which is not there yet",
+            _LARGEST + _GUARD + _ONE + "return (memory_bytes - 16 * num_params) // one",
+            "14 bytes more for one parameter",
+        ),
+        (
+            "forgets the parameters",
+            _LARGEST + _GUARD + _ONE + "return memory_bytes // one",
+            "14 bytes more for one parameter",
+        ),
+        (
+            "forgets AdamW's states",
+            _LARGEST + _GUARD + _ONE + "return (memory_bytes - 2 * num_params) // one",
+            "14 bytes more for one parameter",
+        ),
+        (
+            "keeps one layer alone",
+            _LARGEST + _GUARD + "return (memory_bytes - 14 * num_params) // (seq_len * (32 * width + 12 * vocab_size))",
+            "that a layer keeps",
+        ),
+        (
+            "counts numbers of a layer, not bytes",
+            _largest("seq_len * (16 * num_layers * width + 12 * vocab_size)"),
+            "that a layer keeps",
+        ),
+        (
+            "takes Korthikanti's count with dropout",
+            _largest("seq_len * (34 * num_layers * width + 12 * vocab_size)"),
+            "that a layer keeps",
+        ),
+        (
+            "keeps the logits once",
+            _largest("seq_len * (32 * num_layers * width + 4 * vocab_size)"),
+            "each of T V logits",
+        ),
+        (
+            "keeps the logits in 2 bytes as well",
+            _largest("seq_len * (32 * num_layers * width + 14 * vocab_size)"),
+            "each of T V logits",
+        ),
+        (
+            "forgets the logits",
+            _LARGEST + _GUARD + "return (memory_bytes - 14 * num_params) // (32 * seq_len * num_layers * width)",
+            "each of T V logits",
+        ),
+        (
+            "knows only GPT-2's vocabulary",
+            _largest("seq_len * (32 * num_layers * width + 12 * 50304)"),
+            "each of T V logits",
+        ),
+        (
+            "makes logits in each layer",
+            _largest("seq_len * num_layers * (32 * width + 12 * vocab_size)"),
+            "each of T V logits",
+        ),
+        (
+            "returns tokens",
+            _LARGEST + _GUARD + _ONE + "return (memory_bytes - 14 * num_params) // (one // seq_len)",
+            "twice as long a sequence",
+        ),
+        (
+            "keeps the scores",
+            _LARGEST
+            + _GUARD
+            + _ONE
+            + "one += 2 * num_layers * seq_len**2\n    return (memory_bytes - 14 * num_params) // one",
+            "twice as long a sequence",
+        ),
+        (
+            "leaves a tenth free",
+            _LARGEST + _GUARD + _ONE + "return int((0.9 * memory_bytes - 14 * num_params) // one)",
+            "",
+        ),
+        (
+            "takes the next power of two",
+            _LARGEST + _GUARD + _ONE + "return 2 ** (int((memory_bytes - 14 * num_params) // one).bit_length() - 1)",
+            "",
+        ),
+        (
+            "returns one less, to be sure",
+            _LARGEST + _GUARD + _ONE + "return max(0, (memory_bytes - 14 * num_params) // one - 1)",
+            "by the ledger",
+        ),
+        (
+            "prints instead of returning",
+            _LARGEST + _GUARD + _ONE + "print((memory_bytes - 14 * num_params) // one)",
+            "is there a return",
+        ),
+        (
+            "asks the library",
+            "from lablib.memory.step_memory import memory_of_step\n"
+            + _LARGEST
+            + "return memory_of_step('gpt2', seq_len).largest_micro_batch",
+            "your own code",
+        ),
     ],
 }
 
@@ -794,6 +1187,8 @@ def layer_flops(batch, seq_len, width, hidden):
         (
             "counted by torch over tensors without values",
             """
+from torch.utils.flop_counter import FlopCounterMode
+
 def layer_flops(batch, seq_len, width, hidden):
     x = torch.empty(batch, seq_len, width, device="meta")
     square, up = torch.empty(width, width, device="meta"), torch.empty(width, hidden, device="meta")
@@ -921,6 +1316,49 @@ def chunked_loss(hidden, weight, targets, num_chunks):
     parts = zip(x.chunk(num_chunks), t.chunk(num_chunks))
     return sum(checkpoint(summed, *part, use_reentrant=False) for part in parts) / len(hidden)
 """,
+        ),
+    ],
+    "largest_micro_batch": [
+        (
+            "by counting up",
+            """
+def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    def peak(n):
+        return max(24 * num_params, 14 * num_params + n * seq_len * (32 * num_layers * width + 12 * vocab_size))
+    n = 0
+    while peak(n + 1) <= memory_bytes:
+        n += 1
+    return n
+""",
+        ),
+        (
+            "by halving, with what goes into the first layer and into the head",
+            """
+def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    def fits(n):
+        kept = 2.0 * n * seq_len * width * (16 * num_layers + 2)
+        return max(24 * num_params, 14 * num_params + kept + 12 * n * seq_len * vocab_size) <= memory_bytes
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+""",
+        ),
+        (
+            "with numpy, in floats",
+            """
+def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    left = np.float64(memory_bytes) - 14 * num_params
+    return np.floor(left / seq_len / (32 * num_layers * width + 12 * vocab_size)) * (memory_bytes >= 24 * num_params)
+""",
+        ),
+        (
+            "as a lambda",
+            "largest_micro_batch = lambda m, n, l, d, t, v: int((m - 14 * n) / (4 * t * (8 * l * d + 3 * v))) "
+            "if m >= 24 * n else 0",
         ),
     ],
 }
