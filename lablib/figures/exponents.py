@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PLOT_PIXELS, ROW_PIXELS, GAP_PIXELS = 230, 26, 14
 RARE = 1e-4  # share of the numbers at either end that is counted, and not drawn
-NORMAL, SUBNORMAL = "#7A7A7A", "#D0D0D0"
+NORMAL, SUBNORMAL = "#7A7A7A", "#FFFFFF"  # the paper's colour, hatched: fainter than NORMAL in both themes
 
 
 @checked

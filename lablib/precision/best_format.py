@@ -116,5 +116,6 @@ def _speedup(device: Device, format: Format) -> float:
 
 def _choice(device: Device, format: Format, recipe: str, why: str, needs_loss_scale: bool = False) -> FormatChoice:
     speedup = _speedup(device, format)
-    reason = f"{device.name}: {why}; its products are at most {speedup:.3g} times as fast as in FP32."
+    faster = f"; its products are at most {speedup:.3g} times as fast as in FP32" if speedup > 1 else ""
+    reason = f"{device.name}: {why}{faster}."
     return FormatChoice(format, recipe, needs_loss_scale, speedup, reason)

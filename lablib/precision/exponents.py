@@ -61,6 +61,11 @@ class ExponentCounts:
         by_exponent = dict(sorted((Counter(self.by_exponent) + Counter(other.by_exponent)).items()))
         return ExponentCounts(by_exponent, self.zeros + other.zeros, self.not_finite + other.not_finite)
 
+    def scaled(self, power: int) -> "ExponentCounts":
+        """Of the same numbers times 2^power."""
+        by_exponent = {exponent + power: count for exponent, count in self.by_exponent.items()}
+        return ExponentCounts(by_exponent, self.zeros, self.not_finite)
+
     def shares(self, format: Format) -> RangeShares:
         """What becomes of these numbers in a format. All zero where nothing was counted."""
         edges = (format.underflow_exponent, format.min_exponent, format.max_exponent + 1)

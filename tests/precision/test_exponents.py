@@ -45,6 +45,12 @@ def test_counts_add_up():
     assert together.num_nonzero == 150 and list(together.by_exponent) == sorted(together.by_exponent)
 
 
+@pytest.mark.parametrize("power", [-7, 0, 24])
+def test_counts_of_scaled_numbers_are_scaled_counts(power):
+    x = torch.cat([torch.randn(50, dtype=torch.float64), torch.tensor([0.0, math.inf], dtype=torch.float64)])
+    assert exponent_counts([x]).scaled(power) == exponent_counts([x * 2.0**power])
+
+
 @pytest.mark.parametrize("format", WITH_ZERO, ids=str)
 def test_shares_are_what_rounding_does(format):
     """Lost are those that round to zero, too large those above the largest number, subnormal those between."""

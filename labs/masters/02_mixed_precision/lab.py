@@ -3,50 +3,39 @@
 #
 # **Question.** Why does FP16 need a loss scale, and BF16 not?
 #
-# The GPUs of data centres have matrix units, which multiply 16-bit numbers 8 to 30 times as fast as 32-bit ones are
-# multiplied without them. So nearly all large models are trained in 16 bits. But 16 bits cannot say all that 32 can.
-# What is lost, and what brings it back?
+# Today's GPUs for data centres have matrix units, which multiply 16-bit numbers some 8 to 31 times as fast as 32-bit
+# ones are multiplied without them. So nearly all large models are trained in 16 bits. But 16 bits cannot say all that
+# 32 can. What is lost, and what brings it back?
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
 # %%
 import math
-from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 
 import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import launch, phase, reconcile
-from lablib.calibration import this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib import launch
+from lablib.course import checks_for, show_source, try_out
 from lablib.figures import figure_exponents, figure_lines, format_quantity, show
-from lablib.hardware import DEVICES
-from lablib.models import GPT, GPTConfig, model_config, next_token_loss
-from lablib.precision.autocast import COUNTERPARTS, autocast_casts
-from lablib.precision.best_format import best_format
-from lablib.precision.block_scaling import Recipe, find_recipe, quantize
-from lablib.precision.equal_loss import speed_claim
-from lablib.precision.exponents import ExponentCounts
+from lablib.models import model_config
+from lablib.precision.block_scaling import Recipe, quantize
 from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FORMATS, FP16, FP32, TF32
-from lablib.precision.hadamard import hadamard_transform
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
 from lablib.precision.mixed_precision import train_on_text
-from lablib.precision.product_speed import product_speeds
-from lablib.precision.quantized_linear import find_linear_recipe
-from lablib.precision.recipe_runs import excess_losses, recorded_recipe_runs
-from lablib.precision.recipe_speed import linear_step_time_s
 from lablib.precision.rounding import round_to
 from lablib.precision.running_sum import running_sum, stalls_at
 from lablib.precision.savings import training_steps
-from lablib.widgets import Choice, IntChoice, LogSlider, explore
+from lablib.widgets import Choice, IntChoice, explore
 
 check = checks_for("02")
 check
 
 # %% tags=["parameters"]
-cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100 | pcie-a100 | laptop
+cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # a short training and few repeats
 
@@ -75,10 +64,11 @@ for one in (FP32, BF16, FP16):
     print(f"{one.name:5s} {kept:.9f}   {bits_of(math.pi, one)}")
 
 # %% [markdown]
-# BF16 is FP32, cut in half: as many bits of exponent, fewer of mantissa. FP16 spends its 16 bits another way. So each
-# has what the other lacks: BF16 *range* (how large and how small), FP16 *precision* (how many digits).
+# BF16 is FP32, cut in half: as many bits of exponent, fewer of mantissa. FP16 has fewer of exponent, and more of
+# mantissa. So each has what the other lacks: BF16 *range* (how large and how small), FP16 *precision* (how many
+# digits).
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## Formats as data
 #
 # A *format* is a number of exponent bits and of mantissa bits; nearly all else follows. *Epsilon* is the step from 1
@@ -98,8 +88,14 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # E5M2 and E4M3 are the two formats of 8 bits (FP8), E2M1 has 4 (FP4). E4M3 has no infinities, and uses their patterns
-# for larger numbers. As TF32 NVIDIA's matrix units can read FP32, from the A100 on, if the program allows it. Now the
-# step to the next number, as a share of the number itself: low is precise, and a line that ends is a range that ends.
+# for larger numbers. TF32: from the A100 on NVIDIA's matrix units can read the numbers of FP32 with this mantissa, if
+# the program allows it.
+
+# %% [markdown] tags=["further"] minutes=2
+# ## Further: range and precision in one picture
+#
+# The step from a number to the next, as a share of the number itself, at each power of two: low is precise, and a line
+# that ends is a range that ends.
 
 # %%
 numbers = [2.0**exponent for exponent in range(-42, 21)]
@@ -112,11 +108,14 @@ def relative_step(x, format):
 
 shown = (FP32, BF16, FP16, E5M2, E4M3, E2M1)
 steps = {f.name: [relative_step(x, f) for x in numbers] for f in shown}
-axes = {"x_label": "number", "y_label": "step, as a share of it", "x_unit": "", "y_unit": ""}
-axes["summary"] = "FP16 is finer than BF16 above 2^-17 (8e-6), and ends at 2^-24 (6e-8); BF16 goes on to both sides."
-show(figure_lines(numbers, steps, **axes, log_x=True, log_y=True, title="Range and precision"))
+labels = ("number", "step, as a share of it", "", "")
+said = "FP16 is finer than BF16 above 2^-17, and ends at 2^-24; BF16 goes on to both sides."
+figure = figure_lines(numbers, steps, *labels, "Range and precision", log_x=True, log_y=True, summary=said)
+for update, powers in ((figure.update_xaxes, range(-40, 21, 10)), (figure.update_yaxes, range(-24, 1, 4))):
+    update(tickvals=[2.0**power for power in powers], ticktext=[f"2^{power}" for power in powers])
+show(figure)
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=12
 # ## Round by hand
 #
 # Between two neighbours of a format a number must be *rounded*: to the nearer one. Of two that are equally near,
@@ -158,19 +157,21 @@ check.bf16_bits(bf16_bits)
 
 # %% [markdown]
 # Adding 1 to the upper bits is all that rounding up takes: a mantissa of all ones carries into the exponent, and the
-# largest number becomes an infinity by itself. The library rounds to any format with the rule in its first lines:
-# divide by the step, round to a whole number, multiply again.
+# largest number becomes an infinity by itself. The library's `round_to(x, format)` does it for any format: divide by
+# the step, round to a whole number, multiply by the step.
 
-# %%
-show_source(round_to, after=check.bf16_bits)
-
-# %% [markdown] minutes=6
+# %% [markdown] minutes=8
 # ## Where gradients lie
 #
-# Which numbers occur in training? A small GPT (a language model) learns real text, in FP32. *Backward* computes how
-# the loss changes with each output of a layer (*activations*), and from that, with each *weight*. The loss is a mean
-# over the tokens of a step, so the gradient of one token carries a factor 1 / tokens. Large runs take half a million
-# tokens a step. Here 512 are computed, and the loss is divided by 1,024 more: so numbers lie where they lie there.
+# Which numbers occur in training? A small GPT, a language model, learns real text in FP32: at each byte (its *tokens*)
+# it predicts the next. Its *loss* is minus the logarithm of the probability that it gave to the true one, the mean over
+# all tokens of a step. *Backward* computes how the loss changes with each output of a layer (*activations*), and from
+# that with each *weight*.
+
+# %% [markdown]
+# A mean divides each token's gradient by the number of tokens. The models of GPT-3 took 0.5 million a step and more
+# (Brown et al., 2020, table 2.1). Here 512 are computed, and the loss is divided by 1,024 more, as where one GPU adds
+# up 0.5 million; GPUs that share them divide by less. After backward the gradients are multiplied by 1,024, in FP32.
 #
 # Guess: what share of the activations' gradients would FP16 round to zero?
 
@@ -189,26 +190,36 @@ few = train_on_text(torch.float32, num_steps=10, tokens_per_step=512, watches=Tr
 print(f"in a mean over 512 tokens FP16 would lose {few.activations.shares(FP16).lost:.0%}")
 
 # %% [markdown]
-# A number nearer to zero than to the smallest one of a format is rounded to zero: it *underflows*. (From half of that
-# one on it is rounded up: there the bars begin.) Here FP16 loses most of what backward works on, and keeps the rest
-# in subnormal numbers of few digits. BF16 has FP32's exponents. And FP16's upper half stands empty. Does the model
-# notice?
+# A number nearer to zero than to the smallest one of a format is rounded to zero: it *underflows*. (Above half of that
+# one it is rounded up: there the bars begin.) Here FP16 loses most of what backward works on, and keeps the rest in
+# subnormal numbers of few digits. BF16 has FP32's exponents. And FP16's upper half stands empty. Does the model
+# notice? Now all of it is in the format, and only weights and loss in FP32.
 
 # %%
 num_steps = 60 if quick else 200
 runs = {"FP32": train_on_text(torch.float32, num_steps=num_steps)}
 runs["BF16"] = train_on_text(torch.bfloat16, num_steps=num_steps)
 runs["FP16"] = train_on_text(torch.float16, num_steps=num_steps)
-of_a_run = {"x_label": "step", "y_label": "loss", "x_unit": "", "y_unit": "nats a byte"}
-curves = {name: run.losses for name, run in runs.items()}
-show(figure_lines(range(num_steps), curves, **of_a_run, title="The same run in three formats"))
-zeros = runs["FP16"].zero_shares
-print(f"zeros among the weights' gradients in FP16: at first {zeros[0]:.0%}, at last {zeros[-1]:.0%}")
+
+
+def draw_losses(title):
+    curves = {name: run.losses for name, run in runs.items()}
+    last = ", ".join(f"{name} {sum(losses[-10:]) / 10:.2f}" for name, losses in curves.items())
+    of_a_run = {"x_label": "step", "y_label": "loss", "x_unit": "", "y_unit": "nats a byte"}
+    of_a_run["summary"] = f"Mean of the last 10 steps: {last}."
+    show(figure_lines(range(num_steps), curves, **of_a_run, title=title))
+
+
+draw_losses("The same run in three formats")
+print("zeros among the weights' gradients, in the first and in the last step:")
+for name, run in runs.items():
+    print(f"  {name} {run.zero_shares[0]:.0%}, {run.zero_shares[-1]:.0%}")
 
 # %% [markdown]
-# It does. BF16 learns as FP32 does; FP16 falls behind, for a weight whose gradient is zero learns nothing.
+# It does (a *nat* is the natural logarithm's unit). BF16 learns as FP32 does, FP16 falls behind: from a gradient that
+# was rounded to zero a weight learns nothing in that step, and the others have few digits.
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=15
 # ## Too small for FP16: scale the loss
 #
 # Backward is linear: a loss that is S times as large has gradients S times as large. On the axis above they all move
@@ -219,11 +230,7 @@ print(f"zeros among the weights' gradients in FP16: at first {zeros[0]:.0%}, at 
 
 # %%
 def scaled(power, name):
-    shifted = {}
-    for which, one in counts.items():
-        moved = {exponent + power: count for exponent, count in one.by_exponent.items()}
-        shifted[which] = ExponentCounts(moved)
-    return shifted, FORMATS[name]
+    return {which: one.scaled(power) for which, one in counts.items()}, FORMATS[name]
 
 
 def draw_scaled(data):
@@ -258,7 +265,9 @@ explore(scaled, draw_scaled, controls, interactive=interactive, examples=example
 
 # %% tags=["exercise"]
 def unscale_and_update(gradients, scale, good_steps, interval):
-    """Unscale, agree whether to skip, say which scale comes next; every rank calls it after backward.
+    """Unscale, agree whether to skip, say which scale comes next.
+
+    Every rank calls it after backward.
 
     gradients: a list of this rank's tensors, perhaps empty: divide them by `scale`, in place.
     good_steps: steps in a row without overflow since the scale last changed.
@@ -291,28 +300,36 @@ try_out(one_overflow, ranks=3)
 check.unscale_and_update(unscale_and_update)
 
 # %% [markdown]
-# PyTorch's `torch.amp.GradScaler` has this rule for one rank, with an interval of 2,000 steps. In data parallel the
-# mean of gradients carries an infinity to every rank; where ranks hold parts, `ShardedGradScaler` of FSDP asks all of
-# them. DeepSpeed waits 1,000 steps, and allows one overflow before S falls (*hysteresis* 2). Here is the library's.
+# Now the same run again, with this rule. S begins large and is doubled often, to see it at work.
+
+# %%
+RULE = ScaleRule(initial=2.0**24, interval=4, maximum=2.0**40)
+runs["FP16, scaled"] = train_on_text(torch.float16, LossScaler(RULE), num_steps=num_steps)
+draw_losses("FP16 with a loss scale")
+powers_of_2 = [math.log2(scale) for scale in runs["FP16, scaled"].scales]
+falls = sum(later < power for power, later in pairwise(powers_of_2))
+said = f"S falls {falls} times in {num_steps} steps: a gradient overflowed, and the step was skipped."
+labels = {"x_label": "step", "y_label": "S = 2 to the power of", "x_unit": "", "title": "Loss scale"}
+scale = figure_lines(range(num_steps), {"loss scale S": powers_of_2}, **labels, summary=said)
+show(scale.update_traces(line_shape="hv"))
+
+# %% [markdown]
+# With a scale FP16 learns as well as FP32. Skipped steps are the price of a large S; with 2,000 steps between attempts
+# it is small. (S climbs above what the widget shows to fit: its counts are of the first steps, later gradients are
+# smaller.)
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: the rule in libraries, and clipping
+#
+# PyTorch's `torch.amp.GradScaler` has this rule for one rank, with an interval of 2,000 steps. Where every rank holds
+# all gradients, their mean over ranks carries an infinity to each; where ranks hold parts (FSDP, sharded data
+# parallel), `ShardedGradScaler` asks all. The library DeepSpeed waits 1,000 steps, and lets one overflow pass before S
+# falls (*hysteresis* 2). Here is lablib's.
 
 # %%
 show_source(ScaleRule.after, after=check.unscale_and_update)
 
-# %%
-RULE = ScaleRule(initial=2.0**24, interval=4, maximum=2.0**40)  # large, to see it at work
-runs["FP16, scaled"] = train_on_text(torch.float16, LossScaler(RULE), num_steps=num_steps)
-curves = {name: run.losses for name, run in runs.items()}
-show(figure_lines(range(num_steps), curves, **of_a_run, title="FP16 with a loss scale"))
-scale_of = {"loss scale": runs["FP16, scaled"].scales}
-show(figure_lines(range(num_steps), scale_of, "step", "scale", "", log_y=True, title="Loss scale"))
-
 # %% [markdown]
-# With a scale FP16 learns as FP32 does. Where the lower line goes down, a gradient overflowed, and the step was
-# skipped: the price of a large S. With 2,000 steps between attempts it is small.
-
-# %% [markdown] tags=["further"] minutes=2
-# ## Further: unscale, then clip
-#
 # *Clipping* shortens a gradient whose norm (length) is above a limit. It must see true gradients, so unscale first: a
 # gradient of norm 5, clipped to 1, in either order.
 
@@ -330,9 +347,8 @@ for order in ("unscale, clip", "clip, unscale"):
 # %% [markdown] minutes=4
 # ## Small updates
 #
-# BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. From 1 to the next BF16
-# number is 2^-7, about 0.008. What becomes of a weight of 1 that a thousand updates raise by 0.001 each, rounded
-# after each?
+# BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. What becomes of a weight of 1
+# that a thousand updates raise by 0.001 each, rounded after each?
 
 # %%
 my_guess_weight = None  # where it ends, in BF16, rounded to nearest; exactly it would be 2
@@ -350,18 +366,19 @@ for one in (BF16, FP16, FP32):
     print(f"in {one} updates of 0.001 are lost from {stalls_at(0.001, one):,g} on")
 
 # %% [markdown]
-# An update of less than half the step is rounded away, each time. Two remedies. *Master weights*: keep the weights in
-# FP32, and give each product a copy in 16 bits. *Stochastic rounding*: go up with probability (x - lower) / step, so
-# that the sum is right in the mean (Gupta et al., 2015). The runs above had master weights, in FP16 and BF16 alike
-# (Micikevicius et al., 2017, section 3.1): FP16, with three bits more, loses updates as well, from larger weights on.
+# From 1 to the next BF16 number is 2^-7, about 0.008: an update of less than half of it is rounded away. Two remedies.
+# *Master weights*: keep the weights in FP32, and give each product a copy in 16 bits. *Stochastic rounding*: go up with
+# probability (x - lower) / step, so that the sum is right in the mean (Gupta et al., 2015; the line is one draw). The
+# runs above had master weights, in FP16 and BF16 alike (Micikevicius et al., 2017, section 3.1): FP16, with three bits
+# more, loses updates as well, from larger weights on.
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## What it saves
 #
 # This is *mixed precision*: forward and backward in 16 bits, weights and updates in FP32. Often one reads that it
-# halves memory and makes steps 1.5 to 3 times as fast. Guess for GPT-2 (124 million parameters) with the optimizer
-# AdamW, 8 sequences of 1,024 tokens, one step on one GPU of `cluster`. The simulator prices each operation; *TF32* is
-# FP32 whose products may be read in TF32.
+# halves memory and makes steps 1.5 to 3 times as fast. Guess for GPT-2 (124 million parameters), 8 sequences of 1,024
+# tokens, one step on one GPU of `cluster`. The optimizer AdamW keeps two numbers for each parameter. lablib's
+# simulator prices each operation, and computes no numbers; *TF32* is FP32 whose products may be read in TF32.
 
 # %%
 my_guess_memory = None  # memory in BF16 over that in FP32: 0.5 if it halves
@@ -369,32 +386,36 @@ my_guess_speedup = None  # how many times as fast
 print("guesses:", my_guess_memory, "and", my_guess_speedup)
 
 # %%
-steps_s, rows = {}, {}
+step_s, peak, rows = {}, {}, {}
 for one in (FP32, TF32, BF16):
     program = partial(training_steps, one, model_config("gpt2"), batch_size=8)
-    run = launch(program, ranks=1, cluster=cluster, fidelity="shapes")
-    steps_s[one], held = run.timeline.without("warm-up").makespan_s, run.memory.at_peak(0)
+    run = launch(program, ranks=1, cluster=cluster, fidelity="shapes")  # sizes, no numbers
+    step_s[one] = run.timeline.without("warm-up").makespan_s  # of the second of two steps
+    peak[one], held = run.memory.peak_bytes(0), run.memory.at_peak(0)
     sizes = {kind: held[kind] for kind in ("parameter", "optimizer state", "activation", "other")}
-    rows[one.name] = {kind: format_quantity(size, "B") for kind, size in sizes.items()}
-    rows[one.name] |= {"in all": format_quantity(run.memory.peak_bytes(0), "B")}
-    rows[one.name] |= {"a step": format_quantity(steps_s[one], "s")}
-print(f"BF16 is {steps_s[FP32] / steps_s[BF16]:.1f} times as fast as FP32, and", end=" ")
-print(f"{steps_s[TF32] / steps_s[BF16]:.1f} times as fast as TF32; you guessed {my_guess_speedup}")
-print("memory where it is highest; you guessed that BF16 takes", my_guess_memory)
+    row = {kind: format_quantity(size, "B") for kind, size in (sizes | {"in all": peak[one]}).items()}
+    rows[one.name] = row | {"a step": format_quantity(step_s[one], "s")}
+print(f"BF16 takes {peak[BF16] / peak[FP32]:.2f} of FP32's memory; you guessed {my_guess_memory}")
+faster = [f"{step_s[one] / step_s[BF16]:.1f} times as fast as {one}" for one in (FP32, TF32)]
+print(f"It is {' and '.join(faster)}; you guessed {my_guess_speedup}. Memory at its peak:")
 pd.DataFrame(rows).T
 
 # %% [markdown]
 # Parameters take more, for there are two copies; the optimizer's two numbers for each stay in FP32. Activations
 # shrink, not by half: the *logits*, a score for each of 50,257 tokens at each place, go to the loss in FP32, 1.6 GB
-# each time they are held; "other" is two of those, in backward. And how much faster depends on what FP32 means.
+# each time they are held; "other" is two of those, in backward. How much faster depends on what FP32 means. Here
+# neither claim holds.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: one product
 #
-# It also depends on the size of the products. V100 and A100 are GPUs of NVIDIA, of 2017 and 2020; a *peak* is the
+# Speed also depends on the size of the products. V100 and A100 are GPUs of NVIDIA, of 2017 and 2020; a *peak* is the
 # most that matrix units reach.
 
 # %%
+from lablib.hardware import DEVICES
+from lablib.precision.product_speed import product_speeds
+
 SIZES = [2**power for power in range(7, 14)]
 pairs = (("V100-32GB-SXM2", FP16, FP32), ("A100-80GB-SXM", BF16, FP32), ("A100-80GB-SXM", BF16, TF32))
 lines = {}
@@ -405,31 +426,31 @@ of_sizes = {"x_label": "rows and columns", "y_label": "times as fast", "x_unit":
 show(figure_lines(SIZES, lines, **of_sizes, log_x=True, title="A product of square matrices in 16 bits"))
 
 # %% [markdown]
-# So "halves" and "1.5 to 3 times" hold for some models on some devices. A product gains what the peaks promise if it
-# is large. What is no product (norms, the loss, the optimizer) gains at best what it moves in fewer bytes.
+# A product gains what the peaks promise if it is large. What is no product (norms, the loss, the optimizer) gains at
+# best what it moves in fewer bytes.
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=9
 # ## A scale for each block
 #
-# FP8 and FP4 go further: on the newest GPUs each halving again gives two to three times the speed. FP8 often does
-# with one scale for each tensor. But E2M1 has eight sizes, from 0 to 6, and the largest is 12 times the smallest
-# above 0. A single *outlier*, a number much larger than the rest, takes the scale of a whole tensor.
+# FP8 and FP4 go further: on the newest GPUs each halving again gives two to three times the speed. They need *scales*:
+# x becomes *codes*, numbers of the format, so that code * scale is near x. FP8 often does with one scale for each
+# tensor. But E2M1 has eight sizes, from 0 to 6, and the largest is 12 times the smallest above 0. A single *outlier*,
+# a number much larger than the rest, takes the scale of a whole tensor.
 
 # %%
 print("all sizes of E2M1:", [x / 2 for x in (0, 1, 2, 3, 4, 6, 8, 12)])
 x = torch.randn(1, 128, generator=torch.Generator().manual_seed(0))
 x[0, 5] = 60.0  # an outlier
 for block in (128, 32, 16):
-    codes = quantize(x, Recipe("", E2M1, (1, block))).codes
+    codes = quantize(x, Recipe("", E2M1, (1, block))).codes  # one scale for 1 row and `block` columns
     print(f"one scale for {block:3d} numbers: {float((codes == 0).float().mean()):.0%} become zero")
 
 # %% [markdown]
 # ### Exercise 3: quantize in blocks
 #
-# *Quantize* x: give back *codes*, numbers of the format, and *scales*, so that code * scale is near x. Cut the last
-# dimension into blocks of `block` neighbours (it divides evenly; x may be a transposed view). A block's scale brings
-# its largest |x| to the format's largest number. You may use `round_to(x, format)`, the library's rounding, and
-# `format.largest`.
+# *Quantize* x: give back codes and scales. Cut the last dimension into blocks of `block` neighbours (it divides evenly;
+# x may be a transposed view). A block's scale brings its largest |x| to the format's largest number. `format` may be
+# any. You may use `round_to(x, format)`, the library's rounding, and `format.largest`.
 
 
 # %% tags=["exercise"]
@@ -454,15 +475,14 @@ try_out(quantize_blocks, torch.tensor([[1.0, 3.0, 100.0, 300.0]]), block=2, form
 # %% tags=["check"] points=2
 check.quantize_blocks(quantize_blocks)
 
-# %% [markdown]
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: outliers and the size of a block
+#
 # Smaller blocks cost more scales. *MXFP8* and *MXFP4* (OCP, 2023) have blocks of 32, and a scale of 8 bits that is a
 # power of two. *NVFP4* has blocks of 16, a scale in E4M3 for each, and one in FP32 for the tensor (NVIDIA, 2025).
 # DeepSeek-V3 gives 128 activations in E4M3 one scale, and 128 x 128 weights (DeepSeek-AI, 2024).
-
-# %% [markdown] tags=["further"] minutes=4
-# ## Further: outliers and the size of a block
 #
-# FP4 needs small blocks. Does E4M3? Guess, then move the outlier.
+# Guess: how large must an outlier be before E4M3 gains by small blocks? Then move it.
 
 # %%
 BLOCKS = [2**power for power in range(3, 11)]
@@ -482,38 +502,55 @@ def errors(outlier, share):
     return {name: [error(format, block) for block in BLOCKS] for name, format in NAMES.items()}
 
 
+for name, found in errors(1.0, "1 in 1000").items():
+    print(f"no outliers, {name}: error {found[0]:.3f} in blocks of 8, {found[-1]:.3f} in blocks of 1,024")
+
+# %%
+from lablib.widgets import LogSlider
+
+
 def draw_errors(series):
-    labels = {"x_label": "numbers in a block", "y_label": "error of the others", "x_unit": "", "y_unit": ""}
-    return figure_lines(BLOCKS, series, **labels, log_x=True, log_y=True, title="Error against block size")
+    labels = ("numbers in a block", "error of the others, beside their size", "", "")
+    return figure_lines(BLOCKS, series, *labels, "Error against block size", log_x=True, log_y=True)
 
 
 sliders = [
     LogSlider("outlier", "Outliers, times the usual size", 1, 1000, 30),
     Choice("share", "How many", ("1 in 1000", "1 in 100", "1 in 10"), "1 in 1000"),
 ]
-explore(errors, draw_errors, sliders, interactive=interactive, examples=[{"outlier": 1.0}, {"outlier": 1000.0}])
+examples = [{"outlier": 1.0}, {"outlier": 1000.0}]
+explore(errors, draw_errors, sliders, interactive=interactive, examples=examples)
 
 # %% [markdown]
-# <details><summary>Does E4M3 need small blocks?</summary>
+# <details><summary>Does E4M3 gain by small blocks?</summary>
 #
-# Hardly. The numbers of E4M3 span 2^-9 to 448, a factor of 229,376: beside an outlier of 30 the others keep their
-# mantissa, whatever the block. In E2M1 the scale is then 30 / 6 = 5, and what is below a quarter of it is rounded to
-# zero: most numbers of the block.
+# Hardly, by none of these outliers. The numbers of E4M3 span 2^-9 to 448, a factor of 229,376: beside an outlier of 30
+# the others keep their mantissa, whatever the block. In E2M1 the scale is then 30 / 6 = 5, and what is below a quarter
+# of it is rounded to zero: most numbers of the block.
 #
 # </details>
 
-# %% [markdown] minutes=5
-# ## Reconcile: predicted and measured
+# %% [markdown] tags=["further"] minutes=7
+# ## Further: reconcile, predicted and measured
 #
 # Now forward and backward on this computer, in both formats. `torch.autocast` casts what goes into products, and
 # leaves the model in FP32. To *calibrate* is to measure how fast this computer is; it takes half a minute once.
 # `reconcile` predicts the program, runs it several times, and compares. Not every CPU has units for BF16: then
-# its product in BF16 is no faster.
+# its product in BF16 is hardly faster.
+
+# %%
+from lablib import phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import print_text, recorded_comparison
+from lablib.models import GPT, GPTConfig, next_token_loss
+
+gpt_config = GPTConfig(num_layers=4, d_model=512, num_heads=8, vocab_size=256, max_seq_len=256)
+dtypes = {"FP32": torch.float32, "BF16": torch.bfloat16}
+num_parameters = sum(param.numel() for param in GPT(gpt_config).parameters())
+print(f"a GPT of {num_parameters:,} parameters, one sequence of 256 tokens")
 
 
 # %%
-gpt_config = GPTConfig(num_layers=4, d_model=512, num_heads=8, vocab_size=256, max_seq_len=256)
-dtypes = {"FP32": torch.float32, "BF16": torch.bfloat16}
 
 
 def loss_of(model, tokens, dtype):
@@ -522,7 +559,7 @@ def loss_of(model, tokens, dtype):
 
 
 def both_formats():
-    with phase("setup"):  # a first, slow call of each; left out
+    with phase("setup"):  # a first, slow call of each: this part, by its name, is left out
         device = torch.get_default_device()
         model = GPT(gpt_config, seed=0).to(device)
         tokens = torch.zeros(2, 256, dtype=torch.long, device=device)
@@ -535,12 +572,12 @@ def both_formats():
 
 # %%
 real = "nccl" if torch.cuda.is_available() else "gloo"
-here = this_machine(ranks=2, backend=real)
+here = this_machine(ranks=2, backend=real)  # measured for two ranks, as the other labs do; one will run
 for name in ("float32", "bfloat16"):
     print(f"products in {name}: {format_quantity(here.device.peak(name), 'FLOP/s')}")
 
 # %%
-my_guess_whole = None  # from these two: how many times as fast BF16's forward and backward will be
+my_guess_whole = None  # from these two: BF16's forward and backward, how many times as fast
 print("guess:", my_guess_whole)
 
 # %%
@@ -552,30 +589,30 @@ recorded = recorded_comparison("02")
 print_text(f"{recorded}")
 
 # %%
-rows = {}
-recorded_table = pd.DataFrame(recorded.rows)
-for place, one in (("this computer", comparison.table()), ("recorded", recorded_table)):
-    seconds = one.set_index("name").loc[list(dtypes), ["predicted_s", "measured_s"]]
-    for side, values in seconds.items():
-        row = {name: format_quantity(value, "s") for name, value in values.items()}
-        row["FP32 / BF16"] = f"{values['FP32'] / values['BF16']:.1f}"
-        rows[f"{place}, {side.removesuffix('_s')}"] = row
-print("you guessed", my_guess_whole)
-pd.DataFrame(rows).T
+ratios = {}
+for place, one in (("this computer", comparison.table()), ("recorded", pd.DataFrame(recorded.rows))):
+    seconds = one.set_index("name").loc[list(dtypes), ["predicted_s", "measured_s"]].T
+    ratios[place] = (seconds["FP32"] / seconds["BF16"]).rename(lambda name: name.removesuffix("_s"))
+print(f"FP32's seconds over BF16's; you guessed {my_guess_whole}")
+pd.DataFrame(ratios).T.round(1)
 
 # %% [markdown]
-# A prediction of the ratio is hard on a CPU. The calibration measures products; what is none weighs the more the
-# faster they are: attention's own kernel, gelu (the function between two products), and autocast's casts. The
-# simulator prices most of that by the bytes it moves, and a CPU also has to compute it. Read the noise before you
-# trust a ratio.
+# Read first whether the machine was busy: if FP32 alone took much longer than predicted, other programs had their
+# share, and no ratio says much. And a prediction of the ratio is hard on a CPU. The calibration measures products;
+# what is none weighs the more the faster they are: attention's own kernel, gelu (the function between two products),
+# and autocast's casts. The simulator prices most of that by the bytes it moves, and a CPU also has to compute it.
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=9
 # ## Further: which format for which device?
 #
 # A device multiplies some formats fast, others slowly or not at all. Here are *peaks*, the most that matrix units
-# reach.
+# reach, of four GPUs of NVIDIA (2017, 2020, 2022 and 2024), one of Google's TPUs, and one core of a laptop.
 
 # %%
+from lablib.course import print_text
+from lablib.hardware import DEVICES
+from lablib.precision.best_format import best_format
+
 SHOWN = ("V100-32GB-SXM2", "A100-80GB-SXM", "H100-80GB-SXM", "B200-SXM", "TPU-v4", "laptop-core")
 of_devices = pd.DataFrame({name: DEVICES[name].peak_flops_per_s for name in SHOWN})
 of_devices.map(lambda peak: "-" if math.isnan(peak) else format_quantity(peak, "FLOP/s"))
@@ -615,8 +652,8 @@ try_out(choose_format, dict(DEVICES["laptop-core"].peak_flops_per_s), fewest_bit
 check.choose_format(choose_format)
 
 # %% [markdown]
-# The library's answer says why, for devices or for what it finds in this machine. It is the lab's question once more:
-# a V100 trains with a loss scale because it lacks BF16.
+# The library's answer, for at least 16 bits, says why, for devices or for what it finds in this machine. It is the
+# lab's question once more: a V100 trains with a loss scale because it lacks BF16.
 
 # %%
 for name in SHOWN:
@@ -626,34 +663,44 @@ for name in SHOWN:
 # ## Further: what autocast casts
 #
 # Under autocast each operator has a rule: inputs go to the *lower* format, to *float32*, to the *widest* among them,
-# or are *untouched*. The table is computed: each operator runs, on tensors without numbers. Where do GPU and CPU
-# differ?
+# or are *untouched*. The table is computed: each operator runs, on tensors that have a shape and a format, and no
+# numbers. Where do GPU and CPU differ?
 
 # %%
+from dataclasses import asdict
+
+from lablib.precision.autocast import COUNTERPARTS, autocast_casts
+
 places = {"GPU, FP16": ("cuda", torch.float16), "GPU, BF16": ("cuda", torch.bfloat16)}
 places["CPU, BF16"] = ("cpu", torch.bfloat16)
 pd.DataFrame({name: autocast_casts(*place) for name, place in places.items()})
 
 # %% [markdown]
-# GPU's rules are the same for both lower formats. A CPU leaves softmax and norms in BF16. What sums many numbers
-# wants precision, and exponentials leave FP16's range. Other libraries say the same with other words:
+# A GPU's rules are the same for both lower formats: products go to the lower one; most other sums, powers, logarithms
+# and losses to FP32. A CPU casts the products and the losses, and leaves softmax, norms and sums in what they come in.
+# Other libraries do it otherwise, some by layers or for the whole model:
 
 # %%
 pd.DataFrame([asdict(one) for one in COUNTERPARTS]).set_index("what").style
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=7
 # ## Further: training in 4 bits
 #
 # In backward an error that always points one way adds up over the steps. Stochastic rounding is off at random: each
-# rounding is worse, the mean is right. NVFP4's recipe uses it for gradients alone.
+# rounding is worse, the mean is right. A *recipe* says which format each factor has, what shares a scale, and how to
+# round; NVFP4's uses stochastic rounding for gradients alone.
 
 # %%
+from lablib.precision.block_scaling import find_recipe
+from lablib.precision.hadamard import hadamard_transform
+
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(64, 64, generator=generator)
 nvfp4 = find_recipe("nvfp4")
 for recipe in (nvfp4, nvfp4.stochastic()):
     seen = [quantize(x, recipe, generator=generator).dequantize() for _ in range(100)]
-    once, mean = (float((value - x).square().mean().sqrt()) for value in (seen[0], torch.stack(seen).mean(0)))
+    tried = (seen[0], torch.stack(seen).mean(0))
+    once, mean = (float((value - x).square().mean().sqrt()) for value in tried)
     print(f"{recipe.rounding:10s} error of one rounding {once:.3f}, of the mean of a hundred {mean:.3f}")
 
 # %% [markdown]
@@ -677,15 +724,21 @@ pd.DataFrame(rows).T
 # Here H helps the more, the more numbers share a scale. In these blocks of 16 it harms: now all pay for the outlier a
 # little. NVFP4's recipe uses it in the weights' gradients alone, where it was seen to help (NVIDIA, 2025, section 4).
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=7
 # ## Further: a real run in each recipe
 #
-# A *recipe* says how the factors of a linear layer's three products are quantized: one forward, two backward.
-# *Current* scales come from the tensor at hand; *delayed* ones from the steps before, which saves a look at it. Here
-# is the same run of a small GPT in several recipes. An emulated step is slow, so the losses were recorded. How far
-# are they from BF16's?
+# A linear layer has three products, one forward and two backward. *Current* scales come from the tensor at hand;
+# *delayed* ones from the steps before, which saves a look at it. Here is the same run of a small GPT in several
+# recipes; INT4 are whole numbers of 4 bits. Each is *emulated*: numbers are rounded, and products computed in FP32.
+# That is slow, so the losses were recorded. How far are they from BF16's?
 
 # %%
+from lablib.hardware import DEVICES
+from lablib.precision.equal_loss import speed_claim
+from lablib.precision.quantized_linear import find_linear_recipe
+from lablib.precision.recipe_runs import excess_losses, recorded_recipe_runs
+from lablib.precision.recipe_speed import linear_step_time_s
+
 kept = recorded_recipe_runs()
 ends, excess = excess_losses(kept.losses)
 lines = {name: excess[name] for name in ("fp32", "fp8_current", "mxfp8", "nvfp4", "int4")}
@@ -693,20 +746,22 @@ above = {"x_label": "step", "y_label": "loss above BF16's", "x_unit": "", "y_uni
 show(figure_lines(ends, lines, **above, title="Means of 20 steps, beside BF16"))
 
 # %% [markdown]
-# FP32 itself parts from BF16 by 0.01: no less can be told. INT4 even leads for a while, and loses most of its lead:
-# in a short run of a small model noise may look like progress. What recipes lose shows in long runs of large models.
-# So claims of speed are made twice: *throughput*, and *time to equal loss*, here to 2.6.
+# FP32 itself parts from BF16 by 0.01: no less can be told from one run of each. INT4 even leads for a while, and loses
+# most of its lead: in a short run of a small model noise may look like progress. What recipes lose shows in long runs
+# of large models. So claims of speed are made twice: *throughput*, and *time to equal loss*, here to 2.6.
 
 # %%
 rows = {}
-for gpu, name in (("H100-80GB-SXM", "fp8_current"), ("H100-80GB-SXM", "fp8_delayed"), ("B200-SXM", "nvfp4")):
+claims = (("H100-80GB-SXM", "fp8_current"), ("H100-80GB-SXM", "fp8_delayed"), ("B200-SXM", "nvfp4"))
+for gpu, name in claims:
     for width in (1024, 8192):
         sizes = {"num_tokens": 8192, "num_inputs": width, "num_outputs": width}
         recipes = (find_linear_recipe(one) for one in (name, "bf16"))
         step_s, bf16_s = (linear_step_time_s(DEVICES[gpu], recipe, **sizes) for recipe in recipes)
         claim = speed_claim(kept.losses[name], step_s, kept.losses["bf16"], bf16_s, target=2.6)
         values = {"throughput": claim.throughput, "time to equal loss": claim.to_equal_loss}
-        rows[f"{gpu[:4]}, {name}, width {width:,}"] = {key: f"{value:.2f}" for key, value in values.items()}
+        row = {key: f"{value:.2f}" for key, value in values.items()}
+        rows[f"{gpu[:4]}, {name}, width {width:,}"] = row
 print("a linear layer beside BF16: how many times as fast")
 pd.DataFrame(rows).T
 
@@ -735,6 +790,7 @@ pd.DataFrame(rows).T
 # - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437.
 # - NVIDIA, "Pretraining Large Language Models with NVFP4", 2025, arXiv 2509.25149.
 # - IEEE 754-2019, sections 3 and 4.
+# - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165.
 # - The code: `lablib/precision`.
 
 # %%

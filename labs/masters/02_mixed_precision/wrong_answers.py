@@ -946,7 +946,11 @@ def quantize_blocks(x, block, format):
         ),
         (
             "uses the library",
-            "def choose_format(peaks, fewest_bits):\n    return best_format().format.name, NEEDS[0]",
+            """
+from lablib.precision.best_format import best_format
+def choose_format(peaks, fewest_bits):
+    return best_format().format.name, NEEDS[0]
+""",
             "your own code",
         ),
         (
