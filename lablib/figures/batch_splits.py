@@ -72,8 +72,7 @@ def _memory(
             mode="text",
             text=[format_quantity(peak, "B") for peak in peaks],
             textposition="top center",
-            textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}
-            | {"color": [TOO_MUCH if peak > limit else INK for peak in peaks]},
+            textfont={"size": 12, "color": INK, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)},
             hoverinfo="skip",
             showlegend=False,
         ),
