@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log2
 from typing import Any
 
 import plotly.graph_objects as go
@@ -14,6 +15,7 @@ from lablib.units import Unit, axis_title, format_quantity, log_ticks, unit_for
 
 PLOT_PIXELS = 300
 MARKERS_UP_TO = 40
+MAX_TICKS = 7  # of an axis of powers of two
 
 
 @checked
@@ -44,6 +46,10 @@ def figure_lines(
     """
     check_lengths(x, series)
     x_axis, x_scale = _axis_of(x, x_label, x_unit, log_x)
+    is_plain = len(x) and unit_for(x, x_unit).symbol == x_unit  # without a prefix, which is a power of ten
+    if log_x and is_plain and all(v > 0 and log2(v).is_integer() for v in x):  # ticks at points, powers of two
+        ticks = list(x)[:: -(-len(x) // MAX_TICKS)]
+        x_axis |= {"tickvals": ticks, "ticktext": [format_quantity(v, x_unit) for v in ticks]}
     y_axis, y_scale = _axis_of([v for values in series.values() for v in values], y_label, y_unit, log_y)
     figure = go.Figure(
         layout=base_layout(title or f"{y_label[:1].upper()}{y_label[1:]} against {x_label}", PLOT_PIXELS + PAPER_PIXELS)

@@ -80,19 +80,21 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "") -> go.F
         raise ValueError(f"a roof must be finite: {device.name!r} computes or reads in no time; choose a real device.")
     first, last = _extent(points, dtypes, device)
     figure = go.Figure(layout=base_layout(title or f"Roofline of {device.name}", PLOT_PIXELS + PAPER_PIXELS))
-    figure.add_traces(_roofs(dtypes, device, first, last))
+    edge = first * STEP**SIDE_BY_SIDE  # left of it stand operations without FLOPs
     total_s = sum(p.seconds for p in points)
     shown = [p for p in points if p.roof != UNKNOWN and p.seconds > SEEN * total_s]
     places = _places(shown, (first, last), device)
-    if any(not p.flops for p in shown):
-        figure.add_trace(_edge(first, device.peak(dtypes[0]), device))
+    has_edge = any(not p.flops for p in shown)
+    figure.add_traces(_roofs(dtypes, device, first, last, edge if has_edge else None))
+    if has_edge:
+        figure.add_trace(_edge(first, edge, device.peak(dtypes[0]), device))
     for index, roof in enumerate(dict.fromkeys([MEMORY, *dtypes])):
         some = [i for i, p in enumerate(shown) if p.roof == roof]
         if some:
             figure.add_trace(_points(shown, some, places, index, total_s, device))
     heights = [y for _, y in places] + [device.peak(dtypes[0]), device.memory_bandwidth_bytes_per_s * first]
     x_axis, y_axis = log_axis([first, last], "intensity", "FLOP/B"), log_axis(heights, "speed", "FLOP/s")
-    figure.update_layout(xaxis=x_axis, yaxis=y_axis, showlegend=True)
+    figure.update_layout(xaxis=_without(x_axis, first, edge) if has_edge else x_axis, yaxis=y_axis, showlegend=True)
     return attach(figure, _summary(points, device), _columns(points, total_s, device))
 
 
@@ -143,7 +145,14 @@ def _places(points: Sequence[Point], edges: tuple[float, float], device: Device)
     return places
 
 
-def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float) -> list[go.Scatter]:
+def _without(x_axis: dict[str, Any], first: float, edge: float) -> dict[str, Any]:
+    """The axis, which says "no FLOPs" left of the edge, where an intensity means nothing."""
+    ticks = [(x, word) for x, word in zip(x_axis["tickvals"], x_axis["ticktext"], strict=True) if x > edge]
+    values, words = zip(*[(sqrt(first * edge), "no FLOPs"), *ticks], strict=True)
+    return x_axis | {"tickvals": values, "ticktext": words}
+
+
+def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float, edge: float | None) -> list[go.Scatter]:
     """The slope of the memory and a level for each dtype; dotted below it, what large products and streams reach."""
     bandwidth = device.memory_bandwidth_bytes_per_s
     traces = []
@@ -160,17 +169,17 @@ def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float) -> 
             below = {"x": [first, reached / slope, last], "y": [slope * first, reached, reached]}
             dotted = {"line": look | {"dash": "dot", "width": 1}, "name": "reached by large kernels"}
             traces.append(go.Scatter(**below, **same | {"legendgroup": "reached"}, mode="lines", **dotted))
-    middle = sqrt(first * min(device.peak(dtype) for dtype in dtypes) / bandwidth)
-    name = {"text": [f"memory {format_quantity(bandwidth, 'B/s')} "], "textposition": "top left", "showlegend": False}
+    middle = sqrt((edge or first) * min(device.peak(dtype) for dtype in dtypes) / bandwidth)
+    place = "bottom right" if edge else "top left"  # clear of the points, which lie below the roof and left of the edge
+    name = {"text": [f" memory {format_quantity(bandwidth, 'B/s')} "], "textposition": place, "showlegend": False}
     look = {"textfont": {"size": 12, "color": FAINT_INK}, "mode": "text", "hoverinfo": "skip"}
     return [*traces, go.Scatter(x=[middle], y=[bandwidth * middle], **name, **look)]
 
 
-def _edge(first: float, peak: float, device: Device) -> go.Scatter:
+def _edge(first: float, edge: float, peak: float, device: Device) -> go.Scatter:
     """Left of this line stand operations without FLOPs, whose place says how far they are from the roof alone."""
-    x = first * STEP**SIDE_BY_SIDE
     look = {"color": FAINT_INK, "width": 1, "dash": "dash"}
-    place = {"x": [x, x], "y": [device.memory_bandwidth_bytes_per_s * first, peak], "line": look}
+    place = {"x": [edge, edge], "y": [device.memory_bandwidth_bytes_per_s * first, peak], "line": look}
     return go.Scatter(**place, mode="lines", hoverinfo="skip", name="left of it: no FLOPs")
 
 
@@ -197,11 +206,24 @@ def _points(
             "line": {"color": "#FFFFFF", "width": 1},
         },
         text=[plain(_short(shown[i].name)) if i < NAMED else "" for i in some],
-        textposition=["bottom center" if i % 2 else "top center" for i in some],
+        textposition=_sides(shown, some, places),
         textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)},
         hovertext=[_hover(shown[i], total_s, device) for i in some],
         hoverinfo="text",
     )
+
+
+def _sides(shown: Sequence[Point], some: Sequence[int], places: Sequence[tuple[float, float]]) -> list[str]:
+    """Where each name stands: right of its point; of those with FLOPs, a crowd, the middle ones to the left."""
+    heights = sorted(places[i][1] for i in some if i < NAMED and shown[i].flops)
+    sides = []
+    for i in some:
+        y = places[i][1]
+        if shown[i].flops and heights and y < heights[-1]:
+            sides.append("bottom right" if y <= heights[0] else "middle left")
+        else:
+            sides.append("middle right")
+    return sides
 
 
 def _hover(point: Point, total_s: float, device: Device) -> str:

@@ -146,6 +146,17 @@ def test_lines_of_one_figure_differ_in_color_dash_and_symbol():
         assert len({aspect(t) for t in figure.data}) == 6
 
 
+def test_a_logarithmic_axis_of_powers_of_two_says_them():
+    few = figure_lines([1, 2, 4], {"a": [1.0, 2.0, 3.0]}, "batch", "share", "sequences", log_x=True).layout.xaxis
+    assert list(few.tickvals) == [1, 2, 4] and list(few.ticktext) == ["1 sequence", "2 sequences", "4 sequences"]
+    lengths = [2**e for e in range(7, 18)]
+    many = figure_lines(lengths, {"a": [1.0] * 11}, "sequence", "share", "tokens", log_x=True).layout.xaxis
+    assert list(many.tickvals) == lengths[::2]
+    for x, unit in (([1.0, 2.0, 5.0], "tokens"), ([1024.0, 2048.0], "B"), ([], "tokens")):
+        axis = figure_lines(x, {"a": [1.0] * len(x)}, "size", "share", unit, log_x=True).layout.xaxis
+        assert all(math.log10(tick).is_integer() for tick in axis.tickvals)
+
+
 def test_topology_draws_every_node_and_link():
     nodes = [Node("g0", 0, 0), Node("g1", 1, 0), Node("g2", 2, 0), ("s", 1, 1, "switch")]
     edges = [("g0", "s", "NVLink"), ("g1", "s", "NVLink"), ("g0", "g2", "ring")]

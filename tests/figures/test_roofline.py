@@ -81,6 +81,9 @@ def test_operations_without_flops_stand_left_of_a_line_and_all_others_right_of_i
     (edge,) = {x for t in figure.data if t.name == "left of it: no FLOPs" for x in t.x}
     points = drawn(figure)
     assert max(points[f"aten.{name}"][1] for name in "abcdef") < edge < points["aten.mm"][1]
+    # The axis says so there, and its numbers begin right of the line.
+    assert figure.layout.xaxis.ticktext[0] == "no FLOPs" and figure.layout.xaxis.tickvals[0] < edge
+    assert all(tick > edge for tick in figure.layout.xaxis.tickvals[1:])
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=20))
