@@ -1,6 +1,7 @@
 """Checks of lab 03: activation memory. Chains, sizes and seconds are drawn anew; gradients are in float64."""
 
 import copy
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,7 +21,7 @@ from lablib.course.formatting import short_repr
 from lablib.course.rules import changes_nothing, not_from_lablib, observe
 from lablib.memory import checkpointing
 from lablib.memory.checkpointing import Plan, Segment, checkpoint_every, peak_bytes, recomputed
-from lablib.units import plural
+from lablib.units import format_quantity, plural
 
 
 class _Layer(nn.Module):
@@ -43,16 +44,25 @@ def _returned(value: Any) -> str:
     return f"{type(value).__name__}: {short_repr(value)}" if isinstance(value, list | tuple) else short_repr(value)
 
 
-def _look(module: nn.Module) -> list[Any]:
+def _look(module: nn.Module) -> dict[str, Any]:
     """What a module and those inside it are: training or not, their attributes and plain values, how many hooks."""
     plain = bool | int | float | str | None
-    return [
-        {
-            name: value if isinstance(value, plain) else len(value) if name.endswith("_hooks") else ""
-            for name, value in seen
-        }
-        for seen in (vars(one).items() for one in module.modules())
-    ]
+    looks: dict[str, Any] = {}
+    for path, one in module.named_modules():
+        for name, value in vars(one).items():
+            seen = value if isinstance(value, plain) else len(value) if name.endswith("_hooks") else ""
+            looks[f"{path}.{name}".strip(".")] = seen
+    for path, one in module.named_parameters():
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            looks[f"{path}.{name}"] = len(getattr(one, name) or ())
+    return looks
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Names of what looks otherwise than before."""
+    nothing = object()
+    names = [name for name in before | after if before.get(name, nothing) != after.get(name, nothing)]
+    return ", ".join(names[:3])
 
 
 # ---- checkpoint every k layers ----
@@ -82,17 +92,21 @@ def run_in_segments(expect: Expect, run_in_segments: Callable[[list[nn.Module], 
         (draw.integer(13, 16), draw.integer(6, 8), True),
         (draw.integer(12, 14), 2, True),
     ]
-    for num_layers, k, needs_gradient in cases:
+    for number, case in enumerate(cases):
         expect.measured.clear()  # what holds is shown for the last chain
-        _expect_segments(expect, run_in_segments, num_layers, k, needs_gradient)
+        _expect_segments(expect, run_in_segments, *case, comes_second=number == 0)
 
 
-def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, needs_gradient: bool) -> None:
+def _expect_segments(
+    expect: Expect, answer: Callable, num_layers: int, k: int, needs_gradient: bool, comes_second: bool
+) -> None:
+    """`comes_second`: another chain runs before this one, and nothing of either may be left."""
     draw = expect.draw
     width, tokens = draw.integer(8, 20), draw.integer(200, 300)  # activations weigh more than parameters
     dtype = torch.float64 if needs_gradient else torch.float32
     layers = [_Layer(draw, width, number, dtype) for number in range(num_layers)]
-    layers[draw.integer(0, num_layers - 1)].eval()
+    for number in (0, draw.integer(0, num_layers - 1)):
+        layers[number].eval()
     x = draw.tensor((tokens, width) if needs_gradient else (2, tokens // 2, width), dtype)
     x.requires_grad_(needs_gradient)
     on = f"{plural(num_layers, 'layers')}, k={k}"
@@ -106,6 +120,10 @@ def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, 
             layer.runs = runs
             layer.weight.grad = torch.ones_like(layer.weight)  # of a micro-batch before
         looks = [_look(layer) for layer in held]
+        if comes_second:
+            run(held[::-1], k, x)
+            runs.clear()
+            gc.collect()  # a recursive function may hold its variables until then
         torch.manual_seed(seeds[0])
         y = run(layers, k, x)
         if not isinstance(y, Tensor):
@@ -124,12 +142,18 @@ def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, 
             y.square().sum().backward()
         except CheckpointError:
             rule = f"a segment runs the same layers again in backward ({on})"
-            saw = "torch found other tensors: does a function look up `start` when the loop is over?"
+            saw = (
+                "torch found other tensors: does a function look up a variable of the loop (`start`, `segment`) "
+                "when the loop is over?"
+            )
             raise RuleBroken(rule, saw, "the layers of forward") from None
         told["same generator"] = torch.equal(before, torch.get_rng_state())
-        told["same layers"] = looks == [_look(layer) for layer in held]
+        changes = [_changed(look, _look(layer)) for layer, look in zip(held, looks, strict=True)]
+        told["changed"] = next((f"{what} of layer {i} changed" for i, what in enumerate(changes) if what), "")
         told["again"] = runs[len(told["forward"]) :]
         told["gradients"] = [layer.weight.grad for layer in held] + ([x.grad] if needs_gradient else [])
+        if comes_second:
+            gc.collect()
         return told
 
     def plain(layers: Sequence[nn.Module], k: int, x: Tensor) -> Tensor:
@@ -153,9 +177,10 @@ def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, 
     expect.equal(f"each layer runs once in forward, in order ({on})", saw["forward"], list(range(num_layers)))
     expect.equal(f"the output is that of the chain ({on})", saw["output"], wanted["output"])
     rule = f"the generator is after forward where the chain leaves it ({on})"
-    expect.that(rule, torch.equal(saw["generator"], wanted["generator"]), "another state", "the chain's state")
+    is_same = torch.equal(saw["generator"], wanted["generator"])
+    expect.that(rule, is_same, "the chain's state" if is_same else "another state", "the chain's state")
     rule = f"layers stay as they were: mode, attributes, hooks ({on})"
-    expect.that(rule, saw["same layers"], "as they were" if saw["same layers"] else "changed", "as they were")
+    expect.that(rule, not saw["changed"], saw["changed"] or "as they were", "as they were")
     names = [*(f"of layer {number}'s weight" for number in range(num_layers)), "of x"]
     _expect_gradients(expect, saw["gradients"], wanted["gradients"], names, on)
     rule = f"backward leaves the generator as it was ({on})"
@@ -169,16 +194,19 @@ def _expect_segments(expect: Expect, answer: Callable, num_layers: int, k: int, 
     rule = f"segments of k layers run again in backward, the last segment first ({on})"
     is_same = saw["again"] == wanted_order
     expect.that(rule, is_same, "as expected" if is_same else f"layers {saw['again']}", f"layers {wanted_order}")
-    held, least, all_kept = (_activation_peak(one) for one in (run, best, reference))
+    held, least, all_kept = (int(_activations(one).max()) for one in (run, best, reference))
     told = f"with everything kept {all_kept / least:.2f} times the budget"
+    if comes_second:
+        left, plainly_left = (int(_activations(one)[-1]) for one in (run, reference))
+        expect.budget(f"activations left when the step is over ({on})", left, plainly_left, "B")
     expect.budget(f"activations at the peak ({on}; {told})", held, 1.02 * least + 2 * x.nbytes, "B")
 
 
-def _activation_peak(run: Run) -> int:
-    """Of all that is neither a parameter nor its gradient: what is kept without a graph is no less kept."""
+def _activations(run: Run) -> Any:
+    """Bytes after each event of all that is neither a parameter nor its gradient, with a graph or without."""
     curves = run.memory.curve(0)[1]
     first, *others = (curve for name, curve in curves.items() if name not in ("parameter", "gradient"))
-    return int(sum(others, first).max())
+    return sum(others, first)
 
 
 def _expect_gradients(expect: Expect, saw: Sequence[Any], wanted: Sequence[Any], names: Sequence[str], on: str) -> None:
@@ -254,7 +282,8 @@ class _Checkpoint(torch.autograd.Function):
             told["call"] = observe(recompute, segment, x, rng_state)
         told["after"] = _state(segment)
         hook.remove()
-        told["same look"] = told["look"] == _look(segment)
+        what = _changed(told["look"], _look(segment))
+        told["changed"] = what and f"{what} changed"
         told["same objects"] = all(a is b for a, b in zip(told["objects"], segment.buffers(), strict=True))
         y = told["call"].value
         if isinstance(y, Tensor) and y.requires_grad and y.shape == dy.shape:
@@ -289,7 +318,7 @@ def _buffer(told: dict[str, Any], name: str) -> str:
     written = after.writes[name] - before.writes[name] > 1
     value, old = after.buffers[name], before.buffers[name]
     if not written:
-        return "the value after the second run: nothing was written back"
+        return "the value after the second run: not written back, or with itself (is the noted value a copy?)"
     return (
         "written back, with another value: was it noted before the run?"
         if value.any() or not old.any()
@@ -329,9 +358,13 @@ _KINDS: dict[str, Callable[[int], list[nn.Module]]] = {
     "a running power": lambda width: [_Power(width)],
     "both, one inside another": lambda width: [
         nn.Sequential(nn.Sequential(_RunningMean(width)), nn.Dropout(0.5)),
-        _RunningMean(width),
+        *(_RunningMean(width) for _ in range(3)),
     ],
     "torch's batch norm": lambda width: [nn.BatchNorm1d(width, dtype=torch.float64), nn.Dropout(0.5)],
+    "torch's batch norm without statistics, whose buffers are None": lambda width: [
+        nn.BatchNorm1d(width, dtype=torch.float64, track_running_stats=False)
+    ],
+    "all of it in eval mode": lambda width: [_RunningMean(width), nn.Dropout(0.5), _Noise()],
 }
 
 
@@ -339,33 +372,55 @@ def _segment(draw: Draw, kind: str, width: int) -> nn.Sequential:
     linear = nn.Linear(width, width, dtype=torch.float64)
     for parameter in linear.parameters():
         parameter.data = draw.tensor(parameter.shape, torch.float64)
-    return nn.Sequential(linear, *_KINDS[kind](width))
+    segment = nn.Sequential(linear, *_KINDS[kind](width))
+    return segment.eval() if kind.startswith("all ") else segment
+
+
+# Words of torch's error, what happened, what to do.
+_BACKWARD_ERRORS = [
+    (
+        "inplace operation",
+        "a parameter or a buffer was written after the run, and autograd had saved it",
+        "buffers written as `buffer.data`, which autograd does not watch",
+    ),
+    ("a second time", "a graph that backward has gone through already", "an output; the caller calls `y.backward(dy)`"),
+]
 
 
 def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) -> None:
-    draw, on = expect.draw, f"segment with {kind}"
-    segment = _segment(draw, kind, width)
+    segment = _segment(expect.draw, kind, width)
     reference = copy.deepcopy(segment)
     for parameter in (*segment.parameters(), *reference.parameters()):
         parameter.grad = torch.ones_like(parameter)  # of a micro-batch before
-    x = draw.tensor((draw.integer(6, 12), width), torch.float64).requires_grad_()
-    seed = draw.integer(0, 10**6)
+    for step in ("", ", second step"):
+        _expect_step(expect, answer, segment, reference, f"segment with {kind}{step}")
 
-    torch.manual_seed(seed)
+
+def _expect_step(expect: Expect, answer: Callable, segment: nn.Module, reference: nn.Module, on: str) -> None:
+    draw = expect.draw
+    width = next(segment.parameters()).shape[-1]
+    x = draw.tensor((draw.integer(6, 12), width), torch.float64).requires_grad_()
+    seed, skipped = draw.integer(0, 10**6), draw.integer(1, 50)
+
+    def seeded() -> None:
+        torch.manual_seed(seed)
+        torch.rand(skipped)  # the first run begins at a state that no seed names
+
+    seeded()
     reference(x).square().sum().backward()
     wanted = [x.grad, *(parameter.grad for parameter in reference.parameters())]
     x.grad = None
     told: dict[str, Any] = {"runs": []}
-    torch.manual_seed(seed)
+    seeded()
     y = _Checkpoint.apply(x, segment, answer, told)
     torch.rand(draw.integer(1, 50))  # what the program draws between forward and backward
-    error = ""
+    error = ("", "")
     try:
         y.square().sum().backward()
     except RuntimeError as raised:
-        if "inplace operation" not in str(raised):
+        error = next((told for words, *told in _BACKWARD_ERRORS if words in str(raised)), None)
+        if error is None:
             raise
-        error = "a parameter or a buffer was written after the run, and autograd had saved it"
 
     call = told["call"]
     if call.value is Ellipsis:
@@ -378,11 +433,12 @@ def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) ->
     has_graph = call.value.requires_grad
     expect.that(rule, has_graph, "it can" if has_graph else "an output without a graph", "an output with a graph")
     rule = f"the segment is after the call as it was: mode, attributes, hooks ({on})"
-    expect.that(rule, told["same look"], "as it was" if told["same look"] else "changed", "as it was")
+    expect.that(rule, not told["changed"], told["changed"] or "as it was", "as it was")
     rule = f"buffers are after the call the same tensors ({on})"
     expect.that(rule, told["same objects"], "the same" if told["same objects"] else "other tensors", "the same")
     changed = [("segment's parameters", "x", "rng_state")[i] for i in call.changed if i]
-    expect.that(f"x and rng_state stay as they were ({on})", not changed, " and ".join(changed), "as they were")
+    rule = f"x and rng_state stay as they were ({on})"
+    expect.that(rule, not changed, " and ".join(changed) + " changed" if changed else "as they were", "as they were")
     rule = f"the generator is after the call what it was before ({on})"
     is_same = torch.equal(told["before"].rng, told["after"].rng)
     expect.that(rule, is_same, "the same" if is_same else _generator(told), "the same state")
@@ -391,7 +447,7 @@ def _expect_no_trace(expect: Expect, answer: Callable, kind: str, width: int) ->
         is_same = torch.equal(before, told["after"].buffers[name])
         expect.that(rule, is_same, "the same" if is_same else _buffer(told, name), "the same value")
     rule = f"backward finds what the second run saved ({on})"
-    expect.that(rule, not error, error, "buffers written as `buffer.data`, which autograd does not watch")
+    expect.that(rule, not error[0], *error)
     saw = [x.grad, *(parameter.grad for parameter in segment.parameters())]
     names = ["of x", *(f"of {name}" for name, _ in segment.named_parameters())]
     _expect_gradients(expect, saw, wanted, names, on)
@@ -439,7 +495,13 @@ def _decisive(draw: Draw) -> dict[str, tuple[list[float], list[float], list[floa
         "copies come back last layer first": (ample, [9.0, a + 2, a + 3], [a + 2, a, never]),
         "each copy is back in time, not the first layer's alone": (ample, [1.0, 20.0, 2.0], [a, a + 3, never]),
         "exactly in time is in time": ([a, a], [1.0, a], [a, never]),
+        "the same copies, a shorter forward": ([a, a - 1], [1.0, a], [a, never]),
         "a quarter of a second late is late": ([fine, fine], [never] * 2, [fine + 0.25, never]),
+        "a quarter of a second late is late after a year: in 64 bits": (
+            [2.0**25] * 2,
+            [9e9] * 2,
+            [2.0**25 + 0.25, 9e9],
+        ),
         "a copy waits for a longer one before": ([2.0, 20.0, 2.0, a], [long_s] * 4, [1.0, a + 1, a, never]),
         "later copies wait for their layers too": (
             [2.0, 2.0, 2.0, 2.0, 2.0, 20.0, a],
@@ -491,6 +553,7 @@ def num_hidden(expect: Expect, num_hidden: Callable[[list[float], list[float], l
     cases["no seconds to copy"] = ([1.0, 2.0], [2.0, 4.0], [0.0, 0.0])
     for num in [*draw.integers(3, 3, 16), draw.integer(42, 50)]:
         cases |= {f"{num} layers, {kind}": seconds for kind, seconds in _copies(draw, num).items()}
+    cases["a sixteenth of a millisecond late is late"] = ([2**-8] * 2, [9999.0] * 2, [2**-8 + 2**-14, 9999.0])
     for name, seconds in cases.items():
         call = observe(num_hidden, *(list(one) for one in seconds))
         if call.value is None:
@@ -560,6 +623,15 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         ([3, 3, 9, 4], [32, 15, 22, 50], [5, 6, 10, 9], 68),  # neighbours, each its own
         ([2, 9, 5, 3, 4], [30, 38, 32, 27, 28], [3, 9, 12, 1, 6], 64),  # four segments
         ([1] * 6, [12] * 5 + [55], [10] * 5 + [2], 65),  # a long one
+        ([2, 3, 4], [20, 20, 30], [10, 10, 10], 60),  # costs and budget of the first chain, and no plan
+        ([1, 1.25, 9], [20] * 3, [5] * 3, 45),  # a quarter decides
+        ([1.25, 1, 9], [20] * 3, [5] * 3, 45),
+        ([1] * 6, [30] * 6, [5] * 6, 55),  # five checkpointed, six segments
+        ([9, 1, 9, 1, 9], [20] * 5, [5] * 5, 70),  # kept, checkpointed, kept, checkpointed, kept
+        ([1] * 5, [40] * 4 + [55], [30] * 4 + [2], 115),  # two segments of several layers
+        ([1] * 4, [40, 40, 40, 55], [10, 10, 30, 2], 90),  # a segment longer than the one before
+        ([4, 5, 5, 5, 9, 6], [13, 24, 49, 41, 24, 24], [3, 12, 12, 12, 8, 10], 81),  # shorter, neighbours unlike
+        ([5, 8, 9, 7, 1], [24, 32, 52, 35, 17], [8, 4, 12, 7, 7], 108),  # the first layer's input stays
     ]
     chains: list[Any] = [
         ([float(x) for x in c], [float(s * x) for x in b], [float(s * x) for x in i], [float(s * most)])
@@ -578,8 +650,8 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         plans = [(peak_bytes(p, layer_bytes, input_bytes), recomputed(p, costs)) for p in _all_plans(len(costs))]
         for budget_bytes in budgets:
             expect.measured.clear()  # what holds is shown for the last chain
-            least = min((cost for peak, cost in plans if peak <= budget_bytes), default=None)
-            _expect_cheapest(expect, cheapest_plan, (costs, layer_bytes, input_bytes), budget_bytes, least)
+            best = min(((cost, peak) for peak, cost in plans if peak <= budget_bytes), default=None)
+            _expect_cheapest(expect, cheapest_plan, (costs, layer_bytes, input_bytes), budget_bytes, best)
 
 
 def _expect_cheapest(
@@ -587,22 +659,22 @@ def _expect_cheapest(
     answer: Callable,
     chain: tuple[list[float], list[float], list[float]],
     budget_bytes: float,
-    least: float | None,
+    best: tuple[float, float] | None,
 ) -> None:
-    """`least` is the cost of the cheapest plan that fits; None if none does."""
+    """`best` is the cost and the peak of the cheapest plan that fits; None if none does."""
     costs, layer_bytes, input_bytes = chain
-    on = f"{plural(len(costs), 'layers')}, budget {budget_bytes}"
-    if len(costs) <= 4:
-        on += f", costs {costs}, layers {layer_bytes}, inputs {input_bytes}"
+    on = f"budget {budget_bytes}, costs {costs}, layers {layer_bytes}, inputs {input_bytes}"
     call = observe(answer, *(list(one) for one in chain), budget_bytes)
     if call.value is Ellipsis:
         expect.equal("a plan is returned", call.value, None)
     changes_nothing(expect, [call])
-    if least is None:
+    if best is None:
         expect.that(f"None is returned where no plan fits ({on})", call.value is None, short_repr(call.value), "None")
         return
     if not isinstance(call.value, list | tuple) or not all(isinstance(one, Segment) for one in call.value):
-        saw = "None, though a plan fits: is there a return?" if call.value is None else _returned(call.value)
+        saw = _returned(call.value)
+        if call.value is None and sum(layer_bytes) > budget_bytes:  # where everything may be kept, a return is missing
+            saw = f"None, though a plan fits: its peak is {format_quantity(best[1], 'B')}"
         raise RuleBroken(f"segments are returned where a plan fits ({on})", saw, "a plan")
     plan = tuple(
         Segment(int(one.start), int(one.stop), bool(one.is_checkpointed)) for one in call.value
@@ -613,4 +685,5 @@ def _expect_cheapest(
         rule = f"segments cover every layer once, in order ({on})"
         raise RuleBroken(rule, short_repr(plan), f"segments from 0 to {len(costs)}") from None
     expect.budget(f"peak of the plan ({on})", peak_bytes(plan, layer_bytes, input_bytes), budget_bytes, "B")
-    expect.budget(f"cost of what is computed again ({on})", recomputed(plan, costs), least, "FLOPs", at_least=least)
+    rule = f"cost of what is computed again ({on})"
+    expect.budget(rule, recomputed(plan, costs), best[0], "FLOPs", at_least=best[0])

@@ -11,7 +11,7 @@
 
 # %%
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 
 import pandas as pd
 import torch
@@ -20,18 +20,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lablib import LINKS, Span, Timeline, find_cluster, launch, phase, reconcile
+from lablib import LINKS, Span, Timeline, launch, phase, reconcile
 from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
-from lablib.figures import figure_memory, figure_time_memory, format_quantity, show
+from lablib.figures import figure_memory, format_quantity, show
 from lablib.figures.describe import attach
-from lablib.memory import checkpointing, offload, optimal_checkpointing
-from lablib.memory.activation_compression import compressed_activations
-from lablib.memory.checkpointing import Segment, checkpoint_every, keep_all, peak_bytes, recomputed
-from lablib.memory.ways_to_fit import price_layers, ways_to_fit
+from lablib.memory import checkpointing, offload
+from lablib.memory.checkpointing import checkpoint_every, keep_all, peak_bytes
 from lablib.models import GPTConfig
-from lablib.models.gpt import Attention, Block
-from lablib.widgets import Choice, IntChoice, explore
+from lablib.models.gpt import Block
 
 check = checks_for("03")
 check
@@ -43,12 +40,12 @@ cluster: str = "dgx-a100"  # dgx-a100 | pcie-a100 | dgx-h100 | hgx-h200
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=7
 # ## What an operator keeps
 #
 # *Autograd* is the part of PyTorch that computes gradients. While forward runs it notes every operator, and *saves*
 # the tensors that the operator's derivative will need. Those of them that forward has made are called *activations*. A
-# *hook*, a function of ours that autograd calls, sees each tensor as it is saved.
+# *hook*, a function of ours that autograd calls, sees each tensor as it is saved; a second one brings it back.
 
 # %%
 x = torch.randn(4, 8, requires_grad=True)
@@ -113,8 +110,9 @@ pd.DataFrame(rows).T.rename_axis("operator")
 # That linear saves w costs nothing: parameters stay in memory anyway. Relu could save x, since y > 0 exactly where
 # x > 0. It saves y, because the next operator, mostly a linear one, saves that same tensor as its input: one memory,
 # two users. Gelu's derivative cannot be had from y, so it saves x; and its output stays too, as the next one's input.
+# (Some save a little of their own: dropout a mask of what it dropped.)
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=6
 # ## A step of sixteen blocks
 #
 # Now a real size: sixteen *blocks*, the layers of a GPT. Each has *attention*, in which a token reads the tokens before
@@ -151,32 +149,40 @@ print(f"b = {format_quantity(input_bytes, 'B')}")
 
 # %%
 GPU = {"ranks": 1, "cluster": cluster, "fidelity": "shapes"}
-everything = launch(step, keep_all(16), **GPU)
-kept_step = everything.timeline.without("setup")
-show(figure_memory(everything.memory, timeline=kept_step, title="All activations are kept"))
-
-# %% [markdown]
-# Forward (F) piles activations up, block by block. Backward (B) begins with the last block, uses what that block saved,
-# and frees it. So the peak is at the turn. Meanwhile gradients of the parameters grow. What made the pile? We count in
-# units of b, the bytes of a block's input.
 
 
-# %%
 def activations(run):
     return int(run.memory.curve(rank=0)[1]["activation"].max())
 
 
+def show_memory(run, title):
+    figure = figure_memory(run.memory, timeline=run.timeline.without("setup"), title=title)
+    peaks = [format_quantity(held, "B") for held in (activations(run), run.memory.peak_bytes(0))]
+    told = f"Peak of the activations: {peaks[0]}; of all memory: {peaks[1]}."
+    show(attach(figure, told, figure.layout.meta["table"]))
+
+
+everything = launch(step, keep_all(16), **GPU)
+show_memory(everything, "All activations are kept")
+
+# %% [markdown]
+# Forward (F) piles activations up, block by block. Backward (B) begins with the last block, uses what that block saved,
+# and frees it. So activations peak at the turn. Here all memory does, too: gradients of the parameters grow in
+# backward, but take less than a block frees. What made the pile? We count in units of b, the bytes of a block's input.
+
+# %%
 unit = config.num_layers * input_bytes  # b for each block
 made = [one for one in everything.memory.allocations_at_peak(0) if one.category == "activation"]
 names = ["attention" if "attention" in one.name else one.name.removeprefix("aten.") for one in made]
-rows = {name: {"b in each block": f"{one.size_bytes / unit:.2f}"} for name, one in zip(names, made, strict=True)}
-print(f"{format_quantity(activations(everything), 'B')}: {activations(everything) / unit:.1f} b in each block")
-pd.DataFrame(rows).T.head(5).rename_axis("made by")
+rows = {name: f"{one.size_bytes / unit:.2f}" for name, one in zip(names, made, strict=True)}
+print(f"in all {activations(everything) / unit:.1f} b in each block")
+pd.DataFrame({"b in each block": rows}).head(5).rename_axis("made by")
 
 # %% [markdown]
-# `addmm` is a linear layer: those for attention's three inputs save b each, and the MLP's first is 4 b wide: 7 b.
-# Gelu's result is another 4 b. A block's two layer norms and two sums add 4 b, attention one. Together a block saves a
-# = 16 b. (Its attention is *fused*: its scores, a number for each two tokens, are never stored.)
+# `addmm` is a linear layer. What comes out of it is saved by the next operator: attention's three inputs, b each, and
+# gelu's, 4 b. Gelu's result, the next linear layer's input, is 4 b more. Two layer norms, two sums and attention add 5
+# b. Together a block saves a = 16 b. (Attention is *fused*: its scores, a number for each two tokens, are never
+# stored.)
 
 # %% [markdown] minutes=11
 # ## Compute it again
@@ -195,19 +201,19 @@ print("guess:", my_guess_whole)
 # %%
 whole = launch(step, checkpoint_every(16, k=16), **GPU)
 print(f"one segment of 16: {activations(whole) / activations(everything):.0%} of the activations")
-again = whole.timeline.without("setup")
-show(figure_memory(whole.memory, timeline=again, title="One segment of all 16 blocks"))
+show_memory(whole, "One segment of all 16 blocks")
 
 # %% [markdown]
-# R is the forward that runs again. Nothing was saved during the first, and nothing was won: when backward starts the
-# whole segment is there at once. Segments must be shorter than the chain.
+# R is the forward that runs again. The first saved its input alone, and still nothing was won: when backward starts,
+# the whole segment is there at once. Segments must be shorter than the chain.
 
 # %% [markdown]
 # ### Exercise 1: checkpoint every k layers
 #
 # `checkpoint(function, x, use_reentrant=False)` returns `function(x)`, and keeps `x` alone. `nn.Sequential(*layers)` is
-# a module that runs layers one after another. The budgets: the ledger's peak is that of such segments, within 2%, and
-# no layer's forward runs more than twice. Stuck? Run `check.run_in_segments.hint()` in a new cell.
+# a module that runs layers one after another. The budgets: on the ledger activations peak at most 2% and two inputs
+# above such segments, and no layer's forward runs more than twice. Stuck? Run `check.run_in_segments.hint()` in a new
+# cell.
 
 
 # %% tags=["exercise"]
@@ -251,8 +257,7 @@ check.run_in_segments(run_in_segments)
 # %%
 four = launch(step, checkpoint_every(16, k=4), **GPU)
 print(f"segments of 4: {activations(four) / activations(everything):.0%} of the activations")
-again = four.timeline.without("setup")
-show(figure_memory(four.memory, timeline=again, title="A checkpoint every 4 blocks"))
+show_memory(four, "A checkpoint every 4 blocks")
 
 # %% [markdown]
 # Four hills: each segment is made again, then its activations are freed. The activations of each hill are about as
@@ -304,12 +309,12 @@ pd.DataFrame(rows).T
 # of 3, or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is there again. What
 # a segment computes after it, its last product, is never repeated. For that reason short segments are quicker as well.
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=11
 # ## What runs twice
 #
 # A checkpoint of our own. Inside of `forward` autograd is off, so of all tensors that the segment makes none is saved.
-# `backward` gets dy, has the segment computed again, and passes dy through it. The second run is left to a function
-# `recompute`.
+# `backward` gets dy, has the segment computed again, and passes dy through it, which also fills the gradients of the
+# segment's parameters. The second run is left to a function `recompute`.
 
 
 # %%
@@ -383,8 +388,8 @@ pd.DataFrame(twice).T
 #
 # `torch.get_rng_state()` returns the generator's state, a tensor, and `torch.set_rng_state(state)` sets it.
 # (A GPU has a generator of its own; this runs on the processor.) `segment.buffers()` goes through all buffers. After
-# your function nobody can tell that the segment ran a second time. Write to a buffer as `buffer.data.copy_(old)`: batch
-# norm's are saved for backward, and autograd refuses tensors that it saw change.
+# your function nobody can tell that the segment ran a second time. Write to a buffer as `buffer.data.copy_(old)`:
+# autograd may have saved it, and refuses tensors that it saw change. It does not watch `buffer.data`, the same memory.
 
 
 # %% tags=["exercise"]
@@ -415,20 +420,21 @@ check.recompute(recompute)
 
 # %% [markdown]
 # PyTorch's own checkpoint restores the default generators by itself (`preserve_rng_state=True`). Buffers, counters,
-# prints and whatever else a forward does it leaves to you: they happen twice.
+# prints and whatever else a forward does it leaves to you: they happen twice, but for what comes after the segment's
+# last saved tensor.
 
 # %%
 with_torch = partial(checkpoint, use_reentrant=False)
 twice["torch's checkpoint"] = one_step(with_torch)
 pd.DataFrame(twice).T
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=14
 # ## Move it away
 #
 # The second way: *offloading*. The machine that a GPU sits in, the *host*, has memory of its own, joined to the GPU by
 # a *link* (PCIe). Activations are copied out during forward, and back in backward. Here is a small chain, on a GPU
-# whose memory is not the host's (`device="cuda"`): naively, where computing waits for every copy; and with copies on
-# *streams* of their own, lanes that run beside the computing.
+# whose memory is not the host's (`device="cuda"`), with copies on *streams* of their own, lanes that run beside the
+# computing; and, to compare, *naively*: computing waits for every copy.
 
 # %%
 tiny = GPTConfig(num_layers=6, d_model=256, num_heads=4, max_seq_len=256)
@@ -451,7 +457,8 @@ def tiny_step(way):
 
 moved = {way: launch(tiny_step, way, ranks=1, cluster=cluster, device="cuda") for way in WAYS}
 beside = moved["beside"].timeline.without("setup")
-show(beside.figure(title="Offloaded: copies run beside computing"))
+figure = beside.figure(title="Offloaded: copies run beside computing")
+show(attach(figure, "Lanes: computing, copies out, copies back.", figure.layout.meta["table"]))
 
 # %%
 pd.DataFrame({way: row_of(run, moved["all kept"]) for way, run in moved.items()}).T
@@ -464,6 +471,7 @@ pd.DataFrame({way: row_of(run, moved["all kept"]) for way, run in moved.items()}
 
 # %%
 host_link = LINKS["pcie4" if "a100" in cluster else "pcie5"]
+kept_step = everything.timeline.without("setup")
 passes = [kept_step.select(rank=0, phase=name) for name in ("forward", "backward")]
 forward_s, backward_s = (sum(span.duration_s for span in spans) / 16 for spans in passes)
 copy_s = block_bytes / host_link.bandwidth_bytes_per_s
@@ -516,6 +524,7 @@ def num_hidden(forward_s, backward_s, copy_s):
 # %%
 try_out(num_hidden, [2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [3.0, 3.0, 3.0])  # by hand: 1
 try_out(num_hidden, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0])  # 1: the way back decides
+try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)  # the large chain: as you guessed?
 
 # %% tags=["check"] points=3
 check.num_hidden(num_hidden)
@@ -523,85 +532,42 @@ check.num_hidden(num_hidden)
 
 # %%
 def offload_timeline(m, number=16):
-    """Your two rules as a picture, for the chain whose first m blocks are offloaded; when the last copy is out."""
+    """Your rules for the chain whose first m blocks are offloaded; when the last copy is out."""
     spans, out_s, turn_s = [], 0.0, number * forward_s
 
-    def add(stream, name, phase, start_s, seconds):
-        spans.append(Span(0, stream, name, phase, start_s, start_s + seconds))
+    def add(stream, name, start_s, seconds):
+        part = "forward" if start_s < turn_s else "backward"
+        spans.append(Span(0, stream, name, part, start_s, start_s + seconds))
 
     for i in range(number):
-        add("compute", f"block {i}", "forward", i * forward_s, forward_s)
-        add("compute", f"block {i}", "backward", turn_s + (number - 1 - i) * backward_s, backward_s)
+        add("compute", f"block {i}", i * forward_s, forward_s)
+        add("compute", f"block {i}", turn_s + (number - 1 - i) * backward_s, backward_s)
     for i in range(m):
-        start_s = max(out_s, (i + 1) * forward_s)
-        out_s = start_s + copy_s
-        add("comm:out", f"{i}", "forward", start_s, copy_s)
+        add("comm:out", f"{i}", max(out_s, (i + 1) * forward_s), copy_s)
+        out_s = spans[-1].end_s
     for i in range(m):
-        add("comm:in", f"{i}", "backward", max(turn_s, out_s) + (m - 1 - i) * copy_s, copy_s)
+        add("comm:in", f"{i}", max(turn_s, out_s) + (m - 1 - i) * copy_s, copy_s)
     return Timeline.of(spans, num_ranks=1), out_s
 
 
-timeline, out_s = offload_timeline(m=4)
-print(f"you guessed {my_guess_hidden}; here are four")
-ends = [f"Forward ends at {format_quantity(16 * forward_s, 's')}", f"copy 3 is out at {format_quantity(out_s, 's')}"]
-figure = timeline.figure(title="Copies (C) of blocks 0 to 3")
-show(attach(figure, f"{', '.join(ends)}.", figure.layout.meta["table"]))
+m = my_guess_hidden or 4  # your guess; without one: four
+timeline, out_s = offload_timeline(m)
+ends = [format_quantity(seconds, "s") for seconds in (16 * forward_s, out_s)]
+figure = timeline.figure(title=f"Copies (C) of the first {m} blocks")
+told = f"Forward ends at {ends[0]}, the last copy is out at {ends[1]}."
+show(attach(figure, told, figure.layout.meta["table"]))
 
 # %% [markdown]
-# On the A100s of `dgx-a100` the fourth copy out, that of block 3, ends after forward. At the turn, where the peak is,
-# its block is still there, so nothing was won by it. Three hide, with a fifth of the activations.
+# Guess 3, then 4, and run the cell again. On the A100s of `dgx-a100` the fourth copy out, that of block 3, ends after
+# forward. At the turn, where the peak is, its block is still there, so nothing was won by it. Three hide, with a fifth
+# of the activations.
 
-# %% [markdown] minutes=3
-# ## Explore: which way, on which device?
-#
-# Every way is a point: further down is less memory, further left is less time. It comes from formulas and simulated
-# seconds of one block's operators. New are checkpoints of the first half, offloaded checkpoints, *selective* ones (only
-# products are kept), activations rounded to *8 bits*, and *micro-batch / 2*: half of the sequences at a time. First
-# predict: for width 1024, does offloading everything pay? And for 8192?
-
-# %%
-HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
-
-
-@cache
-def priced_blocks(width, seq_len, number):
-    meta, numbers = torch.device("meta"), {"2 bytes": torch.float16, "4 bytes": torch.float32}
-    wide = GPTConfig(num_layers=1, d_model=width, num_heads=width // 64, max_seq_len=seq_len)
-    block = Block(wide, meta, numbers[number])
-    x = torch.zeros(4, seq_len, width, device=meta, dtype=numbers[number])
-    return price_layers(block, x, [find_cluster(f"dgx-{name}").device for name in HOST_LINKS])
-
-
-def ways_by_device(width, num_layers, seq_len, number):
-    pairs = zip(HOST_LINKS.items(), priced_blocks(width, seq_len, number), strict=True)
-    return {name.upper(): ways_to_fit(priced, num_layers, LINKS[link]) for (name, link), priced in pairs}
-
-
-controls = [
-    IntChoice("width", "Width", (512, 1024, 2048, 4096, 8192, 16384), 2048),
-    IntChoice("num_layers", "Blocks", (4, 8, 16, 32, 64, 96), 16),
-    IntChoice("seq_len", "Tokens a sequence", (256, 1024, 4096, 16384), 1024),
-    Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
-]
-examples = [{"width": 1024}, {"width": 8192}]
-explore(ways_by_device, figure_time_memory, controls, interactive=interactive, examples=examples)
-
-# %% [markdown]
-# <details><summary>Does offloading pay?</summary>
-#
-# A checkpoint at every block costs 22 or 23% at widths of 1024 and more. Offloading everything makes a step of width
-# 2048 from 1.9 (V100) to 3.6 times (H100) as long; at 8192 it is free on the V100, costs 10% on the A100 and 27% on the
-# H100; at 16384 it is free on all. A block's products grow with the square of its width, what it saves only with the
-# width. And the faster a GPU is beside its link, the less hides.
-#
-# </details>
-
-# %% [markdown] minutes=3
+# %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
 #
 # Now a small chain on this computer's processors, on two processes at once, first keeping everything, then with a
 # checkpoint at every block. `reconcile` predicts the program, runs it, and compares; half a minute once goes into
-# measuring how fast this machine is. Guess: how much longer is the second step?
+# measuring how fast this machine is. On the simulated A100 checkpoints made a step 22% longer. And here?
 
 
 # %%
@@ -634,8 +600,9 @@ print_text(f"{recorded}")
 def longer_by(table):
     """By how much the step with checkpoints takes longer, and the noise of its seconds."""
     both = table.set_index("name").loc[["checkpoint", "keep all"]]
-    longer = {side: both[f"{side}_s"].iloc[0] / both[f"{side}_s"].iloc[1] for side in ("predicted", "measured")}
-    told = {side: f"{value - 1:.0%}" for side, value in longer.items()}
+    sides = "predicted", "measured"
+    pairs = {side: both[f"{side}_s"].tolist() for side in sides}
+    told = {side: f"{again / plain - 1:.0%}" for side, (again, plain) in pairs.items()}
     return told | {"noise": f"{both['noise_pct'].max():.0f}%"}
 
 
@@ -643,19 +610,22 @@ rows = {"here": longer_by(comparison.table()), "recorded": longer_by(recorded.ta
 pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 
 # %% [markdown]
-# The seconds are far off: other programs take their share of a busy machine, which `reading` tells. A *ratio* of two
-# steps is easier to predict, as most errors are in both. Not all are: gelu, which runs again, takes a processor longer
-# than moving its bytes, and the prediction knows the bytes alone. On one free core these checkpoints cost 30%. And
-# where *noise*, half the spread of the runs, is as large as what they add, the ratio says nothing.
+# On a busy machine the seconds are far off: other programs take their share, which `reading` tells. A *ratio* of two
+# steps is easier to predict, as errors that are in both cancel. Not all are in both: gelu, which runs again, takes a
+# processor longer than moving its bytes, and the prediction knows the bytes alone. So expect more than predicted. Where
+# *noise*, half the spread of the runs, is as large as what checkpoints add, the ratio says nothing.
 
 # %% [markdown] tags=["further"] minutes=14
 # ## Further: which layers?
 #
-# Layers of a real chain differ. In a network for images the first layers keep much and compute little, the last ones
-# the other way round. Then equal segments are not the best. The question becomes: which plan computes least again, and
-# still fits a budget of bytes? A plan is a tuple of *segments*: `Segment(start, stop, is_checkpointed)`.
+# Layers of a real chain differ. In a network for images the first layers keep more than the last for each operation.
+# Then equal segments are not the best. The question becomes: which plan computes least again, and still fits a budget
+# of bytes? A plan is a tuple of *segments*: `Segment(start, stop, is_checkpointed)`.
 
 # %%
+from lablib.memory import optimal_checkpointing
+from lablib.memory.checkpointing import Segment, recomputed
+
 costs = [1, 2, 2, 3, 3, 4]  # GFLOPs of each layer's forward
 layer_bytes = [24, 24, 16, 16, 12, 12]  # MB saved by each layer, its input included
 layer_inputs = [12, 12, 8, 8, 6, 6]  # MB of its input alone
@@ -699,13 +669,16 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
 # %%
 def told(plan):
     """Segments in short, and what the plan computes again and needs."""
-    if isinstance(plan, list | tuple) and all(isinstance(one, Segment) for one in plan):
-        print(*(f"{one.start}-{one.stop - 1} {'again' if one.is_checkpointed else 'kept'}" for one in plan), sep=", ")
-        return f"{recomputed(plan, costs):.0f} GFLOPs again, {peak_bytes(plan, layer_bytes, layer_inputs):.0f} MB"
-    return plan
+    if not isinstance(plan, list | tuple) or not all(isinstance(one, Segment) for one in plan):
+        return plan
+    for one in plan:
+        print(f"{one.start}-{one.stop - 1} {'again' if one.is_checkpointed else 'kept'}")
+    needs = peak_bytes(plan, layer_bytes, layer_inputs)
+    return f"{recomputed(plan, costs):.0f} GFLOPs again, {needs:.0f} MB"
 
 
-try_out(lambda *given: told(cheapest_plan(*given)), costs, layer_bytes, layer_inputs, 60)  # 5 GFLOPs again: how?
+# 5 GFLOPs again: how?
+try_out(lambda *given: told(cheapest_plan(*given)), costs, layer_bytes, layer_inputs, 60)
 
 # %% tags=["check"] points=3
 check.cheapest_plan(cheapest_plan)
@@ -713,11 +686,11 @@ check.cheapest_plan(cheapest_plan)
 # %% [markdown]
 # Trying all plans is hopeless for 24 layers. *Dynamic programming* is not: the best plan for a chain is made of best
 # plans for its parts, so each part is solved once for each number of bytes (Beaumont et al., 2019, section 4). Its
-# segments may have checkpoints of their own. Here equal segments, and the optimal plan in the same memory. Both run
-# whole forwards again, so equal segments take a third more.
+# segments may have checkpoints of their own. Here equal segments, and the optimal plan in the same memory. In this
+# model a second run is a whole forward, nothing stops early, so equal segments take a third more.
 
 # %%
-stages = [layer // 6 for layer in range(24)]  # four stages of six layers, each keeps half of the stage before
+stages = [layer // 6 for layer in range(24)]  # four of six layers; each keeps half of the last one
 long_costs = [1.0 + stage for stage in stages]
 inputs = [16.0 / 2**stage for stage in stages]
 kept = [48.0 / 2**stage for stage in stages]
@@ -744,6 +717,9 @@ pd.DataFrame(rows).T
 
 
 # %%
+from lablib.models.gpt import Attention
+
+
 def selective_step(kind):
     blocks, x = make_chain()
     if kind == "attention again":
@@ -765,9 +741,10 @@ for name, run in selective.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Keeping the products costs almost no time. Korthikanti et al. (2022) recompute what lies between query, key, value and
-# attention's result. Their scores were stored, and with long sequences they are most of the memory and little of the
-# work. Fused attention stores none. Here the whole module runs again, its linear layers too: less saved, at more time.
+# Keeping the products, and running all else again, costs almost no time. Korthikanti et al. (2022) recompute what lies
+# between query, key, value and attention's result. Their scores were stored, and with long sequences they are most of
+# the memory and little of the work. Fused attention stores none. Here the whole module runs again, its linear layers
+# too: less saved, at more time.
 
 # %% [markdown]
 # "Checkpointing saves 75% of memory for 30 to 40% more time" is often read. Of *activations* a plan saves nearly any
@@ -783,6 +760,9 @@ pd.DataFrame(rows).T
 
 
 # %%
+from lablib.memory.activation_compression import compressed_activations
+
+
 def gradient_with(group_size=None):
     torch.manual_seed(0)
     parts = [[nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)] for _ in range(3)]
@@ -805,16 +785,73 @@ for group_size in (16, 64, 256, 1024):
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Small groups round finer and carry more scales. The error is random and right in the mean (rounding goes up or down
-# by chance), far below the noise that a small batch brings anyway. From numbers of two bytes compression saves half,
-# not three quarters, and its passes over memory cost time (Chen et al., 2021, go down to 2 bits).
+# Small groups round finer and carry more scales. What is kept is right in the mean: rounding goes up or down by chance.
+# From numbers of two bytes compression saves half, not three quarters, and its passes over memory cost time (Chen et
+# al., 2021, go down to 2 bits).
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: which way, on which device?
+#
+# Every way is a point: further down is less memory, further left is less time; a point off the page stands at the edge
+# with its number. *Full recomputation* is a checkpoint at every block. New are checkpoints of the first half, offloaded
+# checkpoints, and *micro-batch / 2*: half of the sequences at a time. V100, A100 and H100 are GPUs of 2017, 2020 and
+# 2022. First predict: for width 1024, does offloading everything pay? And for 8192?
+
+# %%
+my_guess_pays = {1024: None, 8192: None}  # True or False
+print("guesses:", my_guess_pays)
+
+# %%
+from functools import cache
+
+from lablib import find_cluster
+from lablib.figures import figure_time_memory
+from lablib.memory.ways_to_fit import price_layers, ways_to_fit
+from lablib.widgets import Choice, IntChoice, explore
+
+HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
+
+
+@cache
+def priced_blocks(width, seq_len, number):
+    meta, numbers = torch.device("meta"), {"2 bytes": torch.float16, "4 bytes": torch.float32}
+    wide = GPTConfig(num_layers=1, d_model=width, num_heads=width // 64, max_seq_len=seq_len)
+    block = Block(wide, meta, numbers[number])
+    x = torch.zeros(4, seq_len, width, device=meta, dtype=numbers[number])
+    return price_layers(block, x, [find_cluster(f"dgx-{name}").device for name in HOST_LINKS])
+
+
+def ways_by_device(width, num_layers, seq_len, number):
+    pairs = zip(HOST_LINKS.items(), priced_blocks(width, seq_len, number), strict=True)
+    return {name.upper(): ways_to_fit(priced, num_layers, LINKS[link]) for (name, link), priced in pairs}
+
+
+controls = [
+    IntChoice("width", "Width", (512, 1024, 2048, 4096, 8192, 16384), 2048),
+    IntChoice("num_layers", "Blocks", (4, 8, 16, 32, 64, 96), 16),
+    IntChoice("seq_len", "Tokens a sequence", (256, 1024, 4096, 16384), 1024),
+    Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
+]
+examples = [{"width": 1024}, {"width": 8192}]
+explore(ways_by_device, figure_time_memory, controls, interactive=interactive, examples=examples)
+
+# %% [markdown]
+# <details><summary>Does offloading pay?</summary>
+#
+# With 2 bytes a number, 1024 tokens and 16 blocks: at width 1024 not, a step takes 3 (V100) to 4.7 times (H100) as
+# long; at 8192 it is free on the V100, and costs 10% on the A100 and 27% on the H100. A block's products grow with the
+# square of its width, what it saves only with the width. And the faster a GPU is beside its link, the less hides. With
+# 4 bytes everything hides at width 2048 already: copies double, but products take longer still. A checkpoint at every
+# block costs about 22% in all these cases.
+#
+# </details>
 
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - Backward needs what the derivative names: the input, the output, the weight, a mask or a mean. The rest is not kept.
+# - Backward needs what a derivative can be had from: the input, the output, the weight, a mask. The rest is not kept.
 # - What is kept piles up in forward and is freed in backward: without checkpoints the peak is at the turn.
-# - It can be computed again: (n/k - 1) b + k a bytes instead of n a, for about a third more computing.
+# - It can be computed again: (n/k - 1) b + k a bytes instead of n a, for at most a third more computing.
 # - What runs twice must leave no trace: the generator and all buffers as they were.
 # - It can be moved: copies hide as far as there is computing to hide behind.
 

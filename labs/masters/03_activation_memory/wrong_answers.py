@@ -1,5 +1,77 @@
 """Wrong answers to lab 03: activation memory, and right ones in an unusual style."""
 
+
+def _segments(head="", arguments="layers, k, x", segment="nn.Sequential(*layers[start : start + k])", rest=")"):
+    """Exercise 1 with a change."""
+    return f"""
+{head}
+def run_in_segments({arguments}):
+    for start in range(0, len(layers), k):
+        segment = {segment}
+        x = checkpoint(segment, x, use_reentrant=False{rest}
+    return x
+"""
+
+
+def _again(
+    noted="now, old = torch.get_rng_state(), [(b, b.clone()) for b in segment.buffers()]",
+    start="torch.set_rng_state(rng_state)",
+    back="b.data.copy_(o)",
+    last="return y",
+    arguments="segment, x, rng_state",
+    head="",
+):
+    """Exercise 2 with a change."""
+    return f"""
+{head}
+def recompute({arguments}):
+    {noted}
+    {start}
+    y = segment(x)
+    torch.set_rng_state(now)
+    for b, o in old:
+        {back}
+    {last}
+"""
+
+
+def _hidden(before="pass", late="0", found="return m", head=""):
+    """Exercise 3 with a change."""
+    return f"""
+{head}
+def num_hidden(forward_s, backward_s, copy_s):
+    {before}
+    for m in range(len(copy_s), 0, -1):
+        end = 0.0
+        for i in range(m):
+            end = max(end, sum(forward_s[: i + 1])) + copy_s[i]
+        back = all(sum(copy_s[i:m]) <= sum(backward_s[i + 1:]) + {late} for i in range(m))
+        if end <= sum(forward_s) + {late} and back:
+            {found}
+    return 0
+"""
+
+
+def _split(allowed="True", cost="recomputed(p, costs)", found="best", head=""):
+    """Exercise 4 with a change: which plans are looked at, and what is least."""
+    return f"""
+{head}
+def plans(start, n):
+    if start == n:
+        yield ()
+    for stop in range(start + 1, n + 1):
+        for is_checkpointed in (False, True):
+            for rest in plans(stop, n):
+                yield Segment(start, stop, is_checkpointed), *rest
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    fitting = [p for p in plans(0, len(costs)) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
+    best = min((p for p in fitting if {allowed}), key=lambda p: {cost}, default=None)
+    return {found}
+"""
+
+
+_LENGTHS = "[s.stop - s.start for s in p if s.is_checkpointed]"
+
 WRONG_ANSWERS = {
     "run_in_segments": [
         (
@@ -214,7 +286,7 @@ def run_in_segments(layers, k, x):
         x = checkpoint(keeping(layers[start : start + k]), x, use_reentrant=False)
     return x
 """,
-            "activations at the peak",
+            "activations left",
         ),
         (
             "the library's own",
@@ -334,11 +406,10 @@ def run_in_segments(layers, k, x):
             "mode, attributes, hooks",
         ),
         (
-            "keeps a detached copy of all results",
+            "keeps a detached copy of all results, up to the end of backward",
             """
-held = []
 def run_in_segments(layers, k, x):
-    held.clear()
+    held = []
     def keeping(part):
         def segment(y):
             for layer in part:
@@ -376,6 +447,26 @@ def run_in_segments(layers, k, x):
     return x
 """,
             "backward leaves the generator",
+        ),
+        (
+            "a list of checkpoints that is never cleared",
+            _segments(head="made = []", rest=")\n        made.append(x)"),
+            "activations left",
+        ),
+        (
+            "segments remembered by k",
+            _segments(
+                head="made = {}",
+                segment="made.setdefault((k, start), nn.Sequential(*layers[start : start + k]))",
+            ),
+            "each layer runs once in forward",
+        ),
+        (
+            "a hook left on every weight",
+            _segments(segment="nn.Sequential(*layers[start : start + k])").replace(
+                "    return x", "    [layer.weight.register_hook(lambda g: None) for layer in layers]\n    return x"
+            ),
+            "mode, attributes, hooks",
         ),
     ],
     "recompute": [
@@ -686,6 +777,56 @@ def recompute(segment, x, rng_state):
 """,
             "backward finds what the second run saved",
         ),
+        (
+            "the seed in place of the state",
+            _again(start="torch.manual_seed(torch.initial_seed())"),
+            "the second output is the first",
+        ),
+        (
+            "only in training mode",
+            _again().replace("    now,", "    if not segment.training:\n        return segment(x)\n    now,"),
+            "all of it in eval mode",
+        ),
+        (
+            "buffers of modules in training mode only",
+            _again(
+                "now = torch.get_rng_state(); "
+                "old = [(b, b.clone()) for m in segment.modules() if m.training for b in m.buffers(recurse=False)]"
+            ),
+            "all of it in eval mode",
+        ),
+        (
+            "a buffer that is None",
+            _again(
+                "now = torch.get_rng_state(); "
+                "old = [(b, b.clone()) for m in segment.modules() for b in m._buffers.values()]"
+            ),
+            "NoneType",
+        ),
+        (
+            "at most four buffers",
+            _again("now, old = torch.get_rng_state(), [(b, b.clone()) for b in list(segment.buffers())[:4]]"),
+            "3.mean",
+        ),
+        (
+            "noted once for each segment",
+            _again(
+                "now, old = torch.get_rng_state(), noted.setdefault(id(segment), [(b, b.clone()) for b in "
+                "segment.buffers()])",
+                head="noted = {}",
+            ),
+            "second step",
+        ),
+        (
+            "a hook left on each parameter",
+            _again(last="[p.register_hook(lambda g: g) for p in segment.parameters()]; return y"),
+            "mode, attributes, hooks",
+        ),
+        (
+            "goes through backward itself",
+            _again(last="y.sum().backward(); return y"),
+            "gone through already",
+        ),
     ],
     "num_hidden": [
         (
@@ -995,6 +1136,37 @@ def num_hidden(forward_s, backward_s, copy_s):
 """,
             "whole number",
         ),
+        (
+            "a millisecond late is forgiven",
+            _hidden(late="1e-3"),
+            "a sixteenth of a millisecond",
+        ),
+        (
+            "tensors of 32 bits",
+            """
+def num_hidden(forward_s, backward_s, copy_s):
+    f, b, c = torch.tensor(forward_s), torch.tensor(backward_s), torch.tensor(copy_s)
+    ready, needed = f.cumsum(0), b.flip(0).cumsum(0).flip(0) - b
+    m, end = 0, torch.tensor(0.0)
+    for i in range(len(c)):
+        end = torch.maximum(end, ready[i]) + c[i]
+        back = c[: i + 1].flip(0).cumsum(0).flip(0)
+        if end > ready[-1] or (back > needed[: i + 1]).any():
+            break
+        m = i + 1
+    return m
+""",
+            "in 64 bits",
+        ),
+        (
+            "remembers what hid by the copies alone",
+            _hidden(
+                "if tuple(copy_s) in known: return known[tuple(copy_s)]",
+                found="known[tuple(copy_s)] = m; return m",
+                head="known = {}",
+            ),
+            "no copy delays the step",
+        ),
     ],
     "cheapest_plan": [
         (
@@ -1288,6 +1460,64 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
 """,
             "",
         ),
+        (
+            "at most five segments",
+            _split(allowed="len(p) <= 5"),
+            "a plan fits",
+        ),
+        (
+            "at most two runs of kept layers",
+            _split(
+                allowed="sum(not b.is_checkpointed and (not i or p[i-1].is_checkpointed) for i, b in enumerate(p)) < 3"
+            ),
+            "cost of what is computed again",
+        ),
+        (
+            "at most one segment of several layers",
+            _split(allowed="sum(s.is_checkpointed and s.stop - s.start > 1 for s in p) <= 1"),
+            "a plan fits",
+        ),
+        (
+            "segments get no longer",
+            _split(allowed=f"sorted({_LENGTHS}, reverse=True) == {_LENGTHS}"),
+            "a plan fits",
+        ),
+        (
+            "segments get no shorter",
+            _split(allowed=f"sorted({_LENGTHS}) == {_LENGTHS}"),
+            "",
+        ),
+        (
+            "costs cut to whole numbers",
+            _split(cost="int(recomputed(p, costs))"),
+            "cost of what is computed again",
+        ),
+        (
+            "answers remembered by costs and budget",
+            _split(found="known.setdefault((tuple(costs), budget_bytes), best)", head="known = {}"),
+            "peak of the plan",
+        ),
+        (
+            "the smallest input of a segment stays",
+            """
+def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
+    def best(start, kept):
+        if start == len(costs):
+            return 0, ()
+        found = []
+        for stop in range(start + 1, len(costs) + 1):
+            whole = sum(layer_bytes[start:stop])
+            if kept + whole <= budget_bytes:
+                for flag in (False, True):
+                    rest = best(stop, kept + (min(input_bytes[start:stop]) if flag else whole))
+                    if rest:
+                        found.append((rest[0] + flag * sum(costs[start:stop]), (Segment(start, stop, flag), *rest[1])))
+        return min(found, key=lambda one: one[0], default=None)
+    found = best(0, 0)
+    return found and found[1]
+""",
+            "peak of the plan",
+        ),
     ],
 }
 
@@ -1338,6 +1568,19 @@ def run_in_segments(layers, k, x):
     return run_in_segments(layers[k:], k, checkpoint(first, x, use_reentrant=False))
 """,
         ),
+        (
+            "a loop by recursion, whose closure holds the value",
+            """
+def run_in_segments(layers, k, x):
+    def go_on(start):
+        nonlocal x
+        if start < len(layers):
+            x = checkpoint(nn.Sequential(*layers[start : start + k]), x, use_reentrant=False)
+            go_on(start + k)
+    go_on(0)
+    return x
+""",
+        ),
     ],
     "recompute": [
         (
@@ -1379,6 +1622,16 @@ def recompute(segment, x, rng_state):
         for buffer, value in zip(list(segment.buffers()), old, strict=True):
             buffer.data[...] = value
     return y
+""",
+        ),
+        (
+            "a deep copy that shares the parameters",
+            """
+import copy
+def recompute(segment, x, rng_state):
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(rng_state)
+        return copy.deepcopy(segment, {id(p): p for p in segment.parameters()})(x)
 """,
         ),
     ],
