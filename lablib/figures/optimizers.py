@@ -78,13 +78,13 @@ def _differences_table(differences: Mapping[str, Difference]) -> dict[str, Seque
 
 
 @checked
-def figure_loss_curves(results: Mapping[str, Result], against: str = "tokens", skip: int = 1) -> go.Figure:
+def figure_loss_curves(results: Mapping[str, Result], against: str = "tokens", skip: int = 2) -> go.Figure:
     """Held-out loss on the way, one line an optimizer, mean over seeds; at most eight can be told apart.
 
     Args:
         results: name -> its recorded trials.
         against: "tokens", or "time": tokens times the length of a step over AdamW's.
-        skip: looks at the beginning that are left out; the first is the untrained model's.
+        skip: looks at the beginning that are left out of the picture; the first is the untrained model's.
 
     Raises:
         ValueError: another `against`, or more than eight results.

@@ -83,9 +83,9 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
     return figure_lines(
         list(outliers),
         {name: [100 * value for value in values] for name, values in errors.items()},
-        "size of one outlier",
+        "one outlier (over the root mean square of the others)",
         "error of the others",
-        "rms",
+        "",
         "%",
         "A small block keeps an outlier to itself",
         log_x=True,

@@ -160,7 +160,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 
 @checked
 def recorded_results(path: Path = RECORDED) -> dict[str, Result]:
-    """The recorded trials, the least loss first.
+    """The recorded trials, the least loss first, of every optimizer whose last part (speed) is there.
 
     Raises:
         OSError, ValueError: no such file, or it holds something else.
@@ -168,7 +168,7 @@ def recorded_results(path: Path = RECORDED) -> dict[str, Result]:
     text = read_text(path)
     try:
         rows = [json.loads(line) for line in text.splitlines()]
-        names = dict.fromkeys(row["optimizer"] for row in rows if row["part"] == "final")
+        names = dict.fromkeys(row["optimizer"] for row in rows if row["part"] == "speed")
         (settings,) = (row for row in rows if row["part"] == "settings")
         results = [_result(name, [row for row in rows if row["optimizer"] == name], settings) for name in names]
     except (KeyError, TypeError, IndexError, ValueError):

@@ -114,7 +114,7 @@ def test_rows_become_results_the_least_loss_first(tmp_path: Path):
         "\n".join([row("settings", "all", batch=[8, 64, 10]), *lines, row("search", "muon", loss=0.0)]) + "\n"
     )
     found = recorded_results(file)
-    assert list(found) == ["lion", "adamw"], "an optimizer without final runs is not there"
+    assert list(found) == ["lion", "adamw"], "an optimizer that was not finished is not there"
     lion = found["lion"]
     assert (lion.lr, lion.weight_decay, lion.num_trials, lion.is_inside) == (0.2, 0.0, 3, True)
     assert (lion.losses, lion.tokens, lion.curve) == ({1: 1.0, 2: 1.1, 3: 1.21}, [0, 5120], [5.0, 2.0])
@@ -125,7 +125,7 @@ def test_rows_become_results_the_least_loss_first(tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("text", ["", "[]\n", '{"part": "final"}\n', "nonsense\n", row("final", "adamw") + "\n"])
+@pytest.mark.parametrize("text", ["", "[]\n", '{"part": "final"}\n', "nonsense\n", row("speed", "adamw") + "\n"])
 def test_another_file_is_refused(tmp_path, text):
     file = tmp_path / "evidence.jsonl"
     file.write_text(text)
