@@ -1,0 +1,416 @@
+"""Checks of lab 05: optimizers. Weights, states, matrices, code values and losses are drawn anew."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from lablib.course import Expect, exercise
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.observe import Observed
+from lablib.course.rules import changes_nothing, not_from_lablib, observe, returns_new_tensors
+from lablib.optim.blockwise import codebook
+from lablib.optim.newton_schulz import COEFFICIENTS
+from lablib.units import plural
+
+# ---- AdamW ----------------------------------------------------------------------------------------------------------
+
+_TORCHS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, adam, adamw)
+Settings = tuple[float, tuple[float, float], float, float]  # lr, betas, eps, decay
+
+
+@exercise(
+    "AdamW",
+    hints=[
+        "Go line by line through the formula. Which of its symbols are kept from step to step, and which are computed "
+        "anew? What is t in the first step?",
+        "Count t first: in the first step it is 1. Keep m and v as they are, without correction; m^ and v^ are new "
+        "tensors. Decay works on w alone: g, m and v know nothing of it.",
+        '`state["t"] += 1`; `state["m"] = beta1 * state["m"] + (1 - beta1) * g`, and v likewise with `g**2`. Divide '
+        'by `1 - beta1 ** state["t"]`; then one `w.sub_(...)` of lr times the decay and the quotient.',
+    ],
+)
+def adamw_step(expect: Expect, adamw_step: Callable[..., Any]) -> None:
+    not_from_lablib(adamw_step, refused=_TORCHS)
+    draw = expect.draw
+    for on, shape, settings, sizes in _adamw_cases(draw):
+        expect.measured.clear()  # what holds is shown for the last case
+        grads = [size * draw.tensor(shape, torch.float64) for size in sizes]
+        _expect_adamw(expect, adamw_step, draw.tensor(shape, torch.float64), grads, settings, on)
+
+
+def _adamw_cases(draw: Draw) -> Iterator[tuple[str, tuple[int, ...], Settings, list[float]]]:
+    """What a case is about, the shape, the settings, and the size of the gradient in each step."""
+    lr, eps, decay = draw.number(1e-3, 1e-1), 10 ** draw.number(-9, -7), draw.number(0.05, 0.5)
+    betas = draw.number(0.5, 0.95), draw.number(0.96, 0.999)
+    yield "the first step, without decay", (3, 4), (lr, betas, eps, 0.0), [1.0]
+    yield "five steps, without decay", (5,), (lr, betas, eps, 0.0), [1.0, 3.0, 0.2, 1.0, 0.5]
+    yield "a large eps, without decay", (4,), (lr, betas, draw.number(0.1, 0.5), 0.0), [1.0, 0.5]
+    yield "gradients of zero, without decay", (4,), (lr, betas, eps, 0.0), [0.0, 0.0]
+    yield "gradients of zero, with decay", (2, 3), (lr, betas, eps, decay), [0.0, 0.0]
+    yield "four steps, with decay", (2, 3), (lr, betas, eps, decay), [1.0, 0.1, 2.0, 1.0]
+    yield "a scalar, without means (betas 0)", (), (lr, (0.0, 0.0), eps, decay), [1.0, 2.0]
+    yield "betas that are equal", (2, 1, 3), (lr, (0.9, 0.9), eps, decay), [1.0, 1.0]
+
+
+def _expect_adamw(
+    expect: Expect, answer: Callable[..., Any], w: Tensor, grads: list[Tensor], settings: Settings, on: str
+) -> None:
+    lr, betas, eps, decay = settings
+    ours, state = w.clone(), {"t": 0, "m": torch.zeros_like(w), "v": torch.zeros_like(w)}
+    wanted: dict[str, Any] = {"w": w.clone(), "t": 0, "m": torch.zeros_like(w), "v": torch.zeros_like(w)}
+    for grad in grads:
+        before = wanted["w"].clone()
+        call = observe(lambda g, w=ours: answer(w, g, state, *settings), grad)
+        _adamw(wanted, grad, lr, betas, eps, decay)
+        step = f"{on}, step {wanted['t']}"
+        if call.changed:
+            raise RuleBroken(f"the gradient stays as it was ({step})", "g changed", "as it was: work on a copy")
+        for name in ("t", "m", "v"):
+            if name not in state:
+                raise RuleBroken(f"the state keeps its {name} ({step})", ", ".join(state), "t, m and v")
+        expect.equal(f"t counts the steps, with this one ({step})", _number(state["t"]), wanted["t"])
+        with_l2 = " alone: decay is no part of it" if decay else ""
+        expect.close(
+            f"m is a running mean of the gradients{with_l2} ({step})", state["m"], wanted["m"], rtol=1e-9, atol=1e-12
+        )
+        expect.close(
+            f"v is a running mean of the gradients' squares{with_l2} ({step})",
+            state["v"],
+            wanted["v"],
+            rtol=1e-9,
+            atol=1e-12,
+        )
+        _expect_weights(expect, ours, before, wanted, settings, step, call.value)
+
+
+def _expect_weights(
+    expect: Expect, w: Tensor, before: Tensor, wanted: dict[str, Any], settings: Settings, step: str, returned: Any
+) -> None:
+    off = (w - wanted["w"]).abs().max() > 1e-9 * max(1e-3, float(wanted["w"].abs().max()))
+    said = next((words for words, other in _mistakes(before, wanted, settings) if off and _near(w, other)), "")
+    if off and not said and torch.equal(w, before):
+        saw = "a new tensor was returned" if isinstance(returned, Tensor) else "w is as it was"
+        raise RuleBroken(f"w itself changes ({step})", saw, "w.sub_(...), which writes into w")
+    if said:
+        raise RuleBroken(f"w is that of the formula ({step})", f"w is as if {said}", "as in the formula")
+    expect.close(f"w is that of the formula ({step})", w, wanted["w"], rtol=1e-9, atol=1e-12)
+
+
+def _adamw(state: dict[str, Any], g: Tensor, lr: float, betas: tuple[float, float], eps: float, decay: float) -> None:
+    """The formula, element by element of nothing clever."""
+    beta1, beta2 = betas
+    state["t"] += 1
+    state["m"] = beta1 * state["m"] + (1 - beta1) * g
+    state["v"] = beta2 * state["v"] + (1 - beta2) * g * g
+    m, v = state["m"] / (1 - beta1 ** state["t"]), state["v"] / (1 - beta2 ** state["t"])
+    state["w"] = state["w"] - lr * decay * state["w"] - lr * m / (v.sqrt() + eps)
+
+
+def _mistakes(w: Tensor, state: Mapping[str, Any], settings: Settings) -> Iterator[tuple[str, Tensor]]:
+    """Known ways to get m and v right and w wrong: in words, and the w they give."""
+    lr, (beta1, beta2), eps, decay = settings
+    m, v, c1, c2 = state["m"], state["v"], 1 - beta1 ** state["t"], 1 - beta2 ** state["t"]
+    direction = m / c1 / ((v / c2).sqrt() + eps)
+    kept = w - lr * decay * w
+    yield "nothing were corrected for the start at zero", kept - lr * m / (v.sqrt() + eps)
+    yield "m were not corrected", kept - lr * m / ((v / c2).sqrt() + eps)
+    yield "v were not corrected", kept - lr * m / c1 / (v.sqrt() + eps)
+    yield "eps were inside the root", kept - lr * m / c1 / (v / c2 + eps).sqrt()
+    yield "eps were added before the correction of v", kept - lr * m / c1 / ((v.sqrt() + eps) / math.sqrt(c2))
+    yield "there were no root", kept - lr * m / c1 / (v / c2 + eps)
+    yield "there were no decay", w - lr * direction
+    yield "the decay were not multiplied by lr", w - decay * w - lr * direction
+    yield "the decay grew the weights", w + lr * decay * w - lr * direction
+    yield "the decay took its share of the new w", (w - lr * direction) * (1 - lr * decay)
+    yield "the step went uphill", kept + lr * direction
+    yield "the decay went through the division, as L2 does", w - lr * (m / c1 + decay * w) / ((v / c2).sqrt() + eps)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.allclose(a, b, rtol=1e-9, atol=1e-12))
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+# ---- Quantize a state -----------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "Quantize a state",
+    hints=[
+        "How many blocks are there for 10 numbers in blocks of 4, and how could the last one be made as long as the "
+        "others without changing its largest |x|?",
+        "Pad the flat x with zeros, view it as rows of one block each. A number is nearest to the value on whose side "
+        "of the middle between two neighbours it lies: the middles are the borders.",
+        "`rows = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)`; scales are `rows.abs().amax(dim=1)`"
+        ", 0 replaced by 1; codes are `torch.bucketize(rows / scales[:, None], (values[:-1] + values[1:]) / 2)`. Cut "
+        "the padding off, give codes the shape of x, and the dtype uint8.",
+    ],
+)
+def quantize_state(expect: Expect, quantize_state: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]) -> None:
+    not_from_lablib(quantize_state)
+    for on, x, values, block in _states(expect.draw):
+        expect.measured.clear()
+        call = observe(quantize_state, x, values, block)
+        _expect_codes(expect, call, x, values, block, f"{on}; {plural(x.numel(), 'numbers')}, block {block}")
+
+
+def _states(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, int]]:
+    """What a case is about, x, values, block."""
+    signed, unsigned, block = codebook(True), codebook(False), draw.integer(3, 9)
+    x = draw.tensor((block * 4,))
+    yield "whole blocks", x, signed, block
+    yield "a matrix", draw.tensor((4, block)), signed, block
+    yield "blocks that go over the ends of rows", draw.tensor((3, block + 1)), signed, block
+    yield "a last block that is shorter", draw.tensor((block * 3 + draw.integer(1, block - 1),)), signed, block
+    yield "one block longer than x", draw.tensor((3,)), signed, 256
+    yield "blocks of one number", draw.tensor((5,)), signed, 1
+    outlier = draw.tensor((block * 3,))
+    outlier[draw.integer(block, 2 * block - 1)] = -1000.0
+    yield "a negative outlier in the second block", outlier, signed, block
+    zeros = draw.tensor((block * 3,))
+    zeros[block : 2 * block] = 0.0
+    yield "a block of zeros", zeros, signed, block
+    yield "no number below zero, values from 0", draw.tensor((block * 3,)).square(), unsigned, block
+    yield "very small numbers", 1e-20 * draw.tensor((block * 2 + 1,)), signed, block
+    count = draw.integer(5, 60)
+    drawn = torch.cat([torch.tensor([-1.0, 0.0, 1.0]), 2 * torch.sigmoid(3 * draw.tensor((count,))) - 1]).unique()
+    yield f"{len(drawn)} other values", draw.tensor((2, 3, 20)), drawn, block
+    yield "a transposed matrix", draw.tensor((block + 2, 3)).T, signed, block
+    yield "one number", draw.tensor(()), signed, block
+    many = torch.cat([draw.tensor((500,)), draw.tensor((500,)) * 1e-4])
+    yield "numbers of many sizes", many[torch.tensor(draw.shuffled(range(1000)))], signed, 100
+
+
+def _expect_codes(expect: Expect, call: Observed, x: Tensor, values: Tensor, block: int, on: str) -> None:
+    value = call.value
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(isinstance(part, Tensor) for part in value):
+        raise RuleBroken(
+            f"codes and scales are returned ({on})", short_repr(value), "two tensors: return codes, scales"
+        )
+    changes_nothing(expect, [call])
+    codes, scales = value
+    num_blocks = math.ceil(x.numel() / block)
+    expect.equal(f"there is one scale a block ({on})", tuple(scales.shape), (num_blocks,))
+    expect.equal(f"codes have the shape of x ({on})", tuple(codes.shape), tuple(x.shape))
+    dtypes = tuple(str(part.dtype).removeprefix("torch.") for part in (codes, scales))
+    expect.equal(f"a code takes one byte, a scale four ({on})", dtypes, ("uint8", "float32"))
+    if codes.untyped_storage().nbytes() > x.numel() + 3:
+        saw = f"{codes.untyped_storage().nbytes()} bytes behind {x.numel()} codes"
+        raise RuleBroken(
+            f"the codes keep no padding alive ({on})", saw, "a copy of the part: .clone() or .to(torch.uint8)"
+        )
+    flat = x.flatten()
+    largest = torch.stack([part.abs().max() for part in flat.split(block)])
+    if (largest == 0).any():
+        expect.equal(f"the scale of a block of zeros is 1 ({on})", scales[largest == 0].unique().tolist(), [1.0])
+    wanted = torch.where(largest > 0, largest, 1.0)
+    expect.close(f"a scale is the largest |x| of its block ({on})", scales, wanted, rtol=1e-6)
+    if int(codes.max()) >= len(values):
+        raise RuleBroken(f"a code is the place of a value ({on})", f"{int(codes.max())}", f"0 to {len(values) - 1}")
+    _expect_nearest(expect, codes.flatten(), flat, wanted, values, block, on)
+
+
+def _expect_nearest(
+    expect: Expect, codes: Tensor, flat: Tensor, scales: Tensor, values: Tensor, block: int, on: str
+) -> None:
+    shares = flat.double() / scales.double().repeat_interleave(block)[: len(flat)]
+    distances = (shares[:, None] - values.double()).abs()
+    off, least = distances.gather(1, codes.long()[:, None])[:, 0], distances.amin(dim=1)
+    wrong = (off > least + 1e-6 * shares.abs() + 1e-12).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        got, best = int(codes[at]), int(distances[at].argmin())
+        saw = f"x / scale = {shares[at]:.6g} became code {got}, the value {values[got]:.6g}; {len(wrong)} are wrong"
+        raise RuleBroken(f"a code is the place of the nearest value ({on})", saw, f"{best}, {values[best]:.6g}")
+    expect.that(f"codes are the places of the nearest values ({on})", True, saw=f"all {len(flat)}", expected="")
+
+
+# ---- Newton-Schulz --------------------------------------------------------------------------------------------------
+
+
+class _Operators(TorchDispatchMode):
+    """The names of all operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+_OTHERS = ("geqrf", "ormqr", "cholesky", "lu_solve", "inverse", "triangular_solve", "cholesky_inverse", "svd", "qr")
+
+
+def _is_decomposition(name: str) -> bool:
+    return name in _OTHERS or (name.lstrip("_").startswith("linalg_") and "norm" not in name)
+
+
+@exercise(
+    "Newton-Schulz",
+    hints=[
+        "Which of the two, X X^T or X^T X, is the smaller matrix for a tall X? What do they have in common?",
+        "Transpose a tall matrix, and the result back. (X X^T)^2 X needs no new product with X: put both terms into "
+        "one m x m matrix, b A + c A A with A = X X^T, and multiply X by it.",
+        "`x = x / x.norm().clamp(min=1e-30)`; then in each step `gram = x @ x.T` and `x = a * x + (b * gram + c * "
+        "gram @ gram) @ x`. Wide matrices as they are, tall ones as `x.T`, and the result transposed back.",
+    ],
+)
+def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence[float]], Tensor]) -> None:
+    not_from_lablib(orthogonalize)
+    for on, x, num_steps, coefficients in _matrices(expect.draw):
+        expect.measured.clear()
+        where = f"{on}; {x.shape[0]} x {x.shape[1]}, {plural(num_steps, 'steps')}"
+        with FlopCounterMode(display=False) as flops, _Operators() as operators:
+            call = observe(orthogonalize, x, num_steps, coefficients)
+        returns_new_tensors(expect, [call], like=x)
+        changes_nothing(expect, [call])
+        found = sorted(name for name in operators.names if _is_decomposition(name))
+        if found:
+            raise RuleBroken("products are enough: no decomposition", f"a call of {found[0]}", "@, and nothing like it")
+        _expect_orthogonal(expect, call.value, x, num_steps, coefficients, where)
+        short, long = sorted(x.shape)
+        expect.budget(
+            f"FLOPs of the products ({where})", flops.get_total_flops(), num_steps * 6 * short**2 * long, "FLOPs"
+        )
+
+
+def _matrices(draw: Draw) -> Iterator[tuple[str, Tensor, int, tuple[float, float, float]]]:
+    """What a case is about, the matrix, the number of steps, the coefficients."""
+    rows, more = draw.integer(3, 8), draw.integer(20, 40)
+    a, b, c = draw.number(1, 3), draw.number(-2, -1), draw.number(0.2, 0.8)
+    dtype = torch.float64
+    yield "no step: a matrix over its norm", 7 * draw.tensor((rows, rows + 2), dtype), 0, (a, b, c)
+    yield "only a", draw.tensor((rows, rows + 2), dtype), 1, (a, 0.0, 0.0)
+    yield "a and b", draw.tensor((rows, rows + 2), dtype), 1, (a, b, 0.0)
+    yield "one step", draw.tensor((rows, rows + 2), dtype), 1, (a, b, c)
+    yield "several steps", draw.tensor((rows, rows + 2), dtype), draw.integer(2, 4), (a, b, c)
+    yield "Muon's five steps", draw.tensor((rows, rows + 1), dtype), 5, COEFFICIENTS
+    yield "a square matrix", draw.tensor((rows, rows), dtype), 2, (a, b, c)
+    yield "a wide matrix", draw.tensor((rows, more), dtype), 2, (a, b, c)
+    yield "a tall matrix", draw.tensor((more, rows), dtype), 2, (a, b, c)
+    yield "one row", draw.tensor((1, rows), dtype), 3, (a, b, c)
+    yield "one column", draw.tensor((rows, 1), dtype), 3, (a, b, c)
+    yield "a matrix of zeros", torch.zeros(rows, rows + 1, dtype=dtype), 2, (a, b, c)
+    yield "very small numbers", 1e-12 * draw.tensor((rows, rows + 1), dtype), 2, (a, b, c)
+    yield "float32", draw.tensor((rows, rows + 1)), 5, COEFFICIENTS
+    yield "a view of every second number", draw.tensor((rows, more), dtype, contiguous=False), 2, (a, b, c)
+
+
+def _expect_orthogonal(
+    expect: Expect, saw: Tensor, x: Tensor, num_steps: int, coefficients: tuple[float, float, float], on: str
+) -> None:
+    a, b, c = coefficients
+    u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    s = s / s.norm() if s.any() else s
+    for _ in range(num_steps):
+        s = a * s + b * s**3 + c * s**5
+    rtol, atol = (1e-7, 1e-9) if x.dtype == torch.float64 else (1e-2, 1e-3)
+    rule = f"U and V stay, singular values follow the polynomial ({on})" if num_steps else f"x over its norm ({on})"
+    expect.close(rule, saw.double(), u * s @ vh, rtol=rtol, atol=atol)
+
+
+# ---- Choose for a budget --------------------------------------------------------------------------------------------
+
+_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+
+
+@exercise(
+    "Choose for a budget",
+    hints=[
+        "Three questions, one after the other: which fit? Which of these is best? Which of these tie with the best?",
+        "The differences are taken seed by seed: `[a - b for a, b in zip(...)]`, n of them. The interval holds 0 if "
+        "the mean of the differences is no larger, in absolute value, than t s / sqrt(n).",
+        "`fitting = [name for name in losses if kept[name] <= budget]`; none: return None. `best = min(fitting, "
+        "key=lambda name: statistics.mean(losses[name]))`; then `min` over the tied ones by (kept, mean loss).",
+    ],
+)
+def choose_optimizer(expect: Expect, choose_optimizer: Callable[..., str | None]) -> None:
+    not_from_lablib(choose_optimizer)
+    for num_seeds in (3, 5, 2, 4):
+        for on, losses, kept, budget, wanted in _tables(expect.draw, num_seeds):
+            expect.measured.clear()
+            names = dict(zip(losses, expect.draw.shuffled(_NAMES), strict=False))
+            order = expect.draw.shuffled(list(losses))
+            given = {names[name]: losses[name] for name in order}
+            bytes_of = {names[name]: kept[name] for name in expect.draw.shuffled(order)}
+            call = observe(choose_optimizer, given, bytes_of, budget)
+            changes_nothing(expect, [call])
+            told = "; ".join(
+                f"{name} {kept[key]:g} B, {' '.join(f'{x:.3f}' for x in losses[key])}"
+                for key, name in names.items()
+                if key in losses
+            )
+            rule = f"{on} (budget {budget:g}; {told})"
+            expect.equal(rule, call.value, wanted and names[wanted])
+
+
+_NAMES = ("adamw", "lion", "muon", "soap", "lamb", "galore", "sophia")
+Table = tuple[str, dict[str, list[float]], dict[str, float], float, str | None]
+
+
+def _tables(draw: Draw, num_seeds: int) -> Iterator[Table]:
+    """What a table is about, losses, bytes, budget, the answer. `best` has the least mean loss."""
+    # What is easy and hard about a seed is the same for all, and more than what optimizers differ by.
+    seeds = draw.shuffled([2 + 0.3 * place + draw.number(0, 0.1) for place in range(num_seeds)])
+    noise = [draw.number(-1, 1) + place for place in range(num_seeds)]
+    noise = [0.02 * (one - statistics.mean(noise)) / statistics.stdev(noise) for one in draw.shuffled(noise)]
+    half_width = _T[num_seeds] * 0.02 / math.sqrt(num_seeds)
+
+    def apart(share: float, sign: float = 1.0) -> list[float]:
+        """Losses whose differences from `best` have a mean of so many half widths."""
+        return [seed + sign * one + share * half_width for seed, one in zip(seeds, noise, strict=True)]
+
+    far, farther = ([seed + more for seed in seeds] for more in (4.0, 6.0))
+    clear = {"best": seeds, "b": farther, "c": far}
+    yield "of what differs clearly the best is taken", clear, *_kept(8, 4, 2), "best"
+    yield "what keeps more than the budget is out", clear, *_kept(8, 4, 2, 5), "c"
+    yield "what keeps just the budget fits", clear, *_kept(8, 4, 2, 8), "best"
+    yield "None where nothing fits", clear, *_kept(8, 4, 2, 1), None
+    tied = {"best": seeds, "b": apart(0.3), "c": apart(0.1, -1)}
+    yield "of a tie the best, where it keeps fewest", tied, *_kept(4, 8, 6), "best"
+    yield "of a tie the one with fewest bytes", tied, *_kept(8, 4, 6), "b"
+    tight = [seed + 0.01 for seed in seeds]
+    yield (
+        "what is hard about a seed drops out: 0.01 more on each is no tie",
+        ({"best": seeds, "b": tight}),
+        *_kept(8, 4),
+        "best",
+    )
+    for share in (0.5, 0.7, 0.93, 1.08, 1.5):
+        what = "a tie" if share < 1 else "none"
+        rule = f"a mean of {share} of t s / sqrt(n) is {what} ({num_seeds} seeds)"
+        yield rule, {"best": seeds, "b": apart(share)}, *_kept(8, 4), "b" if share < 1 else "best"
+    out = [seed - 5 for seed in seeds]
+    yield (
+        "ties with the best that fits count, not with the best of all",
+        ({"best": out, "b": seeds, "c": apart(0.5)}),
+        *_kept(8, 4, 2, 5),
+        "c",
+    )
+    chain = {"best": seeds, "b": apart(0.9), "c": apart(1.4, -1)}  # c less b: 0.5 half widths, and twice the noise
+    yield "a tie with one that ties is no tie with the best", chain, *_kept(8, 4, 2), "b"
+    equal = {"best": seeds, "b": apart(0.2), "c": apart(0.6)}
+    yield "of equal bytes the one with less loss", equal, *_kept(8, 4, 4), "b"
+    yield "equal losses tie", {"best": seeds, "b": list(seeds), "c": far}, *_kept(8, 4, 2), "b"
+    yield "one optimizer alone", {"best": seeds}, {"best": 4.0}, draw.number(4, 9), "best"
+
+
+def _kept(*sizes: float) -> tuple[dict[str, float], float]:
+    """Bytes of best, b, c; and the budget, the number after them, or one where all fit."""
+    names = ("best", "b", "c")[: 2 if len(sizes) == 2 else 3]
+    return dict(zip(names, map(float, sizes), strict=False)), float(sizes[3]) if len(sizes) > 3 else 10.0

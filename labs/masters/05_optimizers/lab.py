@@ -1,0 +1,667 @@
+# %% [markdown]
+# # Lab 05: Optimizers
+#
+# **Question.** What does an optimizer's state buy, and what does it cost?
+#
+# An *optimizer* turns gradients into changes of the weights. Nearly all keep numbers from step to step, their *state*:
+# AdamW, the usual one, keeps 8 bytes for each weight, twice what weight and gradient take in 16 bits. You will build
+# AdamW, shrink its state, see another way to use one, and let evidence decide which to take.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+import math
+import statistics
+from functools import partial
+
+import pandas as pd
+import torch
+from torch import nn
+
+from lablib import launch, phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.figures import (
+    figure_blocks,
+    figure_differences,
+    figure_lines,
+    figure_loss_and_bytes,
+    figure_projection,
+    figure_sign_of_noise,
+    figure_singular_values,
+    format_quantity,
+    show,
+)
+from lablib.models import GPT, model_config
+from lablib.optim import blockwise, experiment
+from lablib.optim.adafactor import Adafactor
+from lablib.optim.adam8bit import Adam8bit
+from lablib.optim.adamw import AdamW
+from lablib.optim.choose import choose, state_of
+from lablib.optim.effects import block_errors, lost_shares, mean_steps, singular_values
+from lablib.optim.evidence import PUBLISHED, about, difference, recorded_results
+from lablib.optim.in_backward import step_in_backward
+from lablib.optim.lion import Lion
+from lablib.optim.memory import OPTIMIZERS, state_bytes
+from lablib.optim.muon import Muon
+from lablib.optim.newton_schulz import COEFFICIENTS
+from lablib.optim.trial import kinds
+from lablib.widgets import LogSlider, explore
+
+check = checks_for("05")
+check
+
+# %% tags=["parameters"]
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # a short training and few repeats
+
+# %% [markdown] minutes=4
+# ## One rate for all
+#
+# *Stochastic gradient descent* (SGD) subtracts from each weight w its gradient g, the slope of the loss, times a *rate*
+# lr: `w = w - lr g`. It keeps nothing. But gradients differ in size from layer to layer. Here some of a small GPT, a
+# language model, after 20 steps; *rms*, the root of the mean square, is the usual size of a number.
+
+# %%
+training, looks = experiment.run("adamw", lr=8e-3, weight_decay=0.0, seed=1, num_steps=20)
+for name in ("attention.out.weight", "mlp.up.weight", "attention.query.weight"):
+    for block in (0, 1):
+        grad = training.model.get_parameter(f"blocks.{block}.{name}").grad
+        print(f"block {block}, {name:23s} rms of the gradient {grad.square().mean().sqrt():.1e}")
+
+# %% [markdown]
+# A rate small enough for the steepest weights hardly moves the others. See what that costs in a valley of 20 weights:
+# the loss is the sum of `c w^2 / 2`, the slope along each c w, with c from 0.01 to 100. Each optimizer gets the best of
+# 14 rates. *Momentum* keeps a mean of past gradients, AdamW also one of their squares.
+
+# %%
+curvatures = torch.logspace(-2, 2, 20)
+
+
+def valley(make, lr, num_steps=100):
+    w, losses = nn.Parameter(torch.ones(20)), []
+    optimizer = make([w], lr=lr)
+    for _ in range(num_steps):
+        loss = (curvatures * w**2).sum() / 2
+        losses.append(loss.item())
+        w.grad = curvatures * w.detach()
+        optimizer.step()
+    return losses if math.isfinite(losses[-1]) else [math.inf]
+
+
+makers = {"SGD": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9)}
+makers["AdamW"] = partial(AdamW, weight_decay=0.0)
+rates = [0.0005 * 2**k for k in range(14)]
+curves = {name: min((valley(make, lr) for lr in rates), key=lambda losses: losses[-1]) for name, make in makers.items()}
+axes = {"x_label": "step", "y_label": "loss", "x_unit": "count", "y_unit": ""}
+show(figure_lines(range(100), curves, **axes, log_y=True, title="A valley: each at its best rate"))
+
+# %% [markdown]
+# SGD must stay below the rate 2 / 100, or the steepest weight flies off; then the flattest needs thousands of steps.
+# AdamW's step has about the same size for every weight, however steep. That is what its state buys.
+
+# %% [markdown] minutes=10
+# ## AdamW
+#
+# AdamW keeps, for every weight, running means m of the gradient and v of its square. Both start at 0, so after t steps
+# they are too small by a factor of 1 - beta^t, which the *bias correction* undoes:
+#
+#     m = beta1 m + (1 - beta1) g            m^ = m / (1 - beta1^t)
+#     v = beta2 v + (1 - beta2) g^2          v^ = v / (1 - beta2^t)
+#     w = w - lr lambda w - lr m^ / (sqrt(v^) + eps)
+#
+# Where gradients keep their sign, the last term is about lr, whatever their size.
+
+# %% [markdown]
+# The term `lr lambda w` is *weight decay*: every weight loses the same share. It is *decoupled* from the gradient.
+# Adding lambda w to g instead (*L2 regularization*) sends it through m and v: divided by the root of v, weights with
+# large gradients would hardly decay. The W in AdamW is this difference (Loshchilov and Hutter, 2017).
+
+# %% [markdown]
+# ### Exercise 1: AdamW
+#
+# Write one step. All of the formula's w on the right side are those before the step. Change w in place (`w.sub_(...)`),
+# and leave g alone. Stuck? Run `check.adamw_step.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    """One step of AdamW: changes w in place, and the state.
+
+    w, g: tensors of one shape. betas: (beta1, beta2). decay: lambda.
+    state: dict of "t", the steps so far, 0 at first, and of "m" and "v", tensors like w, zeros at first.
+    """
+    ### BEGIN SOLUTION
+    beta1, beta2 = betas
+    state["t"] += 1
+    state["m"] = beta1 * state["m"] + (1 - beta1) * g
+    state["v"] = beta2 * state["v"] + (1 - beta2) * g**2
+    m = state["m"] / (1 - beta1 ** state["t"])
+    v = state["v"] / (1 - beta2 ** state["t"])
+    w.sub_(lr * decay * w + lr * m / (v.sqrt() + eps))
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: without decay a first step is lr for both, so 0.9 and 1.1.
+def first_step():
+    w, g = torch.tensor([1.0, 1.0]), torch.tensor([2.0, -0.001])
+    adamw_step(w, g, {"t": 0, "m": torch.zeros(2), "v": torch.zeros(2)}, 0.1, (0.9, 0.99), 1e-8, 0.0)
+    return w
+
+
+try_out(first_step)
+
+# %% tags=["check"] points=3
+check.adamw_step(adamw_step)
+
+# %% [markdown]
+# The library's own works on lists of tensors: one *batched* (foreach) operator for all weights at once.
+
+# %%
+show_source(AdamW.update, after=check.adamw_step)
+
+# %% [markdown] minutes=4
+# ## What the state costs
+#
+# The weights and gradients of a model with 7 billion parameters take 2 bytes each in 16 bits, so 28 GB. AdamW's m and v
+# are kept in 32 bits. Guess: how many GB do they take? Does training fit into a GPU of 80 GB?
+
+# %%
+my_guess_GB = None  # m and v of 7 billion parameters
+print("guess:", my_guess_GB)
+
+
+# %% [markdown]
+# Here is each optimizer's state for one matrix, found in three ways: counted in its tensors, seen by the simulator,
+# which records every allocation, and computed from a formula. GaLore's rank is a quarter of the width.
+
+
+# %%
+def step_of(name, size=256):
+    """One step of a square matrix; bytes of the optimizer's state, by counting."""
+    weight, kind = nn.Parameter(torch.ones(size, size)), kinds(size)[name]
+    weight.grad = torch.eye(size)
+    optimizer = kind.make([weight], lr=1e-3, **kind.options)
+    optimizer.step()
+    return optimizer.state_bytes()
+
+
+rows = {}
+for name in OPTIMIZERS:
+    run = launch(lambda name=name: step_of(name), ranks=1)
+    kept = sum(block.size_bytes for block in run.memory.blocks if block.category == "optimizer state")
+    formula = state_bytes(name, (256, 256), rank=64)
+    rows[name] = {"counted": run.values[0] / 256**2, "simulator": kept / 256**2, "formula": formula / 256**2}
+print("bytes of state a parameter; you guessed", my_guess_GB, "GB for AdamW with 7 billion")
+pd.DataFrame(rows).T.round(3)
+
+# %% [markdown]
+# AdamW: 56 GB, together 84, before any activation. How the others do with less: *Lion* and *Muon* keep one mean.
+# *Adafactor* keeps row and column means of the squares, and no m. *Adam8bit* takes one byte a number, *AdamBF16* two.
+# *GaLore* keeps m and v of a few directions. SOAP keeps more. Two of these ideas you will build.
+
+# %% [markdown] minutes=10
+# ## Eight bits in blocks
+#
+# A byte can name 256 values. *Quantizing* a state: divide by a *scale*, the largest |x|, and keep for each number the
+# *code*, the place of the nearest of 256 values between -1 and 1. These lie densely near 0, in seven decades: states
+# span many orders of magnitude. Reading: value times scale.
+
+# %%
+values = blockwise.codebook(is_signed=True)
+print("256 values, for example", [round(x, 7) for x in values[128::16].tolist()])
+m = training.optimizers[0].state[training.model.get_parameter("blocks.0.mlp.up.weight")]["exp_avg"]
+print(f"a state: {m.numel():,} numbers, largest {m.abs().max():.1e}, median {m.abs().median():.1e}")
+
+# %% [markdown]
+# One *outlier*, a number far larger than all others, sets the scale, and the others fall among fewer values. So the
+# state is cut into *blocks* of B numbers with a scale each: 1 + 4 / B bytes a number (Dettmers et al., 2021). Guess: an
+# outlier of 1,000 times the rms; by how many percent are the others off, with one scale for all 16,384, and with blocks
+# of 256?
+
+# %%
+my_guess_errors = None  # two percentages
+print("guess:", my_guess_errors)
+
+# %%
+outliers = [10.0**power for power in range(7)]
+show(figure_blocks(*block_errors(m, outliers, (64, 256, 2048, m.numel()))))
+print("you guessed", my_guess_errors)
+
+# %% [markdown]
+# Without outliers the error is 1 to 2%. With one scale an outlier of 1,000 times the rms makes it four times as large,
+# for all 16,384; in blocks of 256 it harms only its neighbours. And outliers come: in single channels, from rare
+# tokens.
+
+# %% [markdown]
+# ### Exercise 2: quantize a state
+#
+# Cut x, in the order of `x.flatten()`, into blocks of `block` numbers; the last may be shorter. Each has its own scale:
+# the largest |x|, or 1 for a block of zeros. A code is the place of the value nearest to x / scale. The values ascend:
+# `torch.bucketize(numbers, borders)` says for each number how many borders lie below it.
+
+
+# %% tags=["exercise"]
+def quantize_state(x, values, block):
+    """Codes, uint8 in the shape of x, and scales, float32, one a block.
+
+    x: float32 of any shape with at least one number; stays as it is.
+    values: up to 256 ascending float32, 0 and 1 among them; from -1 where x may be negative, else from 0.
+    """
+    ### BEGIN SOLUTION
+    flat = x.flatten()
+    padded = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+    scales = padded.abs().amax(dim=1)
+    scales = torch.where(scales > 0, scales, 1.0)
+    codes = torch.bucketize(padded / scales[:, None], (values[:-1] + values[1:]) / 2)
+    return codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), scales
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: codes 4, 1, 2, 3, 4 and scales 8, 0.5, 3.
+few = torch.tensor([-1.0, -0.25, 0.0, 0.25, 1.0])
+try_out(quantize_state, torch.tensor([8.0, -2.1, 0.0, 0.1, 3.0]), few, block=2)
+
+# %% tags=["check"] points=3
+check.quantize_state(quantize_state)
+
+# %% [markdown]
+# *Adam8bit* reads m and v, takes the gradient in, and quantizes them again: 2.03 bytes a parameter at B = 256, and more
+# passes over memory. The library finds the nearest value in a table, without a search.
+
+# %%
+show_source(blockwise.quantize, after=check.quantize_state)
+
+# %% [markdown] minutes=10
+# ## Muon: the same step in every direction
+#
+# AdamW treats a matrix as a list of numbers. But a matrix works as a whole: it is a sum of *directions*, each an output
+# vector times an input vector, times its strength, the *singular value* (`torch.linalg.svdvals`). Here the strengths in
+# the mean gradient of one matrix.
+
+# %%
+values_m = torch.linalg.svdvals(m)
+print(
+    f"{len(values_m)} directions; the strongest has {values_m[0] / values_m[32]:,.0f} times the middle one's strength,"
+)
+print(f"and the strongest five have {values_m[:5].square().sum() / values_m.square().sum():.0%} of the squares")
+
+# %% [markdown]
+# So a gradient step changes the matrix in a few directions. *Muon* (Jordan et al., 2024) keeps one mean of gradients,
+# writes it as U S V^T with the singular values in S, and steps along U V^T: all singular values 1. Computing U and V is
+# slow. *Newton-Schulz* needs only products: divide X by its norm, the root of the sum of squares, then repeat
+#
+#     X = a X + b (X X^T) X + c (X X^T)^2 X
+#
+# U and V stay, and each singular value s becomes a s + b s^3 + c s^5.
+
+# %% [markdown]
+# Muon takes a, b, c = 3.4445, -4.7750, 2.0315, and five steps. Guess: what becomes of the singular values 0.5, 0.05 and
+# 0.0005?
+
+# %%
+my_guess_values = None  # three numbers
+print("guess:", my_guess_values)
+
+# %% [markdown]
+# ### Exercise 3: Newton-Schulz
+#
+# For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs, if you begin with X X^T, which is m x m. A tall
+# matrix would begin with a needlessly large X X^T: transpose it first. A matrix of zeros stays one.
+
+
+# %% tags=["exercise"]
+def orthogonalize(x, num_steps, coefficients):
+    """Divide by the norm, then `num_steps` steps of Newton-Schulz; a new tensor of x's shape and dtype.
+
+    x: a matrix, tall or wide; stays as it is. coefficients: a, b, c.
+    """
+    ### BEGIN SOLUTION
+    a, b, c = coefficients
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    x = x / x.norm().clamp(min=1e-30)
+    for _ in range(num_steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if is_tall else x
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: the norm is 5, so 0.6 and 0.8 at first; then s / 2 + s^3: 0.516 and 0.912.
+try_out(orthogonalize, torch.tensor([[3.0, 0.0], [0.0, 4.0]]), num_steps=1, coefficients=(0.5, 1.0, 0.0))
+
+# %% tags=["check"] points=3
+check.orthogonalize(orthogonalize)
+
+# %%
+show(figure_singular_values(*singular_values(m)))
+s = torch.tensor([0.5, 0.05, 0.0005])
+for _ in range(5):
+    s = COEFFICIENTS[0] * s + COEFFICIENTS[1] * s**3 + COEFFICIENTS[2] * s**5
+print("0.5, 0.05, 0.0005 become", [round(x, 2) for x in s.tolist()], "- you guessed", my_guess_values)
+
+# %% [markdown]
+# Values from 0.01 up end between 0.7 and 1.2, not at 1: near enough. Smaller ones grow 3.4-fold a step, and stay small.
+# Muon keeps half of AdamW's state, and pays with FLOPs. Embeddings and vectors it leaves to AdamW.
+
+# %% [markdown] minutes=7
+# ## A fair comparison
+#
+# Is AdamW beaten? Many published answers compare a tuned newcomer with an AdamW at somebody's rate. Here every
+# optimizer had the same search: rates in factors of two, at two decays, more until the best lay inside; the best and
+# its neighbour again on another seed. Then three *seeds* that no choice had seen. A seed gives the first weights and
+# the order of the text, the same for all.
+
+# %%
+results = recorded_results()
+print_text(about())
+print(f"AdamW: {results['adamw'].num_trials} trials, best rate {results['adamw'].lr:g}; losses on three seeds:")
+print("  ".join(f"{loss:.3f}" for loss in results["adamw"].losses.values()), "nats a byte")
+
+# %% [markdown]
+# The seeds alone differ by some hundredths. So compare seed by seed: of the differences d, with mean and standard
+# deviation s of n seeds, the *95% interval* is mean +- t s / sqrt(n), with Student's t = 4.30 for n = 3. If it holds 0,
+# either may be better: *within noise*. Guess: which of the optimizers end below AdamW, beyond noise?
+
+# %%
+my_guess_better = None  # names, such as ["muon", "lion"]
+print("choose among", ", ".join(sorted(results)))
+print("guess:", my_guess_better)
+
+# %%
+reference = results["adamw"].losses
+apart = {name: difference(result.losses, reference) for name, result in results.items() if name != "adamw"}
+show(figure_differences(apart, "adamw"))
+better = [name for name, one in apart.items() if not one.is_noise and one.mean < 0]
+print("below AdamW, beyond noise:", ", ".join(better) or "none", "- you guessed", my_guess_better)
+
+# %% [markdown]
+# A line that crosses 0 supports no claim, whatever its mean. And this is one small model, one text, 400 steps. Others
+# found a lead of Muon and SOAP that shrinks with the model, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or
+# stays, with rates carried to larger models by the right rule (Qiu et al., 2025). Now a part of it live: the first 50
+# steps on the first of these seeds.
+
+# %%
+rows = {}
+for name in ("adamw", "muon"):
+    result, num_steps = results[name], 50 if quick else 400
+    _, looks = experiment.run(name, result.lr, result.weight_decay, seed=1, num_steps=num_steps)
+    rows[name] = {"live": looks[-1].loss, "recorded, mean of the seeds": result.curve[num_steps // 50]}
+print(f"held-out loss after {num_steps} of 400 steps (nats a byte)")
+pd.DataFrame(rows).T.round(3)
+
+# %% [markdown] minutes=7
+# ## Choose for a budget
+#
+# Now loss beside memory: how good is what fits? Left and down is better; a bar goes from the best to the worst seed.
+# Move the budget.
+
+
+# %%
+def fitting(budget):
+    return {name: result for name, result in results.items() if result.bytes_per_parameter <= budget}
+
+
+def draw_fitting(shown):
+    return figure_loss_and_bytes(shown, {name: result.bytes_per_parameter for name, result in shown.items()})
+
+
+budgets = LogSlider("budget", "Bytes of state a parameter", 0.1, 50.0, 20.0)
+explore(fitting, draw_fitting, [budgets], interactive=interactive, examples=[{"budget": 5.0}])
+
+# %% [markdown]
+# ### Exercise 4: choose
+#
+# Of the optimizers within the budget find the *best*, with the least mean loss. It *ties* with each whose 95% interval
+# of differences from it, seed by seed, holds 0. Among all of these, the best included, take the one that keeps fewest
+# bytes; of equal ones the one with less mean loss. `statistics.stdev` gives s.
+
+# %%
+T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # number of seeds -> t
+
+
+# %% tags=["exercise"]
+def choose_optimizer(losses, kept, budget):
+    """The name of the optimizer to take; None if none keeps at most `budget`.
+
+    losses: dict, name -> list of losses, one for each seed, in the same order for all; 2 to 5 seeds.
+    kept: dict, name -> bytes of state a parameter. Both stay as they are.
+    """
+
+    ### BEGIN SOLUTION
+    def ties_with(name, best):
+        apart = [a - b for a, b in zip(losses[name], losses[best], strict=True)]
+        half_width = T[len(apart)] * statistics.stdev(apart) / math.sqrt(len(apart))
+        return abs(statistics.mean(apart)) <= half_width
+
+    fitting = [name for name in losses if kept[name] <= budget]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda name: statistics.mean(losses[name]))
+    tied = [name for name in fitting if ties_with(name, best)]
+    return min(tied, key=lambda name: (kept[name], statistics.mean(losses[name])))
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: b less a is -0.1, 0.1, 0: a tie, and b keeps less; c loses 1 more, beyond noise.
+three = {"a": [2.0, 2.1, 2.2], "b": [1.9, 2.2, 2.2], "c": [3.0, 3.1, 3.3]}
+try_out(choose_optimizer, three, {"a": 8, "b": 4, "c": 1}, budget=8)
+try_out(choose_optimizer, three, {"a": 8, "b": 4, "c": 1}, budget=2)  # only c fits
+
+# %% tags=["check"] points=2
+check.choose_optimizer(choose_optimizer)
+
+# %% [markdown]
+# The library's selection guide does the same for a model of yours, and says why. Here GPT-2, whose embeddings are a
+# third of its parameters; they keep AdamW's state with Muon and SOAP.
+
+# %%
+gpt2_bytes = state_of(GPT(model_config("gpt2"), device="meta"))
+
+
+def guide(budget):
+    return [one for one in choose(results, budget, bytes_per_parameter=gpt2_bytes) if one.place is not None]
+
+
+for budget in (8.0, 5.0, 2.5):
+    first = guide(budget)[:1]
+    print_text(f"{budget} bytes a parameter: " + (f"{first[0].name}, {first[0].reason}" if first else "none fits."))
+
+# %%
+my_budget = 3.0  # bytes of state a parameter: what your memory leaves beside weights, gradients and activations
+pd.DataFrame([{"place": one.place, "optimizer": one.name, "why": one.reason} for one in guide(my_budget)]).style.hide()
+
+# %% [markdown] minutes=4
+# ## Reconcile: predicted and measured
+#
+# How long does a step take? Nearly all of it is memory: SGD reads w and g and writes w, 12 bytes a parameter. AdamW
+# could do with 28, but each of its eight batched operators goes through memory anew. Muon adds products. Adam8bit reads
+# and writes a quarter of the state: guess, how long is its step beside AdamW's?
+
+# %%
+my_guess_ratio = None  # Adam8bit's step over AdamW's
+print("guess:", my_guess_ratio)
+
+
+# %%
+def steps():
+    with phase("setup"):  # first steps, which make the states; left out
+        device = torch.get_default_device()
+        weights = [nn.Parameter(torch.randn(1024, 1024, device=device)) for _ in range(2)]
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        made = {"SGD": torch.optim.SGD(weights, lr=1e-3, foreach=True), "Lion": Lion(weights), "AdamW": AdamW(weights)}
+        made |= {"Adafactor": Adafactor(weights), "Adam8bit": Adam8bit(weights), "Muon": Muon(weights)}
+        for optimizer in made.values():
+            optimizer.step()
+    for name, optimizer in made.items():
+        with phase(name):
+            optimizer.step()
+
+
+# %%
+real = "nccl" if torch.cuda.is_available() else "gloo"
+here = this_machine(ranks=2, backend=real)
+options = {"ranks": 1, "backend": real, "cluster": here, "repeats": 3 if quick else 7, "without": "setup"}
+comparison = reconcile(steps, **options)
+print_text(comparison.reading())
+recorded = recorded_comparison("05")
+print_text(f"{recorded}")
+
+# %%
+order = ["SGD", "Lion", "AdamW", "Adafactor", "Adam8bit", "Muon"]
+rows = {}
+for place, one in (("here", comparison.table()), ("recorded", pd.DataFrame(recorded.rows))):
+    seconds = one.set_index("name").loc[order, ["predicted_s", "measured_s"]]
+    for side, column in seconds.items():
+        ratios = {name: f"{value / column['AdamW']:.2f}" for name, value in column.items()}
+        rows[f"{place}, {side.removesuffix('_s')}"] = {"AdamW": format_quantity(column["AdamW"], "s")} | {
+            f"{name} / AdamW": ratios[name] for name in order if name != "AdamW"
+        }
+print("you guessed", my_guess_ratio, "for Adam8bit / AdamW")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# The prediction adds what every operator reads and writes, over the bandwidth. On a busy machine its seconds are off;
+# in the recorded ratios it errs little but for SGD, whose step is short. Coding in 8 bits takes many passes: state
+# saved is not time saved. On GPUs one *fused* kernel does it in one pass.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a sign and its noise
+#
+# *Lion* steps by the sign of a mean: exactly lr for every number, so it keeps no v. Does a sign not throw away how sure
+# a gradient is? Guess the mean step where the gradient's mean is a tenth of its standard deviation. Then look.
+
+# %%
+signals = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
+show(figure_sign_of_noise(*mean_steps(signals, num_steps=400)))
+
+# %% [markdown]
+# No: where noise drowns the signal, the sign is now +, now -, and its mean is in proportion to the signal, as Adam's.
+# Noise does what v does. Lion's mean averages over fewer steps' noise, so its curve lies further left.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: what GaLore's projection loses
+#
+# *GaLore* (Zhao et al., 2024) keeps Adam's means only for the strongest directions of the gradient, found by a
+# decomposition every 50 or 200 steps. What lies in no direction is lost. How much, with the gradient's own directions,
+# with those of 20 steps ago, and with random ones?
+
+# %%
+weight = "blocks.0.mlp.up.weight"
+old = training.model.get_parameter(weight).grad
+later, _ = experiment.run("adamw", lr=8e-3, weight_decay=0.0, seed=1, num_steps=40, look_every=40)
+new = later.model.get_parameter(weight).grad
+sources = {"its own": new, "20 steps old": old, "random": torch.randn(new.shape, generator=torch.manual_seed(0))}
+show(figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])))
+
+# %% [markdown]
+# A gradient at this batch size is mostly noise, which has no directions that stay. A loss of a gradient's squares is
+# not a loss of progress: read the figure of loss and bytes for that.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: Adafactor's guess
+#
+# If the squares of a gradient were a column times a row, their row means R and column means C would tell them all:
+# v = R C / mean(R), m + n numbers for m n. Here is AdamW's v beside what R and C make of it.
+
+# %%
+v = training.optimizers[0].state[training.model.get_parameter(weight)]["exp_avg_sq"]
+guessed = v.mean(dim=1, keepdim=True) * v.mean(dim=0) / v.mean()
+factor = (guessed / v).sqrt()
+for share in (0.05, 0.5, 0.95):
+    print(f"{share:.0%} of the steps would be shorter by a factor of at most {factor.quantile(share):.2f}")
+print(f"{sum(v.shape):,} numbers kept for {v.numel():,}")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: the optimizer in backward
+#
+# A gradient is needed only until its weight is stepped. With a hook on each weight, backward steps it at once and frees
+# the gradient (Lv et al., 2023). The peak falls; clipping by the norm of all gradients is no longer possible.
+
+
+# %%
+def two_steps(in_backward):
+    layers = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(16)))
+    optimizer = Lion(layers.parameters(), lr=1e-3)
+    if in_backward:
+        step_in_backward(lambda params: Lion(params, lr=1e-3), layers.parameters())
+    for name in ("first", "second"):
+        with phase(name):
+            layers(torch.ones(4, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+for in_backward in (False, True):
+    peaks = launch(two_steps, in_backward, ranks=1).memory.by_phase(0)["peak_bytes"]
+    print(f"in backward {in_backward!s:5}: at most {peaks['second'] / (16 * 256**2):.2f} bytes a parameter in a step")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: the usual advice
+#
+# What papers advise, and what comparisons under equal tuning found. Which of it does the figure above support? Mind
+# what it cannot show: batches here are small, and nothing was short of memory.
+
+# %%
+for one in PUBLISHED:
+    print_text(f"{one.claim} ({one.source})")
+
+# %%
+rows = []
+for name in ("adafactor", "lamb", "sophia", "lion", "muon", "soap"):
+    if name in results:
+        rows.append({"here": apart[name].sentence(name, "adamw"), "trials": results[name].num_trials})
+pd.DataFrame(rows).style.hide()
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: conventions
+#
+# Two codes of the same name may differ: epsilon after the root (AdamW), or inside it; decay times lr (torch), or times
+# the schedule alone (the paper); momentum as a mean (torch's Muon) or a sum (its author's). Rates do not carry over.
+# How much epsilon's place matters, for a first step:
+
+# %%
+eps, rows = 1e-8, {}
+for size in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
+    rows[f"gradient {size:g}"] = {
+        "sqrt(v^) + eps": size / (size + eps),
+        "sqrt(v^ + eps)": size / math.sqrt(size**2 + eps),
+        "sqrt(v) + eps, before the correction": size / (size + eps / math.sqrt(1 - 0.999)),
+    }
+print("step over lr")
+pd.DataFrame(rows).T.map(lambda value: f"{value:.3g}")
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - State buys steps of the right size: AdamW's two means give each number its own, Muon's one mean each direction.
+# - It costs bytes: 8 a parameter for AdamW, 4 for Lion and Muon, 2 with 8-bit blocks, nearly none for Adafactor. A step
+#   costs passes over memory.
+# - Decay is no part of the gradient; early means are corrected; small blocks keep outliers to themselves.
+# - A comparison needs the same search for all, fresh seeds, and differences seed by seed: what is within noise decides
+#   nothing, and memory may.
+
+# %% [markdown]
+# ### Sources
+#
+# - D. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization", 2014, arXiv 1412.6980.
+# - I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", 2017, arXiv 1711.05101.
+# - T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861.
+# - K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, kellerjordan.github.io.
+# - N. Shazeer and M. Stern, "Adafactor", 2018, arXiv 1804.04235.
+# - X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (Lion), 2023, arXiv 2302.06675.
+# - J. Zhao et al., "GaLore", 2024, arXiv 2403.03507.
+# - K. Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited Resources", 2023, arXiv 2306.09782.
+# - K. Wen et al., "Fantastic Pretraining Optimizers and Where to Find Them", 2025, arXiv 2509.02046.
+# - S. Qiu et al., "Hyperparameter Transfer Enables Consistent Gains of Matrix-Preconditioned Optimizers Across
+#   Scales", 2025, arXiv 2512.05620.
+# - The code: `lablib/optim`.
+
+# %%
+check

@@ -1,0 +1,647 @@
+"""Wrong answers to lab 05: optimizers, and right ones in an unusual style."""
+
+_ADAMW = """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    beta1, beta2 = betas
+    {first}
+    {count}
+    state["m"] = {m}
+    state["v"] = {v}
+    m = {m_hat}
+    v = {v_hat}
+    {step}
+"""
+_STEP = "w.sub_(lr * decay * w + lr * m / (v.sqrt() + eps))"
+
+
+def _adamw(
+    first: str = "pass",
+    count: str = 'state["t"] += 1',
+    m: str = 'beta1 * state["m"] + (1 - beta1) * g',
+    v: str = 'beta2 * state["v"] + (1 - beta2) * g**2',
+    m_hat: str = 'state["m"] / (1 - beta1 ** state["t"])',
+    v_hat: str = 'state["v"] / (1 - beta2 ** state["t"])',
+    step: str = _STEP,
+) -> str:
+    return _ADAMW.format(first=first, count=count, m=m, v=v, m_hat=m_hat, v_hat=v_hat, step=step)
+
+
+_QUANTIZE = """
+def quantize_state(x, values, block):
+    {first}
+    flat = {flat}
+    padded = {padded}
+    scales = {scales}
+    scales = {safe}
+    codes = {codes}
+    return {returned}
+"""
+
+
+def _quantize(
+    first: str = "pass",
+    flat: str = "x.flatten()",
+    padded: str = "nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)",
+    scales: str = "padded.abs().amax(dim=1)",
+    safe: str = "torch.where(scales > 0, scales, 1.0)",
+    codes: str = "torch.bucketize(padded / scales[:, None], (values[:-1] + values[1:]) / 2)",
+    returned: str = "codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), scales",
+) -> str:
+    return _QUANTIZE.format(
+        first=first, flat=flat, padded=padded, scales=scales, safe=safe, codes=codes, returned=returned
+    )
+
+
+_ORTHOGONAL = """
+def orthogonalize(x, num_steps, coefficients):
+    a, b, c = {abc}
+    is_tall = {tall}
+    x = x.T if is_tall else x
+    x = {divided}
+    for _ in range({steps}):
+        gram = {gram}
+        x = {new}
+    return {returned}
+"""
+
+
+def _orthogonal(
+    abc: str = "coefficients",
+    tall: str = "x.shape[0] > x.shape[1]",
+    divided: str = "x / x.norm().clamp(min=1e-30)",
+    steps: str = "num_steps",
+    gram: str = "x @ x.T",
+    new: str = "a * x + (b * gram + c * gram @ gram) @ x",
+    returned: str = "x.T if is_tall else x",
+) -> str:
+    return _ORTHOGONAL.format(abc=abc, tall=tall, divided=divided, steps=steps, gram=gram, new=new, returned=returned)
+
+
+_CHOOSE = """
+def choose_optimizer(losses, kept, budget):
+    def ties_with(name, best):
+        apart = {apart}
+        half_width = {half}
+        return {tie}
+
+    fitting = {fitting}
+    if not fitting:
+        return {none}
+    best = {best}
+    tied = {tied}
+    return {chosen}
+"""
+
+
+def _choose(
+    apart: str = "[a - b for a, b in zip(losses[name], losses[best], strict=True)]",
+    half: str = "T[len(apart)] * statistics.stdev(apart) / math.sqrt(len(apart))",
+    tie: str = "abs(statistics.mean(apart)) <= half_width",
+    fitting: str = "[name for name in losses if kept[name] <= budget]",
+    none: str = "None",
+    best: str = "min(fitting, key=lambda name: statistics.mean(losses[name]))",
+    tied: str = "[name for name in fitting if ties_with(name, best)]",
+    chosen: str = "min(tied, key=lambda name: (kept[name], statistics.mean(losses[name])))",
+) -> str:
+    return _CHOOSE.format(
+        apart=apart, half=half, tie=tie, fitting=fitting, none=none, best=best, tied=tied, chosen=chosen
+    )
+
+
+WRONG_ANSWERS = {
+    "adamw_step": [
+        ("adds the decay to the gradient: L2", _adamw(first="g = g + decay * w"), "alone: decay is no part of it"),
+        (
+            "adds the decay to the gradient of the second mean alone",
+            _adamw(v='beta2 * state["v"] + (1 - beta2) * (g + decay * w) ** 2'),
+            "v is a running mean of the gradients' squares alone: decay is no part of it",
+        ),
+        (
+            "divides the decay with the gradient",
+            _adamw(step="w.sub_(lr * (m + decay * w) / (v.sqrt() + eps))"),
+            "the decay went through the division, as L2 does",
+        ),
+        (
+            "corrects nothing",
+            _adamw(m_hat='state["m"]', v_hat='state["v"]'),
+            "nothing were corrected for the start at zero",
+        ),
+        ("corrects v alone", _adamw(m_hat='state["m"]'), "m were not corrected"),
+        ("corrects m alone", _adamw(v_hat='state["v"]'), "v were not corrected"),
+        (
+            "corrects m with the other beta",
+            _adamw(m_hat='state["m"] / (1 - beta2 ** state["t"])'),
+            "w is that of the formula",
+        ),
+        (
+            "puts eps into the root",
+            _adamw(step=_STEP.replace("(v.sqrt() + eps)", "(v + eps).sqrt()")),
+            "inside the root",
+        ),
+        (
+            "adds eps before the correction",
+            _adamw(
+                v_hat='(state["v"].sqrt() + eps) / (1 - beta2 ** state["t"]) ** 0.5',
+                step="w.sub_(lr * decay * w + lr * m / v)",
+            ),
+            "eps were added before the correction of v",
+        ),
+        ("forgets the root", _adamw(step=_STEP.replace("v.sqrt()", "v")), "there were no root"),
+        ("forgets eps", _adamw(step=_STEP.replace(" + eps", "")), "w is that of the formula"),
+        ("forgets the decay", _adamw(step=_STEP.replace("lr * decay * w + ", "")), "there were no decay"),
+        (
+            "does not multiply the decay by the rate",
+            _adamw(step=_STEP.replace("lr * decay", "decay")),
+            "the decay were not multiplied by lr",
+        ),
+        (
+            "decays with the wrong sign",
+            _adamw(step=_STEP.replace("lr * decay", "-lr * decay")),
+            "the decay grew the weights",
+        ),
+        (
+            "decays after the step",
+            _adamw(step="w.sub_(lr * m / (v.sqrt() + eps)); w.mul_(1 - lr * decay)"),
+            "the decay took its share of the new w",
+        ),
+        ("goes uphill", _adamw(step=_STEP.replace("+ lr * m", "- lr * m")), "the step went uphill"),
+        ("does not count", _adamw(count="state['t'] = 1"), "t counts the steps"),
+        (
+            "counts from zero",
+            _adamw(
+                count="pass",
+                m_hat='state["m"] / (1 - beta1 ** (state["t"] + 1))',
+                v_hat='state["v"] / (1 - beta2 ** (state["t"] + 1))',
+            ),
+            "t counts the steps",
+        ),
+        (
+            "counts after the step",
+            _adamw(count="state['t'] += 2"),
+            "t counts the steps, with this one",
+        ),
+        ("gives the betas the wrong way round", _adamw(first="beta1, beta2 = beta2, beta1"), "m is a running mean"),
+        ("mixes up beta and 1 - beta", _adamw(m='(1 - beta1) * state["m"] + beta1 * g'), "m is a running mean"),
+        ("sums momentum", _adamw(m='beta1 * state["m"] + g'), "m is a running mean"),
+        ("squares the mean", _adamw(v='beta2 * state["v"] + (1 - beta2) * state["m"] ** 2'), "v is a running mean"),
+        ("forgets the square", _adamw(v='beta2 * state["v"] + (1 - beta2) * g.abs()'), "v is a running mean"),
+        ("makes a new w", _adamw(step="w = w - lr * decay * w - lr * m / (v.sqrt() + eps)"), "w itself changes"),
+        (
+            "returns the new w",
+            _adamw(step="return w - lr * decay * w - lr * m / (v.sqrt() + eps)"),
+            "a new tensor was returned",
+        ),
+        ("works in the gradient", _adamw(first="g.mul_(1.0).add_(decay * w)"), "the gradient stays as it was"),
+        (
+            "lets torch do it",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    weight = torch.nn.Parameter(w.clone())
+    weight.grad = g
+    optimizer = torch.optim.AdamW([weight], lr=lr, betas=betas, eps=eps, weight_decay=decay)
+    if state["t"]:
+        optimizer.state[weight] = {
+            "step": torch.tensor(float(state["t"])), "exp_avg": state["m"].clone(), "exp_avg_sq": state["v"].clone()
+        }
+    optimizer.step()
+    kept = optimizer.state[weight]
+    if kept:
+        state.update(t=int(kept["step"]), m=kept["exp_avg"], v=kept["exp_avg_sq"])
+    w.copy_(weight.detach())
+""",
+            "it uses torch.optim",
+        ),
+        (
+            "lets the library do it",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    weight = nn.Parameter(w)
+    weight.grad = g
+    AdamW([weight], lr=lr, betas=betas, eps=eps, weight_decay=decay).step()
+""",
+            "your own code",
+        ),
+    ],
+    "quantize_state": [
+        (
+            "one scale for all",
+            _quantize(scales="padded.abs().amax().expand(len(padded))"),
+            "a scale is the largest |x|",
+        ),
+        ("forgets the absolute value", _quantize(scales="padded.amax(dim=1)"), "a scale is the largest |x|"),
+        ("takes the mean as scale", _quantize(scales="padded.abs().mean(dim=1)"), "a scale is the largest |x|"),
+        (
+            "divides by zero in a block of zeros",
+            _quantize(safe="scales"),
+            "the scale of a block of zeros is 1",
+        ),
+        ("adds a little to all scales", _quantize(safe="scales + 1e-3"), "a scale is the largest |x|"),
+        (
+            "bounds scales from below",
+            _quantize(safe="torch.where(scales > 0, scales.clamp(min=1e-8), 1.0)"),
+            "a scale is the largest |x|",
+        ),
+        (
+            "takes the next value above",
+            _quantize(codes="torch.bucketize(padded / scales[:, None], values).clamp(max=len(values) - 1)"),
+            "a code is the place of the nearest value",
+        ),
+        (
+            "takes the next value below",
+            _quantize(codes="(torch.bucketize(padded / scales[:, None], values, right=True) - 1).clamp(min=0)"),
+            "a code is the place of the nearest value",
+        ),
+        (
+            "spaces the values evenly",
+            _quantize(codes="((padded / scales[:, None] + 1) / 2 * (len(values) - 1)).round()"),
+            "a code is the place of the nearest value",
+        ),
+        (
+            "multiplies by the scale",
+            _quantize(codes="torch.bucketize(padded * scales[:, None], (values[:-1] + values[1:]) / 2)"),
+            "a code is the place of the nearest value",
+        ),
+        (
+            "drops what does not fill a block",
+            _quantize(padded="flat[: len(flat) // block * block].view(-1, block)"),
+            "is invalid for input of size",
+        ),
+        (
+            "pads with ones",
+            _quantize(padded="nn.functional.pad(flat, (0, -len(flat) % block), value=1e3).view(-1, block)"),
+            "a scale is the largest |x|",
+        ),
+        (
+            "cuts rows, not the flat x",
+            _quantize(flat="(x.T if x.ndim == 2 else x).flatten()"),
+            "a scale is the largest",
+        ),
+        ("gives codes flat", _quantize(returned="codes.flatten()[: len(flat)].to(torch.uint8), scales"), "shape of x"),
+        ("keeps the padding", _quantize(returned="codes.to(torch.uint8), scales"), "codes have the shape of x"),
+        (
+            "keeps the padding alive behind a view",
+            _quantize(returned="codes.to(torch.uint8).flatten()[: len(flat)].view(x.shape), scales"),
+            "the codes keep no padding alive",
+        ),
+        (
+            "gives codes of eight bytes",
+            _quantize(returned="codes.flatten()[: len(flat)].view(x.shape), scales"),
+            "a code takes one byte",
+        ),
+        (
+            "gives the numbers, not the codes",
+            _quantize(returned="(values[codes] * scales[:, None]).flatten()[: len(flat)].view(x.shape), scales"),
+            "a code takes one byte",
+        ),
+        ("returns one thing", _quantize(returned="codes.to(torch.uint8)"), "codes and scales are returned"),
+        ("works in the input's memory", _quantize(first="x.div_(2.0)"), "the input stays as it was"),
+        (
+            "gives one scale a number",
+            _quantize(
+                returned=("codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), scales.repeat_interleave(block)")
+            ),
+            "there is one scale a block",
+        ),
+        (
+            "lets the library do it",
+            """
+def quantize_state(x, values, block):
+    return blockwise.quantize(x, blockwise.blocks(True, block))
+""",
+            "your own code",
+        ),
+    ],
+    "orthogonalize": [
+        ("forgets the norm", _orthogonal(divided="x.clone()"), "x over its norm"),
+        ("divides by the largest number", _orthogonal(divided="x / x.abs().max().clamp(min=1e-30)"), "x over its norm"),
+        (
+            "divides by the mean square",
+            _orthogonal(divided="x / x.square().mean().sqrt().clamp(min=1e-30)"),
+            "x over its norm",
+        ),
+        ("divides by the norm of rows", _orthogonal(divided="x / x.norm(dim=1, keepdim=True)"), "x over its norm"),
+        (
+            "computes U V^T",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    s = s / s.norm().clamp(min=1e-30)
+    a, b, c = coefficients
+    for _ in range(num_steps):
+        s = a * s + b * s**3 + c * s**5
+    return u * s @ vh
+""",
+            "no decomposition",
+        ),
+        ("makes zeros NaN", _orthogonal(divided="x / x.norm()"), "a matrix of zeros"),
+        ("adds a large eps", _orthogonal(divided="x / (x.norm() + 1e-7)"), "follow the polynomial"),
+        ("bounds the norm at Muon's eps", _orthogonal(divided="x / x.norm().clamp(min=1e-7)"), "very small numbers"),
+        (
+            "one step too few",
+            _orthogonal(steps="num_steps - 1"),
+            "one step" if False else "follow the polynomial (only a",
+        ),
+        ("one step too many", _orthogonal(steps="num_steps + 1"), "x over its norm"),
+        ("always five steps", _orthogonal(steps="5"), "x over its norm"),
+        ("knows its coefficients", _orthogonal(abc="COEFFICIENTS"), "(only a"),
+        ("forgets the fifth power", _orthogonal(new="a * x + b * gram @ x"), "(one step"),
+        ("squares elementwise", _orthogonal(new="a * x + (b * gram + c * gram**2) @ x"), "(one step"),
+        ("cubes elementwise", _orthogonal(new="a * x + b * x**3 + c * x**5"), "(a and b"),
+        ("mixes up b and c", _orthogonal(new="a * x + (c * gram + b * gram @ gram) @ x"), "(a and b"),
+        ("forgets the first power", _orthogonal(new="(b * gram + c * gram @ gram) @ x"), "(only a"),
+        (
+            "divides again in each step",
+            _orthogonal(gram="(x := x / x.norm().clamp(min=1e-30)) @ x.T"),
+            "(several steps",
+        ),
+        ("begins a tall matrix with the large product", _orthogonal(tall="False"), "FLOPs of the products"),
+        ("transposes wide ones", _orthogonal(tall="x.shape[0] < x.shape[1]"), "FLOPs of the products"),
+        ("leaves a tall one transposed", _orthogonal(returned="x"), "the shape of the result is that of the input"),
+        (
+            "has a seventh power",
+            _orthogonal(new="a * x + b * gram @ x + c * gram @ (gram @ (gram @ x))"),
+            "FLOPs of the products",
+        ),
+        (
+            "works in BF16, as Muon",
+            _orthogonal(divided="(x / x.norm().clamp(min=1e-30)).bfloat16().to(x.dtype)"),
+            "x over",
+        ),
+        ("changes the type", _orthogonal(returned="(x.T if is_tall else x).float()"), "the type of the result"),
+        ("works in place", _orthogonal(divided="x.div_(x.norm().clamp(min=1e-30))"), "the result is a new tensor"),
+        (
+            "lets the library do it",
+            "def orthogonalize(x, n, abc):\n    return newton_schulz(x, n, abc)",
+            "newton_schulz",
+        ),
+    ],
+    "choose_optimizer": [
+        ("does not look at the budget", _choose(fitting="list(losses)"), "what keeps more than the budget is out"),
+        (
+            "takes what keeps less than the budget alone",
+            _choose(fitting="[name for name in losses if kept[name] < budget]"),
+            "what keeps just the budget fits",
+        ),
+        (
+            "takes the smallest where nothing fits",
+            _choose(none="min(kept, key=kept.get)"),
+            "None where nothing fits",
+        ),
+        ("knows no tie", _choose(tied="[best]"), "of a tie the one with fewest bytes"),
+        (
+            "takes fewest bytes of all",
+            _choose(tied="fitting"),
+            "of what differs clearly the best is taken",
+        ),
+        (
+            "leaves the best out of the tie",
+            _choose(tied="[name for name in fitting if name != best and ties_with(name, best)] or [best]"),
+            "of a tie the best, where it keeps fewest",
+        ),
+        (
+            "takes the most bytes",
+            _choose(chosen="max(tied, key=lambda name: kept[name])"),
+            "of a tie the best, where it keeps fewest",
+        ),
+        (
+            "compares means with both spreads: not seed by seed",
+            _choose(
+                half="T[len(apart)] * math.hypot(*(statistics.stdev(losses[n]) for n in (name, best)))"
+                " / math.sqrt(len(apart))"
+            ),
+            "drops out",
+        ),
+        ("divides by n", _choose(half="T[len(apart)] * statistics.stdev(apart) / len(apart)"), "0.7 of t s / sqrt(n)"),
+        (
+            "takes the deviation of a population",
+            _choose(half="T[len(apart)] * statistics.pstdev(apart) / math.sqrt(len(apart))"),
+            "0.93 of t s / sqrt(n)",
+        ),
+        (
+            "takes 1.96 for t",
+            _choose(half="1.96 * statistics.stdev(apart) / math.sqrt(len(apart))"),
+            "0.5 of t s / sqrt(n)",
+        ),
+        ("forgets the root of n", _choose(half="T[len(apart)] * statistics.stdev(apart)"), "1.08 of t s / sqrt(n)"),
+        ("takes t of three seeds", _choose(half="4.303 * statistics.stdev(apart) / math.sqrt(len(apart))"), "5 seeds"),
+        (
+            "ties with the best of all",
+            _choose(tied="[n for n in fitting if ties_with(n, min(losses, key=lambda n: sum(losses[n])))] or [best]"),
+            "not with the best of all",
+        ),
+        (
+            "follows ties from one to the next",
+            _choose(
+                tied="[name for name in fitting if any("
+                "ties_with(name, o) and (ties_with(o, best) or o == best) for o in fitting)]"
+            ),
+            "a tie with one that ties",
+        ),
+        (
+            "of equal bytes takes any",
+            _choose(chosen="max(tied, key=lambda name: (-kept[name], statistics.mean(losses[name])))"),
+            "of equal bytes the one with less loss",
+        ),
+        (
+            "takes equal losses apart",
+            _choose(tie="name == best or abs(statistics.mean(apart)) < half_width"),
+            "equal losses tie",
+        ),
+        ("returns all that tie", _choose(chosen="tied"), "of what differs clearly the best is taken"),
+        ("returns the bytes", _choose(chosen="min(kept[name] for name in tied)"), "of what differs clearly"),
+        (
+            "takes the largest loss",
+            _choose(best="max(fitting, key=lambda n: sum(losses[n]))"),
+            "of what differs clearly",
+        ),
+        (
+            "changes what it was given",
+            """
+def choose_optimizer(losses, kept, budget):
+    for name in [name for name in kept if kept[name] > budget]:
+        kept.pop(name)
+    return min(kept, key=lambda name: sum(losses[name]), default=None)
+""",
+            "the input stays as it was",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "adamw_step": [
+        (
+            "in place, with torch's fused operators",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    state["t"] += 1
+    state["m"].lerp_(g, 1 - betas[0])
+    state["v"].mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+    scale = [1 - beta ** state["t"] for beta in betas]
+    w.mul_(1 - lr * decay)
+    w.addcdiv_(state["m"], (state["v"] / scale[1]).sqrt_().add_(eps), value=-lr / scale[0])
+""",
+        ),
+        (
+            "with a count that is a tensor, and one rate for all corrections",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    (b1, b2), t = betas, state["t"] + 1
+    m, v = b1 * state["m"] + g - b1 * g, b2 * state["v"] + g.square() - b2 * g.square()
+    state.update(t=torch.as_tensor(t), m=m, v=v)
+    root = math.sqrt(1 - b2**int(t))
+    w += -lr * decay * w - lr * root / (1 - b1**int(t)) * m / (v.sqrt() + eps * root)
+""",
+        ),
+        (
+            "element by element",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    state["t"] += 1
+    for i in range(w.numel()):
+        m, v, x = state["m"].view(-1), state["v"].view(-1), g.reshape(-1)[i]
+        m[i] = betas[0] * m[i] + (1 - betas[0]) * x
+        v[i] = betas[1] * v[i] + (1 - betas[1]) * x * x
+        m_hat, v_hat = m[i] / (1 - betas[0] ** state["t"]), v[i] / (1 - betas[1] ** state["t"])
+        old = w.view(-1)[i].clone()
+        w.view(-1)[i] = old - lr * decay * old - lr * m_hat / (v_hat**0.5 + eps)
+""",
+        ),
+    ],
+    "quantize_state": [
+        (
+            "a loop over blocks, all distances",
+            """
+def quantize_state(x, values, block):
+    codes, scales = [], []
+    for part in x.flatten().split(block):
+        scale = part.abs().max()
+        scale = scale if scale > 0 else torch.ones(())
+        codes.append((part[:, None] / scale - values).abs().argmin(dim=1))
+        scales.append(scale)
+    return torch.cat(codes).reshape(x.shape).to(torch.uint8), torch.stack(scales)
+""",
+        ),
+        (
+            "two neighbours, the nearer of them",
+            """
+def quantize_state(x, values, block):
+    flat = x.reshape(-1)
+    scales = torch.tensor([float(part.abs().max()) or 1.0 for part in flat.split(block)])
+    shares = flat / scales.repeat_interleave(block)[: len(flat)]
+    above = torch.searchsorted(values, shares).clamp(1, len(values) - 1)
+    is_below = shares - values[above - 1] <= values[above] - shares
+    return [(above - is_below.long()).to(torch.uint8).reshape(x.shape), scales]
+""",
+        ),
+        (
+            "Python's bisect",
+            """
+def quantize_state(x, values, block):
+    from bisect import bisect_left
+
+    flat, borders = x.flatten().tolist(), ((values[1:] + values[:-1]) / 2).tolist()
+    scales = [max(map(abs, flat[i : i + block])) or 1.0 for i in range(0, len(flat), block)]
+    codes = [bisect_left(borders, number / scales[i // block]) for i, number in enumerate(flat)]
+    return torch.tensor(codes, dtype=torch.uint8).reshape(x.shape), torch.tensor(scales)
+""",
+        ),
+    ],
+    "orthogonalize": [
+        (
+            "from the right for tall ones",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    a, b, c = coefficients
+    x = x / max(float(x.norm()), 1e-300)
+    for _ in range(num_steps):
+        if len(x) <= x.shape[1]:
+            x = a * x + (b * x @ x.T + c * (x @ x.T) @ (x @ x.T)) @ x if False else step(x, a, b, c)
+        else:
+            x = step(x.T, a, b, c).T
+    return x.clone()
+
+
+def step(x, a, b, c):
+    gram = x @ x.T
+    return torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+""",
+        ),
+        (
+            "Horner's rule, recursive",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    if x.shape[0] > x.shape[1]:
+        return orthogonalize(x.T, num_steps, coefficients).T
+    a, b, c = coefficients
+    norm = x.square().sum().sqrt()
+    x = x / norm if norm > 0 else x.clone()
+    for _ in range(num_steps):
+        gram = x @ x.mT
+        inner = torch.eye(len(gram), dtype=x.dtype) * a + gram @ (b * torch.eye(len(gram), dtype=x.dtype) + c * gram)
+        x = inner @ x
+    return x
+""",
+        ),
+        (
+            "einsum, products with X",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    a, b, c = coefficients
+    small = x.mT if x.shape[0] > x.shape[1] else x
+    y = small / torch.linalg.vector_norm(small).clamp_min(1e-200 if x.dtype == torch.float64 else 1e-30)
+    for _ in range(num_steps):
+        gram = torch.einsum("ik,jk->ij", y, y)
+        cubic = torch.einsum("ij,jk->ik", gram, y)
+        y = a * y + b * cubic + c * torch.einsum("ij,jk->ik", gram, cubic)
+    return y.mT if x.shape[0] > x.shape[1] else y
+""",
+        ),
+    ],
+    "choose_optimizer": [
+        (
+            "with sums, and sorted",
+            """
+def choose_optimizer(losses, kept, budget):
+    order = sorted((sum(losses[name]), name) for name in losses if kept[name] <= budget)
+    if order:
+        best = losses[order[0][1]]
+        n, tied = len(best), []
+        for total, name in order:
+            d = [x - y for x, y in zip(losses[name], best)]
+            mean = sum(d) / n
+            s = (sum((x - mean) ** 2 for x in d) / (n - 1)) ** 0.5
+            if mean - T[n] * s / n**0.5 <= 0 <= mean + T[n] * s / n**0.5:
+                tied.append((kept[name], total, name))
+        return min(tied)[2]
+""",
+        ),
+        (
+            "with tensors",
+            """
+def choose_optimizer(losses, kept, budget):
+    names = [name for name, size in kept.items() if size <= budget]
+    if len(names) == 0:
+        return None
+    table = torch.tensor([losses[name] for name in names], dtype=torch.float64)
+    apart = table - table[table.mean(1).argmin()]
+    n = table.shape[1]
+    is_tied = apart.mean(1).abs() <= T[n] * apart.std(1) / n**0.5
+    rank = [(kept[name], float(row.mean()), name) for name, row, tie in zip(names, table, is_tied) if tie]
+    return sorted(rank)[0][-1]
+""",
+        ),
+        (
+            "drops the worst, one after the other",
+            """
+def choose_optimizer(losses, kept, budget):
+    left = {name: losses[name] for name in losses if not kept[name] > budget}
+    best = min(left, key=lambda name: statistics.fmean(left[name]), default=None)
+    for name in list(left):
+        d = [x - y for x, y in zip(left[name], losses[best])]
+        if abs(statistics.fmean(d)) > T[len(d)] * (statistics.variance(d) / len(d)) ** 0.5:
+            del left[name]
+    return min(left, key=lambda name: (kept[name], statistics.fmean(left[name])), default=None)
+""",
+        ),
+    ],
+}
