@@ -169,7 +169,7 @@ def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float, edg
             below = {"x": [first, reached / slope, last], "y": [slope * first, reached, reached]}
             dotted = {"line": look | {"dash": "dot", "width": 1}, "name": "reached by large kernels"}
             traces.append(go.Scatter(**below, **same | {"legendgroup": "reached"}, mode="lines", **dotted))
-    middle = sqrt((edge or first) * min(device.peak(dtype) for dtype in dtypes) / bandwidth)
+    middle = edge or sqrt(first * min(device.peak(dtype) for dtype in dtypes) / bandwidth)
     place = "bottom right" if edge else "top left"  # clear of the points, which lie below the roof and left of the edge
     name = {"text": [f" memory {format_quantity(bandwidth, 'B/s')} "], "textposition": place, "showlegend": False}
     look = {"textfont": {"size": 12, "color": FAINT_INK}, "mode": "text", "hoverinfo": "skip"}

@@ -49,7 +49,7 @@ num_params = num_parameters(config)
 print(config)
 print(f"{num_params:,} parameters; a batch has {sequences * seq_len:,} tokens")
 peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
-print(f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} on numbers of 2 bytes (bfloat16)")
+print(f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} in bfloat16, 2 bytes a number")
 print(f"{format_quantity(device.memory_bytes, 'B')} of memory", end=", ")
 print(f"which it reads or writes at {format_quantity(bandwidth, 'B/s')}, its bandwidth")
 
@@ -110,8 +110,8 @@ run = simulate()
 step = run.timeline.without("setup")
 show(step.figure(title="One step: forward, backward, optimizer"))
 for name in ("forward", "backward", "optimizer"):
-    share = sum(span.duration_s for span in step.select(0) if span.phase == name) / step.makespan_s
-    print(f"{name} {share:.0%}", end=", ")
+    busy_s = sum(span.duration_s for span in step.select(0) if span.phase == name)
+    print(f"{name} {busy_s / step.makespan_s:.0%}", end=", ")
 print(f"together {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
 
 # %% [markdown] minutes=12
@@ -176,7 +176,9 @@ with FlopCounterMode(display=False) as counted_backward:
     loss.backward()
 
 # %%
-simulated = {name: sum(span.flops for span in step.select(0) if span.phase == name) for name in ("forward", "backward")}
+simulated = {"forward": 0, "backward": 0, "optimizer": 0}
+for span in step.select(0):
+    simulated[span.phase] += span.flops
 rows = {
     "forward": [by_formula, counted_forward.get_total_flops(), simulated["forward"]],
     "backward": [2 * by_formula, counted_backward.get_total_flops(), simulated["backward"]],
@@ -204,7 +206,8 @@ from lablib.models.training_compute import over_six_n_d
 LENGTHS = [2**exponent for exponent in range(7, 18)]
 named = [find_transformer(name) for name in ("gpt2", "gpt3-6.7b", "gpt3-175b")]
 models = {f"{model.name}, width {model.d_model}": model for model in named}
-ratios = {name: over_six_n_d(model, np.array(LENGTHS)).tolist() for name, model in models.items()}
+lengths = np.array(LENGTHS)
+ratios = {name: over_six_n_d(model, lengths).tolist() for name, model in models.items()}
 look = {"title": "FLOPs of a token, over those by the rule", "log_x": True, "log_y": True}
 show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", **look))
 
@@ -394,7 +397,7 @@ def one_layer():
 layer_run = launch(one_layer, ranks=1, cluster=cluster, fidelity="shapes")
 kept = layer_run.memory.at(0, layer_run.timeline.end_s)["activation"]
 one_tensor = 2 * sequences * seq_len * config.d_model  # bytes
-print(f"a layer of GPT-2 keeps {kept:,} B: {kept / one_tensor:.2f} tensors of [B, T, D]. And yours:")
+print(f"a layer keeps {kept:,} B: {kept / one_tensor:.2f} tensors of [B, T, D]. And yours:")
 try_out(activation_bytes, *batch, 4 * config.d_model, config.num_heads, keeps_scores=False)
 
 # %% [markdown]
