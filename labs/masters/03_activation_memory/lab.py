@@ -157,8 +157,9 @@ def activations(run):
 
 def show_memory(run, title):
     figure = figure_memory(run.memory, timeline=run.timeline.without("setup"), title=title)
-    peaks = [format_quantity(held, "B") for held in (activations(run), run.memory.peak_bytes(0))]
-    told = f"Peak of the activations: {peaks[0]}; of all memory: {peaks[1]}."
+    some, all_memory = activations(run), run.memory.peak_bytes(0)
+    told = f"Peak of the activations: {format_quantity(some, 'B')}; "
+    told += f"of all memory: {format_quantity(all_memory, 'B')}."
     show(attach(figure, told, figure.layout.meta["table"]))
 
 
@@ -172,9 +173,11 @@ show_memory(everything, "All activations are kept")
 
 # %%
 unit = config.num_layers * input_bytes  # b for each block
-made = [one for one in everything.memory.allocations_at_peak(0) if one.category == "activation"]
-names = ["attention" if "attention" in one.name else one.name.removeprefix("aten.") for one in made]
-rows = {name: f"{one.size_bytes / unit:.2f}" for name, one in zip(names, made, strict=True)}
+rows = {}
+for one in everything.memory.allocations_at_peak(0):
+    if one.category == "activation":
+        name = "attention" if "attention" in one.name else one.name.removeprefix("aten.")
+        rows[name] = f"{one.size_bytes / unit:.2f}"
 print(f"in all {activations(everything) / unit:.1f} b in each block")
 pd.DataFrame({"b in each block": rows}).head(5).rename_axis("made by")
 
@@ -524,7 +527,7 @@ def num_hidden(forward_s, backward_s, copy_s):
 # %%
 try_out(num_hidden, [2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [3.0, 3.0, 3.0])  # by hand: 1
 try_out(num_hidden, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0])  # 1: the way back decides
-try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)  # the large chain: as you guessed?
+try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)  # as you guessed?
 
 # %% tags=["check"] points=3
 check.num_hidden(num_hidden)
