@@ -20,6 +20,9 @@ lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 88
 	@$(BIN)/lab build
 	@$(BIN)/lab open 00_first_steps $(ARGS)
 
+# A process computes with one thread: as many as cores each would wait for one another.
+test test-all: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+
 test: $(STAMP)  ## run every test in JOBS=2 processes; ARGS="-k name" are passed on to pytest, "-n 0" is one process
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 $(ARGS)
 

@@ -1,9 +1,9 @@
 """A warm worker must look like a new process to every program: same settings, same environment, same seeds.
 
 Reset before each launch: every setting that a process owns (lablib/owners), with the launching process's in place of
-those that travel; `os.environ`; random generators; the number of threads; and the user's own modules (forgotten, so
-that an edited file is read again). Not reset: changes a program makes to installed packages themselves. What cannot be
-given back, such as a thread that still runs, ends the worker, and the next launch starts new ones.
+those that travel; `os.environ`; random generators; the number of threads; and the user's own modules and classes
+(forgotten, so that an edited file is read again). Not reset: changes a program makes to installed packages themselves.
+What cannot be given back, such as a thread that still runs, ends the worker, and the next launch starts new ones.
 """
 
 import os
@@ -15,6 +15,7 @@ import torch
 
 from lablib import owners
 from lablib.rank_state import compute_with_one_thread, seed_rank
+from lablib.real.pickling import forget_classes
 from lablib.real.shipping import is_users_file
 
 _CUDA_DEFAULT_SEED = (
@@ -59,6 +60,7 @@ class FreshState:
         os.environ.clear()
         os.environ.update(self._environment)
         _forget_users_modules()
+        forget_classes()
         owners.give_back(self._settings | settings)
         torch.clear_autocast_cache()
         if self._device.type == "cuda":

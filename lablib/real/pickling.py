@@ -51,6 +51,12 @@ def unpack(packed: Packed) -> Any:
     return _Unpickler(io.BytesIO(packed.data), buffers=packed.buffers).load()
 
 
+def forget_classes() -> None:
+    """Build classes anew from now on, also one that this process knows: its functions may use other globals by now."""
+    for known in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
+        getattr(cloudpickle_internals, known, {}).clear()
+
+
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (Tensor, nn.Parameter) and obj.layout == torch.strided and obj.device.type != "meta":

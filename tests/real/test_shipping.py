@@ -56,6 +56,11 @@ def test_a_notebook_cell_runs_as_it_is_now_and_its_classes_stay_the_notebooks(mo
     assert result.scaled() == 100, "the class still is the notebook's, with the notebook's globals"
     cell("def scaled():\n    return Result(1).scaled()")
     assert run_real(notebook.scaled, ranks=2, backend="gloo").values == [100, 100]
+    # A process that still holds the class of an earlier program gets this one's all the same.
+    cell("import json\ndef keeps():\n    json.kept = Result\n    return Result(1).scaled()")
+    assert run_real(notebook.keeps, ranks=2, backend="gloo").values == [100, 100]
+    cell("factor = 1000")
+    assert run_real(notebook.scaled, ranks=2, backend="gloo").values == [1000, 1000]
 
 
 def test_a_module_loaded_by_hand_travels_and_one_on_the_path_is_read_anew(tmp_path, monkeypatch):
