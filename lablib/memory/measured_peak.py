@@ -35,4 +35,5 @@ def measured_peak_bytes(program: Callable[..., Any], *args: Any) -> int:
         program(*args)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(accumulate((event.nbytes() for event in sorted(events, key=lambda one: one.start_ns())), initial=0))
+    in_order: list[Any] = sorted(events, key=lambda event: event.start_ns())
+    return max(accumulate((event.nbytes() for event in in_order), initial=0))

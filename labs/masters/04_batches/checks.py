@@ -1,0 +1,515 @@
+"""Checks of lab 04: batches. Models, texts, documents, gradients and runs are drawn anew."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lablib.course import Expect, exercise
+from lablib.course.comparison import plain_number
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.observe import Observed
+from lablib.course.rules import changes_nothing, communications_within, not_from_lablib, observe
+from lablib.units import plural
+
+PADDED = -100
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')}, {tuple(value.shape)}"
+    return "None: is there a return?" if value is None else f"{type(value).__name__} {short_repr(value)}"
+
+
+def _number(value: Any, rule: str) -> float:
+    """A number, perhaps in a tensor of one element."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = float(value.detach())
+    value = plain_number(value)
+    if value is Ellipsis or isinstance(value, bool) or not isinstance(value, int | float):
+        raise RuleBroken(rule, _told(value), "a number")
+    return value
+
+
+# ---- Accumulate -----------------------------------------------------------------------------------------------------
+
+MicroBatches = list[tuple[Tensor, Tensor]]
+
+
+class _Model(nn.Module):
+    """Each token alone, through a wide layer: activations weigh more than parameters. `frozen` takes no gradient."""
+
+    def __init__(self, draw: Draw, vocab: int, width: int):
+        super().__init__()
+        like: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+        self.embed = nn.Embedding(vocab, width, **like)
+        self.frozen = nn.Parameter(draw.tensor((width,), torch.float64), requires_grad=False)
+        self.head = nn.Linear(width, vocab, **like)
+        for param in (self.embed.weight, *self.head.parameters()):
+            param.data = 0.5 * draw.tensor(param.shape, torch.float64)
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.append(tuple(inputs.shape))
+        return self.head(torch.tanh(self.embed(inputs) * (1 + self.frozen)))
+
+
+def _micro_batch(
+    draw: Draw, vocab: int, num_sequences: int, seq_len: int, padding: str = "none"
+) -> tuple[Tensor, Tensor]:
+    """Tokens; padding "none", "some" (ends of sequences, of each another number) or "all"."""
+    inputs, targets = (
+        torch.tensor([draw.integer(0, vocab - 1) for _ in range(num_sequences * seq_len)]).view(num_sequences, seq_len)
+        for _ in range(2)
+    )
+    targets[0, 0] = 0  # a token whose number is 0 is a token
+    if padding == "some":
+        for row in range(num_sequences):
+            targets[row, draw.integer(1, max(1, seq_len - 1)) :] = PADDED
+    if padding == "all":
+        targets[:] = PADDED
+    return inputs, targets
+
+
+def _accumulations(draw: Draw, vocab: int) -> Iterator[tuple[str, MicroBatches]]:
+    """What each run tries, from the plainest on."""
+
+    def some(shapes: Sequence[tuple[int, int]], padding: Sequence[str] = ()) -> MicroBatches:
+        ways = itertools.chain(padding, itertools.repeat("none"))
+        return [_micro_batch(draw, vocab, *shape, way) for shape, way in zip(shapes, ways, strict=False)]
+
+    num, size, length = draw.integer(3, 5), draw.integer(2, 4), draw.integer(6, 9)
+    yield "micro-batches of equal size", some([(size, length)] * num)
+    yield "one micro-batch alone", some([(size, length)])
+    yield "a last micro-batch with fewer sequences", some([(size, length)] * num + [(1, length)])
+    yield "a first micro-batch with fewer sequences", some([(1, length)] + [(size, length)] * num)
+    yield "micro-batches of other lengths", some([(size, length), (size, length + draw.integer(2, 9)), (size, 1)])
+    yield "equal shapes, some of it padding", some([(size, length)] * num, ["some"] * draw.integer(1, num))
+    yield "other shapes, some of it padding", some([(3, 9), (1, 5), (2, 12)], ["some", "none", "some"])
+    yield "a micro-batch that is all padding", some([(size, length)] * num, ["none", "all", "some"])
+    yield "a last micro-batch that is all padding", some([(2, length)] * 2 + [(3, length)], ["some", "none", "all"])
+
+
+@exercise(
+    "Accumulate",
+    hints=[
+        "What must the losses be divided by, so that each token weighs the same? Can it be known before the first "
+        "backward?",
+        "Count the targets that are not IGNORED, over all micro-batches. Then go through them once more: logits, "
+        "summed loss, divided by that count, backward. Backward adds to `param.grad` by itself.",
+        "`num_tokens = sum(int((y != IGNORED).sum()) for _, y in micro_batches)`; in the loop `loss = "
+        "summed_loss(model(inputs), targets) / num_tokens`, `loss.backward()`. Return the sum of `loss.item()`.",
+    ],
+)
+def accumulate(expect: Expect, accumulate: Callable[..., float]) -> None:
+    not_from_lablib(accumulate, allowed=("summed_loss",))
+    draw = expect.draw
+    vocab = draw.integer(5, 9)
+    for words, micro_batches in _accumulations(draw, vocab):
+        expect.measured.clear()  # what holds is shown for the last runs
+        _expect_accumulated(expect, accumulate, _Model(draw, vocab, 4), micro_batches, words)
+    model = _Model(draw, vocab, 4)
+    for param in (model.embed.weight, model.head.bias):  # one has none
+        param.grad = draw.tensor(param.shape, torch.float64)
+    micro_batches = [_micro_batch(draw, vocab, size, 5) for size in (3, 1)]
+    _expect_accumulated(expect, accumulate, model, micro_batches, "gradients that are there before are added to")
+    _expect_one_at_a_time(expect, accumulate)
+
+
+def _exact(model: _Model, micro_batches: MicroBatches) -> tuple[float, dict[str, Tensor]]:
+    """Mean over the tokens of all, and its gradient: every token's loss by itself, put together."""
+    losses = torch.cat(
+        [
+            F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none")[y.flatten() != PADDED]
+            for x, y in micro_batches
+        ]
+    )
+    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    gradients = torch.autograd.grad(losses.mean(), list(named.values()))
+    before = {name: param.grad for name, param in named.items()}
+    sums = [new if old is None else new + old for new, old in zip(gradients, before.values(), strict=True)]
+    return float(losses.mean().detach()), dict(zip(named, sums, strict=True))
+
+
+def _expect_accumulated(
+    expect: Expect, answer: Callable[..., float], model: _Model, micro_batches: MicroBatches, words: str
+) -> None:
+    loss, wanted = _exact(model, micro_batches)
+    had = any(param.grad is not None for param in model.parameters())
+    model.seen.clear()
+    call = observe(answer, model, list(micro_batches))
+    changes_nothing(expect, [call])
+    returned = _number(call.value, f"the mean loss is returned ({words})")
+    gradients = {name: param.grad for name, param in model.named_parameters() if param.requires_grad}
+    found = {name: gradient.flatten() for name, gradient in gradients.items() if gradient is not None}
+    missing = wanted.keys() - found.keys()
+    if missing:
+        raise RuleBroken(
+            f"every parameter has a gradient ({words})", f"{min(missing)} has none", "is there a backward?"
+        )
+    saw, right = torch.cat([found[name] for name in wanted]), torch.cat([one.flatten() for one in wanted.values()])
+    if not had:
+        factor = float(torch.dot(saw, right) / torch.dot(right, right))
+        if abs(factor - 1) > 1e-6 and float((saw - factor * right).norm()) < 1e-6 * float(saw.norm()):
+            raise RuleBroken(f"the gradient is that of a mean ({words})", f"{factor:.4g} times as long", "1")
+    rule = "every token weighs 1 / N" if not had else "param.grad holds what was there plus the new gradient"
+    expect.close(f"{rule} ({words})", saw, right, rtol=1e-7, atol=1e-9 * float(right.abs().max()))
+    expect.close(f"the loss returned is the mean over all tokens ({words})", returned, loss, rtol=1e-7)
+    if model.frozen.grad is not None:
+        raise RuleBroken(f"a parameter that takes no gradient gets none ({words})", "frozen has one", "none")
+    shapes = [tuple(inputs.shape) for inputs, targets in micro_batches if (targets != PADDED).any()]
+    at_most = [tuple(inputs.shape) for inputs, _ in micro_batches]
+    seen = sorted(model.seen)
+    if seen not in (sorted(shapes), sorted(at_most)):
+        saw_shapes = f"inputs of {', '.join(map(str, model.seen))}"
+        raise RuleBroken(f"each micro-batch goes through the model once, by itself ({words})", saw_shapes, f"{at_most}")
+
+
+def _expect_one_at_a_time(expect: Expect, answer: Callable[..., float]) -> None:
+    """Peak memory with six micro-batches, beside that of the reference."""
+    draw = expect.draw
+    model, micro_batches = _Model(draw, 16, 64), [_micro_batch(draw, 16, 2, 64) for _ in range(6)]
+
+    def program(model: _Model, micro_batches: MicroBatches, run: Callable[..., float]) -> None:
+        run(model, micro_batches)
+
+    peaks = [
+        expect.launch(program, model, micro_batches, run, ranks=1).memory.peak_bytes(0) for run in (_reference, answer)
+    ]
+    expect.budget("peak memory, with the activations of one micro-batch at a time", peaks[1], 1.4 * peaks[0], "B")
+
+
+def _reference(model: _Model, micro_batches: MicroBatches) -> float:
+    num_tokens, total = sum(int((y != PADDED).sum()) for _, y in micro_batches), 0.0
+    for inputs, targets in micro_batches:
+        logits = model(inputs).flatten(0, 1)
+        loss = F.cross_entropy(logits, targets.flatten(), reduction="sum") / num_tokens
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+# ---- The document mask ----------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "The document mask",
+    hints=[
+        "Two tokens belong together if their numbers are equal. How do you compare each with each?",
+        "`documents[:, :, None] == documents[:, None, :]` has the shape (B, T, T): row i, column j. And a token sees "
+        "none after it: which half must go?",
+        "`.tril()` keeps what is on the diagonal and below it; `[:, None]` puts in the dimension of 1. Padding is then "
+        "a document like any other.",
+    ],
+)
+def document_mask(expect: Expect, document_mask: Callable[[Tensor], Tensor]) -> None:
+    not_from_lablib(document_mask)
+    draw = expect.draw
+    for words, documents in _blocks(draw):
+        expect.measured.clear()  # what holds is shown for the last blocks
+        _expect_mask(expect, observe(document_mask, documents.clone()), documents, f"{words}, {tuple(documents.shape)}")
+
+
+def _block(draw: Draw, lengths: Sequence[int], padding: int) -> list[int]:
+    """Numbers of documents of these lengths, in any order, and padding at the end."""
+    numbers = draw.integers(len(lengths), 0, 2 * len(lengths) + 3)
+    return [number for number, length in zip(numbers, lengths, strict=True) for _ in range(length)] + [-1] * padding
+
+
+def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
+    length, num = draw.integer(3, 6), draw.integer(2, 4)
+    yield "one document", torch.tensor([_block(draw, [length], 0)])
+    low, middle, high = sorted(draw.integers(3, 0, 20))  # neither up nor down
+    yield "equal documents", torch.tensor([[middle] * length + [low] * length + [high] * length])
+    uneven = [draw.integer(1, 7) for _ in range(num)] + [1, 5]
+    yield "documents of other lengths", torch.tensor([_block(draw, uneven, 0)])
+    yield "documents and padding", torch.tensor([_block(draw, uneven, draw.integer(2, 5))])
+    rows = []
+    for _ in range(draw.integer(3, 5)):
+        lengths = [draw.integer(1, 4) for _ in range(draw.integer(1, 4))]
+        rows.append(_block(draw, lengths, 17 - sum(lengths)))
+    yield "several blocks", torch.tensor(rows)
+    yield (
+        "several blocks of other documents, without padding",
+        torch.tensor([_block(draw, cut, 0) for cut in ([3, 9], [7, 5], [1, 1, 10])]),
+    )
+    yield "a block of padding alone", torch.tensor([_block(draw, uneven, 0), [-1] * sum(uneven)])
+    yield "documents in ascending order", torch.tensor([sorted(_block(draw, [4] * num, 0)) + [-1]])
+    yield "blocks of one token", torch.tensor([[3], [0]])
+
+
+def _expect_mask(expect: Expect, call: Observed, documents: Tensor, on: str) -> None:
+    mask, (rows, length) = call.value, documents.shape
+    rule = f"the mask is a tensor of booleans ({on})"
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise RuleBroken(rule, _told(mask), "torch.bool")
+    changes_nothing(expect, [call])
+    if mask.shape != (rows, 1, length, length):
+        raise RuleBroken(
+            f"the mask has the shape (B, 1, T, T) ({on})", str(tuple(mask.shape)), f"{(rows, 1, length, length)}"
+        )
+    saw = mask[:, 0]
+    i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    same = documents[:, :, None] == documents[:, None, :]
+    is_token = (documents >= 0)[:, :, None]
+    rules = {  # each: where it is asked, and what must stand there
+        "every token sees itself, padding too": ((i == j).expand(rows, -1, -1), True),
+        "no token sees a later one": (is_token & (j > i), False),
+        "no token sees another document": (is_token & ~same, False),
+        "a token sees all tokens before it in its own document": (is_token & same & (j < i), True),
+    }
+    in_all = sum(int((where & (saw != wanted)).sum()) for where, wanted in rules.values())
+    for rule, (where, wanted) in rules.items():
+        wrong = (where & (saw != wanted)).nonzero()
+        if len(wrong):
+            b, row, column = wrong[0].tolist()
+            sees = "does not see" if wanted else "sees"
+            numbers = documents[b].tolist()
+            what = f"token {row} (document {numbers[row]}) {sees} token {column} (document {numbers[column]})"
+            raise RuleBroken(
+                f"{rule} ({on})",
+                f"in block {b} {what}; {in_all} of {saw.numel()} entries are wrong",
+                f"{wanted} at [{b}, 0, {row}, {column}]",
+            )
+        expect.that(f"{rule} ({on})", True, "so it is", "")
+
+
+# ---- Clip over shards -----------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "Clip over shards",
+    hints=[
+        "Which number does every rank need, and which part of it can each compute alone? What adds up?",
+        "Sum the squares of this rank's shards, all-reduce that one number, and then add the squares of what is "
+        "replicated: every rank has them all. A rank without shards takes part with 0.",
+        "`squared = sum((s.square().sum() for s in shards), torch.zeros(()))`; `dist.all_reduce(squared)`; the norm is "
+        "the root of it plus the replicated squares. If it is above max_norm, `mul_(max_norm / norm)` on all.",
+    ],
+)
+def clip_shards(expect: Expect, clip_shards: Callable[..., Any]) -> None:
+    not_from_lablib(clip_shards)
+    draw = expect.draw
+    for ranks in (1, 2, draw.integer(3, 4), draw.integer(5, 7)):
+        expect.measured.clear()  # what holds is shown for the last number of ranks
+        _expect_clipped(expect, clip_shards, ranks)
+
+
+def _clippings(draw: Draw, ranks: int) -> Iterator[tuple[str, list[list[Tensor]], list[Tensor], float]]:
+    """Words, the shards of each rank, what is replicated, and max_norm as a share of the norm."""
+
+    def shards(num: int) -> list[list[Tensor]]:
+        return [[draw.tensor((draw.integer(1, 5), 3)) for _ in range(num)] for _ in range(ranks)]
+
+    low, high = draw.number(0.1, 0.6), draw.number(1.5, 4.0)
+    yield "shards alone, too long", shards(2), [], low
+    yield "shards alone, short enough", shards(2), [], high
+    yield "too long by the norm of all ranks, and not by that of one", shards(2), [], draw.number(0.93, 0.97)
+    yield "shards and replicated, too long", shards(2), [draw.tensor((4,)), draw.tensor((2, 3))], low
+    yield "shards and replicated, short enough", shards(1), [draw.tensor((4,))], high
+    yield "mostly replicated", shards(1), [8 * draw.tensor((4, 4)), draw.tensor((1,))], draw.number(0.8, 0.95)
+    yield "replicated alone", [[] for _ in range(ranks)], [draw.tensor((5,)), draw.tensor((2,))], low
+    uneven = shards(3)
+    uneven[-1] = [] if ranks > 1 else uneven[-1]
+    uneven[0] = uneven[0][:1]
+    yield "a rank without shards, others with several", uneven, [draw.tensor((3,))], low
+    longer = [[10.0**rank * one for one in of_rank] for rank, of_rank in enumerate(shards(2))]
+    yield "ranks with norms of very different size", longer, [draw.tensor((3,))], low
+    yield "large gradients", [[1e6 * one for one in of_rank] for of_rank in shards(1)], [1e6 * draw.tensor((3,))], low
+    yield "gradients that are zero", [[torch.zeros(3)] for _ in range(ranks)], [torch.zeros(2)], 1.0
+
+
+def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> None:
+    cases = []
+    for words, shards, replicated, share in _clippings(expect.draw, ranks):
+        every = [*itertools.chain(*shards), *replicated]
+        norm = float(torch.stack([one.double().square().sum() for one in every]).sum().sqrt())
+        cases.append((words, shards, replicated, share * norm if norm else 1.0, norm))
+
+    def program(cases: list[Any]) -> list[tuple[float, list[Tensor], list[Tensor]]]:
+        seen = []
+        for words, shards, replicated, max_norm, _ in cases:
+            # The second of several is a view of every second element: not contiguous, as some gradients are.
+            mine = [
+                [_strided(one) if place == 1 else one.clone() for place, one in enumerate(some)]
+                for some in (shards[dist.get_rank()], replicated)
+            ]
+            handed = [list(some) for some in mine]
+            norm = _number(answer(*handed, max_norm), f"the norm is returned ({words})")
+            if [[id(one) for one in some] for some in handed] != [[id(one) for one in some] for some in mine]:
+                saw = "the lists hold other tensors than before"
+                raise RuleBroken(f"tensors are changed in place ({words})", saw, "the same tensors: gradient.mul_(...)")
+            seen.append((norm, *mine))
+        return seen
+
+    run = expect.launch(program, cases, ranks=ranks)
+    for number, (words, shards, replicated, max_norm, norm) in enumerate(cases):
+        on = f"{words}, {plural(ranks, 'ranks')}"
+        for rank, value in enumerate(run.values):
+            rule = f"every rank returns the norm before, of the whole gradient ({on}, rank {rank})"
+            expect.close(rule, value[number][0], norm, rtol=1e-5, atol=1e-12)
+        factor = min(1.0, max_norm / norm) if norm else 1.0
+        what = "is shortened to max_norm, in place" if factor < 1 else "that is short enough stays as it is"
+        for rank, value in enumerate(run.values):
+            _, mine, shared = value[number]
+            rule = f"a gradient {what} ({on}"
+            expect.close(f"{rule}, shards of rank {rank})", mine, [factor * one for one in shards[rank]], rtol=1e-4)
+            expect.close(f"{rule}, replicated, rank {rank})", shared, [factor * one for one in replicated], rtol=1e-4)
+    communications_within(expect, run, at_most=len(cases))
+    # The library's own all-reduce of 64 bytes goes up and down a tree of ranks: its middle ranks send more than once.
+    sent = sum(run.traffic.sent_bytes(rank) for rank in range(ranks)) / ranks
+    expect.budget(
+        f"bytes a rank sends: one number, and no gradients ({plural(ranks, 'ranks')})", sent / len(cases), 128, "B"
+    )
+
+
+def _strided(x: Tensor) -> Tensor:
+    """The same values, as every second element of a larger tensor."""
+    wide = torch.zeros(*x.shape, 2, dtype=x.dtype)
+    wide[..., 0] = x
+    return wide[..., 0]
+
+
+# ---- Signal and noise -----------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "Signal and noise",
+    hints=[
+        "Write the expected square twice, for B = b and for B = k b, and subtract one from the other: which unknown is "
+        "gone?",
+        "tr(Sigma) = (small - large) / (1 / b - 1 / (k b)), with `small` the mean over the rows of their squares and "
+        "`large` the square of the mean row. What is left for |G|^2?",
+        "`small = gradients.square().sum(1).mean()`, `large = gradients.mean(0).square().sum()`. The signal is "
+        "`large - noise / (k * part_size)`, and may be negative.",
+    ],
+)
+def signal_and_noise(expect: Expect, signal_and_noise: Callable[[Tensor, int], Sequence[float]]) -> None:
+    not_from_lablib(signal_and_noise)
+    draw = expect.draw
+    for k, part_size in ((3, 1), (2, 1), (2, 2)):
+        expect.measured.clear()
+        _expect_unbiased(expect, signal_and_noise, k, part_size)
+    for number in range(4):
+        k, part_size, params = draw.integer(2, 9), draw.integer(1, 64), draw.integer(1, 30)
+        gradients = draw.number(0.0, 0.5) + draw.tensor((k, params), torch.float64)
+        if number == 3:
+            gradients[:] = gradients[0]  # no noise at all
+        _expect_estimate(expect, signal_and_noise, gradients, part_size)
+    _expect_estimate(expect, signal_and_noise, draw.tensor((4, 50)), 8)
+
+
+def _two(value: Any, on: str) -> tuple[float, float]:
+    rule = f"signal and noise are returned ({on})"
+    is_some = isinstance(value, tuple | list) or (isinstance(value, Tensor) and value.ndim == 1)
+    if not is_some or len(value) != 2:
+        raise RuleBroken(rule, _told(value), "two numbers: return signal, noise")
+    signal, noise = (_number(one, rule) for one in value)
+    return signal, noise
+
+
+def _expect_unbiased(expect: Expect, answer: Callable, k: int, part_size: int) -> None:
+    """The mean of the estimates over every batch that could be drawn is exact."""
+    data = expect.draw.number(0.1, 0.6) + expect.draw.tensor((3, 3), torch.float64)
+    exact_signal = float(data.mean(0).square().sum())
+    exact_noise = float((data - data.mean(0)).square().sum(1).mean())
+    drawn = list(itertools.product(range(len(data)), repeat=k * part_size))
+    on = f"average over all {len(drawn)} batches of {k} parts of {part_size} from 3 examples"
+    signals, noises = [], []
+    for batch in drawn:
+        call = observe(answer, data[list(batch)].view(k, part_size, -1).mean(1), part_size)
+        changes_nothing(expect, [call])
+        signal, noise = _two(call.value, on)
+        signals.append(signal)
+        noises.append(noise)
+    noise, signal = (sum(values) / len(drawn) for values in (noises, signals))
+    said = f"noise {noise:.6g} and signal {signal:.6g}"
+    for rule, saw, exact in (
+        ("the noise is tr(Sigma) on average", noise, exact_noise),
+        ("the signal is |G|^2 on average", signal, exact_signal),
+    ):
+        is_right = abs(saw - exact) <= 1e-9 * (exact_noise + exact_signal)
+        expect.that(f"{rule} ({on})", is_right, said, f"noise {exact_noise:.6g} and signal {exact_signal:.6g}")
+
+
+def _expect_estimate(expect: Expect, answer: Callable, gradients: Tensor, part_size: int) -> None:
+    """One estimate: the variance of the parts, with k - 1, is tr(Sigma) / part_size."""
+    k, on = len(gradients), f"{len(gradients)} parts of {part_size}, {gradients.shape[1]} weights"
+    call = observe(answer, gradients, part_size)
+    changes_nothing(expect, [call])
+    signal, noise = _two(call.value, on)
+    exact = gradients.double()
+    variance = float((exact - exact.mean(0)).square().sum()) / (k - 1)
+    size = float(exact.square().sum())
+    rtol = 1e-9 if gradients.dtype == torch.float64 else 1e-4
+    expect.close(
+        f"the noise of these parts ({on})", noise, part_size * variance, rtol=rtol, atol=rtol * part_size * size
+    )
+    wanted = float(exact.mean(0).square().sum()) - variance / k
+    expect.close(f"the signal of these parts ({on})", signal, wanted, rtol=rtol, atol=rtol * size)
+
+
+# ---- WSD ------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "WSD",
+    hints=[
+        "Three parts of the run: for each, what is the factor at its first step, and at its last?",
+        "The decay begins at `num_steps - num_decay`. How many steps are left there, and at the next?",
+        "In the decay `(num_steps - step) / num_decay`; beyond it 0. With no decay at all nothing may be divided by 0.",
+    ],
+)
+def wsd(expect: Expect, wsd: Callable[[int, int, int, int], float]) -> None:
+    not_from_lablib(wsd)
+    draw = expect.draw
+    num_steps = draw.integer(20, 60)
+    warmup, decay = draw.integer(3, 8), draw.integer(4, 9)
+    cases = {
+        "warmup, stable, decay": (num_steps, warmup, decay),
+        "no warmup": (num_steps, 0, decay),
+        "no decay": (num_steps, warmup, 0),
+        "neither": (num_steps, 0, 0),
+        "no stable part": (warmup + decay, warmup, decay),
+        "warmup alone": (warmup, warmup, 0),
+        "decay alone": (decay, 0, decay),
+        "one step of each": (3, 1, 1),
+        "a run of one step": (1, 0, 1),
+        "a long run": (draw.integer(10**5, 10**6), draw.integer(500, 2000), draw.integer(10**4, 2 * 10**4)),
+    }
+    for words, (num_steps, warmup, decay) in cases.items():
+        expect.measured.clear()  # what holds is shown for the last run
+        borders = (0, warmup, num_steps - decay, num_steps)
+        near = {at + off for at in borders for off in range(-12, 13)} | set(draw.integers(8, 0, num_steps + 30))
+        on = f"{words}: N {num_steps}, W {warmup}, D {decay}"
+        _expect_factors(expect, wsd, sorted(step for step in near if step >= 0), num_steps, warmup, decay, on)
+
+
+def _expect_factors(
+    expect: Expect, answer: Callable, steps: Sequence[int], num_steps: int, warmup: int, decay: int, on: str
+) -> None:
+    """The first wrong step is told, and how many are."""
+    wrong = []
+    for step in steps:
+        if step < warmup:
+            rule, wanted = "in the warmup the factor is (s + 1) / (W + 1)", (step + 1) / (warmup + 1)
+        elif step < num_steps - decay:
+            rule, wanted = "between warmup and decay the factor is 1", 1.0
+        elif step < num_steps:
+            rule, wanted = "in the decay it falls from 1 at N - D to 0 at N", (num_steps - step) / decay
+        else:
+            rule, wanted = "from N on the factor is 0", 0.0
+        saw = _number(answer(step, num_steps, warmup, decay), f"{rule} (step {step}, {on})")
+        if not abs(saw - wanted) <= 1e-9:
+            wrong.append((f"{rule} (step {step}, {on})", saw, wanted))
+    if wrong:
+        few, wanted = ([f"{one[place]:.6g}" for one in wrong[:3]] for place in (1, 2))
+        said = f"{', '.join(few)}; {len(wrong)} of {len(steps)} steps are wrong"
+        raise RuleBroken(wrong[0][0], said, ", ".join(wanted))
+    expect.that(f"the factor of {len(steps)} steps ({on})", True, "right", "")
