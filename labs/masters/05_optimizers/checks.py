@@ -52,9 +52,11 @@ def _adamw_cases(draw: Draw) -> Iterator[tuple[str, tuple[int, ...], Settings, l
     """What a case is about, the shape, the settings, and the size of the gradient in each step."""
     lr, eps, decay = draw.number(1e-3, 1e-1), 10 ** draw.number(-9, -7), draw.number(0.05, 0.5)
     betas = draw.number(0.5, 0.95), draw.number(0.96, 0.999)
+    large = draw.number(0.1, 0.5)  # a place for it that is wrong shows
+    yield f"the first step, without decay, eps {large:.3g}", (3, 4), (lr, betas, large, 0.0), [1.0]
     yield "the first step, without decay", (3, 4), (lr, betas, eps, 0.0), [1.0]
     yield "five steps, without decay", (5,), (lr, betas, eps, 0.0), [1.0, 3.0, 0.2, 1.0, 0.5]
-    yield "a large eps, without decay", (4,), (lr, betas, draw.number(0.1, 0.5), 0.0), [1.0, 0.5]
+    yield f"two steps, without decay, eps {large:.3g}", (4,), (lr, betas, large, 0.0), [1.0, 0.5]
     yield "gradients of zero, without decay", (4,), (lr, betas, eps, 0.0), [0.0, 0.0]
     yield "gradients of zero, with decay", (2, 3), (lr, betas, eps, decay), [0.0, 0.0]
     yield "four steps, with decay", (2, 3), (lr, betas, eps, decay), [1.0, 0.1, 2.0, 1.0]
@@ -127,6 +129,7 @@ def _mistakes(w: Tensor, state: Mapping[str, Any], settings: Settings) -> Iterat
     yield "v were not corrected", kept - lr * m / c1 / (v.sqrt() + eps)
     yield "eps were inside the root", kept - lr * m / c1 / (v / c2 + eps).sqrt()
     yield "eps were added before the correction of v", kept - lr * m / c1 / ((v.sqrt() + eps) / math.sqrt(c2))
+    yield "there were no eps", kept - lr * m / c1 / (v / c2).sqrt()
     yield "there were no root", kept - lr * m / c1 / (v / c2 + eps)
     yield "there were no decay", w - lr * direction
     yield "the decay were not multiplied by lr", w - decay * w - lr * direction

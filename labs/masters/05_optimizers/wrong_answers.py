@@ -147,7 +147,7 @@ WRONG_ANSWERS = {
             "eps were added before the correction of v",
         ),
         ("forgets the root", _adamw(step=_STEP.replace("v.sqrt()", "v")), "there were no root"),
-        ("forgets eps", _adamw(step=_STEP.replace(" + eps", "")), "w is that of the formula"),
+        ("forgets eps", _adamw(step=_STEP.replace(" + eps", "")), "there were no eps"),
         ("forgets the decay", _adamw(step=_STEP.replace("lr * decay * w + ", "")), "there were no decay"),
         (
             "does not multiply the decay by the rate",
