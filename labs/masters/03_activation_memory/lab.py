@@ -26,7 +26,7 @@ from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.figures import figure_memory, format_quantity, show
 from lablib.figures.describe import attach
 from lablib.memory import checkpointing, offload
-from lablib.memory.checkpointing import checkpoint_every, keep_all, peak_bytes
+from lablib.memory.checkpointing import Segment, checkpoint_every, keep_all, peak_bytes, recomputed
 from lablib.models import GPTConfig
 from lablib.models.gpt import Block
 
@@ -535,7 +535,7 @@ check.num_hidden(num_hidden)
 
 # %%
 def offload_timeline(m, number=16):
-    """Your rules for the chain whose first m blocks are offloaded; when the last copy is out."""
+    """Your rules for the first m blocks of the chain; when the last copy is out."""
     spans, out_s, turn_s = [], 0.0, number * forward_s
 
     def add(stream, name, start_s, seconds):
@@ -626,9 +626,6 @@ pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 # of bytes? A plan is a tuple of *segments*: `Segment(start, stop, is_checkpointed)`.
 
 # %%
-from lablib.memory import optimal_checkpointing
-from lablib.memory.checkpointing import Segment, recomputed
-
 costs = [1, 2, 2, 3, 3, 4]  # GFLOPs of each layer's forward
 layer_bytes = [24, 24, 16, 16, 12, 12]  # MB saved by each layer, its input included
 layer_inputs = [12, 12, 8, 8, 6, 6]  # MB of its input alone
@@ -693,6 +690,8 @@ check.cheapest_plan(cheapest_plan)
 # model a second run is a whole forward, nothing stops early, so equal segments take a third more.
 
 # %%
+from lablib.memory import optimal_checkpointing
+
 stages = [layer // 6 for layer in range(24)]  # four of six layers; each keeps half of the last one
 long_costs = [1.0 + stage for stage in stages]
 inputs = [16.0 / 2**stage for stage in stages]
