@@ -98,12 +98,14 @@ my_guess_weight = None  # 1 if all tokens weigh the same
 print("guess:", my_guess_weight)
 
 # %%
-long, short = (torch.ones(tokens, requires_grad=True) for tokens in (101, 11))  # losses of the tokens
+# One number for each token: its loss.
+long, short = (torch.ones(tokens, requires_grad=True) for tokens in (101, 11))
 ((long.mean() + short.mean()) / 2).backward()
 weights = {"long": float(long.grad[0]), "short": float(short.grad[0]), "right": 1 / (101 + 11)}
 print(", ".join(f"{name} {weight:.4f}" for name, weight in weights.items()))
-print(f"a token of the short one weighs {weights['short'] / weights['long']:.1f} times as much; you guessed", end=" ")
-print(my_guess_weight)
+times = weights["short"] / weights["long"]
+print(f"a token of the short one weighs {times:.1f} times as much;", end=" ")
+print("you guessed", my_guess_weight)
 
 # %% [markdown]
 # This *mean of means* is a real mistake: reported for a widely used trainer in July 2023, with these very numbers, and
@@ -122,11 +124,12 @@ print(my_guess_weight)
 
 # %% tags=["exercise"]
 def accumulate(model, micro_batches):
-    """Add to each `param.grad` the gradient of the mean loss over all tokens of all micro-batches.
+    """Add to each `param.grad` the gradient of the mean loss over all tokens.
 
-    micro_batches: a list of (inputs, targets), each of a shape (B, T) of its own; stays as it is.
-    Targets are IGNORED where there is no token; some micro-batch may have none at all.
-    model(inputs) are the logits, of shape (B, T, V). Returns the mean loss, a number.
+    micro_batches: a list of (inputs, targets), each of a shape (B, T) of its own;
+    stays as it is. Targets are IGNORED where there is no token; some micro-batch may
+    have none at all. model(inputs) are the logits, of shape (B, T, V).
+    Returns the mean loss, a number.
     """
     ### BEGIN SOLUTION
     num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
@@ -148,7 +151,7 @@ def even_odds():
     ]
     logits = torch.zeros(2, requires_grad=True)
     loss = accumulate(lambda inputs: logits.expand(*inputs.shape, 2), pairs)
-    return loss, logits.grad  # by hand: six tokens are 0, one is 1: (7/2 - 6) / 7 = -0.357, and 0.357
+    return loss, logits.grad  # by hand: six tokens are 0, one is 1: (7/2 - 6) / 7 = -0.357
 
 
 try_out(even_odds)
@@ -169,7 +172,8 @@ show_source(accumulation.accumulate, after=check.accumulate)
 def padded(index, num_sequences):
     """A micro-batch of real text, the end of each sequence padding."""
     inputs, targets = next(batches(load_corpus(), num_sequences, SEQ_LEN, seed=index))
-    ends = torch.randint(5, SEQ_LEN, (num_sequences, 1), generator=torch.Generator().manual_seed(index))
+    generator = torch.Generator().manual_seed(index)
+    ends = torch.randint(5, SEQ_LEN, (num_sequences, 1), generator=generator)
     return Batch(inputs, targets.where(torch.arange(SEQ_LEN) < ends, IGNORED))
 
 
@@ -187,11 +191,13 @@ def on_all_ranks(accumulate):
 
 
 one_device = GPT(NARROW, dtype=torch.float64)
-accumulation.accumulate(one_device, [Batch(*(torch.cat(parts) for parts in zip(*micro_batches, strict=True)))])
+one_batch = Batch(*map(torch.cat, zip(*micro_batches, strict=True)))
+accumulation.accumulate(one_device, [one_batch])
 whole = gradient(one_device)
 for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
     mine = launch(on_all_ranks, one, ranks=ranks).values[0]
-    print(f"{one.__name__:24s} off by {float((mine - whole).norm() / whole.norm()):.0e} of the gradient's length")
+    off = float((mine - whole).norm() / whole.norm())
+    print(f"{one.__name__:24s} off by {off:.0e} of the gradient's length")
 
 # %% [markdown] minutes=9
 # ## Documents in blocks
@@ -211,9 +217,9 @@ lengths = [len(piece) for piece in pieces]
 ways = {"alone": packing.one_per_block(lengths, 16_384)}
 ways["first fit"] = packing.first_fit(lengths, 16_384, longest_first=False)
 ways["best fit, longest first"] = packing.best_fit(lengths, 16_384)
-waste = {name: {"blocks": len(way.blocks), "waste": f"{way.waste:.2%}"} for name, way in ways.items()}
 print(f"{len(modules)} documents, {len(pieces)} pieces; you guessed {my_guess_waste}")
-pd.DataFrame(waste).T
+rows = {name: [len(way.blocks), f"{way.waste:.2%}"] for name, way in ways.items()}
+pd.DataFrame(rows, index=["blocks", "waste"]).T
 
 # %% [markdown]
 # *Packing* puts several documents into one block. *First fit* takes them one after another, each into the first block
@@ -222,7 +228,8 @@ pd.DataFrame(waste).T
 
 # %%
 few = [len(module) for module in modules if len(module) < 2000][:40]
-drawn = {"alone": packing.one_per_block(few, 2048), "best fit, longest first": packing.best_fit(few, 2048)}
+drawn = {"alone": packing.one_per_block(few, 2048)}
+drawn["best fit, longest first"] = packing.best_fit(few, 2048)
 show(figure_packing(drawn))
 
 # %% [markdown]
@@ -238,7 +245,8 @@ causal = torch.ones(1, 1, 10, 10, dtype=torch.bool).tril()
 def reached(mask):
     """Length of the gradient of each token's value, of a loss on document 1."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, 1, 10, 8, generator=generator).requires_grad_() for _ in range(3))
+    query, key, value = torch.randn(3, 1, 1, 10, 8, generator=generator)
+    value.requires_grad_()
     read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     read[0, 0, document_of[0] == 1].square().sum().backward()
     return value.grad.norm(dim=-1).flatten()
@@ -259,8 +267,9 @@ print("gradient ", "  ".join(f"{length:.3f}" for length in reached(causal).tolis
 def document_mask(documents):
     """True where a token (row) may see another (column).
 
-    documents: whole numbers of shape (B, T), each token's document, -1 for padding; those of one document stand
-    together, and their numbers come in any order. Returns booleans of shape (B, 1, T, T).
+    documents: whole numbers of shape (B, T), each token's document, -1 for padding. Tokens of
+    one document stand together; the numbers come in any order.
+    Returns booleans of shape (B, 1, T, T).
     """
     ### BEGIN SOLUTION
     same = documents[:, :, None] == documents[:, None, :]
@@ -286,7 +295,7 @@ print("gradient ", "  ".join(f"{length:.3f}" for length in reached(mask).tolist(
 best, sizes = ways["best fit, longest first"], {"num_layers": 12, "d_model": 768}
 masked = packed_attention.masked_attention_flops(best, **sizes)
 variable = packed_attention.variable_length_attention_flops(best, **sizes)
-print(f"all modules, packed: attention of variable length takes {variable / masked:.0%} of the mask's FLOPs")
+print(f"all modules: attention of variable length takes {variable / masked:.0%} of the FLOPs")
 
 # %% [markdown] minutes=9
 # ## Clip the sum
@@ -303,7 +312,7 @@ print(f"all modules, packed: attention of variable length takes {variable / mask
 # %%
 model = GPT(MODEL)
 parts = [next(batches(load_corpus(), 4, SEQ_LEN, seed=seed)) for seed in range(7)]
-parts.append(Batch(*torch.full((2, 4, SEQ_LEN), 255)))  # a broken file: byte 255, again and again
+parts.append(Batch(*torch.full((2, 4, SEQ_LEN), 255)))  # a broken file: byte 255 alone
 
 
 def mean_gradient(groups, clip=None):
@@ -321,10 +330,11 @@ def mean_gradient(groups, clip=None):
 for name, part in {"text": parts[0], "the broken file": parts[-1]}.items():
     print(f"{name:18s} norm {mean_gradient([[part]]).norm():5.2f}")
 g = mean_gradient([parts])
-ways = {"all, not clipped": g, "all, clipped": mean_gradient([parts], clipping.clip_grad_norm_)}
-ways["each parameter"] = mean_gradient([parts], clipping.clip_each_by_own_norm_)
-ways["each micro-batch"] = mean_gradient([[part] for part in parts], clipping.clip_grad_norm_)
-for name, other in ways.items():
+clips = {"all, not clipped": g}
+clips["all, clipped"] = mean_gradient([parts], clipping.clip_grad_norm_)
+clips["each parameter"] = mean_gradient([parts], clipping.clip_each_by_own_norm_)
+clips["each micro-batch"] = mean_gradient([[part] for part in parts], clipping.clip_grad_norm_)
+for name, other in clips.items():
     angle = math.degrees(torch.arccos(F.cosine_similarity(g, other, dim=0).clamp(max=1)))
     print(f"{name:18s} norm {other.norm():5.2f}, turned by {angle:2.0f} degrees")
 
@@ -345,10 +355,11 @@ for name, other in ways.items():
 
 # %% tags=["exercise"]
 def clip_shards(shards, replicated, max_norm):
-    """Shorten the whole gradient to `max_norm`, if it is longer, in place; every rank calls it.
+    """Shorten the whole gradient to `max_norm`, if it is longer, in place.
 
-    shards: a list of tensors, this rank's parts of gradients; perhaps none. replicated: a list of
-    gradients that every rank holds whole, perhaps none. Returns the norm before, the same on every rank.
+    Every rank calls it. shards: a list of tensors, parts of gradients; perhaps none.
+    replicated: a list of gradients that every rank holds whole; perhaps none.
+    Returns the norm before, the same on every rank.
     """
     ### BEGIN SOLUTION
     squared = sum((shard.square().sum() for shard in shards), torch.zeros(()))
@@ -428,20 +439,22 @@ check.signal_and_noise(signal_and_noise)
 # %%
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(4096, 20, generator=generator)
-gradients = -(0.1 * x.sum(1) + torch.randn(4096, generator=generator))[:, None] * x  # of each point, at weights 0
+y = 0.1 * x.sum(1) + torch.randn(4096, generator=generator)
+gradients = -y[:, None] * x  # of each point's squared error / 2, at weights 0
 exact = noise_scale.exact_noise(gradients)
 estimates, naive = [], []
 for _ in range(1000):
     drawn = torch.randint(4096, (4, 8), generator=generator)
     four = gradients[drawn].mean(1)  # 4 parts of 8 points
     estimates.append(noise_scale.estimate_from_parts(four, 8))
-    naive.append(noise_scale.naive_noise(four.square().sum(1).tolist(), 8, float(four.mean(0).square().sum())))
+    squares, square = four.square().sum(1).tolist(), float(four.mean(0).square().sum())
+    naive.append(noise_scale.naive_noise(squares, 8, square))
 counts = [50, 100, 200, 400, 700, 1000]
 lines = {"exact": [exact.noise_scale] * len(counts)}
 for name, some in (("unbiased", estimates), ("naive", naive)):
     lines[name] = [noise_scale.average_noise(some[:count]).noise_scale for count in counts]
 labels = {"x_label": "steps averaged", "y_label": "noise scale", "y_unit": "examples"}
-show(figure_lines(counts, lines, **labels, title="The noise scale of a problem where it is known"))
+show(figure_lines(counts, lines, **labels, title="A noise scale that is known"))
 
 # %% [markdown]
 # From batches of 32 the estimate finds a noise scale three times as large; the naive one stays wrong, however long one
@@ -454,12 +467,14 @@ noise = small_runs.recorded_noise()
 steps = [step for step, _, _ in noise]
 scales = {"noise scale": [found.noise_scale for _, _, found in noise]}
 labels = {"x_label": "step", "y_label": "noise scale", "y_unit": "sequences"}
-show(figure_lines(steps, scales, **labels, log_x=True, log_y=True, title="It grows while the model learns"))
+labels |= {"title": "The noise scale on the way", "log_x": True, "log_y": True}
+show(figure_lines(steps, scales, **labels))
 print("loss at these steps:", ", ".join(f"{loss:.2f}" for _, loss, _ in noise))
 
 # %% [markdown]
 # At first all text says the same (bytes of Python are letters and spaces), and one sequence tells it. What is left to
-# learn later is fine, and drowned in noise. So large runs raise the batch on their way.
+# learn later is fine, and small beside the noise. So large runs raise the batch on their way:
+# DeepSeek-V3 from 3,072 to 15,360 sequences (section 4.2).
 #
 # What does that mean for steps? The law that follows has a *critical batch*, of the size of the noise scale: there a
 # run takes twice the fewest steps, and twice the fewest tokens. With 16 sequences this GPT needed 139 steps to a loss
@@ -474,7 +489,7 @@ measured = small_runs.recorded_steps()
 means = {size: sum(some) / len(some) for size, some in measured.items()}
 law = noise_scale.fit_steps_law(list(means), list(means.values()))
 show(figure_steps_law(measured, law, SEQ_LEN))
-print(f"128 sequences: {means[128]:.0f} steps, you guessed {my_guess_steps}; critical batch {law.critical_batch:.0f}")
+print(f"128 sequences: {means[128]:.0f} steps, you guessed {my_guess_steps}")
 
 # %% [markdown]
 # Each batch size had the best of several learning rates, and three runs. Going from 16 to 128 saves a third of the
@@ -529,11 +544,12 @@ print("guess:", my_guess_order)
 
 # %%
 runs = small_runs.recorded_schedules()
-factors = {name: [factor(step, 400) for step in range(401)] for name, factor in small_runs.SCHEDULES.items()}
-means = {}
-for name in factors:
-    means[name] = [(some[0][0], sum(loss for _, loss in some) / 3) for some in zip(*runs[name][2**-8], strict=True)]
-show(figure_schedules(factors, means, title="Four schedules with a peak of 2^-8, means of three runs"))
+factors, means = {}, {}
+for name, factor in small_runs.SCHEDULES.items():
+    factors[name] = [factor(step, 400) for step in range(401)]
+    three = zip(*runs[name][2**-8], strict=True)  # of a peak of 2^-8
+    means[name] = [(a[0], (a[1] + b[1] + c[1]) / 3) for a, b, c in three if a[0] >= 160]
+show(figure_schedules(factors, means, title="Peak 2^-8, loss from step 160 on"))
 
 # %%
 rows = {}
@@ -541,7 +557,7 @@ for power in (-8, -7, -6):
     ends = {name: [run[-1][1] for run in runs[name][2.0**power]] for name in factors}
     rows[f"2^{power}"] = {name: f"{sum(losses) / 3:.3f}" for name, losses in ends.items()}
     gains = [flat - falls for flat, falls in zip(ends["constant"], ends["WSD"], strict=True)]
-    rows[f"2^{power}"]["the decay gains, seed by seed"] = ", ".join(f"{gain:.3f}" for gain in gains)
+    rows[f"2^{power}"]["decay gains, seed by seed"] = ", ".join(f"{one:.3f}" for one in gains)
 print("you guessed", my_guess_order)
 pd.DataFrame(rows).T.rename_axis("peak rate")
 
@@ -598,28 +614,32 @@ here = this_machine(ranks=2, backend=real)
 there = {"ranks": 1, "backend": real, "cluster": here}
 comparison = reconcile(all_cuts, **there, repeats=3 if quick else 7, without="setup")
 print_text(comparison.reading())
-measured_bytes = launch(
-    lambda: [measured_peak_bytes(one_cut, m) for m in cuts.values()], ranks=1, backend=real, trace=False
-).values[0]
+
+
+def peaks():
+    return [measured_peak_bytes(one_cut, micro_batch) for micro_batch in cuts.values()]
+
+
+measured_bytes = launch(peaks, ranks=1, backend=real, trace=False).values[0]
 recorded = recorded_comparison("04")
 print_text(f"{recorded}")
 
 # %%
-recorded_table = pd.DataFrame(recorded.rows).set_index("name")
-seconds = comparison.table().set_index("name")
+tables = {"here": comparison.table(), "recorded": pd.DataFrame(recorded.rows)}
 rows = {}
 for (name, micro_batch), held in zip(cuts.items(), measured_bytes, strict=True):
-    simulated = launch(one_cut, micro_batch, ranks=1, fidelity="shapes").memory.peak_bytes(0)
-    rows[name] = {"peak, predicted": format_quantity(simulated, "B"), "measured": format_quantity(held, "B")}
-    for place, table in (("seconds", seconds), ("recorded", recorded_table)):
-        rows[name] |= {
-            f"{place}, {side}": format_quantity(table.loc[name, f"{side}_s"], "s") for side in ("predicted", "measured")
-        }
+    simulated = launch(one_cut, micro_batch, ranks=1, fidelity="shapes").memory
+    row = rows[name] = {"bytes, predicted": format_quantity(simulated.peak_bytes(0), "B")}
+    row["measured"] = format_quantity(held, "B")
+    for place, table in tables.items():
+        seconds = table.set_index("name").loc[name]
+        row[f"{place}, predicted"] = format_quantity(seconds["predicted_s"], "s")
+        row[f"{place}, measured"] = format_quantity(seconds["measured_s"], "s")
 print("you guessed", my_guess_memory, "of the memory and", my_guess_time, "times the seconds")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Bytes are right to the byte: what is held follows from the program. Sixteen micro-batches hold less than a quarter of
+# Bytes agree exactly: what is held follows from the program. Sixteen micro-batches hold less than a quarter of
 # the memory; weights and their gradients stay, whatever the cut. Seconds are off: other programs take their share of a
 # busy machine, and the prediction knows of gelu and norms only the bytes they move. But most of that is in all three,
 # so the *ratio* holds: micro-batches of one sequence take a third longer here, as smaller products waste more. On a
@@ -637,14 +657,15 @@ pd.DataFrame(rows).T
 
 # %%
 large = small_runs.recorded_large_batch()
-show(figure_rates(large, "batch", title="Loss after the same text, by optimizer, batch and rate"))
+show(figure_rates(large, "batch", title="Loss after the same text"))
 
 
 # %%
 def best_rate(losses):
     """Of the rates with most runs, that with the least mean loss."""
     most = max(map(len, losses.values()))
-    return min((rate for rate in losses if len(losses[rate]) == most), key=lambda rate: sum(losses[rate]))
+    rates = [rate for rate in losses if len(losses[rate]) == most]
+    return min(rates, key=lambda rate: sum(losses[rate]))
 
 
 def told(losses):
@@ -656,11 +677,13 @@ rows = {}
 for name, by_batch in large.items():
     small = best_rate(by_batch[8])
     for size, losses in by_batch.items():
-        rates = {"best": best_rate(losses), "square root": large_batch.square_root_rate(small, 8, size)}
+        rates = {"best": best_rate(losses)}
+        rates["square root"] = large_batch.square_root_rate(small, 8, size)
         rates["linear"] = large_batch.linear_rate(small, 8, size)
-        row = {rule: f"2^{math.log2(rate):.0f}: {told(losses.get(rate, []))}" for rule, rate in rates.items()}
-        rows[f"{name}, batch {size}"] = row
-print("the best rate, and what the rules make of that of batch 8; losses, with the range of three runs")
+        row = rows[f"{name}, batch {size}"] = {}
+        for rule, rate in rates.items():
+            row[rule] = f"2^{math.log2(rate):.0f}: {told(losses.get(rate, []))}"
+print("best rates, and what the rules make of that of batch 8; losses, ranges of three runs")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -683,10 +706,13 @@ for billions in (1, 10, 100, 1000, 10_000):
     num_params = num_tokens / 20
     best = {"DeepSeek": batch_rules.deepseek_batch(6 * num_params * num_tokens)}
     best["Step Law"] = batch_rules.step_law_batch(num_tokens)
-    rows[f"{billions:,} billion tokens"] = {f"{name}, tokens": f"{value:,.0f}" for name, value in best.items()}
-print(pd.DataFrame(rows).T)
+    words = {name: f"{value:,.0f}" for name, value in best.items()}
+    rows[f"{billions:,} billion tokens"] = words
 for loss in (4.0, 3.0, 2.0):
-    print(f"Kaplan's critical batch at a loss of {loss}: {batch_rules.kaplan_critical_batch(loss):,.0f} tokens")
+    critical = batch_rules.kaplan_critical_batch(loss)
+    print(f"Kaplan's critical batch at a loss of {loss}: {critical:,.0f} tokens")
+print("best batch, in tokens:")
+pd.DataFrame(rows).T
 
 # %% [markdown]
 # The batch grows with the length of the training, as the noise scale does. Outside of what was measured, a law is a
@@ -716,8 +742,9 @@ show(figure_rates(small_runs.recorded_rates(), title="Loss by rate and width"))
 one = next(batches(load_corpus(), 8, 33)).inputs
 for name, base in (("standard", None), ("mup", NARROW)):
     for growth in (1, 4):
-        moved = mup.coordinate_check(mup.at_width(NARROW, growth), base, one)
-        print(f"{name:8s} width {NARROW.d_model * growth:3d}: logits moved by {moved['logits']:.2f}")
+        config = mup.at_width(NARROW, growth)
+        moved = mup.coordinate_check(config, base, one)["logits"]
+        print(f"{name:8s} width {config.d_model:3d}: logits moved by {moved:.2f}")
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: accumulate in 16 bits
@@ -740,8 +767,8 @@ for one in singles:
     for name in sums:
         sums[name] += one.to(sums[name].dtype)
         errors[name].append(float((sums[name].double() - exact_sum).norm() / exact_sum.norm()))
-labels = {"x_label": "micro-batches", "y_label": "error of the sum", "y_unit": ""}
-show(figure_lines(range(1, 65), errors, **labels, log_x=True, log_y=True, title="A sum of gradients, rounded"))
+labels = {"x_label": "micro-batches", "y_label": "error", "log_x": True, "log_y": True}
+show(figure_lines(range(1, 65), errors, **labels, title="A sum of gradients, rounded"))
 
 # %% [markdown]
 # So frameworks add up in FP32. And a loss scale leaves the sum as it is, as long as it is the same for all
@@ -755,9 +782,8 @@ for scaler in (None, LossScaler()):
     if scaler:
         scaler.unscale_(optimizer)
     norm = clipping.clip_grad_norm_(model.parameters(), max_norm=0.5)
-    print(
-        "with a loss scale" if scaler else "without          ", f"norm {norm:.6f}, clipped {gradient(model).norm():.6f}"
-    )
+    name = "with a loss scale" if scaler else "without"
+    print(f"{name:18s} norm {norm:.6f}, clipped {gradient(model).norm():.6f}")
 
 # %% [markdown] minutes=1
 # ## Summary
@@ -782,6 +808,7 @@ for scaler in (None, LossScaler()):
 # - G. Yang et al., "Tensor Programs V", 2022, arXiv 2203.03466 (muP).
 # - J. Kaplan et al., 2020, arXiv 2001.08361. DeepSeek-AI, "DeepSeek LLM", 2024, arXiv 2401.02954. H. Li et al., "Step
 #   Law", 2025, arXiv 2503.04715.
+# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437.
 # - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (batches of 3.2 million tokens).
 # - huggingface/transformers, issue 24725 and pull requests 34191 and 34373.
 # - The code: `lablib/batches`.

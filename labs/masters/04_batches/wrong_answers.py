@@ -223,6 +223,11 @@ WRONG_ANSWERS = {
             "peak memory, with the activations of one micro-batch at a time",
         ),
         (
+            "keeps each graph until the next micro-batch is through",
+            _accumulate(backward="loss.backward(retain_graph=True)"),
+            "peak memory, with the activations of one micro-batch at a time",
+        ),
+        (
             "one large batch where shapes allow it",
             """
 def accumulate(model, micro_batches):
@@ -331,6 +336,14 @@ def accumulate(model, micro_batches):
             "no token sees another document (equal documents",
         ),
         (
+            "takes document 0 for padding",
+            _mask(
+                "((same & real).tril() | torch.eye(documents.shape[1], dtype=torch.bool))[:, None]",
+                f"same, real = {_SAME}, (documents > 0)[:, :, None]",
+            ),
+            "a token sees all tokens before it in its own document (equal documents",
+        ),
+        (
             "documents of equal length",
             """
 def document_mask(documents):
@@ -423,6 +436,16 @@ def clip_shards(shards, replicated, max_norm):
             "leaves new tensors in the lists",
             _clip(scale="for some in (shards, replicated): some[:] = [g * (max_norm / norm) for g in some]"),
             "tensors are changed in place",
+        ),
+        (
+            "shortens a copy of what is not contiguous",
+            _clip(scale="[g.reshape(-1).mul_(max_norm / norm) for g in [*shards, *replicated]]"),
+            "is shortened to max_norm, in place (shards alone, too long, 1 rank",
+        ),
+        (
+            "a rank without shards leaves what is replicated",
+            _clip(applies="shards and norm > max_norm"),
+            "is shortened to max_norm, in place (replicated alone",
         ),
         (
             "clips each tensor by its own norm",
