@@ -72,11 +72,14 @@ def _expect_adamw(
     wanted: dict[str, Any] = {"w": w.clone(), "t": 0, "m": torch.zeros_like(w), "v": torch.zeros_like(w)}
     for grad in grads:
         before = wanted["w"].clone()
-        call = observe(lambda g, w=ours: answer(w, g, state, *settings), grad)
+        call = observe(lambda w, g: answer(w, g, state, *settings), ours, grad)
         _adamw(wanted, grad, lr, betas, eps, decay)
         step = f"{on}, step {wanted['t']}"
-        if call.changed:
+        if 1 in call.changed:
             raise RuleBroken(f"the gradient stays as it was ({step})", "g changed", "as it was: work on a copy")
+        if 0 in call.moved:
+            saw = "w was given other memory: what shares memory with it, such as the model, keeps the old values"
+            raise RuleBroken(f"w itself changes ({step})", saw, "w.sub_(...), which writes into w")
         for name in ("t", "m", "v"):
             if name not in state:
                 raise RuleBroken(f"the state keeps its {name} ({step})", ", ".join(state), "t, m and v")
@@ -287,8 +290,13 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
             raise RuleBroken("products are enough: no decomposition", f"a call of {found[0]}", "@, and nothing like it")
         _expect_orthogonal(expect, call.value, x, num_steps, coefficients, where)
         short, long = sorted(x.shape)
+        product = 2 * short**2 * long  # X X^T alone
         expect.budget(
-            f"FLOPs of the products ({where})", flops.get_total_flops(), num_steps * 6 * short**2 * long, "FLOPs"
+            f"FLOPs of torch's products ({where})",
+            flops.get_total_flops(),
+            at_most=num_steps * 3 * product,
+            unit="FLOPs",
+            at_least=num_steps * product,
         )
 
 
@@ -348,7 +356,7 @@ def choose_optimizer(expect: Expect, choose_optimizer: Callable[..., str | None]
         for on, losses, kept, budget, wanted in _tables(expect.draw, num_seeds):
             expect.measured.clear()
             names = dict(zip(losses, expect.draw.shuffled(_NAMES), strict=False))
-            order = expect.draw.shuffled(list(losses))
+            order = list(losses) if on == _EQUAL else expect.draw.shuffled(list(losses))
             given = {names[name]: losses[name] for name in order}
             bytes_of = {names[name]: kept[name] for name in expect.draw.shuffled(order)}
             call = observe(choose_optimizer, given, bytes_of, budget)
@@ -363,6 +371,7 @@ def choose_optimizer(expect: Expect, choose_optimizer: Callable[..., str | None]
 
 
 _NAMES = ("adamw", "lion", "muon", "soap", "lamb", "galore", "sophia")
+_EQUAL = "equal losses tie"  # the best is given first: whoever takes it, and no tie, is seen
 Table = tuple[str, dict[str, list[float]], dict[str, float], float, str | None]
 
 
@@ -407,9 +416,12 @@ def _tables(draw: Draw, num_seeds: int) -> Iterator[Table]:
     )
     chain = {"best": seeds, "b": apart(0.9), "c": apart(1.4, -1)}  # c less b: 0.5 half widths, and twice the noise
     yield "a tie with one that ties is no tie with the best", chain, *_kept(8, 4, 2), "b"
+    lucky = [seed - 1 if seed == min(seeds) else seed + 0.01 for seed in seeds]  # its median is not the least
+    one_low = {"best": lucky, "b": seeds, "c": [seed + 0.05 for seed in seeds]}
+    yield "the best is that of the least mean", one_low, *_kept(8, 4, 2), "c"
     equal = {"best": seeds, "b": apart(0.2), "c": apart(0.6)}
     yield "of equal bytes the one with less loss", equal, *_kept(8, 4, 4), "b"
-    yield "equal losses tie", {"best": seeds, "b": list(seeds), "c": far}, *_kept(8, 4, 2), "b"
+    yield _EQUAL, {"best": seeds, "b": list(seeds), "c": far}, *_kept(8, 4, 2), "b"
     yield "one optimizer alone", {"best": seeds}, {"best": 4.0}, draw.number(4, 9), "best"
 
 

@@ -180,6 +180,30 @@ WRONG_ANSWERS = {
             _adamw(count="state['t'] += 2"),
             "t counts the steps, with this one",
         ),
+        (
+            "works in float32",
+            _adamw(first="w, g = w, g.float()"),
+            "m is a running mean",
+        ),
+        (
+            "keeps m and v to itself",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    state["t"] += 1
+    if state["t"] == 1:
+        adamw_step.m, adamw_step.v = torch.zeros_like(w), torch.zeros_like(w)
+    adamw_step.m = betas[0] * adamw_step.m + (1 - betas[0]) * g
+    adamw_step.v = betas[1] * adamw_step.v + (1 - betas[1]) * g * g
+    m, v = adamw_step.m / (1 - betas[0] ** state["t"]), adamw_step.v / (1 - betas[1] ** state["t"])
+    w.sub_(lr * decay * w + lr * m / (v.sqrt() + eps))
+""",
+            "m is a running mean",
+        ),
+        (
+            "gives w other memory",
+            _adamw(step="w.data = w - lr * decay * w - lr * m / (v.sqrt() + eps)"),
+            "memory",
+        ),
         ("gives the betas the wrong way round", _adamw(first="beta1, beta2 = beta2, beta1"), "m is a running mean"),
         ("mixes up beta and 1 - beta", _adamw(m='(1 - beta1) * state["m"] + beta1 * g'), "m is a running mean"),
         ("sums momentum", _adamw(m='beta1 * state["m"] + g'), "m is a running mean"),
@@ -333,6 +357,21 @@ def orthogonalize(x, num_steps, coefficients):
 """,
             "no decomposition",
         ),
+        (
+            "decomposes in numpy",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    import numpy as np
+
+    u, s, vh = np.linalg.svd(x.numpy(), full_matrices=False)
+    s = s / max(float((s**2).sum() ** 0.5), 1e-300)
+    a, b, c = coefficients
+    for _ in range(num_steps):
+        s = a * s + b * s**3 + c * s**5
+    return torch.from_numpy(u * s @ vh).to(x.dtype)
+""",
+            "at least",
+        ),
         ("makes zeros NaN", _orthogonal(divided="x / x.norm()"), "a matrix of zeros"),
         ("adds a large eps", _orthogonal(divided="x / (x.norm() + 1e-7)"), "follow the polynomial"),
         ("bounds the norm at Muon's eps", _orthogonal(divided="x / x.norm().clamp(min=1e-7)"), "very small numbers"),
@@ -354,13 +393,13 @@ def orthogonalize(x, num_steps, coefficients):
             _orthogonal(gram="(x := x / x.norm().clamp(min=1e-30)) @ x.T"),
             "(several steps",
         ),
-        ("begins a tall matrix with the large product", _orthogonal(tall="False"), "FLOPs of the products"),
-        ("transposes wide ones", _orthogonal(tall="x.shape[0] < x.shape[1]"), "FLOPs of the products"),
+        ("begins a tall matrix with the large product", _orthogonal(tall="False"), "FLOPs of torch's products"),
+        ("transposes wide ones", _orthogonal(tall="x.shape[0] < x.shape[1]"), "FLOPs of torch's products"),
         ("leaves a tall one transposed", _orthogonal(returned="x"), "the shape of the result is that of the input"),
         (
             "has a seventh power",
             _orthogonal(new="a * x + b * gram @ x + c * gram @ (gram @ (gram @ x))"),
-            "FLOPs of the products",
+            "FLOPs of torch's products",
         ),
         (
             "works in BF16, as Muon",
@@ -446,6 +485,11 @@ def orthogonalize(x, num_steps, coefficients):
             "takes equal losses apart",
             _choose(tie="name == best or abs(statistics.mean(apart)) < half_width"),
             "equal losses tie",
+        ),
+        (
+            "takes the median for the best",
+            _choose(best="min(fitting, key=lambda name: statistics.median(losses[name]))"),
+            "the best is that of the least mean",
         ),
         ("returns all that tie", _choose(chosen="tied"), "of what differs clearly the best is taken"),
         ("returns the bytes", _choose(chosen="min(kept[name] for name in tied)"), "of what differs clearly"),
@@ -642,6 +686,10 @@ def choose_optimizer(losses, kept, budget):
             del left[name]
     return min(left, key=lambda name: (kept[name], statistics.fmean(left[name])), default=None)
 """,
+        ),
+        (
+            "one-sided: nothing lies below the best",
+            _choose(tie="statistics.mean(apart) - half_width <= 0"),
         ),
     ],
 }
