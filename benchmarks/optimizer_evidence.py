@@ -29,7 +29,7 @@ import torch
 
 from lablib import launch
 from lablib.data import batches, load_corpus, train_val_split
-from lablib.optim.evidence import recorded_results, table
+from lablib.optim.evidence import Result, recorded_results, table
 from lablib.optim.experiment import BATCH_SIZE, FINAL, MODEL, NUM_STEPS, SEQ_LEN, WARMUP, held_out, run, start
 from lablib.optim.search import FACTOR, best_of_means, search
 from lablib.optim.trial import held_out_loss, kinds
@@ -191,6 +191,29 @@ def memory_of(optimizer: str) -> Row:
     return {"state_bytes": state, "temporary_bytes": peak - at_rest, "num_parameters": numel}
 
 
+def markdown(results: dict[str, Result]) -> str:
+    """The table of the README: an optimizer a line, the least loss first."""
+    heads = ["", "final loss, nats a byte (least to largest)", "less AdamW's, 95%", "says", "rate, decay", "settings"]
+    heads += ["state, B/parameter", "a step needs, B/parameter", "step time, AdamW's = 1"]
+    lines = ["| " + " | ".join(heads) + " |", "|---|---|---|---|---|--:|--:|--:|--:|"]
+    for (name, row), result in zip(table(results).iterrows(), results.values(), strict=True):
+        ends = f"{result.loss:.3f} ({min(result.losses.values()):.3f} to {max(result.losses.values()):.3f})"
+        apart, says = f"{row.iloc[1]:+.3f} &plusmn; {row.iloc[2]:.3f}", row["verdict"]
+        if name == "adamw":
+            apart = says = ""
+        cells = [
+            name,
+            ends,
+            apart,
+            says if says in ("noise", "") else f"**{says}**",
+            f"{result.lr:g}, {result.weight_decay:g}",
+        ]
+        cells += [str(result.num_trials), f"{result.bytes_per_parameter:.2f}"]
+        cells += [f"{result.temporary_bytes_per_parameter:.2f}", f"{result.step_ratio:.2f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("train", "speed", "memory"), help="one of the three; without: all")
@@ -210,7 +233,7 @@ def main() -> None:
         if args.part in (None, "speed"):
             lr, weight_decay = best_of(results, name)
             results.get(step_seconds, part="speed", optimizer=name, lr=lr, weight_decay=weight_decay)
-    print(table(recorded_results(args.out)).to_string())
+    print(markdown(recorded_results(args.out)))
 
 
 if __name__ == "__main__":
