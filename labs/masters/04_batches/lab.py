@@ -143,7 +143,7 @@ def accumulate(model, micro_batches):
 
 
 # %%
-# Try it. A model that finds two tokens equally likely costs ln 2 = 0.6931 a token, whatever the batch.
+# Try it. A model that finds two tokens equally likely costs ln 2 = 0.6931 a token.
 def even_odds():
     pairs = [
         (torch.zeros(2, 3).long(), torch.zeros(2, 3).long()),
@@ -373,7 +373,8 @@ def clip_shards(shards, replicated, max_norm):
 
 
 # %%
-# Try it: shards 2 and 4, replicated 4: the norm is sqrt(4 + 16 + 16) = 6. Clipped to 3 all are halved.
+# Try it: shards 2 and 4, replicated 4: the norm is sqrt(4 + 16 + 16) = 6.
+# Clipped to 3 all are halved.
 def two_shards():
     shard, shared = torch.tensor([2.0 * (dist.get_rank() + 1)]), torch.tensor([4.0])
     return clip_shards([shard], [shared], max_norm=3.0), shard, shared
@@ -426,7 +427,8 @@ def signal_and_noise(gradients, part_size):
 
 
 # %%
-# Try it: parts (1, 0) and (3, 4) of one example each. By hand: 13 and 8 are the squares, so signal 3, noise 10.
+# Try it: parts (1, 0) and (3, 4) of one example each.
+# By hand: 13 and 8 are the squares, so signal 3, noise 10.
 try_out(signal_and_noise, torch.tensor([[1.0, 0.0], [3.0, 4.0]]), part_size=1)
 
 # %% tags=["check"] points=2
@@ -528,7 +530,8 @@ def wsd(step, num_steps, num_warmup, num_decay):
 
 
 # %%
-# Try it: ten steps, 2 of warmup, 4 of decay. By hand: 1/3, 2/3, 1, 1, 1, 1, 1, 3/4, 1/2, 1/4, then 0.
+# Try it: ten steps, 2 of warmup, 4 of decay.
+# By hand: 1/3, 2/3, 1, 1, 1, 1, 1, 3/4, 1/2, 1/4, then 0.
 try_out(lambda: [wsd(step, 10, 2, 4) for step in range(11)])
 
 # %% tags=["check"] points=1
