@@ -440,7 +440,7 @@ def draw_fitting(shown):
     return figure_loss_and_bytes(shown, {name: shown[name].bytes_per_parameter for name in shown})
 
 
-budgets = LogSlider("budget", "Bytes of state a parameter", 0.1, 50.0, 20.0)
+budgets = LogSlider("budget", "Bytes of state a parameter", 0.1, 50.0, 50.0)
 explore(fitting, draw_fitting, [budgets], interactive=interactive, examples=[{"budget": 5.0}])
 
 # %% [markdown]
