@@ -645,8 +645,8 @@ pd.DataFrame(rows).T
 # Bytes agree exactly: what is held follows from the program. Sixteen micro-batches hold less than a quarter of
 # the memory; weights and their gradients stay, whatever the cut. Seconds are off: other programs take their share of a
 # busy machine, and the prediction knows of gelu and norms only the bytes they move. But most of that is in all three,
-# so the *ratio* holds: micro-batches of one sequence take a third longer here, as smaller products waste more. On a
-# GPU it is more.
+# so the *ratio* is nearer: micro-batches of one sequence take longer, as smaller products waste more. On a GPU it is
+# more.
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: large batches

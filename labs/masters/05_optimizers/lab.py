@@ -254,7 +254,7 @@ def quantize_state(x, values, block):
     """Codes, uint8 in the shape of x, and scales, float32, one a block.
 
     x: float32 of any shape with at least one number; stays as it is.
-    values: up to 256 ascending float32, with 0 and 1; from -1 where x may be negative, else from 0.
+    values: up to 256 ascending float32, with 0 and 1; where x may be negative from about -1, else from 0.
     """
     ### BEGIN SOLUTION
     flat = x.flatten()
@@ -353,8 +353,9 @@ print("0.5, 0.05, 0.0005 become", [round(x, 2) for x in s.tolist()])
 print("you guessed", my_guess_values)
 
 # %% [markdown]
-# Values from 0.01 up end between 0.68 and 1.14, not at 1: near enough. Smaller ones grow 3.4-fold a step, and stay
-# small. Muon keeps half of AdamW's state, and pays with FLOPs. Embeddings and vectors it leaves to AdamW.
+# Values from 0.01 up end between 0.68 and 1.14, not at 1: near enough. Smaller ones grow up to 3.4-fold a step, and the
+# smallest have not arrived. Muon keeps half of AdamW's state, and pays with FLOPs. Embeddings and vectors it leaves to
+# AdamW.
 
 # %% [markdown] minutes=8
 # ## A fair comparison
@@ -561,9 +562,9 @@ print("you guessed", my_guess_ratio, "for Adam8bit / AdamW")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The prediction adds what every operator reads and writes, over the bandwidth. On a busy machine its seconds are off;
-# in the recorded ratios it errs little but for SGD, whose step is short. Coding in 8 bits takes many passes: state
-# saved is not time saved. On GPUs one *fused* kernel does it in one pass.
+# The prediction adds what every operator reads and writes, over the bandwidth. On a busy machine its seconds are off,
+# its ratios less. Coding in 8 bits takes many passes: state saved is not time saved. On GPUs one *fused* kernel does it
+# in one pass.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a sign and its noise
