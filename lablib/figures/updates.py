@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.lines import figure_lines
+from lablib.figures.lines import check_lengths, figure_lines
 from lablib.signature import checked
 from lablib.units import plural
 
@@ -18,11 +18,14 @@ def figure_singular_values(before: Sequence[float], after: Mapping[int, Sequence
     Args:
         before: each over the norm of all, descending.
         after: number of steps -> what has become of each, in the same order.
+
+    Raises:
+        ValueError: nothing to draw, or not one value for each singular value.
     """
-    series = {"before": list(before)} | {
-        f"after {plural(steps, 'steps')}": list(values) for steps, values in after.items()
-    }
-    steps, last = list(after.items())[-1] if after else (0, before)
+    series = {f"after {plural(steps, 'steps')}": list(values) for steps, values in after.items()}
+    _check(before, series, "singular value")
+    series = {"before": list(before)} | series
+    steps, last = list(after.items())[-1]
     near, ratio = sum(0.5 <= value <= 1.5 for value in last), before[0] / max(before[len(before) // 2], 1e-30)
     summary = (
         f"Before, the largest of {len(before)} singular values is {ratio:,.0f} times the middle "
@@ -53,7 +56,11 @@ def figure_sign_of_noise(
         signal_to_noise: mean over standard deviation of one gradient.
         mean_signs: name -> mean sign at each, by formula or measured.
         mean_steps: name -> mean step over lr at each, of other optimizers.
+
+    Raises:
+        ValueError: nothing to draw, or not one value for each signal.
     """
+    _check(signal_to_noise, mean_signs, "signal")
     series = {**mean_signs, **mean_steps}
     first = next(iter(mean_signs))
     half = next((x for x, y in zip(signal_to_noise, mean_signs[first], strict=True) if y >= 0.5), None)
@@ -78,7 +85,11 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
     Args:
         outliers: size of the outlier, in root mean squares of the others.
         errors: name of the block size -> relative error of the others at each.
+
+    Raises:
+        ValueError: nothing to draw, or not one error for each outlier.
     """
+    _check(outliers, errors, "outlier")
     ends = "; ".join(f"{name} {100 * values[-1]:.1f}%" for name, values in errors.items())
     return figure_lines(
         list(outliers),
@@ -101,7 +112,11 @@ def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]])
     Args:
         ranks: of the projection, ascending.
         lost: name -> share of the squares that is lost at each rank, 0 to 1.
+
+    Raises:
+        ValueError: nothing to draw, or not one share for each rank.
     """
+    _check(ranks, lost, "rank")
     middle = len(ranks) // 3
     parts = "; ".join(f"{name} {100 * values[middle]:.0f}%" for name, values in lost.items())
     return figure_lines(
@@ -115,3 +130,9 @@ def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]])
         log_x=True,
         summary=f"At rank {ranks[middle]} of {ranks[-1]} is lost: {parts}.",
     )
+
+
+def _check(x: Sequence[float], lines: Mapping[str, Sequence[float]], what: str) -> None:
+    if not len(x) or not lines:
+        raise ValueError(f"there must be at least one {what}, and one line: got {len(x)} and {len(lines)}.")
+    check_lengths(x, lines)
