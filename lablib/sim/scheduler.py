@@ -19,6 +19,7 @@ inside a rank: on a real cluster it would be a hang, which no `except` can catch
 
 import ctypes
 import heapq
+import logging
 import sys
 import threading
 import time
@@ -211,7 +212,8 @@ class Scheduler:
         """
         next_s = time.monotonic() + (_UNWINDING_S if seat.is_unwinding else 0.0)
         while seat.has_turn and _is_alive(seat) and time.monotonic() < deadline_s:
-            if time.monotonic() >= next_s and not seat.has_finished:
+            is_free = not _takes_a_lock_of_logging(seat) or time.monotonic() > deadline_s - _PATIENCE_S / 2
+            if time.monotonic() >= next_s and not seat.has_finished and is_free:
                 _raise_in(seat, RunEndedForGood if seat.is_unwinding else RunEnded)
                 next_s = time.monotonic() + _UNWINDING_S
                 seat.is_unwinding = True
@@ -477,6 +479,16 @@ def _told(on_error: Callable[[int, BaseException], BaseException], rank: int, er
 
 def _is_alive(seat: _Seat) -> bool:
     return seat.thread is not None and seat.thread.is_alive()
+
+
+def _takes_a_lock_of_logging(seat: _Seat) -> bool:
+    """Whether the thread is between asking for a handler's lock and the `try` that gives it back.
+
+    An exception raised there would leave the lock taken for ever, and every later message of this process waiting.
+    """
+    frame = sys._current_frames().get(seat.thread.ident or 0) if seat.thread is not None else None
+    code = frame.f_code if frame is not None else None
+    return code is not None and code.co_filename == logging.__file__ and code.co_name in ("acquire", "handle")
 
 
 def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:

@@ -1,9 +1,11 @@
 """However a run ends - an interrupt, a limit, a rank that resists - it ends, and gives the process back."""
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +224,35 @@ def test_a_launch_from_another_thread_than_the_main_one_works():
     thread.start()
     thread.join()
     assert values == [0, 1, 2]
+
+
+def test_a_rank_that_is_ended_while_it_logs_leaves_no_lock_behind():
+    """Another thread of the program holds a handler's lock when the run ends, and gives it back a moment later."""
+
+    class Quiet(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            pass
+
+    handler, logger = Quiet(), logging.Logger("a program's")
+    logger.addHandler(handler)
+    lock = handler.lock
+    assert lock is not None
+
+    def program() -> None:
+        def helper() -> None:
+            with lock:
+                started.set()
+                time.sleep(0.2)  # the rank asks for the lock meanwhile
+                with suppress(RuntimeError):
+                    dist.barrier()  # ends the run: a rank communicates from one thread only
+                time.sleep(0.5)  # the rank is to be ended meanwhile
+
+        started = threading.Event()
+        threading.Thread(target=helper).start()
+        started.wait()
+        logger.warning("waits for the lock")
+
+    with pytest.raises(RankError, match="from one thread only"):
+        launch(program, ranks=1)
+    assert lock.acquire(timeout=10), "the lock is free again"
+    lock.release()
