@@ -67,7 +67,7 @@ class _Model(nn.Module):
 def _micro_batch(
     draw: Draw, vocab: int, num_sequences: int, seq_len: int, padding: str = "none"
 ) -> tuple[Tensor, Tensor]:
-    """Tokens; padding "none", "some" (ends of sequences, of each another number) or "all"."""
+    """Tokens; padding "none", "some" (ends of sequences, of each another number), "holes" (anywhere) or "all"."""
     inputs, targets = (
         torch.tensor([draw.integer(0, vocab - 1) for _ in range(num_sequences * seq_len)]).view(num_sequences, seq_len)
         for _ in range(2)
@@ -76,6 +76,8 @@ def _micro_batch(
     if padding == "some":
         for row in range(num_sequences):
             targets[row, draw.integer(1, max(1, seq_len - 1)) :] = PADDED
+    if padding == "holes":
+        targets[:, draw.integers(seq_len // 2, 0, seq_len - 2)] = PADDED  # never the last: the end is no hole
     if padding == "all":
         targets[:] = PADDED
     return inputs, targets
@@ -96,6 +98,7 @@ def _accumulations(draw: Draw, vocab: int) -> Iterator[tuple[str, MicroBatches]]
     yield "micro-batches of other lengths", some([(size, length), (size, length + draw.integer(2, 9)), (size, 1)])
     yield "equal shapes, some of it padding", some([(size, length)] * num, ["some"] * draw.integer(1, num))
     yield "other shapes, some of it padding", some([(3, 9), (1, 5), (2, 12)], ["some", "none", "some"])
+    yield "padding anywhere in a row", some([(size, length)] * num, ["none", "holes", "some"])
     yield "a micro-batch that is all padding", some([(size, length)] * num, ["none", "all", "some"])
     yield "a last micro-batch that is all padding", some([(2, length)] * 2 + [(3, length)], ["some", "none", "all"])
 
@@ -165,6 +168,9 @@ def _expect_accumulated(
     rule = "every token weighs 1 / N" if not had else "param.grad holds what was there plus the new gradient"
     expect.close(f"{rule} ({words})", saw, right, rtol=1e-7, atol=1e-9 * float(right.abs().max()))
     expect.close(f"the loss returned is the mean over all tokens ({words})", returned, loss, rtol=1e-7)
+    if not model.training:
+        rule = f"the model stays in training mode ({words})"
+        raise RuleBroken(rule, "model.eval() was called", "model.training as before")
     if model.frozen.grad is not None:
         raise RuleBroken(f"a parameter that takes no gradient gets none ({words})", "frozen has one", "none")
     shapes = [tuple(inputs.shape) for inputs, targets in micro_batches if (targets != PADDED).any()]
@@ -176,9 +182,9 @@ def _expect_accumulated(
 
 
 def _expect_one_at_a_time(expect: Expect, answer: Callable[..., float]) -> None:
-    """Peak memory with six micro-batches, beside that of the reference."""
+    """Peak memory, beside that of the reference: logits and all gradients weigh as much as a layer's activations."""
     draw = expect.draw
-    model, micro_batches = _Model(draw, 16, 64, depth=8), [_micro_batch(draw, 16, 2, 64) for _ in range(6)]
+    model, micro_batches = _Model(draw, 64, 64, depth=8), [_micro_batch(draw, 64, 2, 64) for _ in range(10)]
 
     def program(model: _Model, micro_batches: MicroBatches, run: Callable[..., float]) -> None:
         run(model, micro_batches)
@@ -186,7 +192,8 @@ def _expect_one_at_a_time(expect: Expect, answer: Callable[..., float]) -> None:
     peaks = [
         expect.launch(program, model, micro_batches, run, ranks=1).memory.peak_bytes(0) for run in (_reference, answer)
     ]
-    expect.budget("peak memory, with the activations of one micro-batch at a time", peaks[1], 1.4 * peaks[0], "B")
+    rule = "peak memory, with the activations of one micro-batch at a time, and nothing kept of those before"
+    expect.budget(rule, peaks[1], 1.4 * peaks[0], "B")
 
 
 def _reference(model: _Model, micro_batches: MicroBatches) -> float:
@@ -233,6 +240,7 @@ def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     yield "equal documents", torch.tensor([[middle] * length + [low] * length + [high] * length])
     uneven = [draw.integer(1, 7) for _ in range(num)] + [1, 5]
     yield "documents of other lengths", torch.tensor([_block(draw, uneven, 0)])
+    yield "the same shape, other documents", torch.tensor([_block(draw, uneven[1:] + uneven[:1], 0)])
     yield "documents and padding", torch.tensor([_block(draw, uneven, draw.integer(2, 5))])
     rows = []
     for _ in range(draw.integer(3, 5)):
@@ -244,6 +252,13 @@ def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
         torch.tensor([_block(draw, cut, 0) for cut in ([3, 9], [7, 5], [1, 1, 10])]),
     )
     yield "a block of padding alone", torch.tensor([_block(draw, uneven, 0), [-1] * sum(uneven)])
+    front = torch.tensor([_block(draw, [draw.integer(2, 5) for _ in range(4)], 0)])
+    numbers = front.unique_consecutive()
+    front[torch.isin(front, numbers[::2])] = -1
+    yield "padding in front, and between documents", front
+    number = draw.integer(110_000, 300_000)
+    large = [number + more for more in (256, 0, 1, 65_536) for _ in range(draw.integer(2, 4))]
+    yield "large numbers of documents", torch.tensor([large])
     yield "documents in ascending order", torch.tensor([sorted(_block(draw, [4] * num, 0)) + [-1]])
     yield "blocks of one token", torch.tensor([[3], [0]])
 
@@ -274,8 +289,11 @@ def _expect_mask(expect: Expect, call: Observed, documents: Tensor, on: str) -> 
         if len(wrong):
             b, row, column = wrong[0].tolist()
             sees = "does not see" if wanted else "sees"
-            numbers = documents[b].tolist()
-            what = f"token {row} (document {numbers[row]}) {sees} token {column} (document {numbers[column]})"
+            seer, seen = (
+                f"{place} ({'padding' if number < 0 else f'document {number}'})"
+                for place, number in ((at, int(documents[b, at])) for at in (row, column))
+            )
+            what = f"token {seer} {sees} token {seen}"
             raise RuleBroken(
                 f"{rule} ({on})",
                 f"in block {b} {what}; {in_all} of {saw.numel()} entries are wrong",
@@ -305,14 +323,18 @@ def clip_shards(expect: Expect, clip_shards: Callable[..., Any]) -> None:
         _expect_clipped(expect, clip_shards, ranks)
 
 
+def _norm(some: Sequence[Tensor]) -> float:
+    return float(torch.stack([one.double().square().sum() for one in some]).sum().sqrt())
+
+
 def _clippings(draw: Draw, ranks: int) -> Iterator[tuple[str, list[list[Tensor]], list[Tensor], float]]:
     """Words, the shards of each rank, what is replicated, and max_norm as a share of the norm."""
 
     def shards(num: int) -> list[list[Tensor]]:
-        return [[draw.tensor((draw.integer(1, 5), 3)) for _ in range(num)] for _ in range(ranks)]
+        return [[draw.tensor((draw.integer(2, 5), 3)) for _ in range(num)] for _ in range(ranks)]
 
     low, high = draw.number(0.1, 0.6), draw.number(1.5, 4.0)
-    yield "shards alone, too long", shards(2), [], low
+    yield "shards alone, too long", sorted(shards(2), key=_norm), [], low  # rank 0's is not the longest
     yield "shards alone, short enough", shards(2), [], high
     yield "too long by the norm of all ranks, and not by that of one", shards(2), [], draw.number(0.93, 0.97)
     yield "shards and replicated, too long", shards(2), [draw.tensor((4,)), draw.tensor((2, 3))], low
@@ -326,6 +348,9 @@ def _clippings(draw: Draw, ranks: int) -> Iterator[tuple[str, list[list[Tensor]]
     longer = [[10.0**rank * one for one in of_rank] for rank, of_rank in enumerate(shards(2))]
     yield "ranks with norms of very different size", longer, [draw.tensor((3,))], low
     yield "large gradients", [[1e6 * one for one in of_rank] for of_rank in shards(1)], [1e6 * draw.tensor((3,))], low
+    yield "small gradients", [[1e-2 * one for one in of_rank] for of_rank in shards(2)], [], low
+    other = [[draw.tensor((4,)), draw.tensor((2, 3, 2))] for _ in range(ranks)]
+    yield "shards of one and of three dimensions", other, [], low
     yield "gradients that are zero", [[torch.zeros(3)] for _ in range(ranks)], [torch.zeros(2)], 1.0
 
 
@@ -333,7 +358,7 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
     cases = []
     for words, shards, replicated, share in _clippings(expect.draw, ranks):
         every = [*itertools.chain(*shards), *replicated]
-        norm = float(torch.stack([one.double().square().sum() for one in every]).sum().sqrt())
+        norm = _norm(every)
         cases.append((words, shards, replicated, share * norm if norm else 1.0, norm))
 
     def program(cases: list[Any]) -> list[tuple[float, list[Tensor], list[Tensor]]]:
@@ -345,10 +370,14 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
                 for some in (shards[dist.get_rank()], replicated)
             ]
             handed = [list(some) for some in mine]
+            memory = [one.data_ptr() for some in mine for one in some]
             norm = _number(answer(*handed, max_norm), f"the norm is returned ({words})")
             if [[id(one) for one in some] for some in handed] != [[id(one) for one in some] for some in mine]:
                 saw = "the lists hold other tensors than before"
                 raise RuleBroken(f"tensors are changed in place ({words})", saw, "the same tensors: gradient.mul_(...)")
+            if [one.data_ptr() for some in mine for one in some] != memory:
+                saw = "a tensor was given other memory: whoever shares the old sees no change"
+                raise RuleBroken(f"tensors are changed in place ({words})", saw, "the same memory: gradient.mul_(...)")
             seen.append((norm, *mine))
         return seen
 
@@ -364,6 +393,11 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
             what = "is shortened to max_norm, in place" if factor < 1 else "that is short enough stays as it is"
             for rank, value in enumerate(run.values):
                 _, mine, shared = value[number]
+                for after, before in ((mine, shards[rank]), (shared, replicated)):
+                    if factor < 1 and _only_the_first_is_shortened(after, before, factor):
+                        rule = f"a gradient that is not contiguous is shortened, too ({on}, rank {rank})"
+                        remedy = "gradient.mul_(...) on it; flatten and reshape copy it"
+                        raise RuleBroken(rule, "it stays as it was", remedy)
                 rule = f"a gradient {what} ({on}"
                 expect.close(f"{rule}, shards of rank {rank})", mine, [factor * one for one in shards[rank]], rtol=1e-4)
                 expect.close(
@@ -375,6 +409,13 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
     expect.budget(
         f"bytes a rank sends: one number, and no gradients ({plural(ranks, 'ranks')})", sent / len(cases), 128, "B"
     )
+
+
+def _only_the_first_is_shortened(after: list[Tensor], before: list[Tensor], factor: float) -> bool:
+    """The second, which is not contiguous, stays as it was."""
+    if len(after) < 2 or not torch.equal(after[1], before[1]):
+        return False
+    return torch.allclose(after[0], factor * before[0], rtol=1e-4)
 
 
 def _scattered(x: Tensor) -> Tensor:
@@ -405,7 +446,7 @@ def signal_and_noise(expect: Expect, signal_and_noise: Callable[[Tensor, int], S
         expect.measured.clear()
         _expect_unbiased(expect, signal_and_noise, k, part_size)
     for number in range(4):
-        k, part_size, params = draw.integer(2, 9), draw.integer(1, 64), draw.integer(1, 30)
+        k, part_size, params = draw.integer(2, 9), draw.integer(1, 64), draw.integer(2, 30)
         gradients = draw.number(0.0, 0.5) + draw.tensor((k, params), torch.float64)
         if number == 3:
             gradients[:] = gradients[0]  # no noise at all
@@ -455,7 +496,7 @@ def _expect_estimate(expect: Expect, answer: Callable, gradients: Tensor, part_s
     exact = gradients.double()
     variance = float((exact - exact.mean(0)).square().sum()) / (k - 1)
     size = float(exact.square().sum())
-    rtol = 1e-9 if gradients.dtype == torch.float64 else 1e-4
+    rtol = 1e-9 if gradients.dtype == torch.float64 else 1e-5
     expect.close(
         f"the noise of these parts ({on})", noise, part_size * variance, rtol=rtol, atol=rtol * part_size * size
     )
@@ -478,7 +519,7 @@ def wsd(expect: Expect, wsd: Callable[[int, int, int, int], float]) -> None:
     not_from_lablib(wsd)
     draw = expect.draw
     num_steps = draw.integer(20, 60)
-    warmup, decay = draw.integer(3, 8), draw.integer(4, 9)
+    warmup, decay = draw.integers(2, 3, 9)
     cases = {
         "warmup, stable, decay": (num_steps, warmup, decay),
         "no warmup": (num_steps, 0, decay),
@@ -514,10 +555,10 @@ def _expect_factors(
         else:
             rule, wanted = "from N on the factor is 0", 0.0
         saw = _number(answer(step, num_steps, warmup, decay), f"{rule} (step {step}, {on})")
-        if not abs(saw - wanted) <= 1e-9:
+        if not abs(saw - wanted) <= 1e-6:  # float32 is right, too
             wrong.append((f"{rule} (step {step}, {on})", saw, wanted))
     if wrong:
-        few, wanted = ([f"{one[place]:.6g}" for one in wrong[:3]] for place in (1, 2))
+        few, wanted = ([f"{one[place]:.7g}" for one in wrong[:3]] for place in (1, 2))
         said = f"{', '.join(few)}; {len(wrong)} of {len(steps)} steps are wrong"
         raise RuleBroken(wrong[0][0], said, ", ".join(wanted))
     expect.that(f"the factor of {len(steps)} steps ({on})", True, "right", "")

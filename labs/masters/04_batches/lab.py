@@ -127,8 +127,8 @@ def accumulate(model, micro_batches):
     """Add to each `param.grad` the gradient of the mean loss over all tokens.
 
     micro_batches: a list of (inputs, targets), each of a shape (B, T) of its own;
-    stays as it is. Targets are IGNORED where there is no token; some micro-batch may
-    have none at all. model(inputs) are the logits, of shape (B, T, V).
+    stays as it is. Targets are IGNORED where there is no token, anywhere in a row; some
+    micro-batch may have none at all. model(inputs) are the logits, of shape (B, T, V).
     Returns the mean loss, a number.
     """
     ### BEGIN SOLUTION
@@ -267,8 +267,8 @@ print("gradient ", "  ".join(f"{length:.3f}" for length in reached(causal).tolis
 def document_mask(documents):
     """True where a token (row) may see another (column).
 
-    documents: whole numbers of shape (B, T), each token's document, -1 for padding. Tokens of
-    one document stand together; the numbers come in any order.
+    documents: whole numbers of shape (B, T), each token's document, -1 for padding, which may
+    stand anywhere. Tokens of one document stand together; the numbers are any, in any order.
     Returns booleans of shape (B, 1, T, T).
     """
     ### BEGIN SOLUTION

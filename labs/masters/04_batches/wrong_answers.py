@@ -228,6 +228,95 @@ WRONG_ANSWERS = {
             "peak memory, with the activations of one micro-batch at a time",
         ),
         (
+            "three micro-batches for each backward",
+            """
+def accumulate(model, micro_batches):
+    num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
+    total, pending = 0.0, 0.0
+    for number, (inputs, targets) in enumerate(micro_batches, 1):
+        loss = summed_loss(model(inputs), targets) / num_tokens
+        pending = pending + loss
+        total += loss.item()
+        if number % 3 == 0 or number == len(micro_batches):
+            pending.backward()
+            pending = 0.0
+    return total
+""",
+            "peak memory, with the activations of one micro-batch at a time",
+        ),
+        (
+            "backward when the next micro-batch is through",
+            """
+def accumulate(model, micro_batches):
+    num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
+    total, before = 0.0, None
+    for inputs, targets in micro_batches:
+        loss = summed_loss(model(inputs), targets) / num_tokens
+        if before is not None:
+            before.backward()
+        before = loss
+        total += loss.item()
+    before.backward()
+    return total
+""",
+            "peak memory, with the activations of one micro-batch at a time",
+        ),
+        (
+            "keeps the logits of all",
+            """
+def accumulate(model, micro_batches):
+    num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
+    total, logits = 0.0, []
+    for inputs, targets in micro_batches:
+        logits.append(model(inputs))
+        loss = summed_loss(logits[-1], targets) / num_tokens
+        loss.backward()
+        total += loss.item()
+    return total
+""",
+            "and nothing kept of those before",
+        ),
+        (
+            "keeps the gradients of all, and adds them at the end",
+            """
+def accumulate(model, micro_batches):
+    num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
+    params = [param for param in model.parameters() if param.requires_grad]
+    total, gradients = 0.0, []
+    for inputs, targets in micro_batches:
+        loss = summed_loss(model(inputs), targets) / num_tokens
+        gradients.append(torch.autograd.grad(loss, params))
+        total += loss.item()
+    for param, *some in zip(params, *gradients):
+        param.grad = sum(some) if param.grad is None else param.grad + sum(some)
+    return total
+""",
+            "and nothing kept of those before",
+        ),
+        (
+            "takes padding to be at the end of each row",
+            """
+def accumulate(model, micro_batches):
+    num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
+    total = 0.0
+    for inputs, targets in micro_batches:
+        logits = model(inputs)
+        loss = 0.0 * logits.sum()
+        for row, wanted in zip(logits, targets):
+            length = int((wanted != IGNORED).sum())
+            loss = loss + summed_loss(row[None, :length], wanted[None, :length]) / num_tokens
+        loss.backward()
+        total += loss.item()
+    return total
+""",
+            "every token weighs 1 / N (padding anywhere in a row)",
+        ),
+        (
+            "leaves the model in evaluation mode",
+            _accumulate(before="model.eval()"),
+            "the model stays in training mode (micro-batches of equal size)",
+        ),
+        (
             "one large batch where shapes allow it",
             """
 def accumulate(model, micro_batches):
@@ -341,7 +430,7 @@ def accumulate(model, micro_batches):
                 "((same & real).tril() | torch.eye(documents.shape[1], dtype=torch.bool))[:, None]",
                 f"same, real = {_SAME}, (documents > 0)[:, :, None]",
             ),
-            "a token sees all tokens before it in its own document (equal documents",
+            "a token sees all tokens before it in its own document",
         ),
         (
             "documents of equal length",
@@ -367,6 +456,61 @@ def document_mask(documents):
             "renumbers padding in place",
             _mask(f"{_SAME}.tril()[:, None]", "documents[documents < 0] = 99"),
             "the input stays as it was",
+        ),
+        (
+            "tokens see padding before them",
+            _mask(f"({_SAME} | (documents < 0)[:, None, :]).tril()[:, None]"),
+            "no token sees another document (padding in front, and between documents",
+        ),
+        (
+            "lays documents from the start of the block on",
+            """
+def document_mask(documents):
+    rows, length = documents.shape
+    mask = torch.eye(length, dtype=torch.bool).repeat(rows, 1, 1, 1)
+    for row, numbers in enumerate(documents):
+        at = 0
+        for size in torch.unique_consecutive(numbers[numbers >= 0], return_counts=True)[1].tolist():
+            mask[row, 0, at : at + size, at : at + size] = torch.ones(size, size).tril().bool()
+            at += size
+    return mask
+""",
+            "(padding in front, and between documents",
+        ),
+        (
+            "numbers in 8 bits",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.to(torch.uint8)"),
+            "no token sees another document (large numbers of documents",
+        ),
+        (
+            "numbers in FP16",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.half()"),
+            "no token sees another document (large numbers of documents",
+        ),
+        (
+            "numbers that are close",
+            _mask(
+                "torch.isclose(numbers[:, :, None], numbers[:, None, :]).tril()[:, None]", "numbers = documents.float()"
+            ),
+            "no token sees another document (large numbers of documents",
+        ),
+        (
+            "64 documents at most",
+            _mask(
+                "(one @ one.transpose(1, 2) > 0).tril()[:, None]",
+                "one = torch.nn.functional.one_hot(documents + 1, 64).float()",
+            ),
+            "Class values must be smaller than num_classes",
+        ),
+        (
+            "keeps the mask of a shape",
+            f"""
+def document_mask(documents, kept={{}}):
+    if documents.shape not in kept:
+        kept[documents.shape] = {_SAME}.tril()[:, None]
+    return kept[documents.shape]
+""",
+            "entries are wrong",
         ),
         ("returns nothing", _mask("None"), "the mask is a tensor of booleans (one document"),
         (
@@ -440,7 +584,35 @@ def clip_shards(shards, replicated, max_norm):
         (
             "shortens a copy of what is not contiguous",
             _clip(scale="[g.reshape(-1).mul_(max_norm / norm) for g in [*shards, *replicated]]"),
-            "is shortened to max_norm, in place (shards alone, too long, 1 rank",
+            "a gradient that is not contiguous is shortened, too (shards alone, too long, 1 rank",
+        ),
+        (
+            "new memory by .data",
+            _clip(scale="for g in [*shards, *replicated]: g.data = g * (max_norm / norm)"),
+            "tensors are changed in place (shards alone, too long)",
+        ),
+        (
+            "takes a norm of less than 1 for 1",
+            _clip(scale="[g.mul_(max_norm / max(float(norm), 1.0)) for g in [*shards, *replicated]]"),
+            "is shortened to max_norm, in place (small gradients, 1 rank",
+        ),
+        (
+            "adds to the norm what is not small beside it",
+            _clip(scale="[g.mul_(max_norm / (norm + 1e-4)) for g in [*shards, *replicated]]"),
+            "is shortened to max_norm, in place (small gradients, 1 rank",
+        ),
+        (
+            "compares the square",
+            _clip(
+                applies="norm**2 > max_norm",
+                scale="[g.mul_(min(1.0, float(max_norm / norm))) for g in [*shards, *replicated]]",
+            ),
+            "is shortened to max_norm, in place (small gradients, 1 rank",
+        ),
+        (
+            "counts matrices alone",
+            _clip(squared="sum((s.square().sum() for s in shards if s.ndim == 2), torch.zeros(()))"),
+            "every rank returns the norm before, of the whole gradient (shards of one and of three dimensions, 1 rank",
         ),
         (
             "a rank without shards leaves what is replicated",
@@ -822,6 +994,14 @@ def signal_and_noise(gradients, part_size):
 """,
         ),
         (
+            "the trace of torch's covariance",
+            """
+def signal_and_noise(gradients, part_size):
+    noise = part_size * torch.cov(gradients.T).trace()
+    return gradients.mean(0).square().sum() - noise / (part_size * len(gradients)), noise
+""",
+        ),
+        (
             "signal by products of different parts",
             """
 def signal_and_noise(gradients, part_size):
@@ -861,6 +1041,14 @@ def wsd(step, num_steps, num_warmup, num_decay):
     if step < num_warmup:
         return (step + 1) / (num_warmup + 1)
     return left / num_decay if left <= num_decay else 1
+""",
+        ),
+        (
+            "torch's numbers, in FP32",
+            """
+def wsd(step, num_steps, num_warmup, num_decay):
+    down = (num_steps - step) / num_decay if num_decay else float(step < num_steps)
+    return torch.tensor([(step + 1) / (num_warmup + 1), down]).clamp(0, 1).min().item()
 """,
         ),
         (
