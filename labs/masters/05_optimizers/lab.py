@@ -134,7 +134,8 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
     """One step of AdamW: changes w in place, and the state.
 
     w, g: tensors of one shape, perhaps transposed. betas: (beta1, beta2). decay: lambda.
-    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; 0 and zeros at first, or read from a file.
+    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; 0 and zeros at first,
+        or read from a file.
     """
     ### BEGIN SOLUTION
     beta1, beta2 = betas
@@ -323,7 +324,8 @@ print("guess:", my_guess_values)
 def orthogonalize(x, num_steps, coefficients):
     """Divide by the norm, then `num_steps` steps of Newton-Schulz; a new tensor like x.
 
-    x: a matrix, tall or wide; stays as it is. coefficients: a, b, c. Products by torch: their FLOPs are counted.
+    x: a matrix, tall or wide; stays as it is. coefficients: a, b, c.
+    Products by torch: their FLOPs are counted.
     """
     ### BEGIN SOLUTION
     a, b, c = coefficients
