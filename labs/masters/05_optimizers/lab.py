@@ -133,8 +133,9 @@ show(figure_lines(range(100), curves, **axes, log_y=True, title="A valley: each 
 def adamw_step(w, g, state, lr, betas, eps, decay):
     """One step of AdamW: changes w in place, and the state.
 
-    w, g: tensors of one shape. betas: (beta1, beta2). decay: lambda.
-    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; 0 and zeros at first.
+    w, g: tensors of one shape, perhaps transposed. betas: (beta1, beta2). decay: lambda.
+    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; 0 and zeros at first,
+        or read from a file.
     """
     ### BEGIN SOLUTION
     beta1, beta2 = betas
@@ -324,6 +325,7 @@ def orthogonalize(x, num_steps, coefficients):
     """Divide by the norm, then `num_steps` steps of Newton-Schulz; a new tensor like x.
 
     x: a matrix, tall or wide; stays as it is. coefficients: a, b, c.
+    Products by torch: their FLOPs are counted.
     """
     ### BEGIN SOLUTION
     a, b, c = coefficients
@@ -564,7 +566,7 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # The prediction adds what every operator reads and writes, over the bandwidth. On a busy machine its seconds are off,
 # its ratios less. Coding in 8 bits takes many passes: state saved is not time saved. On GPUs one *fused* kernel does it
-# in one pass.
+# in one pass. Muon's many products make its step the longest; the guide above timed whole training steps.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a sign and its noise

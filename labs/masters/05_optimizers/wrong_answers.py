@@ -204,6 +204,100 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             _adamw(step="w.data = w - lr * decay * w - lr * m / (v.sqrt() + eps)"),
             "memory",
         ),
+        (
+            "changes a copy where w is not contiguous",
+            _adamw(step="w.reshape(-1).sub_((lr * decay * w + lr * m / (v.sqrt() + eps)).reshape(-1))"),
+            "w itself changes (a transposed w",
+        ),
+        (
+            "keeps m, v and t in the notebook, anew where t is 0",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    if state["t"] == 0:
+        own.update(t=0, m=torch.zeros_like(w), v=torch.zeros_like(w))
+    own["t"] += 1
+    own["m"] = betas[0] * own["m"] + (1 - betas[0]) * g
+    own["v"] = betas[1] * own["v"] + (1 - betas[1]) * g**2
+    state.update(own)
+    m, v = own["m"] / (1 - betas[0] ** own["t"]), own["v"] / (1 - betas[1] ** own["t"])
+    w.sub_(lr * decay * w + lr * m / (v.sqrt() + eps))
+
+
+own = {}
+""",
+            "a state from a file",
+        ),
+        (
+            "keeps the powers of beta in the notebook",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    if state["t"] == 0:
+        powers[:] = 1.0, 1.0
+    state["t"] += 1
+    for i in (0, 1):
+        powers[i] *= betas[i]
+    state["m"] = betas[0] * state["m"] + (1 - betas[0]) * g
+    state["v"] = betas[1] * state["v"] + (1 - betas[1]) * g**2
+    w.sub_(lr * decay * w + lr * state["m"] / (1 - powers[0]) / ((state["v"] / (1 - powers[1])).sqrt() + eps))
+
+
+powers = [1.0, 1.0]
+""",
+            "w is that of the formula (a transposed w, a state from a file",
+        ),
+        (
+            "corrects in the first five steps alone",
+            _adamw(
+                m_hat='state["m"] / (1 - beta1 ** state["t"] if state["t"] < 6 else 1)',
+                v_hat='state["v"] / (1 - beta2 ** state["t"] if state["t"] < 6 else 1)',
+            ),
+            "nothing were corrected for the start at zero",
+        ),
+        ("does not decay vectors", _adamw(first="decay = decay if w.ndim != 1 else 0"), "there were no decay"),
+        ("clips the gradient", _adamw(first="g = g.clamp(-10, 10)"), "then large gradients"),
+        (
+            "clips the quotient",
+            _adamw(step="w.sub_(lr * decay * w + lr * (m / (v.sqrt() + eps)).clamp(-1.2, 1.2))"),
+            "then large gradients",
+        ),
+        (
+            "takes the root in float32",
+            _adamw(step=_STEP.replace("v.sqrt()", "v.float().sqrt()")),
+            "the accuracy of float32",
+        ),
+        (
+            "steps by the sign where there are no means",
+            _adamw(step="w.sub_(lr * decay * w + lr * (m.sign() if beta1 == 0 else m / (v.sqrt() + eps)))"),
+            "without means",
+        ),
+        (
+            "lets torch's fused operator do it",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    state["t"] += 1
+    torch._fused_adamw_(
+        [w], [g], [state["m"]], [state["v"]], [], [torch.tensor(float(state["t"]))], lr=lr, beta1=betas[0],
+        beta2=betas[1], weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+    )
+""",
+            "it uses torch._fused_adamw_",
+        ),
+        (
+            "lets a function of torch.optim do it",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    from torch.optim.adam import _single_tensor_adam
+
+    t = torch.tensor(float(state["t"]))
+    _single_tensor_adam(
+        [w], [g], [state["m"]], [state["v"]], [], [t], None, None, amsgrad=False, has_complex=False, lr=lr,
+        beta1=betas[0], beta2=betas[1], weight_decay=decay, eps=eps, maximize=False, capturable=False,
+        differentiable=False, decoupled_weight_decay=True,
+    )
+    state["t"] += 1
+""",
+            "it uses torch.optim.adam._single_tensor_adam",
+        ),
         ("gives the betas the wrong way round", _adamw(first="beta1, beta2 = beta2, beta1"), "m is a running mean"),
         ("mixes up beta and 1 - beta", _adamw(m='(1 - beta1) * state["m"] + beta1 * g'), "m is a running mean"),
         ("sums momentum", _adamw(m='beta1 * state["m"] + g'), "m is a running mean"),
@@ -308,6 +402,33 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             "the codes keep no padding alive",
         ),
         (
+            "keeps all |x| alive behind the scales",
+            _quantize(scales="padded.abs().sort(dim=1).values[:, -1]", safe="scales.masked_fill_(scales == 0, 1.0)"),
+            "the scales keep nothing else alive",
+        ),
+        (
+            "takes 1 for a tiny scale",
+            _quantize(safe="torch.where(scales > 1e-30, scales, 1.0)"),
+            "(very small numbers",
+        ),
+        (
+            "rounds the borders",
+            _quantize(
+                codes="torch.bucketize(padded / scales[:, None], ((values[:-1] + values[1:]) / 2).round(decimals=8))"
+            ),
+            "(just beside the middle of two values",
+        ),
+        (
+            "keeps the borders from call to call",
+            _quantize(
+                codes="torch.bucketize(padded / scales[:, None], "
+                "kept.setdefault((len(values), float(values[0])), (values[:-1] + values[1:]) / 2))"
+            )
+            + "\n\nkept = {}\n",
+            "and as many again",
+        ),
+        ("takes the first 1,000 numbers", _quantize(flat="x.flatten()[:1000]"), "is invalid for input of size 1000"),
+        (
             "gives codes of eight bytes",
             _quantize(returned="codes.flatten()[: len(flat)].view(x.shape), scales"),
             "a code takes one byte",
@@ -378,7 +499,7 @@ def orthogonalize(x, num_steps, coefficients):
         (
             "one step too few",
             _orthogonal(steps="num_steps - 1"),
-            "one step" if False else "follow the polynomial (only a",
+            "follow the polynomial (only a",
         ),
         ("one step too many", _orthogonal(steps="num_steps + 1"), "x over its norm"),
         ("always five steps", _orthogonal(steps="5"), "x over its norm"),
@@ -394,6 +515,21 @@ def orthogonalize(x, num_steps, coefficients):
             "(several steps",
         ),
         ("begins a tall matrix with the large product", _orthogonal(tall="False"), "FLOPs of torch's products"),
+        (
+            "calls tall what has two rows more",
+            _orthogonal(tall="x.shape[0] > x.shape[1] + 1"),
+            "FLOPs of torch's products (a tall matrix, nearly square",
+        ),
+        ("at most five steps", _orthogonal(steps="min(num_steps, 5)"), "(a tall matrix, nearly square"),
+        ("adds a small eps", _orthogonal(divided="x / (x.norm() + 1e-20)"), "very small numbers"),
+        (
+            "works in BF16 where x is float32",
+            _orthogonal(
+                divided="(x / x.norm().clamp(min=1e-30)).to("
+                "torch.bfloat16 if x.dtype == torch.float32 else x.dtype).to(x.dtype)"
+            ),
+            "(float32",
+        ),
         ("transposes wide ones", _orthogonal(tall="x.shape[0] < x.shape[1]"), "FLOPs of torch's products"),
         ("leaves a tall one transposed", _orthogonal(returned="x"), "the shape of the result is that of the input"),
         (
@@ -479,7 +615,7 @@ def orthogonalize(x, num_steps, coefficients):
         (
             "of equal bytes takes any",
             _choose(chosen="max(tied, key=lambda name: (-kept[name], statistics.mean(losses[name])))"),
-            "of equal bytes the one with less loss",
+            "of equal bytes the one with less mean loss",
         ),
         (
             "takes equal losses apart",
@@ -489,7 +625,90 @@ def orthogonalize(x, num_steps, coefficients):
         (
             "takes the median for the best",
             _choose(best="min(fitting, key=lambda name: statistics.median(losses[name]))"),
-            "the best is that of the least mean",
+            "least mean, whatever its middle loss",
+        ),
+        (
+            "takes the first seed's for the best",
+            _choose(best="min(fitting, key=losses.get)"),
+            "least mean, whatever its first loss",
+        ),
+        (
+            "takes the worst seed's for the best",
+            _choose(best="min(fitting, key=lambda name: max(losses[name]))"),
+            "least mean, whatever its worst loss",
+        ),
+        (
+            "takes the least seed's for the best",
+            _choose(best="min(fitting, key=lambda name: min(losses[name]))"),
+            "least mean, whatever its least loss",
+        ),
+        (
+            "leaves out what any that fits beats",
+            _choose(
+                tied="[n for n in fitting if all(statistics.mean(losses[n]) <= statistics.mean(losses[o]) "
+                "or ties_with(n, o) for o in fitting)]"
+            ),
+            "even where another beats it",
+        ),
+        (
+            "takes differences of sorted losses",
+            _choose(apart="[a - b for a, b in zip(sorted(losses[name]), sorted(losses[best]), strict=True)]"),
+            "differences are taken seed by seed",
+        ),
+        (
+            "of equal bytes takes the less loss on the first seed",
+            _choose(chosen="min(tied, key=lambda name: (kept[name], losses[name]))"),
+            "of equal bytes the one with less mean loss",
+        ),
+        (
+            "of equal bytes takes the less median",
+            _choose(chosen="min(tied, key=lambda name: (kept[name], statistics.median(losses[name])))"),
+            "of equal bytes the one with less mean loss",
+        ),
+        (
+            "of equal bytes takes the first",
+            _choose(chosen="min(tied, key=lambda name: kept[name])"),
+            "of equal bytes the one with less mean loss",
+        ),
+        (
+            "of equal bytes takes the other than the best",
+            _choose(chosen="min(tied, key=lambda name: (kept[name], name == best, statistics.mean(losses[name])))"),
+            "of equal bytes the one with less mean loss",
+        ),
+        (
+            "compares whole bytes with the budget",
+            _choose(fitting="[name for name in losses if int(kept[name]) <= int(budget)]"),
+            "a budget has a fraction",
+        ),
+        (
+            "lets 5% over the budget fit",
+            _choose(fitting="[name for name in losses if kept[name] <= 1.05 * budget]"),
+            "a little more than the budget is out",
+        ),
+        (
+            "chooses by whole bytes",
+            _choose(chosen="min(tied, key=lambda name: (int(kept[name]), statistics.mean(losses[name])))"),
+            "a fraction of a byte is fewer",
+        ),
+        (
+            "leaves out what keeps nothing",
+            _choose(fitting="[name for name in losses if kept[name] and kept[name] <= budget]"),
+            "one that keeps nothing fits",
+        ),
+        (
+            "takes a budget of 0 for none",
+            _choose(fitting="[name for name in losses if budget and kept[name] <= budget]"),
+            "a budget of 0 is one",
+        ),
+        (
+            "rounds what it compares",
+            _choose(tie="round(abs(statistics.mean(apart)), 3) <= round(half_width, 3)"),
+            "0.0004 more on each seed",
+        ),
+        (
+            "finds the best of rounded means",
+            _choose(best="min(fitting, key=lambda name: round(statistics.mean(losses[name]), 2))"),
+            "a mean less by 0.0004 is less",
         ),
         ("returns all that tie", _choose(chosen="tied"), "of what differs clearly the best is taken"),
         ("returns the bytes", _choose(chosen="min(kept[name] for name in tied)"), "of what differs clearly"),
@@ -541,13 +760,13 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     state["t"] += 1
-    for i in range(w.numel()):
-        m, v, x = state["m"].view(-1), state["v"].view(-1), g.reshape(-1)[i]
+    for i in map(tuple, torch.ones_like(w).nonzero().tolist()):
+        m, v, x = state["m"], state["v"], g[i]
         m[i] = betas[0] * m[i] + (1 - betas[0]) * x
         v[i] = betas[1] * v[i] + (1 - betas[1]) * x * x
         m_hat, v_hat = m[i] / (1 - betas[0] ** state["t"]), v[i] / (1 - betas[1] ** state["t"])
-        old = w.view(-1)[i].clone()
-        w.view(-1)[i] = old - lr * decay * old - lr * m_hat / (v_hat**0.5 + eps)
+        old = w[i].clone()
+        w[i] = old - lr * decay * old - lr * m_hat / (v_hat**0.5 + eps)
 """,
         ),
     ],
