@@ -136,7 +136,7 @@ def report() -> Any:
 DEADLOCK = DeadlockError(MARK, [Wait(0, f"waits in {MARK}", MARK), Wait(1, MARK, MARK)])
 SIZES = [1e3, 1e6]
 NODES = [(MARK, 0.0, 0.0, MARK), ("b", 1.0, 0.0, "gpu")]
-CURVE = [5.5, 3.0]
+CURVE, APART = [5.5, 3.0], difference({1: 2.0, 2: 2.1}, {1: 1.0, 2: 2.2})
 RESULTS = {
     "adamw": Trial("adamw", 1e-3, 0.1, 8, True, {1: 2.1, 2: 2.3}, [0, 512], CURVE, 8.0, 4.0, 1.0, 1.0),
     MARK: Trial(MARK, 1e-4, 0.0, 7, True, {1: 2.2, 2: 2.25}, [0, 512], CURVE, 4.0, 4.0, 0.9, 0.7),
@@ -169,7 +169,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_step_memory": lambda: figures.figure_step_memory(replace(memory_of_step("gpt2", 64), name=MARK)),
     "figure_time_memory": lambda: figures.figure_time_memory({MARK: WAYS}),
     "figure_exponents": lambda: figures.figure_exponents({MARK: ExponentCounts({-30: 1})}, [replace(FP16, name=MARK)]),
-    "figure_differences": lambda: figures.figure_differences({MARK: difference({1: 2.0, 2: 2.1}, {1: 1.0, 2: 2.0})}, MARK),
+    "figure_differences": lambda: figures.figure_differences({MARK: APART}, MARK),
     "figure_loss_curves": lambda: figures.figure_loss_curves(RESULTS),
     "figure_loss_and_bytes": lambda: figures.figure_loss_and_bytes(RESULTS, {"adamw": 8.0, MARK: 4.0}),
     "figure_sign_of_noise": lambda: figures.figure_sign_of_noise([0.1, 1.0], {MARK: [0.1, 0.6]}, {"b": [0.1, 1.0]}),
