@@ -40,6 +40,11 @@ class Draw:
         """`count` different whole numbers from `low` to `high`, in any order."""
         if count > high - low + 1:
             raise ValueError(f"from {low} to {high} there are {high - low + 1} numbers: got count={count}.")
+        if high - low >= 1000 * count:  # an order of them all would be long, and two equal draws are rare
+            drawn: dict[int, None] = {}
+            while len(drawn) < count:
+                drawn[self.integer(low, high)] = None
+            return list(drawn)
         return [low + index for index in self._order(high - low + 1)[:count]]
 
     def number(self, low: float, high: float) -> float:
