@@ -8,7 +8,8 @@
 # Versions already in the lock stay where they can; --upgrade takes the newest. Needs a network.
 #
 # torch's CUDA packages are taken out of the result: torch pins them itself, so a GPU machine gets the same ones, and
-# the CPU build of torch, which does without, does not drag them in.
+# the CPU build of torch, which does without, does not drag them in. Triton stays, in the version that torch pins: its
+# interpreter runs kernels where no GPU is.
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -28,7 +29,7 @@ compile() { # the packages of pyproject.toml and one extra, into a file that may
         --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$into" "$@" pyproject.toml
 }
 
-without_cuda() { grep -vE "^(nvidia|cuda|triton)[-=]|sys_platform == '(win32|emscripten)'$|os_name == 'nt'$" "$1"; }
+without_cuda() { grep -vE "^(nvidia|cuda)[-=]|sys_platform == '(win32|emscripten)'$|os_name == 'nt'$" "$1"; }
 
 write() { # standard input, under a heading, as the file
     { echo "# $2 Written by \`make lock\`; install with \`pip install -r $1\`." && cat; } >"$work/$1"

@@ -33,7 +33,9 @@ def test_drawing_leaves_torchs_own_generator_alone():
     assert torch.equal(torch.rand(2), expected)
 
 
-@given(seed=st.integers(0, 999), low=st.integers(-5, 5), span=st.integers(0, 9) | st.integers(1000, 10**9), data=st.data())
+@given(
+    seed=st.integers(0, 999), low=st.integers(-5, 5), span=st.integers(0, 9) | st.integers(1000, 10**9), data=st.data()
+)
 def test_numbers_stay_in_their_bounds(seed: int, low: int, span: int, data: st.DataObject):
     draw, high = Draw(seed), low + span
     assert low <= draw.integer(low, high) <= high
