@@ -1,4 +1,14 @@
-"""Real text for training, as bytes: a corpus from what is on the machine or from the network, and batches of it."""
+"""Data for training: text as batches, loaders that keep a device busy, and orders in which nothing is lost.
+
+text            a corpus from what is on the machine or from the network, as bytes
+batches         batches of it for data-parallel training
+documents       where one document ends and the next begins
+loader_timeline a loop fed by a loader: workers, prefetch, copies, and the cause of each gap
+queueing        how long the device waits, in closed form
+sharding        which rank and worker reads what: nothing lost, nothing twice
+resumable_sampler
+                stop at any sample, go on with other ranks and workers
+"""
 
 from lablib.data.batches import Batch, batches
 from lablib.data.cache import cache_folder

@@ -5,7 +5,8 @@ same questions.
 
 Words:
     stream    a queue of work on one rank that runs in order: "compute"; "comm:<group>" for one process group;
-              "compute:callbacks" for what is chained to futures of communications.
+              "compute:callbacks" for what is chained to futures of communications; "loader 0" for a process that
+              loads for the rank.
     busy      time in which a stream has work.
     exposed   time in which a rank communicates and does not compute; the rest of its communication is hidden.
     waiting   time in which it does neither, as a communication that it has joined cannot start without another rank.
@@ -151,7 +152,8 @@ class Timeline:
         intervals: dict[tuple[int, str], list[Interval]] = {}
         for s in self.spans:
             intervals.setdefault((s.rank, s.stream), []).append((s.start_s, s.end_s))
-            kind = "work" if s.is_compute else "wait" if s.is_waiting else "comm"
+            # What a loader does ("loader 0") is neither: the rank itself has nothing to do meanwhile.
+            kind = "work" if s.is_compute else "wait" if s.is_waiting else "comm" if s.is_communication else s.stream
             intervals.setdefault((s.rank, kind), []).append((s.start_s, s.end_s))
         return {key: union(some) for key, some in intervals.items()}
 

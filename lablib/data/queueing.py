@@ -1,0 +1,107 @@
+"""How long a device waits for batches, in closed form: a loader and a device are a queue with a bounded buffer.
+
+Turn it round: every batch that the device takes is an order to load another one. Orders arrive when the device ends
+steps, 1 / S a second; k workers serve them, each 1 / L a second; at most K = k P + 1 are open (the last is that of the
+batch in the device). When all K are open nothing is loaded, and the device waits. If both times are exponential this
+is the queue M/M/k/K, and with a = L / S
+
+    open orders n      p_n = p_0 a^n / n!                      n <= k
+                       p_n = p_0 (a^k / k!) (a / k)^(n - k)    k < n <= K
+    idle share         p_K                                     all orders are open
+    k = 1              p_K = (1 - r) / (1 - r^(K + 1)), r = S / L;   1 / (K + 1) if r = 1
+
+    constant times     idle share 1 - S / max(S, L / k), whatever the prefetch (D/D)
+    any times          at least the share of their means: 1 - S / max(S, L / k)
+    any times, k = 1   at most 1 - E[S] / E[max(L, S)], which it is at P = 1: load and step begin together
+
+So jitter costs even a loader that is fast enough, and prefetch buys that back: with L = S as 1 / (P + 2), with L < S
+exponentially, r^-(P + 1).
+
+Cost: O(k P) for the shares.
+Source: L. Kleinrock, "Queueing Systems", volume 1, 1975, chapter 3 (M/M/1/K and M/M/m/K from birth and death rates);
+jobs and holes reversed: W. Gordon and G. Newell, "Cyclic Queuing Systems with Restricted Length Queues", 1967.
+Simplified: exponential times jitter more than those of most loaders (deviation = mean); workers share their orders,
+and those that keep turns, as torch's, wait more.
+"""
+
+import math
+from collections.abc import Sequence
+
+from lablib.signature import checked
+
+
+@checked
+def open_orders(load_s: float, step_s: float, workers: int = 1, prefetch: int = 2) -> list[float]:
+    """The probability of n = 0 ... K open orders, exponential times.
+
+    Arguments:
+        load_s, step_s: mean seconds L of a load and S of a step, above 0.
+        workers: k, at least 1.
+        prefetch: orders P for each worker, at least 1.
+    """
+    _check(load_s, step_s, workers, prefetch)
+    # Logarithms: a^n of a slow loader is more than a float can hold.
+    ratio, weights = math.log(load_s / step_s), [0.0]
+    for number in range(1, workers * prefetch + 2):
+        weights.append(weights[-1] + ratio - math.log(min(number, workers)))
+    top = max(weights)
+    shares = [math.exp(weight - top) for weight in weights]
+    return [share / math.fsum(shares) for share in shares]
+
+
+@checked
+def idle_share_exponential(load_s: float, step_s: float, workers: int = 1, prefetch: int = 2) -> float:
+    """Part of the time in which the device waits for a batch, in [0, 1]: M/M/k/K. Arguments as `open_orders`."""
+    return open_orders(load_s, step_s, workers, prefetch)[-1]
+
+
+@checked
+def idle_share_constant(load_s: float, step_s: float, workers: int = 1) -> float:
+    """The same if every load takes L and every step S seconds; also the least for any times with these means."""
+    _check(load_s, step_s, workers, 1)
+    return 1 - step_s / max(step_s, load_s / workers)
+
+
+@checked
+def idle_share_at_most(load_times_s: Sequence[float], step_times_s: Sequence[float]) -> float:
+    """The most for any times, one worker: 1 - E[S] / E[max(L, S)], over all pairs of these load and step times.
+
+    Raises:
+        ValueError: no times.
+    """
+    if not load_times_s or not step_times_s:
+        raise ValueError("idle_share_at_most needs load times and step times: got none of one; draw or measure some.")
+    pairs = math.fsum(max(load_s, step_s) for load_s in load_times_s for step_s in step_times_s)
+    longer_s = pairs / (len(load_times_s) * len(step_times_s))
+    return 1 - math.fsum(step_times_s) / len(step_times_s) / longer_s if longer_s else 0.0
+
+
+@checked
+def smallest_prefetch_exponential(
+    load_s: float, step_s: float, workers: int = 1, max_idle_share: float = 0.01, max_prefetch: int = 10_000
+) -> int | None:
+    """The least orders a worker with which the device waits no more than this share; None: no number does."""
+    _check(load_s, step_s, workers, max_prefetch)
+
+    def is_enough(prefetch: int) -> bool:
+        return idle_share_exponential(load_s, step_s, workers, prefetch) <= max_idle_share
+
+    if idle_share_constant(load_s, step_s, workers) > max_idle_share:
+        return None  # too slow on the average: no buffer helps
+    prefetch = 1
+    while not is_enough(prefetch):  # first the power of two that is enough, then back by halves
+        if prefetch >= max_prefetch:
+            return None
+        prefetch = min(2 * prefetch, max_prefetch)
+    too_few = prefetch // 2
+    while prefetch - too_few > 1:
+        middle = (too_few + prefetch) // 2
+        too_few, prefetch = (too_few, middle) if is_enough(middle) else (middle, prefetch)
+    return prefetch
+
+
+def _check(load_s: float, step_s: float, workers: int, prefetch: int) -> None:
+    if not (0 < load_s < math.inf and 0 < step_s < math.inf):
+        raise ValueError(f"load_s and step_s must be finite and above 0 seconds: got {load_s} and {step_s}.")
+    if min(workers, prefetch) < 1:
+        raise ValueError(f"workers and prefetch must be at least 1: got {workers} and {prefetch}.")

@@ -1,0 +1,162 @@
+"""A sampler that can stop at any sample and go on, with the same or another number of ranks and workers.
+
+What must be saved is neither where the sampler is (it is ahead: workers have loaded batches that nobody took) nor where
+a rank is in its own part (with other ranks there are other parts), but which places of the epoch's common order have
+been used. With the same number of batches on every rank these are the first places; in general, so many and some more:
+
+    order        5 2 7 0 6 1 4 3          two ranks, batches of 1, in turn
+    rank 0       5   7   6   4            has used 5 7 6; 4 is loaded and not taken: it does not count
+    rank 1         2   0   1   3          has used 2
+    used places  0 1 2 4                  state: the first 3, and 4
+    left         0 1 4 3                  dealt out anew to however many ranks there are
+
+The rank's batches of a resumed epoch come from what was left, dealt out as `sharding.rank_part` deals. Workers do not
+matter: the loop, and not they, says what was used. So
+
+    sampler = ResumableSampler(len(dataset), batch_size, rank, world_size)
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=8)
+    for batch in sampler.used(loader):          # a batch counts as used once the loop has it
+        ...; state = sampler.state_dict()       # so save after its step
+    state = merge_states([state of each rank])  # once, when saving
+    sampler.load_state_dict(state)              # on each rank of the new run
+
+Cost: a state is two numbers and the places that some ranks were ahead: none if all did as many steps. Making an order
+anew: N numbers, milliseconds for a million.
+Source: torchdata 0.11, StatefulDataLoader, counts the batches that were yielded (`_num_yielded`), for as many ranks and
+workers as before; MosaicML's StreamingDataset saves `epoch` and `sample_in_epoch` over all ranks ("Resumption").
+Simplified: the order of an epoch is held in memory. Random augmentation in a worker is not resumed: take its seed from
+the number of the sample and the epoch.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch.utils.data import Sampler
+
+from lablib.data.sharding import Uneven, check_rank_of, epoch_order, rank_part
+from lablib.signature import checked
+
+T = TypeVar("T")
+
+
+class ResumableSampler(Sampler[list[int]]):
+    """Batches of sample numbers for one rank, epoch by epoch; a `batch_sampler` of torch's DataLoader.
+
+    Arguments:
+        num_samples: of the data set.
+        batch_size: samples a rank and step.
+        rank, world_size: which part is this rank's, of how many.
+        seed: of the order, the same on every rank.
+        uneven: what becomes of samples that do not divide by the ranks.
+    """
+
+    @checked
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        uneven: Uneven = Uneven.KEEP,
+    ):
+        check_rank_of(rank, world_size)
+        if batch_size < 1 or num_samples < 0:
+            raise ValueError(f"batch_size must be at least 1, num_samples 0: got {batch_size} and {num_samples}.")
+        self._num_samples, self._batch_size = num_samples, batch_size
+        self._rank, self._world_size, self._uneven = rank, world_size, uneven
+        self._seed, self._epoch = seed, 0
+        self._used_before: frozenset[int] = frozenset()  # places of the order that a run before this one has used
+        self._num_used = 0  # of this rank's part of what was left
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, from 0."""
+        return self._epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of this epoch that are not used yet. It does not matter how far a loader runs ahead."""
+        order, places = epoch_order(self._num_samples, self._seed, self._epoch), self._part()[self._num_used :]
+        for first in range(0, len(places), self._batch_size):
+            yield [order[place] for place in places[first : first + self._batch_size]]
+
+    def __len__(self) -> int:
+        return -(-(len(self._part()) - self._num_used) // self._batch_size)
+
+    def used(self, loader: Iterable[T]) -> Generator[T, None, None]:
+        """The loader's batches of one epoch; each counts as used from when the loop has it: save after its step.
+
+        After the last the next epoch begins.
+        """
+        for batch in loader:
+            self.mark_used()
+            yield batch
+        self._epoch, self._used_before, self._num_used = self._epoch + 1, frozenset(), 0
+
+    def mark_used(self) -> None:
+        """One more batch of this rank was used; for loops that do not run through `used`."""
+        self._num_used = min(self._num_used + self._batch_size, len(self._part()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has used of the epoch: plain numbers, for `merge_states`."""
+        mine = self._part()[: self._num_used]
+        return {
+            "num_samples": self._num_samples,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            **_first_and_more(self._used_before.union(mine)),
+        }
+
+    @checked
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state of all ranks (`merge_states`) stopped.
+
+        Raises:
+            ValueError: a state of another data set.
+        """
+        if state["num_samples"] != self._num_samples:
+            raise ValueError(
+                f"a state goes on with the data set it was saved with: that had {state['num_samples']} samples, this "
+                f"has {self._num_samples}; start a new epoch without the state."
+            )
+        self._seed, self._epoch, self._num_used = state["seed"], state["epoch"], 0
+        self._used_before = _used_places(state)
+
+    def _part(self) -> list[int]:
+        """This rank's part of the places that were left when it began."""
+        left = [place for place in range(self._num_samples) if place not in self._used_before]
+        return rank_part(left, self._rank, self._world_size, self._uneven) if left else []
+
+
+@checked
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of the states of all ranks: what any of them has used.
+
+    Raises:
+        ValueError: no state, or states of different data sets, seeds or epochs.
+    """
+    if not states:
+        raise ValueError("merge_states needs the state of every rank: got none.")
+    epoch = min(state["epoch"] for state in states)
+    for name in ("num_samples", "seed"):
+        if len({state[name] for state in states}) > 1:
+            raise ValueError(f"all ranks must have one {name}: got {sorted({state[name] for state in states})}.")
+    if any(state["epoch"] != epoch for state in states):
+        found = sorted({state["epoch"] for state in states})
+        raise ValueError(
+            f"all ranks must be in one epoch: got {found}; save before the first of them begins the next epoch."
+        )
+    used = frozenset[int]().union(*map(_used_places, states))
+    return {**{name: states[0][name] for name in ("num_samples", "seed", "epoch")}, **_first_and_more(used)}
+
+
+def _first_and_more(used: frozenset[int]) -> dict[str, Any]:
+    """Places as two numbers where they can be: how many are used from the first on, and the others."""
+    first = 0
+    while first in used:
+        first += 1
+    return {"first": first, "more": sorted(place for place in used if place > first)}
+
+
+def _used_places(state: Mapping[str, Any]) -> frozenset[int]:
+    return frozenset([*range(state["first"]), *state["more"]])

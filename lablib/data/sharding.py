@@ -1,0 +1,149 @@
+"""Sharding: which rank, and which worker of it, reads which samples or which shards of an epoch.
+
+Every rank computes the same order of the N samples from (seed, epoch), and takes its part of it; nobody communicates:
+
+    order       5 2 7 0 6 1 4              N = 7, W = 2 ranks
+    rank 0      5   7   6   4              sample i of the order goes to rank i mod W
+    rank 1        2   0   1   *            7 is odd. keep: rank 1 has one less; pad: * is 5 again; drop: 4 is left out
+
+The seed must be the same everywhere. With a seed of its own each rank takes 1 / W of another order: a sample is taken
+by 0, 1, 2, ... ranks (binomial), and (1 - 1 / W)^W of all, about 1 / e, are not seen in that epoch.
+
+Whole shards, files of many samples, are dealt out alike: shard s to rank s mod W, there to worker (s div W) mod k.
+Ranks then differ by whole shards, and a step needs a batch of every rank: together they do what the least has.
+
+Cost: N numbers of 8 bytes for the order, N / W for a part.
+Source: torch 2.13, `torch/utils/data/distributed.py`: order, padding and dropping are those of DistributedSampler.
+Simplified: sizes of shards do not matter for who reads them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from lablib.signature import checked
+
+
+class Uneven(Enum):
+    """What becomes of samples that do not divide by the ranks."""
+
+    KEEP = "keep"  # the first ranks have one more
+    PAD = "pad"  # the first samples of the order again
+    DROP = "drop"  # the last of the order left out
+
+
+@checked
+def epoch_order(num_samples: int, seed: int = 0, epoch: int = 0) -> list[int]:
+    """The order of an epoch, the same on every rank: a random permutation.
+
+    It adds seed and epoch, as torch does: so seed 0 in epoch 1 is seed 1 in epoch 0.
+    """
+    if num_samples < 0 or seed < 0 or epoch < 0:
+        raise ValueError(f"num_samples, seed and epoch must be at least 0: got {num_samples}, {seed} and {epoch}.")
+    generator = torch.Generator("cpu").manual_seed(seed + epoch)
+    return torch.randperm(num_samples, generator=generator, device="cpu").tolist()
+
+
+@checked
+def rank_part(order: Sequence[int], rank: int, world_size: int, uneven: Uneven = Uneven.PAD) -> list[int]:
+    """This rank's samples: every W-th of the order, from `rank` on.
+
+    Raises:
+        ValueError: a rank that is none.
+    """
+    check_rank_of(rank, world_size)
+    order = list(order)
+    remainder = len(order) % world_size
+    if remainder and uneven is Uneven.DROP:
+        order = order[:-remainder]
+    elif remainder and uneven is Uneven.PAD:
+        missing = world_size - remainder
+        order += (order * (missing // len(order) + 1))[:missing]  # fewer samples than ranks: more than once
+    return order[rank::world_size]
+
+
+@checked
+def shards_of(num_shards: int, rank: int, world_size: int, worker: int = 0, num_workers: int = 1) -> list[int]:
+    """The shards that this worker of this rank reads. A worker may have none; a rank may not.
+
+    Raises:
+        ValueError: more ranks than shards, or a rank or worker that is none.
+    """
+    check_rank_of(rank, world_size)
+    if not 0 <= worker < num_workers:
+        raise ValueError(f"worker must be from 0 to num_workers - 1 = {num_workers - 1}: got {worker}.")
+    if num_shards < world_size:
+        raise ValueError(
+            f"every rank needs a shard of its own: got {num_shards} shards for {world_size} ranks; write at least "
+            f"{world_size} smaller shards, or share out samples (rank_part) instead of shards."
+        )
+    return list(range(rank, num_shards, world_size))[worker::num_workers]
+
+
+@checked
+def common_batches(shard_sizes: Sequence[int], world_size: int, batch_size: int) -> int:
+    """Full batches of `batch_size` that every rank can make of its shards: so many steps they can do together.
+
+    Arguments:
+        shard_sizes: samples of each shard.
+        batch_size: samples a rank and step.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1: got {batch_size}.")
+    parts = [shards_of(len(shard_sizes), rank, world_size) for rank in range(world_size)]
+    return min(sum(shard_sizes[shard] for shard in part) // batch_size for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How often the samples of an epoch were delivered, to all ranks and workers together.
+
+    Attributes:
+        num_samples: that there are.
+        lost: those that nobody got, in order.
+        repeated: those that came more than once, in order.
+    """
+
+    num_samples: int
+    lost: tuple[int, ...]
+    repeated: tuple[int, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Each sample came once."""
+        return not self.lost and not self.repeated
+
+
+@checked
+def count_seen(deliveries: Sequence[Sequence[int]], num_samples: int) -> Seen:
+    """Count what ranks, or workers, got in an epoch.
+
+    Arguments:
+        deliveries: the samples that each of them got.
+
+    Raises:
+        ValueError: a sample that is none of 0 ... num_samples - 1.
+    """
+    counts = Counter(sample for one in deliveries for sample in one)
+    unknown = sorted(counts.keys() - set(range(num_samples)))
+    if unknown:
+        raise ValueError(f"samples must be from 0 to {num_samples - 1}: got {unknown[:5]}.")
+    every = range(num_samples)
+    return Seen(num_samples, tuple(s for s in every if not counts[s]), tuple(s for s in every if counts[s] > 1))
+
+
+@checked
+def lost_share_of_own_seeds(world_size: int) -> float:
+    """The expected part of an epoch that no rank gets, if each shuffles with a seed of its own: (1 - 1/W)^W."""
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1: got {world_size}.")
+    return (1 - 1 / world_size) ** world_size
+
+
+def check_rank_of(rank: int, world_size: int) -> None:
+    """Raise ValueError for a rank that `world_size` ranks do not have."""
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}: got {rank}.")

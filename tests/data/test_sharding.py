@@ -1,0 +1,96 @@
+"""Ranks and workers share an epoch: nothing is lost, nothing comes twice, and padding and dropping are torch's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
+
+from lablib.data.sharding import (
+    Uneven,
+    common_batches,
+    count_seen,
+    epoch_order,
+    lost_share_of_own_seeds,
+    rank_part,
+    shards_of,
+)
+
+SIZES = {"num": st.integers(1, 60), "world_size": st.integers(1, 9), "seed": st.integers(0, 99)}
+
+
+@pytest.mark.parametrize("uneven", [Uneven.PAD, Uneven.DROP])
+@given(**SIZES, epoch=st.integers(0, 5))
+def test_the_parts_are_those_of_torch(uneven, num, world_size, seed, epoch):
+    for rank in range(world_size):
+        sampler = DistributedSampler(range(num), world_size, rank, seed=seed, drop_last=uneven is Uneven.DROP)  # type: ignore[arg-type]
+        sampler.set_epoch(epoch)
+        assert rank_part(epoch_order(num, seed, epoch), rank, world_size, uneven) == list(sampler)
+
+
+@given(**SIZES)
+def test_every_sample_is_seen_once_padded_ones_twice_and_dropped_ones_never(num, world_size, seed):
+    order, remainder = epoch_order(num, seed), num % world_size
+    parts = {uneven: [rank_part(order, rank, world_size, uneven) for rank in range(world_size)] for uneven in Uneven}
+    assert count_seen(parts[Uneven.KEEP], num).is_exact
+    assert not count_seen(parts[Uneven.PAD], num).lost
+    assert sum(map(len, parts[Uneven.PAD])) == num + (world_size - remainder) % world_size
+    dropped = count_seen(parts[Uneven.DROP], num)
+    assert len(dropped.lost) == remainder and not dropped.repeated
+    for uneven in (Uneven.PAD, Uneven.DROP):
+        assert len({len(part) for part in parts[uneven]}) == 1
+    assert max(map(len, parts[Uneven.KEEP])) - min(map(len, parts[Uneven.KEEP])) <= 1
+
+
+@given(num_shards=st.integers(1, 40), world_size=st.integers(1, 8), num_workers=st.integers(1, 6))
+def test_every_shard_is_read_by_one_worker_of_one_rank(num_shards, world_size, num_workers):
+    if num_shards < world_size:
+        with pytest.raises(ValueError, match=f"got {num_shards} shards for {world_size} ranks; write at least"):
+            shards_of(num_shards, 0, world_size)
+        return
+    readers = [
+        shards_of(num_shards, rank, world_size, worker, num_workers)
+        for rank in range(world_size)
+        for worker in range(num_workers)
+    ]
+    assert count_seen(readers, num_shards).is_exact
+    for first in range(0, len(readers), num_workers):
+        sizes = [len(shards) for shards in readers[first : first + num_workers]]
+        assert max(sizes) - min(sizes) <= 1 and sum(sizes) >= 1
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=20), world_size=st.integers(1, 5), batch=st.integers(1, 9)
+)
+def test_every_rank_can_do_the_common_batches_and_one_can_do_no_more(sizes, world_size, batch):
+    if len(sizes) < world_size:
+        return
+    steps = common_batches(sizes, world_size, batch)
+    has = [sum(sizes[shard] for shard in shards_of(len(sizes), rank, world_size)) for rank in range(world_size)]
+    assert all(one >= steps * batch for one in has) and any(one < (steps + 1) * batch for one in has)
+
+
+@pytest.mark.parametrize("world_size", [2, 8])
+def test_a_seed_for_each_rank_loses_a_third_of_the_samples_and_repeats_others(world_size):
+    num = 8_000
+    own = [rank_part(epoch_order(num, seed=rank), rank, world_size) for rank in range(world_size)]
+    seen = count_seen(own, num)
+    assert len(seen.lost) / num == pytest.approx(lost_share_of_own_seeds(world_size), abs=4 * 0.5 / num**0.5)
+    assert lost_share_of_own_seeds(2) == 0.25 and lost_share_of_own_seeds(8) == pytest.approx(0.3436, abs=1e-4)
+    assert len(seen.repeated) > 0.2 * num
+    assert count_seen([rank_part(epoch_order(num), rank, world_size) for rank in range(world_size)], num).is_exact
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: rank_part([0], 2, 2), "rank must be from 0 to world_size - 1 = 1: got 2"),
+        (lambda: shards_of(8, 0, 2, worker=3, num_workers=3), "worker must be from 0 to num_workers - 1 = 2: got 3"),
+        (lambda: epoch_order(-1), "must be at least 0: got -1, 0 and 0"),
+        (lambda: common_batches([3], 1, 0), "batch_size must be at least 1: got 0"),
+        (lambda: count_seen([[0, 7]], 7), r"from 0 to 6: got \[7\]"),
+        (lambda: lost_share_of_own_seeds(0), "at least 1: got 0"),
+    ],
+)
+def test_bad_input_is_one_clear_error(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
