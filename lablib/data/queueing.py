@@ -25,7 +25,9 @@ and those that keep turns, as torch's, wait more.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from lablib.signature import checked
 
@@ -71,9 +73,13 @@ def idle_share_at_most(load_times_s: Sequence[float], step_times_s: Sequence[flo
     """
     if not load_times_s or not step_times_s:
         raise ValueError("idle_share_at_most needs load times and step times: got none of one; draw or measure some.")
-    pairs = math.fsum(max(load_s, step_s) for load_s in load_times_s for step_s in step_times_s)
-    longer_s = pairs / (len(load_times_s) * len(step_times_s))
-    return 1 - math.fsum(step_times_s) / len(step_times_s) / longer_s if longer_s else 0.0
+    # The sum of max over all pairs: a load is the longer one of the pairs with the steps that are no longer than it.
+    steps_s = sorted(step_times_s)
+    longer_steps_s = [0.0, *accumulate(reversed(steps_s))][::-1]  # from each place of the sorted steps on
+    places = [bisect_right(steps_s, load_s) for load_s in load_times_s]
+    sums_s = [load_s * place + longer_steps_s[place] for load_s, place in zip(load_times_s, places, strict=True)]
+    longer_s = math.fsum(sums_s) / len(load_times_s) / len(steps_s)
+    return 1 - math.fsum(steps_s) / len(steps_s) / longer_s if longer_s else 0.0
 
 
 @checked

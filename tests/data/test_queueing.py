@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.data.loader_timeline import Jitter, Loader, draw_times, run_loop
@@ -47,9 +47,9 @@ def test_flow_in_is_flow_out_and_the_share_is_within_its_bounds(load_s, step_s, 
     assert idle_share_exponential(load_s, step_s, workers, prefetch + 1) <= shares[-1] + 1e-12
 
 
-@pytest.mark.parametrize("workers, prefetch, load_s", [(1, 1, 1.0), (1, 4, 0.8), (1, 2, 1.5), (3, 2, 3.0), (4, 1, 2.0)])
+@pytest.mark.parametrize("workers, prefetch, load_s", [(1, 1, 1.0), (1, 4, 0.8), (3, 2, 3.0), (4, 1, 2.0)])
 def test_the_event_simulation_agrees_with_the_closed_form(workers, prefetch, load_s):
-    num, batches = 30_000, 30
+    num, batches = 20_000, 20
     loads, steps = (draw_times(mean, num, Jitter.EXPONENTIAL, seed=seed) for mean, seed in ((load_s, 1), (1.0, 2)))
     run = run_loop(Loader(workers, prefetch, keeps_order=False), loads, steps)
     # The bound is four standard errors of the mean of batches of 1,000 steps, long enough to be nearly independent.
@@ -71,12 +71,8 @@ def test_workers_that_keep_turns_wait_more_than_the_closed_form():
     assert kept > shared + 0.03
 
 
-@given(
-    load_s=TIMES,
-    step_s=TIMES,
-    workers=st.integers(1, 4),
-    prefetch=st.integers(1, 4),
-)
+@settings(max_examples=25)
+@given(load_s=TIMES, step_s=TIMES, workers=st.integers(1, 4), prefetch=st.integers(1, 4))
 def test_constant_times_wait_for_the_slower_of_both(load_s, step_s, workers, prefetch):
     num = 300
     run = run_loop(Loader(workers, prefetch), [load_s] * num, [step_s] * num)
@@ -87,19 +83,26 @@ def test_constant_times_wait_for_the_slower_of_both(load_s, step_s, workers, pre
 
 @pytest.mark.parametrize("jitter, spread", [(Jitter.LOGNORMAL, 0.5), (Jitter.LOGNORMAL, 1.5), (Jitter.EXPONENTIAL, 1)])
 def test_one_order_a_worker_is_the_upper_bound_and_more_is_between_the_bounds(jitter, spread):
-    num = 15_000
+    num = 6_000
     loads, steps = (draw_times(mean, num, jitter, float(spread), seed) for mean, seed in ((1.2, 3), (1.0, 4)))
-    most = idle_share_at_most(loads[:400], steps[:400])
+    most = idle_share_at_most(loads, steps)
     shares = [run_loop(Loader(1, prefetch), loads, steps).idle_share for prefetch in (1, 2, 8, 64)]
-    assert shares[0] == pytest.approx(most, abs=0.03)  # 400 of each are drawn: their mean is good to 2 or 3 hundredths
+    assert shares[0] == pytest.approx(most, abs=0.02)
     assert shares == sorted(shares, reverse=True)
-    assert shares[-1] == pytest.approx(idle_share_constant(1.2, 1.0), abs=0.03)
+    assert shares[-1] >= 1 - sum(steps) / sum(loads) - 0.01  # what the means of these very times leave
 
 
 def test_the_upper_bound_of_exponential_times_is_their_closed_form():
     # E[max] of two exponentials of mean 1 is 1.5: a third is idle, as M/M/1/2 says.
     assert idle_share_at_most([0.0, 2.0], [1.0]) == pytest.approx(1 / 3)  # max: 1 or 2
     assert idle_share_exponential(1.0, 1.0, 1, 1) == pytest.approx(1 / 3)
+
+
+@given(loads=st.lists(TIMES, min_size=1, max_size=9), steps=st.lists(TIMES, min_size=1, max_size=9))
+def test_the_upper_bound_is_over_all_pairs(loads, steps):
+    pairs = [max(load_s, step_s) for load_s in loads for step_s in steps]
+    expected = 1 - (sum(steps) / len(steps)) / (sum(pairs) / len(pairs))
+    assert idle_share_at_most(loads, steps) == pytest.approx(expected, abs=1e-9)
 
 
 @given(load_s=TIMES, step_s=TIMES, workers=st.integers(1, 4), share=st.floats(0.001, 0.5))
