@@ -1,0 +1,182 @@
+"""What attention moves, computes and keeps: standard attention, the paper's loop, and our loops tile by tile.
+
+Between memory and chip, in numbers, for one head of N queries and keys of width d, with room for M numbers on chip:
+
+    standard     read q, k, write s; read s, write p; read p, v, write o:        4 N d + 4 N^2
+    the paper's  keys in the outer loop, ceil(N / B_c) times over all of q, o,
+                 l and m; B_c = ceil(M / 4d), B_r = min(B_c, d):                 3 N d + 2 N + (3 N d + 4 N) N / B_c
+                                                                                 = Theta(N^2 d^2 / M)
+    ours         queries in the outer loop, k and v read ceil(N / B) times:      2 N d + 2 N d ceil(N / B) + N
+      causal     n = N / B tiles, as wide as high; n (n + 1) / 2 of n^2 visited:  2 N d + d N (n + 1) + N
+
+Room on chip buys bytes: B grows with M / d, so bytes fall as d^2 / M, while standard attention's N^2 does not.
+
+FLOPs by the tiles that are visited: 4 d for each pair of a query and a key forward, and 14 d backward (3 products for
+dq, 4 for dk and dv, where 4 would do if p were kept). More FLOPs than standard attention, far fewer bytes: the kernel
+waits for memory, so it is faster.
+
+Kept for backward: q, k, v, o and N log-sum-exps; standard attention keeps p instead of those, N^2 numbers a head.
+
+Cost: O(tiles). Shapes: T queries, S keys, H heads, G heads of keys and values, K width of a head (the paper's d).
+Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135, algorithms 0 and 1, section 3.2 and theorem 2; Dao,
+"FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
+Simplified: no cache between chip and memory: it would serve heads of one group, or programs that run side by side.
+"""
+
+from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles
+from lablib.signature import checked
+
+_START_BYTES = 8  # of an entry of cu_seqlens: int64; each program reads four
+
+
+@checked
+def standard_numbers(N: int, d: int) -> int:
+    """Numbers that standard attention (algorithm 0) moves for one head."""
+    return 4 * N * d + 4 * N * N
+
+
+@checked
+def paper_tiles(d: int, on_chip_numbers: int) -> tuple[int, int]:
+    """(B_r, B_c), rows of a tile of queries and of keys, with room for M numbers on chip: line 1 of algorithm 1.
+
+    Raises:
+        ValueError: room for less than a token: theorem 2 asks for M >= d.
+    """
+    if not 1 <= d <= on_chip_numbers:
+        raise ValueError(f"a head's width must be from 1 to the numbers on chip: got {d} and {on_chip_numbers}.")
+    keys = -(-on_chip_numbers // (4 * d))
+    return min(keys, d), keys
+
+
+@checked
+def paper_flash_numbers(N: int, d: int, on_chip_numbers: int) -> int:
+    """Numbers that algorithm 1 moves for one head: its lines 2, 6, 8, 12 and 13, counted."""
+    _, keys = paper_tiles(d, on_chip_numbers)
+    start = N * d + 2 * N  # o, l and m are written
+    once = 2 * N * d  # k and v
+    each_time = (N * d + N * d + 2 * N) + (N * d + 2 * N)  # q, o, l, m are read; o, l, m written
+    return start + once + -(-N // keys) * each_time
+
+
+@checked
+def forward_bytes(plan: AttentionPlan, heads: int, width: int, itemsize: int) -> dict[str, int]:
+    """Bytes of each tensor that our forward kernel reads or writes; each head reads the keys of its group for itself.
+
+    Arguments:
+        itemsize: bytes of a number of q; the log-sum-exp has 4, or 8 for float64.
+    """
+    queries = sum(tile.stop - tile.start for tile in plan.query_tiles())
+    keys = sum(key.stop - key.start for tile in plan.query_tiles() for key in plan.keys_of(tile))
+    each = heads * width * itemsize
+    programs = heads * _launched(plan, of_queries=True)
+    return {
+        "q": queries * each,
+        "k": keys * each,
+        "v": keys * each,
+        "o": queries * each,
+        "lse": queries * heads * max(4, itemsize),
+        "starts": programs * 4 * _START_BYTES,
+    }
+
+
+@checked
+def backward_bytes(
+    plan: AttentionPlan, heads: int, kv_heads: int, width: int, itemsize: int
+) -> dict[str, dict[str, int]]:
+    """The same of the three kernels of backward: "row_sums", "dq", "dk_dv"."""
+    rows = plan.starts_q[-1]
+    columns = plan.starts_k[-1]
+    read_keys = sum(key.stop - key.start for tile in plan.query_tiles() for key in plan.keys_of(tile))
+    read_rows = sum(tile.stop - tile.start for key in plan.key_tiles() for tile in plan.queries_of(key))
+    each, each_kv, wide = heads * width * itemsize, kv_heads * width * itemsize, heads * max(4, itemsize)
+    per_row = {"q": each, "do": each, "lse": wide, "d": wide}
+    per_key = {"k": each_kv, "v": each_kv, "dk": each_kv, "dv": each_kv}
+    starts_dq, starts_dkv = heads * _launched(plan, of_queries=True), kv_heads * _launched(plan, of_queries=False)
+    return {
+        "row_sums": {"do": rows * each, "o": rows * each, "d": rows * wide},
+        "dq": {name: rows * size for name, size in per_row.items()}
+        | {"k": read_keys * each, "v": read_keys * each, "dq": rows * each, "starts": starts_dq * 4 * _START_BYTES},
+        "dk_dv": {name: read_rows * size for name, size in per_row.items()}
+        | {name: columns * size for name, size in per_key.items()}
+        | {"starts": starts_dkv * 4 * _START_BYTES},
+    }
+
+
+@checked
+def forward_flops(plan: AttentionPlan, heads: int, width: int) -> int:
+    """FLOPs of the two products over the tiles that are visited, each cut at its document's end."""
+    return 4 * heads * width * visited_pairs(plan)
+
+
+@checked
+def backward_flops(plan: AttentionPlan, heads: int, width: int) -> int:
+    """FLOPs of the seven products of our backward."""
+    return 14 * heads * width * visited_pairs(plan)
+
+
+@checked
+def visited_pairs(plan: AttentionPlan) -> int:
+    """Pairs of a query and a key in tiles that are visited; on the diagonal some of them are masked."""
+    return sum(
+        (queries.stop - queries.start) * (keys.stop - keys.start)
+        for queries in plan.query_tiles()
+        for keys in plan.keys_of(queries)
+    )
+
+
+@checked
+def seen_pairs(plan: AttentionPlan) -> int:
+    """Pairs of which the query sees the key: what an attention without tiles would compute."""
+    if not plan.is_causal:
+        return sum(t * s for t, s in plan.lengths)
+    # Query i of t sees i + 1 + s - t keys, where that is positive: s, s - 1, ... for the last, the one before, ...
+    return sum(sum(range(max(0, s - t) + 1, s + 1)) for t, s in plan.lengths)
+
+
+@checked
+def kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, itemsize: int) -> int:
+    """Bytes kept for backward: q, o, k, v and the log-sum-exp."""
+    return (2 * T * heads + 2 * S * kv_heads) * width * itemsize + T * heads * max(4, itemsize)
+
+
+@checked
+def standard_kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, itemsize: int) -> int:
+    """Bytes that standard attention keeps: q, k, v and the shares p; not o, which its backward does not read."""
+    return ((T * heads + 2 * S * kv_heads) * width + T * S * heads) * itemsize
+
+
+@checked
+def on_chip_bytes(tiles: AttentionTiles, width: int, itemsize: int) -> int:
+    """Bytes on chip, shared memory and registers together, that a program of the forward kernel works on.
+
+    q, k and v as they are; scores and output in float32 at least. A tile of a head is as wide as a power of two.
+    """
+    wide, padded = max(4, itemsize), 1 << (width - 1).bit_length()
+    as_given = (tiles.queries + 2 * tiles.keys) * padded
+    in_sums = tiles.queries * padded + tiles.queries * tiles.keys + 2 * tiles.queries
+    return as_given * itemsize + in_sums * wide
+
+
+@checked
+def tiles_that_fit(width: int, itemsize: int, room_bytes: int, smallest: int = 16) -> list[AttentionTiles]:
+    """Tiles of powers of two from `smallest` that fit on chip, those that move the fewest bytes first.
+
+    Bytes fall with the queries of a tile; the keys of one change nothing but the number of steps.
+
+    Raises:
+        ValueError: not even the smallest fits.
+    """
+    sizes = [smallest << power for power in range(16)]
+    every = [AttentionTiles(queries, keys) for queries in sizes for keys in sizes]
+    fitting = [tiles for tiles in every if on_chip_bytes(tiles, width, itemsize) <= room_bytes]
+    if not fitting:
+        need = on_chip_bytes(AttentionTiles(smallest, smallest), width, itemsize)
+        raise ValueError(f"tiles of {smallest} by {smallest} need {need} bytes on chip: got room for {room_bytes}.")
+    return sorted(fitting, key=lambda tiles: (-tiles.queries, -tiles.keys))
+
+
+def _launched(plan: AttentionPlan, of_queries: bool) -> int:
+    """Programs of one head: tiles of the longest document, for each document; those past an end return at once."""
+    size = plan.tiles.queries if of_queries else plan.tiles.keys
+    longest = max((lengths[0 if of_queries else 1] for lengths in plan.lengths), default=0)
+    return len(plan.lengths) * -(-longest // size)

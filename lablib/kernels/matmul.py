@@ -1,0 +1,127 @@
+"""A tiled matrix product whose epilogue, bias and activation, is done before the result leaves the chip.
+
+    c = activation(a b + bias)
+
+A program makes one tile of c. It walks along the inner dimension, reads a tile of a and a tile of b at each step, and
+adds their product to a sum that stays on chip, in float32 at least. A number that was read serves a whole row or column
+of the tile: larger tiles, fewer bytes. What follows on c number by number costs no further trip to memory.
+
+    numbers moved, tiles m x n:   a  M K ceil(N / n)    b  K N ceil(M / m)    bias  N ceil(M / m)    c  M N
+                                  about M N K (1 / n + 1 / m) + M N; one tile for all of c would be the least
+    unfused, bias and activation read and write c once each: 4 M N more
+
+Programs run in the order of their number, some W of them at once, and what one has read is in the cache for the others.
+Row by row of tiles, W programs need 1 row of tiles of a and W columns of b. In groups of g rows they need g rows and
+W / g columns (`panels`): g + W / g, least for g = sqrt(W). With W = 64: 65 alone, 16 in groups of 8.
+
+    row by row  0  1  2  3       groups of 2   0  2  4  6      the first 4 programs read
+                4  5  6  7                     1  3  5  7      row by row: 1 + 4 panels; in groups: 2 + 2
+                8  9 10 11                     8 10 12 14
+               12 13 14 15                     9 11 13 15
+
+Cost: FLOPs 2 M N K. On chip: (m + n) k numbers of a and b, m n of the sum.
+Shapes: a [M K], b [K N], c [M N]; tiles m, n, k.
+Source: Tillet, Kung and Cox, "Triton", 2019, MAPL, doi 10.1145/3315508.3329973; Hong and Kung, "I/O Complexity: The
+Red-Blue Pebble Game", 1981, STOC: with room for S numbers no order moves fewer than about M N K / sqrt(S).
+Simplified: no split of the inner dimension among programs, so a small c leaves processors idle; no persistent programs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lablib.errors import unknown_name
+from lablib.signature import check_fields, checked
+
+ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiles:
+    """Numbers of a tile's sides, powers of two, and how many rows of tiles are a group in the order of programs."""
+
+    m: int = 64
+    n: int = 64
+    k: int = 32
+    group: int = 8
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
+            if size < 1 or size & (size - 1):
+                raise ValueError(f"tile side {name} must be a power of two: got {size}; try 16, 32, 64 or 128.")
+        if self.group < 1:
+            raise ValueError(f"group must be at least 1 row of tiles: got {self.group}; 1 is row by row.")
+
+
+@checked
+def program_tiles(M: int, N: int, tiles: MatmulTiles) -> list[tuple[int, int]]:
+    """(row, column) of the tile of c that each program makes, by the program's number."""
+    num_m, num_n = -(-M // tiles.m), -(-N // tiles.n)
+    groups = [range(at, min(at + tiles.group, num_m)) for at in range(0, num_m, tiles.group)]
+    return [(row, column) for group in groups for column in range(num_n) for row in group]
+
+
+@checked
+def panels(M: int, N: int, tiles: MatmulTiles, at_once: int) -> int:
+    """Distinct rows of tiles of a and columns of tiles of b that the first `at_once` programs read."""
+    first = program_tiles(M, N, tiles)[:at_once]
+    return len({row for row, _ in first}) + len({column for _, column in first})
+
+
+@checked
+def numbers_moved(M: int, N: int, K: int, tiles: MatmulTiles, has_bias: bool = False) -> dict[str, int]:
+    """Numbers of each tensor that go between memory and chip, without a cache."""
+    num_m, num_n = -(-M // tiles.m), -(-N // tiles.n)
+    return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}
+
+
+@checked
+def tiled_matmul(
+    a_MK: Float[Tensor, "M K"],
+    b_KN: Float[Tensor, "K N"],
+    bias_N: Float[Tensor, " N"] | None = None,
+    activation: str = "none",
+    tiles: MatmulTiles | None = None,
+) -> Float[Tensor, "M N"]:
+    """The loops in plain torch."""
+    tiles = tiles or MatmulTiles()
+    _check(a_MK, b_KN, bias_N, activation)
+    M, K, N = *a_MK.shape, b_KN.shape[1]
+    wide = torch.promote_types(a_MK.dtype, torch.float32)
+    c_MN = a_MK.new_empty(M, N)
+    for row, column in program_tiles(M, N, tiles):
+        rows = slice(row * tiles.m, (row + 1) * tiles.m)
+        columns = slice(column * tiles.n, (column + 1) * tiles.n)
+        sum_mn = torch.zeros_like(c_MN[rows, columns], dtype=wide)
+        for at in range(0, K, tiles.k):
+            sum_mn += a_MK[rows, at : at + tiles.k].to(wide) @ b_KN[at : at + tiles.k, columns].to(wide)
+        if bias_N is not None:
+            sum_mn += bias_N[columns]
+        c_MN[rows, columns] = ACTIVATIONS[activation](sum_mn).to(c_MN.dtype)
+    return c_MN
+
+
+def _check(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise unknown_name("activation", activation, list(ACTIVATIONS))
+    bias_shape = None if bias_N is None else tuple(bias_N.shape)
+    if a_MK.ndim != 2 or b_KN.ndim != 2 or a_MK.shape[1] != b_KN.shape[0] or bias_shape not in (None, b_KN.shape[1:]):
+        raise ValueError(
+            "a must be [M, K], b [K, N] and the bias [N]: "
+            f"got {tuple(a_MK.shape)}, {tuple(b_KN.shape)} and {bias_shape}; a linear layer's b is weight.T."
+        )
+    given = [x for x in (a_MK, b_KN, bias_N) if x is not None]
+    if a_MK.dtype not in DTYPES or any(x.dtype != a_MK.dtype for x in given):
+        raise ValueError(
+            "a, b and the bias must be of one dtype, float16, bfloat16, float32 or float64: "
+            f"got {', '.join(str(x.dtype) for x in given)}; convert them with .to(...)."
+        )
+    if any(x.device != a_MK.device for x in given):
+        raise ValueError(f"a, b and the bias must be on one device: got {', '.join(str(x.device) for x in given)}.")
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
