@@ -41,6 +41,8 @@ def pins(python: str, system: str = "linux") -> dict[str, str]:
 def test_the_lock_pins_every_dependency_in_its_range_on_every_python(python, system):
     pinned = pins(python, system)
     for requirement in [*requirements(), *requirements("test")]:
+        if requirement.marker is not None and not requirement.marker.evaluate({"sys_platform": system}):
+            continue  # Triton is for Linux
         version = pinned[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} is locked at {version}"
     assert pinned["torch"] == "2.13.0"
@@ -52,7 +54,7 @@ def test_every_line_of_the_lock_is_one_exact_version_and_no_option():
 
 
 def test_the_lock_leaves_cuda_to_torch_so_that_its_cpu_build_brings_none():
-    assert [line for line in LOCK if re.match(r"(nvidia|cuda|triton)\b", line)] == []
+    assert [line for line in LOCK if re.match(r"(nvidia|cuda)\b", line)] == []
 
 
 def test_everything_lablib_imports_is_declared():
