@@ -5,6 +5,9 @@ batches         batches of it for data-parallel training
 documents       where one document ends and the next begins
 loader_timeline a loop fed by a loader: workers, prefetch, copies, and the cause of each gap
 queueing        how long the device waits, in closed form
+shuffle_buffer  an order that is nearly random, from data that is read one after another
+shuffle_quality how far it is from random
+stale_epoch     find that every epoch has the same order
 sharding        which rank and worker reads what: nothing lost, nothing twice
 resumable_sampler
                 stop at any sample, go on with other ranks and workers

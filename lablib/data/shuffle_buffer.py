@@ -1,0 +1,96 @@
+"""A shuffle buffer: an order that is nearly random, from data that can only be read one after another.
+
+Fill a buffer with the first b samples. Then give out one of them, chosen at random, put the next sample into its place,
+and so on; at the end the rest, shuffled. A sample can come out at most b - 1 places early, and late without bound:
+
+    place in 0 1 2 3 4 5 ...     b = 3: at first 0 1 2 are in the buffer
+    out      1 0 4 3 2 6 ...     1 came out early, 2 had to wait
+
+A sample waits for a number of draws that is geometric with chance 1 / b, which gives what its place moves by, d:
+
+    E[d] = 0                             E[|d|] = 2 (b - 1) (1 - 1 / b)^(b - 1), about 0.74 b
+    E[d^2] = b (b - 1)                   rank correlation of in and out: 1 - 6 b (b - 1) / N^2 for b << N
+    P(neighbours stay neighbours) = 1 / b      for a uniform order 2 / N
+
+A shuffle of all N by index: E[|d|] = (N^2 - 1) / (3 N), correlation 0. A buffer of b << N leaves what was sorted (one
+class after another) sorted: batches are of one class. Two ways that help and cost no memory: shards in a random order,
+and several shards open at once, read in turn (bunched shuffle, `interleave`), before the buffer.
+
+Cost: b samples of memory, and b reads before the first one comes out; the whole order by index: random reads.
+Source: the buffers of tf.data (`Dataset.shuffle`) and webdataset (`shuffle`); geometric waiting times. Interleaving:
+D. Murray et al., "tf.data: A Machine Learning Data Processing Framework", 2021, arXiv 2101.12127, section 3.
+Simplified: webdataset begins to give out before its buffer is full if told so (`initial`).
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+from lablib.signature import checked
+
+T = TypeVar("T")
+
+
+@checked
+def shuffle_buffer(samples: Iterable[T], size: int, seed: int = 0) -> Iterator[T]:
+    """The samples in another order; reads `size` of them before it gives out the first.
+
+    Arguments:
+        samples: read once, one after another.
+        size: samples b of the buffer, at least 1; 1 changes nothing.
+        seed: of the draws.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1 sample: got {size}; try 1000.")
+    return _through_buffer(samples, size, random.Random(seed))
+
+
+def _through_buffer(samples: Iterable[T], size: int, draw: random.Random) -> Iterator[T]:
+    buffer: list[T] = []
+    for sample in samples:
+        if len(buffer) < size:
+            buffer.append(sample)
+            continue
+        place = draw.randrange(size)
+        out, buffer[place] = buffer[place], sample
+        yield out
+    draw.shuffle(buffer)
+    yield from buffer
+
+
+@checked
+def interleave(shards: Sequence[Iterable[T]], num_open: int, seed: int | None = None) -> Iterator[T]:
+    """The samples of several shards in turn; one that ends gives its place to the next.
+
+    Arguments:
+        shards: each is read in its own order.
+        num_open: shards that are read at once, at least 1; 1 reads one after another.
+        seed: of the order of the shards; None: as they are given.
+    """
+    if num_open < 1:
+        raise ValueError(f"num_open must be at least 1 shard: got {num_open}; try 8.")
+    waiting = list(shards)
+    if seed is not None:
+        random.Random(seed).shuffle(waiting)
+    return _in_turn(waiting, num_open)
+
+
+def _in_turn(shards: Sequence[Iterable[T]], num_open: int) -> Iterator[T]:
+    waiting, opened = deque(map(iter, shards)), deque[Iterator[T]]()
+    while waiting or opened:
+        while waiting and len(opened) < num_open:
+            opened.append(waiting.popleft())
+        shard = opened.popleft()
+        for sample in islice(shard, 1):  # none, if it has ended
+            yield sample
+            opened.append(shard)
+
+
+@checked
+def expected_displacement(size: int) -> float:
+    """E[|d|] far from the ends: by how many places a buffer moves a sample, 2 (b - 1) (1 - 1/b)^(b - 1)."""
+    if size < 1:
+        raise ValueError(f"size must be at least 1 sample: got {size}; try 1000.")
+    return 2 * (size - 1) * (1 - 1 / size) ** (size - 1)
