@@ -8,9 +8,12 @@ queueing        how long the device waits, in closed form
 shuffle_buffer  an order that is nearly random, from data that is read one after another
 shuffle_quality how far it is from random
 stale_epoch     find that every epoch has the same order
+measured_loop   the same loop with torch's DataLoader on this machine
+loader_ranks    loaders as ranks: the same loop as a program of torch.distributed
 sharding        which rank and worker reads what: nothing lost, nothing twice
 resumable_sampler
                 stop at any sample, go on with other ranks and workers
+dead_worker     a worker that dies: named, and what is done after it
 """
 
 from lablib.data.batches import Batch, batches
