@@ -12,7 +12,15 @@ from jaxtyping import install_import_hook
 # The shapes in signatures are checked at every call: a tensor that does not fit its annotation fails the test.
 # Before anything of these packages is imported; each technique's package joins them here.
 install_import_hook(
-    ["lablib.models", "lablib.data", "lablib.precision", "lablib.memory", "lablib.batches", "lablib.optim"],
+    [
+        "lablib.models",
+        "lablib.data",
+        "lablib.precision",
+        "lablib.memory",
+        "lablib.batches",
+        "lablib.optim",
+        "lablib.kernels",
+    ],
     "beartype.beartype",
 )
 

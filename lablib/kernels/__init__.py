@@ -1,5 +1,8 @@
-"""Kernels in tiles: what a GPU reads, keeps on chip and writes.
+"""Fused kernels in Triton, each beside a tiled reference in plain torch: what a GPU reads, keeps on chip and writes.
 
+jit              a kernel written once: compiled on a GPU, interpreted on a CPU
+interpreter      Triton's interpreter for one launch; addresses are checked
+accesses         what each program reads and writes, and the bytes
 matmul           a tiled matrix product, its epilogue and the order of its programs
 attention_plan   which tile of queries meets which tile of keys
 flash_forward    FlashAttention's loop: online softmax

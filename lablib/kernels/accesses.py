@@ -1,0 +1,139 @@
+"""What an interpreted launch reads and writes: loads and stores of every program, element by element, and the bytes.
+
+    with record_accesses() as launches:
+        softmax(x)
+    hbm_bytes(launches)        {"x": 4096, "y": 4096}       each access counted
+    distinct_bytes(launches)   {"x": 4096, "y": 4096}       each element once a launch, for reads and for writes
+
+The two differ where programs, or one program twice, ask for the same element: a cache may serve the second request, so
+the traffic of the GPU's memory lies between them. What a mask leaves out is no access. An atomic addition reads and
+writes: it counts twice its element's bytes.
+
+Simplified: an element is what a kernel asks for; a GPU fetches sectors of 32 bytes, so scattered reads cost more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+Kind = Literal["load", "store", "atomic"]
+Program = tuple[int, int, int]
+_recording: ContextVar[list[Launch] | None] = ContextVar("accesses of interpreted launches", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a launch was given: where it lies and how its elements are found."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    itemsize: int
+    address: int
+
+    @property
+    def end(self) -> int:
+        """The address after the last element."""
+        if 0 in self.shape:
+            return self.address
+        steps = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.address + (steps + 1) * self.itemsize
+
+    def elements(self, addresses: np.ndarray) -> np.ndarray:
+        """Row-major index of the element at each address; -1 where the tensor has none there."""
+        rest, off = np.divmod(addresses.astype(np.int64) - self.address, self.itemsize)
+        found = (off == 0) & (rest >= 0) & (addresses < self.end)
+        index, row_major = np.zeros_like(rest), np.cumprod((1, *self.shape[:0:-1]))[::-1]
+        for dim in sorted(range(len(self.shape)), key=lambda dim: -self.strides[dim]):
+            if self.strides[dim] == 0 or self.shape[dim] == 1:
+                continue  # all places of this dimension are one element: its first
+            place, rest = np.divmod(rest, self.strides[dim])
+            found &= place < self.shape[dim]
+            index += place * row_major[dim]
+        return np.where(found & (rest == 0), index, -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """One load, store or atomic of one program.
+
+    Attributes:
+        program: the three program ids.
+        tensor: name of the kernel's parameter, without `_ptr`.
+        elements: row-major indices into the tensor, in the order of the tile; masked ones are left out.
+    """
+
+    program: Program
+    kind: Kind
+    tensor: str
+    elements: np.ndarray
+    itemsize: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.elements.size * self.itemsize * (2 if self.kind == "atomic" else 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """One launch of a kernel: its grid, its tensors by name, and its accesses in order."""
+
+    kernel: str
+    grid: Program
+    tensors: dict[str, Operand]
+    accesses: list[Access] = field(default_factory=list)
+
+    def elements(self, tensor: str, program: Program, *kinds: Kind) -> np.ndarray:
+        """Which elements of a tensor one program touches, ascending, each once; of these kinds only, where named."""
+        found = [
+            one.elements
+            for one in self.accesses
+            if one.tensor == tensor and one.program == program and (not kinds or one.kind in kinds)
+        ]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+
+@contextmanager
+def record_accesses() -> Iterator[list[Launch]]:
+    """Within the block, every interpreted launch of this thread is recorded: a list that grows with each."""
+    launches: list[Launch] = []
+    token = _recording.set(launches)
+    try:
+        yield launches
+    finally:
+        _recording.reset(token)
+
+
+def recording() -> list[Launch] | None:
+    """The list of the innermost `record_accesses` around this call; None outside."""
+    return _recording.get()
+
+
+def hbm_bytes(launches: Iterable[Launch], *kinds: Kind) -> dict[str, int]:
+    """Bytes by tensor, every access counted; of these kinds only, where some are named."""
+    total: Counter[str] = Counter()
+    for access in (one for launch in launches for one in launch.accesses):
+        if not kinds or access.kind in kinds:
+            total[access.tensor] += access.num_bytes
+    return dict(total)
+
+
+def distinct_bytes(launches: Iterable[Launch], *kinds: Kind) -> dict[str, int]:
+    """Bytes by tensor, each element counted once a launch for each kind of access: what a perfect cache leaves."""
+    total: Counter[str] = Counter()
+    for launch in launches:
+        parts: defaultdict[tuple[str, Kind], list[Access]] = defaultdict(list)
+        for access in launch.accesses:
+            if not kinds or access.kind in kinds:
+                parts[access.tensor, access.kind].append(access)
+        for (tensor, kind), accesses in parts.items():
+            distinct = np.unique(np.concatenate([one.elements for one in accesses])).size
+            total[tensor] += distinct * accesses[0].itemsize * (2 if kind == "atomic" else 1)
+    return dict(total)

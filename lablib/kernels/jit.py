@@ -1,0 +1,172 @@
+"""A kernel written once: compiled for CUDA tensors, interpreted for CPU tensors, in one process.
+
+    @jit
+    def double(x_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at, mask=at < n)
+        tl.store(x_ptr + at, 2 * x, mask=at < n)
+
+    double[(cdiv(n, 128),)](x, n, BLOCK=128)
+
+It is Triton's own language and launch; only who runs it is chosen here, by the device of the tensors. Without Triton
+(it has no wheels for macOS) this module is imported all the same, and a launch says what is missing.
+
+A launch looks at what it is given: parameters named BLOCK... are powers of two, all tensors are on one device, and
+floating-point tensors have a dtype that the kernel was written for. A kernel that walks along rows asks for contiguous
+ones by `check_contiguous`.
+Source: Tillet, Kung, Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations", 2019
+(MAPL), https://doi.org/10.1145/3315508.3329973.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lablib.kernels.accesses import Launch, recording
+
+if TYPE_CHECKING:
+    from triton import JITFunction, knobs
+    from triton import language as tl
+
+    from lablib.kernels import interpreter
+else:
+    try:
+        from triton import JITFunction, knobs
+        from triton import language as tl
+
+        from lablib.kernels import interpreter
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("triton"):
+            raise
+        tl, JITFunction = None, object
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def jit(function: Callable | None = None, *, dtypes: Sequence[torch.dtype] = FLOATS) -> Any:
+    """Decorator: the function as a kernel, launched as `kernel[grid](...)`, or called inside another kernel.
+
+    Arguments:
+        dtypes: that floating-point tensors may have.
+    """
+    if function is None:
+        return partial(jit, dtypes=dtypes)
+    return Kernel(inspect.unwrap(function), tuple(dtypes))
+
+
+class Kernel(JITFunction):
+    """A kernel that is launched on a grid of programs: `kernel[grid](*arguments)`."""
+
+    def __init__(self, function: Callable, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+        if tl is not None:
+            super().__init__(function)
+        self.fn, self.dtypes = function, dtypes
+
+    def __getitem__(self, grid: Sequence[int] | Callable) -> Callable[..., None]:
+        return partial(self.run, grid=grid)
+
+    def run(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        """Launch: one program for every place of the grid.
+
+        Raises:
+            RuntimeError: there is no Triton here.
+            ValueError: a tile, dtype or device that the kernel cannot have.
+        """
+        name = self.fn.__name__
+        if tl is None:
+            raise RuntimeError(
+                f"{name}: a Triton kernel needs the package triton: got none; install it (Linux: pip install triton), "
+                "or call the tiled reference that stands beside the kernel."
+            )
+        parameters = inspect.signature(self.fn).parameters
+        bound = inspect.signature(self.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
+        bound.apply_defaults()
+        arguments = bound.arguments
+        constants = {key for key, one in parameters.items() if "constexpr" in str(one.annotation)}
+        tensors = {key.removesuffix("_ptr"): one for key, one in arguments.items() if isinstance(one, Tensor)}
+        _check_tiles(name, {key: arguments[key] for key in constants})
+        _check_dtypes(name, tensors, self.dtypes)
+        device = _device(name, tensors)
+        if device.type == "cpu":
+            programs: Any = grid(arguments) if callable(grid) else grid
+            launch = Launch(name, interpreter.three(programs), interpreter.operands(tensors))
+            launches = recording()
+            interpreter.interpret(self.fn, arguments, constants, launch, keep=launches is not None)
+            if launches is not None:
+                launches.append(launch)
+            return None
+        _check_compiled(name)
+        with interpreter.LOCK, torch.cuda.device(device):  # not while another thread has exchanged the language
+            return super().run(*args, grid=grid, warmup=False, **kwargs)
+
+
+def check_contiguous(function: str, **tensors: Tensor) -> None:
+    """Raise ValueError where a tensor's rows do not lie one behind the other."""
+    for name, one in tensors.items():
+        if not one.is_contiguous():
+            raise ValueError(
+                f"{function}: {name} must be contiguous: got shape {tuple(one.shape)} with strides {one.stride()}; "
+                f"call {name}.contiguous()."
+            )
+
+
+def cdiv(size: int, tile: int) -> int:
+    """How many tiles cover the size, the last perhaps partly."""
+    return -(-size // tile)
+
+
+def next_power_of_2(size: int) -> int:
+    """The smallest power of two that is at least the size, and at least 1.
+
+    >>> [next_power_of_2(n) for n in (1, 2, 3, 8, 9)]
+    [1, 2, 4, 8, 16]
+    """
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def accumulator(dtype: torch.dtype) -> Any:
+    """The type of Triton's in which a kernel calculates: float64 for float64, float32 for the others."""
+    if tl is None:
+        return None
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def check_tile(function: str, name: str, size: Any) -> None:
+    """Raise ValueError where a tile's size is no power of two: Triton's tensors have no other."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size & (size - 1):
+        near = next_power_of_2(size) if isinstance(size, int) and size > 0 else 16
+        raise ValueError(f"{function}: {name} must be a power of two: got {size!r}; try {near}.")
+
+
+def _check_tiles(kernel: str, constants: Mapping[str, Any]) -> None:
+    for name, value in constants.items():
+        if name.startswith("BLOCK"):
+            check_tile(kernel, name, value)
+
+
+def _check_dtypes(kernel: str, tensors: Mapping[str, Tensor], dtypes: tuple[torch.dtype, ...]) -> None:
+    for name, one in tensors.items():
+        if (one.is_floating_point() or one.is_complex()) and one.dtype not in dtypes:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ValueError(f"{kernel}: {name} must be one of {known}: got {one.dtype}; convert it with .to(...).")
+
+
+def _device(kernel: str, tensors: Mapping[str, Tensor]) -> torch.device:
+    devices = {one.device for one in tensors.values()}
+    if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        got = ", ".join(f"{name} on {one.device}" for name, one in tensors.items()) or "no tensor"
+        raise ValueError(f"{kernel}: all tensors must be on one device, the CPU or a CUDA GPU: got {got}.")
+    return devices.pop()
+
+
+def _check_compiled(kernel: str) -> None:
+    if knobs.runtime.interpret:
+        raise ValueError(f"{kernel}: TRITON_INTERPRET must not be set for CUDA tensors: unset it and start again.")
+    if recording() is not None:
+        raise ValueError(f"{kernel}: accesses are recorded in the interpreter only: got CUDA tensors; give CPU ones.")
