@@ -6,7 +6,7 @@ With Sigma the covariance of one example's gradient:
     E |G_B|^2 = |G|^2 + tr(Sigma) / B                   signal, and noise
     noise scale = tr(Sigma) / |G|^2                     the B at which both are equal (the paper's B_simple)
 
-Below it, twice the batch is a step nearly twice as good; far above it, twice the batch is twice the work for nothing.
+Far below it, twice the batch is a step nearly twice as good; far above it, twice the work for nothing.
 `|G_B|^2` alone says too much about |G|^2, by tr(Sigma) / B: the naive way. But the square of a small batch's gradient
 and that of a large one are two equations for two unknowns (the paper's A.2 and A.3):
 
@@ -20,7 +20,7 @@ The law that follows, of steps S and examples E = B S to reach a given loss, wit
 
     (S / S_min - 1) (E / E_min - 1) = 1         S = S_min (1 + B_crit / B),  E = E_min (1 + B / B_crit)
 
-with B_crit = E_min / S_min, of the size of the noise scale. At B = B_crit: twice the fewest steps, twice the fewest
+with B_crit = E_min / S_min, of the order of the noise scale. At B = B_crit: twice the fewest steps, twice the fewest
 examples.
 
 Cost: a norm for each part's gradient and for the mean's; over ranks, one number of each is averaged.

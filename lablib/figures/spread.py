@@ -41,7 +41,7 @@ def figure_spread(
         x_label, y_label: quantity on the axis.
         x_unit, y_unit: kept as they are, without a prefix.
         log_x, log_y: logarithmic axes; on x, ticks stand at the positions themselves.
-        mark_least: a ring round the point of each line whose mean is least, of those with the most runs.
+        mark_least: a ring round each point of a line that may be its least: see `may_be_least`.
         summary: one sentence; none given: ends of each line.
 
     Raises:
@@ -58,8 +58,8 @@ def figure_spread(
         for name, points in lines.items():
             look = names.index(name)
             figure.add_trace(_line(name, look, points, (x_label, x_unit, y_unit), name not in seen), row=1, col=column)
-            if mark_least and (ring := _ring(look, points)):
-                figure.add_trace(ring, row=1, col=column)
+            if mark_least and (best := may_be_least(points)):
+                figure.add_trace(_rings(look, points, best), row=1, col=column)
             seen.add(name)
     xs = sorted({x for lines in panels.values() for points in lines.values() for x in points})
     figure.update_xaxes(_across(xs, axis_title(x_label, x_unit), log_x))
@@ -86,6 +86,15 @@ def least(points: Mapping[float, Sequence[float]]) -> float:
     """The position whose mean is least, of those with the most runs, all of them finite; one run may be luck."""
     most = max(map(len, points.values()))
     return min(points, key=lambda x: mean(points[x]) if _is_whole(points[x], most) else float("inf"))
+
+
+def may_be_least(points: Mapping[float, Sequence[float]]) -> list[float]:
+    """Positions that the runs do not tell from the least, in order: one of their values is within the least's bar.
+
+    Positions at which a run was not finite are left out; none is left where all have such a run.
+    """
+    top = max(points[least(points)])
+    return [x for x in sorted(points) if all(map(isfinite, points[x])) and isfinite(top) and min(points[x]) <= top]
 
 
 def _is_whole(values: Sequence[float], number: int) -> bool:
@@ -125,13 +134,11 @@ def _line(
     )
 
 
-def _ring(index: int, points: Mapping[float, Sequence[float]]) -> go.Scatter | None:
-    best = least(points)
-    if not isfinite(mean(points[best])):
-        return None
+def _rings(index: int, points: Mapping[float, Sequence[float]], best: Sequence[float]) -> go.Scatter:
     ring: dict[str, Any] = {"symbol": "circle-open", "size": 17, "line": {"width": 2.5}}
     ring |= {"color": series_look(index).color}
-    return go.Scatter(x=[best], y=[mean(points[best])], mode="markers", marker=ring, showlegend=False, hoverinfo="skip")
+    heights = [mean(points[x]) for x in best]
+    return go.Scatter(x=list(best), y=heights, mode="markers", marker=ring, showlegend=False, hoverinfo="skip")
 
 
 def _across(xs: Sequence[float], title: str, is_log: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.spread import check_lines, figure_spread, least, mean, power_of_two
+from lablib.figures.spread import check_lines, figure_spread, may_be_least, mean, power_of_two
 from lablib.signature import checked
 from lablib.units import format_quantity
 
@@ -58,19 +58,23 @@ def figure_rates(
         line: what the number is.
 
     Returns:
-        A figure in which the best rate of each line has a ring.
+        A figure in which each rate that may be the best of its line has a ring: see `may_be_least`.
     """
     panels = {
         panel: {f"{line} {number:,}": rates for number, rates in lines.items()} for panel, lines in losses.items()
     }
     check_lines(panels, log_x=True, log_y=False)
-    bests = {panel: [least(points) for points in lines.values()] for panel, lines in panels.items()}
     numbers = sorted({number for lines in losses.values() for number in lines})
-    parts = [f"{panel} {', '.join(map(_rate, rates))}" for panel, rates in bests.items()]
+    parts = [f"{panel} {', '.join(map(_rates, lines.values()))}" for panel, lines in panels.items()]
     summary = f"Best rate at {line} {', '.join(f'{n:,}' for n in numbers)}: {'; '.join(parts)}."
     labels = ("peak learning rate", y_label, "a step", "nats a byte")
     title = title or f"The best rate by {line}"
     return figure_spread(panels, *labels, title=title, mark_least=True, summary=summary)
+
+
+def _rates(points: Mapping[float, Sequence[float]]) -> str:
+    """Those that may be best."""
+    return " or ".join(map(_rate, may_be_least(points))) or "none"
 
 
 def _rate(rate: float) -> str:

@@ -22,6 +22,7 @@ from lablib.figures import (
     figure_steps_law,
     table,
 )
+from lablib.figures.spread import least, may_be_least
 
 LENGTHS = [3, 5, 2, 7, 1, 4]
 PACKINGS = {"alone": one_per_block(LENGTHS, 8), "best fit": best_fit(LENGTHS, 8)}
@@ -45,9 +46,22 @@ def test_the_best_rate_is_one_at_which_no_run_diverged():
     assert [text.replace("<sup>", "^") for text in figure.layout.xaxis.ticktext] == ["2^-2</sup>", "2^-1</sup>"]
 
 
-def test_a_single_lucky_run_is_not_the_best_rate():
+def test_a_single_lucky_run_does_not_make_its_rate_the_best():
     figure = figure_rates({"sp": {32: {0.25: [2.0, 2.2], 0.5: [1.9]}}})
-    assert "Best rate at width 32: sp 2^-2." == describe(figure)
+    assert "Best rate at width 32: sp 2^-2 or 2^-1." == describe(figure)
+    [ring] = [trace for trace in figure.data if trace.marker.symbol == "circle-open"]
+    assert (list(ring.x), list(ring.y)) == ([0.25, 0.5], [pytest.approx(2.1), 1.9])
+
+
+def test_rates_may_be_best_whose_runs_reach_the_bar_of_the_least():
+    rates = {1: [2.3, 2.9], 2: [2.0, 2.2], 4: [2.2, 2.4], 8: [2.1, math.inf], 16: [2.21]}
+    assert (least(rates), may_be_least(rates)) == (2, [2, 4])
+    assert may_be_least({1: [math.inf], 2: [math.inf]}) == []
+
+
+def test_the_sentence_says_none_where_every_rate_diverged():
+    figure = figure_rates({"sp": {32: {0.5: [math.inf]}, 64: {0.5: [1.0]}}})
+    assert describe(figure) == "Best rate at width 32, 64: sp none, 2^-1."
 
 
 def test_all_runs_diverged_leaves_no_ring():

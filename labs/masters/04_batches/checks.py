@@ -445,13 +445,14 @@ def signal_and_noise(expect: Expect, signal_and_noise: Callable[[Tensor, int], S
     for k, part_size in ((3, 1), (2, 1), (2, 2)):
         expect.measured.clear()
         _expect_unbiased(expect, signal_and_noise, k, part_size)
-    for number in range(4):
-        k, part_size, params = draw.integer(2, 9), draw.integer(1, 64), draw.integer(2, 30)
-        gradients = draw.number(0.0, 0.5) + draw.tensor((k, params), torch.float64)
-        if number == 3:
-            gradients[:] = gradients[0]  # no noise at all
-        _expect_estimate(expect, signal_and_noise, gradients, part_size)
-    _expect_estimate(expect, signal_and_noise, draw.tensor((4, 50)), 8)
+    with expect.as_one("the estimates of five other batches", "right"):
+        for number in range(4):
+            k, part_size, params = draw.integer(2, 9), draw.integer(1, 64), draw.integer(2, 30)
+            gradients = draw.number(0.0, 0.5) + draw.tensor((k, params), torch.float64)
+            if number == 3:
+                gradients[:] = gradients[0]  # no noise at all
+            _expect_estimate(expect, signal_and_noise, gradients, part_size)
+        _expect_estimate(expect, signal_and_noise, draw.tensor((4, 50)), 8)
 
 
 def _two(value: Any, on: str) -> tuple[float, float]:

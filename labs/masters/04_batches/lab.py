@@ -17,38 +17,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lablib import launch, phase, reconcile
-from lablib.batches import (
-    accumulation,
-    batch_rules,
-    clipping,
-    large_batch,
-    mup,
-    noise_scale,
-    packed_attention,
-    packing,
-    small_runs,
-)
+from lablib import launch
+from lablib.batches import accumulation, clipping, noise_scale, packed_attention, packing, small_runs
 from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.batches.small_runs import MODEL, NARROW, SEQ_LEN
-from lablib.calibration import this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, show_source, try_out
 from lablib.data import Batch, batches, cut_documents, documents, load_corpus
-from lablib.figures import (
-    figure_coordinates,
-    figure_lines,
-    figure_packing,
-    figure_rates,
-    figure_schedules,
-    figure_steps_law,
-    format_quantity,
-    show,
-)
-from lablib.memory.measured_peak import measured_peak_bytes
-from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.parallel import DataParallel
-from lablib.precision.loss_scaling import LossScaler
-from lablib.widgets import batch_calculator
+from lablib.figures import figure_lines, figure_packing, figure_steps_law, format_quantity, show
+from lablib.models import GPT
 
 check = checks_for("04")
 check
@@ -58,7 +34,7 @@ ranks: int = 3  # data ranks of the simulated runs, 1 to 6
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## One equation
 #
 # A GPU has room for a few sequences at a time, a *micro-batch*. It can work on several of them, one after another, and
@@ -67,30 +43,37 @@ quick: bool = True  # few repeats
 #
 # `micro-batch x accumulations x data ranks = global batch`
 #
-# in sequences; times the length of a sequence it is the tokens of a step. GPT-3 took 3.2 million. Below is a model of
-# 1.6 billion parameters on 16 GPUs. The pictures show all ways to cut the same global batch. Which of them holds
-# least memory? Which is the fastest? Then give the work to 64 GPUs, with the same global batch.
+# in sequences; times the length of a sequence it is the tokens of a step. GPT-3 took 3.2 million.
+
+# %% [markdown]
+# Below is a model of 1.6 billion parameters on 16 GPUs, with all ways to cut the same global batch. *Activations* are
+# what forward leaves for backward, *optimizer* is what the optimizer stores for each weight, and MFU is the share of a
+# GPU's peak speed that is used. Which cut takes least memory? Which is the fastest, and by how much? Then give the
+# work to 64 GPUs, with the same global batch.
 
 # %%
+from lablib.widgets import batch_calculator
+
 batch_calculator(interactive)
 
 # %% [markdown]
 # <details><summary>Which?</summary>
 #
-# One sequence at a time holds least: activations grow with the micro-batch, all else stays. Larger micro-batches are
-# a little faster, as products of larger matrices are, until there is no room. More ranks need fewer accumulations for
-# the same batch. None of this changes what the model learns, if the gradient stays the same. That is up to you.
+# One sequence at a time takes least memory: activations grow with the micro-batch, all else stays. It is also the
+# slowest, 1.53 s a step; two take 1.07 s, sixteen 0.87 s, as larger products of matrices use a GPU better. Beyond that
+# there is no room. More ranks need fewer accumulations for the same batch. None of this changes what the model learns,
+# if the gradient stays the same. That is up to you.
 #
 # </details>
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=14
 # ## A sum over tokens
 #
 # The loss of a batch is the mean over its N tokens, of what each token's prediction cost. The gradient of a sum is the
 # sum of the gradients. So every token adds its own gradient over N, and the sum may be cut anywhere. PyTorch adds by
 # itself: `loss.backward()` adds to `param.grad` what it finds there.
 #
-# Cut a batch into two micro-batches, one of 101 tokens, one of 11. Take the mean loss of each, and the mean of the
+# Cut a batch into two micro-batches, one of 100 tokens, one of 10. Take the mean loss of each, and the mean of the
 # two. How many times as much does a token of the short one now weigh as a token of the long one?
 
 # %%
@@ -99,27 +82,28 @@ print("guess:", my_guess_weight)
 
 # %%
 # One number for each token: its loss.
-long, short = (torch.ones(tokens, requires_grad=True) for tokens in (101, 11))
+long, short = (torch.ones(tokens, requires_grad=True) for tokens in (100, 10))
 ((long.mean() + short.mean()) / 2).backward()
-weights = {"long": float(long.grad[0]), "short": float(short.grad[0]), "right": 1 / (101 + 11)}
+weights = {"long": float(long.grad[0]), "short": float(short.grad[0]), "right": 1 / (100 + 10)}
 print(", ".join(f"{name} {weight:.4f}" for name, weight in weights.items()))
 times = weights["short"] / weights["long"]
-print(f"a token of the short one weighs {times:.1f} times as much;", end=" ")
+print(f"a token of the short one weighs {times:.0f} times as much;", end=" ")
 print("you guessed", my_guess_weight)
 
 # %% [markdown]
-# This *mean of means* is a real mistake: reported for a widely used trainer in July 2023, with these very numbers, and
-# mended in October 2024 (huggingface/transformers, issue 24725, pull request 34191). It hides well. Where all
-# micro-batches have as many tokens it is exact. But text differs in length: short sequences are filled up with
-# *padding*, which is no token and has no loss. Its targets are -100, `IGNORED`. So micro-batches of the same shape
-# have different numbers of tokens.
+# This *mean of means* is a real mistake: reported for a widely used trainer in July 2023, with losses of 100 and 10
+# tokens as here, and first mended in October 2024 (huggingface/transformers, issue 24725, pull requests 34191 and, for
+# several devices, 34373). It hides well. Where all micro-batches have as many tokens it is exact. But text differs in
+# length: short sequences are filled up with *padding*, which is no token and has no loss. Its targets are -100,
+# `IGNORED`. So micro-batches of the same shape have different numbers of tokens.
 
 # %% [markdown]
 # ### Exercise 1: accumulate
 #
 # Make the gradient of the mean over *all* tokens, from micro-batches. Work on one after another, each once, so that
-# the activations of only one are in memory. `summed_loss(logits, targets)` is the library's sum of the losses of the
-# tokens, without padding. Stuck? Run `check.accumulate.hint()` in a new cell.
+# the activations of only one are in memory. A model returns *logits*, for each token a number for each that may come
+# next; `summed_loss(logits, targets)` is the library's sum of the tokens' losses, without padding. Stuck? Run
+# `check.accumulate.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -128,7 +112,7 @@ def accumulate(model, micro_batches):
 
     micro_batches: a list of (inputs, targets), each of a shape (B, T) of its own;
     stays as it is. Targets are IGNORED where there is no token, anywhere in a row; some
-    micro-batch may have none at all. model(inputs) are the logits, of shape (B, T, V).
+    micro-batch may have none at all. model(inputs) are logits, of shape (B, T, V).
     Returns the mean loss, a number.
     """
     ### BEGIN SOLUTION
@@ -161,11 +145,8 @@ check.accumulate(accumulate)
 
 # %% [markdown]
 # Data ranks are one more way to cut the sum. Only the count changes: N counts the tokens of all ranks, so it takes an
-# all-reduce (a sum over ranks that all receive) of one number before the first backward. Here is the library's, with
-# ranks, and its gradients of uneven and padded micro-batches on `ranks` ranks, beside those of one batch.
-
-# %%
-show_source(accumulation.accumulate, after=check.accumulate)
+# *all-reduce* (a sum over ranks that all receive) of one number. Here are micro-batches of real text, uneven and
+# padded, and the gradient of all of them as one batch, on one device.
 
 
 # %%
@@ -177,11 +158,23 @@ def padded(index, num_sequences):
     return Batch(inputs, targets.where(torch.arange(SEQ_LEN) < ends, IGNORED))
 
 
-micro_batches = [padded(index, 1 + index % 3) for index in range(12)]
-
-
 def gradient(model):
     return torch.cat([param.grad.flatten() for param in model.parameters()])
+
+
+micro_batches = [padded(index, 1 + index % 3) for index in range(12)]
+one_device = GPT(NARROW, dtype=torch.float64)
+accumulation.accumulate(one_device, [Batch(*map(torch.cat, zip(*micro_batches, strict=True)))])
+whole = gradient(one_device)
+print("tokens:", [accumulation.count_tokens(one.targets) for one in micro_batches])
+
+# %% [markdown]
+# Now on `ranks` *simulated* ranks, which compute with real numbers on this computer: each takes its share of the
+# micro-batches. The library's two ways, the exact one and the mean of means:
+
+
+# %%
+from lablib.parallel import DataParallel
 
 
 def on_all_ranks(accumulate):
@@ -190,70 +183,69 @@ def on_all_ranks(accumulate):
     return gradient(model)
 
 
-one_device = GPT(NARROW, dtype=torch.float64)
-one_batch = Batch(*map(torch.cat, zip(*micro_batches, strict=True)))
-accumulation.accumulate(one_device, [one_batch])
-whole = gradient(one_device)
 for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
     mine = launch(on_all_ranks, one, ranks=ranks).values[0]
     off = float((mine - whole).norm() / whole.norm())
     print(f"{one.__name__:24s} off by {off:.0e} of the gradient's length")
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=12
 # ## Documents in blocks
 #
 # Padding is computed and thrown away. Text comes in *documents*: here the modules of Python's standard library, a token
-# being a byte. Take blocks of 16,384 tokens, and cut longer documents. If each piece has a block to itself, what share
-# of all computed tokens is padding?
-
-# %%
-my_guess_waste = None  # a share such as 0.1
-print("guess:", my_guess_waste)
+# being a byte. Take blocks of 16,384 tokens, and cut longer documents into pieces. If each piece has a block to itself,
+# what share of all computed tokens is padding?
 
 # %%
 modules = documents(load_corpus())
 pieces = cut_documents(modules, 16_384)
-lengths = [len(piece) for piece in pieces]
-ways = {"alone": packing.one_per_block(lengths, 16_384)}
-ways["first fit"] = packing.first_fit(lengths, 16_384, longest_first=False)
-ways["best fit, longest first"] = packing.best_fit(lengths, 16_384)
-print(f"{len(modules)} documents, {len(pieces)} pieces; you guessed {my_guess_waste}")
-rows = {name: [len(way.blocks), f"{way.waste:.2%}"] for name, way in ways.items()}
-pd.DataFrame(rows, index=["blocks", "waste"]).T
+in_order = sorted(len(piece) for piece in pieces)
+print(f"{len(modules)} documents, {len(pieces)} pieces;", end=" ")
+print(f"a quarter are shorter than {in_order[len(pieces) // 4]:,} tokens,", end=" ")
+print(f"half are shorter than {in_order[len(pieces) // 2]:,},", end=" ")
+print(f"{in_order.count(16_384) / len(pieces):.0%} fill a block")
+my_guess_waste = None  # a share such as 0.1
+print("guess:", my_guess_waste)
 
 # %% [markdown]
 # *Packing* puts several documents into one block. *First fit* takes them one after another, each into the first block
 # that has room; *best fit* into the block that then has least room left. To begin with the longest leaves the short
-# ones to fill gaps. A picture of few documents, in smaller blocks:
+# ones to fill gaps.
 
 # %%
-few = [len(module) for module in modules if len(module) < 2000][:40]
+lengths = [len(piece) for piece in pieces]
+ways = {"alone": packing.one_per_block(lengths, 16_384)}
+ways["first fit"] = packing.first_fit(lengths, 16_384, longest_first=False)
+ways["best fit, longest first"] = packing.best_fit(lengths, 16_384)
+print("you guessed", my_guess_waste)
+rows = {name: [len(way.blocks), f"{way.waste:.2%}"] for name, way in ways.items()}
+pd.DataFrame(rows, index=["blocks", "waste"]).T
+
+# %%
+few = [len(module) for module in modules if len(module) < 2000][:40]  # in smaller blocks
 drawn = {"alone": packing.one_per_block(few, 2048)}
 drawn["best fit, longest first"] = packing.best_fit(few, 2048)
 show(figure_packing(drawn))
 
 # %% [markdown]
-# But now a document has neighbours. In *attention* a token reads the tokens before it in the block, by the *causal
-# mask*: also those of another document. What it learns then depends on chance. Here are ten tokens of three documents,
-# and how strongly a loss on document 1 changes each token's value, under the causal mask alone.
+# In *attention* each token reads the *values* of the tokens before it in its block, and its own: the *causal mask*.
+# Below stand ten tokens of three documents in one block, and padding (-1). A loss is taken on document 1 alone. Which
+# of the ten values does its gradient reach?
 
 # %%
-document_of = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, -1]])  # -1: padding
-causal = torch.ones(1, 1, 10, 10, dtype=torch.bool).tril()
-
-
-def reached(mask):
-    """Length of the gradient of each token's value, of a loss on document 1."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = torch.randn(3, 1, 1, 10, 8, generator=generator)
-    value.requires_grad_()
-    read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    read[0, 0, document_of[0] == 1].square().sum().backward()
-    return value.grad.norm(dim=-1).flatten()
-
-
+document_of = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, -1]])
 print("document ", "     ".join(f"{number:2d}" for number in document_of[0].tolist()))
-print("gradient ", "  ".join(f"{length:.3f}" for length in reached(causal).tolist()))
+my_guess_reached = None  # places, such as [0, 1]
+print("guess:", my_guess_reached)
+
+# %%
+query, key, value = torch.randn(3, 1, 1, 10, 8, generator=torch.Generator().manual_seed(0))
+value.requires_grad_()
+read = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+read[0, 0, document_of[0] == 1].square().sum().backward()
+print("gradient ", "  ".join(f"{row.norm():.3f}" for row in value.grad[0, 0]))
+
+# %% [markdown]
+# So a document learns from its neighbours in the block, which chance has put there.
 
 # %% [markdown]
 # ### Exercise 2: the document mask
@@ -285,19 +277,43 @@ try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist(
 check.document_mask(document_mask)
 
 # %% [markdown]
-# With it, and positions that start at 0 in each document, a packed block gives each document the gradients that it
-# would have alone. Scores across borders are computed still, and thrown away. Kernels for *variable length* are told
-# where documents end, and leave them out.
+# Does a packed block now give each document the gradients that it has alone? Two more things must hold. *Targets*: a
+# document's last token has none (IGNORED), for the next in the block is another's first. *Positions*: this GPT adds to
+# each token a vector for its place, so each document counts its places from 0. The library's `fill_blocks` does both.
 
 # %%
-mask = packed_attention.document_mask(document_of)
-print("gradient ", "  ".join(f"{length:.3f}" for length in reached(mask).tolist()))
-best, sizes = ways["best fit, longest first"], {"num_layers": 12, "d_model": 768}
-masked = packed_attention.masked_attention_flops(best, **sizes)
-variable = packed_attention.variable_length_attention_flops(best, **sizes)
-print(f"all modules: attention of variable length takes {variable / masked:.0%} of the FLOPs")
+texts = [b"import os\n", b"x = 1 + 2\nprint(x)\n", b"def f(): pass\n"]
+three = [torch.tensor(list(text)) for text in texts]
+blocks = packing.fill_blocks(three, packing.best_fit([len(one) for one in three], 48))
+print("document ", *blocks.documents[0].tolist())
+print("position ", *blocks.positions[0].tolist())
+small = GPT(NARROW, dtype=torch.float64)
+for one in three:  # each document alone; its last token has no target
+    summed_loss(small(one[None, :-1]), one[None, 1:]).backward()
+alone = gradient(small)
+ignored = int((blocks.targets == IGNORED).sum())
+print(f"{ignored} of {blocks.targets.numel()} targets are IGNORED: three last tokens, and padding")
 
-# %% [markdown] minutes=9
+# %% [markdown]
+# The gradient of the block beside that of the documents alone; and again, with one of the three conditions broken.
+
+
+# %%
+def off_by(blocks, attend):
+    small.zero_grad()
+    summed_loss(packed_attention.packed_logits(small, blocks, attend), blocks.targets).backward()
+    return f"{float((gradient(small) - alone).norm() / alone.norm()):.0e}"
+
+
+masked = packed_attention.attend_by_mask(blocks.documents)
+following = blocks.tokens.roll(-1, 1).where(blocks.documents >= 0, IGNORED)  # across borders
+places = torch.arange(48)[None]
+print("mask, targets, positions    off by", off_by(blocks, masked))
+print("causal mask alone           off by", off_by(blocks, packed_attention.attend_to_all))
+print("last tokens have targets    off by", off_by(blocks._replace(targets=following), masked))
+print("places counted in the block off by", off_by(blocks._replace(positions=places), masked))
+
+# %% [markdown] minutes=11
 # ## Clip the sum
 #
 # Now and then a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping*
@@ -306,37 +322,61 @@ print(f"all modules: attention of variable length takes {variable / masked:.0%} 
 #
 # `g <- g * min(1, max_norm / |g|)`
 #
-# One factor for all: the step becomes shorter and keeps its direction. It belongs after the whole sum. What if each
-# parameter is clipped by itself, or each micro-batch?
+# One factor for all: the step becomes shorter and keeps its direction.
+
 
 # %%
-model = GPT(MODEL)
-parts = [next(batches(load_corpus(), 4, SEQ_LEN, seed=seed)) for seed in range(7)]
-parts.append(Batch(*torch.full((2, 4, SEQ_LEN), 255)))  # a broken file: byte 255 alone
-
-
-def mean_gradient(groups, clip=None):
-    """Of all `groups` of micro-batches; each group's is clipped to 1, if asked for."""
+def mean_gradient(groups, max_norm=math.inf):
+    """The mean over groups of micro-batches, each group's gradient clipped."""
     total = 0
     for group in groups:
-        model.zero_grad()
-        accumulation.accumulate(model, group)
-        if clip:
-            clip(model.parameters(), max_norm=1.0)
-        total = total + gradient(model) / len(groups)
+        clipped_model.zero_grad()
+        accumulation.accumulate(clipped_model, group)
+        clipping.clip_grad_norm_(clipped_model.parameters(), max_norm)
+        total = total + gradient(clipped_model) / len(groups)
     return total
 
 
-for name, part in {"text": parts[0], "the broken file": parts[-1]}.items():
-    print(f"{name:18s} norm {mean_gradient([[part]]).norm():5.2f}")
-g = mean_gradient([parts])
-clips = {"all, not clipped": g}
-clips["all, clipped"] = mean_gradient([parts], clipping.clip_grad_norm_)
-clips["each parameter"] = mean_gradient([parts], clipping.clip_each_by_own_norm_)
-clips["each micro-batch"] = mean_gradient([[part] for part in parts], clipping.clip_grad_norm_)
-for name, other in clips.items():
-    angle = math.degrees(torch.arccos(F.cosine_similarity(g, other, dim=0).clamp(max=1)))
-    print(f"{name:18s} norm {other.norm():5.2f}, turned by {angle:2.0f} degrees")
+clipped_model = GPT(MODEL)
+text = [next(batches(load_corpus(), 4, SEQ_LEN, seed=seed)) for seed in range(3)]
+broken = Batch(*torch.full((2, 4, SEQ_LEN), 255))  # a broken file: byte 255 alone
+for name, one in {"text": text[0], "more": text[1], "still more": text[2], "broken": broken}.items():
+    print(f"{name:10s} norm {mean_gradient([[one]]).norm():5.2f}")
+
+# %% [markdown]
+# Take these 16 sequences as one batch, and a max_norm of 4.25, above all ordinary norms. They may be cut into 4, 2 or 1
+# micro-batches; and one may clip the sum of all, or each micro-batch before it is added. Which of the two ends nearer
+# to the direction of the text alone? And which gives the same step for each of the three cuts?
+
+# %%
+my_guess_nearer = None  # "the sum" or "each micro-batch"
+my_guess_same = None  # the same two
+print("guesses:", my_guess_nearer, "and", my_guess_same)
+
+
+# %%
+def angle(one, other):
+    return math.degrees(torch.cosine_similarity(one, other, dim=0).clamp(max=1).arccos())
+
+
+parts = [text[0], broken, text[1], text[2]]
+of_text = mean_gradient([text])
+by_cut = {"4 of 4": [[part] for part in parts], "2 of 8": [parts[:2], parts[2:]], "1 of 16": [parts]}
+rows = {}
+for name, groups in by_cut.items():
+    total = mean_gradient(groups)
+    total *= min(1, 4.25 / float(total.norm()))
+    each = mean_gradient(groups, max_norm=4.25)
+    for way, g in {"the sum": total, "each micro-batch": each}.items():
+        row = rows.setdefault(f"clip {way}", {})
+        row[name] = f"norm {g.norm():.2f}, {angle(g, of_text):.0f} degrees from the text"
+print("you guessed", my_guess_nearer, "and", my_guess_same)
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Clipped one by one, the broken file weighs less, and the step ends nearer to the text: a merit, where a micro-batch is
+# just that file. But tokens no longer weigh the same, and the step depends on the cut, so on memory and the number of
+# GPUs. Clip the sum, and every cut gives one step. It limits how far a bad batch can move the weights, not where to.
 
 # %% [markdown]
 # A *loss scale* (lab 02) makes gradients S times as long, so clip after they are divided by it. The order of a step:
@@ -348,9 +388,8 @@ for name, other in clips.items():
 # %% [markdown]
 # ### Exercise 3: clip over shards
 #
-# All ranks must use the norm of the whole gradient. Squares add up: over the shards of all ranks, and over what is
-# replicated once. `dist.all_reduce(x)` replaces the tensor x on every rank by the sum over all ranks. The budget: one
-# such call, of at most 64 bytes.
+# All ranks must use the norm of the whole gradient, which none of them has. `dist.all_reduce(x)` replaces the tensor x
+# on every rank by the sum over all ranks. The budget: one such call, of at most 64 bytes.
 
 
 # %% tags=["exercise"]
@@ -385,7 +424,7 @@ try_out(two_shards, ranks=2)
 # %% tags=["check"] points=3
 check.clip_shards(clip_shards)
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=12
 # ## How large? Signal and noise
 #
 # So the cut does not matter. The size does: a batch is a sample. Its gradient is the true one, G, that of all text,
@@ -394,18 +433,22 @@ check.clip_shards(clip_shards)
 #
 # `E |g_B|^2 = |G|^2 + tr(Sigma) / B`          (signal, and noise)
 #
-# They are equal at B = tr(Sigma) / |G|^2, the *noise scale* (McCandlish et al., 2018). Below it twice the batch makes a
-# step nearly twice as good; far above, twice the work for nearly nothing.
+# They are equal at B = tr(Sigma) / |G|^2, the *noise scale* (McCandlish et al., 2018). Far below it, twice the batch
+# makes a step nearly twice as good; far above, twice the work for nearly nothing.
 
 # %% [markdown]
 # How can it be measured, without G? The square of one batch's gradient has signal and noise mixed. But accumulation and
-# data ranks have two sizes at hand: k parts of b examples each, and their mean, a batch of k b. Two sizes are two
-# equations for two unknowns.
+# data ranks have two sizes at hand: k parts of b examples each, and their mean, a batch of k b. Two equations for two
+# unknowns:
+#
+# `E |g_b|^2 = |G|^2 + tr(Sigma) / b`
+#
+# `E |g_kb|^2 = |G|^2 + tr(Sigma) / (k b)`
 
 # %% [markdown]
 # ### Exercise 4: the unbiased estimate
 #
-# Solve them: the mean of the parts' squares stands for E |g_b|^2, the square of the mean for E |g_kb|^2. *Unbiased*
+# Solve the two: the mean of the parts' squares stands for E |g_b|^2, the square of the mean for E |g_kb|^2. *Unbiased*
 # means right on average, over all batches that might have been drawn. A single estimate of the signal can be
 # negative; leave it so, or the average is no longer right.
 
@@ -435,52 +478,36 @@ try_out(signal_and_noise, torch.tensor([[1.0, 0.0], [3.0, 4.0]]), part_size=1)
 check.signal_and_noise(signal_and_noise)
 
 # %% [markdown]
-# Is it right? Take a problem whose noise is known: a straight line through 4,096 points in 20 dimensions, where the
-# gradient of every point can be computed. The naive way takes the square of the large batch for the signal.
+# Here is the estimate for a small GPT on real text (recorded: one run, at each step the gradients of 256 sequences).
+# Before you run the cell: is the noise scale below one sequence, or tens, or thousands? Does it stay, over 160 steps?
 
 # %%
-generator = torch.Generator().manual_seed(0)
-x = torch.randn(4096, 20, generator=generator)
-y = 0.1 * x.sum(1) + torch.randn(4096, generator=generator)
-gradients = -y[:, None] * x  # of each point's squared error / 2, at weights 0
-exact = noise_scale.exact_noise(gradients)
-estimates, naive = [], []
-for _ in range(1000):
-    drawn = torch.randint(4096, (4, 8), generator=generator)
-    four = gradients[drawn].mean(1)  # 4 parts of 8 points
-    estimates.append(noise_scale.estimate_from_parts(four, 8))
-    squares, square = four.square().sum(1).tolist(), float(four.mean(0).square().sum())
-    naive.append(noise_scale.naive_noise(squares, 8, square))
-counts = [50, 100, 200, 400, 700, 1000]
-lines = {"exact": [exact.noise_scale] * len(counts)}
-for name, some in (("unbiased", estimates), ("naive", naive)):
-    lines[name] = [noise_scale.average_noise(some[:count]).noise_scale for count in counts]
-labels = {"x_label": "steps averaged", "y_label": "noise scale", "y_unit": "examples"}
-show(figure_lines(counts, lines, **labels, title="A noise scale that is known"))
-
-# %% [markdown]
-# From batches of 32 the estimate finds a noise scale three times as large; the naive one stays wrong, however long one
-# averages. Signal and noise are averaged first and divided then, for a mean of ratios is biased as well.
-#
-# Now a small GPT on real text (recorded). How does its noise scale move while it learns?
-
-# %%
-noise = small_runs.recorded_noise()
-steps = [step for step, _, _ in noise]
-scales = {"noise scale": [found.noise_scale for _, _, found in noise]}
+recorded_noise = small_runs.recorded_noise()
+steps = [step for step, _, _ in recorded_noise]
+scales = [found.noise_scale for _, _, found in recorded_noise]
 labels = {"x_label": "step", "y_label": "noise scale", "y_unit": "sequences"}
-labels |= {"title": "The noise scale on the way", "log_x": True, "log_y": True}
-show(figure_lines(steps, scales, **labels))
-print("loss at these steps:", ", ".join(f"{loss:.2f}" for _, loss, _ in noise))
+title = f"The noise scale went from {min(scales):.1f} to {max(scales):.0f} sequences"
+show(figure_lines(steps, {"noise scale": scales}, **labels, title=title, log_x=True, log_y=True))
+for step, loss, found in recorded_noise:
+    print(f"step {step:3d}: loss {loss:.2f}, noise scale {found.noise_scale:4.1f}")
 
 # %% [markdown]
-# At first all text says the same (bytes of Python are letters and spaces), and one sequence tells it. What is left to
-# learn later is fine, and small beside the noise. So large runs raise the batch on their way:
-# DeepSeek-V3 from 3,072 to 15,360 sequences (section 4.2).
+# It falls for ten steps; then it climbs, and from step 80 on it is level. Perhaps every sequence says the same at
+# first, and what is left to learn later is fine. Large runs raise the batch on their way: DeepSeek-V3 from 3,072 to
+# 15,360 sequences (section 4.2).
+
+# %% [markdown]
+# What does that mean for steps? With one noise scale all the way, and the best *learning rate* (how far a step goes) at
+# each size, a law follows for the steps to a given loss:
 #
-# What does that mean for steps? The law that follows has a *critical batch*, of the size of the noise scale: there a
-# run takes twice the fewest steps, and twice the fewest tokens. With 16 sequences this GPT needed 139 steps to a loss
-# of 2.5. How many with 128?
+# `steps = fewest steps x (1 + critical batch / B)`
+#
+# At B = critical batch a run takes twice the fewest steps, and twice the fewest tokens. It should be of the order of
+# the noise scale.
+
+# %% [markdown]
+# With 16 sequences a step this GPT needed 139 steps to a loss of 2.5 on *held-out* text, which it is not trained on.
+# How many with 128?
 
 # %%
 my_guess_steps = None  # 139 / 8 = 17 if eight times the batch were eight times as good
@@ -488,23 +515,70 @@ print("guess:", my_guess_steps)
 
 # %%
 measured = small_runs.recorded_steps()
-means = {size: sum(some) / len(some) for size, some in measured.items()}
-law = noise_scale.fit_steps_law(list(means), list(means.values()))
+mean_steps = {size: sum(some) / len(some) for size, some in measured.items()}
+law = noise_scale.fit_steps_law(list(mean_steps), list(mean_steps.values()))
 show(figure_steps_law(measured, law, SEQ_LEN))
-print(f"128 sequences: {means[128]:.0f} steps, you guessed {my_guess_steps}")
+print(f"128 sequences: {mean_steps[128]:.0f} steps, you guessed {my_guess_steps}")
+print(f"critical batch {law.critical_batch:.1f}; noise scale {min(scales):.1f} to {max(scales):.0f}")
+for size, some in measured.items():
+    by_law = law.steps(size)
+    place = "within" if min(some) <= by_law <= max(some) else "outside"
+    print(f"batch {size:3d}: {min(some):3.0f} to {max(some):3.0f} steps, law {by_law:3.0f}: {place}")
 
 # %% [markdown]
-# Each batch size had the best of several learning rates, and three runs. Going from 16 to 128 saves a third of the
-# steps for five times the tokens: worth it where GPUs are many and time is short, a waste where tokens cost. Below 16
-# the three runs differ by factors: there the law is not tested well.
+# Three runs for each size, at the best of several rates; steps between two looks at the loss are interpolated. From 16
+# to 128 a third of the steps is saved, for five times the tokens: worth it where time is short, a waste where tokens
+# cost.
 
-# %% [markdown] minutes=7
-# ## The rate falls
+# %% [markdown]
+# The critical batch lies within what the noise scale went through, at a quarter of its end: take the order of
+# magnitude, no more. Small batches test the law: at 4 and 8 the three runs differ by factors, and at 2 the law says
+# more steps than all three took.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a noise scale that is known
 #
-# Noise can also be averaged over time. The *learning rate* is how far a step goes. With a small one many steps make up
-# one move, as if their batches were one. So rates begin high, for speed, and end low. (At the very start they climb,
-# *warmup*, since the optimizer Adam has not yet seen how large gradients are.) A *cosine* falls all the way, and must
-# know the length N of the run from the start. *WSD* (warmup, stable, decay; Hu et al., 2024) falls only at the end.
+# Is the estimate right? Take a straight line through 4,096 points in 20 dimensions, where the gradient of every point
+# can be computed, and so the noise scale. The naive way takes the square of the large batch for the signal.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(4096, 20, generator=generator)
+y = 0.1 * x.sum(1) + torch.randn(4096, generator=generator)
+of_points = -y[:, None] * x  # of each point's squared error / 2, at weights 0
+estimates, naive = [], []
+for _ in range(1000):
+    drawn_points = torch.randint(4096, (4, 8), generator=generator)
+    four = of_points[drawn_points].mean(1)  # 4 parts of 8 points
+    estimates.append(noise_scale.estimate_from_parts(four, 8))
+    squares, square = four.square().sum(1).tolist(), float(four.mean(0).square().sum())
+    naive.append(noise_scale.naive_noise(squares, 8, square))
+
+# %%
+counts = [50, 100, 200, 400, 700, 1000]
+lines = {"exact": [noise_scale.exact_noise(of_points).noise_scale] * len(counts)}
+for name, some in (("unbiased", estimates), ("naive", naive)):
+    lines[name] = [noise_scale.average_noise(some[:count]).noise_scale for count in counts]
+axes = {"x_label": "steps averaged", "y_label": "noise scale", "y_unit": "examples"}
+show(figure_lines(counts, lines, **axes, title="A noise scale that is known"))
+pd.DataFrame(lines, index=counts).round().astype(int).rename_axis("steps averaged")
+
+# %% [markdown]
+# From batches of 32 the estimate finds a noise scale 3.5 times as large, but it takes hundreds of steps. The naive one
+# stays wrong, however long one averages. Signal and noise are averaged first and divided then, for a mean of ratios is
+# biased as well.
+
+# %% [markdown] tags=["further"] minutes=10
+# ## Further: the rate falls
+#
+# Can noise also be averaged over time? With a small learning rate many steps make up one move, as if their batches were
+# one. So rates begin high, for speed, and end low. A *schedule* gives each step's rate as a factor of the highest, the
+# *peak*. At the very start it climbs, the *warmup*: the optimizer here, Adam, divides each gradient by its usual size,
+# which it has yet to learn.
+
+# %% [markdown]
+# *Cosine* falls all the way from the warmup to the end, as half a wave; *linear* as a straight line. Both must know
+# the length N of the run from the start. *WSD* (warmup, stable, decay; Hu et al., 2024) falls only at the end.
 
 # %% [markdown]
 # ### Exercise 5: WSD
@@ -538,45 +612,57 @@ try_out(lambda: [wsd(step, 10, 2, 4) for step in range(11)])
 check.wsd(wsd)
 
 # %% [markdown]
-# Now the small GPT for 400 steps of 16 sequences, under each of four schedules with the same three peaks, and each with
-# the same three seeds (recorded). Guess the order at the end, the least loss first.
+# Now the small GPT for N = 400 steps of 16 sequences (recorded): a constant rate, cosine, linear, and WSD with a decay
+# of D = 80, each with W = 20, at three peaks, and with three seeds. Guess the order at the end, the least loss first.
 
 # %%
 my_guess_order = None  # of "constant", "cosine", "linear", "WSD"
 print("guess:", my_guess_order)
 
 # %%
-runs = small_runs.recorded_schedules()
-factors, means = {}, {}
+from lablib.figures import figure_schedules
+
+by_schedule = small_runs.recorded_schedules()
+factors, on_the_way = {}, {}
 for name, factor in small_runs.SCHEDULES.items():
     factors[name] = [factor(step, 400) for step in range(401)]
-    three = zip(*runs[name][2**-8], strict=True)  # of a peak of 2^-8
-    means[name] = [(a[0], (a[1] + b[1] + c[1]) / 3) for a, b, c in three if a[0] >= 160]
-show(figure_schedules(factors, means, title="Peak 2^-8, loss from step 160 on"))
+    seeds = by_schedule[name][2**-8]  # runs at a peak of 2^-8: (step, loss) each
+    late = [point for point in zip(*seeds, strict=True) if point[0][0] >= 160]
+    on_the_way[name] = [(point[0][0], sum(loss for _, loss in point) / 3) for point in late]
+show(figure_schedules(factors, on_the_way, title="Peak 2^-8, loss from step 160 on"))
 
 # %%
-rows = {}
-for power in (-8, -7, -6):
-    ends = {name: [run[-1][1] for run in runs[name][2.0**power]] for name in factors}
-    rows[f"2^{power}"] = {name: f"{sum(losses) / 3:.3f}" for name, losses in ends.items()}
-    gains = [flat - falls for flat, falls in zip(ends["constant"], ends["WSD"], strict=True)]
-    rows[f"2^{power}"]["decay gains, seed by seed"] = ", ".join(f"{one:.3f}" for one in gains)
+constant, ends = by_schedule["constant"], {}
+for name in ("WSD", "cosine", "linear"):
+    pairs = []  # of runs with one peak and seed
+    for rate in by_schedule["WSD"]:  # three peaks
+        last = [run[-1][1] for run in by_schedule[name][rate]]
+        flat = [run[-1][1] for run in constant[rate]]
+        pairs += zip(last, flat, strict=True)
+        row = ends.setdefault(f"2^{math.log2(rate):.0f}", {"constant": sum(flat) / 3})
+        row[name] = sum(last) / 3
+    below = sum(last < flat for last, flat in pairs)
+    print(f"{name}: below the constant rate in {below} of {len(pairs)} pairs of runs")
 print("you guessed", my_guess_order)
-pd.DataFrame(rows).T.rename_axis("peak rate")
+pd.DataFrame(ends).T.round(3).rename_axis("peak rate")
 
 # %% [markdown]
-# Until step 320 WSD is the constant run, to the bit. Then it falls, and gains in all nine pairs, most where the rate
-# was highest. Cosine and linear are last here: they spend half of a short run on small steps. In long runs WSD and
-# cosine come out alike (Hu et al., 2024; Hägele et al., 2024). The use of WSD is another: N need not be known. Decay
-# from a saved state of the stable part whenever a model is wanted, and go on from that same state for a longer run.
+# Until step 320 WSD is the constant run, to the bit. Then it falls, and gains in every pair (of only three seeds). But
+# cosine and linear end behind the constant rate: here it does not pay to fall from the start. Perhaps as half of so
+# short a run is then small steps; that was not tested. In long runs WSD and cosine come out alike (Hu et al., 2024;
+# Hägele et al., 2024).
+
+# %% [markdown]
+# The use of WSD is another: N need not be known. Decay from a saved state of the stable part whenever a model is
+# wanted, and go on from that same state for a longer run.
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
-# One step of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of 1.
-# `reconcile` predicts seconds and measures them; half a minute once goes into measuring how fast this computer is.
-# Bytes: the simulator adds up all tensors; here PyTorch's profiler tells of each. Guess, for sixteen micro-batches
-# beside one: how much memory, and how much time?
+# One step of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of 1. The
+# *simulator* runs the same program, and predicts bytes and seconds: it adds up all tensors, and takes the time of each
+# operation from how fast this computer is, which once takes half a minute to measure. You know which cut takes less
+# memory and which is slower. By how much? (A *makespan*, below, is the time from first start to last end.)
 
 # %%
 my_guess_memory = None  # peak of 16 micro-batches over that of one, such as 0.5
@@ -584,13 +670,19 @@ my_guess_time = None  # the same of seconds
 print("guesses:", my_guess_memory, "and", my_guess_time)
 
 # %%
-sizes = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
+from lablib import phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import print_text, recorded_comparison
+from lablib.memory.measured_peak import measured_peak_bytes
+from lablib.models import GPTConfig, next_token_loss
+
+gpt_config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
 cuts = {"1 of 16": 16, "4 of 4": 4, "16 of 1": 1}  # micro-batches, and the sequences of each
 
 
 def make_model():
     device = torch.get_default_device()
-    return GPT(sizes, device=device), torch.zeros(16, 128, dtype=torch.long, device=device)
+    return GPT(gpt_config, device=device), torch.zeros(16, 128, dtype=torch.long, device=device)
 
 
 def backward_of_16(model, tokens, micro_batch):
@@ -598,10 +690,7 @@ def backward_of_16(model, tokens, micro_batch):
         (next_token_loss(model(part), part) * (len(part) / 16)).backward()
 
 
-def one_cut(micro_batch):
-    backward_of_16(*make_model(), micro_batch)
-
-
+# %%
 def all_cuts():
     with phase("setup"):
         model, tokens = make_model()
@@ -611,12 +700,22 @@ def all_cuts():
             backward_of_16(model, tokens, micro_batch)
 
 
-# %%
 real = "nccl" if torch.cuda.is_available() else "gloo"
-here = this_machine(ranks=2, backend=real)
-there = {"ranks": 1, "backend": real, "cluster": here}
+there = {"ranks": 1, "backend": real, "cluster": this_machine(ranks=2, backend=real)}
 comparison = reconcile(all_cuts, **there, repeats=3 if quick else 7, without="setup")
+recorded = recorded_comparison("04")
+for place, table in {"here": comparison.table(), "recorded": pd.DataFrame(recorded.rows)}.items():
+    seconds = table.set_index("name")
+    for side in ("predicted", "measured"):
+        said = ", ".join(f"{name} {format_quantity(seconds[f'{side}_s'][name], 's')}" for name in cuts)
+        ratio = seconds[f"{side}_s"]["16 of 1"] / seconds[f"{side}_s"]["1 of 16"]
+        print(f"{place}, {side}: {said}; last over first {ratio:.2f}")
 print_text(comparison.reading())
+
+
+# %%
+def one_cut(micro_batch):
+    backward_of_16(*make_model(), micro_batch)
 
 
 def peaks():
@@ -624,29 +723,32 @@ def peaks():
 
 
 measured_bytes = launch(peaks, ranks=1, backend=real, trace=False).values[0]
-recorded = recorded_comparison("04")
-print_text(f"{recorded}")
-
-# %%
-tables = {"here": comparison.table(), "recorded": pd.DataFrame(recorded.rows)}
 rows = {}
 for (name, micro_batch), held in zip(cuts.items(), measured_bytes, strict=True):
-    simulated = launch(one_cut, micro_batch, ranks=1, fidelity="shapes").memory
-    row = rows[name] = {"bytes, predicted": format_quantity(simulated.peak_bytes(0), "B")}
-    row["measured"] = format_quantity(held, "B")
-    for place, table in tables.items():
-        seconds = table.set_index("name").loc[name]
-        row[f"{place}, predicted"] = format_quantity(seconds["predicted_s"], "s")
-        row[f"{place}, measured"] = format_quantity(seconds["measured_s"], "s")
+    simulated = launch(one_cut, micro_batch, ranks=1, fidelity="shapes").memory.peak_bytes(0)
+    rows[name] = {"peak, predicted (B)": f"{simulated:,}", "measured (B)": f"{held:,}"}
+    rows[name]["of the first"] = f"{held / measured_bytes[0]:.2f}"
 print("you guessed", my_guess_memory, "of the memory and", my_guess_time, "times the seconds")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Bytes agree exactly: what is held follows from the program. Sixteen micro-batches hold less than a quarter of
-# the memory; weights and their gradients stay, whatever the cut. Seconds are off: other programs take their share of a
-# busy machine, and the prediction knows of gelu and norms only the bytes they move. But most of that is in all three,
-# so the *ratio* is nearer: micro-batches of one sequence take longer, as smaller products waste more. On a GPU it is
-# more.
+# What is held follows from the program. Sixteen micro-batches hold less than a quarter; weights and their gradients
+# stay, whatever the cut. Seconds depend on what else the computer does. Recorded while it was quiet: the predictions are
+# 3 to 12 percent too short, and sixteen micro-batches took a fifth longer than one, where a third was predicted. On a
+# busy computer all can take several times as long: then compare ratios.
+
+# %% [markdown] tags=["further"] minutes=2
+# ## Further: variable length
+#
+# Under the document mask the scores between documents are computed still, and thrown away. *Kernels* (programs of the
+# GPU) for *variable length* are told where documents end, and leave them out. With k equal documents in a block 1 / k
+# of the work of attention is left. How much here, where long pieces fill their blocks?
+
+# %%
+best, shape = ways["best fit, longest first"], {"num_layers": 12, "d_model": 768}
+by_mask = packed_attention.masked_attention_flops(best, **shape)
+by_length = packed_attention.variable_length_attention_flops(best, **shape)
+print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the document mask")
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: large batches
@@ -655,45 +757,54 @@ pd.DataFrame(rows).T
 # gradient descent the *linear* rule says k times: k small steps are one large one (Goyal et al., 2017). Adam divides
 # each gradient by its usual size, and noise makes that size fall as 1 / sqrt(k): the *square-root* rule says sqrt(k)
 # (Malladi et al., 2022). LAMB, for large batches, makes the step of each layer a share of its weights' size (You et
-# al., 2019). Here are both optimizers on the same 8,192 sequences: 1,024 steps of 8, or 64 of 128. Which is ahead
-# where? A ring marks the best rate.
+# al., 2019).
+
+# %% [markdown]
+# Here are LAMB and AdamW (Adam that also shrinks weights; lab 05) on the same 8,192 sequences: 1,024 steps of 8, or 64
+# of 128. Which is ahead where? Bars go from the least to the greatest loss of several runs; a point without a bar is
+# one run, of whose scatter nothing is known. A ring is on each rate that *may be best*: some run of it reaches the bar
+# of the lowest. The loss is in *nats*, as its logarithm is the natural one.
 
 # %%
+from lablib.batches import large_batch
+from lablib.figures import figure_rates
+from lablib.figures.spread import least, may_be_least
+
 large = small_runs.recorded_large_batch()
 show(figure_rates(large, "batch", title="Loss after the same text"))
 
 
 # %%
-def best_rate(losses):
-    """Of the rates with most runs, that with the least mean loss."""
-    most = max(map(len, losses.values()))
-    rates = [rate for rate in losses if len(losses[rate]) == most]
-    return min(rates, key=lambda rate: sum(losses[rate]))
-
-
 def told(losses):
-    spread = f" ({min(losses):.2f} to {max(losses):.2f})" if len(losses) > 1 else ""
-    return f"{sum(losses) / len(losses):.2f}{spread}" if losses else "not run"
+    runs = f"{min(losses):.2f} to {max(losses):.2f}" if len(losses) > 1 else "one run"
+    return f"{sum(losses) / len(losses):.2f} ({runs})" if losses else "not run"
 
 
 rows = {}
 for name, by_batch in large.items():
-    small = best_rate(by_batch[8])
+    best_of_8 = least(by_batch[8])
     for size, losses in by_batch.items():
-        rates = {"best": best_rate(losses)}
-        rates["square root"] = large_batch.square_root_rate(small, 8, size)
-        rates["linear"] = large_batch.linear_rate(small, 8, size)
         row = rows[f"{name}, batch {size}"] = {}
-        for rule, rate in rates.items():
-            row[rule] = f"2^{math.log2(rate):.0f}: {told(losses.get(rate, []))}"
-print("best rates, and what the rules make of that of batch 8; losses, ranges of three runs")
+        row["may be best"] = ", ".join(f"2^{math.log2(rate):.0f}" for rate in may_be_least(losses))
+        row["the lowest"] = told(losses[least(losses)])
+        for rule in (large_batch.square_root_rate, large_batch.linear_rate):
+            rate = rule(best_of_8, 8, size)
+            row[rule.__name__] = f"2^{math.log2(rate):.0f}: {told(losses.get(rate, []))}"
+print("the rules start from the lowest rate of batch 8; losses in nats a byte")
 pd.DataFrame(rows).T
 
+
+# %%
+for size in (8, 128):
+    adamw, lamb = (large[name][size][least(large[name][size])] for name in ("adamw", "lamb"))
+    apart = max(adamw) < min(lamb) or max(lamb) < min(adamw)
+    said = "apart" if apart and len(adamw) > 1 < len(lamb) else "not told apart by these runs"
+    print(f"batch {size}: AdamW {told(adamw)}, LAMB {told(lamb)}: {said}")
+
 # %% [markdown]
-# Both lose by the larger batch: it has too few steps. At 64 steps of 128 LAMB is ahead by a third of a nat, beyond the
-# range of three runs; at batch 8 behind, of one run each. AdamW's best rate doubled from 8 to 32, as the square root
-# says, and then fell; LAMB's grew eightfold from 8 to 128, between the two rules. But only the rate was searched. For
-# BERT Adam was as good as LAMB once both were tuned as far (Nado et al., 2021).
+# Both end higher with the larger batch, which has a sixteenth of the steps. What the rings leave open is wide: neither
+# rule is confirmed or refuted by it. And only the rate was searched. For BERT Adam was as good as LAMB once both were
+# tuned as far (Nado et al., 2021).
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: batches for later tokens
@@ -703,14 +814,15 @@ pd.DataFrame(rows).T
 # call best, and by factors; in one thing they agree. Which? The table takes 20 tokens a parameter.
 
 # %%
+from lablib.batches import batch_rules
+
 rows = {}
 for billions in (1, 10, 100, 1000, 10_000):
     num_tokens = billions * 1e9
     num_params = num_tokens / 20
-    best = {"DeepSeek": batch_rules.deepseek_batch(6 * num_params * num_tokens)}
-    best["Step Law"] = batch_rules.step_law_batch(num_tokens)
-    words = {name: f"{value:,.0f}" for name, value in best.items()}
-    rows[f"{billions:,} billion tokens"] = words
+    rules = {"DeepSeek": batch_rules.deepseek_batch(6 * num_params * num_tokens)}
+    rules["Step Law"] = batch_rules.step_law_batch(num_tokens)
+    rows[f"{billions:,} billion tokens"] = {name: f"{value:,.0f}" for name, value in rules.items()}
 for loss in (4.0, 3.0, 2.0):
     critical = batch_rules.kaplan_critical_batch(loss)
     print(f"Kaplan's critical batch at a loss of {loss}: {critical:,.0f} tokens")
@@ -725,44 +837,88 @@ pd.DataFrame(rows).T
 # ## Further: a rate that stays right
 #
 # A wider model wants another rate: one step of Adam changes each weight by about the rate, and a unit with twice as
-# many inputs moves twice as far. *muP* divides rates and starts by what grows (Yang et al., 2022), so that a rate found
-# on a narrow model serves a wide one. The *coordinate check* measures how far activations move in four steps. Flat
-# lines are right. Which panel has them?
+# many inputs moves twice as far. *muP* divides rates and starting weights by what grows (Yang et al., 2022), so that a
+# rate found on a narrow model serves a wide one. The *standard* way is one rate for all, and PyTorch's usual starts.
+# The *coordinate check* measures how far activations move in four steps, by width: flat lines are right.
 
 # %%
+from lablib.figures import figure_coordinates
+
 show(figure_coordinates(small_runs.recorded_coordinates()))
 
+# %% [markdown]
+# In the standard way what the blocks change grows with the width, faster than in proportion; under muP it stays
+# (*scores*, the products of queries and keys in attention, level off). Does the best rate follow? Losses after 120
+# steps, by rate and width; rings as before: every rate that may be best.
+
 # %%
-show(figure_rates(small_runs.recorded_rates(), title="Loss by rate and width"))
+from lablib.figures import figure_rates
+from lablib.figures.spread import least, may_be_least
+
+by_width = small_runs.recorded_rates()
+show(figure_rates(by_width, title="Loss by rate and width"))
+rows = {}
+for name, widths in by_width.items():
+    for width, losses in widths.items():
+        powers = [f"2^{math.log2(rate):.0f}" for rate in may_be_least(losses)]
+        lowest = losses[least(losses)]
+        row = {"may be best": ", ".join(powers), "lowest loss": f"{sum(lowest) / len(lowest):.3f}"}
+        rows[f"{name}, width {width}"] = row | {"runs": len(lowest)}
+pd.DataFrame(rows).T
 
 # %% [markdown]
-# In the standard parametrization what the blocks change grows with the width, faster than in proportion; under muP it
-# stays (scores, products of two things that grow, level off). And the best rate falls with the width, or stays. That
-# is a tendency, of few runs: beside it, the standard model at its own best rate is the better one here. muP saves the
-# search at full width. Here is the check itself, at two widths.
+# Read the rings, not the lines: where they stand at the same rates for two widths, nothing says that the best rate
+# moved. Compare the lowest losses, too: muP saves the search at full width, and need not win over a standard model
+# whose own rate was searched. Here is the check itself, at two widths.
 
 # %%
+from lablib.batches import mup
+
 one = next(batches(load_corpus(), 8, 33)).inputs
 for name, base in (("standard", None), ("mup", NARROW)):
     for growth in (1, 4):
-        config = mup.at_width(NARROW, growth)
-        moved = mup.coordinate_check(config, base, one)["logits"]
-        print(f"{name:8s} width {config.d_model:3d}: logits moved by {moved:.2f}")
+        wider = mup.at_width(NARROW, growth)
+        moved = mup.coordinate_check(wider, base, one)["logits"]
+        print(f"{name:8s} width {wider.d_model:3d}: logits moved by {moved:.2f}")
 
-# %% [markdown] tags=["further"] minutes=4
-# ## Further: accumulate in 16 bits
+# %% [markdown] tags=["further"] minutes=7
+# ## Further: how the library accumulates
 #
+# Once your check has passed, here is the library's `accumulate`. Three things are new: a *replica* (`DataParallel`) is
+# the model on one of several ranks; it sends gradients after a backward, but not within `no_sync`, so once a step; and
+# a *scaler* holds a loss scale.
+
+# %%
+show_source(accumulation.accumulate, after=check.accumulate)
+
+# %% [markdown]
+# A loss scale leaves the sum as it is, as long as it is the same for all micro-batches of a step: unscale once, after
+# the last, and then clip.
+
+# %%
+from lablib.precision.loss_scaling import LossScaler
+
+scaled_model = GPT(NARROW)
+optimizer = torch.optim.SGD(scaled_model.parameters())
+for name, scaler in {"without": None, "with a loss scale": LossScaler()}.items():
+    scaled_model.zero_grad()
+    accumulation.accumulate(scaled_model, micro_batches, scaler)
+    if scaler:
+        scaler.unscale_(optimizer)
+    norm = clipping.clip_grad_norm_(scaled_model.parameters(), max_norm=0.5)
+    print(f"{name:18s} norm {norm:.6f}, clipped {gradient(scaled_model).norm():.6f}")
+
+# %% [markdown]
 # A sum of many micro-batches is a running sum, as in lab 02. Under `torch.autocast` the weights stay in FP32, and so do
 # their gradients. A model whose weights are in BF16 has gradients in BF16: each addition rounds to 8 bits. What does
 # that cost, for 64 micro-batches?
 
 # %%
-model = GPT(NARROW)
 singles = []
 for index in range(64):
-    model.zero_grad()
-    accumulation.accumulate(model, [next(batches(load_corpus(), 2, SEQ_LEN, seed=index))])
-    singles.append(gradient(model))
+    scaled_model.zero_grad()
+    accumulation.accumulate(scaled_model, [next(batches(load_corpus(), 2, SEQ_LEN, seed=index))])
+    singles.append(gradient(scaled_model))
 exact_sum, errors = torch.zeros_like(singles[0], dtype=torch.float64), {"FP32": [], "BF16": []}
 sums = {"FP32": exact_sum.float(), "BF16": exact_sum.bfloat16()}
 for one in singles:
@@ -770,32 +926,21 @@ for one in singles:
     for name in sums:
         sums[name] += one.to(sums[name].dtype)
         errors[name].append(float((sums[name].double() - exact_sum).norm() / exact_sum.norm()))
-labels = {"x_label": "micro-batches", "y_label": "error", "log_x": True, "log_y": True}
-show(figure_lines(range(1, 65), errors, **labels, title="A sum of gradients, rounded"))
+axes = {"x_label": "micro-batches", "y_label": "error", "log_x": True, "log_y": True}
+show(figure_lines(range(1, 65), errors, **axes, title="A sum of gradients, rounded"))
 
 # %% [markdown]
-# So frameworks add up in FP32. And a loss scale leaves the sum as it is, as long as it is the same for all
-# micro-batches of a step: unscale once, after the last.
-
-# %%
-optimizer, plain = torch.optim.SGD(model.parameters()), None
-for scaler in (None, LossScaler()):
-    model.zero_grad()
-    accumulation.accumulate(model, micro_batches, scaler)
-    if scaler:
-        scaler.unscale_(optimizer)
-    norm = clipping.clip_grad_norm_(model.parameters(), max_norm=0.5)
-    name = "with a loss scale" if scaler else "without"
-    print(f"{name:18s} norm {norm:.6f}, clipped {gradient(model).norm():.6f}")
+# So some frameworks add up in FP32, whatever the weights. PyTorch by itself does not.
 
 # %% [markdown] minutes=1
 # ## Summary
 #
 # - A batch is a sum over tokens: micro-batches, ranks and documents cut it, and no cut changes the gradient, if every
-#   token weighs 1 / N. Mean of means does change it.
-# - Clip the whole sum, by the norm over all ranks, after unscaling.
-# - The noise scale says how large is worthwhile. Above it, tokens are spent for few steps saved. It grows on the way.
-# - A falling rate averages noise away. WSD falls only at the end.
+#   token weighs 1 / N, sees its own document alone, and no target crosses a border. Mean of means does change it.
+# - Clip the whole sum, by the norm over all ranks, after unscaling: then the cut does not matter.
+# - How large is a question of noise. Far above the noise scale, tokens are spent for few steps saved. It changes on the
+#   way; here it fell below one sequence, and rose to 37.
+# - Further: a decay of the rate at the end gained; falling from the start cost, in short runs.
 
 # %% [markdown]
 # ### Sources
@@ -813,7 +958,7 @@ for scaler in (None, LossScaler()):
 #   Law", 2025, arXiv 2503.04715.
 # - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437.
 # - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (batches of 3.2 million tokens).
-# - huggingface/transformers, issue 24725 and pull requests 34191 and 34373.
+# - huggingface/transformers, issue 24725, pull requests 34191 (micro-batches) and 34373 (devices).
 # - The code: `lablib/batches`.
 
 # %%
