@@ -733,9 +733,9 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # What is held follows from the program. Sixteen micro-batches hold less than a quarter; weights and their gradients
-# stay, whatever the cut. Seconds depend on what else the computer does. Recorded while it was quiet: the predictions are
-# 3 to 12 percent too short, and sixteen micro-batches took a fifth longer than one, where a third was predicted. On a
-# busy computer all can take several times as long: then compare ratios.
+# stay, whatever the cut. Seconds depend on what else the computer does. Recorded while it was quiet: the predictions
+# are 3 to 12 percent too short, and sixteen micro-batches took a fifth longer than one, where a third was predicted.
+# On a busy computer all can take several times as long: then compare ratios.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: variable length
