@@ -41,7 +41,8 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
     Args:
         answer: a function, or an object that can be called; anything else has no code.
         allowed: names in lablib that may be used. `phase` always may.
-        refused: functions of others, such as torch's own solution, that must not be used either.
+        refused: functions of others, such as torch's own solution, that must not be used either; and modules that must
+            not be used as a whole, as `getattr(torch.optim, name)` does.
 
     Raises:
         RuleBroken: it does; the message says what is allowed.
@@ -49,7 +50,7 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
     allowed = tuple(allowed)
     seen = {}
     name = next(_refused(answer, {*allowed, *_ALWAYS}, seen), None)
-    name = name or next((_home(one) + "." + one.__name__ for one in refused if id(one) in seen), None)
+    name = name or next((_name_of(one) for one in refused if id(one) in seen), None)
     if name is not None:
         usable = ["torch", "torch.distributed", *(_public_name(one) for one in allowed)]
         expected = f"your own lines, with {', '.join(usable[:-1])} and {usable[-1]}"
@@ -274,6 +275,10 @@ def _public_name(name: str, value: Any = None) -> str:
         if _is_lablib(package.__name__) and is_it:
             return f"{package.__name__.removeprefix('lablib.')}.{name}"
     return name if value is None else f"{_home(value)}.{name}"
+
+
+def _name_of(value: Any) -> str:
+    return f"{_home(value)} as a whole" if isinstance(value, ModuleType) else f"{_home(value)}.{value.__name__}"
 
 
 def _home(value: Any) -> str:

@@ -109,14 +109,17 @@ def figure_loss_curves(results: Mapping[str, Result], against: str = "tokens", s
 
 
 @checked
-def figure_loss_and_bytes(results: Mapping[str, Result], bytes_per_parameter: Mapping[str, float]) -> go.Figure:
-    """Final loss, every seed of it, against bytes of optimizer state a parameter: left and down is better.
+def figure_loss_and_bytes(
+    results: Mapping[str, Result], bytes_per_parameter: Mapping[str, float], what: str = "optimizer state"
+) -> go.Figure:
+    """Final loss, every seed of it, against bytes a parameter: left and down is better.
 
     Args:
         results: name -> its recorded trials.
-        bytes_per_parameter: name -> bytes of state; as recorded, or of a model of the reader's.
+        bytes_per_parameter: name -> bytes of it; as recorded, or of a model of the reader's.
+        what: the bytes are, in words.
     """
-    figure = go.Figure(layout=base_layout("Final loss against optimizer state", PLOT_PIXELS + 60 + PAPER_PIXELS))
+    figure = go.Figure(layout=base_layout(f"Final loss against {what}", PLOT_PIXELS + 60 + PAPER_PIXELS))
     for index, (name, result) in enumerate(results.items()):
         losses, look = list(result.losses.values()), series_look(index)
         kept = bytes_per_parameter[name]
@@ -136,19 +139,19 @@ def figure_loss_and_bytes(results: Mapping[str, Result], bytes_per_parameter: Ma
                 hoverinfo="text",
             )
         )
-    across = log_axis(list(bytes_per_parameter.values()) or [1.0], "optimizer state a parameter", "B")
+    across = log_axis(list(bytes_per_parameter.values()) or [1.0], f"{what} a parameter", "B")
     figure.update_layout(xaxis=across, yaxis=axis("final loss, least to largest seed (nats a byte)"), showlegend=True)
     ordered = sorted(results, key=lambda name: bytes_per_parameter[name])
     least = min(results, key=lambda name: results[name].loss, default=None)
     summary = "There is nothing to draw yet."
     if least is not None:
         summary = (
-            f"{ordered[0]} keeps least, {bytes_per_parameter[ordered[0]]:.2f} bytes a parameter; {least} has the least "
-            f"loss, {results[least].loss:.3f} nats, with {bytes_per_parameter[least]:.2f}."
+            f"{ordered[0]} takes fewest bytes a parameter, {bytes_per_parameter[ordered[0]]:.2f}; {least} has the "
+            f"least loss, {results[least].loss:.3f} nats, with {bytes_per_parameter[least]:.2f}."
         )
     columns: dict[str, Sequence[object]] = {
         "optimizer": ordered,
-        "state (B/parameter)": [round(bytes_per_parameter[name], 3) for name in ordered],
+        f"{what} (B/parameter)": [round(bytes_per_parameter[name], 3) for name in ordered],
         "loss (nats)": [round(results[name].loss, 4) for name in ordered],
     }
     return attach(figure, summary, columns)

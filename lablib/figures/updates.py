@@ -38,7 +38,7 @@ def figure_singular_values(before: Sequence[float], after: Mapping[int, Sequence
         "size (an orthogonal matrix has 1)",
         "count",
         "",
-        "Newton-Schulz makes singular values alike",
+        "Singular values before and after Newton-Schulz",
         log_y=True,
         summary=summary,
     )
@@ -65,6 +65,7 @@ def figure_sign_of_noise(
     first = next(iter(mean_signs))
     half = next((x for x, y in zip(signal_to_noise, mean_signs[first], strict=True) if y >= 0.5), None)
     where = "nowhere here" if half is None else f"from a signal of {half:.2g} of the noise on"
+    weak = [f"{y / x:.1f}" for x, y in list(zip(signal_to_noise, mean_signs[first], strict=True))[:2]]
     return figure_lines(
         list(signal_to_noise),
         series,
@@ -72,9 +73,9 @@ def figure_sign_of_noise(
         "mean step",
         "",
         "lr",
-        "A sign averages to a step in proportion to the signal",
+        "Mean step against the signal in a gradient",
         log_x=True,
-        summary=f"{first}: more than half of a full step {where}; below, in proportion to the signal.",
+        summary=f"{first}: at least half of a full step {where}; at the weakest {' and '.join(weak)} times the signal.",
     )
 
 
@@ -84,7 +85,7 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
 
     Args:
         outliers: size of the outlier, in root mean squares of the others.
-        errors: name of the block size -> relative error of the others at each.
+        errors: name of the block size -> relative error of the others at each, norm over norm.
 
     Raises:
         ValueError: nothing to draw, or not one error for each outlier.
@@ -95,10 +96,10 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
         list(outliers),
         {name: [100 * value for value in values] for name, values in errors.items()},
         "one outlier (over the root mean square of the others)",
-        "error of the others",
+        "error of the others (norm over norm)",
         "",
         "%",
-        "A small block keeps an outlier to itself",
+        "Error of 8-bit numbers beside one outlier",
         log_x=True,
         log_y=True,
         summary=f"With an outlier of {outliers[-1]:,.0f} root mean squares the others are off by: {ends}.",
@@ -118,7 +119,7 @@ def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]])
     """
     _check(ranks, lost, "rank")
     middle = len(ranks) // 3
-    parts = "; ".join(f"{name} {100 * values[middle]:.0f}%" for name, values in lost.items())
+    parts = "; ".join(f"{name} {100 * values[middle]:.1f}%" for name, values in lost.items())
     return figure_lines(
         [float(rank) for rank in ranks],
         {name: [100 * share for share in values] for name, values in lost.items()},
@@ -126,7 +127,7 @@ def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]])
         "share of the gradient's squares that is lost",
         "count",
         "%",
-        "What a projection loses depends on whose directions it has",
+        "What a projection loses",
         log_x=True,
         summary=f"At rank {ranks[middle]} of {ranks[-1]} is lost: {parts}.",
     )

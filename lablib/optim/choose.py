@@ -1,17 +1,20 @@
 """A choice among optimizers by what was recorded of them and by the memory there is, ties said to be ties.
 
-    1. out      those that keep more bytes a parameter than the budget, or take longer for a step than is allowed
-    2. first    of the rest, the one with the least loss, and with it all that are within noise of it
+    1. out      those that need more bytes a parameter than the budget, or take longer for a step than is allowed
+    2. first    of the rest, the one with the least loss, and with it all that are as good: the 95% interval of the
+                difference ends at most `margin` above it
     3. next     the same of those that are left, until none is
 
-Within a place the loss decides nothing: there the one that keeps fewer bytes stands first, then the faster one.
+Within a place the loss decides nothing: there the one that needs fewer bytes stands first, then the faster one. A wide
+interval is no tie: who has little evidence must not gain by it.
 
-Noise is not transitive: A and B, B and C can each be within noise, and A and C not. So a place is measured from its
+To be as good is not transitive: B may be as good as A, C as good as B, and C not as A. So a place is measured from its
 first one, and B stands with A.
 
 Cost: none.
 Source: evidence.py, whose limits are its own: small models, short runs, a few seeds.
-Simplified: a budget counts bytes of state; what a step needs on top stands in the reason.
+Simplified: a budget counts what is there beside weights and gradients while the optimizer steps. Activations are freed
+by then: where backward holds more than a step needs, state alone counts.
 """
 
 import math
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lablib.optim.evidence import Result, difference
+from lablib.optim.evidence import MARGIN_NATS, Result, difference
 from lablib.optim.trial import kinds, make_optimizers
 from lablib.signature import checked
 
@@ -31,7 +34,7 @@ class Choice:
 
     Attributes:
         name: of its file.
-        place: 1 for the first and all that are within noise of it; None for one that is out.
+        place: 1 for the first and all that are as good; None for one that is out.
         reason: why it stands there.
     """
 
@@ -45,38 +48,39 @@ def choose(
     results: Mapping[str, Result],
     budget_bytes_per_parameter: float,
     slowest_step: float = math.inf,
-    bytes_per_parameter: Mapping[str, float] | None = None,
+    needed_bytes_per_parameter: Mapping[str, float] | None = None,
+    margin: float = MARGIN_NATS,
 ) -> list[Choice]:
     """The optimizers in order of preference; those that are out last.
 
     Arguments:
         results: as `recorded_results()` gives them.
-        budget_bytes_per_parameter: bytes of optimizer state that there are for each parameter.
+        budget_bytes_per_parameter: bytes that there are for each parameter beside weights and gradients, in a step.
         slowest_step: the longest step that is allowed, in AdamW's.
-        bytes_per_parameter: name -> bytes, as `state_of(model)` gives them for a model of yours; None: as recorded.
+        needed_bytes_per_parameter: name -> bytes, state and all else that a step needs, of a model of yours; None: as
+            recorded.
+        margin: nats that may be lost for fewer bytes.
 
     Raises:
-        ValueError: a budget or a step below 0.
+        ValueError: a budget, a step or a margin below 0.
     """
-    if not (budget_bytes_per_parameter >= 0 and slowest_step >= 0):
+    if not (budget_bytes_per_parameter >= 0 and slowest_step >= 0 and margin >= 0):
         raise ValueError(
-            "the budget and the slowest step must be 0 or more: "
-            f"got {budget_bytes_per_parameter} and {slowest_step}; try 8.0 and 2.0."
+            "the budget, the slowest step and the margin must be 0 or more: "
+            f"got {budget_bytes_per_parameter}, {slowest_step} and {margin}; try 8.0, 2.0 and {MARGIN_NATS}."
         )
-    kept = bytes_per_parameter or {name: result.bytes_per_parameter for name, result in results.items()}
+    need = needed_bytes_per_parameter or {name: one.needed_bytes_per_parameter for name, one in results.items()}
     out = {
-        name: _why_out(result, kept[name], budget_bytes_per_parameter, slowest_step) for name, result in results.items()
+        name: _why_out(result, need[name], budget_bytes_per_parameter, slowest_step) for name, result in results.items()
     }
     left = sorted((name for name in results if not out[name]), key=lambda name: results[name].loss)
     choices: list[Choice] = []
     place = 1
     while left:
         first = left[0]
-        tied = [
-            name for name in left if name == first or difference(results[name].losses, results[first].losses).is_noise
-        ]
-        tied.sort(key=lambda name: (kept[name], results[name].step_ratio))
-        choices += [Choice(name, place, _why_in(results, name, first, len(tied), kept[name])) for name in tied]
+        tied = [name for name in left if difference(results[name].losses, results[first].losses).at_most <= margin]
+        tied.sort(key=lambda name: (need[name], results[name].step_ratio))
+        choices += [Choice(name, place, _why_in(results, name, first, len(tied), need[name])) for name in tied]
         left = [name for name in left if name not in tied]
         place += len(tied)
     return choices + [Choice(name, None, reason) for name, reason in out.items() if reason]
@@ -103,21 +107,19 @@ def state_of(model: nn.Module) -> dict[str, float]:
     return found
 
 
-def _why_out(result: Result, kept: float, budget: float, slowest: float) -> str:
-    if kept > budget:
-        return f"keeps {kept:.2f} bytes a parameter, and the budget is {budget:g}."
+def _why_out(result: Result, needed: float, budget: float, slowest: float) -> str:
+    if needed > budget:
+        return f"needs {needed:.2f} bytes a parameter, and the budget is {budget:g}."
     if result.step_ratio > slowest:
-        return f"a step takes {result.step_ratio:.2f} of AdamW's, and {slowest:g} is allowed."
+        return f"a training step takes {result.step_ratio:.2f} of AdamW's, and {slowest:g} is allowed."
     return ""
 
 
-def _why_in(results: Mapping[str, Result], name: str, first: str, num_tied: int, kept: float) -> str:
+def _why_in(results: Mapping[str, Result], name: str, first: str, num_tied: int, needed: float) -> str:
     result = results[name]
-    cost = (
-        f"keeps {kept:.2f} bytes a parameter, needs {result.temporary_bytes_per_parameter:.1f} more in a step of "
-        f"{result.step_ratio:.2f} of AdamW's time"
-    )
+    cost = f"needs {needed:.2f} bytes a parameter; a training step takes {result.step_ratio:.2f} of AdamW's time"
     if name == first:
-        tie = f", a tie with {num_tied - 1} more" if num_tied > 1 else ""
+        tie = f", and {num_tied - 1} more as good" if num_tied > 1 else ""
         return f"the least loss of what is left, {result.loss:.3f} nats{tie}; {cost}."
-    return f"{difference(result.losses, results[first].losses).sentence(name, first)[:-1]}; {cost}."
+    apart = difference(result.losses, results[first].losses)
+    return f"as good as {first}, at most {apart.at_most:.3f} nats more; {cost}."

@@ -10,6 +10,11 @@ easy or hard about a seed drops out.
 An interval that holds 0 allows either to be the better one: within noise. One that does not may still be chance, once
 in twenty comparisons; among ten optimizers beside AdamW expect one such in two tables.
 
+Within noise is not equal: the noisier the losses, the more is within it. A choice asks another question, whether what
+is lost can matter: A is as good as B where the upper end of the interval is at most `MARGIN_NATS`. Noise then only
+harms. The margin, 0.05 nats a byte, is a fifth of what Muon gains here, and about as much as five seeds can show:
+intervals of those near AdamW reach 0.02 to 0.05 to either side.
+
 Cost: none. The trials are a file; `benchmarks/optimizer_evidence.py` makes them anew.
 Source: Student, "The probable error of a mean", 1908; protocol: search.py and trial.py.
 Simplified: differences are taken as normal, which three cannot show. One model, one text, one length: an order found
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RECORDED = Path(__file__).with_name("evidence.jsonl")
+MARGIN_NATS = 0.05
 # Student's t at 97.5% for n - 1 degrees of freedom, n from 2.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -109,6 +115,11 @@ class Result:
         """Mean over seeds."""
         return statistics.mean(self.losses.values())
 
+    @property
+    def needed_bytes_per_parameter(self) -> float:
+        """What must be there beside weights and gradients: state, and what a step needs on top."""
+        return self.bytes_per_parameter + self.temporary_bytes_per_parameter
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -128,6 +139,11 @@ class Difference:
     def is_noise(self) -> bool:
         """Whether either may be the better one."""
         return not abs(self.mean) > self.half_width
+
+    @property
+    def at_most(self) -> float:
+        """Upper end of the interval: what the first may lose more than the second."""
+        return self.mean + self.half_width
 
     def sentence(self, first: str, second: str) -> str:
         """What may be said."""

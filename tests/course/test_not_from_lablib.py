@@ -93,3 +93,12 @@ def test_a_function_of_another_library_is_refused_under_any_name():
         not_from_lablib(lambda xs: total(xs), refused=[np.cumsum])
     with pytest.raises(RuleBroken, match="it uses numpy.cumsum"):
         not_from_lablib(lambda xs: np.cumsum(xs), refused=[np.cumsum])
+
+
+def test_a_module_may_be_refused_as_a_whole_and_its_parts_not():
+    by_name = "cum" + "sum"
+    not_from_lablib(lambda xs: np.linalg.norm(xs), refused=[np, np.linalg])
+    with pytest.raises(RuleBroken, match="it uses numpy as a whole"):
+        not_from_lablib(lambda xs: getattr(np, by_name)(xs), refused=[np])
+    with pytest.raises(RuleBroken, match=r"it uses numpy\.linalg as a whole"):
+        not_from_lablib(lambda xs: getattr(np.linalg, by_name)(xs), refused=[np.linalg])

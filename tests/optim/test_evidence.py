@@ -174,6 +174,7 @@ def test_ties_share_a_place_and_the_smaller_state_stands_first():
         ("best", 1),
         ("worse", 4),
     ]
+    assert "as good as best, at most 0.032 nats more; needs 8.00" in choose(SOME, 30.0)[0].reason
     assert set(within_noise(SOME, "best")) == {"as good", "larger"}
 
 
@@ -184,16 +185,31 @@ def test_every_pair_has_a_verdict_and_the_other_way_round_its_opposite():
 
 
 def test_a_budget_leaves_out_and_says_why():
-    found = choose(SOME, 6.0)
+    found = choose(SOME, 10.0)
     assert [(one.name, one.place) for one in found] == [("as good", 1), ("worse", 2), ("best", None), ("larger", None)]
-    assert found[2].reason == "keeps 24.00 bytes a parameter, and the budget is 6."
+    assert found[2].reason == "needs 28.00 bytes a parameter, and the budget is 10."
     assert [one.name for one in choose(SOME, 30.0, slowest_step=2.0) if one.place is None] == ["best"]
     assert "3.00 of AdamW's, and 2 is allowed" in choose(SOME, 30.0, slowest_step=2.0)[-1].reason
 
 
 def test_bytes_may_be_those_of_another_model():
     kept = {"best": 1.0, "as good": 9.0, "larger": 9.0, "worse": 9.0}
-    assert [one.name for one in choose(SOME, 8.0, bytes_per_parameter=kept) if one.place] == ["best"]
+    assert [one.name for one in choose(SOME, 8.0, needed_bytes_per_parameter=kept) if one.place] == ["best"]
+
+
+def test_what_a_step_needs_counts_beside_the_state():
+    """Of state "larger" keeps 8 bytes, and a step needs 4 more: 12."""
+    places = {budget: {one.name: one.place for one in choose(SOME, budget)} for budget in (11.9, 12.0)}
+    assert places[11.9]["larger"] is None and places[12.0]["larger"] == 1
+
+
+def test_a_wide_interval_is_no_tie_and_a_difference_too_small_to_matter_is_one():
+    """By hand: noisy less best is 0.3, 0.0, -0.2: 0.033 +- 0.625, within noise; close is 0.01 more on each seed."""
+    noisy, close = result("noisy", [1.30, 1.10, 1.00], 1.0), result("close", [1.01, 1.11, 1.21], 1.0)
+    table = {"best": SOME["best"], "noisy": noisy, "close": close}
+    assert difference(noisy.losses, SOME["best"].losses).is_noise
+    assert [(one.name, one.place) for one in choose(table, 30.0)] == [("close", 1), ("best", 1), ("noisy", 3)]
+    assert [one.place for one in choose(table, 30.0, margin=0.005)] == [1, 2, 3]
 
 
 def test_nothing_fits():
@@ -212,6 +228,8 @@ def test_every_optimizer_stands_in_the_list_once(budget, slowest):
 def test_a_budget_below_0_is_refused(budget, slowest):
     with pytest.raises(ValueError, match="must be 0 or more"):
         choose(SOME, budget, slowest)
+    with pytest.raises(ValueError, match="-1.0; try 8.0, 2.0 and 0.05"):
+        choose(SOME, 1.0, margin=-1.0)
 
 
 def test_an_unknown_name_is_refused():

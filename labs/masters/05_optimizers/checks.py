@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -27,7 +28,9 @@ from lablib.units import plural
 
 _FUNCTIONS = (adam, adamw, _single_tensor_adam, _multi_tensor_adam, _fused_adam)
 _FUSED = [getattr(torch, name) for name in dir(torch) if name.startswith("_fused_adam")]
-_TORCHS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, *_FUNCTIONS, *_FUSED)
+_MODULES = (torch, *(module for name, module in sys.modules.items() if name.startswith("torch.optim")))  # by a text
+_CLASSES = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+_TORCHS = (*_CLASSES, *_FUNCTIONS, *_FUSED, *_MODULES)
 Settings = tuple[float, tuple[float, float], float, float]  # lr, betas, eps, decay
 
 
@@ -178,13 +181,11 @@ def _number(value: Any) -> Any:
 @exercise(
     "Quantize a state",
     hints=[
-        "How many blocks are there for 10 numbers in blocks of 4, and how could the last one be made as long as the "
-        "others without changing its largest |x|?",
-        "Pad the flat x with zeros, view it as rows of one block each. A number is nearest to the value on whose side "
-        "of the middle between two neighbours it lies: the middles are the borders.",
-        "`rows = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)`; scales are `rows.abs().amax(dim=1)`"
-        ", 0 replaced by 1; codes are `torch.bucketize(rows / scales[:, None], (values[:-1] + values[1:]) / 2)`. Cut "
-        "the padding off, give codes the shape of x, and the dtype uint8.",
+        "Each row is a block. Which number of a row is its scale, and what would a row of zeros be divided by?",
+        "A number is nearest to the value on whose side of the middle between two neighbours it lies: the middles are "
+        "the borders. The zeros at the end go before codes get the shape of x.",
+        "Scales are `rows.abs().amax(dim=1)`, 0 replaced by 1; codes are `torch.bucketize(rows / scales[:, None], "
+        "(values[:-1] + values[1:]) / 2)`. Cut the zeros off, give codes the shape of x, and the dtype uint8.",
     ],
 )
 def quantize_state(expect: Expect, quantize_state: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]) -> None:
@@ -300,11 +301,11 @@ def _is_decomposition(name: str) -> bool:
 @exercise(
     "Newton-Schulz",
     hints=[
-        "Which of the two, X X^T or X^T X, is the smaller matrix for a tall X? What do they have in common?",
-        "Transpose a tall matrix, and the result back. (X X^T)^2 X needs no new product with X: put both terms into "
-        "one m x m matrix, b A + c A A with A = X X^T, and multiply X by it.",
+        "What do (X X^T) X and (X X^T)^2 X have in common? How many products with X are needed?",
+        "(X X^T)^2 X needs no new product with X: put both terms into one m x m matrix, b A + c A A with A = X X^T, "
+        "and multiply X by it.",
         "`x = x / x.norm().clamp(min=1e-30)`; then in each step `gram = x @ x.T` and `x = a * x + (b * gram + c * "
-        "gram @ gram) @ x`. Wide matrices as they are, tall ones as `x.T`, and the result transposed back.",
+        "gram @ gram) @ x`.",
     ],
 )
 def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence[float]], Tensor]) -> None:
@@ -375,18 +376,18 @@ _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 @exercise(
     "Choose for a budget",
     hints=[
-        "Three questions, one after the other: which fit? Which of these is best? Which of these tie with the best?",
-        "The differences are taken seed by seed: `[a - b for a, b in zip(...)]`, n of them. The interval holds 0 if "
-        "the mean of the differences is no larger, in absolute value, than t s / sqrt(n).",
-        "`fitting = [name for name in losses if kept[name] <= budget]`; none: return None. `best = min(fitting, "
-        "key=lambda name: statistics.mean(losses[name]))`; then `min` over the tied ones by (kept, mean loss).",
+        "Three questions, one after the other: which fit? Which of these is best? Which of these are as good?",
+        "`interval(losses[name], losses[best])` gives both ends. What `name` may lose more is the upper one: that is "
+        "held against the margin. The best is as good as itself.",
+        "`fitting = [name for name in losses if need[name] <= budget]`; none: return None. `best = min(fitting, "
+        "key=lambda name: statistics.mean(losses[name]))`; then `min` over those as good by (need, mean loss).",
     ],
 )
 def choose_optimizer(expect: Expect, choose_optimizer: Callable[..., str | None]) -> None:
     not_from_lablib(choose_optimizer)
     first, *others = (list(_tables(expect.draw, num_seeds)) for num_seeds in (3, 5, 2, 4))
     sharp = list(_sharp_tables(expect.draw.integer(0, 3)))
-    for table in (*first[:7], *sharp, *first[7:], *chain(*others)):  # what is plain comes first
+    for table in (*first[:10], *sharp, *first[10:], *chain(*others)):  # what is plain comes first
         on, losses = table[:2]
         keeps_order = on == _EQUAL or table in sharp
         order = list(losses) if keeps_order else expect.draw.shuffled(list(losses))
@@ -396,70 +397,71 @@ def choose_optimizer(expect: Expect, choose_optimizer: Callable[..., str | None]
 def _expect_choice(
     expect: Expect, choose_optimizer: Callable[..., str | None], table: "Table", order: Sequence[str]
 ) -> None:
-    on, losses, kept, budget, wanted = table
+    on, losses, need, budget, margin, wanted = table
     expect.measured.clear()
     names = dict(zip(losses, expect.draw.shuffled(_NAMES), strict=False))
     given = {names[name]: losses[name] for name in order}
-    bytes_of = {names[name]: kept[name] for name in expect.draw.shuffled(order)}
-    call = observe(choose_optimizer, given, bytes_of, budget)
+    bytes_of = {names[name]: need[name] for name in expect.draw.shuffled(order)}
+    call = observe(choose_optimizer, given, bytes_of, budget, margin)
     changes_nothing(expect, [call])
     told = "; ".join(
-        f"{name} {kept[key]:g} B, {' '.join(f'{x:.4f}' for x in losses[key])}" for key, name in names.items()
+        f"{name} {need[key]:g} B, {' '.join(f'{x:.4f}' for x in losses[key])}" for key, name in names.items()
     )
-    expect.equal(f"{on} (budget {budget:g}; {told})", call.value, wanted and names[wanted])
+    rule = f"{on} (budget {budget:g}, margin {margin:.4g}; {told})"
+    expect.equal(rule, call.value, wanted and names[wanted])
 
 
 _NAMES = ("adamw", "lion", "muon", "soap", "lamb", "galore", "sophia")
-_EQUAL = "equal losses tie"  # the best is given first: whoever takes it, and no tie, is seen
-Table = tuple[str, dict[str, list[float]], dict[str, float], float, str | None]
+_EQUAL = "equal losses are as good"  # the best is given first: whoever takes it, and no other, is seen
+Table = tuple[str, dict[str, list[float]], dict[str, float], float, float, str | None]
 
 
 def _tables(draw: Draw, num_seeds: int) -> Iterator[Table]:
-    """What a table is about, losses, bytes, budget, the answer. `best` has the least mean loss."""
+    """What a table is about, losses, bytes, budget, margin, the answer. `best` has the least mean loss."""
     # What is easy and hard about a seed is the same for all, and more than what optimizers differ by.
     seeds = draw.shuffled([2 + 0.3 * place + draw.number(0, 0.1) for place in range(num_seeds)])
     noise = [draw.number(-1, 1) + place for place in range(num_seeds)]
     spread = draw.number(0.01, 0.03)
     noise = [spread * (one - statistics.mean(noise)) / statistics.stdev(noise) for one in draw.shuffled(noise)]
     half_width = _T[num_seeds] * spread / math.sqrt(num_seeds)
+    margin = 2 * half_width
 
-    def apart(share: float, sign: float = 1.0) -> list[float]:
-        """Losses whose differences from `best` have a mean of so many half widths."""
-        return [seed + sign * one + share * half_width for seed, one in zip(seeds, noise, strict=True)]
+    def ending(end: float) -> list[float]:
+        """Losses whose interval of differences from `best` ends there: the mean lies half its width below."""
+        return [seed + one + end - half_width for seed, one in zip(seeds, noise, strict=True)]
 
-    far, farther = ([seed + more for seed in seeds] for more in (4.0, 6.0))
-    clear = {"best": seeds, "b": farther, "c": far}
-    yield "of what differs clearly the best is taken", clear, *_kept(8, 4, 2), "best"
-    yield "what keeps more than the budget is out", clear, *_kept(8, 4, 2, 5), "c"
-    yield "what keeps just the budget fits", clear, *_kept(8, 4, 2, 8), "best"
-    yield "None where nothing fits", clear, *_kept(8, 4, 2, 1), None
-    tied = {"best": seeds, "b": apart(0.3), "c": apart(0.1, -1)}
-    yield "of a tie the best, where it keeps fewest", tied, *_kept(4, 8, 6), "best"
-    yield "of a tie the one with fewest bytes", tied, *_kept(8, 4, 6), "b"
-    tight = [seed + 0.01 for seed in seeds]
-    yield (
-        "what is hard about a seed drops out: 0.01 more on each is no tie",
-        ({"best": seeds, "b": tight}),
-        *_kept(8, 4),
-        "best",
-    )
-    for share in (0.5, 0.7, 0.93, 1.08, 1.5):
-        what = "a tie" if share < 1 else "no tie"
-        rule = f"a mean of {share} of t s / sqrt(n) is {what} ({num_seeds} seeds)"
-        yield rule, {"best": seeds, "b": apart(share)}, *_kept(8, 4), "b" if share < 1 else "best"
-    out = [seed - 5 for seed in seeds]
-    yield (
-        "ties with the best that fits count, not with the best of all",
-        ({"best": out, "b": seeds, "c": apart(0.5)}),
-        *_kept(8, 4, 2, 5),
-        "c",
-    )
-    linked = {"best": seeds, "b": apart(0.9), "c": apart(1.4, -1)}  # c less b: 0.5 half widths, and twice the noise
-    yield "a tie with one that ties is no tie with the best", linked, *_kept(8, 4, 2), "b"
-    equal = {"best": seeds, "b": apart(0.2), "c": apart(0.6)}
-    yield "of equal bytes the one with less mean loss", equal, *_kept(8, 4, 4), "b"
-    yield _EQUAL, {"best": seeds, "b": list(seeds), "c": far}, *_kept(8, 4, 2), "b"
-    yield "one optimizer alone", {"best": seeds}, {"best": 4.0}, draw.number(4, 9), "best"
+    def more(loss: float) -> list[float]:
+        return [seed + loss for seed in seeds]
+
+    clear = {"best": seeds, "b": more(6.0), "c": more(4.0)}
+    yield "of what differs clearly the best is taken", clear, *_need(8, 4, 2), 0.5, "best"
+    yield "what needs more than the budget is out", clear, *_need(8, 4, 2, 5), 0.5, "c"
+    yield "what needs just the budget fits", clear, *_need(8, 4, 2, 8), 0.5, "best"
+    yield "None where nothing fits", clear, *_need(8, 4, 2, 1), 0.5, None
+    good = {"best": seeds, "b": ending(0.6 * margin), "c": ending(0.55 * margin)}
+    yield "of those as good the best, where it needs fewest", good, *_need(4, 8, 6), 5.0, "best"
+    yield "of those as good the one with fewest bytes", good, *_need(8, 4, 6), 5.0, "b"
+    yield "what is hard about a seed drops out", good, *_need(8, 4, 6), margin, "b"
+    seedwise = "differences of 0.01 on each seed"
+    yield f"{seedwise}, within the margin", {"best": seeds, "b": more(0.01)}, *_need(8, 4), 0.012, "b"
+    yield f"{seedwise}, beyond the margin", {"best": seeds, "b": more(0.01)}, *_need(8, 4), 0.008, "best"
+    linked = {"best": seeds, "b": ending(3.6 * half_width), "c": ending(6.8 * half_width)}  # c less b: 3.2 on each
+    rule = "as good as one that is as good is not as good as the best"
+    yield rule, linked, *_need(8, 4, 2), 4 * half_width, "b"
+    wide = {"best": seeds, "b": ending(1.3 * half_width)}
+    yield "an interval that holds 0 and ends beyond the margin", wide, *_need(8, 4), 0.9 * half_width, "best"
+    for bound in (1.2 * half_width, margin, 4 * half_width):
+        for share in (0.7, 0.97, 1.03, 1.5):
+            if share * bound > 1.05 * half_width:  # the mean is above 0
+                rule = f"an interval that ends at {share} of the margin ({num_seeds} seeds)"
+                table = {"best": seeds, "b": ending(share * bound)}
+                yield rule, table, *_need(8, 4), bound, "b" if share < 1 else "best"
+    out = {"best": more(-5.0), "b": seeds, "c": ending(0.7 * margin)}
+    yield "as good as the best that fits counts, not as the best of all", out, *_need(8, 4, 2, 5), margin, "c"
+    equal = {"best": seeds, "b": ending(0.6 * margin), "c": ending(0.8 * margin)}
+    yield "of equal bytes the one with less mean loss", equal, *_need(8, 4, 4), margin, "b"
+    yield _EQUAL, {"best": seeds, "b": list(seeds), "c": more(4.0)}, *_need(8, 4, 2), 0.0, "b"
+    yield "one optimizer alone", {"best": seeds}, {"best": 4.0}, draw.number(4, 9), 0.0, "best"
 
 
 def _sharp_tables(more: int) -> Iterator[Table]:
@@ -469,33 +471,41 @@ def _sharp_tables(more: int) -> Iterator[Table]:
         return [loss + more for loss in losses]
 
     a, wide = row(2.0, 2.1, 2.2), row(2.3, 2.25, 2.05)
-    near, apart = row(2.05, 2.1, 2.18), row(3.0, 3.1, 3.2)  # a tie with a, and none
-    yield "differences are taken seed by seed", {"best": a, "b": row(2.23, 2.03, 2.13)}, *_kept(8, 4), "b"
-    yield "a tie where differences spread widely", {"best": a, "b": row(2.3, 2.3, 2.0)}, *_kept(8, 4), "b"
-    beaten = {"best": a, "b": wide, "c": [loss + 0.03 for loss in wide]}  # by b, clearly
-    yield "what ties with the best counts, even where another beats it", beaten, *_kept(8, 6, 4), "c"
+    near, apart = row(2.05, 2.1, 2.18), row(3.0, 3.1, 3.2)  # 0.01 +- 0.09 above a, and 1
+    reaching = {"best": a, "b": row(2.0, 2.12, 2.31)}  # 0.043 +- 0.146
+    yield "an interval around the margin, its mean above it", reaching, *_need(8, 4), 0.03, "best"
+    yield "an interval around the margin, its mean below it", reaching, *_need(8, 4), 0.1, "best"
+    yield "differences are taken seed by seed", {"best": a, "b": row(2.23, 2.03, 2.13)}, *_need(8, 4), 0.2, "best"
+    yield "differences that spread widely", {"best": a, "b": row(2.3, 2.3, 2.0)}, *_need(8, 4), 0.45, "best"
+    beside = {
+        "best": a,
+        "b": wide,
+        "c": [loss + 0.11 for loss in a],
+    }  # b less a is 0.1 +- 0.569, c less b 0.01 +- 0.569
+    yield "what is as good as the best counts, whatever it is beside another", beside, *_need(8, 6, 4), 0.15, "c"
     b = row(2.1, 2.0, 2.2)
     bests = {"first": row(2.15, 1.95, 2.05), "middle": row(1.95, 2.15, 2.15)}
     bests |= {"worst": row(1.9, 2.05, 2.3), "least": row(2.02, 2.03, 2.04)}
-    for which, best in bests.items():  # by the `which` seed b would be best, and c, clearly above b, would not tie
+    for which, best in bests.items():  # by the `which` seed b would be best, and c, 0.03 above b, as good
         rule = f"the best is that of the least mean, whatever its {which} loss"
-        yield rule, {"b": b, "best": best, "c": [loss + 0.03 for loss in b]}, *_kept(8, 6, 4), "c"
+        yield rule, {"b": b, "best": best, "c": [loss + 0.03 for loss in b]}, *_need(8, 6, 4), 0.1, "best"
     rule, four = "of equal bytes the one with less mean loss", {"best": 8.0, "b": 4.0, "c": 4.0, "d": 4.0}
-    yield rule, {"best": a, "c": row(2.06, 2.11, 2.19), "d": row(2.07, 2.12, 2.2), "b": near}, four, 10.0, "b"
-    yield rule, {"best": a, "b": near, "c": row(2.04, 2.13, 2.19)}, *_kept(8, 4, 4), "b"
-    yield rule, {"best": a, "b": row(2.13, 2.14, 2.06), "c": row(2.14, 2.12, 2.1)}, *_kept(8, 4, 4), "b"
-    yield rule, {"best": a, "b": near}, *_kept(4, 4), "best"
-    yield "a budget has a fraction", {"best": a, "b": apart}, {"best": 2.9, "b": 1.5}, 2.1, "b"
-    yield "a little more than the budget is out", {"best": a, "b": apart}, {"best": 3.1, "b": 1.5}, 2.96, "b"
-    yield "a fraction of a byte is fewer", {"best": a, "b": near}, {"best": 2.5, "b": 2.03}, 3.0, "b"
-    yield "one that keeps nothing fits", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 1.0, "best"
-    yield "a budget of 0 is one", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 0.0, "best"
+    yield rule, {"best": a, "c": row(2.06, 2.11, 2.19), "d": row(2.07, 2.12, 2.2), "b": near}, four, 10.0, 0.15, "b"
+    yield rule, {"best": a, "b": near, "c": row(2.04, 2.13, 2.19)}, *_need(8, 4, 4), 0.15, "b"
+    yield rule, {"best": a, "b": row(2.13, 2.14, 2.06), "c": row(2.14, 2.12, 2.1)}, *_need(8, 4, 4), 0.5, "b"
+    yield rule, {"best": a, "b": near}, *_need(4, 4), 0.15, "best"
+    yield "a budget has a fraction", {"best": a, "b": apart}, {"best": 2.9, "b": 1.5}, 2.1, 0.5, "b"
+    yield "a little more than the budget is out", {"best": a, "b": apart}, {"best": 3.1, "b": 1.5}, 2.96, 0.5, "b"
+    yield "a fraction of a byte is fewer", {"best": a, "b": near}, {"best": 2.5, "b": 2.03}, 3.0, 0.15, "b"
+    yield "one that needs nothing fits", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 1.0, 0.5, "best"
+    yield "a budget of 0 is one", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 0.0, 0.5, "best"
     b = [loss + 0.0004 for loss in a]
-    yield "a mean less by 0.0004 is less", {"b": b, "best": a}, *_kept(4, 8), "best"
-    yield "0.0004 more on each seed is no tie", {"b": b, "best": a}, *_kept(8, 4), "best"
+    yield "0.0004 more on each seed, the margin 0.0003", {"best": a, "b": b}, *_need(8, 4), 0.0003, "best"
+    fine = {"b": b, "best": a, "c": [loss + 0.0102 for loss in a]}  # as good as b, and not as the best
+    yield "a mean less by 0.0004 is less", fine, *_need(8, 9, 4), 0.01, "best"
 
 
-def _kept(*sizes: float) -> tuple[dict[str, float], float]:
+def _need(*sizes: float) -> tuple[dict[str, float], float]:
     """Bytes of best, b, c; and the budget, the number after them, or one where all fit."""
     names = ("best", "b", "c")[: 2 if len(sizes) == 2 else 3]
     return dict(zip(names, map(float, sizes), strict=False)), float(sizes[3]) if len(sizes) > 3 else 10.0

@@ -78,17 +78,17 @@ def _orthogonal(
 
 
 _CHOOSE = """
-def choose_optimizer(losses, kept, budget):
-    def ties_with(name, best):
+def choose_optimizer(losses, need, budget, margin):
+    def is_good(name, best):
         apart = {apart}
         half_width = {half}
-        return {tie}
+        return {good}
 
     fitting = {fitting}
     if not fitting:
         return {none}
     best = {best}
-    tied = {tied}
+    as_good = {as_good}
     return {chosen}
 """
 
@@ -96,15 +96,15 @@ def choose_optimizer(losses, kept, budget):
 def _choose(
     apart: str = "[a - b for a, b in zip(losses[name], losses[best], strict=True)]",
     half: str = "T[len(apart)] * statistics.stdev(apart) / math.sqrt(len(apart))",
-    tie: str = "abs(statistics.mean(apart)) <= half_width",
-    fitting: str = "[name for name in losses if kept[name] <= budget]",
+    good: str = "statistics.mean(apart) + half_width <= margin",
+    fitting: str = "[name for name in losses if need[name] <= budget]",
     none: str = "None",
     best: str = "min(fitting, key=lambda name: statistics.mean(losses[name]))",
-    tied: str = "[name for name in fitting if ties_with(name, best)]",
-    chosen: str = "min(tied, key=lambda name: (kept[name], statistics.mean(losses[name])))",
+    as_good: str = "[name for name in fitting if is_good(name, best)]",
+    chosen: str = "min(as_good, key=lambda name: (need[name], statistics.mean(losses[name])))",
 ) -> str:
     return _CHOOSE.format(
-        apart=apart, half=half, tie=tie, fitting=fitting, none=none, best=best, tied=tied, chosen=chosen
+        apart=apart, half=half, good=good, fitting=fitting, none=none, best=best, as_good=as_good, chosen=chosen
     )
 
 
@@ -297,6 +297,21 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
     state["t"] += 1
 """,
             "it uses torch.optim.adam._single_tensor_adam",
+        ),
+        (
+            "finds torch's class by a text",
+            """
+def adamw_step(w, g, state, lr, betas, eps, decay):
+    made = getattr(torch.optim, "Adam" + "W")
+    weight = torch.nn.Parameter(w)
+    weight.grad = g
+    optimizer = made([weight], lr=lr, betas=betas, eps=eps, weight_decay=decay)
+    kept = {"step": torch.tensor(float(state["t"])), "exp_avg": state["m"], "exp_avg_sq": state["v"]}
+    optimizer.state[weight] = kept
+    optimizer.step()
+    state["t"] += 1
+""",
+            "it uses torch.optim as a whole",
         ),
         ("gives the betas the wrong way round", _adamw(first="beta1, beta2 = beta2, beta1"), "m is a running mean"),
         ("mixes up beta and 1 - beta", _adamw(m='(1 - beta1) * state["m"] + beta1 * g'), "m is a running mean"),
@@ -551,76 +566,109 @@ def orthogonalize(x, num_steps, coefficients):
         ),
     ],
     "choose_optimizer": [
-        ("does not look at the budget", _choose(fitting="list(losses)"), "what keeps more than the budget is out"),
+        ("does not look at the budget", _choose(fitting="list(losses)"), "what needs more than the budget is out"),
         (
-            "takes what keeps less than the budget alone",
-            _choose(fitting="[name for name in losses if kept[name] < budget]"),
-            "what keeps just the budget fits",
+            "takes what needs less than the budget alone",
+            _choose(fitting="[name for name in losses if need[name] < budget]"),
+            "what needs just the budget fits",
         ),
         (
             "takes the smallest where nothing fits",
-            _choose(none="min(kept, key=kept.get)"),
+            _choose(none="min(need, key=need.get)"),
             "None where nothing fits",
         ),
-        ("knows no tie", _choose(tied="[best]"), "of a tie the one with fewest bytes"),
+        ("takes the best alone", _choose(as_good="[best]"), "of those as good the one with fewest bytes"),
         (
             "takes fewest bytes of all",
-            _choose(tied="fitting"),
+            _choose(as_good="fitting"),
             "of what differs clearly the best is taken",
         ),
         (
-            "leaves the best out of the tie",
-            _choose(tied="[name for name in fitting if name != best and ties_with(name, best)] or [best]"),
-            "of a tie the best, where it keeps fewest",
+            "leaves the best out of those as good",
+            _choose(as_good="[name for name in fitting if name != best and is_good(name, best)] or [best]"),
+            "of those as good the best, where it needs fewest",
         ),
         (
             "takes the most bytes",
-            _choose(chosen="max(tied, key=lambda name: kept[name])"),
-            "of a tie the best, where it keeps fewest",
+            _choose(chosen="max(as_good, key=lambda name: need[name])"),
+            "of those as good the best, where it needs fewest",
         ),
         (
             "compares means with both spreads: not seed by seed",
             _choose(
                 half="T[len(apart)] * math.hypot(*(statistics.stdev(losses[n]) for n in (name, best)))"
-                " / math.sqrt(len(apart))"
+                " / math.sqrt(len(apart))",
+                good="name == best or statistics.mean(apart) + half_width <= margin",
             ),
             "drops out",
         ),
-        ("divides by n", _choose(half="T[len(apart)] * statistics.stdev(apart) / len(apart)"), "0.7 of t s / sqrt(n)"),
+        (
+            "asks whether the interval holds 0",
+            _choose(good="abs(statistics.mean(apart)) <= half_width"),
+            "0.01 on each seed, within the margin",
+        ),
+        (
+            "holds the mean against the margin",
+            _choose(good="statistics.mean(apart) <= margin"),
+            "its mean below it",
+        ),
+        (
+            "holds the lower end against the margin",
+            _choose(good="statistics.mean(apart) - half_width <= margin"),
+            "its mean above it",
+        ),
+        (
+            "knows the margin: 1",
+            _choose(good="statistics.mean(apart) + half_width <= 1"),
+            "0.01 on each seed, beyond the margin",
+        ),
+        (
+            "divides by n",
+            _choose(half="T[len(apart)] * statistics.stdev(apart) / len(apart)"),
+            "an interval that holds 0 and ends beyond",
+        ),
         (
             "takes the deviation of a population",
             _choose(half="T[len(apart)] * statistics.pstdev(apart) / math.sqrt(len(apart))"),
-            "0.93 of t s / sqrt(n)",
+            "an interval that ends at 1.03 of the margin",
         ),
         (
             "takes 1.96 for t",
             _choose(half="1.96 * statistics.stdev(apart) / math.sqrt(len(apart))"),
-            "0.5 of t s / sqrt(n)",
-        ),
-        ("forgets the root of n", _choose(half="T[len(apart)] * statistics.stdev(apart)"), "1.08 of t s / sqrt(n)"),
-        ("takes t of three seeds", _choose(half="4.303 * statistics.stdev(apart) / math.sqrt(len(apart))"), "5 seeds"),
-        (
-            "ties with the best of all",
-            _choose(tied="[n for n in fitting if ties_with(n, min(losses, key=lambda n: sum(losses[n])))] or [best]"),
-            "not with the best of all",
+            "differences that spread widely",
         ),
         (
-            "follows ties from one to the next",
+            "forgets the root of n",
+            _choose(half="T[len(apart)] * statistics.stdev(apart)"),
+            "as good as one that is as good",
+        ),
+        (
+            "takes t of three seeds",
+            _choose(half="4.303 * statistics.stdev(apart) / math.sqrt(len(apart))"),
+            "as good as one that",
+        ),
+        (
+            "compares with the best of all",
+            _choose(as_good="[n for n in fitting if is_good(n, min(losses, key=lambda n: sum(losses[n])))] or [best]"),
+            "not as the best of all",
+        ),
+        (
+            "goes on from one that is as good to the next",
             _choose(
-                tied="[name for name in fitting if any("
-                "ties_with(name, o) and (ties_with(o, best) or o == best) for o in fitting)]"
+                as_good="[name for name in fitting if any("
+                "is_good(name, o) and (is_good(o, best) or o == best) for o in fitting)]"
             ),
-            "a tie with one that ties",
+            "as good as one that is as good",
         ),
         (
             "of equal bytes takes any",
-            _choose(chosen="max(tied, key=lambda name: (-kept[name], statistics.mean(losses[name])))"),
+            _choose(chosen="max(as_good, key=lambda name: (-need[name], statistics.mean(losses[name])))"),
             "of equal bytes the one with less mean loss",
         ),
         (
             "takes equal losses apart",
-            _choose(tie="name == best or abs(statistics.mean(apart)) < half_width"),
-            "equal losses tie",
+            _choose(good="name == best or statistics.mean(apart) + half_width < margin"),
+            "equal losses are as good",
         ),
         (
             "takes the median for the best",
@@ -643,12 +691,12 @@ def orthogonalize(x, num_steps, coefficients):
             "least mean, whatever its least loss",
         ),
         (
-            "leaves out what any that fits beats",
+            "leaves out what is not as good as all that are better",
             _choose(
-                tied="[n for n in fitting if all(statistics.mean(losses[n]) <= statistics.mean(losses[o]) "
-                "or ties_with(n, o) for o in fitting)]"
+                as_good="[n for n in fitting if all(statistics.mean(losses[n]) <= statistics.mean(losses[o]) "
+                "or is_good(n, o) for o in fitting)]"
             ),
-            "even where another beats it",
+            "whatever it is beside another",
         ),
         (
             "takes differences of sorted losses",
@@ -657,52 +705,52 @@ def orthogonalize(x, num_steps, coefficients):
         ),
         (
             "of equal bytes takes the less loss on the first seed",
-            _choose(chosen="min(tied, key=lambda name: (kept[name], losses[name]))"),
+            _choose(chosen="min(as_good, key=lambda name: (need[name], losses[name]))"),
             "of equal bytes the one with less mean loss",
         ),
         (
             "of equal bytes takes the less median",
-            _choose(chosen="min(tied, key=lambda name: (kept[name], statistics.median(losses[name])))"),
+            _choose(chosen="min(as_good, key=lambda name: (need[name], statistics.median(losses[name])))"),
             "of equal bytes the one with less mean loss",
         ),
         (
             "of equal bytes takes the first",
-            _choose(chosen="min(tied, key=lambda name: kept[name])"),
+            _choose(chosen="min(as_good, key=lambda name: need[name])"),
             "of equal bytes the one with less mean loss",
         ),
         (
             "of equal bytes takes the other than the best",
-            _choose(chosen="min(tied, key=lambda name: (kept[name], name == best, statistics.mean(losses[name])))"),
+            _choose(chosen="min(as_good, key=lambda name: (need[name], name == best, statistics.mean(losses[name])))"),
             "of equal bytes the one with less mean loss",
         ),
         (
             "compares whole bytes with the budget",
-            _choose(fitting="[name for name in losses if int(kept[name]) <= int(budget)]"),
+            _choose(fitting="[name for name in losses if int(need[name]) <= int(budget)]"),
             "a budget has a fraction",
         ),
         (
             "lets 5% over the budget fit",
-            _choose(fitting="[name for name in losses if kept[name] <= 1.05 * budget]"),
+            _choose(fitting="[name for name in losses if need[name] <= 1.05 * budget]"),
             "a little more than the budget is out",
         ),
         (
             "chooses by whole bytes",
-            _choose(chosen="min(tied, key=lambda name: (int(kept[name]), statistics.mean(losses[name])))"),
+            _choose(chosen="min(as_good, key=lambda name: (int(need[name]), statistics.mean(losses[name])))"),
             "a fraction of a byte is fewer",
         ),
         (
-            "leaves out what keeps nothing",
-            _choose(fitting="[name for name in losses if kept[name] and kept[name] <= budget]"),
-            "one that keeps nothing fits",
+            "leaves out what needs nothing",
+            _choose(fitting="[name for name in losses if need[name] and need[name] <= budget]"),
+            "one that needs nothing fits",
         ),
         (
             "takes a budget of 0 for none",
-            _choose(fitting="[name for name in losses if budget and kept[name] <= budget]"),
+            _choose(fitting="[name for name in losses if budget and need[name] <= budget]"),
             "a budget of 0 is one",
         ),
         (
             "rounds what it compares",
-            _choose(tie="round(abs(statistics.mean(apart)), 3) <= round(half_width, 3)"),
+            _choose(good="round(statistics.mean(apart) + half_width, 3) <= margin"),
             "0.0004 more on each seed",
         ),
         (
@@ -710,20 +758,20 @@ def orthogonalize(x, num_steps, coefficients):
             _choose(best="min(fitting, key=lambda name: round(statistics.mean(losses[name]), 2))"),
             "a mean less by 0.0004 is less",
         ),
-        ("returns all that tie", _choose(chosen="tied"), "of what differs clearly the best is taken"),
-        ("returns the bytes", _choose(chosen="min(kept[name] for name in tied)"), "of what differs clearly"),
+        ("returns all that are as good", _choose(chosen="as_good"), "of what differs clearly the best is taken"),
+        ("returns the bytes", _choose(chosen="min(need[name] for name in as_good)"), "of what differs clearly"),
         (
             "takes the largest loss",
-            _choose(best="max(fitting, key=lambda n: sum(losses[n]))"),
+            _choose(best="max(fitting, key=lambda n: sum(losses[n]))", as_good="[best]"),
             "of what differs clearly",
         ),
         (
             "changes what it was given",
             """
-def choose_optimizer(losses, kept, budget):
-    for name in [name for name in kept if kept[name] > budget]:
-        kept.pop(name)
-    return min(kept, key=lambda name: sum(losses[name]), default=None)
+def choose_optimizer(losses, need, budget, margin):
+    for name in [name for name in need if need[name] > budget]:
+        need.pop(name)
+    return min(need, key=lambda name: sum(losses[name]), default=None)
 """,
             "the input stays as it was",
         ),
@@ -864,8 +912,8 @@ def orthogonalize(x, num_steps, coefficients):
         (
             "with sums, and sorted",
             """
-def choose_optimizer(losses, kept, budget):
-    order = sorted((sum(losses[name]), name) for name in losses if kept[name] <= budget)
+def choose_optimizer(losses, need, budget, margin):
+    order = sorted((sum(losses[name]), name) for name in losses if need[name] <= budget)
     if order:
         best = losses[order[0][1]]
         n, tied = len(best), []
@@ -873,42 +921,42 @@ def choose_optimizer(losses, kept, budget):
             d = [x - y for x, y in zip(losses[name], best)]
             mean = sum(d) / n
             s = (sum((x - mean) ** 2 for x in d) / (n - 1)) ** 0.5
-            if mean - T[n] * s / n**0.5 <= 0 <= mean + T[n] * s / n**0.5:
-                tied.append((kept[name], total, name))
+            if mean + T[n] * s / n**0.5 <= margin:
+                tied.append((need[name], total, name))
         return min(tied)[2]
 """,
         ),
         (
             "with tensors",
             """
-def choose_optimizer(losses, kept, budget):
-    names = [name for name, size in kept.items() if size <= budget]
+def choose_optimizer(losses, need, budget, margin):
+    names = [name for name, size in need.items() if size <= budget]
     if len(names) == 0:
         return None
     table = torch.tensor([losses[name] for name in names], dtype=torch.float64)
     apart = table - table[table.mean(1).argmin()]
     n = table.shape[1]
-    is_tied = apart.mean(1).abs() <= T[n] * apart.std(1) / n**0.5
-    rank = [(kept[name], float(row.mean()), name) for name, row, tie in zip(names, table, is_tied) if tie]
+    is_good = apart.mean(1) + T[n] * apart.std(1) / n**0.5 <= margin
+    rank = [(need[name], float(row.mean()), name) for name, row, good in zip(names, table, is_good) if good]
     return sorted(rank)[0][-1]
 """,
         ),
         (
             "drops the worst, one after the other",
             """
-def choose_optimizer(losses, kept, budget):
-    left = {name: losses[name] for name in losses if not kept[name] > budget}
+def choose_optimizer(losses, need, budget, margin):
+    left = {name: losses[name] for name in losses if not need[name] > budget}
     best = min(left, key=lambda name: statistics.fmean(left[name]), default=None)
     for name in list(left):
         d = [x - y for x, y in zip(left[name], losses[best])]
-        if abs(statistics.fmean(d)) > T[len(d)] * (statistics.variance(d) / len(d)) ** 0.5:
+        if statistics.fmean(d) > margin - T[len(d)] * (statistics.variance(d) / len(d)) ** 0.5:
             del left[name]
-    return min(left, key=lambda name: (kept[name], statistics.fmean(left[name])), default=None)
+    return min(left, key=lambda name: (need[name], statistics.fmean(left[name])), default=None)
 """,
         ),
         (
-            "one-sided: nothing lies below the best",
-            _choose(tie="statistics.mean(apart) - half_width <= 0"),
+            "with the interval's larger end: nothing lies below the best",
+            _choose(good="max(map(abs, interval(losses[name], losses[best]))) <= margin"),
         ),
     ],
 }
