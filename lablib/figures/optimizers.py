@@ -139,7 +139,9 @@ def figure_loss_and_bytes(
                 hoverinfo="text",
             )
         )
-    across = log_axis(list(bytes_per_parameter.values()) or [1.0], f"{what} a parameter", "B")
+    sizes, label = list(bytes_per_parameter.values()) or [1.0], f"{what} for each parameter"
+    is_wide = max(sizes) > 50 * min(sizes)  # less has too few powers of ten to read off
+    across = log_axis(sizes, label, "B") if is_wide else axis(f"{label} (B)", rangemode="tozero")
     figure.update_layout(xaxis=across, yaxis=axis("final loss, least to largest seed (nats a byte)"), showlegend=True)
     ordered = sorted(results, key=lambda name: bytes_per_parameter[name])
     least = min(results, key=lambda name: results[name].loss, default=None)

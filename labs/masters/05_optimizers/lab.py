@@ -79,8 +79,8 @@ curves = {}
 for name, make in makers.items():
     curves[name] = min((valley(make, lr) for lr in rates), key=lambda losses: max(losses[-20:]))
     print(f"{name}: at most {max(curves[name][-20:]):.2g} in the last 20 steps")
-axes = {"x_label": "step", "y_label": "loss", "x_unit": "count", "y_unit": ""}
-show(figure_lines(range(100), curves, **axes, log_y=True, title="A valley: each at its best rate"))
+axes = {"x_label": "step", "y_label": "loss", "x_unit": "count", "y_unit": "", "log_y": True}
+show(figure_lines(range(100), curves, **axes, title="A valley: each at its best rate"))
 
 # %% [markdown]
 # SGD must stay below the rate 2 / 100, or the steepest weight flies off; then the flattest needs thousands of steps.
@@ -115,8 +115,8 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
     """One step of AdamW: changes w in place, and the state.
 
     w, g: tensors of one shape, perhaps transposed. betas: (beta1, beta2). decay: lambda.
-    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; 0 and zeros at first,
-        or read from a file.
+    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; 0 and zeros at
+        first, or read from a file.
     """
     ### BEGIN SOLUTION
     beta1, beta2 = betas
@@ -213,8 +213,10 @@ from lablib.optim import blockwise
 
 values = blockwise.codebook(is_signed=True)
 print("of 256 values:", "  ".join(f"{value:.2g}" for value in values[128::16]))
-m = training.optimizers[0].state[training.model.get_parameter("blocks.0.mlp.up.weight")]["exp_avg"]
-print(f"a state: {m.numel():,} numbers, largest {m.abs().max():.1e}, median {m.abs().median():.1e}")
+mlp_up = training.model.get_parameter("blocks.0.mlp.up.weight")
+m = training.optimizers[0].state[mlp_up]["exp_avg"]
+sizes = m.abs()
+print(f"a state: {m.numel():,} numbers, largest {sizes.max():.1e}, median {sizes.median():.1e}")
 
 # %% [markdown]
 # One *outlier*, a number far larger than all others, sets the scale, and the others fall among fewer values. So the
@@ -236,9 +238,10 @@ show(figure_blocks(*found))
 print("you guessed", my_guess_errors)
 for name, line in errors.items():
     print(f"{name}: {line[0]:.1%} without, {line[3]:.1%} with an outlier of 1,000 times the rms")
-means = [one[key] for one in training.optimizers[0].state.values() for key in ("exp_avg", "exp_avg_sq")]
+states = training.optimizers[0].state.values()
+means = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
 largest = max(float(one.abs().max() / one.double().square().mean().sqrt()) for one in means)
-print(f"in all states of this training the largest number is {largest:.0f} times its tensor's rms")
+print(f"largest number of all states of this training: {largest:.0f} times its tensor's rms")
 
 # %% [markdown]
 # With one scale an outlier harms all 16,384; in blocks of 256 it harms only its neighbours. In this small training the
@@ -257,7 +260,8 @@ def quantize_state(x, values, block):
     """Codes, uint8 in the shape of x, and scales, float32, one a block.
 
     x: float32 of any shape with at least one number; stays as it is.
-    values: up to 256 ascending float32, with 0 and 1; from about -1 where x may be negative, else 0.
+    values: up to 256 ascending float32, with 0 and 1; where x may be negative from about -1,
+        else from 0.
     """
     flat = x.flatten()
     rows = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)  # zeros at the end
@@ -343,7 +347,8 @@ def orthogonalize(x, num_steps, coefficients):
 
 # %%
 # Try it. By hand: the norm is 5, so 0.6 and 0.8 at first; then s / 2 + s^3: 0.516 and 0.912.
-try_out(orthogonalize, torch.diag(torch.tensor([3.0, 4.0])), num_steps=1, coefficients=(0.5, 1, 0))
+x = torch.diag(torch.tensor([3.0, 4.0]))
+try_out(orthogonalize, x, num_steps=1, coefficients=(0.5, 1, 0))
 
 # %% tags=["check"] points=3
 check.orthogonalize(orthogonalize)
@@ -395,7 +400,7 @@ print("  ".join(f"{loss:.3f}" for loss in of_adamw.losses.values()))
 
 # %%
 my_guess_better = None  # names, such as ["muon", "lion"]
-print("choose among", ", ".join(sorted(results)))
+print_text(f"choose among {', '.join(sorted(results))}")
 print("guess:", my_guess_better)
 
 # %%
@@ -409,7 +414,7 @@ print("below AdamW, beyond noise:", ", ".join(better) or "none")
 print("you guessed", my_guess_better)
 wider = 5.598 / 2.776  # t at 99.5% over t at 95%, n = 5
 sure = [name for name, one in apart.items() if abs(one.mean) > wider * one.half_width]
-print(f"of {len(apart)} intervals at 99.5%, {wider:.1f} times as wide, without 0:", ", ".join(sure))
+print(f"without 0 at 99.5%, {wider:.1f} times as wide:", ", ".join(sure), "of", len(apart))
 
 # %% [markdown]
 # A line that crosses 0 supports no claim, whatever its mean: *cannot be told apart* is not *equal*. And each interval
@@ -465,7 +470,8 @@ def fitting(budget):
 
 
 def draw_fitting(shown):
-    return figure_loss_and_bytes(shown, {name: need[name] for name in shown}, "need of a step")
+    sizes = {name: need[name] for name in shown}
+    return figure_loss_and_bytes(shown, sizes, "what a step needs")
 
 
 budgets = LogSlider("budget", "Bytes a parameter beside weights and gradients", 1.0, 50.0, 50.0)
@@ -494,9 +500,9 @@ for name in ("adafactor", "sophia"):
 # %% [markdown]
 # ### Exercise 4: choose
 #
-# Of the optimizers within the budget find the *best*, with the least mean loss. Another is *as good* if its interval,
-# less the best, ends at or below `margin`; so is the best itself. Among these take the one that needs fewest bytes; of
-# equal ones the one with less mean loss.
+# Of the optimizers within the budget find the *best*, with the least mean loss. Another is *as good* if the
+# interval of its differences from the best ends at or below `margin`; so is the best itself. Among these take the one
+# that needs fewest bytes; of equal ones the one with less mean loss.
 
 
 # %% tags=["exercise"]
@@ -542,7 +548,8 @@ for budget in (40.0, 8.0, 5.0):
 #
 # How long does a step take? Nearly all of it is memory: SGD reads w and g and writes w, 12 bytes a parameter. AdamW
 # could do with 28, but each of its eight batched operators goes through memory anew. Muon adds products. Adam8bit reads
-# and writes a quarter of the state: guess, how long is its step beside AdamW's?
+# and writes a quarter of the state: guess, how long is its step beside AdamW's? (A *makespan*, below, is a run's time
+# from the first start to the last end.)
 
 # %%
 my_guess_ratio = None  # Adam8bit's step over AdamW's
@@ -584,7 +591,7 @@ comparison = reconcile(steps, **options, repeats=3 if quick else 7)
 print_text(comparison.reading())
 
 # %% [markdown]
-# (A *makespan* is the time from the first start to the last end.) Beside it a run that was recorded on a quiet machine:
+# Beside it a recorded run, whose sentence says how busy that machine was:
 
 # %%
 from lablib.course import recorded_comparison
@@ -637,7 +644,8 @@ def second_step(name):
     return sum(param.numel() for param in model.parameters())
 
 
-print(f"GPT-2: {launch(second_step, 'adamw', ranks=1, fidelity='shapes').values[0]:,} parameters")
+run = launch(second_step, "adamw", ranks=1, fidelity="shapes")
+print(f"GPT-2: {run.values[0]:,} parameters")
 
 # %%
 gpt2 = {"state": state_of(GPT(model_config("gpt2"), device="meta")), "need of a step": {}}
@@ -646,7 +654,7 @@ for name in kinds(1):
     peak = run.memory.by_phase(0)["peak_bytes"]["second"] / run.values[0]
     gpt2["need of a step"][name] = peak - 8  # 4 for weights, 4 for gradients
 print("bytes a parameter")
-pd.DataFrame(gpt2).sort_values("need of a step").T.round(2)
+pd.DataFrame(gpt2).sort_values("need of a step").round(2)
 
 # %% [markdown]
 # The losses remain those of the small model. Change the budget, and read why each stands where it does. What needs too
@@ -657,7 +665,7 @@ from lablib.optim.choose import choose
 
 my_budget = 7.0  # bytes a parameter: what is left beside weights and gradients
 places = choose(results, my_budget, needed_bytes_per_parameter=gpt2["need of a step"])
-rows = [{"place": one.place or "out", "optimizer": one.name, "why": one.reason} for one in places]
+rows = [{"place": one.place or "out", "name": one.name, "why": one.reason} for one in places]
 pd.DataFrame(rows).style.hide().set_properties(**{"text-align": "left"})
 
 # %% [markdown] tags=["further"] minutes=3
@@ -670,7 +678,7 @@ rows = {}
 for name in ("adamw", "muon"):
     result, num_steps = results[name], 50 if quick else 400
     _, looks = experiment.run(name, result.lr, result.weight_decay, seed=1, num_steps=num_steps)
-    rows[name] = {"live": looks[-1].loss, "recorded, mean of seeds": result.curve[num_steps // 50]}
+    rows[name] = {"live": looks[-1].loss, "mean of 5 seeds": result.curve[num_steps // 50]}
 print(f"held-out loss after {num_steps} of 400 steps (nats a byte)")
 pd.DataFrame(rows).T.round(3)
 
@@ -705,7 +713,7 @@ from lablib.optim.effects import lost_shares
 
 weight = "blocks.0.mlp.up.weight"
 old = training.model.get_parameter(weight).grad
-later, _ = experiment.run("adamw", lr=8e-3, weight_decay=0.0, seed=1, num_steps=40, look_every=40)
+later, _ = experiment.run("adamw", 8e-3, weight_decay=0.0, seed=1, num_steps=40, look_every=40)
 new = later.model.get_parameter(weight).grad
 random = torch.randn(new.shape, generator=torch.Generator().manual_seed(0))
 sources = {"its own": new, "20 steps old": old, "random": random}
@@ -723,12 +731,11 @@ show(figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])))
 # v = R C / mean(R), m + n numbers for m n. Here is AdamW's v beside what R and C make of it.
 
 # %%
-mlp_up = training.model.get_parameter("blocks.0.mlp.up.weight")
 v = training.optimizers[0].state[mlp_up]["exp_avg_sq"]
 guessed = v.mean(dim=1, keepdim=True) * v.mean(dim=0) / v.mean()
 factor = (v / guessed).sqrt()
 low, middle, high = (float(factor.quantile(share)) for share in (0.05, 0.5, 0.95))
-print(f"Adafactor's step over AdamW's: 90% from {low:.2f} to {high:.2f}, the middle {middle:.2f}")
+print(f"Adafactor's step over AdamW's: 90% from {low:.2f} to {high:.2f}, middle {middle:.2f}")
 print(f"{sum(v.shape):,} numbers kept for {v.numel():,}")
 
 # %% [markdown] tags=["further"] minutes=3

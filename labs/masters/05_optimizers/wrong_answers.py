@@ -466,6 +466,8 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             "lets the library do it",
             """
 def quantize_state(x, values, block):
+    from lablib.optim import blockwise
+
     return blockwise.quantize(x, blockwise.blocks(True, block))
 """,
             "your own code",
@@ -518,7 +520,7 @@ def orthogonalize(x, num_steps, coefficients):
         ),
         ("one step too many", _orthogonal(steps="num_steps + 1"), "x over its norm"),
         ("always five steps", _orthogonal(steps="5"), "x over its norm"),
-        ("knows its coefficients", _orthogonal(abc="COEFFICIENTS"), "(only a"),
+        ("knows its coefficients", _orthogonal(abc="(3.4445, -4.7750, 2.0315)"), "(only a"),
         ("forgets the fifth power", _orthogonal(new="a * x + b * gram @ x"), "(one step"),
         ("squares elementwise", _orthogonal(new="a * x + (b * gram + c * gram**2) @ x"), "(one step"),
         ("cubes elementwise", _orthogonal(new="a * x + b * x**3 + c * x**5"), "(a and b"),
@@ -561,8 +563,9 @@ def orthogonalize(x, num_steps, coefficients):
         ("works in place", _orthogonal(divided="x.div_(x.norm().clamp(min=1e-30))"), "the result is a new tensor"),
         (
             "lets the library do it",
+            "from lablib.optim.newton_schulz import newton_schulz\n\n"
             "def orthogonalize(x, n, abc):\n    return newton_schulz(x, n, abc)",
-            "newton_schulz",
+            "it uses lablib.optim.newton_schulz",
         ),
     ],
     "choose_optimizer": [
