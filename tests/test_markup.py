@@ -27,6 +27,7 @@ from lablib.batches.packing import best_fit
 from lablib.course.expect import Measured
 from lablib.course.result import Hint, Result
 from lablib.course.show_source import Source
+from lablib.data.loader_timeline import Loader, run_loop
 from lablib.errors import DeadlockError, Wait
 from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
@@ -182,6 +183,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_rates": lambda: figures.figure_rates({MARK: {32: {0.25: [3.0], 0.5: [2.0]}}}, MARK, MARK, MARK),
     "figure_packing": lambda: figures.figure_packing({MARK: best_fit([3, 5, 2], 8)}),
     "figure_block_fill": lambda: figures.figure_block_fill({MARK: best_fit([3, 5, 2], 8)}),
+    "figure_loading": lambda: figures.figure_loading(run_loop(Loader(2), [1.0] * 4, [1.0] * 4), title=MARK),
+    "figure_idle_shares": lambda: figures.figure_idle_shares([1, 2], {MARK: [0.5, 0.2]}, MARK, title=MARK),
     "figure_batch_splits": lambda: figures.figure_batch_splits([prediction()], title=MARK),
 }  # fmt: skip
 

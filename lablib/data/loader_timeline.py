@@ -360,6 +360,30 @@ def steady_step_s(loader: Loader, load_s: float, step_s: float) -> float:
 
 
 @checked
+def idle_share(
+    load_s: float,
+    step_s: float,
+    workers: int,
+    prefetch: int,
+    spread: float = 0.0,
+    num_batches: int = 600,
+    seed: int = 0,
+) -> float:
+    """Part of the time in which the device waits for batches, after the first: a run with lognormal loads.
+
+    Arguments:
+        load_s: mean seconds of a load; `workers / load_s` batches a second is the loader's rate.
+        step_s: seconds of a step.
+        workers, prefetch: as of `Loader`.
+        spread: of load times, their standard deviation over their mean.
+        num_batches, seed: how long the run is, and of its draw.
+    """
+    jitter = Jitter.LOGNORMAL if spread else Jitter.NONE
+    loads_s = draw_times(load_s, num_batches, jitter, spread, seed)
+    return run_loop(Loader(workers, prefetch), loads_s, [float(step_s)] * num_batches).idle_share_from(0)
+
+
+@checked
 def smallest_prefetch(
     load_times_s: Sequence[float],
     step_s: float,

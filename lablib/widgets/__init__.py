@@ -6,4 +6,5 @@ from lablib.widgets.controls import IntChoice as IntChoice
 from lablib.widgets.controls import LogSlider as LogSlider
 from lablib.widgets.controls import Toggle as Toggle
 from lablib.widgets.explore import explore as explore
+from lablib.widgets.loader_calculator import loader_calculator as loader_calculator
 from lablib.widgets.memory_calculator import memory_calculator as memory_calculator

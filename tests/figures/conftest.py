@@ -15,6 +15,7 @@ import pytest
 from lablib import figures
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import best_fit
+from lablib.data.loader_timeline import Loader, run_loop
 from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import difference
@@ -105,6 +106,12 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "packing": figures.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "block fill": figures.figure_block_fill({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "batch splits": figures.figure_batch_splits([plan]),
+        "loading": figures.figure_loading(
+            run_loop(Loader(2, start_s=1.0, batch_bytes=0.5, copy_bytes_per_s=1.0), [2.0] * 6, [1.0] * 6)
+        ),
+        "idle shares": figures.figure_idle_shares(
+            [1, 2, 4], {"simulated": [0.3, 0.2, 0.1], "M/M/k/K": [0.4, 0.2, 0.1]}
+        ),
         "validation": figures.figure_validation(examples.some_report()),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
     }

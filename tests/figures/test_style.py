@@ -24,7 +24,7 @@ from tests.contrast import contrast, luminance
 
 # Their y axes name ranks or parts, not quantities.
 LANES = {"timeline", "reconcile", "reconcile normalized", "pipeline"}
-LANES |= {"waterfall", "waterfalls", "communication of a plan"}
+LANES |= {"waterfall", "waterfalls", "communication of a plan", "loading"}
 # Panels of lanes that share the axis below or above them.
 ABOVE = {"memory under timeline": ("xaxis2", "yaxis2"), "pipeline": ("xaxis2", "yaxis2"), "exponents": ("yaxis2",)}
 ABOVE |= {"schedules": ("xaxis",)}

@@ -1,0 +1,78 @@
+"""Which loader hides its own jitter? Rate, jitter, workers, prefetch and step time -> how long the device waits.
+
+The picture has the idle share for every prefetch: of this loader, from a simulated run; and what the closed forms say
+of times that do not jitter at all, and of exponential ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lablib.data.loader_timeline import idle_share
+from lablib.data.queueing import idle_share_constant, idle_share_exponential
+from lablib.figures.loading import figure_idle_shares
+from lablib.signature import checked
+from lablib.widgets.controls import Control, IntChoice, LogSlider
+from lablib.widgets.explore import explore
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from lablib.widgets.explorer import Explorer
+    from lablib.widgets.static import Pictures
+
+PREFETCHES = (1, 2, 4, 8, 16)
+NUM_BATCHES = 400  # of each simulated run: five of them take some 20 ms
+_EXAMPLES = ({"spread": 0}, {"workers": 8})
+
+
+@checked
+def loader_calculator(
+    interactive: bool = True,
+    load_s: float = 0.2,
+    step_s: float = 0.1,
+    workers: int = 2,
+    prefetch: int = 2,
+    spread: int = 100,
+) -> Explorer | Pictures:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings.
+
+    Arguments:
+        interactive: whether there are controls.
+        load_s, step_s: mean seconds of a load, and seconds of a step; of the sliders' values, in steps of 1, 2, 5.
+        workers, prefetch: which it begins with.
+        spread: of load times, their standard deviation in percent of their mean.
+
+    Raises:
+        ValueError: one that is not among the control's.
+    """
+    controls: list[Control] = [
+        LogSlider("load_s", "Load a batch", 1e-3, 10.0, load_s, "s"),
+        IntChoice("spread", "Jitter", (0, 25, 50, 100, 200), spread, "% of it"),
+        IntChoice("workers", "Workers", (1, 2, 4, 8, 16), workers),
+        IntChoice("prefetch", "Prefetch", PREFETCHES, prefetch, "a worker"),
+        LogSlider("step_s", "Step", 1e-3, 10.0, step_s, "s"),
+    ]
+    return explore(idle_shares, _draw, controls, interactive, _EXAMPLES)
+
+
+@checked
+def idle_shares(
+    load_s: float, spread: int, workers: int, prefetch: int, step_s: float
+) -> tuple[int, dict[str, list[float]]]:
+    """The prefetch chosen, and the idle share at each of `PREFETCHES`: simulated, and by both closed forms."""
+    simulated = [idle_share(load_s, step_s, workers, one, spread / 100, NUM_BATCHES) for one in PREFETCHES]
+    exponential = [idle_share_exponential(load_s, step_s, workers, one) for one in PREFETCHES]
+    constant = [idle_share_constant(load_s, step_s, workers)] * len(PREFETCHES)
+    return prefetch, {
+        "this loader, simulated": simulated,
+        "exponential times (M/M/k/K)": exponential,
+        "constant times (D/D)": constant,
+    }
+
+
+def _draw(found: tuple[int, dict[str, list[float]]]) -> go.Figure:
+    prefetch, shares = found
+    here = [f"{name} {line[PREFETCHES.index(prefetch)]:.1%}" for name, line in shares.items()]
+    summary = f"With prefetch {prefetch} the device waits: {', '.join(here)}."
+    return figure_idle_shares(PREFETCHES, shares, "prefetch", summary=summary)
