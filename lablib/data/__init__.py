@@ -3,6 +3,8 @@
 text            a corpus from what is on the machine or from the network, as bytes
 batches         batches of it for data-parallel training
 documents       where one document ends and the next begins
+naive_bpe       byte-pair encoding, the algorithm
+tokenizer       text as tokens, by a trained byte-pair tokenizer that knows its own tokens
 loader_timeline a loop fed by a loader: workers, prefetch, copies, and the cause of each gap
 queueing        how long the device waits, in closed form
 shuffle_buffer  an order that is nearly random, from data that is read one after another
