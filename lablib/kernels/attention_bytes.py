@@ -24,9 +24,10 @@ Simplified: no cache between chip and memory: it would serve heads of one group,
 """
 
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles
+from lablib.kernels.jit import cdiv
 from lablib.signature import checked
 
-_START_BYTES = 8  # of an entry of cu_seqlens: int64; each program reads four
+_START_BYTES = 2 * 8  # a program reads where its document starts and ends in cu_seqlens, as int64
 
 
 @checked
@@ -44,7 +45,7 @@ def paper_tiles(d: int, on_chip_numbers: int) -> tuple[int, int]:
     """
     if not 1 <= d <= on_chip_numbers:
         raise ValueError(f"a head's width must be from 1 to the numbers on chip: got {d} and {on_chip_numbers}.")
-    keys = -(-on_chip_numbers // (4 * d))
+    keys = cdiv(on_chip_numbers, 4 * d)
     return min(keys, d), keys
 
 
@@ -55,12 +56,12 @@ def paper_flash_numbers(N: int, d: int, on_chip_numbers: int) -> int:
     start = N * d + 2 * N  # o, l and m are written
     once = 2 * N * d  # k and v
     each_time = (N * d + N * d + 2 * N) + (N * d + 2 * N)  # q, o, l, m are read; o, l, m written
-    return start + once + -(-N // keys) * each_time
+    return start + once + cdiv(N, keys) * each_time
 
 
 @checked
 def forward_bytes(plan: AttentionPlan, heads: int, width: int, itemsize: int) -> dict[str, int]:
-    """Bytes of each tensor that our forward kernel reads or writes; each head reads the keys of its group for itself.
+    """Bytes of each tensor that our forward kernel reads or writes; a head reads the keys of its group for itself.
 
     Arguments:
         itemsize: bytes of a number of q; the log-sum-exp has 4, or 8 for float64.
@@ -75,7 +76,8 @@ def forward_bytes(plan: AttentionPlan, heads: int, width: int, itemsize: int) ->
         "v": keys * each,
         "o": queries * each,
         "lse": queries * heads * max(4, itemsize),
-        "starts": programs * 4 * _START_BYTES,
+        "starts_q": programs * _START_BYTES,
+        "starts_k": programs * _START_BYTES,
     }
 
 
@@ -84,21 +86,21 @@ def backward_bytes(
     plan: AttentionPlan, heads: int, kv_heads: int, width: int, itemsize: int
 ) -> dict[str, dict[str, int]]:
     """The same of the three kernels of backward: "row_sums", "dq", "dk_dv"."""
-    rows = plan.starts_q[-1]
-    columns = plan.starts_k[-1]
+    rows, columns = plan.starts_q[-1], plan.starts_k[-1]
     read_keys = sum(key.stop - key.start for tile in plan.query_tiles() for key in plan.keys_of(tile))
     read_rows = sum(tile.stop - tile.start for key in plan.key_tiles() for tile in plan.queries_of(key))
     each, each_kv, wide = heads * width * itemsize, kv_heads * width * itemsize, heads * max(4, itemsize)
     per_row = {"q": each, "do": each, "lse": wide, "d": wide}
-    per_key = {"k": each_kv, "v": each_kv, "dk": each_kv, "dv": each_kv}
-    starts_dq, starts_dkv = heads * _launched(plan, of_queries=True), kv_heads * _launched(plan, of_queries=False)
+    of_dq = {name: rows * size for name, size in per_row.items()}
+    of_dk_dv = {name: read_rows * size for name, size in per_row.items()}
+    starts_dq, starts_dkv = (
+        dict.fromkeys(("starts_q", "starts_k"), programs * _START_BYTES)
+        for programs in (heads * _launched(plan, of_queries=True), kv_heads * _launched(plan, of_queries=False))
+    )
     return {
         "row_sums": {"do": rows * each, "o": rows * each, "d": rows * wide},
-        "dq": {name: rows * size for name, size in per_row.items()}
-        | {"k": read_keys * each, "v": read_keys * each, "dq": rows * each, "starts": starts_dq * 4 * _START_BYTES},
-        "dk_dv": {name: read_rows * size for name, size in per_row.items()}
-        | {name: columns * size for name, size in per_key.items()}
-        | {"starts": starts_dkv * 4 * _START_BYTES},
+        "dq": of_dq | {"k": read_keys * each, "v": read_keys * each, "dq": rows * each} | starts_dq,
+        "dk_dv": of_dk_dv | dict.fromkeys(("k", "v", "dk", "dv"), columns * each_kv) | starts_dkv,
     }
 
 
@@ -179,4 +181,4 @@ def _launched(plan: AttentionPlan, of_queries: bool) -> int:
     """Programs of one head: tiles of the longest document, for each document; those past an end return at once."""
     size = plan.tiles.queries if of_queries else plan.tiles.keys
     longest = max((lengths[0 if of_queries else 1] for lengths in plan.lengths), default=0)
-    return len(plan.lengths) * -(-longest // size)
+    return len(plan.lengths) * cdiv(longest, size)

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lablib.kernels.jit import cdiv, check_tile
 from lablib.signature import check_fields, checked
 
 
@@ -39,8 +40,7 @@ class AttentionTiles:
     def __post_init__(self) -> None:
         check_fields(self)
         for name, size in (("queries", self.queries), ("keys", self.keys)):
-            if size < 1 or size & (size - 1):
-                raise ValueError(f"a tile of {name} must be a power of two: got {size}; try 16, 32, 64 or 128.")
+            check_tile("AttentionTiles", name, size)
 
 
 class Tile(NamedTuple):
@@ -107,6 +107,11 @@ class AttentionPlan:
         first = max(0, keys.start - (s - t)) if self.is_causal else 0
         start = first // self.tiles.queries * self.tiles.queries
         yield from _tiles(keys.document, start, t, t, self.tiles.queries)
+
+    def grid(self, starts: tuple[int, ...], size: int, heads: int) -> tuple[int, int, int]:
+        """Programs of a kernel: tiles of `size` of the longest document, heads, documents."""
+        longest = max(b - a for a, b in pairwise(starts))
+        return cdiv(longest, size), heads, len(starts) - 1
 
     def mask(self, queries: Tile, keys: Tile, device: torch.device | None = None) -> Tensor:
         """True where a query (row) sees a key (column)."""

@@ -28,11 +28,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles, equal_lengths
-from lablib.kernels.flash_backward import tiled_backward
-from lablib.kernels.flash_forward import tiled_forward
+from lablib.kernels.flash_backward import tiled_backward, triton_backward
+from lablib.kernels.flash_forward import tiled_forward, triton_forward
+from lablib.kernels.jit import FLOATS
 from lablib.signature import checked
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Passes(NamedTuple):
@@ -42,6 +41,7 @@ class Passes(NamedTuple):
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
+TRITON = Passes(triton_forward, triton_backward)
 TILED = Passes(tiled_forward, tiled_backward)
 
 
@@ -53,7 +53,7 @@ def flash_attention(
     is_causal: bool = False,
     scale: float | None = None,
     tiles: AttentionTiles | None = None,
-    passes: Passes = TILED,
+    passes: Passes = TRITON,
 ) -> Float[Tensor, "B H T K"]:
     """softmax(scale q k^T) v for a batch of equal lengths.
 
@@ -61,7 +61,7 @@ def flash_attention(
         is_causal: query i sees the keys j <= i + S - T.
         scale: of the scores; 1 / sqrt(K) when None.
         tiles: rows of a tile; 64 by 64 when None.
-        passes: TRITON or TILED, its reference in plain torch.
+        passes: TRITON, the kernels, interpreted on a CPU; or TILED, the same loops in plain torch.
 
     Raises:
         ValueError: heads, dtypes or devices that do not fit each other, or a tile that the kernel cannot take.
@@ -87,7 +87,7 @@ def flash_attention_varlen(
     is_causal: bool = False,
     scale: float | None = None,
     tiles: AttentionTiles | None = None,
-    passes: Passes = TILED,
+    passes: Passes = TRITON,
 ) -> Float[Tensor, "T H K"]:
     """The same for documents one after another: none sees another.
 
@@ -143,7 +143,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             "the heads of k and v must divide those of q, and a head have a width: "
             f"got {heads} heads, {kv_heads} of k and v, width {width}."
         )
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
         raise ValueError(
             "q, k and v must be of one dtype, float16, bfloat16, float32 or float64: "
             f"got {q.dtype}, {k.dtype} and {v.dtype}; convert them with .to(...)."

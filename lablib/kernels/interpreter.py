@@ -25,6 +25,7 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import triton.compiler.code_generator  # noqa: F401  it keeps functions of the language: import it before an exchange
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import interpreter as triton_interpreter

@@ -26,6 +26,8 @@ Red-Blue Pebble Game", 1981, STOC: with room for S numbers no order moves fewer 
 Simplified: no split of the inner dimension among programs, so a small c leaves processors idle; no persistent programs.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +36,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lablib.errors import unknown_name
+from lablib.kernels.jit import FLOATS, accumulator, cdiv, check_tile, jit, tl
 from lablib.signature import check_fields, checked
 
 ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -51,8 +54,7 @@ class MatmulTiles:
     def __post_init__(self) -> None:
         check_fields(self)
         for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
-            if size < 1 or size & (size - 1):
-                raise ValueError(f"tile side {name} must be a power of two: got {size}; try 16, 32, 64 or 128.")
+            check_tile("MatmulTiles", name, size)
         if self.group < 1:
             raise ValueError(f"group must be at least 1 row of tiles: got {self.group}; 1 is row by row.")
 
@@ -60,7 +62,7 @@ class MatmulTiles:
 @checked
 def program_tiles(M: int, N: int, tiles: MatmulTiles) -> list[tuple[int, int]]:
     """(row, column) of the tile of c that each program makes, by the program's number."""
-    num_m, num_n = -(-M // tiles.m), -(-N // tiles.n)
+    num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
     groups = [range(at, min(at + tiles.group, num_m)) for at in range(0, num_m, tiles.group)]
     return [(row, column) for group in groups for column in range(num_n) for row in group]
 
@@ -75,7 +77,7 @@ def panels(M: int, N: int, tiles: MatmulTiles, at_once: int) -> int:
 @checked
 def numbers_moved(M: int, N: int, K: int, tiles: MatmulTiles, has_bias: bool = False) -> dict[str, int]:
     """Numbers of each tensor that go between memory and chip, without a cache."""
-    num_m, num_n = -(-M // tiles.m), -(-N // tiles.n)
+    num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
     return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}
 
 
@@ -105,6 +107,74 @@ def tiled_matmul(
     return c_MN
 
 
+@jit
+def matmul_kernel(
+    a_ptr,  # [M, K] and [K, N], of any strides
+    b_ptr,
+    bias_ptr,  # [N], or None
+    c_ptr,  # [M, N]
+    M,
+    N,
+    K,
+    a_row,
+    a_column,
+    b_row,
+    b_column,
+    ACTIVATION: tl.constexpr,
+    SUM: tl.constexpr,  # dtype of sums: float32, or float64 for float64
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One program: a tile of c, along the inner dimension, and its epilogue."""
+    program = tl.program_id(0)
+    num_m, num_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
+    first = program // (GROUP * num_n) * GROUP
+    rows_of_group, in_group = min(GROUP, num_m - first), program % (GROUP * num_n)
+    m = (first + in_group % rows_of_group) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+    n = in_group // rows_of_group * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
+    in_m, in_n = (m < M)[:, None], (n < N)[None, :]
+    z = tl.zeros([BLOCK_M, BLOCK_N], SUM)
+    for at in range(0, K, BLOCK_K):
+        k = at + tl.arange(0, BLOCK_K).to(tl.int64)
+        a_mk = tl.load(a_ptr + m[:, None] * a_row + k[None, :] * a_column, mask=in_m & (k < K)[None, :], other=0.0)
+        b_kn = tl.load(b_ptr + k[:, None] * b_row + n[None, :] * b_column, mask=(k < K)[:, None] & in_n, other=0.0)
+        z += tl.dot(a_mk, b_kn, input_precision="ieee")
+    # The epilogue, on the chip
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(SUM)[None, :]
+    if ACTIVATION == "relu":
+        z = tl.where(z < 0.0, 0.0, z)
+    if ACTIVATION == "gelu":
+        z = 0.5 * z * (1.0 + tl.erf(z * 0.7071067811865476))
+    if ACTIVATION == "silu":  # z / (1 + exp(-z)), with no exp of a positive number
+        shrink = tl.exp(-tl.abs(z))
+        z = z * tl.where(z < 0.0, shrink, 1.0) / (1.0 + shrink)
+    tl.store(c_ptr + m[:, None] * N + n[None, :], z.to(c_ptr.dtype.element_ty), mask=in_m & in_n)
+
+
+@checked
+def triton_matmul(
+    a_MK: Float[Tensor, "M K"],
+    b_KN: Float[Tensor, "K N"],
+    bias_N: Float[Tensor, " N"] | None = None,
+    activation: str = "none",
+    tiles: MatmulTiles | None = None,
+) -> Float[Tensor, "M N"]:
+    """The same as one launch of the Triton kernel."""
+    tiles = tiles or MatmulTiles()
+    _check(a_MK, b_KN, bias_N, activation)
+    M, K, N = *a_MK.shape, b_KN.shape[1]
+    c_MN = a_MK.new_empty(M, N)
+    if c_MN.numel():
+        bias_N = None if bias_N is None else bias_N.contiguous()
+        sizes = M, N, K, *a_MK.stride(), *b_KN.stride()
+        choices = activation, accumulator(a_MK.dtype), tiles.m, tiles.n, tiles.k, tiles.group
+        matmul_kernel[(cdiv(M, tiles.m) * cdiv(N, tiles.n),)](a_MK, b_KN, bias_N, c_MN, *sizes, *choices)
+    return c_MN
+
+
 def _check(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str) -> None:
     if activation not in ACTIVATIONS:
         raise unknown_name("activation", activation, list(ACTIVATIONS))
@@ -115,13 +185,10 @@ def _check(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str) -
             f"got {tuple(a_MK.shape)}, {tuple(b_KN.shape)} and {bias_shape}; a linear layer's b is weight.T."
         )
     given = [x for x in (a_MK, b_KN, bias_N) if x is not None]
-    if a_MK.dtype not in DTYPES or any(x.dtype != a_MK.dtype for x in given):
+    if a_MK.dtype not in FLOATS or any(x.dtype != a_MK.dtype for x in given):
         raise ValueError(
             "a, b and the bias must be of one dtype, float16, bfloat16, float32 or float64: "
             f"got {', '.join(str(x.dtype) for x in given)}; convert them with .to(...)."
         )
     if any(x.device != a_MK.device for x in given):
         raise ValueError(f"a, b and the bias must be on one device: got {', '.join(str(x.device) for x in given)}.")
-
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from lablib import launch
+from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.attention_bytes import (
     backward_bytes,
     backward_flops,
@@ -26,10 +27,10 @@ from lablib.kernels.attention_bytes import (
     visited_pairs,
 )
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles, Tile, equal_lengths
-from lablib.kernels.flash_attention import TILED, flash_attention
+from lablib.kernels.flash_attention import TILED, TRITON, flash_attention
 from lablib.memory.saved_tensors import activation_bytes, saved_tensors
 
-WAYS = {"tiled": TILED}
+WAYS = {"tiled": TILED, "triton": TRITON}
 by_each = pytest.mark.parametrize("way", sorted(WAYS))
 lengths = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 13)), min_size=1, max_size=3)
 tile = st.sampled_from([1, 2, 4, 8])
@@ -49,7 +50,7 @@ def example(N: int, heads: int = 1, kv_heads: int = 1, width: int = 4) -> list[t
 @given(N=st.integers(1, 300), d=st.integers(1, 16), B=tile)
 def test_forward_bytes_of_one_head_are_the_closed_form(N, d, B):
     moved = forward_bytes(equal_lengths(1, N, N, tiles=AttentionTiles(B, 4)), 1, d, itemsize=4)
-    del moved["starts"]
+    del moved["starts_q"], moved["starts_k"]
     assert sum(moved.values()) == 4 * (2 * N * d + 2 * N * d * math.ceil(N / B) + N)
 
 
@@ -58,7 +59,7 @@ def test_causal_forward_visits_n_times_n_plus_one_halves(n, d, B):
     N = n * B
     plan = equal_lengths(1, N, N, True, AttentionTiles(B, B))
     moved = forward_bytes(plan, 1, d, itemsize=4)
-    del moved["starts"]
+    del moved["starts_q"], moved["starts_k"]
     assert sum(moved.values()) == 4 * (2 * N * d + d * N * (n + 1) + N)
     assert visited_pairs(plan) == B * B * n * (n + 1) // 2
 
@@ -68,11 +69,38 @@ def test_backward_bytes_of_one_head_are_the_closed_form(t, s, d, B, C):
     """As flash_backward.py states them."""
     moved = backward_bytes(equal_lengths(1, t, s, tiles=AttentionTiles(B, C)), 1, 1, d, itemsize=8)
     for of_kernel in moved.values():
-        of_kernel.pop("starts", None)
+        for name in ("starts_q", "starts_k"):
+            of_kernel.pop(name, None)
     row_sums, dq, dk_dv = (sum(of_kernel.values()) for of_kernel in moved.values())
     assert row_sums == 8 * (2 * t * d + t)
     assert dq == 8 * (3 * t * d + 2 * s * d * math.ceil(t / B) + 2 * t)
     assert dk_dv == 8 * (4 * s * d + (2 * t * d + 2 * t) * math.ceil(s / C))
+
+
+@settings(max_examples=6)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=2),
+    is_causal=st.booleans(),
+    heads=st.sampled_from([(1, 1), (4, 2)]),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)
+def test_the_kernels_move_exactly_the_bytes_of_the_formulas(lengths, is_causal, heads, dtype):
+    """Every load and store of the interpreted kernels, counted."""
+    plan = plan_of(lengths, is_causal, AttentionTiles(4, 2))
+    (T, S), (H, G), K = (plan.starts_q[-1], plan.starts_k[-1]), heads, 3
+    q, k, v, do = (torch.ones(tokens, count, K, dtype=dtype) for tokens, count in ((T, H), (S, G), (S, G), (T, H)))
+    with record_accesses() as forward:
+        o, lse = TRITON.forward(q, k, v, plan, 0.5)
+    with record_accesses() as backward:
+        TRITON.backward(do, q, k, v, o, lse, plan, 0.5)
+    assert hbm_bytes(forward) == without_zeros(forward_bytes(plan, H, K, dtype.itemsize))
+    moved = {launch.kernel.removesuffix("_kernel"): hbm_bytes([launch]) for launch in backward}
+    for kernel, formula in backward_bytes(plan, H, G, K, dtype.itemsize).items():
+        assert moved.get(kernel, {}) == without_zeros(formula)
+
+
+def without_zeros(moved: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in moved.items() if size}
 
 
 @given(lengths=lengths, is_causal=st.booleans(), B=tile, C=tile)
@@ -98,17 +126,14 @@ def test_seen_pairs_are_those_of_the_mask(lengths, is_causal, B):
     assert visited_pairs(plan) == sum(mask.numel() for mask in masks)
 
 
-@by_each
 @settings(max_examples=10)
 @given(N=st.integers(1, 20), heads=st.sampled_from([1, 2]), width=st.integers(1, 5), is_causal=st.booleans())
-def test_flops_by_formula_are_those_torch_counts(way, N, heads, width, is_causal):
-    if way != "tiled":
-        pytest.skip("torch counts its own operators, not those of a kernel")
+def test_flops_by_formula_are_those_torch_counts(N, heads, width, is_causal):
     q, k, v = example(N, heads, heads, width)
     tiles = AttentionTiles(8, 4)
     plan = equal_lengths(1, N, N, is_causal, tiles)
     with FlopCounterMode(display=False) as counter:
-        output = flash_attention(q, k, v, is_causal, tiles=tiles, passes=WAYS[way])
+        output = flash_attention(q, k, v, is_causal, tiles=tiles, passes=TILED)
     assert counter.get_total_flops() == forward_flops(plan, heads, width)
     with FlopCounterMode(display=False) as counter:
         output.sum().backward()
@@ -175,10 +200,12 @@ def test_the_peak_of_the_ledger_grows_with_n_where_standard_attention_grows_with
     def standard(q, k, v):
         return (q @ k.mT).softmax(-1) @ v
 
-    def flash(q, k, v):
-        return flash_attention(q, k, v, tiles=AttentionTiles(64, 64))
+    for passes in WAYS.values():
 
-    assert peak_bytes(flash, 512) <= 2 * peak_bytes(flash, 256)
+        def flash(q, k, v, passes=passes):
+            return flash_attention(q, k, v, tiles=AttentionTiles(64, 64), passes=passes)
+
+        assert peak_bytes(flash, 512) <= 2 * peak_bytes(flash, 256)
     assert peak_bytes(standard, 512) >= 3.8 * peak_bytes(standard, 256)
 
 
@@ -195,7 +222,7 @@ def test_tiles_that_fit_are_those_and_no_others(width, itemsize, room):
         for larger in (AttentionTiles(2 * tiles.queries, tiles.keys), AttentionTiles(tiles.queries, 2 * tiles.keys)):
             assert larger in fitting or on_chip_bytes(larger, width, itemsize) > room
     moved = [forward_bytes(equal_lengths(1, 1024, 1024, tiles=tiles), 1, width, itemsize) for tiles in fitting]
-    without_starts = [sum(each.values()) - each["starts"] for each in moved]
+    without_starts = [sum(each.values()) - 2 * each["starts_q"] for each in moved]
     assert without_starts == sorted(without_starts)
 
 

@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lablib.kernels.matmul import ACTIVATIONS, MatmulTiles, numbers_moved, panels, program_tiles, tiled_matmul
+from lablib.kernels.accesses import hbm_bytes, record_accesses
+from lablib.kernels.matmul import (
+    ACTIVATIONS,
+    MatmulTiles,
+    numbers_moved,
+    panels,
+    program_tiles,
+    tiled_matmul,
+    triton_matmul,
+)
 
-WAYS = {"tiled": tiled_matmul}
+WAYS = {"tiled": tiled_matmul, "triton": triton_matmul}
 TILES = MatmulTiles(4, 8, 2, group=2)
 TORCHS = {"none": torch.nn.Identity(), "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 by_each = pytest.mark.parametrize("way", sorted(WAYS))
@@ -108,6 +117,20 @@ def test_a_wave_in_groups_reads_g_rows_and_w_over_g_columns(group, columns):
     assert panels(64, 64, MatmulTiles(1, 1, 1, 1), wave) == 1 + wave
 
 
+@settings(max_examples=10)
+@given(M=size, N=size, K=size, has_bias=st.booleans(), group=st.integers(1, 3))
+def test_the_kernel_moves_what_the_formula_says_in_the_order_of_the_list(M, N, K, has_bias, group):
+    a, weight, bias, _ = example(M, N, K)
+    tiles = MatmulTiles(4, 8, 2, group)
+    with record_accesses() as launches:
+        triton_matmul(a, weight.T, bias if has_bias else None, tiles=tiles)
+    formula = {name: 8 * numbers for name, numbers in numbers_moved(M, N, K, tiles, has_bias).items() if numbers}
+    assert hbm_bytes(launches) == formula
+    for program, (row, column) in enumerate(program_tiles(M, N, tiles)):
+        first = launches[0].elements("c", (program, 0, 0), "store")[0]
+        assert divmod(int(first), N) == (4 * row, 8 * column)
+
+
 @given(M=st.integers(1, 99), N=st.integers(1, 99), K=st.integers(1, 99))
 def test_moved_numbers_are_those_of_the_loops(M, N, K):
     tiles = MatmulTiles(8, 16, 4)
@@ -150,9 +173,9 @@ def test_bad_input(way, change, message):
 @pytest.mark.parametrize(
     ("sides", "message"),
     [
-        ((12, 8, 4), "tile side m must be a power of two: got 12"),
-        ((8, 0, 4), "tile side n must be a power of two: got 0"),
-        ((8, 8, -4), "tile side k must be a power of two: got -4"),
+        ((12, 8, 4), "MatmulTiles: m must be a power of two: got 12"),
+        ((8, 0, 4), "MatmulTiles: n must be a power of two: got 0"),
+        ((8, 8, -4), "MatmulTiles: k must be a power of two: got -4"),
         ((8, 8, 4, 0), "group must be at least 1 row of tiles: got 0"),
     ],
 )

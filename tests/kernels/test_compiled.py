@@ -1,0 +1,100 @@
+"""The kernels compiled: for a GPU that is not here, down to its machine code; and on one that is, at real sizes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lablib.kernels.attention_bytes import on_chip_bytes
+from lablib.kernels.attention_plan import AttentionTiles
+from lablib.kernels.flash_attention import TRITON, flash_attention, flash_attention_varlen
+from lablib.kernels.flash_backward import dk_dv_kernel, dq_kernel, row_sums_kernel
+from lablib.kernels.flash_forward import forward_kernel
+from lablib.kernels.matmul import MatmulTiles, matmul_kernel, triton_matmul
+
+TILE = 32
+ATTENTION = {"SCALE": 0.125, "IS_CAUSAL": True, "BLOCK_Q": TILE, "BLOCK_K": TILE, "BLOCK_W": 64}
+MATMUL = {"ACTIVATION": "gelu", "BLOCK_M": TILE, "BLOCK_N": TILE, "BLOCK_K": TILE, "GROUP": 8}
+KERNELS = {
+    "forward": (forward_kernel, ATTENTION),
+    "row_sums": (row_sums_kernel, {"BLOCK_Q": TILE, "BLOCK_W": 64}),
+    "dq": (dq_kernel, ATTENTION),
+    "dk_dv": (dk_dv_kernel, ATTENTION),
+    "matmul": (matmul_kernel, MATMUL),
+}
+OTHERS = {"lse_ptr": "*fp32", "d_ptr": "*fp32", "starts_q_ptr": "*i64", "starts_k_ptr": "*i64"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_compiles_for_an_h100_and_uses_its_matrix_units(name, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, choices = KERNELS[name]
+    fixed = {**choices, "SUM": triton.language.float32}
+    names = kernel.arg_names
+    kinds = {each: "constexpr" if each in fixed else _kind(each) for each in names}
+    source = ASTSource(kernel, kinds, {(names.index(each),): value for each, value in fixed.items()})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert "cubin" in compiled.asm
+    if name != "row_sums":
+        assert "mma" in compiled.asm["ptx"]
+    if name == "forward":
+        assert compiled.metadata.shared <= on_chip_bytes(AttentionTiles(TILE, TILE), 64, itemsize=2)
+
+
+def _kind(name: str) -> str:
+    return OTHERS.get(name, "*bf16" if name.endswith("_ptr") else "i32")
+
+
+def example(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cuda", dtype=dtype).requires_grad_()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_on_a_gpu_is_torchs(dtype, is_causal):
+    q = example(2, 8, 1000, 80, dtype=dtype, seed=0)
+    k, v = (example(2, 2, 1000, 80, dtype=dtype, seed=seed) for seed in (1, 2))
+    do = example(2, 8, 1000, 80, dtype=dtype, seed=3).detach()
+    tiles = AttentionTiles(64, 32)
+    ours = flash_attention(q, k, v, is_causal, tiles=tiles, passes=TRITON)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    theirs = F.scaled_dot_product_attention(exact[0], exact[1], exact[2], is_causal=is_causal, enable_gqa=True)
+    got = (ours, *torch.autograd.grad(ours, (q, k, v), do))
+    want = (theirs, *torch.autograd.grad(theirs, exact, do.double()))
+    for mine, reference in zip(got, want, strict=True):
+        largest = float(reference.detach().abs().max())
+        off = float((mine.double() - reference).detach().abs().max())
+        assert off <= 8 * torch.finfo(dtype).eps * largest
+
+
+@pytest.mark.gpu
+def test_documents_on_a_gpu_are_each_alone():
+    lengths = [1, 0, 300, 64, 129]
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    q, k, v = (example(sum(lengths), 4, 64, dtype=torch.float32, seed=seed) for seed in range(3))
+    ours = flash_attention_varlen(q, k, v, starts, is_causal=True, tiles=AttentionTiles(32, 32), passes=TRITON)
+    at = 0
+    for length in lengths:
+        one = [x[None, at : at + length].transpose(1, 2).double() for x in (q, k, v)]
+        if length:
+            theirs = F.scaled_dot_product_attention(one[0], one[1], one[2], is_causal=True)
+            torch.testing.assert_close(ours[at : at + length].double(), theirs[0].transpose(0, 1), rtol=0, atol=1e-5)
+        at += length
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_matmul_on_a_gpu_is_torchs(dtype, activation):
+    a, weight, bias = (example(*shape, dtype=dtype, seed=0).detach() for shape in ((1000, 700), (900, 700), (900,)))
+    ours = triton_matmul(a, weight.T, bias, activation, MatmulTiles())
+    z = F.linear(a.double(), weight.double(), bias.double())
+    theirs = {"none": z, "relu": F.relu(z), "gelu": F.gelu(z), "silu": F.silu(z)}[activation]
+    torch.testing.assert_close(ours.double(), theirs, rtol=torch.finfo(dtype).eps, atol=700 * 2**-22)
