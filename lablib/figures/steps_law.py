@@ -92,11 +92,12 @@ def figure_steps_law(
     figure.add_vline(x=law.min_steps, line=line)
     figure.add_hline(y=least_tokens, line=line)
     # On a logarithmic axis a line stands at the number itself and words at its logarithm.
-    words = {"showarrow": False, "font": {"size": 12}, "yanchor": "bottom"}
-    figure.add_annotation(
-        x=log10(law.min_steps), y=0, yref="paper", text="fewest steps", textangle=-90, xshift=-9, **words
-    )
-    figure.add_annotation(y=log10(least_tokens), x=1, xref="paper", xanchor="right", text="fewest tokens", **words)
+    words = {"showarrow": False, "font": {"size": 12}}
+    beside = {"x": log10(law.min_steps), "y": 0, "yref": "paper", "xshift": -9, "textangle": -90, "yanchor": "bottom"}
+    figure.add_annotation(text="fewest steps", **beside, **words)
+    # Below the line, as the law comes down to it from above.
+    below = {"y": log10(least_tokens), "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "top"}
+    figure.add_annotation(text="fewest tokens", **below, **words)
     summary = (
         f"From {sizes[0]:,} to {sizes[-1]:,} sequences a step, steps go from {format_quantity(means[sizes[0]])} to "
         f"{format_quantity(means[sizes[-1]])}, tokens from {_tokens(sizes[0], means, seq_len)} to "

@@ -47,8 +47,8 @@ quick: bool = True  # few repeats
 
 # %% [markdown]
 # Below is a model of 1.6 billion parameters on 16 GPUs, with all ways to cut the same global batch. *Activations* are
-# what forward leaves for backward, *optimizer* is what the optimizer stores for each weight, and MFU is the share of a
-# GPU's peak speed that is used. Which cut takes least memory? Which is the fastest, and by how much? Then give the
+# what forward leaves for backward, *optimizer state* is what the optimizer stores for each weight, and MFU is the share
+# of a GPU's peak speed that is used. Which cut takes least memory? Which is the fastest, and by how much? Then give the
 # work to 64 GPUs, with the same global batch.
 
 # %%
