@@ -5,6 +5,7 @@ batches         batches of it for data-parallel training
 documents       where one document ends and the next begins
 naive_bpe       byte-pair encoding, the algorithm
 tokenizer       text as tokens, by a trained byte-pair tokenizer that knows its own tokens
+token_file      tokens in a file that is mapped, in blocks or documents
 loader_timeline a loop fed by a loader: workers, prefetch, copies, and the cause of each gap
 queueing        how long the device waits, in closed form
 shuffle_buffer  an order that is nearly random, from data that is read one after another

@@ -59,12 +59,12 @@ def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
         digest, size_bytes = hashlib.sha256(), 0
-        with _replacing(folder / f"{key}.bin") as file:
+        with replacing(folder / f"{key}.bin") as file:
             for chunk in chunks:
                 digest.update(chunk)
                 size_bytes += file.write(chunk)
         entry = Entry(size_bytes, digest.hexdigest(), source)
-        with _replacing(folder / f"{key}.json") as file:
+        with replacing(folder / f"{key}.json") as file:
             file.write(json.dumps(asdict(entry), indent=1).encode())
     except (OSError, ValueError) as error:  # ValueError: a folder's name with a null byte
         raise OSError(
@@ -75,7 +75,7 @@ def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) ->
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends well, and vanishes when it does not."""
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,0 +1,248 @@
+"""A file of tokens: text encoded once, then mapped into memory and read like an array, from any place.
+
+Tokens are small numbers, so they need no format: two bytes each where the vocabulary has at most 65,536 tokens, four
+beyond. Mapped, the file costs no memory until it is read, starts at once however large it is, and is shared by all
+workers of a machine through the page cache. Two files, of N tokens in D documents:
+
+    train.bin         N tokens, zeros up to a multiple of 8 bytes, then D ends (int64): document d ends at ends[d]
+    train.bin.json    dtype, N, D, sha256 of train.bin, vocab_size, the tokenizer's identity; written last
+
+A block for training is `block_size` tokens: cut from the stream (`block`, no waste, documents in pieces) or packed
+(lablib/batches/packing.py) from `pieces`, so that few documents are cut.
+
+Cost: N b + 8 D bytes of disk, b = 2 or 4 bytes a token; a block reads (block_size + 1) b bytes. Opening with
+`checksum=True` reads the file once, about a second for each gigabyte.
+Shapes: N tokens, D documents; a block of T tokens.
+Source: Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053), whose code, megatron/core/datasets/indexed_dataset.py,
+maps a .bin of tokens beside an .idx with the borders.
+Simplified: one file, no shards; written by one process.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from lablib.data.cache import replacing
+from lablib.data.documents import cut_documents
+from lablib.data.tokenizer import ForeignTokensError, Tokenizer
+from lablib.files import parse_json, read_text
+from lablib.signature import check_fields, checked
+
+FORMAT = "lablib tokens 1"
+TEXTS_AT_ONCE = 256  # what is encoded together: enough for every core
+DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
+
+
+class TokenFileError(ValueError):
+    """A file of tokens that is truncated, damaged or not one at all; the message names file, expected and found."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHeader:
+    """What stands beside the tokens, in `<name>.json`."""
+
+    format: str
+    dtype: str
+    num_tokens: int
+    num_documents: int
+    vocab_size: int
+    tokenizer: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def tokens_bytes(self) -> int:
+        """Bytes of the tokens alone."""
+        return self.num_tokens * DTYPES[self.dtype].itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole file: tokens, zeros up to a multiple of 8, ends of documents."""
+        return _padded(self.tokens_bytes) + 8 * self.num_documents
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFile:
+    """Tokens that are mapped from a file. Read them, do not write to them.
+
+    Attributes:
+        path: the file.
+        header: what is known of it.
+        tokens: uint16 or uint32, [N].
+        ends: int64 [D]: where each document ends; it begins where the one before ends.
+    """
+
+    path: Path
+    header: TokenHeader
+    tokens: Tensor
+    ends: Int64[Tensor, " D"]
+
+    def __len__(self) -> int:
+        return self.header.num_tokens
+
+    def document(self, number: int) -> Int64[Tensor, " n"]:
+        """The tokens of one document. Raises IndexError."""
+        if not 0 <= number < self.header.num_documents:
+            raise IndexError(f"{self.path} has {self.header.num_documents} documents: there is no number {number}.")
+        start = int(self.ends[number - 1]) if number else 0
+        return self.tokens[start : int(self.ends[number])].long()
+
+    @checked
+    def pieces(self, max_length: int) -> list[Tensor]:
+        """All documents in pieces of at most `max_length` tokens, for packing."""
+        return cut_documents([self.document(number) for number in range(self.header.num_documents)], max_length)
+
+    def num_blocks(self, block_size: int) -> int:
+        """Blocks of the stream; each needs one token more than it has, the last one's target."""
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1 token: got {block_size}.")
+        return max(0, len(self) - 1) // block_size
+
+    @checked
+    def block(self, number: int, block_size: int) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]:
+        """Inputs and targets of one block of the stream, targets one token on. Raises IndexError."""
+        if not 0 <= number < self.num_blocks(block_size):
+            raise IndexError(f"{self.path} has {self.num_blocks(block_size)} blocks: there is no number {number}.")
+        both = self.tokens[number * block_size : (number + 1) * block_size + 1].long()
+        return both[:-1], both[1:]
+
+    def __repr__(self) -> str:
+        return f"TokenFile({self.path.name}: {len(self):,} tokens in {self.header.num_documents:,} documents)"
+
+
+@checked
+def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, tokenizer: str) -> TokenHeader:
+    """Write documents of tokens, one after another as they come; the files are there whole, or not at all.
+
+    Arguments:
+        path: for example train.bin; a sidecar train.bin.json is written beside it.
+        documents: tokens of each, [n].
+        vocab_size: tokens are below it; at most 65,536 of them fit in two bytes.
+        tokenizer: identity of the tokenizer that made them.
+
+    Raises:
+        ForeignTokensError: a token that is not in the vocabulary.
+        OSError: no space, no permission.
+    """
+    dtype = "uint16" if vocab_size <= 2**16 else "uint32"
+    ends: list[int] = []
+    num_tokens = 0
+    digest = hashlib.sha256()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        for number, document in enumerate(documents):
+            _check_tokens(document, number, vocab_size)
+            num_tokens += len(document)
+            ends.append(num_tokens)
+            _write(file, digest, document.to(DTYPES[dtype]).numpy().tobytes())
+        header = TokenHeader(FORMAT, dtype, num_tokens, len(ends), vocab_size, tokenizer, "")
+        _write(file, digest, bytes(_padded(header.tokens_bytes) - header.tokens_bytes))
+        _write(file, digest, torch.tensor(ends, dtype=torch.int64).numpy().tobytes())
+    header = TokenHeader(FORMAT, dtype, num_tokens, len(ends), vocab_size, tokenizer, digest.hexdigest())
+    with replacing(_sidecar(path)) as file:
+        file.write(json.dumps(asdict(header), indent=1).encode())
+    return header
+
+
+@checked
+def encode_to_file(path: Path, texts: Iterable[str], tokenizer: Tokenizer) -> TokenHeader:
+    """Encode texts, each a document with the end of a document after it, and write them. Raises as `write_tokens`."""
+    return write_tokens(path, _encoded(texts, tokenizer), tokenizer.vocab_size, tokenizer.identity)
+
+
+@checked
+def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool = True) -> TokenFile:
+    """Map a file of tokens.
+
+    Arguments:
+        tokenizer: refuse tokens of another one; None: do not ask.
+        checksum: compare the sha256; False opens at once, and finds a wrong size only.
+
+    Raises:
+        FileNotFoundError: the file or its sidecar is missing.
+        TokenFileError: truncated, damaged or foreign.
+        ForeignTokensError: the tokens are of another tokenizer.
+    """
+    header = _read_header(path)
+    found = path.stat().st_size
+    if found != header.size_bytes:
+        raise TokenFileError(
+            f"{path} must have {header.size_bytes} bytes, {header.num_tokens} tokens of {header.dtype} and "
+            f"{header.num_documents} ends: found {found}; encode the text again."
+        )
+    if not found:
+        return TokenFile(path, header, torch.empty(0, dtype=DTYPES[header.dtype]), torch.empty(0, dtype=torch.int64))
+    if checksum:
+        _check_sha256(path, header)
+    if tokenizer is not None:
+        tokenizer.check_identity(header.tokenizer, str(path))
+    raw = torch.from_file(str(path), shared=False, size=found, dtype=torch.uint8)
+    tokens_N = raw[: header.tokens_bytes].view(DTYPES[header.dtype])
+    return TokenFile(path, header, tokens_N, raw[_padded(header.tokens_bytes) :].view(torch.int64))
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tensor]:
+    end = torch.tensor([tokenizer.end_of_document])
+    rest = iter(texts)
+    while some := list(islice(rest, TEXTS_AT_ONCE)):
+        yield from (torch.cat([tokens, end]) for tokens in tokenizer.encode_many(some))
+
+
+def _check_tokens(document: Tensor, number: int, vocab_size: int) -> None:
+    if document.ndim != 1 or document.is_floating_point():
+        raise ValueError(f"a document is one row of whole numbers: document {number} has {tuple(document.shape)}.")
+    if len(document) and not (document.min() >= 0 and document.max() < vocab_size):
+        raise ForeignTokensError(
+            f"a token must be in [0, {vocab_size}), the vocabulary: document {number} has "
+            f"{int(document.min())} to {int(document.max())}; give vocab_size of the tokenizer that made it."
+        )
+
+
+def _check_sha256(path: Path, header: TokenHeader) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != header.sha256:
+        raise TokenFileError(
+            f"{path} has the expected size, {header.size_bytes} bytes, and other contents: its sha256 must be "
+            f"{header.sha256[:12]}..., found {found[:12]}...; encode the text again."
+        )
+
+
+def _read_header(path: Path) -> TokenHeader:
+    sidecar = _sidecar(path)
+    try:
+        found = parse_json(read_text(sidecar))
+        header = TokenHeader(**found)
+        known = header.format == FORMAT and header.dtype in DTYPES
+    except (TypeError, ValueError) as error:
+        raise TokenFileError(
+            f"{sidecar} does not describe a file of tokens ({error}); encode the text again."
+        ) from None
+    if not known:
+        raise TokenFileError(
+            f"{sidecar} must say format {FORMAT!r} and dtype {' or '.join(DTYPES)}: found {header.format!r} and "
+            f"{header.dtype!r}; encode the text again."
+        )
+    return header
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // 8) * 8
+
+
+def _write(file, digest, content: bytes) -> None:
+    file.write(content)
+    digest.update(content)
