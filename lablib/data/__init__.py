@@ -16,6 +16,8 @@ loader_ranks    loaders as ranks: the same loop as a program of torch.distribute
 sharding        which rank and worker reads what: nothing lost, nothing twice
 resumable_sampler
                 stop at any sample, go on with other ranks and workers
+resumable_shards
+                the same for shards that are read from front to back
 dead_worker     a worker that dies: named, and what is done after it
 """
 

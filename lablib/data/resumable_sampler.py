@@ -65,9 +65,14 @@ class ResumableSampler(Sampler[list[int]]):
             raise ValueError(f"batch_size must be at least 1, num_samples 0: got {batch_size} and {num_samples}.")
         self._num_samples, self._batch_size = num_samples, batch_size
         self._rank, self._world_size, self._uneven = rank, world_size, uneven
-        self._seed, self._epoch = seed, 0
-        self._used_before: frozenset[int] = frozenset()  # places of the order that a run before this one has used
-        self._num_used = 0  # of this rank's part of what was left
+        self._begin(seed, 0, frozenset())
+
+    def _begin(self, seed: int, epoch: int, used_before: frozenset[int]) -> None:
+        """An epoch begins, or goes on after what a run before this one has used of it: places of the order."""
+        self._seed, self._epoch, self._used_before = seed, epoch, used_before
+        left = [place for place in range(self._num_samples) if place not in used_before]
+        self._part = rank_part(left, self._rank, self._world_size, self._uneven) if left else []
+        self._num_used = 0  # of this rank's part
 
     @property
     def epoch(self) -> int:
@@ -76,12 +81,12 @@ class ResumableSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of this epoch that are not used yet. It does not matter how far a loader runs ahead."""
-        order, places = epoch_order(self._num_samples, self._seed, self._epoch), self._part()[self._num_used :]
+        order, places = epoch_order(self._num_samples, self._seed, self._epoch), self._part[self._num_used :]
         for first in range(0, len(places), self._batch_size):
             yield [order[place] for place in places[first : first + self._batch_size]]
 
     def __len__(self) -> int:
-        return -(-(len(self._part()) - self._num_used) // self._batch_size)
+        return -(-(len(self._part) - self._num_used) // self._batch_size)
 
     def used(self, loader: Iterable[T]) -> Generator[T, None, None]:
         """The loader's batches of one epoch; each counts as used from when the loop has it: save after its step.
@@ -91,15 +96,15 @@ class ResumableSampler(Sampler[list[int]]):
         for batch in loader:
             self.mark_used()
             yield batch
-        self._epoch, self._used_before, self._num_used = self._epoch + 1, frozenset(), 0
+        self._begin(self._seed, self._epoch + 1, frozenset())
 
     def mark_used(self) -> None:
         """One more batch of this rank was used; for loops that do not run through `used`."""
-        self._num_used = min(self._num_used + self._batch_size, len(self._part()))
+        self._num_used = min(self._num_used + self._batch_size, len(self._part))
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has used of the epoch: plain numbers, for `merge_states`."""
-        mine = self._part()[: self._num_used]
+        mine = self._part[: self._num_used]
         return {
             "num_samples": self._num_samples,
             "seed": self._seed,
@@ -119,13 +124,7 @@ class ResumableSampler(Sampler[list[int]]):
                 f"a state goes on with the data set it was saved with: that had {state['num_samples']} samples, this "
                 f"has {self._num_samples}; start a new epoch without the state."
             )
-        self._seed, self._epoch, self._num_used = state["seed"], state["epoch"], 0
-        self._used_before = _used_places(state)
-
-    def _part(self) -> list[int]:
-        """This rank's part of the places that were left when it began."""
-        left = [place for place in range(self._num_samples) if place not in self._used_before]
-        return rank_part(left, self._rank, self._world_size, self._uneven) if left else []
+        self._begin(state["seed"], state["epoch"], _used_places(state))
 
 
 @checked

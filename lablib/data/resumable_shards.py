@@ -1,0 +1,171 @@
+"""Shards read from front to back, resumable at any sample, with other ranks and workers afterwards.
+
+A worker that streams shards cannot jump to "sample 4,711 of the epoch", and its place in the stream means nothing to
+another number of workers. So the state is kept by shard: which places of it the loop has had, as intervals. What is
+left are pieces of shards, and they are dealt out anew, the largest first, each to the reader with the least to do:
+
+    used       shard 0: [0, 100)        shard 1: [0, 40)         shard 2:
+    left       -                        [40, 100)                [0, 100)
+    4 readers  the largest is halved until there is a piece for each: [0, 50) [50, 75) [75, 100) of shard 2, ...
+
+Each sample travels with its shard and place, and the loop says what it has had; what a worker has read and nobody took
+is left. A shuffle buffer between reader and loop only makes more intervals.
+
+Cost: two numbers an interval: one for each piece that is under way, with a shuffle buffer up to one a sample in it.
+Source: offsets for each part of a log, kept by who reads it: J. Kreps et al., "Kafka: a Distributed Messaging System
+for Log Processing", 2011. MosaicML's StreamingDataset saves an offset into one order of all samples instead.
+Simplified: a reader can begin inside a shard (an index, or reading and throwing away what stands before).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from lablib.data.sharding import check_rank_of, epoch_order
+from lablib.signature import checked
+
+
+class Piece(NamedTuple):
+    """The samples [start, stop) of a shard."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+class ShardProgress:
+    """What the loop has had of each shard.
+
+    Arguments:
+        sizes: samples of each shard.
+    """
+
+    @checked
+    def __init__(self, sizes: Sequence[int]):
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"a shard has at least 0 samples: got {list(sizes)}.")
+        self._sizes = tuple(sizes)
+        self._starts: list[dict[int, int]] = [{} for _ in sizes]  # of each shard: an interval's start by its end
+
+    def mark_used(self, shard: int, place: int) -> None:
+        """The loop has had this sample.
+
+        Raises:
+            ValueError: a shard or place that is none.
+        """
+        if not 0 <= shard < len(self._sizes) or not 0 <= place < self._sizes[shard]:
+            raise ValueError(f"shards have the sizes {list(self._sizes)}: got place {place} of shard {shard}.")
+        starts = self._starts[shard]
+        starts[place + 1] = starts.pop(place, place)  # an interval that ended here is one longer
+
+    def left(self) -> list[Piece]:
+        """The pieces that nobody has had, in order."""
+        pieces = []
+        for shard, size in enumerate(self._sizes):
+            edge = 0
+            for start, stop in self._intervals(shard):
+                pieces.append(Piece(shard, edge, start))
+                edge = stop
+            pieces.append(Piece(shard, edge, size))
+        return [piece for piece in pieces if piece.start < piece.stop]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain lists: sizes, and the intervals that were used of each shard."""
+        return {"sizes": list(self._sizes), "used": [self._intervals(shard) for shard in range(len(self._sizes))]}
+
+    @staticmethod
+    @checked
+    def of(states: Sequence[Mapping[str, Any]]) -> "ShardProgress":
+        """The progress of all ranks together, from the state of each.
+
+        Raises:
+            ValueError: no state, or states of different shards.
+        """
+        sizes = [state["sizes"] for state in states]
+        if not states or any(one != sizes[0] for one in sizes):
+            raise ValueError(f"the states of all ranks must be of the same shards: got sizes {sizes}.")
+        progress = ShardProgress(sizes[0])
+        for shard in range(len(sizes[0])):
+            intervals = sorted(tuple(one) for state in states for one in state["used"][shard])
+            progress._starts[shard] = {stop: start for start, stop in _joined(intervals)}
+        return progress
+
+    def _intervals(self, shard: int) -> list[list[int]]:
+        return [list(one) for one in _joined(sorted((start, stop) for stop, start in self._starts[shard].items()))]
+
+
+@checked
+def deal_pieces(pieces: Sequence[Piece], num_readers: int, seed: int = 0) -> list[list[Piece]]:
+    """The pieces of each reader: no sample lost, none twice, and as many samples each as pieces allow.
+
+    Arguments:
+        pieces: what is left.
+        num_readers: ranks times workers; the largest pieces are halved until each reader has one.
+        seed: of the order of pieces of one size; another one in each epoch.
+    """
+    if num_readers < 1:
+        raise ValueError(f"num_readers must be at least 1: got {num_readers}.")
+    waiting = [pieces[place] for place in epoch_order(len(pieces), seed)]
+    waiting.sort(key=_size, reverse=True)
+    while waiting and len(waiting) < num_readers and _size(waiting[0]) > 1:
+        shard, start, stop = waiting.pop(0)
+        middle = (start + stop) // 2
+        waiting += [Piece(shard, start, middle), Piece(shard, middle, stop)]
+        waiting.sort(key=_size, reverse=True)
+    readers: list[list[Piece]] = [[] for _ in range(num_readers)]
+    for piece in waiting:
+        min(readers, key=lambda mine: sum(map(_size, mine))).append(piece)
+    return readers
+
+
+class ShardReader(IterableDataset[tuple[int, int, Any]]):
+    """A rank's samples as (shard, place, sample), shared out among the loader's workers.
+
+    Arguments:
+        read: gives the samples [start, stop) of a shard, in order.
+        pieces: what is left for all ranks: `ShardProgress.left()`.
+        rank, world_size: which part is this rank's, of how many.
+        seed: of the order of the pieces, the same on every rank.
+    """
+
+    @checked
+    def __init__(
+        self,
+        read: Callable[[int, int, int], Iterable[Any]],
+        pieces: Sequence[Piece],
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+    ):
+        check_rank_of(rank, world_size)
+        self._read, self._pieces, self._seed = read, tuple(pieces), seed
+        self._rank, self._world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        """Called in each worker: its own pieces."""
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        return self.samples_of(worker, num_workers)
+
+    def samples_of(self, worker: int, num_workers: int) -> Iterator[tuple[int, int, Any]]:
+        """What this worker of so many reads."""
+        mine = deal_pieces(self._pieces, self._world_size * num_workers, self._seed)
+        for shard, start, stop in mine[self._rank * num_workers + worker]:
+            for place, sample in zip(range(start, stop), self._read(shard, start, stop), strict=True):
+                yield shard, place, sample
+
+
+def _size(piece: Piece) -> int:
+    return piece.stop - piece.start
+
+
+def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted intervals, those that touch or overlap as one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in intervals:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
