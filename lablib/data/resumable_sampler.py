@@ -22,8 +22,9 @@ matter: the loop, and not they, says what was used. So
 
 Cost: a state is two numbers and the places that some ranks were ahead: none if all did as many steps. Making an order
 anew: N numbers, milliseconds for a million.
-Source: torchdata 0.11, StatefulDataLoader, counts the batches that were yielded (`_num_yielded`), for as many ranks and
-workers as before; MosaicML's StreamingDataset saves `epoch` and `sample_in_epoch` over all ranks ("Resumption").
+Source: torchdata 0.11, StatefulDataLoader, counts the batches that were yielded: exact with as many workers as before;
+with others it ends in an AssertionError, and of ranks it knows nothing. MosaicML's StreamingDataset saves `epoch` and
+`sample_in_epoch` over all ranks ("Resumption").
 Simplified: the order of an epoch is held in memory. Random augmentation in a worker is not resumed: take its seed from
 the number of the sample and the epoch.
 """
@@ -33,7 +34,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
-from lablib.data.sharding import Uneven, check_rank_of, epoch_order, rank_part
+from lablib.data.sharding import Uneven, check_rank_of, dealt, epoch_order
 from lablib.signature import checked
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class ResumableSampler(Sampler[list[int]]):
         """An epoch begins, or goes on after what a run before this one has used of it: places of the order."""
         self._seed, self._epoch, self._used_before = seed, epoch, used_before
         left = [place for place in range(self._num_samples) if place not in used_before]
-        self._part = rank_part(left, self._rank, self._world_size, self._uneven) if left else []
+        self._part = dealt(left, self._rank, self._world_size, self._uneven)
         self._num_used = 0  # of this rank's part
 
     @property

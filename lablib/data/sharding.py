@@ -55,11 +55,16 @@ def rank_part(order: Sequence[int], rank: int, world_size: int, uneven: Uneven =
         ValueError: a rank that is none.
     """
     check_rank_of(rank, world_size)
+    return dealt(order, rank, world_size, uneven)
+
+
+def dealt(order: Sequence[int], rank: int, world_size: int, uneven: Uneven) -> list[int]:
+    """`rank_part` without a look at each of a million samples."""
     order = list(order)
     remainder = len(order) % world_size
     if remainder and uneven is Uneven.DROP:
         order = order[:-remainder]
-    elif remainder and uneven is Uneven.PAD:
+    elif order and remainder and uneven is Uneven.PAD:
         missing = world_size - remainder
         order += (order * (missing // len(order) + 1))[:missing]  # fewer samples than ranks: more than once
     return order[rank::world_size]

@@ -41,6 +41,11 @@ def test_every_sample_is_seen_once_padded_ones_twice_and_dropped_ones_never(num,
     assert max(map(len, parts[Uneven.KEEP])) - min(map(len, parts[Uneven.KEEP])) <= 1
 
 
+@pytest.mark.parametrize("uneven", Uneven)
+def test_of_no_samples_every_rank_has_none(uneven):
+    assert rank_part([], 1, 2, uneven) == []
+
+
 @given(num_shards=st.integers(1, 40), world_size=st.integers(1, 8), num_workers=st.integers(1, 6))
 def test_every_shard_is_read_by_one_worker_of_one_rank(num_shards, world_size, num_workers):
     if num_shards < world_size:
