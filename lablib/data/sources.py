@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+END_OF_TEXT = "\n<|endoftext|>\n"  # between documents of a corpus that has no borders of its own
+
 # Tests are not prose, site-packages is not the standard library, and config-* and _sysconfigdata* tell of this machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _LEFT_OUT_PREFIXES = ("config-", "_sysconfigdata")

@@ -11,7 +11,8 @@ Early in training directions turn; in many layers they soon settle. Each matrix 
 part of GaLore.
 
 Cost: for m x n, 2 (r max + 4 ceil(r max / B)) + ceil(k r / 2) + 8 ceil(k r / 256) bytes, k = min(m, n): about a quarter
-of GaLore's.
+of GaLore's. Besides, in a step, 4 m n bytes for one matrix's update, 4 k (m + n) where its directions are renewed, and
+0.1 MB of tables.
 Source: Zhang et al., "Q-GaLore: Quantized GaLore with INT4 Projection and Layer-Adaptive Low-Rank Gradients", 2024,
 arXiv 2407.08296, sections 3.2 to 3.4; the 8 bits of the means from their experiments.
 Conventions: the authors' code takes the mean of the last five cosines, with their signs, though a singular vector's

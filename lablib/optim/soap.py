@@ -11,7 +11,9 @@ their eigenvectors Q_L, Q_R the numbers are nearly uncorrelated, and Adam is at 
     every f steps: Q_L = qr(L Q_L), Q_R = qr(R Q_R)          one step of the power method, from where they were
 
 Cost: 8 m n + 8 (m^2 + n^2) bytes of state (float32), for square matrices 24 a parameter; 12 n^3 FLOPs of rotations and
-4 n^3 for L and R in a step of n x n, and every f steps about 2 * 10/3 n^3 for the decompositions.
+4 n^3 for L and R in a step of n x n, and every f steps about 2 * 10/3 n^3 for the decompositions. Besides, in a step,
+4 N + 16 m n bytes for N numbers in all, of which m x n are the largest matrix; in one that turns the axes at least
+12 max(m, n)^2.
 Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, arXiv 2409.11321, algorithms 3 and 4.
 Conventions: as in the authors' code the first gradient only sets L, R and the axes, sides longer than `max_precond_dim`
 are not rotated, and vectors get AdamW. Their code adds eps before the correction, decays after the step, and sorts the

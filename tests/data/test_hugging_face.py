@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lablib.data import CORPORA, CorpusUnavailableError, load_corpus
+from lablib.data import CORPORA, CorpusUnavailableError, documents, load_corpus
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -45,8 +45,10 @@ def test_a_cached_public_corpus_needs_neither_network_nor_package(cache, hub, mo
     assert load_corpus("tinystories").text() == text
 
 
-def test_stories_are_parted_by_an_empty_line(cache, hub):
-    assert load_corpus("tinystories").text() == " = Title = \n\n\n\n\nnaïve\n\n\n"
+def test_stories_are_parted_by_a_mark(cache, hub):
+    corpus = load_corpus("tinystories")
+    assert corpus.text() == " = Title = \n\n<|endoftext|>\n\n<|endoftext|>\nnaïve\n\n<|endoftext|>\n"
+    assert [bytes(document.tolist()).decode() for document in documents(corpus)] == [" = Title = \n", "naïve\n"]
     assert hub == [("roneneldan/TinyStories", None, "train")]
 
 

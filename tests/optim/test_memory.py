@@ -109,6 +109,31 @@ def test_others_have_a_few_copies_of_the_largest(name, each):
     assert 4 * 512 * 256 <= temporary <= each * 512 * 256 + small + tables * (name == "adam8bit")
 
 
+@settings(max_examples=10)
+@given(rows=st.integers(20, 200), columns=st.integers(20, 200), count=st.integers(1, 3), turns=st.booleans())
+def test_soap_has_all_gradients_rotated_and_four_more_of_the_largest(rows, columns, count, turns):
+    options = {"precondition_frequency": 1 if turns else 10}
+    _, temporary, _ = in_the_ledger("soap", [(rows, columns)] * count, options)
+    each, side = rows * columns, max(rows, columns) ** 2
+    step = (
+        count * each + 4 * each
+    )  # denominator, direction, and a rotation on its way: its first product and its second
+    turn = 3 * side if turns else side  # the product, Q and R; else the gradient's outer product alone
+    assert temporary == pytest.approx(4 * max(step, turn), rel=0.02)
+
+
+@settings(max_examples=10)
+@given(rows=st.integers(100, 300), columns=st.integers(100, 300), rank=st.integers(1, 6), renews=st.booleans())
+@pytest.mark.parametrize("name", ["galore", "q_galore"])
+def test_galore_has_one_matrix_back_in_full_or_the_vectors_of_one(name, rows, columns, rank, renews):
+    options = {"rank": rank, "update_proj_gap": 1 if renews else 200}
+    _, temporary, _ = in_the_ledger(name, [(rows, columns)] * 2, options)
+    vectors = min(rows, columns) * (rows + columns)  # all singular vectors, of which `rank` are kept
+    most = max(rows * columns, vectors) if renews else rows * columns
+    low, tables = rank * (rows + columns), 2**17 * (name == "q_galore")  # of 8 bits, six times as much in the making
+    assert 4 * most <= temporary <= max(4 * most + 48 * low + tables, 6 * tables)
+
+
 def test_an_unknown_optimizer():
     with pytest.raises(ValueError, match="adamw"):
         state_bytes("adamv", (2, 2))
