@@ -3,8 +3,10 @@
 jit              a kernel written once: compiled on a GPU, interpreted on a CPU
 interpreter      Triton's interpreter for one launch; addresses are checked
 accesses         what each program reads and writes, and the bytes
-matmul           a tiled matrix product, its epilogue and the order of its programs
+matmul           a tiled matrix product and its epilogue
+matmul_plan      the order of its programs and the numbers that they move
 attention_plan   which tile of queries meets which tile of keys
+flash_parts      what its loops share
 flash_forward    FlashAttention's loop: online softmax
 flash_backward   its gradients, with the scores made again
 flash_attention  both as one function of q, k and v

@@ -24,7 +24,8 @@ Simplified: no cache between chip and memory: it would serve heads of one group,
 """
 
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles
-from lablib.kernels.jit import cdiv
+from lablib.kernels.flash_parts import tile_width
+from lablib.kernels.jit import SMALLEST_DOT, cdiv
 from lablib.signature import checked
 
 _START_BYTES = 2 * 8  # a program reads where its document starts and ends in cu_seqlens, as int64
@@ -151,16 +152,16 @@ def standard_kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, i
 def on_chip_bytes(tiles: AttentionTiles, width: int, itemsize: int) -> int:
     """Bytes on chip, shared memory and registers together, that a program of the forward kernel works on.
 
-    q, k and v as they are; scores and output in float32 at least. A tile of a head is as wide as a power of two.
+    q, k and v as they are; scores and output in float32 at least. A tile is as wide as the next power of two.
     """
-    wide, padded = max(4, itemsize), 1 << (width - 1).bit_length()
+    wide, padded = max(4, itemsize), tile_width(width)
     as_given = (tiles.queries + 2 * tiles.keys) * padded
     in_sums = tiles.queries * padded + tiles.queries * tiles.keys + 2 * tiles.queries
     return as_given * itemsize + in_sums * wide
 
 
 @checked
-def tiles_that_fit(width: int, itemsize: int, room_bytes: int, smallest: int = 16) -> list[AttentionTiles]:
+def tiles_that_fit(width: int, itemsize: int, room_bytes: int, smallest: int = SMALLEST_DOT) -> list[AttentionTiles]:
     """Tiles of powers of two from `smallest` that fit on chip, those that move the fewest bytes first.
 
     Bytes fall with the queries of a tile; the keys of one change nothing but the number of steps.

@@ -27,8 +27,17 @@ import torch
 from torch import Tensor
 
 from lablib.kernels.attention_plan import AttentionPlan
-from lablib.kernels.flash_forward import heads_first, launch_arguments, or_zero
-from lablib.kernels.jit import accumulator, cdiv, jit, next_power_of_2, tl
+from lablib.kernels.flash_parts import (
+    document_span,
+    heads_first,
+    launch_arguments,
+    load_rows,
+    masked_scores,
+    or_zero,
+    store_rows,
+    tile_width,
+)
+from lablib.kernels.jit import accumulator, cdiv, jit, tl
 
 
 def tiled_backward(
@@ -64,15 +73,19 @@ def tiled_backward(
 
 
 @jit
-def row_sums_kernel(do_ptr, o_ptr, d_ptr, T, H, K, SUM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_W: tl.constexpr):
+def row_sums_kernel(do_ptr, o_ptr, d_ptr, T, H, K, ACC: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_W: tl.constexpr):
     """D = rowsum(do o). One program: a tile of queries of one head, whatever their documents."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    rows, w = tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(tl.int64), tl.arange(0, BLOCK_W)
-    place = (rows[:, None] * H + head) * K + w[None, :]
-    mask = (rows < T)[:, None] & (w < K)[None, :]
-    do_i = tl.load(do_ptr + place, mask=mask, other=0.0).to(SUM)
-    o_i = tl.load(o_ptr + place, mask=mask, other=0.0).to(SUM)
+    head, rows = tl.program_id(1), tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q).to(tl.int64)
+    do_i = load_rows(do_ptr, 0, rows, T, H, head, K, BLOCK_W).to(ACC)
+    o_i = load_rows(o_ptr, 0, rows, T, H, head, K, BLOCK_W).to(ACC)
     tl.store(d_ptr + head * T + rows, tl.sum(do_i * o_i, 1), mask=rows < T)
+
+
+@jit
+def row_numbers(lse_ptr, d_ptr, rows, mask):
+    """lse, 0 where it is -inf (see `or_zero`), and D of some rows."""
+    lse = tl.load(lse_ptr + rows, mask=mask, other=0.0)
+    return tl.where(lse == float("-inf"), 0.0, lse), tl.load(d_ptr + rows, mask=mask, other=0.0)
 
 
 @jit
@@ -92,41 +105,32 @@ def dq_kernel(
     K,
     SCALE: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
-    SUM: tl.constexpr,
+    ACC: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
     """One program: dq of a tile of queries of one head, over the tiles of keys that it sees."""
     tile, head, document = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first_q, first_k = tl.load(starts_q_ptr + document), tl.load(starts_k_ptr + document)
-    t, s = tl.load(starts_q_ptr + document + 1) - first_q, tl.load(starts_k_ptr + document + 1) - first_k
+    first_q, t, first_k, s = document_span(starts_q_ptr, starts_k_ptr, document)
     if tile * BLOCK_Q >= t:
         return
-    i, j, w = tile * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_W)
-    rows, in_head = first_q + i, (w < K)[None, :]
-    place_i, mask_i = (rows[:, None] * H + head) * K + w[None, :], (i < t)[:, None] & in_head
-    q_i, do_i = tl.load(q_ptr + place_i, mask=mask_i, other=0.0), tl.load(do_ptr + place_i, mask=mask_i, other=0.0)
-    lse_i = tl.load(lse_ptr + head * T + rows, mask=i < t, other=0.0)
-    lse_i = tl.where(lse_i == float("-inf"), 0.0, lse_i)
-    d_i = tl.load(d_ptr + head * T + rows, mask=i < t, other=0.0)
-    dq_i = tl.zeros([BLOCK_Q, BLOCK_W], SUM)
+    i = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    q_i = load_rows(q_ptr, first_q, i, t, H, head, K, BLOCK_W)
+    do_i = load_rows(do_ptr, first_q, i, t, H, head, K, BLOCK_W)
+    lse_i, d_i = row_numbers(lse_ptr, d_ptr, head * T + first_q + i, i < t)
+    dq_i = tl.zeros([BLOCK_Q, BLOCK_W], ACC)
     stop = s
-    if IS_CAUSAL:
+    if IS_CAUSAL:  # the tile's last query sees the keys below this
         stop = min(s, (tile + 1) * BLOCK_Q + s - t)
     for at in range(0, stop, BLOCK_K):
-        place = ((first_k + at + j)[:, None] * G + head // (H // G)) * K + w[None, :]
-        in_document = at + j < s
-        k_j = tl.load(k_ptr + place, mask=in_document[:, None] & in_head, other=0.0)
-        v_j = tl.load(v_ptr + place, mask=in_document[:, None] & in_head, other=0.0)
-        seen = (i < t)[:, None] & in_document[None, :]
-        if IS_CAUSAL:
-            seen = seen & (at + j[None, :] <= i[:, None] + s - t)
-        scores = tl.where(seen, tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * SCALE, float("-inf"))
-        p = tl.exp(scores - lse_i[:, None])
+        j = at + tl.arange(0, BLOCK_K)
+        k_j = load_rows(k_ptr, first_k, j, s, G, head // (H // G), K, BLOCK_W)
+        v_j = load_rows(v_ptr, first_k, j, s, G, head // (H // G), K, BLOCK_W)
+        p = tl.exp(masked_scores(q_i, k_j, i, j, t, s, SCALE, IS_CAUSAL) - lse_i[:, None])
         ds = p * (tl.dot(do_i, tl.trans(v_j), input_precision="ieee") - d_i[:, None])
         dq_i += tl.dot(ds.to(k_j.dtype), k_j, input_precision="ieee") * SCALE
-    tl.store(dq_ptr + place_i, dq_i.to(dq_ptr.dtype.element_ty), mask=mask_i)
+    store_rows(dq_ptr, dq_i, first_q, i, t, H, head, K, BLOCK_W)
 
 
 @jit
@@ -147,44 +151,35 @@ def dk_dv_kernel(
     K,
     SCALE: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
-    SUM: tl.constexpr,
+    ACC: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
     """One program: dk and dv of a tile of keys of one of their heads, over its group and the queries that see them."""
     tile, kv_head, document = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first_q, first_k = tl.load(starts_q_ptr + document), tl.load(starts_k_ptr + document)
-    t, s = tl.load(starts_q_ptr + document + 1) - first_q, tl.load(starts_k_ptr + document + 1) - first_k
+    first_q, t, first_k, s = document_span(starts_q_ptr, starts_k_ptr, document)
     if tile * BLOCK_K >= s:
         return
-    i, j, w = tl.arange(0, BLOCK_Q), tile * BLOCK_K + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_W)
-    in_head = (w < K)[None, :]
-    place_j, mask_j = ((first_k + j)[:, None] * G + kv_head) * K + w[None, :], (j < s)[:, None] & in_head
-    k_j, v_j = tl.load(k_ptr + place_j, mask=mask_j, other=0.0), tl.load(v_ptr + place_j, mask=mask_j, other=0.0)
-    dk_j, dv_j = tl.zeros([BLOCK_K, BLOCK_W], SUM), tl.zeros([BLOCK_K, BLOCK_W], SUM)
+    j = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    k_j = load_rows(k_ptr, first_k, j, s, G, kv_head, K, BLOCK_W)
+    v_j = load_rows(v_ptr, first_k, j, s, G, kv_head, K, BLOCK_W)
+    dk_j, dv_j = tl.zeros([BLOCK_K, BLOCK_W], ACC), tl.zeros([BLOCK_K, BLOCK_W], ACC)
     start = 0 * t
     if IS_CAUSAL:  # the tile that holds the first query which sees the first key
         start = max(0, tile * BLOCK_K - (s - t)) // BLOCK_Q * BLOCK_Q
     for head in range(kv_head * (H // G), (kv_head + 1) * (H // G)):
         for at in range(start, t, BLOCK_Q):
-            rows, in_document = first_q + at + i, at + i < t
-            place = (rows[:, None] * H + head) * K + w[None, :]
-            q_i = tl.load(q_ptr + place, mask=in_document[:, None] & in_head, other=0.0)
-            do_i = tl.load(do_ptr + place, mask=in_document[:, None] & in_head, other=0.0)
-            lse_i = tl.load(lse_ptr + head * T + rows, mask=in_document, other=0.0)
-            lse_i = tl.where(lse_i == float("-inf"), 0.0, lse_i)
-            d_i = tl.load(d_ptr + head * T + rows, mask=in_document, other=0.0)
-            seen = in_document[:, None] & (j < s)[None, :]
-            if IS_CAUSAL:
-                seen = seen & (j[None, :] <= at + i[:, None] + s - t)
-            scores = tl.where(seen, tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * SCALE, float("-inf"))
-            p = tl.exp(scores - lse_i[:, None])
+            i = at + tl.arange(0, BLOCK_Q)
+            q_i = load_rows(q_ptr, first_q, i, t, H, head, K, BLOCK_W)
+            do_i = load_rows(do_ptr, first_q, i, t, H, head, K, BLOCK_W)
+            lse_i, d_i = row_numbers(lse_ptr, d_ptr, head * T + first_q + i, i < t)
+            p = tl.exp(masked_scores(q_i, k_j, i, j, t, s, SCALE, IS_CAUSAL) - lse_i[:, None])
             dv_j += tl.dot(tl.trans(p.to(do_i.dtype)), do_i, input_precision="ieee")
             ds = p * (tl.dot(do_i, tl.trans(v_j), input_precision="ieee") - d_i[:, None])
             dk_j += tl.dot(tl.trans(ds.to(q_i.dtype)), q_i, input_precision="ieee") * SCALE
-    tl.store(dk_ptr + place_j, dk_j.to(dk_ptr.dtype.element_ty), mask=mask_j)
-    tl.store(dv_ptr + place_j, dv_j.to(dv_ptr.dtype.element_ty), mask=mask_j)
+    store_rows(dk_ptr, dk_j, first_k, j, s, G, kv_head, K, BLOCK_W)
+    store_rows(dv_ptr, dv_j, first_k, j, s, G, kv_head, K, BLOCK_W)
 
 
 def triton_backward(
@@ -203,7 +198,7 @@ def triton_backward(
     shared, tiles, (T, H, K) = launch_arguments(q_THK, k_SGK, plan, scale), plan.tiles, q_THK.shape
     inputs = q_THK, k_SGK, v_SGK, do_THK, lse_HT, d_HT
     if q_THK.numel():
-        choices = accumulator(q_THK.dtype), tiles.queries, next_power_of_2(K)
+        choices = accumulator(q_THK.dtype), tiles.queries, tile_width(K)
         row_sums_kernel[cdiv(T, tiles.queries), H](do_THK, o_THK, d_HT, T, H, K, *choices)
         dq_kernel[plan.grid(plan.starts_q, tiles.queries, H)](*inputs, dq_THK, *shared)
     if k_SGK.numel():

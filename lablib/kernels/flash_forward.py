@@ -19,8 +19,7 @@ Shapes: T queries and S keys of all documents, H heads, G heads of keys and valu
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867; Dao et al.,
 "FlashAttention", 2022, arXiv 2205.14135, algorithms 1 and 2; Dao, "FlashAttention-2", 2023, arXiv 2307.08691,
 algorithm 1 (queries in the outer loop, one division at the end); Ainslie et al., "GQA", 2023, arXiv 2305.13245.
-Simplified: no dropout; the mask is computed in tiles below the diagonal too; width of a tile is the head's, rounded up
-to a power of two.
+Simplified: no dropout; scores are multiplied by the scale after the product, not q before the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +28,16 @@ import torch
 from torch import Tensor
 
 from lablib.kernels.attention_plan import AttentionPlan
-from lablib.kernels.jit import accumulator, jit, next_power_of_2, tl
+from lablib.kernels.flash_parts import (
+    document_span,
+    heads_first,
+    launch_arguments,
+    load_rows,
+    masked_scores,
+    or_zero,
+    store_rows,
+)
+from lablib.kernels.jit import jit, tl
 
 
 def tiled_forward(
@@ -76,35 +84,28 @@ def forward_kernel(
     K,
     SCALE: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
-    SUM: tl.constexpr,  # dtype of sums: float32, or float64 for float64
+    ACC: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BLOCK_W: tl.constexpr,  # K, rounded up to a power of two
+    BLOCK_W: tl.constexpr,
 ):
     """One program: a tile of queries of one head of one document, over the tiles of keys that it sees."""
     tile, head, document = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first_q, first_k = tl.load(starts_q_ptr + document), tl.load(starts_k_ptr + document)
-    t, s = tl.load(starts_q_ptr + document + 1) - first_q, tl.load(starts_k_ptr + document + 1) - first_k
+    first_q, t, first_k, s = document_span(starts_q_ptr, starts_k_ptr, document)
     if tile * BLOCK_Q >= t:
         return  # this document is shorter than the longest
-    i, j, w = tile * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_W)
-    rows, in_head = first_q + i, (w < K)[None, :]
-    q_i = tl.load(q_ptr + (rows[:, None] * H + head) * K + w[None, :], mask=(i < t)[:, None] & in_head, other=0.0)
-    m_i, l_i = tl.full([BLOCK_Q], float("-inf"), SUM), tl.zeros([BLOCK_Q], SUM)
-    o_i = tl.zeros([BLOCK_Q, BLOCK_W], SUM)
+    i = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    q_i = load_rows(q_ptr, first_q, i, t, H, head, K, BLOCK_W)
+    m_i, l_i = tl.full([BLOCK_Q], float("-inf"), ACC), tl.zeros([BLOCK_Q], ACC)
+    o_i = tl.zeros([BLOCK_Q, BLOCK_W], ACC)
     stop = s
     if IS_CAUSAL:  # the tile's last query sees the keys below this
         stop = min(s, (tile + 1) * BLOCK_Q + s - t)
     for at in range(0, stop, BLOCK_K):
-        place = ((first_k + at + j)[:, None] * G + head // (H // G)) * K + w[None, :]
-        in_document = at + j < s
-        k_j = tl.load(k_ptr + place, mask=in_document[:, None] & in_head, other=0.0)
-        v_j = tl.load(v_ptr + place, mask=in_document[:, None] & in_head, other=0.0)
-        # s = scale q k^T
-        seen = in_document[None, :]
-        if IS_CAUSAL:
-            seen = seen & (at + j[None, :] <= i[:, None] + s - t)
-        scores = tl.where(seen, tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * SCALE, float("-inf"))
+        j = at + tl.arange(0, BLOCK_K)
+        k_j = load_rows(k_ptr, first_k, j, s, G, head // (H // G), K, BLOCK_W)
+        v_j = load_rows(v_ptr, first_k, j, s, G, head // (H // G), K, BLOCK_W)
+        scores = masked_scores(q_i, k_j, i, j, t, s, SCALE, IS_CAUSAL)
         # m' = max(m, row maximum of s); -inf where no key was seen yet, and exp(-inf - -inf) would be NaN
         new_m = tl.maximum(m_i, tl.max(scores, 1))
         base = tl.where(new_m == float("-inf"), 0.0, new_m)
@@ -114,9 +115,8 @@ def forward_kernel(
         o_i = shrink[:, None] * o_i + tl.dot(p.to(v_j.dtype), v_j, input_precision="ieee")
         m_i = new_m
     l_i = tl.where(l_i == 0.0, 1.0, l_i)
-    place = (rows[:, None] * H + head) * K + w[None, :]
-    tl.store(o_ptr + place, (o_i / l_i[:, None]).to(o_ptr.dtype.element_ty), mask=(i < t)[:, None] & in_head)
-    tl.store(lse_ptr + head * T + rows, m_i + tl.log(l_i), mask=i < t)
+    store_rows(o_ptr, o_i / l_i[:, None], first_q, i, t, H, head, K, BLOCK_W)
+    tl.store(lse_ptr + head * T + first_q + i, m_i + tl.log(l_i), mask=i < t)
 
 
 def triton_forward(
@@ -124,30 +124,9 @@ def triton_forward(
 ) -> tuple[Tensor, Tensor]:
     """The same as one launch of the Triton kernel: o [T H K] and lse [H T]."""
     q_THK, k_SGK, v_SGK = (x.contiguous() for x in (q_THK, k_SGK, v_SGK))
-    o_THK, sums = torch.empty_like(q_THK), torch.promote_types(q_THK.dtype, torch.float32)
-    lse_HT = q_THK.new_empty(q_THK.shape[1], q_THK.shape[0], dtype=sums)
+    (T, H, _), wide = q_THK.shape, torch.promote_types(q_THK.dtype, torch.float32)
+    o_THK, lse_HT = torch.empty_like(q_THK), q_THK.new_empty(H, T, dtype=wide)
     if q_THK.numel():
-        grid = plan.grid(plan.starts_q, plan.tiles.queries, heads=q_THK.shape[1])
+        grid = plan.grid(plan.starts_q, plan.tiles.queries, H)
         forward_kernel[grid](q_THK, k_SGK, v_SGK, o_THK, lse_HT, *launch_arguments(q_THK, k_SGK, plan, scale))
     return o_THK, lse_HT
-
-
-def launch_arguments(q_THK: Tensor, k_SGK: Tensor, plan: AttentionPlan, scale: float) -> tuple:
-    """What the kernels of forward and backward take after q, k, v and their kin: from `starts_q` on."""
-    starts = (torch.tensor(starts, device=q_THK.device) for starts in (plan.starts_q, plan.starts_k))
-    T, H, K = q_THK.shape
-    blocks = plan.tiles.queries, plan.tiles.keys, next_power_of_2(K)
-    return *starts, T, H, k_SGK.shape[1], K, scale, plan.is_causal, accumulator(q_THK.dtype), *blocks
-
-
-def heads_first(q_THK: Tensor, k_SGK: Tensor, v_SGK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[H T K], [H S K] twice: each head of keys repeated for its group of queries; in float32 at least."""
-    wide = torch.promote_types(q_THK.dtype, torch.float32)
-    group = q_THK.shape[1] // k_SGK.shape[1]
-    k_HSK, v_HSK = (x_SGK.to(wide).transpose(0, 1).repeat_interleave(group, 0) for x_SGK in (k_SGK, v_SGK))
-    return q_THK.to(wide).transpose(0, 1), k_HSK, v_HSK
-
-
-def or_zero(x: Tensor) -> Tensor:
-    """-inf, the maximum of a row that has seen no key, as 0: exp(-inf - 0) is 0, exp(-inf - -inf) would be NaN."""
-    return x.where(x > -torch.inf, 0)

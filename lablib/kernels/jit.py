@@ -47,6 +47,7 @@ else:
         tl, JITFunction = None, object
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SMALLEST_DOT = 16  # rows and columns of a tile that `tl.dot` takes on a GPU
 
 
 def jit(function: Callable | None = None, *, dtypes: Sequence[torch.dtype] = FLOATS) -> Any:
@@ -142,6 +143,16 @@ def check_tile(function: str, name: str, size: Any) -> None:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size & (size - 1):
         near = next_power_of_2(size) if isinstance(size, int) and size > 0 else 16
         raise ValueError(f"{function}: {name} must be a power of two: got {size!r}; try {near}.")
+
+
+def check_dot_tiles(function: str, device: torch.device, **sizes: int) -> None:
+    """Raise ValueError where a tile is too small for `tl.dot` on a GPU. The interpreter takes any."""
+    for name, size in sizes.items():
+        if device.type == "cuda" and size < SMALLEST_DOT:
+            raise ValueError(
+                f"{function}: a GPU's matrix units take tiles of {SMALLEST_DOT} at least: got {name}={size}; "
+                f"try {SMALLEST_DOT}, or CPU tensors."
+            )
 
 
 def _check_tiles(kernel: str, constants: Mapping[str, Any]) -> None:

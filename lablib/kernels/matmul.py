@@ -6,79 +6,31 @@ A program makes one tile of c. It walks along the inner dimension, reads a tile 
 adds their product to a sum that stays on chip, in float32 at least. A number that was read serves a whole row or column
 of the tile: larger tiles, fewer bytes. What follows on c number by number costs no further trip to memory.
 
-    numbers moved, tiles m x n:   a  M K ceil(N / n)    b  K N ceil(M / m)    bias  N ceil(M / m)    c  M N
-                                  about M N K (1 / n + 1 / m) + M N; one tile for all of c would be the least
-    unfused, bias and activation read and write c once each: 4 M N more
+Fused, bias and activation move nothing but the bias. Unfused, each reads c and writes it: 4 M N numbers more.
 
-Programs run in the order of their number, some W of them at once, and what one has read is in the cache for the others.
-Row by row of tiles, W programs need 1 row of tiles of a and W columns of b. In groups of g rows they need g rows and
-W / g columns (`panels`): g + W / g, least for g = sqrt(W). With W = 64: 65 alone, 16 in groups of 8.
-
-    row by row  0  1  2  3       groups of 2   0  2  4  6      the first 4 programs read
-                4  5  6  7                     1  3  5  7      row by row: 1 + 4 panels; in groups: 2 + 2
-                8  9 10 11                     8 10 12 14
-               12 13 14 15                     9 11 13 15
-
-Cost: FLOPs 2 M N K. On chip: (m + n) k numbers of a and b, m n of the sum.
+Cost: FLOPs 2 M N K; backward 4 M N K, and 2 M N K where z = a b + bias is made again for an activation. Numbers moved
+M N K (1 / n + 1 / m) + M N (matmul_plan.py). On chip: (m + n) k numbers of a and b, m n of the sum.
 Shapes: a [M K], b [K N], c [M N]; tiles m, n, k.
-Source: Tillet, Kung and Cox, "Triton", 2019, MAPL, doi 10.1145/3315508.3329973; Hong and Kung, "I/O Complexity: The
-Red-Blue Pebble Game", 1981, STOC: with room for S numbers no order moves fewer than about M N K / sqrt(S).
+Source: Tillet, Kung and Cox, "Triton", 2019, MAPL, doi 10.1145/3315508.3329973.
 Simplified: no split of the inner dimension among programs, so a small c leaves processors idle; no persistent programs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lablib.errors import unknown_name
-from lablib.kernels.jit import FLOATS, accumulator, cdiv, check_tile, jit, tl
-from lablib.signature import check_fields, checked
+from lablib.kernels.jit import FLOATS, accumulator, cdiv, check_dot_tiles, jit, tl
+from lablib.kernels.matmul_plan import MatmulTiles, program_tiles
+from lablib.signature import checked
 
 ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulTiles:
-    """Numbers of a tile's sides, powers of two, and how many rows of tiles are a group in the order of programs."""
-
-    m: int = 64
-    n: int = 64
-    k: int = 32
-    group: int = 8
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
-            check_tile("MatmulTiles", name, size)
-        if self.group < 1:
-            raise ValueError(f"group must be at least 1 row of tiles: got {self.group}; 1 is row by row.")
-
-
-@checked
-def program_tiles(M: int, N: int, tiles: MatmulTiles) -> list[tuple[int, int]]:
-    """(row, column) of the tile of c that each program makes, by the program's number."""
-    num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
-    groups = [range(at, min(at + tiles.group, num_m)) for at in range(0, num_m, tiles.group)]
-    return [(row, column) for group in groups for column in range(num_n) for row in group]
-
-
-@checked
-def panels(M: int, N: int, tiles: MatmulTiles, at_once: int) -> int:
-    """Distinct rows of tiles of a and columns of tiles of b that the first `at_once` programs read."""
-    first = program_tiles(M, N, tiles)[:at_once]
-    return len({row for row, _ in first}) + len({column for _, column in first})
-
-
-@checked
-def numbers_moved(M: int, N: int, K: int, tiles: MatmulTiles, has_bias: bool = False) -> dict[str, int]:
-    """Numbers of each tensor that go between memory and chip, without a cache."""
-    num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
-    return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}
 
 
 @checked
@@ -121,7 +73,7 @@ def matmul_kernel(
     b_row,
     b_column,
     ACTIVATION: tl.constexpr,
-    SUM: tl.constexpr,  # dtype of sums: float32, or float64 for float64
+    ACC: tl.constexpr,  # dtype of sums: float32, or float64 for float64
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -135,7 +87,7 @@ def matmul_kernel(
     m = (first + in_group % rows_of_group) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
     n = in_group // rows_of_group * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
     in_m, in_n = (m < M)[:, None], (n < N)[None, :]
-    z = tl.zeros([BLOCK_M, BLOCK_N], SUM)
+    z = tl.zeros([BLOCK_M, BLOCK_N], ACC)
     for at in range(0, K, BLOCK_K):
         k = at + tl.arange(0, BLOCK_K).to(tl.int64)
         a_mk = tl.load(a_ptr + m[:, None] * a_row + k[None, :] * a_column, mask=in_m & (k < K)[None, :], other=0.0)
@@ -143,7 +95,7 @@ def matmul_kernel(
         z += tl.dot(a_mk, b_kn, input_precision="ieee")
     # The epilogue, on the chip
     if bias_ptr is not None:
-        z += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(SUM)[None, :]
+        z += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(ACC)[None, :]
     if ACTIVATION == "relu":
         z = tl.where(z < 0.0, 0.0, z)
     if ACTIVATION == "gelu":
@@ -155,16 +107,54 @@ def matmul_kernel(
 
 
 @checked
-def triton_matmul(
+def matmul(
     a_MK: Float[Tensor, "M K"],
     b_KN: Float[Tensor, "K N"],
     bias_N: Float[Tensor, " N"] | None = None,
     activation: str = "none",
     tiles: MatmulTiles | None = None,
 ) -> Float[Tensor, "M N"]:
-    """The same as one launch of the Triton kernel."""
-    tiles = tiles or MatmulTiles()
+    """activation(a b + bias) by the kernel, with gradients.
+
+    Arguments:
+        b_KN: of any strides: a linear layer's is weight.T, which is not copied.
+        activation: "none", "relu", "gelu" (by erf) or "silu".
+        tiles: 64 by 64 by 32 in groups of 8 when None.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit, or a tile that a GPU's matrix units cannot take.
+    """
     _check(a_MK, b_KN, bias_N, activation)
+    return _Matmul.apply(a_MK, b_KN, bias_N, activation, tiles or MatmulTiles())
+
+
+class _Matmul(torch.autograd.Function):
+    """Keeps a, b and the bias. What the activation was given is not in memory: backward makes it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str, tiles: MatmulTiles
+    ) -> Tensor:
+        ctx.save_for_backward(a_MK, b_KN, bias_N)
+        ctx.choices = activation, tiles
+        return _launch(a_MK, b_KN, bias_N, activation, tiles)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (a_MK, b_KN, bias_N), (activation, tiles), dz_MN = ctx.saved_tensors, ctx.choices, gradients[0]
+        if activation != "none":
+            with torch.enable_grad():
+                z_MN = _launch(a_MK, b_KN, bias_N, "none", tiles).requires_grad_()
+                (dz_MN,) = torch.autograd.grad(ACTIVATIONS[activation](z_MN), z_MN, dz_MN)
+        needs_a, needs_b, needs_bias, *_ = ctx.needs_input_grad
+        da_MK = _launch(dz_MN, b_KN.T, None, "none", tiles) if needs_a else None
+        db_KN = _launch(a_MK.T, dz_MN, None, "none", tiles) if needs_b else None
+        return da_MK, db_KN, dz_MN.sum(0) if needs_bias else None, None, None
+
+
+def _launch(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str, tiles: MatmulTiles) -> Tensor:
+    check_dot_tiles("matmul", a_MK.device, m=tiles.m, n=tiles.n, k=tiles.k)
     M, K, N = *a_MK.shape, b_KN.shape[1]
     c_MN = a_MK.new_empty(M, N)
     if c_MN.numel():

@@ -10,7 +10,8 @@ from lablib.kernels.attention_plan import AttentionTiles
 from lablib.kernels.flash_attention import TRITON, flash_attention, flash_attention_varlen
 from lablib.kernels.flash_backward import dk_dv_kernel, dq_kernel, row_sums_kernel
 from lablib.kernels.flash_forward import forward_kernel
-from lablib.kernels.matmul import MatmulTiles, matmul_kernel, triton_matmul
+from lablib.kernels.matmul import matmul, matmul_kernel
+from lablib.kernels.matmul_plan import MatmulTiles
 
 TILE = 32
 ATTENTION = {"SCALE": 0.125, "IS_CAUSAL": True, "BLOCK_Q": TILE, "BLOCK_K": TILE, "BLOCK_W": 64}
@@ -34,7 +35,7 @@ def test_compiles_for_an_h100_and_uses_its_matrix_units(name, tmp_path, monkeypa
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel, choices = KERNELS[name]
-    fixed = {**choices, "SUM": triton.language.float32}
+    fixed = {**choices, "ACC": triton.language.float32}
     names = kernel.arg_names
     kinds = {each: "constexpr" if each in fixed else _kind(each) for each in names}
     source = ASTSource(kernel, kinds, {(names.index(each),): value for each, value in fixed.items()})
@@ -94,7 +95,7 @@ def test_documents_on_a_gpu_are_each_alone():
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
 def test_matmul_on_a_gpu_is_torchs(dtype, activation):
     a, weight, bias = (example(*shape, dtype=dtype, seed=0).detach() for shape in ((1000, 700), (900, 700), (900,)))
-    ours = triton_matmul(a, weight.T, bias, activation, MatmulTiles())
+    ours = matmul(a, weight.T, bias, activation, MatmulTiles())
     z = F.linear(a.double(), weight.double(), bias.double())
     theirs = {"none": z, "relu": F.relu(z), "gelu": F.gelu(z), "silu": F.silu(z)}[activation]
     torch.testing.assert_close(ours.double(), theirs, rtol=torch.finfo(dtype).eps, atol=700 * 2**-22)

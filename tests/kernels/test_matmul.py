@@ -8,17 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lablib.kernels.accesses import hbm_bytes, record_accesses
-from lablib.kernels.matmul import (
-    ACTIVATIONS,
-    MatmulTiles,
-    numbers_moved,
-    panels,
-    program_tiles,
-    tiled_matmul,
-    triton_matmul,
-)
+from lablib.kernels.jit import check_dot_tiles
+from lablib.kernels.matmul import ACTIVATIONS, matmul, tiled_matmul
+from lablib.kernels.matmul_plan import MatmulTiles, numbers_moved, panels, program_tiles
 
-WAYS = {"tiled": tiled_matmul, "triton": triton_matmul}
+WAYS = {"tiled": tiled_matmul, "triton": matmul}
 TILES = MatmulTiles(4, 8, 2, group=2)
 TORCHS = {"none": torch.nn.Identity(), "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 by_each = pytest.mark.parametrize("way", sorted(WAYS))
@@ -41,13 +35,35 @@ def unchecked(function):
 
 
 @by_each
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(M=size, N=size, K=size, activation=st.sampled_from(sorted(ACTIVATIONS)), has_bias=st.booleans())
 def test_equals_torchs_linear_and_activation(way, M, N, K, activation, has_bias):
-    a, weight, bias, _ = example(M, N, K)
+    a, weight, bias, dc = example(M, N, K)
     ours = WAYS[way](a, weight.T, bias if has_bias else None, activation, TILES)
     theirs = TORCHS[activation](F.linear(a, weight, bias if has_bias else None))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+    inputs = [a, weight, bias] if has_bias else [a, weight]
+    for got, want in zip(*(torch.autograd.grad(c, inputs, dc) for c in (ours, theirs)), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
+
+
+@by_each
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_gradients_are_those_of_finite_differences(way, activation):
+    a, weight, bias, _ = example(3, 3, 2)
+
+    def layer(a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return WAYS[way](a, weight.T, bias, activation, MatmulTiles(2, 2, 2))
+
+    assert torch.autograd.gradcheck(layer, (a, weight, bias), fast_mode=way == "triton")
+
+
+def test_only_the_gradients_that_are_asked_for_are_made():
+    a, weight, bias, dc = example(3, 5, 4)
+    with record_accesses() as launches:
+        (d_bias,) = torch.autograd.grad(matmul(a.detach(), weight.detach().T, bias, tiles=TILES), bias, dc)
+    torch.testing.assert_close(d_bias, dc.sum(0))
+    assert len(launches) == 1  # forward
 
 
 @by_each
@@ -123,7 +139,7 @@ def test_the_kernel_moves_what_the_formula_says_in_the_order_of_the_list(M, N, K
     a, weight, bias, _ = example(M, N, K)
     tiles = MatmulTiles(4, 8, 2, group)
     with record_accesses() as launches:
-        triton_matmul(a, weight.T, bias if has_bias else None, tiles=tiles)
+        matmul(a, weight.T, bias if has_bias else None, tiles=tiles)
     formula = {name: 8 * numbers for name, numbers in numbers_moved(M, N, K, tiles, has_bias).items() if numbers}
     assert hbm_bytes(launches) == formula
     for program, (row, column) in enumerate(program_tiles(M, N, tiles)):
@@ -168,6 +184,12 @@ def test_bad_input(way, change, message):
     arguments = {"a": torch.zeros(2, 3), "b": torch.zeros(3, 5), "bias": torch.zeros(5), "activation": "none"} | change
     with pytest.raises(ValueError, match=message):
         unchecked(WAYS[way])(*arguments.values())
+
+
+def test_tiles_that_matrix_units_cannot_take_are_told_before_a_launch():
+    with pytest.raises(ValueError, match="matmul: a GPU's matrix units take tiles of 16 at least: got k=8; try 16"):
+        check_dot_tiles("matmul", torch.device("cuda"), m=16, n=64, k=8)
+    check_dot_tiles("matmul", torch.device("cpu"), m=1)
 
 
 @pytest.mark.parametrize(

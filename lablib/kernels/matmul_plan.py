@@ -1,0 +1,65 @@
+"""Which program makes which tile of a matrix product, and what moves between memory and chip.
+
+A program reads a row of tiles of a and a column of tiles of b. Each number of a is read once for each column of tiles:
+
+    a   M K ceil(N / n)       b   K N ceil(M / m)       bias   N ceil(M / m)       c   M N
+    in all about M N K (1 / n + 1 / m) + M N: twice the tile, half the numbers; room on chip is the limit
+
+Programs run in the order of their number, some W of them at once, and what one has read is in the cache for the others.
+Row by row of tiles, W programs need 1 row of tiles of a and W columns of b. In groups of g rows they need g rows and
+W / g columns (`panels`): g + W / g, least for g = sqrt(W). With W = 64: 65 alone, 16 in groups of 8.
+
+    row by row  0  1  2  3       groups of 2   0  2  4  6      the first 4 programs read
+                4  5  6  7                     1  3  5  7      row by row: 1 + 4 panels; in groups: 2 + 2
+                8  9 10 11                     8 10 12 14
+               12 13 14 15                     9 11 13 15
+
+Cost: O(tiles). Shapes: a [M K], b [K N], c [M N]; tiles of c m x n.
+Source: Hong and Kung, "I/O Complexity: The Red-Blue Pebble Game", 1981, STOC: with room for S numbers every order moves
+Omega(M N K / sqrt(S)); Triton's tutorial "Matrix Multiplication" (programs in groups).
+Simplified: a cache is told as what W programs at once ask for; they do not keep step, and a cache has lines and sets.
+"""
+
+from dataclasses import dataclass
+
+from lablib.kernels.jit import cdiv, check_tile
+from lablib.signature import check_fields, checked
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiles:
+    """Numbers of a tile's sides, powers of two, and how many rows of tiles are a group in the order of programs."""
+
+    m: int = 64
+    n: int = 64
+    k: int = 32
+    group: int = 8
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
+            check_tile("MatmulTiles", name, size)
+        if self.group < 1:
+            raise ValueError(f"group must be at least 1 row of tiles: got {self.group}; 1 is row by row.")
+
+
+@checked
+def program_tiles(M: int, N: int, tiles: MatmulTiles) -> list[tuple[int, int]]:
+    """(row, column) of the tile of c that each program makes, by the program's number."""
+    num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
+    groups = [range(at, min(at + tiles.group, num_m)) for at in range(0, num_m, tiles.group)]
+    return [(row, column) for group in groups for column in range(num_n) for row in group]
+
+
+@checked
+def panels(M: int, N: int, tiles: MatmulTiles, at_once: int) -> int:
+    """Distinct rows of tiles of a and columns of tiles of b that the first `at_once` programs read."""
+    first = program_tiles(M, N, tiles)[:at_once]
+    return len({row for row, _ in first}) + len({column for _, column in first})
+
+
+@checked
+def numbers_moved(M: int, N: int, K: int, tiles: MatmulTiles, has_bias: bool = False) -> dict[str, int]:
+    """Numbers of each tensor that go between memory and chip, without a cache."""
+    num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
+    return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}
