@@ -1,5 +1,6 @@
 """Fused kernels in Triton, each beside a tiled reference in plain torch: what a GPU reads, keeps on chip and writes.
 
+elementwise_chain  bytes decide: a chain of element-wise operators, unfused and fused
 jit              a kernel written once: compiled on a GPU, interpreted on a CPU
 interpreter      Triton's interpreter for one launch; addresses are checked
 accesses         what each program reads and writes, and the bytes
