@@ -20,6 +20,7 @@ Simplified: one trainer; batches in turn; the simulator prices the work of devic
 a loader's work is priced as that of a device.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -67,14 +68,16 @@ def _train(num_batches: int, step_units: int, loaders: int, batch_bytes: int) ->
 
 
 def _load(load_units: Sequence[int], first: int, loaders: int, prefetch: int, batch_bytes: int) -> list[int]:
-    mine, sends = list(range(first, len(load_units), loaders)), []
+    mine, sends = list(range(first, len(load_units), loaders)), deque[dist.Work]()
     batches = torch.tensor([[number] * (batch_bytes // 8) for number in mine], dtype=torch.int64)
     one = torch.ones(1)
     for place, number in enumerate(mine):
         if len(sends) >= prefetch:
-            sends[-prefetch].wait()
+            sends.popleft().wait()  # once: gloo waits forever for a send that it has waited for
         work(load_units[number], one)
-        sends.append(dist.isend(batches[place], dst=0))
+        send = dist.isend(batches[place], dst=0)
+        assert send is not None  # None: this rank is not in the group
+        sends.append(send)
     for send in sends:
         send.wait()
     return mine

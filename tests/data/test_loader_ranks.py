@@ -34,6 +34,12 @@ def test_loader_ranks_wait_as_the_simulated_loop_does(loaders, prefetch):
     assert run.timeline.makespan_s == pytest.approx(predicted.makespan_s, rel=0.01)
 
 
+@pytest.mark.slow
+def test_it_is_a_real_program_too():
+    run = launch(train_with_loader_ranks, [3] * 7, 2, ranks=3, backend="gloo", timeout_s=120)
+    assert run.values == [[0, 1, 2, 3, 4, 5, 6], [0, 2, 4, 6], [1, 3, 5]]
+
+
 def test_a_loader_rank_has_no_more_than_its_prefetch_ready():
     faults = [SlowRank(0, SLOWER)]
     ends_s = {}

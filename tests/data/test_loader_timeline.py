@@ -69,6 +69,7 @@ def test_the_steps_of_the_closed_form_in_numbers():
 @given(runs())
 def test_every_idle_second_has_one_cause(made):
     run, steps = run_loop(*made), made[2]
+    assert run == run_loop(*made)  # deterministic
     idle_s = sum(run.idle_s(cause) for cause in Cause)
     assert idle_s + sum(steps) == pytest.approx(run.makespan_s)
     assert run.idle_share == pytest.approx(idle_s / run.makespan_s, abs=1e-9)

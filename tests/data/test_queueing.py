@@ -94,6 +94,7 @@ def test_one_order_a_worker_is_the_upper_bound_and_more_is_between_the_bounds(ji
 
 def test_the_upper_bound_of_exponential_times_is_their_closed_form():
     # E[max] of two exponentials of mean 1 is 1.5: a third is idle, as M/M/1/2 says.
+    assert idle_share_at_most([0.0], [0.0]) == 0  # nothing takes any time
     assert idle_share_at_most([0.0, 2.0], [1.0]) == pytest.approx(1 / 3)  # max: 1 or 2
     assert idle_share_exponential(1.0, 1.0, 1, 1) == pytest.approx(1 / 3)
 

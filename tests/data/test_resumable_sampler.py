@@ -61,7 +61,9 @@ def test_any_stops_on_any_ranks_lose_nothing_and_repeat_nothing(num, runs):
     seed=st.integers(0, 9),
 )
 def test_with_the_same_ranks_the_batches_are_those_of_a_run_that_never_stopped(num, world_size, batch_size, stop, seed):
-    whole = [list(sampler) for sampler in ranks_of(num, batch_size, world_size, None, seed)]
+    fresh = ranks_of(num, batch_size, world_size, None, seed)
+    whole = [list(sampler) for sampler in fresh]
+    assert [len(sampler) for sampler in fresh] == [len(batches) for batches in whole]
     stop = min(stop, min(map(len, whole)))
     samplers = ranks_of(num, batch_size, world_size, None, seed)
     first = [list(islice(sampler.used(iter(sampler)), stop)) for sampler in samplers]

@@ -82,6 +82,11 @@ def test_the_quality_of_plain_orders_in_numbers():
     assert back.correlation == pytest.approx(-1) and back.neighbours_kept == 1
 
 
+def test_two_samples_are_enough_to_be_in_order():
+    assert shuffle_quality([0, 1], windows=2).distance == 0.5 and shuffle_quality([1, 0], windows=1).distance == 0
+    assert uniform_quality(2, 1).neighbours_kept == 1 and uniform_quality(2, 2).displacement == 0.25
+
+
 def test_moved_shards_move_samples_and_mix_nothing():
     shards = [range(first, first + 100) for first in range(0, 4_000, 100)]
     moved = shuffle_quality(list(interleave(shards, 1, seed=3)))
