@@ -4,6 +4,13 @@ elementwise_chain  bytes decide: a chain of element-wise operators, unfused and 
 jit              a kernel written once: compiled on a GPU, interpreted on a CPU
 interpreter      Triton's interpreter for one launch; addresses are checked
 accesses         what each program reads and writes, and the bytes
+vector_add       the smallest kernel: a tile a program
+bias_gelu        two operators in one: what was between them is never in memory
+softmax          a row a program; longer rows by online softmax
+rms_norm         one reading of a row; the weight's gradient by partial sums
+layer_norm       the same, with a mean and a bias
+cross_entropy    the loss and its gradient, a tile of the vocabulary at a time
+row_checks       what kernels refuse that hold rows
 matmul           a tiled matrix product and its epilogue
 matmul_plan      the order of its programs and the numbers that they move
 attention_plan   which tile of queries meets which tile of keys
