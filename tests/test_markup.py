@@ -27,7 +27,8 @@ from lablib.batches.packing import best_fit
 from lablib.course.expect import Measured
 from lablib.course.result import Hint, Result
 from lablib.course.show_source import Source
-from lablib.data.loader_timeline import Loader, run_loop
+from lablib.data.loader import Loader
+from lablib.data.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
 from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle

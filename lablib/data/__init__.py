@@ -6,7 +6,11 @@ documents       where one document ends and the next begins
 naive_bpe       byte-pair encoding, the algorithm
 tokenizer       text as tokens, by a trained byte-pair tokenizer that knows its own tokens
 token_file      tokens in a file that is mapped, in blocks or documents
-loader_timeline a loop fed by a loader: workers, prefetch, copies, and the cause of each gap
+loader          how batches get to a device: workers, prefetch, copies, and times with jitter
+loaded_run      what a loop fed by a loader did, and the cause of each gap
+loader_timeline the loop, event by event
+smallest_prefetch
+                that hides a given jitter
 queueing        how long the device waits, in closed form
 shuffle_buffer  an order that is nearly random, from data that is read one after another
 shuffle_quality how far it is from random

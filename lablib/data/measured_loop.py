@@ -4,6 +4,8 @@ A load is a sleep in a worker process, a step a sleep of the loop. What is measu
 starting processes, sending batches from one to another, waking up. The result is the same record as that of the
 simulation, so both are drawn and compared alike:
 
+The way of a batch from its worker to the loop counts as "not copied".
+
     measured = measure_loop(loader, load_times_s, step_times_s)
     predicted = run_loop(loader, load_times_s, step_times_s)
     measured.idle_share, predicted.idle_share
@@ -22,7 +24,8 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from lablib.data.loader_timeline import BatchTimes, LoadedRun, Loader
+from lablib.data.loaded_run import BatchTimes, LoadedRun
+from lablib.data.loader import Loader
 from lablib.signature import checked
 
 

@@ -14,7 +14,7 @@ from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, plural, unit_for
 
 if TYPE_CHECKING:
-    from lablib.data.loader_timeline import LoadedRun
+    from lablib.data.loaded_run import LoadedRun
 
 LANE_PIXELS = 34
 MAX_BATCHES = 60  # more cannot be told apart

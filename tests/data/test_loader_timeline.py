@@ -6,16 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.data.loader_timeline import (
-    Cause,
-    Copy,
-    Jitter,
-    Loader,
-    draw_times,
-    run_loop,
-    smallest_prefetch,
-    steady_step_s,
-)
+from lablib.data.loaded_run import Cause
+from lablib.data.loader import Copy, Jitter, Loader, draw_times
+from lablib.data.loader_timeline import run_loop, steady_step_s
+from lablib.data.smallest_prefetch import smallest_prefetch
 
 TIMES = st.floats(0.01, 10.0)
 LOADERS = st.builds(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.data.loader_timeline import Jitter, Loader, draw_times, run_loop
+from lablib.data.loader import Jitter, Loader, draw_times
+from lablib.data.loader_timeline import run_loop
 from lablib.data.queueing import (
     idle_share_at_most,
     idle_share_constant,

@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lablib.data.dead_worker import WorkerDiedError, named_workers
-from lablib.data.loader_timeline import Cause, Loader
+from lablib.data.loaded_run import Cause
+from lablib.data.loader import Loader
 from lablib.data.measured_loop import measure_loop
 from lablib.data.resumable_sampler import ResumableSampler
 from lablib.data.sharding import count_seen

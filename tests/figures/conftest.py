@@ -15,7 +15,8 @@ import pytest
 from lablib import figures
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import best_fit
-from lablib.data.loader_timeline import Loader, run_loop
+from lablib.data.loader import Loader
+from lablib.data.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import difference
