@@ -70,6 +70,9 @@ def flash_attention(
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 dimensions, as its name says: got shape {tuple(x.shape)}.")
     batch, _, t, _ = q_BHTK.shape
+    if k_BGSK.shape != v_BGSK.shape or len(k_BGSK) != batch:
+        shapes = f"{tuple(q_BHTK.shape)}, {tuple(k_BGSK.shape)} and {tuple(v_BGSK.shape)}"
+        raise ValueError(f"q, k and v must have one batch, and k and v one shape: got {shapes}.")
     plan = equal_lengths(batch, t, k_BGSK.shape[2], is_causal, tiles)
     # [B H T K] made from [B T H K] by a transpose, as in a transformer, is not copied here.
     q_THK, k_SGK, v_SGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGSK, v_BGSK))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from lablib import launch
-from lablib.kernels.accesses import hbm_bytes, record_accesses
+from lablib.kernels.accesses import distinct_bytes, hbm_bytes, record_accesses
 from lablib.kernels.attention_bytes import (
     backward_bytes,
     backward_flops,
@@ -97,6 +97,26 @@ def test_the_kernels_move_exactly_the_bytes_of_the_formulas(lengths, is_causal, 
     moved = {launch.kernel.removesuffix("_kernel"): hbm_bytes([launch]) for launch in backward}
     for kernel, formula in backward_bytes(plan, H, G, K, dtype.itemsize).items():
         assert moved.get(kernel, {}) == without_zeros(formula)
+
+
+def test_a_perfect_cache_would_leave_each_tensor_read_once():
+    """Between this and `forward_bytes` lies what a GPU reads: heads of a group, and tiles of queries, share keys."""
+    plan = equal_lengths(1, 8, 8, tiles=AttentionTiles(4, 2))
+    q, k = torch.ones(8, 4, 3), torch.ones(8, 2, 3)
+    with record_accesses() as launches:
+        TRITON.forward(q, k, k.clone(), plan, 0.5)
+    once = {
+        "q": q.nbytes,
+        "k": k.nbytes,
+        "v": k.nbytes,
+        "o": q.nbytes,
+        "lse": 4 * 8 * 4,
+        "starts_q": 16,
+        "starts_k": 16,
+    }
+    assert distinct_bytes(launches) == once
+    again = forward_bytes(plan, 4, 3, 4)
+    assert again["k"] == 2 * 2 * once["k"]  # two tiles of queries, two heads of a group
 
 
 def without_zeros(moved: dict[str, int]) -> dict[str, int]:

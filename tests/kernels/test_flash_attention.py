@@ -211,6 +211,16 @@ def test_inputs_stay_as_they_are_and_may_be_views(way):
     assert all(torch.equal(x, old) for x, old in zip((q, k, v, do), before, strict=True))
 
 
+@by_each
+@pytest.mark.parametrize(("t", "s", "batch"), [(0, 3, 1), (3, 0, 1), (3, 3, 0)])
+def test_nothing_to_attend_to_is_zeros(way, t, s, batch):
+    inputs = example(t, s, (2, 1), batch=(batch,))
+    ours = flash_attention(*inputs[:3], tiles=TILES, passes=WAYS[way])
+    assert torch.equal(ours, torch.zeros_like(inputs[0]))
+    for gradient, x in zip(torch.autograd.grad(ours, inputs[:3], inputs[3]), inputs[:3], strict=True):
+        assert torch.equal(gradient, torch.zeros_like(x))
+
+
 def test_a_second_derivative_is_refused():
     inputs = example(3, 3, batch=(1,))
     (gradient,) = torch.autograd.grad(flash_attention(*inputs[:3]).square().sum(), inputs[0], create_graph=True)
@@ -242,6 +252,15 @@ def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         tiles = change.get("tiles", AttentionTiles)()
         unchecked(flash_attention_varlen)(q, k, v, starts, starts_k, tiles=tiles)
+
+
+@pytest.mark.parametrize(
+    ("k", "v"), [((3, 1, 4, 5), (3, 1, 4, 5)), ((2, 1, 6, 5), (2, 1, 4, 5)), ((2, 1, 6, 5), (2, 1, 6, 4))]
+)
+def test_batches_that_do_not_fit_are_told(k, v):
+    q = torch.zeros(2, 2, 6, 5)
+    with pytest.raises(ValueError, match="must have one batch, and k and v one shape: got .2, 2, 6, 5., "):
+        unchecked(flash_attention)(q, torch.zeros(k), torch.zeros(v))
 
 
 def test_what_is_no_floating_point_is_told():
