@@ -36,6 +36,7 @@ Read in this order:
     categories.py      what each block is
     ledger.py          every storage of a rank
     clock.py           the price of every operator
+    compiled.py        compiled functions run eagerly
     faulty_rank.py     a rank that is slow, late or dead
     faulty_network.py  links that are slow or down
     corruption.py      a gradient with a wrong element

@@ -44,6 +44,7 @@ from lablib.launch_checks import check_value
 from lablib.record.passes import passes_of, with_phases
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
+from lablib.sim.compiled import Compiled
 from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.faults import Faults
@@ -148,6 +149,7 @@ class _Simulation:
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._transfers: list[Transfer] = []
         self._books = Books()
+        self._compiled = Compiled()
         self._ranks: list[Rank] = []
         self._faults = Faults(faults, cluster) if faults else None
         if self._faults:
@@ -180,6 +182,7 @@ class _Simulation:
             changed_torch,
             heard,
             around,
+            self._compiled.eagerly(),
             Settings().watched() as settings,
         ):
             for rank in self._ranks:
@@ -210,7 +213,7 @@ class _Simulation:
         written = written_notes(self._ranks)
         for note in written:
             warnings.warn(note, WriteInFlightWarning, stacklevel=4)
-        return self._result([*notes, *unwaited, *written, *self._notebook.notes()])
+        return self._result([*notes, *unwaited, *written, *self._compiled.notes(), *self._notebook.notes()])
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
