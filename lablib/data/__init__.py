@@ -6,6 +6,10 @@ documents       where one document ends and the next begins
 naive_bpe       byte-pair encoding, the algorithm
 tokenizer       text as tokens, by a trained byte-pair tokenizer that knows its own tokens
 token_file      tokens in a file that is mapped, in blocks or documents
+record_format   documents in shards: what the formats share
+parquet_format, webdataset_format, tfrecord_format, memory_map_format
+                one format each; formats: all four by name
+damage          damaged shards and full disks: named, counted, nothing else lost
 loader          how batches get to a device: workers, prefetch, copies, and times with jitter
 loaded_run      what a loop fed by a loader did, and the cause of each gap
 loader_timeline the loop, event by event

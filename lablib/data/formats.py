@@ -1,0 +1,21 @@
+"""The four formats of shards by name, side by side.
+
+                 unit of damage      truncated file      record at random        overhead a record
+    parquet      a row group         nothing is left     reads its row group     a few bytes
+    webdataset   a record            what is before      after a look at all     about 1.5 kB
+    tfrecord     a record            what is before      after a look at all     about 80 bytes
+    memory-map   a record            what is before      one step                32 bytes
+
+Compressed as a whole (webdataset and tfrecord in gzip), what follows a damage is lost, and nothing is read at random.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lablib.data.memory_map_format import MEMORY_MAP
+from lablib.data.parquet_format import PARQUET
+from lablib.data.record_format import Format
+from lablib.data.tfrecord_format import TFRECORD
+from lablib.data.webdataset_format import WEBDATASET
+
+FORMATS: Mapping[str, Format] = MappingProxyType({one.name: one for one in (PARQUET, WEBDATASET, TFRECORD, MEMORY_MAP)})
