@@ -68,6 +68,9 @@ def test_every_idle_second_has_one_cause(made):
     assert idle_s + sum(steps) == pytest.approx(run.makespan_s)
     assert run.idle_share == pytest.approx(idle_s / run.makespan_s, abs=1e-9)
     assert run.timeline.compute_idle_s(0) == pytest.approx(idle_s, abs=1e-9)
+    # As a timeline says it: a copy is communication; while a worker loads, the device has nothing to do.
+    assert run.timeline.exposed_s(0) == pytest.approx(run.idle_s(Cause.COPY), abs=1e-9)
+    assert run.timeline.idle_s(0) == pytest.approx(run.idle_s(Cause.START) + run.idle_s(Cause.LOAD), abs=1e-9)
     for before, after in pairwise(run.gaps):
         assert before.end_s <= after.start_s
     for batch, worker in ((run.batches[gap.batch], gap.cause) for gap in run.gaps):
