@@ -10,6 +10,7 @@ record_format   documents in shards: what the formats share
 parquet_format, webdataset_format, tfrecord_format, memory_map_format
                 one format each; formats: all four by name
 damage          damaged shards and full disks: named, counted, nothing else lost
+object_store    shards behind a network: latency, requests in flight, whole shards or ranges
 loader          how batches get to a device: workers, prefetch, copies, and times with jitter
 loaded_run      what a loop fed by a loader did, and the cause of each gap
 loader_timeline the loop, event by event

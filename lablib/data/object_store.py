@@ -1,0 +1,184 @@
+"""Shards in an object store: each request waits first, and many in flight hide the wait.
+
+Object storage keeps data sets that no disk holds, behind a network: a request (GET of an object, or of a range of its
+bytes) waits l seconds for its first byte, then gets at most b bytes a second; all requests of a machine together get at
+most the B of its link. With k in flight and requests of s bytes:
+
+    one request             l + s / b             half of it is waiting where s = l b: 13 MB at 150 ms and 85 MB/s
+    n, fixed latency        waves of k, each l + s / min(b, B / k); the last wave has what is left
+    n, random latency       X = sum_j p_j min(j b, B) / s requests a second, with j of k transferring, k - j waiting:
+                            p_j ~ l^(k-j) / (k-j)!  prod_(i=1..j) s / min(i b, B)
+    to fill the link        k = B (l / s + 1 / b)         (Little's law)
+
+With a fixed latency all requests of a wave wait together and the link idles; random ones do both at once. Small records
+by range reads pay l each: whole shards, read in order, are why formats for training have no random access.
+
+Cost: the closed forms O(k); the simulation O(n log k).
+Source: F. Baskett, K. Chandy, R. Muntz, F. Palacios, "Open, closed, and mixed networks of queues with different classes
+of customers", JACM 1975 (product form of waiting and shared stations, for any distribution). Figures of `S3_10_GBIT`:
+"Best Practices Design Patterns: Optimizing Amazon S3 Performance", AWS 2019: first byte after roughly 100 to 200 ms
+(introduction); 85 to 90 MB/s a request, about 15 of them for 10 Gb/s, ranges of 8 to 16 MB (horizontal scaling).
+Simplified: no errors, retries or limit on requests a second (S3: 5,500 a prefix); latency does not grow with load.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+from lablib.signature import check_fields, checked
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """A store as one machine sees it.
+
+    Attributes:
+        latency_s: mean seconds l to a request's first byte, at least 0.
+        request_bytes_per_s: rate b of one request, above 0.
+        link_bytes_per_s: rate B of all together, above 0.
+        max_in_flight: requests that the store or the client allows at once.
+    """
+
+    latency_s: float
+    request_bytes_per_s: float
+    link_bytes_per_s: float
+    max_in_flight: int = 1024
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not (0 <= self.latency_s < math.inf and self.request_bytes_per_s > 0 and self.link_bytes_per_s > 0):
+            raise ValueError(f"a store needs latency_s of at least 0 and rates above 0: got {self}.")
+        if self.max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be at least 1 request: got {self.max_in_flight}.")
+
+    def rate(self, num_transfers: int) -> float:
+        """Bytes a second of so many transfers together."""
+        return min(num_transfers * self.request_bytes_per_s, self.link_bytes_per_s)
+
+    def in_flight(self, wanted: int) -> int:
+        """Requests in flight when so many are wanted. Raises ValueError below 1."""
+        if wanted < 1:
+            raise ValueError(f"in_flight must be at least 1 request: got {wanted}.")
+        return min(wanted, self.max_in_flight)
+
+
+S3_10_GBIT = ObjectStore(latency_s=0.15, request_bytes_per_s=85e6, link_bytes_per_s=1.25e9)
+
+
+class Request(NamedTuple):
+    """A request of the simulation: when it began, its first byte came, and it ended, in seconds."""
+
+    start_s: float
+    first_byte_s: float
+    end_s: float
+
+
+@checked
+def read_seconds(store: ObjectStore, num_requests: int, request_bytes: int, in_flight: int = 1) -> float:
+    """Seconds of equal requests at a fixed latency: waves, in closed form."""
+    _check_requests(num_requests, request_bytes)
+    k = store.in_flight(in_flight)
+    waves, rest = divmod(num_requests, k)
+    return waves * _wave_s(store, k, request_bytes) + (_wave_s(store, rest, request_bytes) if rest else 0.0)
+
+
+@checked
+def requests_per_second(store: ObjectStore, request_bytes: int, in_flight: int) -> float:
+    """Equal requests a second in the long run, latency random with the store's mean: product form."""
+    _check_requests(1, request_bytes)
+    k = store.in_flight(in_flight)
+    if not store.latency_s:
+        return store.rate(k) / request_bytes
+    # Logarithms of the weights: factorials of a thousand requests are more than a float can hold.
+    logs = [k * math.log(store.latency_s) - math.lgamma(k + 1)]
+    for j in range(1, k + 1):
+        waiting = math.log(k - j + 1) - math.log(store.latency_s)
+        logs.append(logs[-1] + waiting + math.log(request_bytes / store.rate(j)))
+    weights = [math.exp(log - max(logs)) for log in logs]
+    busy = math.fsum(weight * store.rate(j) for j, weight in enumerate(weights))
+    return busy / math.fsum(weights) / request_bytes
+
+
+@checked
+def in_flight_to_fill(store: ObjectStore, request_bytes: int) -> int:
+    """The fewest requests in flight whose waits and transfers fill the link: B (l / s + 1 / b), rounded up."""
+    _check_requests(1, request_bytes)
+    exact = store.link_bytes_per_s * (store.latency_s / request_bytes + 1 / store.request_bytes_per_s)
+    return max(1, math.ceil(exact - 1e-9))
+
+
+@checked
+def whole_shard_pays_from(store: ObjectStore, shard_bytes: int, record_bytes: int, in_flight: int = 1) -> int:
+    """The number of wanted records from which one request for the whole shard is faster than one for each record.
+
+    A whole shard is one request: it cannot use `in_flight`, ranges can. More than the shard has: ranges always win.
+    """
+    _check_requests(1, record_bytes)
+    whole_s = read_seconds(store, 1, shard_bytes)
+    low, high = 0, shard_bytes // record_bytes + 1  # by ranges: faster at low, at least as slow at high
+    if read_seconds(store, high, record_bytes, in_flight) <= whole_s:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        faster = read_seconds(store, middle, record_bytes, in_flight) <= whole_s
+        low, high = (middle, high) if faster else (low, middle)
+    return high
+
+
+@checked
+def simulate_reads(
+    store: ObjectStore,
+    sizes_bytes: Sequence[int],
+    in_flight: int = 1,
+    latency: Literal["fixed", "exponential"] = "fixed",
+    seed: int = 0,
+) -> list[Request]:
+    """Requests in order, the next begun when one ends: event by event. Transfers share the link equally.
+
+    Arguments:
+        sizes_bytes: of each request.
+        latency: the same for all, or drawn with that mean.
+
+    Returns:
+        requests: when each began, got its first byte and ended, in the order of `sizes_bytes`.
+    """
+    for size in sizes_bytes:
+        _check_requests(1, size)
+    rng, begun, now = random.Random(seed), 0, 0.0
+    waiting: list[tuple[float, int]] = []  # (second of the first byte, request)
+    transfers: list[tuple[float, int]] = []  # (what each transfer has got when this one ends, request)
+    got = 0.0  # bytes that a transfer which was there from the beginning would have got
+    starts, firsts, ends = ([0.0] * len(sizes_bytes) for _ in range(3))
+    while begun < len(sizes_bytes) or waiting or transfers:
+        while begun < len(sizes_bytes) and len(waiting) + len(transfers) < store.in_flight(in_flight):
+            wait_s = rng.expovariate(1 / store.latency_s) if latency == "exponential" and store.latency_s else None
+            heappush(waiting, (now + (store.latency_s if wait_s is None else wait_s), begun))
+            starts[begun] = now
+            begun += 1
+        each = store.rate(len(transfers)) / len(transfers) if transfers else 0.0
+        next_end = now + (transfers[0][0] - got) / each if transfers else math.inf
+        next_first = waiting[0][0] if waiting else math.inf
+        if next_first <= next_end:
+            got += each * (next_first - now)
+            now, request = heappop(waiting)
+            firsts[request] = now
+            heappush(transfers, (got + sizes_bytes[request], request))
+        else:
+            now = next_end
+            got, request = heappop(transfers)
+            ends[request] = now
+    return [Request(*times) for times in zip(starts, firsts, ends, strict=True)]
+
+
+def _wave_s(store: ObjectStore, num: int, request_bytes: int) -> float:
+    return store.latency_s + num * request_bytes / store.rate(num)
+
+
+def _check_requests(num_requests: int, request_bytes: int) -> None:
+    if num_requests < 0 or request_bytes < 1:
+        raise ValueError(
+            f"requests must be at least 0, of at least 1 byte: got {num_requests} of {request_bytes} bytes."
+        )

@@ -1,0 +1,124 @@
+"""The simulated store takes the time of its closed forms, and those say what is published of one."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.data.object_store import (
+    S3_10_GBIT,
+    ObjectStore,
+    in_flight_to_fill,
+    read_seconds,
+    requests_per_second,
+    simulate_reads,
+    whole_shard_pays_from,
+)
+
+STORES = st.builds(
+    ObjectStore,
+    latency_s=st.floats(0, 1),
+    request_bytes_per_s=st.floats(10, 1e3),
+    link_bytes_per_s=st.floats(10, 1e4),
+    max_in_flight=st.integers(1, 12),
+)
+
+
+@given(store=STORES, num=st.integers(0, 40), size=st.integers(1, 2_000), in_flight=st.integers(1, 16))
+def test_the_simulation_at_fixed_latency_is_the_closed_form(store, num, size, in_flight):
+    requests = simulate_reads(store, [size] * num, in_flight)
+    assert max((one.end_s for one in requests), default=0) == pytest.approx(
+        read_seconds(store, num, size, in_flight), rel=1e-6
+    )
+
+
+@given(
+    store=STORES,
+    sizes=st.lists(st.integers(1, 2_000), min_size=1, max_size=30),
+    in_flight=st.integers(1, 16),
+    latency=st.sampled_from(["fixed", "exponential"]),
+    seed=st.integers(0, 9),
+)
+def test_no_rate_and_no_limit_is_exceeded(store, sizes, in_flight, latency, seed):
+    requests = simulate_reads(store, sizes, in_flight, latency, seed)
+    assert requests == simulate_reads(store, sizes, in_flight, latency, seed)
+    total = max(one.end_s for one in requests)
+    assert total * store.link_bytes_per_s >= sum(sizes) * (1 - 1e-9)
+    for one, size in zip(requests, sizes, strict=True):
+        assert one.start_s <= one.first_byte_s <= one.end_s
+        assert (one.end_s - one.first_byte_s) * store.request_bytes_per_s >= size * (1 - 1e-6)
+        if latency == "fixed":
+            assert one.first_byte_s - one.start_s == pytest.approx(store.latency_s)
+        # In flight at the moment it begins, itself among them; those that end then are over.
+        others = sum(other.start_s <= one.start_s < other.end_s - 1e-9 for other in requests)
+        assert others <= min(in_flight, store.max_in_flight)
+    starts = [one.start_s for one in requests]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("in_flight", [1, 4, 15, 40])
+@pytest.mark.parametrize("size", [100_000, 8_000_000, 100_000_000])
+def test_random_latency_gives_the_product_form(in_flight, size):
+    # 20,000 requests in order; the sum of their latencies deviates by 1 / sqrt(20,000) = 0.7%: four of these.
+    num = 20_000
+    requests = simulate_reads(S3_10_GBIT, [size] * num, in_flight, "exponential", seed=1)
+    rate = num / max(one.end_s for one in requests)
+    assert rate == pytest.approx(requests_per_second(S3_10_GBIT, size, in_flight), rel=0.03)
+
+
+@given(store=STORES, size=st.integers(1, 2_000), in_flight=st.integers(1, 16))
+def test_the_product_form_keeps_its_bounds(store, size, in_flight):
+    rate = requests_per_second(store, size, in_flight)
+    k = min(in_flight, store.max_in_flight)
+    alone = store.latency_s + size / store.rate(1)
+    assert rate <= min(k / alone, store.link_bytes_per_s / size) * (1 + 1e-9)
+    # Fixed latency is the worst: all wait together.
+    assert rate >= k / read_seconds(store, k, size, k) * (1 - 1e-9)
+    if k == 1:
+        assert rate == pytest.approx(1 / alone)
+
+
+def test_figures_of_the_guide_follow():
+    # AWS: one request for each 85 to 90 MB/s, about 15 to saturate 10 Gb/s: without latency, or for large objects.
+    assert in_flight_to_fill(S3_10_GBIT, 10**12) == 15
+    assert in_flight_to_fill(ObjectStore(0.0, 85e6, 1.25e9), 8_000_000) == 15
+    # With 150 ms for ranges of 8 MB, waiting takes 23.4 more: 1.25e9 x 0.15 / 8e6.
+    assert in_flight_to_fill(S3_10_GBIT, 8_000_000) == math.ceil(1.25e9 / 85e6 + 23.4375) == 39
+    assert S3_10_GBIT.latency_s * S3_10_GBIT.request_bytes_per_s == 12_750_000
+
+
+def test_small_records_by_range_or_the_whole_shard_by_hand():
+    # 100 MB at 85 MB/s and 0.15 s: 1.326 s. A record of 4 kB: 0.15005 s. Eight of them are 1.2004 s, nine 1.3504 s.
+    assert whole_shard_pays_from(S3_10_GBIT, 100_000_000, 4_000) == 9
+    # 15 in flight, waves of 0.15005 s: 8 waves, 120 records, are still faster.
+    assert whole_shard_pays_from(S3_10_GBIT, 100_000_000, 4_000, in_flight=15) == 121
+    # Ranges of 8 MB, 15 in flight: the whole shard of 100 MB in one wave of 0.245 s. Ranges always win.
+    assert whole_shard_pays_from(S3_10_GBIT, 100_000_000, 8_000_000, in_flight=15) == 13
+
+
+@given(store=STORES, shard=st.integers(1, 5_000), record=st.integers(1, 5_000), in_flight=st.integers(1, 8))
+def test_the_break_even_is_where_the_sides_change(store, shard, record, in_flight):
+    at = whole_shard_pays_from(store, shard, record, in_flight)
+    whole_s = read_seconds(store, 1, shard)
+    assert read_seconds(store, at - 1, record, in_flight) <= whole_s
+    if at <= shard // record:
+        assert read_seconds(store, at, record, in_flight) > whole_s
+
+
+def test_what_no_store_is_is_one_clear_error():
+    with pytest.raises(ValueError, match="latency_s of at least 0 and rates above 0"):
+        ObjectStore(0.1, 0.0, 1.0)
+    with pytest.raises(ValueError, match="latency_s of at least 0"):
+        ObjectStore(-0.1, 1.0, 1.0)
+    with pytest.raises(ValueError, match="max_in_flight must be at least 1 request: got 0"):
+        ObjectStore(0.1, 1.0, 1.0, 0)
+    with pytest.raises(ValueError, match="in_flight must be at least 1 request: got 0"):
+        read_seconds(S3_10_GBIT, 1, 1, 0)
+    for wrong in ((-1, 1), (1, 0)):
+        with pytest.raises(ValueError, match="of at least 1 byte"):
+            read_seconds(S3_10_GBIT, *wrong)
+    with pytest.raises(ValueError, match="of at least 1 byte"):
+        whole_shard_pays_from(S3_10_GBIT, 100, 0)
+    with pytest.raises(TypeError, match="latency must be"):
+        simulate_reads(S3_10_GBIT, [1], latency="normal")  # type: ignore[arg-type]
