@@ -92,6 +92,12 @@ def all_probes() -> list[Probe]:
         Probe("sim", _backend("sim"), REINSTALL),
         Probe("gloo", _backend("gloo"), "the labs still run on `sim`; check that 127.0.0.1 accepts connections"),
         Probe("nccl", _nccl, "not needed: `sim` and `gloo` do everything but real GPU times", required=False),
+        Probe(
+            "c++",
+            _cpp_compiler,
+            "only torch.compile needs it, for this CPU: `apt install g++`, or `xcode-select --install` on macOS",
+            required=False,
+        ),
         Probe("chromium", _chromium, "only browser tests need it: `apt install chromium`", required=False),
     ]
 
@@ -185,6 +191,16 @@ def _nccl() -> str:
     if not dist.is_nccl_available():
         raise Absent("this build of torch has no NCCL")
     return _backend("nccl")()
+
+
+def _cpp_compiler() -> str:
+    """What torch.compile's backend for a CPU, inductor, compiles with."""
+    from lablib.kernels import torch_compiler
+
+    try:
+        return torch_compiler.find_cpp_compiler()
+    except torch_compiler.NoCppCompiler:
+        raise Absent("no C++ compiler that torch.compile can use") from None
 
 
 def _sum_of_ranks() -> float:

@@ -19,4 +19,8 @@ flash_forward    FlashAttention's loop: online softmax
 flash_backward   its gradients, with the scores made again
 flash_attention  both as one function of q, k and v
 attention_bytes  what attention moves, computes and keeps
+torch_compiler   torch's compilers as the next files ask them: its private names
+graph_breaks     where torch.compile cuts a function into several graphs
+recompiles       guards, and what is compiled again when one fails
+compilers        the same function in eager, TorchScript, torch.compile, JAX
 """

@@ -52,7 +52,7 @@ def test_only_what_is_required_fails_the_examination(capsys: pytest.CaptureFixtu
 def test_everything_of_the_course_is_examined():
     wanted = {"python", "torch", "jupyterlab", "ipywidgets", "anywidget", "plotly", "papermill", "sim", "gloo", "nccl"}
     probes = {probe.name: probe for probe in all_probes()}
-    assert wanted | {"accelerators", "chromium", "kernel"} <= set(probes)
+    assert wanted | {"accelerators", "c++", "chromium", "kernel"} <= set(probes)
     assert all(probe.remedy for probe in probes.values())
 
 
@@ -79,3 +79,19 @@ def test_a_torch_without_cuda_on_a_machine_with_a_driver_has_its_remedy(monkeypa
     monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
     probe = next(probe for probe in all_probes() if probe.name == "accelerators")
     assert "this torch is without CUDA" in look(probe).text and "make clean" in look(probe).text
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_cpp_compiler_of_torch_compile_is_named_or_its_remedy(monkeypatch, is_there):
+    from lablib.kernels import torch_compiler
+
+    def find() -> str:
+        if not is_there:
+            raise torch_compiler.NoCppCompiler("none")
+        return "/usr/bin/g++"
+
+    monkeypatch.setattr(torch_compiler, "find_cpp_compiler", find)
+    probe = next(probe for probe in all_probes() if probe.name == "c++")
+    found = look(probe)
+    assert (found.state, not probe.required) == ("ok" if is_there else "missing", True)
+    assert ("/usr/bin/g++" if is_there else "apt install g++") in found.text

@@ -1,0 +1,153 @@
+"""The same function in several compilers: how many kernels it becomes, and how long a call takes.
+
+    eager          each operator is a kernel, started by Python                      torch
+    torchscript    the source is read once into a graph, run without Python         torch.jit.script (deprecated)
+    eager backend  torch.compile finds the graph and runs it operator by operator    what finding the graph costs
+    aot_eager      the same with its backward, taken apart into simpler operators    what that costs
+    inductor       element-wise operators and sums fused, C++ or Triton written      fewer kernels and bytes
+    jax            another library's compiler, XLA; the function is written for it   where jax is installed
+
+On k element-wise operators eager starts k kernels and inductor one (elementwise_chain.py); a matrix product stays a
+library's kernel ("extern") in both.
+
+Cost: `first_call_s` holds the compilation, `call_s` is the median of later calls: torch.compile pays where they are
+many and alike (recompiles.py). Times differ from run to run and machine to machine: compare within one table.
+Source: Ansel et al., "PyTorch 2", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366; Frostig, Johnson, Leary,
+"Compiling machine learning programs via high-level tracing", 2018 (SysML) for JAX.
+Simplified: kernels of TorchScript and of the backends that fuse nothing are those of eager; XLA's are not counted.
+"""
+
+import re
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from lablib.kernels.torch_compiler import NoCppCompiler, eager_operators, fresh, inductor_code, run_with_compiler
+from lablib.signature import checked
+
+WAYS = ("eager", "torchscript", "eager backend", "aot_eager", "inductor", "jax")
+# A line of a generated `call` that starts a kernel: of its own (C++, Triton), or of a library.
+_STARTS = re.compile(r"^\s+(?:\w+ = )?(cpp_fused\w*|triton_\w+\.run|extern_kernels\.\w+|torch\.ops\.\w+\.\w+\.\w+)\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One way to run the function.
+
+    Attributes:
+        way: one of `WAYS`.
+        kernels: started by a call; None where nobody counts them.
+        first_call_s, call_s: seconds of the first call, and the median of the others.
+        value: what it returned.
+        skipped: why it could not be tried; "" where it was.
+    """
+
+    way: str
+    kernels: int | None = None
+    first_call_s: float = 0.0
+    call_s: float = 0.0
+    value: Any = None
+    skipped: str = ""
+
+
+@checked
+def count_kernels(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
+    """Kernels that a call starts: eager's operators, and those of inductor by name. Forgets what was compiled before.
+
+    Raises:
+        NoCppCompiler: a CPU's kernels cannot be compiled here.
+    """
+    codes = inductor_code(lambda: torch.compile(fn)(*args))
+    return eager_operators(fn, *args), [name for code in codes for name in _started(code)]
+
+
+def _started(code: str) -> list[str]:
+    """The kernels that a generated program's `call` starts."""
+    _, _, body = code.partition("def call(")
+    lines = body.partition("\nrunner = ")[0].splitlines()
+    return [found[1].removesuffix(".run") for line in lines if (found := _STARTS.match(line))]
+
+
+@checked
+def compare(
+    fn: Callable[..., Any],
+    *args: Any,
+    ways: Sequence[str] = WAYS,
+    repeats: int = 5,
+    jax_fn: Callable[..., Any] | None = None,
+) -> tuple[Compared, ...]:
+    """`fn(*args)` in each way; what is missing on this machine is skipped, with the reason.
+
+    Arguments:
+        fn: of tensors; TorchScript needs its source and its annotations.
+        repeats: calls after the first.
+        jax_fn: the same function written with jax.numpy; it gets `args` as arrays.
+
+    Raises:
+        ValueError: a way that is not in `WAYS`, or no repeats.
+    """
+    if unknown := set(ways) - set(WAYS):
+        raise ValueError(f"a way must be one of {', '.join(WAYS)}: got {', '.join(sorted(unknown))}.")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1: got {repeats}.")
+    return tuple(_tried(way, fn, args, repeats, jax_fn) for way in ways)
+
+
+def _tried(way: str, fn: Callable, args: tuple, repeats: int, jax_fn: Callable | None) -> Compared:
+    try:
+        with fresh():
+            kernels, run = _prepared(way, fn, args, jax_fn)
+            took, value = [], None
+            for _ in range(repeats + 1):
+                began = time.perf_counter()
+                value = run_with_compiler(run)
+                took.append(time.perf_counter() - began)
+    except (NoCppCompiler, _CannotTry) as error:
+        return Compared(way, skipped=str(error))
+    return Compared(way, kernels, took[0], median(took[1:]), value)
+
+
+class _CannotTry(Exception):
+    """A way that this machine or this function does not have, with the reason."""
+
+
+def _prepared(way: str, fn: Callable, args: tuple, jax_fn: Callable | None) -> tuple[int | None, Callable[[], Any]]:
+    """Kernels of a call, where they are known, and the call."""
+    if way == "jax":
+        return None, _in_jax(args, jax_fn)
+    eager = len(eager_operators(fn, *args))
+    if way == "torchscript":
+        scripted = _scripted(fn)
+        return eager, lambda: scripted(*args)
+    if way == "eager":
+        return eager, lambda: fn(*args)
+    if way == "inductor":
+        eager = len(count_kernels(fn, *args)[1])
+    compiled = torch.compile(fn, backend=way.removesuffix(" backend"))
+    return eager, lambda: compiled(*args)
+
+
+def _scripted(fn: Callable) -> Callable:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return torch.jit.script(fn)
+        except Exception as error:  # TorchScript's own errors have no class in common
+            raise _CannotTry(f"TorchScript cannot read it: {str(error).strip().splitlines()[0]}") from None
+
+
+def _in_jax(args: tuple, jax_fn: Callable | None) -> Callable[[], Any]:
+    try:
+        import jax  # pyright: ignore[reportMissingImports]  # in no lock: whoever has it sees its row
+    except ImportError:
+        raise _CannotTry("jax is not installed; `pip install jax` adds its row") from None
+    if jax_fn is None:
+        raise _CannotTry("jax needs the function written with jax.numpy: pass jax_fn")
+    arrays = [jax.numpy.asarray(arg.detach().numpy()) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    jitted = jax.jit(jax_fn)
+    return lambda: jax.block_until_ready(jitted(*arrays))

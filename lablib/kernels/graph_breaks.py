@@ -1,0 +1,87 @@
+"""Graph breaks: where torch.compile cannot follow a function, and cuts it into several graphs.
+
+torch.compile reads a function's bytecode and writes its operators into a graph. Where it meets what has no place in a
+graph it ends the graph, lets Python do that one thing, and begins the next:
+
+    def f(x):                                    the same in one graph
+        y = x.sin()              graph 1             y = x.sin()
+        print(y.shape)           Python              y = torch.where(y.sum() > 0, y + 1, y)
+        if y.sum() > 0:          Python: a value decides
+            y = y + 1            graph 2             return y * 2
+        return y * 2             graph 2
+
+What is fused, is fused within a graph, so each break costs the kernels that could have been one, and a value that
+Python must see (`if`, `.item()`) makes the host wait for the device.
+
+    cause                                        mended by
+    a branch on a value                          torch.where
+    .item(), float(x), .tolist()                 stay with tensors of one number
+    print, logging                               leave it out, or after the step
+    a library that is not torch                  torch's own operator; else keep it out of the step
+    nothing may break: say so                    torch.compile(fn, fullgraph=True) raises at the first
+
+Cost: one call of the function and its compilation by a backend that changes nothing.
+Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
+Compilation", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366, section 3; torch's documentation, "torch.compile
+Programming Model".
+Simplified: one call; other arguments may take other branches and break elsewhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lablib.kernels.torch_compiler import explained
+from lablib.signature import checked
+
+_PARTS = ("Explanation: ", "Hint: ")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """One place where a graph ended.
+
+    Attributes:
+        file, line, text: of the program.
+        reason: what was met there, in torch's words.
+        hint: what torch says could be done; "" where it says nothing.
+    """
+
+    file: str
+    line: int
+    text: str
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """A function as the compiler sees it: how many graphs, operators in them, and the breaks between."""
+
+    graphs: int
+    operators: int
+    breaks: tuple[GraphBreak, ...]
+
+
+@checked
+def find_graph_breaks(fn: Callable[..., Any], *args: Any) -> Graphs:
+    """Graphs and breaks of `fn(*args)`, which is run once. Forgets what was compiled before (torch._dynamo.reset).
+
+    Raises:
+        whatever `fn` raises.
+    """
+    found = explained(fn, *args)
+    breaks = []
+    for words, stack in found.breaks:
+        reason, explanation, hint = _parts(words)
+        where = stack[-1] if stack else None
+        place = (where.filename, where.lineno or 0, where.line or "") if where else ("", 0, "")
+        breaks.append(GraphBreak(*place, f"{reason}: {explanation}" if explanation else reason, hint))
+    return Graphs(found.graphs, found.operators, tuple(breaks))
+
+
+def _parts(words: str) -> tuple[str, str, str]:
+    """Of torch's paragraph: its first line, its explanation, its first hint."""
+    lines = [line.strip() for line in words.splitlines()]
+    after = [next((line.removeprefix(part) for line in lines if line.startswith(part)), "") for part in _PARTS]
+    return lines[0] if lines else "", after[0], after[1]

@@ -1,0 +1,161 @@
+"""torch's compilers as the sibling files ask them: every name of theirs that torch does not promise stands here.
+
+    explained            graphs, operators and breaks of one call            torch._dynamo.explain
+    compilations         what was compiled, which guard had failed        torch._dynamo.utils.get_compilation_metrics
+    inductor_code        the programs that inductor writes                   torch._inductor.utils.run_and_get_code
+    eager_operators      what a function dispatches without a compiler       torch.utils._python_dispatch
+    find_cpp_compiler    what inductor would compile with for a CPU          torch._inductor.cpp_builder
+
+`fresh()` forgets what was compiled before and after: what is counted is counted from zero, and nothing of it is left.
+A notebook's compiled functions are compiled again at their next call. torch 2.11 to 2.13 have these names; the public
+`torch.compiler` counts nothing (its logs, TORCH_LOGS="graph_breaks,recompiles", print).
+
+Compiling for a CPU needs a C++ compiler, which a laptop may lack: `NoCppCompiler` says so, once, with the remedy.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lablib.cost.kernels import num_kernels
+from lablib.cost.op import is_free
+
+REMEDY = (
+    "install g++ (Debian, Ubuntu: `apt install g++`; macOS: `xcode-select --install`; Windows: the Visual Studio Build "
+    'Tools), or use backend="aot_eager", which compiles nothing'
+)
+
+
+class NoCppCompiler(RuntimeError):
+    """Inductor has no C++ compiler to compile with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One call of a function, as the compiler took it apart: each break is its reason and the program's lines."""
+
+    graphs: int
+    operators: int
+    breaks: list[tuple[str, list[traceback.FrameSummary]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One frame compiled; `reason` says which guard of an earlier one had failed, "" for a first time."""
+
+    function: str
+    line: int
+    operators: int
+    guards: int
+    reason: str
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """While this lasts the compiler knows nothing of before; afterwards nothing of this."""
+    from torch._dynamo.utils import clear_compilation_metrics
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")  # its own, when it is imported
+        torch._dynamo.reset()
+        clear_compilation_metrics()
+        try:
+            yield
+        finally:
+            torch._dynamo.reset()
+            clear_compilation_metrics()
+
+
+def explained(fn: Callable[..., Any], *args: Any) -> Explained:
+    """The graphs and breaks of `fn(*args)`, which is run."""
+    with fresh():
+        found = torch._dynamo.explain(fn)(*args)
+    breaks = [(reason.reason, list(reason.user_stack)) for reason in found.break_reasons if reason.graph_break]
+    return Explained(found.graph_count, found.op_count, breaks)
+
+
+def compilations() -> list[Compilation]:
+    """What was compiled since `fresh()` began, in order."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return [
+        Compilation(
+            metrics.co_name,
+            metrics.co_firstlineno or 0,
+            metrics.graph_op_count or 0,
+            metrics.guard_count or 0,
+            metrics.recompile_reason or "",
+        )
+        for metrics in get_compilation_metrics()
+        if metrics.co_name
+    ]
+
+
+def inductor_code(run: Callable[[], Any]) -> list[str]:
+    """The programs that inductor writes while `run` runs; none is taken from its caches on disk.
+
+    Raises:
+        NoCppCompiler: there is nothing here to compile them with.
+    """
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    from torch._inductor.utils import run_and_get_code
+
+    with fresh(), inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        return run_with_compiler(lambda: run_and_get_code(run))[1]
+
+
+def run_with_compiler(run: Callable[[], Any]) -> Any:
+    """What `run` returns, with one clear error where the C++ compiler is missing."""
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    try:
+        return run()
+    except Exception as error:
+        inner = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
+        if isinstance(inner, (InvalidCxxCompiler, CppCompileError)):
+            what = str(inner).splitlines()[0]
+            raise NoCppCompiler(f"inductor must have a working C++ compiler: {what} {REMEDY}.") from None
+        raise
+
+
+def find_cpp_compiler() -> str:
+    """The command that inductor would compile with.
+
+    Raises:
+        NoCppCompiler: there is none.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        return run_with_compiler(get_cpp_compiler)
+
+
+class _Counting(TorchDispatchMode):
+    """Notes each operator that starts a kernel, as often as it starts one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not is_free(func):
+            self.names += [func._schema.name.removeprefix("aten::")] * num_kernels(func, args)
+        return out
+
+
+def eager_operators(fn: Callable[..., Any], *args: Any) -> list[str]:
+    """The operators that `fn(*args)` dispatches, one entry for each kernel; views and reservations start none."""
+    with _Counting() as counting:
+        fn(*args)
+    return counting.names
