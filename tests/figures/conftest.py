@@ -106,6 +106,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "rates": figures.figure_rates({"muP": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}}}),
         "packing": figures.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "block fill": figures.figure_block_fill({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
+        "tiles": figures.figure_tiles(examples.some_launch()),
         "batch splits": figures.figure_batch_splits([plan]),
         "loading": figures.figure_loading(
             run_loop(Loader(2, start_s=1.0, batch_bytes=0.5, copy_bytes_per_s=1.0), [2.0] * 6, [1.0] * 6)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lablib.hardware import Device
+from lablib.kernels.accesses import Access, Launch, Operand
 from lablib.optim.evidence import Result
 from lablib.plan import Parallel, Prediction
 from lablib.plan.validation import Report, published_rows, score
@@ -139,3 +142,19 @@ class Predicted(NamedTuple):
 def some_report() -> Report:
     """Every fifth published run, predicted to take 3 s."""
     return score(published_rows()[::5], lambda **_: Predicted())
+
+
+def some_launch() -> Launch:
+    """Two programs that each read half of a matrix and a whole vector, and write a number."""
+    tensors = {
+        "x": Operand("x", (2, 3), (3, 1), 4, 0),
+        "w": Operand("w", (3,), (1,), 4, 24),
+        "y": Operand("y", (2,), (1,), 4, 36),
+    }
+    accesses = []
+    for row in (0, 1):
+        program = (row, 0, 0)
+        accesses.append(Access(program, "load", "x", np.arange(3) + 3 * row, 4))
+        accesses.append(Access(program, "load", "w", np.arange(3), 4))
+        accesses.append(Access(program, "store", "y", np.array([row]), 4))
+    return Launch("product", (2, 1, 1), tensors, accesses)
