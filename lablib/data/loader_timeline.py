@@ -8,9 +8,9 @@ Each batch is ordered, loaded by a worker, taken by the loop, copied to the devi
     copy of i     from max(take of i, the stream is free), for C = bytes / bandwidth seconds
     step of i     from max(copy of i ends, step of i - 1 ends), for S seconds
 
-    worker 0  [load 0 ][load 2 ][load 4 ]            k = 2, L = 2 S: both workers together keep up with the device
-    worker 1  [load 1 ][load 3 ][load 5 ]
-    compute            [0  ][1  ][2  ][3  ]
+    worker 0  [ load 0 ][ load 2 ][ load 4 ]         k = 2, L = 2 S: both workers together keep up with the device
+    worker 1  [ load 1 ][ load 3 ][ load 5 ]
+    compute             [ 0 ][ 1 ][ 2 ][ 3 ]
 
 Copies. From pageable memory the host waits for the device and then for the copy. From pinned memory the loop goes on,
 and the copy is in the stream of compute, or on a stream of its own, issued during the step before.
