@@ -12,10 +12,10 @@ Between memory and chip, in numbers, for one head of N queries and keys of width
 Room on chip buys bytes: B grows with M / d, so bytes fall as d^2 / M, while standard attention's N^2 does not.
 
 FLOPs by the tiles that are visited: 4 d for each pair of a query and a key forward, and 14 d backward (3 products for
-dq, 4 for dk and dv, where 4 would do if p were kept). More FLOPs than standard attention, far fewer bytes: the kernel
-waits for memory, so it is faster.
+dq, 4 for dk and dv, where 4 would do if p were kept). That is more than standard attention computes; but standard
+attention waits for its bytes, and these are far fewer.
 
-Kept for backward: q, k, v, o and N log-sum-exps; standard attention keeps p instead of those, N^2 numbers a head.
+Kept for backward: q, k, v, o and N log-sum-exps; standard attention keeps q, k, v and p, N^2 numbers a head.
 
 Cost: O(tiles). Shapes: T queries, S keys, H heads, G heads of keys and values, K width of a head (the paper's d).
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135, algorithms 0 and 1, section 3.2 and theorem 2; Dao,
