@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from lablib.data.loader import Loader
 from lablib.record.timeline import Span, Timeline
+from lablib.units import format_quantity, plural
 
 
 class Cause(Enum):
@@ -55,7 +56,7 @@ class Gap(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedRun:
     """What the loop did.
 
@@ -133,6 +134,10 @@ class LoadedRun:
                 for worker in range(self.loader.workers):
                     spans.append(Span(0, loader_stream(worker), "start", "start", start_s, end_s))
         return Timeline.of(spans, 1)
+
+    def __repr__(self) -> str:
+        batches, seconds = plural(len(self.batches), "batches"), format_quantity(self.makespan_s, "s")
+        return f"LoadedRun({batches} in {seconds}, the device waits {self.idle_share:.1%} of it)"
 
 
 def loader_stream(worker: int) -> str:

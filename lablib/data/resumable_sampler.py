@@ -36,6 +36,7 @@ from torch.utils.data import Sampler
 
 from lablib.data.sharding import Uneven, check_rank_of, dealt, epoch_order
 from lablib.signature import checked
+from lablib.units import plural
 
 T = TypeVar("T")
 
@@ -85,6 +86,10 @@ class ResumableSampler(Sampler[list[int]]):
         order, places = epoch_order(self._num_samples, self._seed, self._epoch), self._part[self._num_used :]
         for first in range(0, len(places), self._batch_size):
             yield [order[place] for place in places[first : first + self._batch_size]]
+
+    def __repr__(self) -> str:
+        used = f"{self._num_used} of {plural(len(self._part), 'samples')} used"
+        return f"ResumableSampler(rank {self._rank} of {self._world_size}, epoch {self._epoch}, {used})"
 
     def __len__(self) -> int:
         return -(-(len(self._part) - self._num_used) // self._batch_size)

@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lablib.data.sharding import check_rank_of, epoch_order
 from lablib.signature import checked
+from lablib.units import plural
 
 
 class Piece(NamedTuple):
@@ -47,6 +48,10 @@ class ShardProgress:
             raise ValueError(f"a shard has at least 0 samples: got {list(sizes)}.")
         self._sizes = tuple(sizes)
         self._starts: list[dict[int, int]] = [{} for _ in sizes]  # of each shard: an interval's start by its end
+
+    def __repr__(self) -> str:
+        left = sum(map(_size, self.left()))
+        return f"ShardProgress({plural(len(self._sizes), 'shards')}, {left:,} of {sum(self._sizes):,} samples left)"
 
     def mark_used(self, shard: int, place: int) -> None:
         """The loop has had this sample.

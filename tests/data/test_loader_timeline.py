@@ -127,6 +127,11 @@ def test_first_loaded_first_taken_does_not_wait_for_one_slow_load():
     assert {b.load_end_s - b.load_start_s for b in free.batches} == {1.0, 9.0}
 
 
+def test_a_run_says_itself_in_a_line():
+    run = run_loop(Loader(1), [1.0] * 3, [1.0] * 3)
+    assert repr(run) == "LoadedRun(3 batches in 4 s, the device waits 25.0% of it)"
+
+
 def test_persistent_workers_start_once_but_each_epoch_waits_for_its_first_batch():
     runs = [
         run_loop(Loader(2, persistent=persistent, start_s=10.0), [1.0] * 12, [1.0] * 12, epochs=3)
@@ -174,6 +179,11 @@ def test_one_slow_load_needs_the_prefetch_of_the_formula(step_s, slow, workers):
     assert (found - 1) * workers * step_s < slow_s * (1 + 1e-6)
 
 
+def test_a_search_may_end_at_its_first_number_or_find_none():
+    assert smallest_prefetch([1.0] * 9, 1.0, max_prefetch=1) == 1
+    assert smallest_prefetch([1.0] * 9, 0.5, max_prefetch=1) is None
+
+
 @given(loads=st.lists(TIMES, min_size=1, max_size=25), step_s=TIMES, workers=st.integers(1, 3), share=st.floats(0, 0.5))
 def test_the_smallest_prefetch_is_enough_and_one_less_is_not(loads, step_s, workers, share):
     found = smallest_prefetch(loads, step_s, workers, share, max_prefetch=32)
@@ -200,6 +210,7 @@ def test_the_smallest_prefetch_is_enough_and_one_less_is_not(loads, step_s, work
         (lambda: run_loop(Loader(), [1.0], [-1.0]), "finite and at least 0 seconds"),
         (lambda: draw_times(-1.0, 3), "got -1.0, 0.5 and 3"),
         (lambda: smallest_prefetch([1.0], 1.0, workers=0), "without a worker nothing is loaded ahead"),
+        (lambda: smallest_prefetch([1.0], 1.0, max_prefetch=0), "at least 1: got 1 and 0"),
         (lambda: run_loop(Loader(), [1.0], [1.0]).idle_share_from(1), "batch must be from 0 to 0: got 1"),
     ],
 )

@@ -74,6 +74,12 @@ def test_with_the_same_ranks_the_batches_are_those_of_a_run_that_never_stopped(n
         assert [a + b for a, b in zip(first, rest, strict=True)] == whole
 
 
+def test_a_sampler_says_itself_in_a_line():
+    sampler = ResumableSampler(20, 4, 1, 2)
+    next(sampler.used(iter(sampler)))
+    assert repr(sampler) == "ResumableSampler(rank 1 of 2, epoch 0, 4 of 10 samples used)"
+
+
 def test_epochs_follow_each_other_in_orders_of_their_own():
     sampler = ResumableSampler(20, 4)
     epochs = [[sample for batch in sampler.used(iter(sampler)) for sample in batch] for _ in range(3)]

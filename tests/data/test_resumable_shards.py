@@ -66,6 +66,12 @@ def test_pieces_are_dealt_out_once_and_evenly(sizes, num_readers, seed):
     assert max(held) - min(held) <= largest  # else the last piece would have gone to another
 
 
+def test_progress_says_itself_in_a_line():
+    progress = ShardProgress([3, 4])
+    progress.mark_used(1, 0)
+    assert repr(progress) == "ShardProgress(2 shards, 6 of 7 samples left)"
+
+
 @pytest.mark.parametrize("before, after", [(0, 2), (2, 1)])
 def test_workers_of_a_real_loader_may_be_others_after_the_stop(before, after):
     sizes, used = [7, 11, 5], []
