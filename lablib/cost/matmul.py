@@ -34,6 +34,7 @@ Simplified: no split of K over cores, no clock that sinks under load; the shares
 (a V100 loses less, an H100 more); an operand's first address is taken to be aligned.
 """
 
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import numpy as np
@@ -98,6 +99,26 @@ def matmul_time_s(
     size = bytes_per_number(dtype)
     size_bytes = batch * ((m * k + k * n) * size + m * n * max(size, 2))
     return maximum(matmul_compute_s(m, n, k, dtype, device, batch, rows), stream_time_s(size_bytes, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product's output is cut: the tile's rows and columns, its share of the rate, how many of them."""
+
+    rows: int
+    columns: int
+    share: float
+    tiles: int
+    waves: int
+
+
+def tiling(m: int, n: int, device: Device, batch: int = 1) -> Tiling:
+    """The tile that `matmul_compute_s` takes for an output [m, n], the largest of those that are equally fast."""
+    cores, found = device.num_cores or 1, []
+    for a, b, area, share in _by_share(device.matmul_tile):
+        tiles = batch * -(-m // a) * -(-n // b)
+        found.append((-(-tiles // cores) * area, Tiling(a, b, share, tiles, -(-tiles // cores))))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Numbers:

@@ -1,6 +1,7 @@
 """Fused kernels in Triton, each beside a tiled reference in plain torch: what a GPU reads, keeps on chip and writes.
 
 elementwise_chain  bytes decide: a chain of element-wise operators, unfused and fused
+tile_quantization  tiles and waves: what a size wastes, and which are better
 jit              a kernel written once: compiled on a GPU, interpreted on a CPU
 interpreter      Triton's interpreter for one launch; addresses are checked
 accesses         what each program reads and writes, and the bytes
@@ -23,4 +24,5 @@ torch_compiler   torch's compilers as the next files ask them: its private names
 graph_breaks     where torch.compile cuts a function into several graphs
 recompiles       guards, and what is compiled again when one fails
 compilers        the same function in eager, TorchScript, torch.compile, JAX
+launch_overhead  when the host is the limit; CUDA graphs and mega-kernels
 """

@@ -1,0 +1,147 @@
+"""When the host is the limit: a step of many small kernels, launched one by one, as a CUDA graph, or as one kernel.
+
+A GPU runs what its queue holds; the host fills the queue, a kernel after the other, each h seconds of Python, dispatch
+and driver. Kernel i can start when it has been launched and the one before it has ended:
+
+    end_i = max(end_(i-1), (i + 1) h) + d_i                     d_i seconds of the kernel on the device
+
+    host    |h0|h1|h2|h3|                     the host is slower:  the device idles between kernels
+    device     |d0|  |d1|  ...                the host is faster:  launches hide behind the kernel that runs
+
+For n kernels of d seconds, with a gap g between two kernels on the device (its teardown, the next one's set-up):
+
+    one by one      h + (n - 1) max(h, d + g) + d
+    CUDA graph      h_graph + n d + (n - 1) g              one launch for all; the device does the rest
+    mega-kernel     h + n d - what the tails waited        one kernel: no gap, and the next part starts in idle cores
+    simulator       n (h' + d)                             one after another, none hidden: h' = `kernel_overhead_s`
+
+A mega-kernel waits for one wave's last tiles once instead of n times: with a share t of each kernel's time in its tail,
+n d (1 - t) + t d. The simulator's sum lies between the first line and twice that line (for h' = h, g = 0).
+
+Larger batches make d longer and leave n and h as they are, so from some batch on a step is limited by the device.
+Forward and backward of GPT-2 124M in bfloat16, 476 kernels, by the cost model, at 5 us a launch: from 33 tokens on an
+A100, 353 on an H100, 1,009 on a B200. The faster the device, the larger the batch that hides the host.
+
+Cost: O(kernels). Measured on H100s: 1.3 us between two kernels of a CUDA graph; one forward pass of Llama-1B is about a
+hundred kernels; as one kernel it reads its weights at 78% of the bandwidth, where engines with kernels reach 50%.
+Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs", PyTorch blog, 2021; NVIDIA, "CUDA Graph Best Practice
+for PyTorch" (docs.nvidia.com/dl-cuda-graph); Spector, Juravsky et al., "Look Ma, No Bubbles! Designing a Low-Latency
+Megakernel for Llama-1B", Hazy Research blog, 2025-05-27 (the three numbers).
+Simplified: one stream; a queue without end; the host never waits for a value; a graph's launch does not grow with n.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from lablib.record.timeline import Span
+from lablib.signature import checked
+
+GRAPH_GAP_S = 1.3e-6  # between two kernels of a CUDA graph on an H100, by the blog of 2025
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, and those in which the device ran a kernel."""
+
+    step_s: float
+    busy_s: float
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the step in which the device waited, for the host or between kernels."""
+        return 1 - self.busy_s / self.step_s if self.step_s else 0.0
+
+
+@checked
+def one_by_one(kernels_s: Sequence[float], launch_s: float, gap_s: float = 0.0) -> StepTime:
+    """Each kernel launched by the host, the queue in between.
+
+    Arguments:
+        kernels_s: seconds of each kernel on the device, without its launch.
+        launch_s: of the host, for each kernel.
+        gap_s: of the device, between two kernels that stand in its queue.
+
+    Raises:
+        ValueError: a negative or infinite time.
+    """
+    _check(*kernels_s, launch_s, gap_s)
+    end_s = -gap_s
+    for index, kernel_s in enumerate(kernels_s):
+        end_s = max(end_s + gap_s, (index + 1) * launch_s) + kernel_s
+    return StepTime(max(end_s, 0.0), float(sum(kernels_s)))
+
+
+@checked
+def one_by_one_closed_form(num_kernels: int, kernel_s: float, launch_s: float, gap_s: float = 0.0) -> float:
+    """The same for equal kernels."""
+    return launch_s + (num_kernels - 1) * max(launch_s, kernel_s + gap_s) + kernel_s if num_kernels else 0.0
+
+
+@checked
+def cuda_graph(kernels_s: Sequence[float], launch_s: float, gap_s: float = GRAPH_GAP_S) -> StepTime:
+    """All kernels by one launch of the host."""
+    _check(*kernels_s, launch_s, gap_s)
+    busy_s = float(sum(kernels_s))
+    return StepTime(launch_s + busy_s + max(0, len(kernels_s) - 1) * gap_s, busy_s)
+
+
+@checked
+def mega_kernel(kernels_s: Sequence[float], launch_s: float, tail_share: float = 0.0) -> StepTime:
+    """All kernels as parts of one: no gaps, and of the tails only the last.
+
+    Arguments:
+        tail_share: of each kernel's time, what its half-empty last wave leaves undone, in [0, 1)
+            (`wave_waste` of tile_quantization.py).
+
+    Raises:
+        ValueError: a time or a share that cannot be.
+    """
+    _check(*kernels_s, launch_s)
+    if not 0 <= tail_share < 1:
+        raise ValueError(f"tail_share must lie in [0, 1): got {tail_share}.")
+    last_s = kernels_s[-1] if kernels_s else 0.0
+    busy_s = sum(kernels_s) * (1 - tail_share) + tail_share * last_s
+    return StepTime(launch_s + busy_s, busy_s)
+
+
+@checked
+def device_seconds(spans: Sequence[Span], kernel_overhead_s: float) -> list[float]:
+    """Of a simulated run's spans of one rank: seconds of each without the launch that the cost model adds.
+
+    A span of several kernels (a `_foreach_` operator) counts as one, with all launches but one left in it.
+    """
+    return [max(0.0, span.duration_s - kernel_overhead_s) for span in spans if span.is_compute]
+
+
+@checked
+def smallest_device_bound_batch(
+    kernels_of: Callable[[int], Sequence[float]], launch_s: float, largest: int
+) -> int | None:
+    """The smallest batch at which the kernels take at least as long as their launches; None if even `largest` does not.
+
+    Arguments:
+        kernels_of: a batch's kernels in seconds on the device, which do not get shorter as it grows; it is asked about
+            2 log2(largest) times.
+    """
+
+    def is_of_the_device(batch: int) -> bool:
+        kernels_s = kernels_of(batch)
+        return sum(kernels_s) >= len(kernels_s) * launch_s
+
+    high = 1
+    while not is_of_the_device(high):
+        if high >= largest:
+            return None
+        high = min(2 * high, largest)
+    low = high // 2  # too small, or 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_of_the_device(middle) else (middle, high)
+    return high
+
+
+def _check(*seconds: float) -> None:
+    for time_s in seconds:
+        if not (isfinite(time_s) and time_s >= 0):
+            raise ValueError(f"a time must be 0 or more, and finite: got {time_s} s.")

@@ -1,0 +1,139 @@
+"""Seconds of a step that the host may limit: closed forms, a replay by another formula, the simulator, the blog."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib import launch
+from lablib.hardware import DEVICES, find_cluster
+from lablib.kernels.launch_overhead import (
+    cuda_graph,
+    device_seconds,
+    mega_kernel,
+    one_by_one,
+    one_by_one_closed_form,
+    smallest_device_bound_batch,
+)
+from lablib.models.gpt import GPT, GPTConfig, next_token_loss
+
+times = st.floats(0.0, 1e-3)
+steps = st.lists(times, min_size=1, max_size=30)
+
+
+@given(n=st.integers(0, 60), kernel_s=times, launch_s=times, gap_s=times)
+def test_equal_kernels_are_the_closed_form(n, kernel_s, launch_s, gap_s):
+    step = one_by_one([kernel_s] * n, launch_s, gap_s)
+    assert step.step_s == pytest.approx(one_by_one_closed_form(n, kernel_s, launch_s, gap_s), rel=1e-9, abs=1e-15)
+
+
+@given(kernels_s=steps, launch_s=times, gap_s=times)
+def test_any_kernels_are_the_longest_path(kernels_s, launch_s, gap_s):
+    """Up to some kernel the host was the limit, from there on the device: the worst of those paths."""
+    n = len(kernels_s)
+    paths = [(i + 1) * launch_s + sum(kernels_s[i:]) + (n - 1 - i) * gap_s for i in range(n)]
+    assert one_by_one(kernels_s, launch_s, gap_s).step_s == pytest.approx(max(paths), rel=1e-9, abs=1e-15)
+
+
+@given(kernels_s=steps, launch_s=times, gap_s=times, tail=st.floats(0, 0.9))
+def test_one_launch_is_never_slower(kernels_s, launch_s, gap_s, tail):
+    single, graph = one_by_one(kernels_s, launch_s, gap_s), cuda_graph(kernels_s, launch_s, gap_s)
+    mega = mega_kernel(kernels_s, launch_s, tail)
+    assert mega.step_s <= graph.step_s * (1 + 1e-9) + 1e-15
+    assert graph.step_s <= single.step_s * (1 + 1e-9) + 1e-15
+    assert all(-1e-9 <= step.idle_share <= 1 for step in (single, graph, mega))
+
+
+@given(kernels_s=steps, launch_s=times)
+def test_the_simulators_sum_lies_within_twice_the_queue(kernels_s, launch_s):
+    queued = one_by_one(kernels_s, launch_s).step_s
+    in_turn = sum(kernel_s + launch_s for kernel_s in kernels_s)
+    assert queued <= in_turn * (1 + 1e-9) and in_turn <= 2 * queued * (1 + 1e-9)
+
+
+def test_by_hand():
+    """Three kernels of 4 s and launches of 1 s: 1 + 12. Of 6 s: 6 + 6 + 6 + 4."""
+    assert one_by_one([4.0] * 3, 1.0).step_s == 13
+    late = one_by_one([4.0] * 3, 6.0)
+    assert late.step_s == 22 and late.idle_share == pytest.approx(10 / 22)
+    assert cuda_graph([4.0] * 3, 6.0, 0.5).step_s == 6 + 12 + 1
+    assert mega_kernel([4.0] * 3, 6.0, 0.25).step_s == 6 + 9 + 1
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100"])
+@pytest.mark.parametrize("numel", [8, 1 << 24])
+def test_the_simulator_takes_its_launches_one_after_another(cluster, numel):
+    def program():
+        x = torch.ones(numel)
+        with torch.profiler.record_function("step"):
+            for _ in range(20):
+                x = x * 2
+
+    device = find_cluster(cluster).device
+    spans = [
+        s for s in launch(program, ranks=1, cluster=cluster, fidelity="shapes").timeline.spans if s.phase == "step"
+    ]
+    kernels_s = device_seconds(spans, device.kernel_overhead_s)
+    simulated_s = spans[-1].end_s - spans[0].start_s
+    assert simulated_s == pytest.approx(sum(kernels_s) + 20 * device.kernel_overhead_s)
+    queued = one_by_one(kernels_s, device.kernel_overhead_s)
+    # Tiny kernels: the host is all there is, in both. Large ones: the queue hides all launches but the first.
+    assert simulated_s / queued.step_s == pytest.approx(1.0 if numel == 8 else 1.06, abs=0.06)
+    assert queued.idle_share > 0.9 if numel == 8 else queued.idle_share < 0.01
+
+
+@given(n=st.integers(1, 300), launch_us=st.integers(1, 50), per_row_ns=st.integers(1, 5000))
+def test_the_batch_that_hides_the_host_by_formula(n, launch_us, per_row_ns):
+    """Kernels that take so long for each row, in whole nanoseconds: ceil(launch / that)."""
+    found = smallest_device_bound_batch(lambda rows: [float(rows * per_row_ns)] * n, 1000.0 * launch_us, 1 << 20)
+    assert found == -(-1000 * launch_us // per_row_ns)
+
+
+def test_a_batch_that_is_never_enough_is_none():
+    assert smallest_device_bound_batch(lambda rows: [1e-6], 5e-6, 64) is None
+    assert smallest_device_bound_batch(lambda rows: [1.0 * rows], 5.0, 5) == 5
+
+
+def test_a_faster_device_needs_a_larger_batch():
+    """Tokens of one sequence, a small GPT in bfloat16."""
+    config = GPTConfig(num_layers=1, d_model=512, num_heads=8, vocab_size=1024)
+
+    def step(tokens: int) -> None:
+        model, x = GPT(config).bfloat16(), torch.zeros(1, tokens, dtype=torch.int64)
+        with torch.profiler.record_function("step"):
+            next_token_loss(model(x), x).backward()
+
+    def smallest(cluster: str) -> int | None:
+        overhead_s = find_cluster(cluster).device.kernel_overhead_s
+
+        def kernels_of(tokens: int) -> list[float]:
+            spans = launch(step, tokens, ranks=1, cluster=cluster, fidelity="shapes").timeline.spans
+            return device_seconds([span for span in spans if span.phase == "step"], overhead_s)
+
+        return smallest_device_bound_batch(kernels_of, overhead_s, 1024)
+
+    a100, h100 = smallest("dgx-a100"), smallest("dgx-h100")
+    assert a100 is not None and (h100 is None or h100 > a100)
+
+
+def test_the_megakernel_of_llama_1b():
+    """The blog: 78% of an H100's bandwidth, under 1 ms a forward pass, over 1.5 times those that reach 50%."""
+    weights_bytes, bandwidth = 2 * 1.236e9, DEVICES["H100-80GB-SXM"].memory_bandwidth_bytes_per_s
+    mega_s, others_s = weights_bytes / (0.78 * bandwidth), weights_bytes / (0.5 * bandwidth)
+    assert mega_s < 1e-3 and others_s / mega_s > 1.5
+    # A hundred kernels of a CUDA graph: the gaps alone are an eighth of a millisecond.
+    kernels_s = [weights_bytes / bandwidth / 100] * 100
+    assert cuda_graph(kernels_s, 0.0).step_s - mega_kernel(kernels_s, 0.0).step_s == pytest.approx(99 * 1.3e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: one_by_one([-1.0], 1.0), "0 or more, and finite: got -1.0 s"),
+        (lambda: cuda_graph([1.0], float("inf")), "finite: got inf s"),
+        (lambda: mega_kernel([1.0], 1.0, 1.0), r"in \[0, 1\): got 1.0"),
+    ],
+)
+def test_times_that_cannot_be_are_one_clear_error(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
