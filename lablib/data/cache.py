@@ -8,6 +8,7 @@ the corpus built again.
 Cost: reading hashes the file, about a second for each gigabyte; the bytes are then mapped, not loaded.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -88,6 +89,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(unfinished)
+
+
+def not_written(error: OSError, path: Path, what: str) -> OSError:
+    """The error of a file that could not be written, with its number: file, what is missing, reason and remedy."""
+    remedy = "free some disk space" if error.errno == errno.ENOSPC else "give a folder that you can write to"
+    return OSError(error.errno, f"{path}: {what} ({error.strerror}); {remedy}.")
 
 
 def _sha256(path: Path) -> str:

@@ -1,9 +1,9 @@
 """The four formats of shards by name, side by side.
 
                  unit of damage      truncated file      record at random        overhead a record
-    parquet      a row group         nothing is left     reads its row group     a few bytes
-    webdataset   a record            what is before      after a look at all     about 1.5 kB
-    tfrecord     a record            what is before      after a look at all     about 80 bytes
+    parquet      a row group         nothing is left     reads its row group     about 25 bytes
+    webdataset   a record            what is before      after a look at all     1.5 to 2 kB
+    tfrecord     a record            what is before      after a look at all     about 90 bytes
     memory-map   a record            what is before      one step                32 bytes
 
 Compressed as a whole (webdataset and tfrecord in gzip), what follows a damage is lost, and nothing is read at random.

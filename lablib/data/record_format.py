@@ -19,7 +19,6 @@ Source: Saltzer, Reed, Clark, "End-to-end arguments in system design", ACM TOCS 
 Simplified: a record is an id and bytes; shards hold a number of records, not of bytes.
 """
 
-import errno
 import json
 import mmap
 import zlib
@@ -29,7 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lablib.data.cache import replacing
+from lablib.data.cache import not_written, replacing
 from lablib.errors import unknown_name
 from lablib.files import parse_json, read_text
 from lablib.signature import checked
@@ -38,7 +37,7 @@ MANIFEST = "manifest.json"
 
 
 class Record(NamedTuple):
-    """A document: any text as its id, and its bytes."""
+    """A document: any text as its id, and its bytes. Tokens go in as `tokens.numpy().tobytes()`."""
 
     id: str
     data: bytes
@@ -313,10 +312,7 @@ def _write_whole(path: Path, content: bytes, disk: Callable[[BinaryIO], BinaryIO
         with replacing(path) as file:
             (disk(file) if disk else file).write(content)
     except OSError as error:
-        remedy = "free some disk space" if error.errno == errno.ENOSPC else "give a folder that you can write to"
-        raise OSError(
-            error.errno, f"{path}: {what} cannot be written ({error.strerror}), all before are whole; {remedy}."
-        ) from error
+        raise not_written(error, path, f"{what} cannot be written, all before are whole") from error
 
 
 def _manifest_json(manifest: Manifest) -> bytes:

@@ -12,7 +12,7 @@ What is recovered: a damaged record loses itself alone, as its length leads to t
 record is looked for byte by byte: a place whose 8 bytes have the checksum that follows them. Of a truncated file, all
 records before the cut.
 
-Cost: 16 bytes a record, and some 60 for the names in `Example`. A record at random needs an index; here, a look at all
+Cost: 16 bytes a record, and some 70 for the names in `Example`. A record at random needs an index; here, a look at all
 lengths makes it.
 Source: TensorFlow's documentation, "TFRecord and tf.train.Example", section "TFRecords format details". Records are
 made by the package `tfrecord`, which also reads these files but does not look at the checksums; this file does.

@@ -21,7 +21,7 @@ Simplified: one file, no shards; written by one process.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from lablib.data.cache import replacing
+from lablib.data.cache import not_written, replacing
 from lablib.data.documents import cut_documents
 from lablib.data.tokenizer import ForeignTokensError, Tokenizer
 from lablib.files import parse_json, read_text
@@ -131,25 +131,15 @@ def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, token
 
     Raises:
         ForeignTokensError: a token that is not in the vocabulary.
-        OSError: no space, no permission.
+        OSError: no space, no permission; what was there before is left.
     """
-    dtype = "uint16" if vocab_size <= 2**16 else "uint32"
-    ends: list[int] = []
-    num_tokens = 0
-    digest = hashlib.sha256()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        for number, document in enumerate(documents):
-            _check_tokens(document, number, vocab_size)
-            num_tokens += len(document)
-            ends.append(num_tokens)
-            _write(file, digest, document.to(DTYPES[dtype]).numpy().tobytes())
-        header = TokenHeader(FORMAT, dtype, num_tokens, len(ends), vocab_size, tokenizer, "")
-        _write(file, digest, bytes(_padded(header.tokens_bytes) - header.tokens_bytes))
-        _write(file, digest, torch.tensor(ends, dtype=torch.int64).numpy().tobytes())
-    header = TokenHeader(FORMAT, dtype, num_tokens, len(ends), vocab_size, tokenizer, digest.hexdigest())
-    with replacing(_sidecar(path)) as file:
-        file.write(json.dumps(asdict(header), indent=1).encode())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = _write_tokens(path, documents, vocab_size, tokenizer)
+        with replacing(_sidecar(path)) as file:
+            file.write(json.dumps(asdict(header), indent=1).encode())
+    except OSError as error:
+        raise not_written(error, path, "the tokens cannot be written") from error
     return header
 
 
@@ -188,6 +178,22 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool =
     raw = torch.from_file(str(path), shared=False, size=found, dtype=torch.uint8)
     tokens_N = raw[: header.tokens_bytes].view(DTYPES[header.dtype])
     return TokenFile(path, header, tokens_N, raw[_padded(header.tokens_bytes) :].view(torch.int64))
+
+
+def _write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, tokenizer: str) -> TokenHeader:
+    dtype = "uint16" if vocab_size <= 2**16 else "uint32"
+    ends: list[int] = []
+    num_tokens, digest = 0, hashlib.sha256()
+    with replacing(path) as file:
+        for number, document in enumerate(documents):
+            _check_tokens(document, number, vocab_size)
+            num_tokens += len(document)
+            ends.append(num_tokens)
+            _write(file, digest, document.to(DTYPES[dtype]).numpy().tobytes())
+        header = TokenHeader(FORMAT, dtype, num_tokens, len(ends), vocab_size, tokenizer, "")
+        _write(file, digest, bytes(_padded(header.tokens_bytes) - header.tokens_bytes))
+        _write(file, digest, torch.tensor(ends, dtype=torch.int64).numpy().tobytes())
+    return replace(header, sha256=digest.hexdigest())
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tensor]:

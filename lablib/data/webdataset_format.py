@@ -9,7 +9,7 @@ What is recovered: tar has a checksum of headers only, so each record's CRC-32 s
 of data loses that record. So does a damaged header: the next one is looked for at multiples of 512 bytes. Of a
 truncated file, all records before the cut.
 
-Cost: 2 headers and 2 paddings, about 1.5 kB a record whatever its size: for short documents more than the text.
+Cost: 2 headers and 2 paddings, 1.5 to 2 kB a record whatever its size: for short documents more than the text.
 A record at random needs a look at all headers first, to know where each one is.
 Source: Aizman, Maltby, Breuel 2020, arXiv 2001.01858; POSIX.1-1988 (ustar). Written with the library `webdataset`,
 which reads these shards too.

@@ -1,6 +1,8 @@
 """Files of tokens give back what was written, in blocks and documents, and refuse what is not whole."""
 
+import errno
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.batches.packing import best_fit, fill_blocks
+from lablib.data import token_file
+from lablib.data.cache import replacing
+from lablib.data.damage import FullDisk
 from lablib.data.token_file import TokenFileError, encode_to_file, open_tokens, write_tokens
 from lablib.data.tokenizer import ForeignTokensError, train_tokenizer
 
@@ -102,6 +107,23 @@ def test_foreign_files_and_tokens_are_refused(tmp_path):
     with pytest.raises(ValueError, match="document 0 has"):
         write_tokens(tmp_path / "u.bin", [torch.zeros(2, 2)], 3, "x")
     assert [one.name for one in tmp_path.iterdir()] == ["t.bin"]  # nothing half is left
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "t.bin"
+    write_tokens(path, [torch.arange(9)], 300, "x")
+
+    @contextmanager
+    def full(path):
+        with replacing(path) as file:
+            yield FullDisk(40).file(file)
+
+    monkeypatch.setattr(token_file, "replacing", full)
+    with pytest.raises(OSError, match="t.bin: the tokens cannot be written .*free some disk space") as caught:
+        write_tokens(path, [torch.arange(99)], 300, "x")
+    assert caught.value.errno == errno.ENOSPC
+    assert open_tokens(path).document(0).tolist() == list(range(9))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["t.bin", "t.bin.json"]
 
 
 def test_there_is_no_such_document_or_block(tmp_path):
