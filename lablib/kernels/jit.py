@@ -13,7 +13,8 @@ It is Triton's own language and launch; only who runs it is chosen here, by the 
 
 A launch looks at what it is given: parameters named BLOCK... are powers of two, all tensors are on one device, and
 floating-point tensors have a dtype that the kernel was written for. A kernel that walks along rows asks for contiguous
-ones by `check_contiguous`.
+ones by `check_contiguous`. A launch is no operator of torch: ranks of the simulator may make one, its clock does not
+count it.
 Source: Tillet, Kung, Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations", 2019
 (MAPL), https://doi.org/10.1145/3315508.3329973.
 """

@@ -8,11 +8,14 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib import launch
 from lablib.kernels.accesses import Operand, distinct_bytes, hbm_bytes, record_accesses
 from lablib.kernels.jit import FLOATS, cdiv, check_contiguous, jit, next_power_of_2, tl
+from lablib.kernels.vector_add import vector_add
 
 pytest.importorskip("triton")
 
@@ -160,8 +163,21 @@ def test_threads_launch_at_once_and_the_language_is_put_back():
     assert "interpreter_semantic" not in globals()
 
 
+def test_ranks_of_the_simulator_launch_kernels():
+    def work(rank):
+        x = torch.full((9,), float(rank), requires_grad=True)
+        vector_add(x, x.detach(), block=8).sum().backward()
+        assert x.grad is not None
+        y = torch.empty(9)
+        double[(2,)](x.detach(), y, 9, 1, BLOCK=8)
+        return y.tolist(), x.grad.tolist()
+
+    run = launch(lambda: work(dist.get_rank()), ranks=4)
+    assert run.values == [([2.0 * rank] * 9, [1.0] * 9) for rank in range(4)]
+
+
 @pytest.mark.parametrize(
-    ("launch", "message"),
+    ("call", "message"),
     [
         (lambda x, y: unmasked[(1,)](x, y, BLOCK=6), "unmasked: BLOCK must be a power of two: got 6; try 8."),
         (lambda x, y: unmasked[(1,)](x, y, BLOCK=0), "unmasked: BLOCK must be a power of two: got 0; try 16."),
@@ -177,9 +193,9 @@ def test_threads_launch_at_once_and_the_language_is_put_back():
         (lambda x, y: check_contiguous("softmax", x=torch.ones(3, 2).T), r"softmax: x must be contiguous: .*\(1, 2\)"),
     ],
 )
-def test_misuse_is_one_clear_error(launch, message):
+def test_misuse_is_one_clear_error(call, message):
     with pytest.raises((ValueError, IndexError), match=message):
-        launch(torch.ones(4), torch.ones(5)[1:])
+        call(torch.ones(4), torch.ones(5)[1:])
 
 
 def test_the_least_power_of_two():
