@@ -20,7 +20,8 @@ Cost with P = ceil(T / BLOCK_T) rows of tiles and b bytes a number:
     FLOPs      T D (1 + those of GELU, about 10)
 Shapes: T tokens, D width.
 Source: Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, arXiv 1606.08415, section 2 (both forms);
-fused with the bias as in Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053.
+fused with the bias: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", 2021, arXiv 2104.04473, section 4.2.
 Simplified: x is contiguous; the partial sums are added by torch.
 """
 

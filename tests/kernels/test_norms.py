@@ -82,7 +82,7 @@ def test_bytes_are_the_formulas(norm, T, D, tokens, dtype):
 
 
 @each
-@pytest.mark.parametrize("D", [1, 5, 9])
+@pytest.mark.parametrize("D", [1, 5])
 def test_gradients_by_finite_differences(norm, D):
     given_ = inputs(norm, 3, D)
     assert torch.autograd.gradcheck(lambda *x: OURS[norm](*x, tokens=2), given_)
