@@ -79,8 +79,8 @@ def test_large_numbers_pass_or_are_shut_off(form):
 
 @pytest.mark.parametrize("form", ["none", "tanh"])
 def test_gradients_by_finite_differences(form):
-    x, b = numbers(2, 3, 5, grad=True), numbers(5, grad=True)
-    assert torch.autograd.gradcheck(lambda x, b: bias_gelu(x, b, form, **BLOCKS), (x, b))
+    x, b = numbers(1, 3, 3, grad=True), numbers(3, grad=True)
+    assert torch.autograd.gradcheck(lambda x, b: bias_gelu(x, b, form, block_T=2, block_D=2), (x, b))
 
 
 def test_no_tokens_have_no_gradient():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.kernels.accesses import distinct_bytes, hbm_bytes, record_accesses
@@ -13,6 +13,7 @@ from tests.kernels.drawn import TILE, numbers, sizes, unchecked
 pytest.importorskip("triton")
 
 
+@settings(max_examples=40)
 @given(n=st.integers(0, 40) | sizes, dtype=st.sampled_from(FLOATS))
 def test_equals_torch_exactly_and_moves_three_numbers_for_one(n, dtype):
     x, y = numbers(n, dtype=dtype), numbers(n, seed=1, dtype=dtype)
@@ -24,7 +25,7 @@ def test_equals_torch_exactly_and_moves_three_numbers_for_one(n, dtype):
 
 
 def test_gradients_pass_through():
-    x, y = numbers(3, 5, grad=True), numbers(3, 5, seed=1, grad=True)
+    x, y = numbers(2, 5, grad=True), numbers(2, 5, seed=1, grad=True)
     assert torch.autograd.gradcheck(lambda x, y: vector_add(x, y, TILE), (x, y))
 
 
