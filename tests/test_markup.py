@@ -186,6 +186,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_projection": lambda: figures.figure_projection([1, 2, 4], {MARK: [0.5, 0.2, 0.1]}),
     "figure_spread": lambda: figures.figure_spread({MARK: {MARK: {1: [2.0], 2: [4.0]}}}, MARK, MARK, title=MARK),
     "figure_schedules": lambda: figures.figure_schedules({MARK: [0.5, 1.0]}, {MARK: [(1, 3.0), (2, 2.5)]}),
+    "figure_staircase": lambda: figures.figure_staircase([1, 2], {MARK: [1.0, 2.0]}, {MARK: [0.5, 0.5]}, MARK),
     "figure_steps_law": lambda: figures.figure_steps_law({4: [300.0], 16: [150.0]}, StepsLaw(100.0, 8.0), 10, MARK),
     "figure_coordinates": lambda: figures.figure_coordinates({MARK: {32: [{MARK: 1.0}], 64: [{MARK: 1.1}]}}),
     "figure_rates": lambda: figures.figure_rates({MARK: {32: {0.25: [3.0], 0.5: [2.0]}}}, MARK, MARK, MARK),

@@ -51,6 +51,7 @@ from lablib.figures.updates import figure_singular_values as figure_singular_val
 from lablib.figures.loading import figure_idle_shares as figure_idle_shares
 from lablib.figures.loading import figure_loading as figure_loading
 from lablib.figures.tiles import figure_tiles as figure_tiles
+from lablib.figures.staircase import figure_staircase as figure_staircase
 from lablib.figures.topology import Edge as Edge
 from lablib.figures.topology import Node as Node
 from lablib.figures.topology import figure_topology as figure_topology
