@@ -44,4 +44,4 @@ def project_back(low: Float[Tensor, "..."], axes: Float[Tensor, "k r"], shape: t
 def lost_share(grad: Float[Tensor, "m n"], axes: Float[Tensor, "k r"]) -> float:
     """How much of a gradient lies outside the directions: |G - P P^T G|^2 / |G|^2, 0 to 1; 0 of a gradient of zeros."""
     kept = project(grad, axes).square().sum()
-    return float(1 - kept / grad.square().sum()) if grad.any() else 0.0
+    return max(0.0, float(1 - kept / grad.square().sum())) if grad.any() else 0.0  # rounded, it may be below

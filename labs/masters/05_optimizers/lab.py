@@ -322,8 +322,9 @@ print("guess:", my_guess_values)
 # %% [markdown]
 # ### Exercise 3: Newton-Schulz
 #
-# For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs, if you begin with X X^T, which is m x m. A tall
-# matrix would have a needlessly large X X^T: the lines given transpose it, and its result back. Zeros stay zeros.
+# For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs, if you begin with X X^T, which is m x m, and
+# multiply X only once more. The formula as it stands takes more: the budget is 6 m^2 n. A tall matrix would have a
+# needlessly large X X^T: the lines given transpose it, and its result back. Zeros stay zeros.
 
 
 # %% tags=["exercise"]
@@ -331,7 +332,7 @@ def orthogonalize(x, num_steps, coefficients):
     """Divide by the norm, then `num_steps` steps of Newton-Schulz; a new tensor like x.
 
     x: a matrix, tall or wide; stays as it is. coefficients: a, b, c.
-    Products by torch: their FLOPs are counted.
+    Products by torch: their FLOPs are counted. Budget of a step: 6 m^2 n, m the shorter side.
     """
     a, b, c = coefficients
     is_tall = x.shape[0] > x.shape[1]
@@ -418,8 +419,8 @@ print(f"without 0 at 99.5%, {wider:.1f} times as wide:", ", ".join(sure), "of", 
 
 # %% [markdown]
 # A line that crosses 0 supports no claim, whatever its mean: *cannot be told apart* is not *equal*. And each interval
-# misses one time in twenty; of ten, one in two figures. At 99.5% each, all ten together miss at most one time in
-# twenty, and the same four stand apart.
+# misses one time in twenty, so ten of them miss one time in two figures, on average. At 99.5% each, all ten together
+# miss at most one time in twenty, and the same four stand apart.
 #
 # Lion's loss is above AdamW's here, on each seed. Would fewer seeds have told?
 
@@ -510,7 +511,8 @@ def choose_optimizer(losses, need, budget, margin):
     """The name of the optimizer to take; None if none needs at most `budget`.
 
     losses: dict, name -> list of losses, one a seed, in the same order for all; 2 to 5 seeds.
-    need: dict, name -> bytes a parameter. Both stay as they are. `interval` above may be used.
+    need: dict, name -> bytes a parameter. Both stay as they are. margin: at least 0.
+    `interval` above may be used.
     """
     ### BEGIN SOLUTION
     fitting = [name for name in losses if need[name] <= budget]

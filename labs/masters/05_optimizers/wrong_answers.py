@@ -110,6 +110,23 @@ def _choose(
 
 WRONG_ANSWERS = {
     "adamw_step": [
+        (
+            "keeps m in float64 whatever w is",
+            _adamw(m='beta1 * state["m"].double() + (1 - beta1) * g'),
+            "m has the type of w",
+        ),
+        (
+            "keeps v in float64 whatever w is",
+            _adamw(v='beta2 * state["v"] + (1 - beta2) * g.double() ** 2'),
+            "v has the type of w",
+        ),
+        (
+            "keeps one m for all weights of a shape",
+            "KEPT = {}\n"
+            + _adamw(m='KEPT.setdefault(tuple(w.shape), state["m"].clone()).mul_(beta1).add_(g, alpha=1 - beta1)'),
+            "",
+        ),
+        ("has an eps of at least 1e-8", _adamw(first="eps = max(eps, 1e-8)"), "w is that of the formula"),
         ("adds the decay to the gradient: L2", _adamw(first="g = g + decay * w"), "alone: decay is no part of it"),
         (
             "adds the decay to the gradient of the second mean alone",
@@ -357,6 +374,24 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
     ],
     "quantize_state": [
         (
+            "reuses its codes from call to call",
+            "OUT = {}\n"
+            + _quantize(
+                returned="OUT.setdefault(x.shape, torch.empty(x.shape, dtype=torch.uint8)).copy_("
+                "codes.flatten()[: len(flat)].view(x.shape)), scales"
+            ),
+            "codes and scales of the call before stay as they were",
+        ),
+        (
+            "reuses its scales from call to call",
+            "OUT = {}\n"
+            + _quantize(
+                returned="codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), "
+                "OUT.setdefault(len(scales), torch.empty(len(scales))).copy_(scales)"
+            ),
+            "codes and scales of the call before stay as they were",
+        ),
+        (
             "one scale for all",
             _quantize(scales="padded.abs().amax().expand(len(padded))"),
             "a scale is the largest |x|",
@@ -474,6 +509,16 @@ def quantize_state(x, values, block):
         ),
     ],
     "orthogonalize": [
+        (
+            "multiplies as the formula stands",
+            _orthogonal(new="a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x"),
+            "FLOPs of torch's products",
+        ),
+        (
+            "multiplies X once too often",
+            _orthogonal(new="a * x + b * gram @ x + c * gram @ gram @ x"),
+            "FLOPs of torch's products",
+        ),
         ("forgets the norm", _orthogonal(divided="x.clone()"), "x over its norm"),
         ("divides by the largest number", _orthogonal(divided="x / x.abs().max().clamp(min=1e-30)"), "x over its norm"),
         (
@@ -569,6 +614,16 @@ def orthogonalize(x, num_steps, coefficients):
         ),
     ],
     "choose_optimizer": [
+        (
+            "rounds to a tenth what must fit",
+            _choose(fitting="[name for name in losses if round(need[name], 1) <= budget]"),
+            "a hundredth of a byte over the budget is out",
+        ),
+        (
+            "takes the least bytes times loss",
+            _choose(chosen="min(as_good, key=lambda name: need[name] * statistics.mean(losses[name]))"),
+            "",
+        ),
         ("does not look at the budget", _choose(fitting="list(losses)"), "what needs more than the budget is out"),
         (
             "takes what needs less than the budget alone",
