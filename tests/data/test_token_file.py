@@ -104,6 +104,8 @@ def test_foreign_files_and_tokens_are_refused(tmp_path):
         open_tokens(path)
     with pytest.raises(ForeignTokensError, match=r"in \[0, 3\).*document 1 has 0 to 3"):
         write_tokens(tmp_path / "u.bin", [torch.tensor([2]), torch.tensor([0, 3])], 3, "x")
+    with pytest.raises(ForeignTokensError, match="document 0 has -1 to 2"):
+        write_tokens(tmp_path / "u.bin", [torch.tensor([2, -1])], 3, "x")
     with pytest.raises(ValueError, match="document 0 has"):
         write_tokens(tmp_path / "u.bin", [torch.zeros(2, 2)], 3, "x")
     assert [one.name for one in tmp_path.iterdir()] == ["t.bin"]  # nothing half is left

@@ -127,6 +127,8 @@ def test_a_changed_or_foreign_file_is_refused(tmp_path):
 def test_what_does_not_belong_to_a_tokenizer_is_one_clear_error():
     with pytest.raises(ForeignTokensError, match=r"in \[0, 300\).*token 1 is 300"):
         TOKENIZER.decode([0, 300])
+    with pytest.raises(ForeignTokensError, match="token 0 is -1"):
+        TOKENIZER.decode([-1])
     other = train_tokenizer(["another corpus"], 260, corpus="other")
     with pytest.raises(ForeignTokensError, match="train.bin was made with tokenizer .*'small' with 300 tokens"):
         TOKENIZER.check_identity(other.identity, "train.bin")
