@@ -14,7 +14,8 @@ Cost: `first_call_s` holds the compilation, `call_s` is the median of later call
 many and alike (recompiles.py). Times differ from run to run and machine to machine: compare within one table.
 Source: Ansel et al., "PyTorch 2", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366; Frostig, Johnson, Leary,
 "Compiling machine learning programs via high-level tracing", 2018 (SysML) for JAX.
-Simplified: kernels of TorchScript and of the backends that fuse nothing are those of eager; XLA's are not counted.
+Simplified: a first call may find on disk what an earlier run compiled (torch keeps inductor's programs); kernels of
+TorchScript and of the backends that fuse nothing are those of eager; XLA's are not counted.
 """
 
 import re
@@ -101,12 +102,14 @@ def compare(
 def _tried(way: str, fn: Callable, args: tuple, repeats: int, jax_fn: Callable | None) -> Compared:
     try:
         with fresh():
-            kernels, run = _prepared(way, fn, args, jax_fn)
+            run = _call(way, fn, args, jax_fn)
             took, value = [], None
             for _ in range(repeats + 1):
                 began = time.perf_counter()
                 value = run_with_compiler(run)
                 took.append(time.perf_counter() - began)
+        # Only now: to count inductor's kernels is to compile, and would leave less for the first call to do.
+        kernels = _kernels(way, fn, args)
     except (NoCppCompiler, _CannotTry) as error:
         return Compared(way, skipped=str(error))
     return Compared(way, kernels, took[0], median(took[1:]), value)
@@ -116,20 +119,22 @@ class _CannotTry(Exception):
     """A way that this machine or this function does not have, with the reason."""
 
 
-def _prepared(way: str, fn: Callable, args: tuple, jax_fn: Callable | None) -> tuple[int | None, Callable[[], Any]]:
-    """Kernels of a call, where they are known, and the call."""
+def _call(way: str, fn: Callable, args: tuple, jax_fn: Callable | None) -> Callable[[], Any]:
+    """What is timed."""
     if way == "jax":
-        return None, _in_jax(args, jax_fn)
-    eager = len(eager_operators(fn, *args))
+        return _in_jax(args, jax_fn)
     if way == "torchscript":
-        scripted = _scripted(fn)
-        return eager, lambda: scripted(*args)
-    if way == "eager":
-        return eager, lambda: fn(*args)
-    if way == "inductor":
-        eager = len(count_kernels(fn, *args)[1])
-    compiled = torch.compile(fn, backend=way.removesuffix(" backend"))
-    return eager, lambda: compiled(*args)
+        fn = _scripted(fn)
+    elif way != "eager":
+        fn = torch.compile(fn, backend=way.removesuffix(" backend"))
+    return lambda: fn(*args)
+
+
+def _kernels(way: str, fn: Callable, args: tuple) -> int | None:
+    """Kernels of a call, where they are known."""
+    if way == "jax":
+        return None
+    return len(count_kernels(fn, *args)[1] if way == "inductor" else eager_operators(fn, *args))
 
 
 def _scripted(fn: Callable) -> Callable:
