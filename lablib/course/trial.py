@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from lablib.course.exercise import Exercise
 from lablib.course.expect import TIME_LIMIT_S, Expect, NotAttempted, RuleBroken
 from lablib.course.learner_code import (
@@ -54,7 +56,8 @@ def run_check(
     expect = Expect(seed, limit_s, answers=answer)
     try:
         # A program on ranks that takes too long is ended by its launch, which knows ranks and lines: it comes first.
-        with time_limit(limit_s + _GRACE_S), _no_luck():
+        # An answer that switches gradients off for good must not spoil what comes after it.
+        with time_limit(limit_s + _GRACE_S), _no_luck(), torch.set_grad_enabled(torch.is_grad_enabled()):
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:

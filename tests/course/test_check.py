@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from lablib.course import checks_for
 from lablib.course.errors import CourseError
@@ -74,6 +75,15 @@ STUBS = [
     nothing_but_dots,
     nothing_but_pass,
 ]
+
+
+def test_an_answer_that_switches_gradients_off_spoils_no_other(labs: Path):
+    def without_gradients(values: list[float]) -> float:
+        torch.set_grad_enabled(False)
+        return right(values)
+
+    checks_for("90").mean(without_gradients)
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("answer", STUBS)

@@ -1,5 +1,6 @@
 """Checks of lab 04: batches. Models, texts, documents, gradients and runs are drawn anew."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -77,7 +78,9 @@ def _micro_batch(
         for row in range(num_sequences):
             targets[row, draw.integer(1, max(1, seq_len - 1)) :] = PADDED
     if padding == "holes":
-        targets[:, draw.integers(seq_len // 2, 0, seq_len - 2)] = PADDED  # never the last: the end is no hole
+        targets[:, [0, *draw.integers(seq_len // 2, 0, seq_len - 2)]] = PADDED  # never the last: the end is no hole
+    if padding == "row":
+        targets[0] = PADDED
     if padding == "all":
         targets[:] = PADDED
     return inputs, targets
@@ -99,6 +102,7 @@ def _accumulations(draw: Draw, vocab: int) -> Iterator[tuple[str, MicroBatches]]
     yield "equal shapes, some of it padding", some([(size, length)] * num, ["some"] * draw.integer(1, num))
     yield "other shapes, some of it padding", some([(3, 9), (1, 5), (2, 12)], ["some", "none", "some"])
     yield "padding anywhere in a row", some([(size, length)] * num, ["none", "holes", "some"])
+    yield "a row that is all padding", some([(size, length)] * num, ["none", "row", "some"])
     yield "a micro-batch that is all padding", some([(size, length)] * num, ["none", "all", "some"])
     yield "a last micro-batch that is all padding", some([(2, length)] * 2 + [(3, length)], ["some", "none", "all"])
 
@@ -123,14 +127,18 @@ def accumulate(expect: Expect, accumulate: Callable[..., float]) -> None:
         _expect_accumulated(expect, accumulate, _Model(draw, vocab, 4), micro_batches, words)
     model = _Model(draw, vocab, 4)
     for param in (model.embed.weight, model.head.bias):  # one has none
-        param.grad = draw.tensor(param.shape, torch.float64)
+        param.grad = 100 * draw.tensor(param.shape, torch.float64)
     micro_batches = [_micro_batch(draw, vocab, size, 5) for size in (3, 1)]
     _expect_accumulated(expect, accumulate, model, micro_batches, "gradients that are there before are added to")
+    micro_batches = [_micro_batch(draw, vocab, size, 4) for size in (2, 1)]
+    _expect_accumulated(expect, accumulate, model, micro_batches, "the next step of the same model adds to them")
     _expect_one_at_a_time(expect, accumulate)
 
 
 def _exact(model: _Model, micro_batches: MicroBatches) -> tuple[float, dict[str, Tensor]]:
     """Mean over the tokens of all, and its gradient: every token's loss by itself, put together."""
+    before = {name: param.grad for name, param in model.named_parameters() if param.requires_grad}
+    model = copy.deepcopy(model)  # hooks of an answer stay with the model
     losses = torch.cat(
         [
             F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none")[y.flatten() != PADDED]
@@ -139,7 +147,6 @@ def _exact(model: _Model, micro_batches: MicroBatches) -> tuple[float, dict[str,
     )
     named = {name: param for name, param in model.named_parameters() if param.requires_grad}
     gradients = torch.autograd.grad(losses.mean(), list(named.values()))
-    before = {name: param.grad for name, param in named.items()}
     sums = [new if old is None else new + old for new, old in zip(gradients, before.values(), strict=True)]
     return float(losses.mean().detach()), dict(zip(named, sums, strict=True))
 
@@ -222,9 +229,15 @@ def _reference(model: _Model, micro_batches: MicroBatches) -> float:
 def document_mask(expect: Expect, document_mask: Callable[[Tensor], Tensor]) -> None:
     not_from_lablib(document_mask)
     draw = expect.draw
+    kept = None
     for words, documents in _blocks(draw):
         expect.measured.clear()  # what holds is shown for the last blocks
-        _expect_mask(expect, observe(document_mask, documents.clone()), documents, f"{words}, {tuple(documents.shape)}")
+        call = observe(document_mask, documents.clone())
+        _expect_mask(expect, call, documents, f"{words}, {tuple(documents.shape)}")
+        if kept and not torch.equal(*kept):
+            rule = f"the mask of the call before stays as it was ({words})"
+            raise RuleBroken(rule, "it changed", "a new tensor in each call")
+        kept = call.value, call.value.clone()
 
 
 def _block(draw: Draw, lengths: Sequence[int], padding: int) -> list[int]:
@@ -259,6 +272,9 @@ def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     number = draw.integer(110_000, 300_000)
     large = [number + more for more in (256, 0, 1, 65_536) for _ in range(draw.integer(2, 4))]
     yield "large numbers of documents", torch.tensor([large])
+    for name in (0, 12, draw.integer(1, 5)):  # 12 tokens: padding must be no document, whatever it is called
+        yield f"padding before document {name}", torch.tensor([[-1] * 3 + [name] * 4 + [40] * 3 + [-1] + [50]])
+    yield "a long block", torch.tensor([[*range(300)] + [300] * 100])
     yield "documents in ascending order", torch.tensor([sorted(_block(draw, [4] * num, 0)) + [-1]])
     yield "blocks of one token", torch.tensor([[3], [0]])
 
@@ -389,6 +405,8 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
             for rank, value in enumerate(run.values):
                 rule = f"every rank returns the norm before, of the whole gradient ({on}, rank {rank})"
                 expect.close(rule, value[number][0], norm, rtol=1e-5, atol=1e-12)
+            norms = [value[number][0] for value in run.values]
+            expect.equal(f"the norm is the same on every rank, to the last digit ({on})", norms, norms[:1] * ranks)
             factor = min(1.0, max_norm / norm) if norm else 1.0
             what = "is shortened to max_norm, in place" if factor < 1 else "that is short enough stays as it is"
             for rank, value in enumerate(run.values):

@@ -125,6 +125,25 @@ def _wsd(
 WRONG_ANSWERS = {
     "accumulate": [
         (
+            "divides in hooks that stay",
+            _accumulate(
+                before="[p.register_hook(lambda g: g / num_tokens) for p in model.parameters() if p.requires_grad]",
+                loss="summed_loss(model(inputs), targets)",
+                adds="loss.item() / num_tokens",
+            ),
+            "the next step of the same model adds to them",
+        ),
+        (
+            "clips the norm to 10",
+            _accumulate(after="torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)"),
+            "gradients that are there before are added to",
+        ),
+        (
+            "leaves out a micro-batch in which a row is padding",
+            _accumulate(taken="[(x, y) for x, y in micro_batches if (y != IGNORED).any(1).all()]"),
+            "a row that is all padding",
+        ),
+        (
             "mean of means",
             _accumulate(
                 loss="summed_loss(model(inputs), targets) / max(1, int((targets != IGNORED).sum())) "
@@ -379,6 +398,30 @@ def accumulate(model, micro_batches):
     ],
     "document_mask": [
         (
+            "takes padding for document 0",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.masked_fill(documents < 0, 0)"),
+            "padding before document 0",
+        ),
+        (
+            "takes padding for the document after the last token",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.masked_fill(documents < 0, documents.shape[1])"),
+            "padding before document 12",
+        ),
+        (
+            "has one mask for each shape",
+            "OUT = {}\n"
+            + _mask(f"OUT.setdefault(documents.shape, {_SAME}[:, None].clone()).copy_({_SAME}.tril()[:, None])"),
+            "the mask of the call before stays as it was",
+        ),
+        (
+            "counts places in a byte",
+            _mask(
+                f"({_SAME} & (place[:, None] >= place))[:, None]",
+                "place = torch.arange(documents.shape[1]).to(torch.int8)",
+            ),
+            "a long block",
+        ),
+        (
             "the causal mask alone",
             _mask(f"torch.ones_like({_SAME}).tril()[:, None]"),
             "no token sees another document",
@@ -520,6 +563,21 @@ def document_mask(documents, kept={{}}):
         ),
     ],
     "clip_shards": [
+        (
+            "adds its own square first",
+            _clip(
+                squared="[torch.zeros(()) for _ in range(dist.get_world_size())]",
+                reduce=f"own = {_SQUARED}; dist.all_gather(squared, own.float())",
+                norm="(own + sum(one for rank, one in enumerate(squared) if rank != dist.get_rank()) + "
+                f"{_REPLICATED}).sqrt()",
+            ),
+            "the norm is the same on every rank",
+        ),
+        (
+            "has a norm a little longer on each rank",
+            _clip(norm=f"(squared + {_REPLICATED}).sqrt() * (1 + 1e-6 * dist.get_rank())"),
+            "the norm is the same on every rank, to the last digit",
+        ),
         ("each rank by its own norm", _clip(reduce="pass"), "every rank returns the norm before"),
         (
             "adds up norms instead of squares",
