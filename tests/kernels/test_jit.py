@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import subprocess
 import sys
 import threading
+import traceback
 
 import pytest
 import torch
@@ -196,6 +198,13 @@ def test_ranks_of_the_simulator_launch_kernels():
 def test_misuse_is_one_clear_error(call, message):
     with pytest.raises((ValueError, IndexError), match=message):
         call(torch.ones(4), torch.ones(5)[1:])
+
+
+def test_an_error_shows_the_line_of_the_kernel():
+    with pytest.raises(IndexError) as caught:
+        unmasked[(1,)](torch.ones(4), torch.ones(4), BLOCK=8)
+    (line,) = [entry.lineno for entry in traceback.extract_tb(caught.tb) if entry.name == "unmasked"]
+    assert "tl.store(y_ptr + at, tl.load(x_ptr + at))" in linecache.getline(__file__, line or 0)
 
 
 def test_the_least_power_of_two():
