@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from statistics import median
 from typing import Any
 
@@ -148,7 +149,7 @@ def _scripted(fn: Callable) -> Callable:
 
 def _in_jax(args: tuple, jax_fn: Callable | None) -> Callable[[], Any]:
     try:
-        import jax  # pyright: ignore[reportMissingImports]  # in no lock: whoever has it sees its row
+        jax: Any = import_module("jax")  # in no lock: whoever has it sees its row
     except ImportError:
         raise _CannotTry("jax is not installed; `pip install jax` adds its row") from None
     if jax_fn is None:

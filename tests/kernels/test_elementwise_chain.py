@@ -86,6 +86,10 @@ def test_fusing_raises_the_intensity_by_the_number_of_operators(k, itemsize):
     assert fused.intensity == pytest.approx(k * unfused.intensity)
 
 
+def test_nothing_moved_has_no_intensity():
+    assert unfused_cost(["relu"], 0, 4).intensity == fused_cost(["relu"], 0, 4).intensity == 0.0
+
+
 def test_fusing_a_large_chain_is_as_much_faster_as_it_moves_fewer_bytes():
     chain, numel = ["relu", "add", "tanh", "mul", "double", "exp"], 1 << 30
     unfused, fused = unfused_cost(chain, numel, 2), fused_cost(chain, numel, 2)
