@@ -26,3 +26,87 @@ def names(source: str) -> tuple[set[str], set[str]]:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
     return bound, set(used(table)) | in_place
+
+
+def bound_at_once(source: str) -> set[str]:
+    """The names that every run of a cell binds before it uses them: it needs no earlier cell for these.
+
+    >>> sorted(bound_at_once("for x in y:\\n    y = z = 1\\nif x:\\n    a = x\\nb = b + 1"))
+    ['x']
+    """
+    reader = _FirstUse()
+    for statement in ast.parse(source).body:
+        reader.visit(statement)
+    return reader.bound
+
+
+class _FirstUse(ast.NodeVisitor):
+    """Goes through a cell in the order in which it runs. What may not run, or runs later, binds nothing."""
+
+    def __init__(self) -> None:
+        self.bound: set[str] = set()
+        self._used: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self._bind(node.id)
+        elif node.id not in self.bound:
+            self._used.add(node.id)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._in_order(node.value, *node.targets)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._in_order(*([node.value, node.target] if node.value else []))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._maybe(node)
+
+    def visit_For(self, node: ast.For) -> None:
+        # Loops of a notebook run at least once: theirs is the loop's variable, but what the body binds is not counted.
+        self._in_order(node.iter, node.target)
+        self._maybe(*node.body, *node.orelse)
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            self._bind(alias.asname or alias.name.split(".")[0])
+
+    visit_ImportFrom = visit_Import
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        self._maybe(node)
+        self._bind(node.name)
+
+    visit_ClassDef = visit_FunctionDef
+
+    def generic_visit(self, node: ast.AST) -> None:
+        certain = (
+            ast.Expr,
+            ast.With,
+            ast.withitem,
+            ast.Assert,
+            ast.Tuple,
+            ast.List,
+            ast.Starred,
+            ast.Call,
+            ast.keyword,
+        )
+        if isinstance(node, (*certain, ast.Attribute, ast.Subscript, ast.BinOp, ast.JoinedStr, ast.FormattedValue)):
+            super().generic_visit(node)
+        else:
+            self._maybe(node)
+
+    def _bind(self, name: str) -> None:
+        if name not in self._used:
+            self.bound.add(name)
+
+    def _in_order(self, *nodes: ast.AST) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    def _maybe(self, *nodes: ast.AST) -> None:
+        """Every name in here may be one of before; none is bound for certain."""
+        inner = [one for node in nodes for one in ast.walk(node)]
+        in_place = [one.target for one in inner if isinstance(one, ast.AugAssign)]
+        read = [one for one in inner if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+        self._used |= {one.id for one in [*read, *in_place] if isinstance(one, ast.Name)} - self.bound

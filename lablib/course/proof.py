@@ -33,7 +33,7 @@ from typing import Any
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.exercise import Exercise, exercises_of
 from lablib.course.master import Cell, Master, at, read_master
-from lablib.course.names import names
+from lablib.course.names import bound_at_once, names
 from lablib.course.places import Lab
 from lablib.course.result import Result
 from lablib.course.solution import to_stub
@@ -180,7 +180,8 @@ def needed_cells(master: Master, exercise: Cell, check: Cell) -> list[Cell]:
         binds, uses = names(cell.source)
         if binds & needed or cell.tagged("parameters"):
             chosen.insert(0, cell)
-            needed |= uses
+            at_once = bound_at_once(cell.source)
+            needed = (needed - at_once) | (uses - at_once)
     return chosen
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lablib.figures import describe, figure_loss_and_bytes, figure_projection, figure_sign_of_noise
@@ -9,7 +11,7 @@ from lablib.figures import describe, figure_loss_and_bytes, figure_projection, f
 
 @pytest.mark.parametrize(("adamw", "kind"), [(8.0, None), (300.0, "log")])
 def test_bytes_that_differ_little_stand_on_a_plain_axis(examples, adamw, kind):
-    figure = figure_loss_and_bytes(examples.some_results(), {"adamw": adamw, "lion": 4.0}, "what a step needs")
+    figure: Any = figure_loss_and_bytes(examples.some_results(), {"adamw": adamw, "lion": 4.0}, "what a step needs")
     assert (figure.layout.xaxis.type, figure.layout.title.text) == (kind, "Final loss against what a step needs")
     assert figure.layout.xaxis.title.text == "what a step needs for each parameter (B)"
     assert f"adamw has the least loss, 2.200 nats, with {adamw:.2f}" in describe(figure)

@@ -1,0 +1,30 @@
+"""Names of a cell: what it binds, what it uses, and what it needs of no earlier cell."""
+
+import pytest
+
+from lablib.course.names import bound_at_once, names
+
+
+@pytest.mark.parametrize(
+    "source, bound",
+    [
+        ("a = 1", {"a"}),
+        ("a = a + 1", set()),
+        ("a, b = b, 1", {"a"}),
+        ("a += 1", set()),
+        ("for i in range(3):\n    x = i", {"i"}),
+        ("for i in i:\n    pass", set()),
+        ("if a:\n    b = 1\nb = 2", {"b"}),
+        ("if b:\n    b = 1\nb = 2", set()),
+        ("with open(p) as f:\n    t = f.read()", {"f", "t"}),
+        ("def f():\n    return g\ng = 1", {"f"}),
+        ("import a.b as c, d.e\nfrom x import y as z", {"c", "d", "z"}),
+        ("x = [x for x in y]", set()),
+        ("print(a)\na = 1\nb = a", {"b"}),
+        ("a: int = 1\nb: int", {"a"}),
+        ("try:\n    a = 1\nfinally:\n    b = 1", set()),
+    ],
+)
+def test_what_every_run_binds_before_it_uses_it(source, bound):
+    assert bound_at_once(source) == bound
+    assert bound <= names(source)[0]
