@@ -39,15 +39,15 @@ EPS = 1e-6
 
 
 @checked
-def clip_each_by_own_norm_(params: Iterable[Tensor], max_norm: float) -> None:
+def clip_each_by_own_norm_(params: Tensor | Iterable[Tensor], max_norm: float) -> None:
     """The naive one: every parameter's gradient shortened by its own norm. The direction of the whole turns."""
-    for param in params:
+    for param in _listed(params):
         clip_grad_norm_([param], max_norm)
 
 
 @checked
 def clip_grad_norm_(
-    params: Iterable[Tensor],
+    params: Tensor | Iterable[Tensor],
     max_norm: float,
     *,
     sharded_over: dist.ProcessGroup | None = None,
@@ -72,7 +72,7 @@ def clip_grad_norm_(
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive: got {max_norm}; try 1.0, or math.inf to measure only.")
-    params, shared = list(params), {id(param) for param in replicated}
+    params, shared = _listed(params), {id(param) for param in replicated}
     if not shared <= {id(param) for param in params}:
         raise ValueError("replicated must name parameters that are in params: got another tensor.")
     whole = _squared_norm([param for param in params if id(param) in shared])
@@ -96,6 +96,11 @@ def clip_grad_norm_(
 def named_nonfinite(named_params: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Names of the parameters whose gradient has an inf or a NaN: `named_nonfinite(model.named_parameters())`."""
     return [name for name, param in named_params if param.grad is not None and not bool(param.grad.isfinite().all())]
+
+
+def _listed(params: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    """One tensor is a parameter, as for torch; gone through, it would be its rows, which have no gradients."""
+    return [params] if isinstance(params, Tensor) else list(params)
 
 
 def _squared_norm(params: Sequence[Tensor]) -> Tensor:

@@ -10,8 +10,8 @@ As in torch.optim: a parameter without gradient is left alone and gets no state;
 group may be empty; `lr` and the rest may differ from group to group.
 
 Where it is stricter: the settings of every group are checked; all gradients are looked at before the first parameter is
-changed; a state is loaded only where its names and shapes are those that the optimizer would make itself; and it comes
-back in the dtype that it was saved in (torch would cast 8-bit codes to the dtype of the parameter).
+changed; a state is loaded only where its names, shapes and dtypes are those that the optimizer would make itself (torch
+would cast 8-bit codes to the dtype of the parameter), and its settings those that the optimizer has.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lablib.optim.checks import Settings, State, check_gradient, check_settings, check_state
+from lablib.optim.checks import Settings, State, check_gradient, check_saved_settings, check_settings, check_state
+from lablib.signature import check_types, hints_of
 
 
 class BatchedOptimizer(torch.optim.Optimizer):
@@ -60,8 +61,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            self._check_gradients(group)
+        self.check_gradients()
         for group, params, grads, states in self.batches():
             self.update(params, grads, states, group)
         return loss
@@ -82,10 +82,13 @@ class BatchedOptimizer(torch.optim.Optimizer):
         return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
     def add_param_group(self, param_group: Settings) -> None:
-        """As torch's; the settings are checked first."""
+        """As torch's; the settings are held to the types of the signature, and checked."""
         super().add_param_group(param_group)
         try:
-            self.check_group(self.param_groups[-1])
+            hints, group = hints_of(type(self).__init__), self.param_groups[-1]
+            named = ((name, value, hints[name]) for name, value in group.items() if name != "params" and name in hints)
+            check_types(type(self).__name__, named)
+            self.check_group(group)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -94,7 +97,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
         """As torch's, and the state is that of this optimizer and these parameters.
 
         Raises:
-            ValueError: other groups, other shapes, or another optimizer's state; nothing is changed.
+            ValueError: other groups, shapes or dtypes, or another optimizer's state; nothing is changed.
         """
         if [len(group["params"]) for group in state_dict["param_groups"]] == [
             len(group["params"]) for group in self.param_groups
@@ -102,6 +105,8 @@ class BatchedOptimizer(torch.optim.Optimizer):
             for name, param, group, saved in self._beside(state_dict):
                 wanted = self.new_state(param.detach().to("meta"), {**group, **saved[1]})
                 check_state(name, type(self).__name__, wanted, saved[0])
+            for saved in state_dict["param_groups"]:
+                check_saved_settings(type(self).__name__, self.defaults, saved)
         super().load_state_dict(state_dict)
         for _, param, _, (state, _) in self._beside(state_dict):
             self.state[param] = {
@@ -115,10 +120,12 @@ class BatchedOptimizer(torch.optim.Optimizer):
                 if state := state_dict["state"].get(index):
                     yield self._name(group, place), group["params"][place], group, (state, saved)
 
-    def _check_gradients(self, group: Settings) -> None:
-        for place, param in enumerate(group["params"]):
-            if param.grad is not None:
-                check_gradient(param.grad, self._name(group, place), type(self).__name__, group["check_finite"])
+    def check_gradients(self) -> None:
+        """Raise at a gradient that is sparse or complex; at one that is not finite, where its group asks."""
+        for group in self.param_groups:
+            for place, param in enumerate(group["params"]):
+                if param.grad is not None:
+                    check_gradient(param.grad, self._name(group, place), type(self).__name__, group["check_finite"])
 
     def _name(self, group: Settings, place: int) -> str:
         """The name of a parameter, if the optimizer got `model.named_parameters()`; else its number and shape."""

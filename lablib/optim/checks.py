@@ -37,8 +37,17 @@ def check_gradient(grad: Tensor, name: str, optimizer: str, is_finite: bool) -> 
         )
 
 
+def check_saved_settings(optimizer: str, settings: Settings, saved: Settings) -> None:
+    """Raise ValueError where a saved group lacks a setting of this optimizer."""
+    if missing := [name for name in settings if name not in saved]:
+        raise ValueError(
+            f"a state must be of the same optimizer: its settings lack {', '.join(missing)}, which {optimizer} has; "
+            f"load the state that a {optimizer} of this package saved."
+        )
+
+
 def check_state(name: str, optimizer: str, wanted: State, saved: State) -> None:
-    """Raise ValueError where a saved state has not the entries and shapes that this parameter's would have."""
+    """Raise ValueError where a saved state has not the entries, shapes and dtypes that this parameter's would have."""
     if wanted.keys() != saved.keys():
         raise ValueError(
             f"a state must be of the same optimizer: {name} has {', '.join(saved)}, and {optimizer} keeps "
@@ -49,4 +58,9 @@ def check_state(name: str, optimizer: str, wanted: State, saved: State) -> None:
             raise ValueError(
                 f"a state must be of the same model and settings: {key} of {name} has the shape "
                 f"{tuple(saved[key].shape)}, not {tuple(value.shape)}; load the state of a model of these shapes."
+            )
+        if isinstance(value, Tensor) and saved[key].dtype != value.dtype:
+            raise ValueError(
+                f"a state must be of a model of the same dtypes: {key} of {name} is {saved[key].dtype}, not "
+                f"{value.dtype}; load it beside parameters of the dtype that it was saved with."
             )

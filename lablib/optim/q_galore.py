@@ -10,9 +10,8 @@ Early in training directions turn; in many layers they soon settle. Each matrix 
 `cos_threshold`, T grows by `gamma_proj`, and again at each such renewal that follows. Fewer decompositions, the dearest
 part of GaLore.
 
-Cost: for m x n, 2 (r max + 4 ceil(r max / B)) + ceil(k r / 2) + 8 ceil(k r / 256) bytes, k = min(m, n): about a quarter
-of GaLore's. Besides, in a step, 4 m n bytes for one matrix's update, 4 k (m + n) where its directions are renewed, and
-0.1 MB of tables.
+Cost: for m x n, k = min(m, n), 2 (r max + 4 ceil(r max / B)) + ceil(k r / 2) + 8 ceil(k r / 256) bytes. A step needs
+besides 4 m n for one matrix's update, 4 k (m + n) where its directions are renewed; 0.8 MB while tables are made.
 Source: Zhang et al., "Q-GaLore: Quantized GaLore with INT4 Projection and Layer-Adaptive Low-Rank Gradients", 2024,
 arXiv 2407.08296, sections 3.2 to 3.4; the 8 bits of the means from their experiments.
 Conventions: the authors' code takes the mean of the last five cosines, with their signs, though a singular vector's

@@ -11,9 +11,8 @@ their eigenvectors Q_L, Q_R the numbers are nearly uncorrelated, and Adam is at 
     every f steps: Q_L = qr(L Q_L), Q_R = qr(R Q_R)          one step of the power method, from where they were
 
 Cost: 8 m n + 8 (m^2 + n^2) bytes of state (float32), for square matrices 24 a parameter; 12 n^3 FLOPs of rotations and
-4 n^3 for L and R in a step of n x n, and every f steps about 2 * 10/3 n^3 for the decompositions. Besides, in a step,
-4 N + 16 m n bytes for N numbers in all, of which m x n are the largest matrix; in one that turns the axes at least
-12 max(m, n)^2.
+4 n^3 for L and R in a step of n x n, and every f steps about 2 * 10/3 n^3 for the decompositions. A step needs besides
+4 N + 16 m n bytes, N numbers in all, m x n the largest matrix; or 12 max(m, n)^2, if more, where axes turn.
 Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, arXiv 2409.11321, algorithms 3 and 4.
 Conventions: as in the authors' code the first gradient only sets L, R and the axes, sides longer than `max_precond_dim`
 are not rotated, and vectors get AdamW. Their code adds eps before the correction, decays after the step, and sorts the
@@ -60,8 +59,7 @@ class SOAP(AdamW):
 
     def check_group(self, group: Settings) -> None:
         super().check_group(group)
-        if group["precondition_frequency"] < 1:
-            got = group["precondition_frequency"]
+        if (got := group["precondition_frequency"]) < 1:
             raise ValueError(f"precondition_frequency must be at least 1 step: got {got}; try 10.")
 
     def new_state(self, param: Tensor, group: Settings) -> State:
@@ -72,8 +70,7 @@ class SOAP(AdamW):
         return state
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
-        has_axes = ["L" in state or "R" in state for state in states]
-        (params, grads, states), others = split(has_axes, params, grads, states)
+        (params, grads, states), others = split(["L" in s or "R" in s for s in states], params, grads, states)
         if others[0]:
             super().update(*others, group)
         ready, _ = split([state["step"] > 0 for state in states], params, grads, states)

@@ -86,10 +86,11 @@ class SophiaG(BatchedOptimizer):
         """Take the gradients of `sampled_label_loss`, a mean over so many tokens, into the estimate.
 
         Raises:
-            ValueError: fewer than 1 token.
+            RuntimeError, ValueError: fewer than 1 token, or gradients at which `step` would raise; nothing is changed.
         """
         if num_tokens < 1:
             raise ValueError(f"num_tokens must be at least 1: got {num_tokens}; give the tokens of the sampled loss.")
+        self.check_gradients()
         for group, _, grads, states in self.batches():
             beta2, hessians = group["betas"][1], [state["hessian"] for state in states]
             foreach.mul_(hessians, beta2)

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from lablib.figures import describe, figure_loss_and_bytes, figure_projection, figure_sign_of_noise
+from lablib.figures import (
+    describe,
+    figure_loss_and_bytes,
+    figure_loss_curves,
+    figure_projection,
+    figure_sign_of_noise,
+)
+from lablib.optim.evidence import recorded_results
 
 
 @pytest.mark.parametrize(("adamw", "kind"), [(8.0, None), (300.0, "log")])
@@ -28,3 +35,12 @@ def test_the_sentence_of_signs_says_how_steep_they_begin():
 def test_a_small_loss_is_not_called_none():
     figure = figure_projection([1, 2, 4], {"its own": [0.0012] * 3, "random": [0.88] * 3})
     assert "its own 0.1%; random 88.0%" in describe(figure)
+
+
+def test_more_lines_than_can_be_told_apart_are_refused_and_none_is_left_out():
+    results = recorded_results()
+    assert len(results) == 11
+    with pytest.raises(ValueError, match="at most 8 lines can be told apart: got 11 results; choose some"):
+        figure_loss_curves(results)
+    eight: Any = figure_loss_curves(dict(list(results.items())[:8]))
+    assert len({(line.line.color, line.line.dash) for line in eight.data}) == len(eight.data) == 8

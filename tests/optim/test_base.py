@@ -1,8 +1,10 @@
 """What all optimizers share: groups, closures, missing gradients, state that is checked, saved, loaded and counted."""
 
 import copy
+import inspect
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,6 +191,33 @@ def test_bad_settings_are_refused_in_any_group(name):
     make([a], lr=0.0, weight_decay=0.0)
 
 
+@pytest.mark.parametrize(
+    "name, wrong, message",
+    [
+        ("adamw", {"lr": "fast"}, "AdamW: lr must be a number: got 'fast'"),
+        ("adamw", {"lr": None}, "AdamW: lr must be a number: got None"),
+        ("lion", {"betas": (0.9,)}, r"Lion: betas must be .*: got \(0.9,\)"),
+        ("soap", {"precondition_frequency": 2.5}, "SOAP: precondition_frequency must be a whole number: got 2.5"),
+        ("galore", {"rank": 1.5}, "GaLore: rank must be .*: got 1.5"),
+        ("muon", {"ns_steps": None}, "Muon: ns_steps must be a whole number: got None"),
+    ],
+)
+def test_settings_of_a_group_have_the_types_of_the_signature(name, wrong, message):
+    a, b = parameters(MATRICES)
+    with pytest.raises(TypeError, match=message):
+        MAKE[name]([{"params": [a]}, {"params": [b]} | wrong])
+    optimizer = MAKE[name]([a])
+    with pytest.raises(TypeError, match=message):
+        optimizer.add_param_group({"params": [b]} | wrong)
+    assert len(optimizer.param_groups) == 1
+
+
+def test_every_optimizer_is_a_file_under_120_lines():
+    files = {kind: Path(inspect.getfile(kind)) for kind in DEFAULTS}
+    long = {path.name: count for path in files.values() if (count := len(path.read_text("utf-8").splitlines())) >= 120}
+    assert len(files) == 11 and not long
+
+
 def test_betas_and_eps_are_refused():
     params = parameters([(2,)])
     for betas in ((1.0, 0.9), (0.9, -0.1), (0.9, float("nan"))):
@@ -211,6 +240,31 @@ def test_the_state_of_another_model_is_refused_and_nothing_is_changed(name):
     third = MAKE[name](parameters([*MATRICES, (2, 2)]))
     with pytest.raises(ValueError, match="doesn't match the size"):
         third.load_state_dict(first.state_dict())
+
+
+# The others keep bytes or BF16 whatever the dtype of a model is.
+@pytest.mark.parametrize("name", [name for name in MAKE if name not in ("adam8bit", "adam_bf16", "q_galore")])
+def test_the_state_of_a_model_of_another_dtype_is_refused(name):
+    """It comes back as it was saved: the next step would have two dtypes."""
+    first, second = MAKE[name](parameters(MATRICES, torch.bfloat16)), MAKE[name](parameters(MATRICES))
+    run(first, gradients(MATRICES, 1, torch.bfloat16))
+    with pytest.raises(
+        ValueError, match=r"of the same dtypes: \w+ of parameter 0 .* is torch.bfloat16, not torch.float64"
+    ):
+        second.load_state_dict(first.state_dict())
+    assert not second.state
+
+
+def test_the_state_of_torchs_optimizer_is_refused_and_one_from_before_a_schedule_is_not():
+    theirs = torch.optim.AdamW(parameters(MATRICES))
+    run(theirs, gradients(MATRICES, 1))
+    with pytest.raises(ValueError, match="settings lack check_finite, which AdamW has; load the state that a AdamW of"):
+        AdamW(parameters(MATRICES)).load_state_dict(theirs.state_dict())
+    before, scheduled = AdamW(parameters(MATRICES)), AdamW(parameters(MATRICES))
+    run(before, gradients(MATRICES, 1))
+    torch.optim.lr_scheduler.LambdaLR(scheduled, lambda step: 1.0)  # adds `initial_lr` to the groups
+    scheduled.load_state_dict(before.state_dict())
+    assert scheduled.state_bytes() == before.state_bytes() > 0
 
 
 def test_the_state_of_another_optimizer_is_refused():

@@ -72,6 +72,20 @@ def test_it_estimates_for_parameters_with_a_gradient():
     assert w not in optimizer.state
 
 
+def test_gradients_of_an_estimate_are_checked_as_those_of_a_step():
+    """A NaN in h would stay there for good."""
+    u, w = parameters([(3,), (3,)])
+    optimizer = SophiaG([("u", u), ("w", w)], check_finite=True)
+    u.grad, w.grad = torch.ones_like(u), torch.tensor([0.0, float("nan"), 1.0], dtype=torch.float64)
+    with pytest.raises(ValueError, match="gradients must be finite: that of w holds 1 NaN and 0 infinite numbers of 3"):
+        optimizer.update_curvature(4)
+    assert not optimizer.state
+    w.grad = None
+    w.grad = torch.zeros(3, dtype=torch.float64).to_sparse()
+    with pytest.raises(RuntimeError, match="SophiaG does not support sparse gradients: w has one"):
+        optimizer.update_curvature(4)
+
+
 def test_bad_input():
     (w,) = parameters([(3,)])
     for gamma in (0.0, -1.0, float("inf")):
