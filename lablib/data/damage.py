@@ -101,15 +101,17 @@ def _items(manifest: Manifest, decode: Callable[[Record], Any]) -> Iterator[Any]
 @checked
 def flip_byte(path: Path, place: int, mask: int = 0xFF) -> None:
     """Change the bits of one byte that `mask` has set; for trying out damage. Raises IndexError beyond the file."""
-    content = bytearray(path.read_bytes())
-    content[place] ^= mask
-    path.write_bytes(content)
+    byte = path.read_bytes()[place]
+    with path.open("r+b") as file:  # in place: a file half written is what this is about
+        file.seek(place % path.stat().st_size)
+        file.write(bytes([byte ^ mask]))
 
 
 @checked
 def cut_file(path: Path, size_bytes: int) -> None:
     """Keep the first bytes of a file only, as a copy that broke off does."""
-    path.write_bytes(path.read_bytes()[:size_bytes])
+    with path.open("r+b") as file:
+        file.truncate(min(size_bytes, path.stat().st_size))
 
 
 class FullDisk:

@@ -21,7 +21,7 @@ def figure_staircase(
     sizes: Sequence[int],
     seconds: Mapping[str, Sequence[float]],
     useful: Mapping[str, Sequence[float]],
-    size_label: str = "columns N",
+    size_label: str = "columns N (count)",
     marked: Sequence[int] = (),
     title: str = "",
 ) -> go.Figure:
@@ -31,7 +31,7 @@ def figure_staircase(
         sizes: in ascending order.
         seconds: name -> seconds at each size, as a model or a measurement says.
         useful: the same names -> shares of the device's rate, in [0, 1].
-        size_label: which size it is.
+        size_label: which size it is, with its unit.
         marked: sizes that get a line from top to bottom.
 
     Raises:

@@ -811,7 +811,7 @@ def recompute(segment, x, rng_state):
         (
             "noted once for each segment",
             _again(
-                "now, old = torch.get_rng_state(), noted.setdefault(id(segment), [(b, b.clone()) for b in "
+                "now, old = torch.get_rng_state(), noted.setdefault(segment, [(b, b.clone()) for b in "
                 "segment.buffers()])",
                 head="noted = {}",
             ),

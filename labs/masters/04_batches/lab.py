@@ -112,7 +112,7 @@ def accumulate(model, micro_batches):
 
     micro_batches: a list of (inputs, targets), each of a shape (B, T) of its own;
     stays as it is. Targets are IGNORED where there is no token, anywhere in a row; some
-    micro-batch may have none at all. model(inputs) are logits, of shape (B, T, V).
+    micro-batch may have none at all, but not all of them. model(inputs) are logits, of shape (B, T, V).
     Returns the mean loss, a number.
     """
     ### BEGIN SOLUTION
@@ -376,9 +376,10 @@ print("norm, and angle to the gradient of the text alone:")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Clipped one by one, the broken file weighs less, and the step ends nearer to the text: a merit, where a micro-batch is
-# just that file. But tokens no longer weigh the same, and the step depends on the cut, so on memory and the number of
-# GPUs. Clip the sum, and every cut gives one step. It limits how far a bad batch can move the weights, not where to.
+# Clipped one by one, the broken file weighs less, and the step ends nearer to the text: the more so, the smaller the
+# micro-batch that it is in. But tokens no longer weigh the same, and the step depends on the cut, so on memory and the
+# number of GPUs. Clip the sum, and every cut gives one step. It limits how far a bad batch can move the weights, not
+# where to.
 
 # %% [markdown]
 # A *loss scale* (lab 02) makes gradients S times as long, so clip after they are divided by it. The order of a step:
@@ -391,7 +392,7 @@ pd.DataFrame(rows).T
 # ### Exercise 3: clip over shards
 #
 # All ranks must use the norm of the whole gradient, which none of them has. `dist.all_reduce(x)` replaces the tensor x
-# on every rank by the sum over all ranks. The budget: one such call, of at most 64 bytes.
+# on every rank by the sum over all ranks. The budget: one such call, of a tensor of at most 64 bytes.
 
 
 # %% tags=["exercise"]
@@ -734,10 +735,10 @@ print("you guessed", my_guess_memory, "of the memory and", my_guess_time, "times
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# What is held follows from the program. Sixteen micro-batches hold less than a quarter; weights and their gradients
-# stay, whatever the cut. Seconds depend on what else the computer does. Recorded while it was quiet: the predictions
-# are 3 to 12 percent too short, and sixteen micro-batches took a fifth longer than one, where a third was predicted.
-# On a busy computer neither seconds nor their ratio say much.
+# What is held follows from the program. Here sixteen micro-batches hold less than a quarter; weights and their
+# gradients stay, whatever the cut. Seconds depend on what else the computer does. Recorded while it was quiet: the
+# predictions are 3 to 12 percent too short, and sixteen micro-batches took a fifth longer than one, where a third was
+# predicted. On a busy computer neither seconds nor their ratio say much.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: variable length
@@ -765,7 +766,8 @@ print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the docu
 # Here are LAMB and AdamW (Adam that also shrinks weights; lab 05) on the same 8,192 sequences: 1,024 steps of 8, or 64
 # of 128. Which is ahead where? Bars go from the least to the greatest loss of several runs; a point without a bar is
 # one run, of whose scatter nothing is known. A ring is on each rate that *may be best*: some run of it reaches the bar
-# of the lowest. The loss is in *nats*, as its logarithm is the natural one.
+# of the lowest rate with several runs, or the lowest point where each rate has one run (batch 32): there a ring stands
+# alone for want of runs, not of rivals. The loss is in *nats*, as its logarithm is the natural one.
 
 # %%
 from lablib.batches import large_batch
