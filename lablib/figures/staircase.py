@@ -21,7 +21,7 @@ def figure_staircase(
     sizes: Sequence[int],
     seconds: Mapping[str, Sequence[float]],
     useful: Mapping[str, Sequence[float]],
-    size_label: str = "columns N (count)",
+    size_label: str = "columns N",
     marked: Sequence[int] = (),
     title: str = "",
 ) -> go.Figure:
@@ -31,7 +31,7 @@ def figure_staircase(
         sizes: in ascending order.
         seconds: name -> seconds at each size, as a model or a measurement says.
         useful: the same names -> shares of the device's rate, in [0, 1].
-        size_label: which size it is, with its unit.
+        size_label: which size it is, a count.
         marked: sizes that get a line from top to bottom.
 
     Raises:
@@ -49,7 +49,7 @@ def figure_staircase(
         for values, scale, y_axis in ((seconds[name], unit.scale, "y"), (useful[name], 0.01, "y2")):
             figure.add_trace(_line(name, index, sizes, [value / scale for value in values], y_axis, seconds, useful))
     figure.update_layout(
-        xaxis=axis(size_label, anchor="y2"),
+        xaxis=axis(f"{size_label} (count)", anchor="y2"),
         yaxis=axis(axis_title("time", unit), domain=_UPPER, rangemode="tozero"),
         yaxis2=axis("useful (%)", domain=_LOWER, range=[0, 100]),
         showlegend=True,

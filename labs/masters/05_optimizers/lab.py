@@ -47,7 +47,8 @@ for name in ("attention.out.weight", "mlp.up.weight", "attention.query.weight"):
 
 # %% [markdown]
 # A rate small enough for the steepest weights hardly moves the others. See what that costs in a valley of 20 weights:
-# the loss is the sum of `c w^2 / 2`, the slope along each c w, with c from 0.01 to 100; the weights start at random.
+# the loss is the sum of `c w^2 / 2`, the slope along each c w, with c, how fast the slope grows, from 0.01 to 100; the
+# weights start at random.
 
 # %%
 curvatures = torch.logspace(-2, 2, 20)
@@ -68,8 +69,8 @@ for lr in (0.001, 0.016, 0.032):
     print(f"SGD at the rate {lr}: loss {valley(torch.optim.SGD, lr)[-1]:.3g} after 100 steps")
 
 # %% [markdown]
-# *Momentum* keeps a mean of past gradients, AdamW also one of their squares. Each optimizer gets the best of ten rates,
-# by the worst of the last 20 steps.
+# *Momentum* keeps a fading sum of past gradients, AdamW a mean of them and one of their squares. Each optimizer gets
+# the best of ten rates, by the worst of the last 20 steps.
 
 # %%
 makers = {"SGD": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9)}
@@ -84,7 +85,8 @@ show(figure_lines(range(100), curves, **axes, title="A valley: each at its best 
 
 # %% [markdown]
 # SGD must stay below the rate 2 / 100, or the steepest weight flies off; then the flattest needs thousands of steps.
-# AdamW's step has about the same size for every weight, however steep. That is what its state buys.
+# While the slopes keep their signs, AdamW's step has about the same size for every weight, however steep. That is what
+# its state buys.
 
 # %% [markdown] minutes=10
 # ## AdamW
@@ -167,8 +169,10 @@ print("guess:", my_guess_GB)
 # - *LAMB* and *Sophia* keep two means, as AdamW does; *Lion* and *Muon* keep one.
 # - *Adafactor* keeps row and column means of the squares, and no m.
 # - *Adam8bit* takes one byte a number, *AdamBF16* two.
-# - *GaLore* keeps m and v of a few directions, here a quarter of the width; *Q-GaLore* these in 8 bits.
-# - *SOAP* keeps two means and, as square matrices, the directions in which gradients vary.
+# - *GaLore* keeps a few directions, here a quarter of the width, with m and v in them; *Q-GaLore* all this in 8 bits
+#   or fewer.
+# - *SOAP* keeps two means and four square matrices: two means of products of gradients, and the directions found in
+#   each.
 
 
 # %%
@@ -283,7 +287,8 @@ check.quantize_state(quantize_state)
 
 # %% [markdown]
 # *Adam8bit* reads m and v, takes the gradient in, and quantizes them again: 2.03 bytes a parameter at B = 256. The
-# library finds the nearest value in a table, without a search.
+# library rounds to 16 bits and looks the code up in a table, without a search: now and then it is a neighbour of the
+# nearest.
 
 # %%
 show_source(blockwise.quantize, after=check.quantize_state)
@@ -322,9 +327,10 @@ print("guess:", my_guess_values)
 # %% [markdown]
 # ### Exercise 3: Newton-Schulz
 #
-# For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs, if you begin with X X^T, which is m x m, and
-# multiply X only once more. The formula as it stands takes more: the budget is 6 m^2 n. A tall matrix would have a
-# needlessly large X X^T: the lines given transpose it, and its result back. Zeros stay zeros.
+# For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs (additions and multiplications), if you begin
+# with X X^T, which is m x m, and multiply X only once more. The formula as it stands takes more: the budget is 6 m^2
+# n. A tall matrix would have a needlessly large X X^T: the lines given transpose it, and its result back. A matrix of
+# zeros stays one of zeros: do not divide 0 by 0.
 
 
 # %% tags=["exercise"]
@@ -367,17 +373,17 @@ print("0.5, 0.05, 0.0005 become", [round(x, 2) for x in s.tolist()])
 print("you guessed", my_guess_values)
 
 # %% [markdown]
-# Values from 0.01 up end between 0.68 and 1.14, not at 1: near enough. Smaller ones grow up to 3.4-fold a step, and the
-# smallest have not arrived. Muon keeps half of AdamW's state, and pays with FLOPs. Embeddings and vectors it leaves to
-# AdamW.
+# Values from 0.01 up end between 0.68 and 1.14, not at 1: near enough. Smaller ones grow up to 3.4-fold a step, and
+# the smallest have not arrived. Muon keeps half of AdamW's state, and pays with FLOPs. Embeddings (a row of weights
+# for each byte) and vectors it leaves to AdamW.
 
 # %% [markdown] minutes=8
 # ## A fair comparison
 #
 # Is AdamW beaten? Many published answers compare a tuned newcomer with an AdamW at somebody's rate. Here the same rule
 # of search held for all: rates in factors of two, at two decays, more until the best lay inside; the best and its
-# neighbour again on another seed. Then five *seeds* that no choice had seen. A seed gives the first weights and the
-# order of the text, the same for all.
+# neighbour again on another seed. In each run the rate grows for 120 of 400 steps, then falls. Then five *seeds* that
+# no choice had seen. A seed gives the first weights and the order of the text, the same for all.
 #
 # The loss is that of *held-out* text, on which no run trained, in *nats a byte*: the mean of -ln p, with p the model's
 # probability of the byte that came next.
@@ -431,8 +437,9 @@ for n in (3, 5):
 
 # %% [markdown]
 # After three seeds the interval still held 0; the two more were run because of that. Such a second look makes a chance
-# hit likelier than 5%. Muon is below for the same tokens. For the same time? Its step takes longer. Below, time counts
-# the tokens that AdamW would get through in it.
+# hit likelier than 5%. Muon is below for the same tokens. For the same time? Its step takes longer. Below, the axis is
+# time, in tokens: as many as AdamW trains on in that time. (Curves are of 64 held-out sequences, the losses above of
+# 256: they differ by some hundredths.)
 
 # %%
 import numpy as np
@@ -447,9 +454,10 @@ print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats a byte, Muon is at 
 
 # %% [markdown]
 # When AdamW is done, Muon has about its loss, and its rate has still to fall. (Products in 16 bits are slow on this
-# CPU; in a large model they hide behind the model's own.) And this is one small model, one text, 400 steps. Others
-# found a lead of Muon and SOAP that shrinks with the model, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or
-# stays, with rates carried to larger models by the right rule (Qiu et al., 2025).
+# CPU; in a large model they hide behind the model's own.) And this is one small model, one text and 400 steps, 1.7
+# tokens a parameter where 20 are usual: only the beginning of a training. Others found a lead of Muon and SOAP that
+# shrinks with the model, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or stays, with rates carried to
+# larger models by the right rule (Qiu et al., 2025).
 
 # %% [markdown] minutes=7
 # ## Choose for a budget
@@ -617,8 +625,9 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # The prediction adds what every operator reads and writes, over the bandwidth. Coding in 8 bits takes many passes over
-# memory: state saved is not time saved. On GPUs one *fused* kernel does it in one pass. Muon's step is the longest, for
-# its many products. This was the optimizer's step alone; the 1.67 above was a training step, with forward and backward.
+# memory: state saved is not time saved. On GPUs one *fused* kernel does it in one pass. On the quiet, recorded machine
+# Muon's step is the longest, for its many products; on a busy one the order may differ. This was the optimizer's step
+# alone; the 1.67 above was a training step, with forward and backward.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a guide for a model of yours
@@ -673,7 +682,8 @@ pd.DataFrame(rows).style.hide().set_properties(**{"text-align": "left"})
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a part of it live
 #
-# The first 50 steps of the 400 on the first of these seeds, still in the warmup, in which the rate grows step by step.
+# With `quick` the first 50 steps of the 400, on the first of these seeds: still in the warmup, in which the rate grows
+# step by step.
 
 # %%
 rows = {}
@@ -687,8 +697,9 @@ pd.DataFrame(rows).T.round(3)
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a sign and its noise
 #
-# *Lion* steps by the sign of a mean: exactly lr for every number, so it keeps no v. Does a sign not throw away how sure
-# a gradient is? Guess the mean step where the gradient's mean is a tenth of its standard deviation. Then look.
+# *Lion* steps by the sign of a mean: lr for every number whose mean is not 0, so it keeps no v. Does a sign not throw
+# away how sure a gradient is? Guess the mean step where the gradient's mean is a tenth of its standard deviation. Then
+# look.
 
 # %%
 from lablib.figures import figure_sign_of_noise
@@ -794,7 +805,7 @@ for name in apart:
 # ## Further: conventions
 #
 # Two codes of the same name may differ: epsilon after the root (AdamW), or inside it; decay times lr (torch), or times
-# the schedule alone (the paper); momentum as a mean (torch's Muon) or a sum (its author's). Rates do not carry over.
+# the schedule alone (the paper); momentum as a mean (torch's Muon) or a sum (torch's SGD). Rates do not carry over.
 # How much epsilon's place matters, for a first step; in the third column it is added to the root of v, and the sum is
 # corrected for the start at 0:
 
@@ -813,8 +824,8 @@ pd.DataFrame(rows).T.map(lambda value: f"{value:.3g}")
 # ## Summary
 #
 # - State buys steps of the right size: AdamW's two means give each number its own, Muon's one mean each direction.
-# - It costs bytes: 8 a parameter for AdamW, 4 for Lion and Muon, 2 with 8-bit blocks, nearly none for Adafactor. A step
-#   costs passes over memory.
+# - It costs bytes: for a matrix 8 a parameter for AdamW, 4 for Lion and Muon, 2 with 8-bit blocks, nearly none for
+#   Adafactor; embeddings left to AdamW, and temporary tensors, come on top. A step costs passes over memory.
 # - Decay is no part of the gradient; early means are corrected; small blocks keep outliers to themselves.
 # - A comparison needs the same search for all, fresh seeds, and differences seed by seed. Within noise is not equal: as
 #   good is what can lose too little to matter, and among those memory decides.
