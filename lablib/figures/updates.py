@@ -75,8 +75,8 @@ def figure_sign_of_noise(
         "lr",
         "Mean step against the signal in a gradient",
         log_x=True,
-        summary=f"{first}: at least half of a full step {where}; at the two weakest its step is {' and '.join(weak)} times the "
-        "signal.",
+        summary=f"{first}: at least half of a full step {where}; "
+        f"at the two weakest its step is {' and '.join(weak)} times the signal.",
     )
 
 

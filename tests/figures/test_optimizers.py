@@ -27,8 +27,8 @@ def test_bytes_that_differ_little_stand_on_a_plain_axis(examples, adamw, kind):
 def test_the_sentence_of_signs_says_how_steep_they_begin():
     figure = figure_sign_of_noise([0.01, 0.1, 1.0], {"Lion": [0.07, 0.6, 1.0]}, {"Adam": [0.01, 0.1, 0.7]})
     assert describe(figure) == (
-        "Lion: at least half of a full step from a signal of 0.1 of the noise on; at the two weakest its step is 7.0 and 6.0 times the "
-        "signal."
+        "Lion: at least half of a full step from a signal of 0.1 of the noise on; "
+        "at the two weakest its step is 7.0 and 6.0 times the signal."
     )
 
 

@@ -203,7 +203,7 @@ print("bytes of state a parameter; you guessed", my_guess_GB, "GB for AdamW with
 pd.DataFrame(rows).T.round(3)
 
 # %% [markdown]
-# AdamW: 56 GB, together 84, before any activation. Others do with less. Two of their ideas you will build.
+# AdamW: 56 GB, together 84, before any activation. Most others do with less. Two of their ideas you will build.
 
 # %% [markdown] minutes=10
 # ## Eight bits in blocks
@@ -266,6 +266,7 @@ def quantize_state(x, values, block):
     x: float32 of any shape with at least one number; stays as it is.
     values: up to 256 ascending float32, with 0 and 1; where x may be negative from about -1,
         else from 0.
+    Codes own their memory: a slice of longer ones keeps the padding alive, its `.clone()` does not.
     """
     flat = x.flatten()
     rows = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)  # zeros at the end
