@@ -65,8 +65,15 @@ def count_tokens(targets_BT: Int[Tensor, "B T"]) -> int:
 
 @checked
 def accumulate_mean_of_means(model: nn.Module, micro_batches: Sequence[Batch]) -> float:
-    """The naive one: each micro-batch's own mean, over their number. Exact only where all have as many tokens."""
+    """The naive one: each micro-batch's own mean, over their number. Exact only where all have as many tokens.
+
+    Raises:
+        ValueError: no micro-batch, or one without a token that has a loss: it has no mean.
+    """
     _check_some(micro_batches)
+    for place, batch in enumerate(micro_batches):
+        if count_tokens(batch.targets) == 0:
+            raise ValueError(f"each micro-batch must have a token with a loss: number {place} has none; leave it out.")
     total = 0.0
     for inputs_BT, targets_BT in micro_batches:
         mean = summed_loss(model(inputs_BT), targets_BT) / count_tokens(targets_BT)

@@ -92,7 +92,8 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
         ValueError: nothing to draw, or not one error for each outlier.
     """
     _check(outliers, errors, "outlier")
-    ends = "; ".join(f"{name} {100 * values[-1]:.1f}%" for name, values in errors.items())
+    middle = len(outliers) // 2
+    found = "; ".join(f"{name} {100 * values[middle]:.1f}%" for name, values in errors.items())
     return figure_lines(
         list(outliers),
         {name: [100 * value for value in values] for name, values in errors.items()},
@@ -103,7 +104,7 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
         "Error of 8-bit numbers beside one outlier",
         log_x=True,
         log_y=True,
-        summary=f"With an outlier of {outliers[-1]:,.0f} root mean squares the others are off by: {ends}.",
+        summary=f"With an outlier of {outliers[middle]:,.0f} root mean squares the others are off by: {found}.",
     )
 
 

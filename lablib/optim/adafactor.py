@@ -60,8 +60,8 @@ class Adafactor(BatchedOptimizer):
 
     def check_group(self, group: Settings) -> None:
         super().check_group(group)
-        if not group["beta2_decay"] <= 0:
-            raise ValueError(f"beta2_decay must be 0 or less: got {group['beta2_decay']}; try -0.8.")
+        if not -math.inf < group["beta2_decay"] <= 0:
+            raise ValueError(f"beta2_decay must be 0 or less, and finite: got {group['beta2_decay']}; try -0.8.")
         if not group["d"] >= 1:
             raise ValueError(f"d must be at least 1: got {group['d']}; try 1.0.")
 

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import io
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,18 @@ def test_bad_settings_are_refused_in_any_group(name):
     with pytest.raises(TypeError, match="lr must be a number: got 'fast'"):
         make([a], lr="fast")
     make([a], lr=0.0, weight_decay=0.0)
+
+
+@every
+def test_nan_is_refused_in_any_setting_and_sizes_are_0_or_more(name):
+    params = parameters(MATRICES)
+    for setting, value in MAKE[name](params).defaults.items():
+        if isinstance(value, float):
+            with pytest.raises(ValueError, match=f"{setting} must be .*: got nan"):
+                MAKE[name](params, **{setting: math.nan})
+        if setting in ("min_8bit_size", "max_precond_dim"):
+            with pytest.raises(ValueError, match=f"{setting} must be 0 or more: got -1; leave it out"):
+                MAKE[name](params, **{setting: -1})
 
 
 @pytest.mark.parametrize(
