@@ -3,6 +3,7 @@
 elementwise_chain  bytes decide: a chain of element-wise operators, unfused and fused
 tile_quantization  tiles and waves: what a size wastes, and which are better
 jit              a kernel written once: compiled on a GPU, interpreted on a CPU
+launch_checks    what a launch refuses before any program runs
 interpreter      Triton's interpreter for one launch; addresses are checked
 accesses         what each program reads and writes, and the bytes
 vector_add       the smallest kernel: a tile a program

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -47,8 +48,12 @@ class Operand:
         return self.address + (steps + 1) * self.itemsize
 
     def elements(self, addresses: np.ndarray) -> np.ndarray:
-        """Row-major index of the element at each address; -1 where the tensor has none there."""
+        """Row-major index of the element at each address, the first of several; -1 where the tensor has none there."""
         rest, off = np.divmod(addresses.astype(np.int64) - self.address, self.itemsize)
+        if _share_elements(self.shape, self.strides):
+            offsets, first = _first_places(self.shape, self.strides)
+            at = np.searchsorted(offsets, rest).clip(max=len(offsets) - 1)
+            return np.where((off == 0) & (offsets[at] == rest), first[at], -1)
         found = (off == 0) & (rest >= 0) & (addresses < self.end)
         index, row_major = np.zeros_like(rest), np.cumprod((1, *self.shape[:0:-1]))[::-1]
         for dim in sorted(range(len(self.shape)), key=lambda dim: -self.strides[dim]):
@@ -58,6 +63,25 @@ class Operand:
             found &= place < self.shape[dim]
             index += place * row_major[dim]
         return np.where(found & (rest == 0), index, -1)
+
+
+def _share_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether an address may be that of several places: windows (`unfold`) whose rows overlap, say."""
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if stride):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+@lru_cache(maxsize=16)
+def _first_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Distances from the first element, ascending, each once, and the first row-major index that lies there."""
+    distances = np.zeros((1,) * len(shape), np.int64)
+    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        distances = distances + (np.arange(size) * stride).reshape([-1 if dim == i else 1 for i in range(len(shape))])
+    return np.unique(distances, return_index=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, cdiv, check_contiguous, check_tile, jit, tl
+from lablib.kernels.launch_checks import check_floats
 from lablib.signature import checked
 
 Approximate = Literal["none", "tanh"]  # torch's words
@@ -157,6 +158,7 @@ def bias_gelu(
         approximate: "none" (erf) or "tanh", as `F.gelu` has it.
         block_T, block_D: tokens and numbers of a tile, powers of two.
     """
+    check_floats("bias_gelu", x=x, b=b_D)
     check_contiguous("bias_gelu", x=x, b=b_D)
     if x.shape[-1:] != b_D.shape:
         raise ValueError(f"bias_gelu: b must have a number for each of x's last dimension: got {b_D.shape}, {x.shape}.")

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, check_contiguous, check_tile, jit, next_power_of_2, tl
+from lablib.kernels.launch_checks import check_floats
 from lablib.signature import checked
 
 IGNORE_INDEX = -100  # torch's
@@ -112,6 +113,7 @@ def cross_entropy(
     Raises:
         ValueError: (on the CPU) a target that is no word of the vocabulary.
     """
+    check_floats("cross_entropy", x=x)
     check_contiguous("cross_entropy", x=x, target=target_T)
     check_tile("cross_entropy", "block", block)
     if target_T.dtype != torch.int64 or len(target_T) != len(x):
@@ -122,16 +124,17 @@ def cross_entropy(
         if len(wrong):
             words = f"ids from 0 to {x.shape[1] - 1}, or ignore_index {ignore_index}"
             raise ValueError(f"cross_entropy: targets must be {words}: got {int(wrong[0])}.")
-    return _CrossEntropy.apply(x, target_T, ignore_index, block)
+    # Asked here: under no_grad a tensor that wants a gradient gets none, and the pass that writes it is saved.
+    with_gradient = x.requires_grad and torch.is_grad_enabled()
+    return _CrossEntropy.apply(x, target_T, ignore_index, block, with_gradient)
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, target_T: Tensor, ignore_index: int, block: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, target_T: Tensor, ignore_index: int, block: int, with_gradient: bool) -> Tensor:
         T, V = x.shape
         wide = torch.promote_types(x.dtype, torch.float32)
         loss_T, scale = x.new_empty(T, dtype=wide), 1 / (target_T != ignore_index).sum().to(wide)
-        with_gradient = ctx.needs_input_grad[0]
         dx = torch.empty_like(x) if with_gradient else x  # a kernel needs a pointer; it does not use this one
         cross_entropy_kernel[(T,)](
             x, target_T, scale, loss_T, dx, V,
@@ -143,6 +146,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dx,) = ctx.saved_tensors
-        return dx * gradients[0].to(dx.dtype), None, None, None
+        # In float32 at least: a scaler's 65,536 is infinite in float16.
+        return (dx.to(gradients[0].dtype) * gradients[0]).to(dx.dtype), None, None, None, None

@@ -19,7 +19,8 @@ import inspect
 import itertools
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -169,14 +170,20 @@ def _rewritten(function: Callable) -> Callable:
     lines, first = inspect.getsourcelines(function)
     start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
     tree = _Assigned().visit(ast.parse(textwrap.dedent("".join(lines[start:]))))
+    tree.body[0].args.defaults, tree.body[0].args.kw_defaults = [], [None] * len(tree.body[0].args.kwonlyargs)
     ast.increment_lineno(tree, first + start - 1)  # an error shows the line of the file
-    outer = ast.parse("def outer(_to_tensor):\n    pass").body[0]
-    assert isinstance(outer, ast.FunctionDef)
+    free = function.__code__.co_freevars
+    outer: Any = ast.parse(f"def outer({', '.join(['_to_tensor', *free])}):\n    pass").body[0]
     outer.body = [*tree.body, ast.Return(ast.Name(function.__name__, ast.Load()))]
     module = ast.fix_missing_locations(ast.Module([outer], []))
     found: dict[str, Any] = {}
     exec(compile(module, inspect.getsourcefile(function) or "kernel", "exec"), function.__globals__, found)
-    return found["outer"](partial(triton_interpreter.interpreter_semantic.to_tensor, check_type=False))
+    made: Any = found["outer"](partial(triton_interpreter.interpreter_semantic.to_tensor, check_type=False), *free)
+    # Names of the function around the kernel: its own cells, so that what they hold when a program runs is seen.
+    cells: dict[str, Any] = dict(zip(made.__code__.co_freevars, made.__closure__ or (), strict=True))
+    cells |= zip(free, function.__closure__ or (), strict=True)
+    closure = tuple(cells[name] for name in made.__code__.co_freevars)
+    return types.FunctionType(made.__code__, made.__globals__, made.__name__, function.__defaults__, closure)
 
 
 class _Assigned(ast.NodeTransformer):
@@ -191,9 +198,3 @@ def operands(tensors: Mapping[str, Tensor]) -> dict[str, Operand]:
         name: Operand(name, tuple(one.shape), one.stride(), one.element_size(), one.data_ptr())
         for name, one in tensors.items()
     }
-
-
-def three(grid: Sequence[int]) -> tuple[int, int, int]:
-    """A grid of one, two or three numbers, as three."""
-    x, y, z = [*map(int, grid), 1, 1][:3]
-    return x, y, z

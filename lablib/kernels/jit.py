@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from lablib.kernels.accesses import Launch, recording
+from lablib.kernels.launch_checks import FLOATS, check_dtypes, check_memory, check_options, checked_grid
 
 if TYPE_CHECKING:
     from triton import JITFunction, knobs
@@ -47,7 +48,6 @@ else:
             raise
         tl, JITFunction = None, object
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SMALLEST_DOT = 16  # rows and columns of a tile that `tl.dot` takes on a GPU
 
 
@@ -78,7 +78,7 @@ class Kernel(JITFunction):
 
         Raises:
             RuntimeError: there is no Triton here.
-            ValueError: a tile, dtype or device that the kernel cannot have.
+            ValueError: a grid, option, tile, dtype or device that the kernel cannot have.
         """
         name = self.fn.__name__
         if tl is None:
@@ -87,17 +87,20 @@ class Kernel(JITFunction):
                 "or call the tiled reference that stands beside the kernel."
             )
         parameters = inspect.signature(self.fn).parameters
+        check_options(name, kwargs, parameters)
         bound = inspect.signature(self.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
         bound.apply_defaults()
         arguments = bound.arguments
         constants = {key for key, one in parameters.items() if "constexpr" in str(one.annotation)}
         tensors = {key.removesuffix("_ptr"): one for key, one in arguments.items() if isinstance(one, Tensor)}
         _check_tiles(name, {key: arguments[key] for key in constants})
-        _check_dtypes(name, tensors, self.dtypes)
+        numbers = {key: one for key, one in tensors.items() if one.is_floating_point() or one.is_complex()}
+        check_dtypes(name, self.dtypes, **numbers)
+        check_memory(name, tensors)
         device = _device(name, tensors)
+        programs = checked_grid(name, grid(arguments) if callable(grid) else grid)
         if device.type == "cpu":
-            programs: Any = grid(arguments) if callable(grid) else grid
-            launch = Launch(name, interpreter.three(programs), interpreter.operands(tensors))
+            launch = Launch(name, programs, interpreter.operands(tensors))
             launches = recording()
             interpreter.interpret(self.fn, arguments, constants, launch, keep=launches is not None)
             if launches is not None:
@@ -105,7 +108,7 @@ class Kernel(JITFunction):
             return None
         _check_compiled(name)
         with interpreter.LOCK, torch.cuda.device(device):  # not while another thread has exchanged the language
-            return super().run(*args, grid=grid, warmup=False, **kwargs)
+            return super().run(*args, grid=programs, warmup=False, **kwargs)
 
 
 def check_contiguous(function: str, **tensors: Tensor) -> None:
@@ -160,13 +163,6 @@ def _check_tiles(kernel: str, constants: Mapping[str, Any]) -> None:
     for name, value in constants.items():
         if name.startswith("BLOCK"):
             check_tile(kernel, name, value)
-
-
-def _check_dtypes(kernel: str, tensors: Mapping[str, Tensor], dtypes: tuple[torch.dtype, ...]) -> None:
-    for name, one in tensors.items():
-        if (one.is_floating_point() or one.is_complex()) and one.dtype not in dtypes:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise ValueError(f"{kernel}: {name} must be one of {known}: got {one.dtype}; convert it with .to(...).")
 
 
 def _device(kernel: str, tensors: Mapping[str, Tensor]) -> torch.device:

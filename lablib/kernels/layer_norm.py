@@ -31,7 +31,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, cdiv, check_contiguous, jit, next_power_of_2, tl
-from lablib.kernels.row_checks import check_rows, check_vector
+from lablib.kernels.launch_checks import check_floats
+from lablib.kernels.row_checks import check_eps, check_rows, check_vector
 from lablib.signature import checked
 
 
@@ -131,7 +132,9 @@ def layer_norm(
         eps: at least 0, under the root.
         tokens: that one program takes, at least 1.
     """
+    check_floats("layer_norm", x=x, w=w_D, b=b_D)
     check_contiguous("layer_norm", x=x, w=w_D, b=b_D)
+    check_eps("layer_norm", eps)
     check_rows("layer_norm", x, tokens)
     check_vector("layer_norm", x, w=w_D, b=b_D)
     return _LayerNorm.apply(x, w_D, b_D, eps, tokens)

@@ -32,7 +32,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, cdiv, check_contiguous, jit, next_power_of_2, tl
-from lablib.kernels.row_checks import check_rows, check_vector
+from lablib.kernels.launch_checks import check_floats
+from lablib.kernels.row_checks import check_eps, check_rows, check_vector
 from lablib.signature import checked
 
 
@@ -110,7 +111,9 @@ def rms_norm(
         eps: at least 0, under the root.
         tokens: that one program takes, at least 1.
     """
+    check_floats("rms_norm", x=x, w=w_D)
     check_contiguous("rms_norm", x=x, w=w_D)
+    check_eps("rms_norm", eps)
     check_rows("rms_norm", x, tokens)
     check_vector("rms_norm", x, w=w_D)
     return _RMSNorm.apply(x, w_D, eps, tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from torch import Tensor
 
 LONGEST_ROW = 65_536  # numbers; beyond it a row spills from a program's registers
@@ -22,3 +24,9 @@ def check_vector(function: str, x: Tensor, **vectors: Tensor) -> None:
             raise ValueError(
                 f"{function}: {name} must have {x.shape[-1]} numbers, as x's rows have: got shape {tuple(one.shape)}."
             )
+
+
+def check_eps(function: str, eps: float) -> None:
+    """Raise ValueError where the root of a row of zeros would be NaN."""
+    if not (isfinite(eps) and eps >= 0):
+        raise ValueError(f"{function}: eps must be 0 or more, and finite: got {eps}; try 1e-6.")

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, check_contiguous, check_tile, jit, next_power_of_2, tl
+from lablib.kernels.launch_checks import check_floats
 from lablib.signature import checked
 
 LONGEST_ROW = 8192  # numbers that a program holds in registers: 64 for each of 128 threads
@@ -128,6 +129,7 @@ def softmax(x: Float[Tensor, "... M"], block: int = LONGEST_ROW) -> Float[Tensor
         x: contiguous; its last dimension is not empty.
         block: the longest row that is held whole, and the tile of longer ones; a power of two.
     """
+    check_floats("softmax", x=x)
     check_contiguous("softmax", x=x)
     check_tile("softmax", "block", block)
     if x.dim() == 0 or x.shape[-1] == 0:

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lablib.kernels.jit import accumulator, cdiv, check_contiguous, check_tile, jit, tl
+from lablib.kernels.launch_checks import check_floats
 from lablib.signature import checked
 
 
@@ -57,6 +58,7 @@ def vector_add(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"], block: in
         raise ValueError(
             f"vector_add: x and y must be alike: got {x.dtype} {tuple(x.shape)}, {y.dtype} {tuple(y.shape)}."
         )
+    check_floats("vector_add", x=x, y=y)
     check_contiguous("vector_add", x=x, y=y)
     check_tile("vector_add", "block", block)
     return _VectorAdd.apply(x, y, block)

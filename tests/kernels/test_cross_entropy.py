@@ -71,6 +71,27 @@ def test_bytes_are_the_formulas(T, V, ignored, with_gradient, dtype):
     assert sum(hbm_bytes(launches).values()) == expected
 
 
+def test_no_gradient_is_written_under_no_grad():
+    x, target = numbers(3, 11, grad=True), targets(3, 11)
+    with torch.no_grad(), record_accesses() as launches:
+        cross_entropy(x, target, block=TILE)
+    assert not hbm_bytes(launches, "store").get("dx")
+
+
+@settings(max_examples=20)
+@given(T=rows, V=sizes, power=st.integers(0, 17), dtype=narrow)
+def test_a_scaled_loss_scales_the_gradient(T, V, power, dtype):
+    x, target = numbers(T, V, dtype=dtype, grad=True), targets(T, V)
+    (2.0**power * cross_entropy(x, target)).backward()
+    exact = 2.0**power * with_gradient(lambda x: F.cross_entropy(x, target), x.detach().double())[1] / 3
+    largest = torch.finfo(dtype).max
+    assert x.grad is not None
+    # Rounded when it was kept, before it is scaled: tiny entries lose digits in float16.
+    eps = max(torch.finfo(dtype).eps, 1e-5)
+    exact = exact.clamp(-largest, largest)
+    torch.testing.assert_close(x.grad.double().clamp(-largest, largest), exact, rtol=eps, atol=2.0**power * 1e-6)
+
+
 INF = math.inf
 EXTREMES = {
     "large": ([[1e4, -1e4, 0.0] * 5], [0]),
@@ -127,6 +148,7 @@ def test_backward_may_be_asked_twice():
         (torch.ones(2, 5), torch.tensor([-1, 0]), "got -1"),
         (torch.ones(2, 5), torch.tensor([1]), "targets must be int64, one for each of 2 tokens: got 1 of torch.int64"),
         (torch.ones(2, 5), torch.tensor([1, 2], dtype=torch.int32), "got 2 of torch.int32"),
+        (torch.ones(2, 5).long(), torch.tensor([1, 2]), "x must be one of float16, .*: got torch.int64"),
         (torch.ones(5, 2).T, torch.tensor([1, 2]), "x must be contiguous"),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from lablib import launch
 from lablib.kernels.accesses import Operand, distinct_bytes, hbm_bytes, record_accesses
@@ -116,6 +117,20 @@ def test_an_element_is_found_by_its_address_in_any_view(data):
     assert operand.elements(every.numpy()).tolist() == list(expected.values())
 
 
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+    strides=st.lists(st.integers(0, 5), min_size=3, max_size=3),
+)
+def test_an_element_is_found_in_windows_that_overlap(shape, strides):
+    view = torch.arange(100.0).as_strided(shape, strides[: len(shape)])
+    operand = Operand("x", tuple(view.shape), view.stride(), view.element_size(), view.data_ptr())
+    reached = view.unique().to(torch.int64)  # the k-th number of the storage is k
+    addresses = view.data_ptr() + 4 * torch.arange(-3, 60).numpy()
+    found = operand.elements(addresses)
+    assert [k for k, index in zip(range(-3, 60), found, strict=True) if index >= 0] == reached.tolist()
+    assert view.flatten()[found[found >= 0]].to(torch.int64).tolist() == reached.tolist()
+
+
 def test_bfloat16_is_rounded_to_nearest_as_torch_does():
     x = torch.cat([torch.randn(240), torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 3.3895e38, 1e-40, 1])])
     x = torch.cat([x, 1 + torch.arange(8) / 256])  # ties
@@ -190,6 +205,17 @@ def test_ranks_of_the_simulator_launch_kernels():
             lambda x, y: unmasked[(1,)](x, y.to(torch.float8_e5m2), BLOCK=4),
             "y must be one of .*: got torch.float8_e5m2",
         ),
+        (lambda x, y: unmasked.run(x, y, BLOCK=4, grid=1), "unmasked: a grid must be .*: got 1; count tiles with cdiv"),
+        (lambda x, y: unmasked.run(x, y, BLOCK=4, grid=(4 / 4,)), r"a grid must be .* whole numbers.*: got \(1.0,\)"),
+        (lambda x, y: unmasked[lambda given: (-1,)](x, y, BLOCK=4), r"none below 0: got \(-1,\)"),
+        (lambda x, y: unmasked[1, 1, 1, 2](x, y, BLOCK=4), "a grid must be a tuple of one to three"),
+        (lambda x, y: unmasked[()](x, y, BLOCK=4), "a grid must be a tuple of one to three"),
+        (
+            lambda x, y: unmasked[(1,)](x, y, BLOCK=4, num_warp=4),
+            "must be one of x_ptr, .* num_warps, .*: got num_warp.",
+        ),
+        (lambda x, y: unmasked[(1,)](x.to_sparse(), y, BLOCK=4), "x must be a dense tensor with memory: .*sparse_coo"),
+        (lambda x, y: in_a_fake_mode(), "must be a dense tensor with memory: got a FakeTensor"),
         (lambda x, y: unmasked[(1,)](1, 2, BLOCK=4), "must be on one device.*: got no tensor."),
         (lambda x, y: unmasked[(1,)](x, y, BLOCK=8), r"may only load elements of its tensors: got element \d of x"),
         (lambda x, y: check_contiguous("softmax", x=torch.ones(3, 2).T), r"softmax: x must be contiguous: .*\(1, 2\)"),
@@ -198,6 +224,31 @@ def test_ranks_of_the_simulator_launch_kernels():
 def test_misuse_is_one_clear_error(call, message):
     with pytest.raises((ValueError, IndexError), match=message):
         call(torch.ones(4), torch.ones(5)[1:])
+
+
+def in_a_fake_mode():
+    with FakeTensorMode():
+        unmasked[(1,)](torch.ones(4), torch.ones(4), BLOCK=4)
+
+
+def test_a_kernel_uses_names_of_the_function_around_it():
+    scale = 2
+
+    @jit
+    def scaled(x, times=scale):
+        y = x * times
+        return y * factor
+
+    @jit
+    def local(x_ptr, BLOCK: tl.constexpr):
+        at = tl.arange(0, BLOCK)
+        tl.store(x_ptr + at, scaled(tl.load(x_ptr + at)))
+
+    x, factor = torch.ones(4), 3
+    local[(1,)](x, BLOCK=4)
+    factor = 5  # what the name holds at the launch is what counts
+    local[(1,)](x, BLOCK=4)
+    assert x.tolist() == [60.0] * 4
 
 
 def test_an_error_shows_the_line_of_the_kernel():

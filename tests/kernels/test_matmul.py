@@ -104,6 +104,12 @@ def test_large_numbers_of_either_sign_do_no_harm(way, activation):
 
 
 @by_each
+def test_windows_that_overlap_are_multiplied(way):
+    windows, b = torch.arange(9.0).unfold(0, 3, 1), torch.arange(6.0).reshape(3, 2)
+    assert torch.equal(WAYS[way](windows, b), windows @ b)
+
+
+@by_each
 def test_nothing_to_add_up_is_the_bias_and_nothing_to_make_is_empty(way):
     a, weight, bias, _ = example(3, 5, 4)
     assert torch.equal(WAYS[way](a[:, :0], weight[:, :0].T, bias, tiles=TILES), bias.expand(3, 5))

@@ -2,6 +2,8 @@
 
 # pyright: reportCallIssue=false
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -122,15 +124,20 @@ def test_leading_dimensions_no_tokens_and_weights_of_another_dtype(norm):
         ({"x": torch.ones(3, 0)}, r"a row of x must have 1 to 65,536 numbers: got shape \(3, 0\)"),
         ({"x": torch.ones(1, 65_537)}, "1 to 65,536 numbers"),
         ({"w": torch.ones(4)}, r"w must have 5 numbers, as x's rows have: got shape \(4,\)"),
+        ({"x": torch.ones(3, 5).long()}, "x must be one of float16, .*: got torch.int64"),
+        ({"w": torch.ones(5).int()}, "w must be one of float16, .*: got torch.int32"),
+        ({"eps": -1e-9}, "eps must be 0 or more, and finite: got -1e-09; try 1e-6"),
+        ({"eps": math.nan}, "eps must be 0 or more, and finite: got nan"),
+        ({"eps": math.inf}, "eps must be 0 or more, and finite: got inf"),
         ({"tokens": 0}, "tokens of a program must be at least 1: got 0; try 16"),
     ],
 )
 def test_misuse_is_one_clear_error(norm, change, message):
-    arguments = {"x": torch.ones(3, 5), "w": torch.ones(5), "tokens": 4} | change
+    arguments = {"x": torch.ones(3, 5), "w": torch.ones(5), "tokens": 4, "eps": EPS} | change
     x, w = arguments["x"], arguments["w"]
     function, more = (rms_norm, ()) if norm == "rms" else (layer_norm, (torch.ones(5),))
     with pytest.raises(ValueError, match=message):
-        unchecked(function)(x, w, *more, EPS, arguments["tokens"])
+        unchecked(function)(x, w, *more, arguments["eps"], arguments["tokens"])
 
 
 @pytest.mark.gpu

@@ -35,6 +35,7 @@ def test_gradients_pass_through():
         ((torch.ones(3), torch.ones(4), 8), r"x and y must be alike: got torch.float32 \(3,\), torch.float32 \(4,\)"),
         ((torch.ones(3), torch.ones(3).double(), 8), "must be alike"),
         ((torch.ones(4, 2).T, torch.ones(4, 2).T, 8), "x must be contiguous"),
+        ((torch.arange(3), torch.arange(3), 8), "x must be one of float16, .*: got torch.int64"),
         ((torch.ones(3), torch.ones(3), 12), "block must be a power of two: got 12; try 16."),
     ],
 )

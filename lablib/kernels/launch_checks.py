@@ -1,0 +1,61 @@
+"""What a launch refuses before any program runs: a grid, an option, a dtype or a tensor that no kernel can have.
+
+A wrong grid is no error by itself: a program too few leaves numbers as they were, and nobody is told. n / BLOCK where
+cdiv(n, BLOCK) is meant gives such a one. A tensor without memory (of torch's fake or sparse kinds) has address 0 or
+none at all: to read there would end Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of the compiler; the interpreter passes them over
+
+
+def checked_grid(kernel: str, grid: Any) -> tuple[int, int, int]:
+    """A grid of one, two or three numbers, as three."""
+    sizes = tuple(grid) if isinstance(grid, (tuple, list)) else ()
+    if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in sizes):
+        raise ValueError(
+            f"{kernel}: a grid must be a tuple of one to three whole numbers, none below 0: got {grid!r}; "
+            "count tiles with cdiv(n, BLOCK)."
+        )
+    x, y, z = [*map(int, sizes), 1, 1][:3]
+    return x, y, z
+
+
+def check_options(kernel: str, given: Iterable[str], parameters: Iterable[str]) -> None:
+    """Raise ValueError for a name that is neither a parameter nor an option."""
+    known = [*parameters, *OPTIONS]
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"{kernel}: an argument must be one of {', '.join(known)}: got {', '.join(unknown)}.")
+
+
+def check_memory(kernel: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for a tensor whose numbers lie nowhere."""
+    for name, one in tensors.items():
+        # A fake tensor warns of its address, and says 0 or raises: it is told by its class.
+        if one.layout != torch.strided or any("Fake" in kind.__name__ for kind in type(one).__mro__):
+            raise ValueError(
+                f"{kernel}: {name} must be a dense tensor with memory: got a {type(one).__name__} of layout "
+                f"{one.layout}; call {name}.to_dense(), or launch outside of the mode that made it."
+            )
+
+
+def check_dtypes(function: str, dtypes: Iterable[torch.dtype], **tensors: Tensor) -> None:
+    """Raise ValueError where a tensor has none of the dtypes."""
+    for name, one in tensors.items():
+        if one.dtype not in dtypes:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ValueError(f"{function}: {name} must be one of {known}: got {one.dtype}; convert it with .to(...).")
+
+
+def check_floats(function: str, **tensors: Tensor) -> None:
+    """Raise ValueError for whole numbers: a result of theirs would be cut off to whole numbers too."""
+    check_dtypes(function, FLOATS, **tensors)
