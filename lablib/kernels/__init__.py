@@ -5,6 +5,7 @@ tile_quantization  tiles and waves: what a size wastes, and which are better
 jit              a kernel written once: compiled on a GPU, interpreted on a CPU
 launch_checks    what a launch refuses before any program runs
 interpreter      Triton's interpreter for one launch; addresses are checked
+kernel_source    a kernel's source, changed so that Python can run it
 accesses         what each program reads and writes, and the bytes
 vector_add       the smallest kernel: a tile a program
 bias_gelu        two operators in one: what was between them is never in memory

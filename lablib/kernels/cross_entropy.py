@@ -77,6 +77,7 @@ def tiled_cross_entropy(
     x_TV: Float[Tensor, "T V"], target_T: Int[Tensor, " T"], ignore_index: int = IGNORE_INDEX, block: int = 4096
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "T V"]]:
     """Loss and gradient of the scores, as a loop over tokens and tiles, in plain torch."""
+    _check_targets(x_TV, target_T, ignore_index)
     loss, dx_TV = x_TV.new_zeros(()), torch.zeros_like(x_TV)
     num_counted = (target_T != ignore_index).sum().to(x_TV.dtype)
     for t, target in enumerate(target_T.tolist()):
@@ -116,6 +117,13 @@ def cross_entropy(
     check_floats("cross_entropy", x=x)
     check_contiguous("cross_entropy", x=x, target=target_T)
     check_tile("cross_entropy", "block", block)
+    _check_targets(x, target_T, ignore_index)
+    # Asked here: under no_grad a tensor that wants a gradient gets none, and the pass that writes it is saved.
+    with_gradient = x.requires_grad and torch.is_grad_enabled()
+    return _CrossEntropy.apply(x, target_T, ignore_index, block, with_gradient)
+
+
+def _check_targets(x: Tensor, target_T: Tensor, ignore_index: int) -> None:
     if target_T.dtype != torch.int64 or len(target_T) != len(x):
         got = f"{len(target_T)} of {target_T.dtype}"
         raise ValueError(f"cross_entropy: targets must be int64, one for each of {len(x)} tokens: got {got}.")
@@ -124,9 +132,6 @@ def cross_entropy(
         if len(wrong):
             words = f"ids from 0 to {x.shape[1] - 1}, or ignore_index {ignore_index}"
             raise ValueError(f"cross_entropy: targets must be {words}: got {int(wrong[0])}.")
-    # Asked here: under no_grad a tensor that wants a gradient gets none, and the pass that writes it is saved.
-    with_gradient = x.requires_grad and torch.is_grad_enabled()
-    return _CrossEntropy.apply(x, target_T, ignore_index, block, with_gradient)
 
 
 class _CrossEntropy(torch.autograd.Function):

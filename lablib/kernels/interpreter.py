@@ -14,15 +14,11 @@ What is added to Triton's interpreter:
 
 from __future__ import annotations
 
-import ast
-import inspect
 import itertools
-import textwrap
 import threading
-import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,8 +29,15 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.jit import JITFunction
 
 from lablib.kernels.accesses import Access, Kind, Launch, Operand
+from lablib.kernels.kernel_source import rewritten
 
 LOCK = threading.RLock()
+_TO_TENSOR = partial(triton_interpreter.interpreter_semantic.to_tensor, check_type=False)
+_MIN_MAX = triton_interpreter.ReduceOps.min_max
+_QUIET: dict[Any, Any] = {
+    np.nanmax: np.fmax.reduce,
+    np.nanmin: np.fmin.reduce,
+}  # the same, without a warning where all are NaN
 
 
 def interpret(
@@ -49,7 +52,7 @@ def interpret(
     """
     builder = _Builder(launch, keep)
     with _interpreted_language(builder):
-        run = _rewritten(function)
+        run = rewritten(function, _TO_TENSOR)
         to_handle = triton_interpreter._implicit_cvt
         values = {name: one if name in constants else to_handle(one) for name, one in arguments.items()}
         builder.set_grid_dim(*launch.grid)
@@ -65,7 +68,10 @@ def _interpreted_language(builder: _Builder) -> Iterator[None]:
         scope = triton_interpreter._LangPatchScope()
         try:
             scope.set_attr(triton_interpreter.interpreter_semantic, "builder", builder)
-            scope.set_attr(JITFunction, "__call__", lambda self, *args, **kw: _rewritten(self.fn)(*args, **kw))
+            scope.set_attr(triton_interpreter.ReduceOps, "min_max", _min_max)
+            scope.set_attr(
+                JITFunction, "__call__", lambda self, *args, **kw: rewritten(self.fn, _TO_TENSOR)(*args, **kw)
+            )
             scope.set_attr(JITFunction, "__get__", lambda self, x, kind=None: self if x is None else partial(self, x))
             for part in (tl, tl.core, tl.math):
                 triton_interpreter._patch_builtin(part, builder, scope)
@@ -143,6 +149,10 @@ class _Builder(triton_interpreter.InterpreterBuilder):
         return super().unary_op(arg, op)
 
 
+def _min_max(reduction: Any, values: Any, val_reduce_op: Callable | None, idx_reduce_op: Callable | None = None) -> Any:
+    return _MIN_MAX(reduction, values, _QUIET.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+
+
 def _to_bfloat16(values: np.ndarray) -> np.ndarray:
     """The upper 16 bits of float32 after rounding to nearest, even at a tie; as whole numbers, for numpy has none."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -159,37 +169,6 @@ def _wide(handle: Any) -> Any:
 def _refuse_bfloat16(handle: Any, op: Callable) -> None:
     if handle.dtype.scalar == tl.bfloat16:
         raise TypeError(f"{op.__name__} needs float32 here: got bfloat16; widen it with .to(tl.float32).")
-
-
-@cache
-def _rewritten(function: Callable) -> Callable:
-    """The function with what it assigns made a tensor, so that `n = 4` has an `n.to`, as in compiled code.
-
-    Built inside another function, so that no name is put into the module or the notebook where the kernel stands.
-    """
-    lines, first = inspect.getsourcelines(function)
-    start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
-    tree = _Assigned().visit(ast.parse(textwrap.dedent("".join(lines[start:]))))
-    tree.body[0].args.defaults, tree.body[0].args.kw_defaults = [], [None] * len(tree.body[0].args.kwonlyargs)
-    ast.increment_lineno(tree, first + start - 1)  # an error shows the line of the file
-    free = function.__code__.co_freevars
-    outer: Any = ast.parse(f"def outer({', '.join(['_to_tensor', *free])}):\n    pass").body[0]
-    outer.body = [*tree.body, ast.Return(ast.Name(function.__name__, ast.Load()))]
-    module = ast.fix_missing_locations(ast.Module([outer], []))
-    found: dict[str, Any] = {}
-    exec(compile(module, inspect.getsourcefile(function) or "kernel", "exec"), function.__globals__, found)
-    made: Any = found["outer"](partial(triton_interpreter.interpreter_semantic.to_tensor, check_type=False), *free)
-    # Names of the function around the kernel: its own cells, so that what they hold when a program runs is seen.
-    cells: dict[str, Any] = dict(zip(made.__code__.co_freevars, made.__closure__ or (), strict=True))
-    cells |= zip(free, function.__closure__ or (), strict=True)
-    closure = tuple(cells[name] for name in made.__code__.co_freevars)
-    return types.FunctionType(made.__code__, made.__globals__, made.__name__, function.__defaults__, closure)
-
-
-class _Assigned(ast.NodeTransformer):
-    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
-        node.value = ast.Call(ast.Name("_to_tensor", ast.Load()), [node.value], [])
-        return node
 
 
 def operands(tensors: Mapping[str, Tensor]) -> dict[str, Operand]:

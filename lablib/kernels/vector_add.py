@@ -40,6 +40,7 @@ def vector_add_kernel(x_ptr, y_ptr, z_ptr, n, ACC: tl.constexpr, BLOCK: tl.const
 @checked
 def tiled_vector_add(x_n: Float[Tensor, " n"], y_n: Float[Tensor, " n"], block: int = 1024) -> Float[Tensor, " n"]:
     """The kernel as a loop over its programs, in plain torch."""
+    check_tile("tiled_vector_add", "block", block)
     z_n = torch.empty_like(x_n)
     for program in range(cdiv(len(x_n), block)):
         tile = slice(program * block, min((program + 1) * block, len(x_n)))

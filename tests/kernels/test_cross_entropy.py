@@ -157,6 +157,12 @@ def test_misuse_is_one_clear_error(x, target, message):
         unchecked(cross_entropy)(x, target)
 
 
+@pytest.mark.parametrize("target", [[0, 5], [-1, 0], [1]])
+def test_tiles_refuse_the_targets_that_the_kernel_refuses(target):
+    with pytest.raises(ValueError, match="targets must be"):
+        unchecked(tiled_cross_entropy)(torch.ones(2, 5), torch.tensor(target))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("V", [1000, 50_257])

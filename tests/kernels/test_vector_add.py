@@ -42,3 +42,9 @@ def test_gradients_pass_through():
 def test_misuse_is_one_clear_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         unchecked(vector_add)(*arguments)
+
+
+@pytest.mark.parametrize("block", [-4, 0, 3])
+def test_tiles_of_no_size_are_refused(block):
+    with pytest.raises(ValueError, match=f"tiled_vector_add: block must be a power of two: got {block}"):
+        tiled_vector_add(torch.ones(6), torch.ones(6), block)
