@@ -134,13 +134,17 @@ def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
     yield "slow loads one after another", [*[1] * 6, 2 * step, 2 * step, 2 * step, 1, 1], step
     yield "slow loads apart from one another", [1, 1, 1, 2 * step, 1, 1, 1, 2 * step, 1, 1], step
     yield "the last load is slow", [1] * 5 + [3 * step], step
-    yield "batch 0 gives the others time if it takes long: the worker loads on only when free", [
-        3 * step,
-        2 * step,
-        1,
-        1,
-        1,
-    ], step
+    yield (
+        "batch 0 gives the others time if it takes long: the worker loads on only when free",
+        [
+            3 * step,
+            2 * step,
+            1,
+            1,
+            1,
+        ],
+        step,
+    )
     yield "one worker loads in turn", [1, step + 5, step - 5, step + 3, 1, 1], step
     yield "all orders of the start are needed", [1] * 6 + [6 * step - 1], step
     yield "loads of no time", [0, 0, 0, 2 * step, 0], step

@@ -1,1 +1,587 @@
-WRONG_ANSWERS = {}
+"""Wrong answers to lab 07: the data pipeline, and right ones in an unusual style."""
+
+_WORKERS = """
+def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
+    busy_ms = {busy}
+    workers = {workers}
+    return {returned}
+"""
+
+
+def _workers(
+    busy: str = "max(copy_ms, step_ms) if own_stream else copy_ms + step_ms",
+    workers: str = "-(-load_ms // busy_ms)",
+    returned: str = "workers if workers <= most else None",
+) -> str:
+    return _WORKERS.format(busy=busy, workers=workers, returned=returned)
+
+
+_PREFETCH = """
+def smallest_prefetch(loads, step):
+    {first}
+    for prefetch in {tried}:
+        takes, loaded = [], 0
+        for number, load in enumerate(loads):
+            ordered = {ordered}
+            loaded = {loaded}
+            takes.append({taken})
+        if {good}:
+            return {returned}
+    return {none}
+"""
+
+
+def _prefetch(
+    first: str = "pass",
+    tried: str = "range(1, len(loads) + 1)",
+    ordered: str = "takes[number - prefetch] if number >= prefetch else 0",
+    loaded: str = "max(loaded, ordered) + load",
+    taken: str = "max(loaded, takes[-1] + step) if takes else loaded",
+    good: str = "all(b - a == step for a, b in zip(takes, takes[1:]))",
+    returned: str = "prefetch",
+    none: str = "None",
+) -> str:
+    return _PREFETCH.format(
+        first=first, tried=tried, ordered=ordered, loaded=loaded, taken=taken, good=good, returned=returned, none=none
+    )
+
+
+_BUGS = """
+def order_bugs(delivered, num_samples):
+    bugs = set()
+    for epoch in {epochs}:
+        counts = Counter({samples})
+        if {lost}:
+            bugs.add("lost")
+        if {repeated}:
+            bugs.add("repeated")
+    for parts in {ranks}:
+        if {stale}:
+            bugs.add("stale")
+    return {returned}
+"""
+
+
+def _bugs(
+    epochs: str = "delivered",
+    samples: str = "sample for part in epoch for sample in part",
+    lost: str = "len(counts) < num_samples",
+    repeated: str = "max(counts.values()) > 1",
+    ranks: str = "zip(*delivered)",
+    stale: str = "len({tuple(part) for part in parts}) < len(parts)",
+    returned: str = "bugs",
+) -> str:
+    return _BUGS.format(
+        epochs=epochs, samples=samples, lost=lost, repeated=repeated, ranks=ranks, stale=stale, returned=returned
+    )
+
+
+_RESUME = """
+def resume(order, runs, ranks):
+    left = {start}
+    for run in {runs}:
+        used = set()
+        for rank, {pair} in enumerate(run):
+            used.update({used})
+        left = {rest}
+    return {dealt}
+"""
+
+
+def _resume(
+    start: str = "list(order)",
+    runs: str = "runs",
+    pair: str = "(loaded, count)",
+    used: str = "left[rank :: len(run)][:count]",
+    rest: str = "[sample for sample in left if sample not in used]",
+    dealt: str = "[left[rank::ranks] for rank in range(ranks)]",
+) -> str:
+    return _RESUME.format(start=start, runs=runs, pair=pair, used=used, rest=rest, dealt=dealt)
+
+
+WRONG_ANSWERS = {
+    "fewest_workers": [
+        ("rounds down", _workers(workers="max(1, load_ms // busy_ms)"), "what does not divide is rounded up"),
+        ("rounds to the nearest", _workers(workers="max(1, round(load_ms / busy_ms))"), "rounded up"),
+        ("always one more", _workers(workers="load_ms // busy_ms + 1"), "a load that steps divide"),
+        ("leaves the fraction", _workers(workers="load_ms / busy_ms"), "a whole number of workers, or None"),
+        (
+            "rounds up with floats",
+            "import math\n" + _workers(workers="math.ceil(load_ms / busy_ms)"),
+            "large numbers are exact",
+        ),
+        ("forgets the copy", _workers(busy="step_ms"), "in one stream copy and step follow one another"),
+        ("adds the copy always", _workers(busy="copy_ms + step_ms"), "a short copy hides behind the step"),
+        ("the larger always", _workers(busy="max(copy_ms, step_ms)"), "copy and step follow one another"),
+        (
+            "on its own stream the copy is free",
+            _workers(busy="step_ms if own_stream else copy_ms + step_ms"),
+            "a long copy decides",
+        ),
+        (
+            "on its own stream only the copy counts",
+            _workers(busy="max(1, copy_ms) if own_stream else copy_ms + step_ms"),
+            "a short copy hides behind the step",
+        ),
+        (
+            "the streams exchanged",
+            _workers(busy="copy_ms + step_ms if own_stream else max(copy_ms, step_ms)"),
+            "in one stream copy and step follow one another",
+        ),
+        (
+            "on its own stream the smaller",
+            _workers(busy="max(1, min(copy_ms, step_ms)) if own_stream else copy_ms + step_ms"),
+            "a short copy hides",
+        ),
+        ("the most instead of None", _workers(returned="min(workers, most)"), "None where even the most"),
+        ("0 instead of None", _workers(returned="workers if workers <= most else 0"), "None where even the most"),
+        (
+            "None where it is just enough",
+            _workers(returned="workers if workers < most else None"),
+            "just as many as there may be",
+        ),
+        ("ignores the most", _workers(returned="workers"), "None where even the most"),
+        ("the copy as a part of the load", _workers(workers="-(-(load_ms + copy_ms) // busy_ms)"), "copy"),
+        ("without the step's own time", _workers(workers="-(-(load_ms - step_ms) // busy_ms)"), "steps divide"),
+        ("never fewer than two", _workers(workers="max(2, -(-load_ms // busy_ms))"), "as short as a step"),
+        ("0 for short loads", _workers(workers="-(-load_ms // busy_ms) if load_ms > busy_ms else 0"), "short"),
+        ("a text", _workers(returned='f"{workers}"'), "a whole number of workers, or None"),
+        ("loads that worker and device share", _workers(busy="max(copy_ms, step_ms) + copy_ms"), "own stream"),
+    ],
+    "smallest_prefetch": [
+        ("always 1", _prefetch(first="return 1"), "one load of nearly 2 steps"),
+        ("as many as loads", _prefetch(first="return len(loads)"), "nothing is late"),
+        ("one more than enough", _prefetch(returned="prefetch + 1"), "nothing is late"),
+        ("one less than enough", _prefetch(returned="max(prefetch - 1, 1)"), "one load of little more than 2 steps"),
+        (
+            "0 where nothing is late",
+            _prefetch(tried="range(len(loads) + 1)", ordered="takes[number - max(1, prefetch)] if takes else 0"),
+            "at least 1: without an order",
+        ),
+        (
+            "the slowest load over the step",
+            _prefetch(first="return -(-max(loads) // step) or 1"),
+            "the wait for batch 0 does not count",
+        ),
+        (
+            "the slowest load over the step, None if longer than the loads",
+            _prefetch(first="n = -(-max(loads[1:] or [1]) // step)\n    return n if n < len(loads) else None"),
+            "steps of",
+        ),
+        ("the wait for batch 0 counts", _prefetch(good="takes == [step * n for n in range(len(loads))]"), "late"),
+        ("only the mean", _prefetch(first="return 1 if sum(loads) <= step * len(loads) else None"), "steps of"),
+        (
+            "one order too many",
+            _prefetch(ordered="takes[number - prefetch - 1] if number > prefetch else 0"),
+            "steps",
+        ),
+        (
+            "orders all at the start",
+            _prefetch(ordered="0"),
+            "steps",
+        ),
+        (
+            "ordered when the step has ended",
+            _prefetch(ordered="takes[number - prefetch] + step if number >= prefetch else 0"),
+            "steps of",
+        ),
+        (
+            "ordered when the batch before is loaded",
+            _prefetch(loaded="loaded + load"),
+            "steps of",
+        ),
+        ("a worker for each order", _prefetch(loaded="ordered + load"), "steps of"),
+        ("the step does not delay a take", _prefetch(taken="loaded"), "nothing is late"),
+        (
+            "the last gap is not looked at",
+            _prefetch(good="all(b - a == step for a, b in zip(takes[:-1], takes[1:-1]))"),
+            "the last load is slow",
+        ),
+        (
+            "one step of waiting is nothing",
+            _prefetch(good="all(b - a <= 2 * step for a, b in zip(takes, takes[1:]))"),
+            "one load of nearly 3 steps",
+        ),
+        ("-1 where no P is enough", _prefetch(none="-1"), "at least 1: without an order"),
+        ("the most where no P is enough", _prefetch(none="len(loads)"), "where the device waits"),
+        ("tries too few", _prefetch(tried="range(1, 4)"), "steps"),
+        ("leaves out the last P", _prefetch(tried="range(1, len(loads))"), "one batch"),
+        ("tries powers of two only", _prefetch(tried="[2**n for n in range(12)]"), "steps"),
+        ("a float", _prefetch(returned="float(prefetch)"), "a whole number, or None"),
+        ("sorts the loads", _prefetch(first="loads.sort()"), "the loads stay as they were"),
+        ("a sorted copy of the loads", _prefetch(first="loads = sorted(loads)"), "steps"),
+        ("batch 0 loads in no time", _prefetch(first="loads = [0, *loads[1:]]"), "steps of"),
+    ],
+    "order_bugs": [
+        ("nothing is ever wrong", _bugs(returned="set()"), "one epoch, the last sample lost"),
+        ("a list", _bugs(returned="sorted(bugs)"), "a set of words is returned"),
+        ("only whether anything is wrong", _bugs(returned="bool(bugs)"), "a set of words is returned"),
+        ("one bug at most", _bugs(returned="set(sorted(bugs)[:1])"), "lost, and as many repeated"),
+        ("looks at the first epoch only", _bugs(epochs="delivered[:1]"), "lost, in the second epoch only"),
+        ("looks at the last epoch only", _bugs(epochs="delivered[-1:]"), "as many repeated"),
+        (
+            "counts all epochs together",
+            _bugs(epochs="[sum(delivered, [])]"),
+            "nothing is wrong",
+        ),
+        (
+            "lost only where a sample is in no epoch at all",
+            _bugs(lost="len({s for e in delivered for p in e for s in p}) < num_samples"),
+            "each epoch loses another",
+        ),
+        (
+            "lost by the number delivered",
+            _bugs(lost="sum(counts.values()) < num_samples"),
+            "lost, and as many repeated",
+        ),
+        ("lost where numbers differ", _bugs(lost="sum(counts.values()) != num_samples"), "as many repeated"),
+        ("repeated by the number delivered", _bugs(repeated="counts.total() > num_samples"), "as many repeated"),
+        (
+            "repeated within a rank only",
+            _bugs(repeated="any(len(set(part)) < len(part) for part in epoch)"),
+            "repeated by two ranks",
+        ),
+        (
+            "repeated between ranks only",
+            _bugs(repeated="sum(len(set(part)) for part in epoch) > len(counts)"),
+            "lost, and as many repeated",
+        ),
+        ("repeated three times or more", _bugs(repeated="max(counts.values()) > 2"), "as many repeated"),
+        ("the first rank only for stale", _bugs(ranks="list(zip(*delivered))[:1]"), "the last rank stale"),
+        ("the last rank only for stale", _bugs(ranks="list(zip(*delivered))[-1:]"), "the first rank stale"),
+        (
+            "stale only if all ranks are",
+            _bugs(ranks="[[sum(epoch, []) for epoch in delivered]]"),
+            "the first rank stale",
+        ),
+        (
+            "neighbouring epochs only",
+            _bugs(stale="any(a == b for a, b in zip(parts, parts[1:]))"),
+            "the first and the third epoch alike",
+        ),
+        (
+            "only against the first epoch",
+            _bugs(stale="any(part == parts[0] for part in parts[1:])"),
+            "the second and the third epoch alike",
+        ),
+        (
+            "stale only if all epochs are alike",
+            _bugs(stale="len(parts) > 1 and len({tuple(part) for part in parts}) == 1"),
+            "the first and the third epoch alike",
+        ),
+        (
+            "the same samples in another order are stale",
+            _bugs(stale="len({tuple(sorted(part)) for part in parts}) < len(parts)"),
+            "keeps its samples and changes their order",
+        ),
+        (
+            "one place alike is stale",
+            _bugs(stale="any(a == b for other in parts[1:] for a, b in zip(parts[0], other))"),
+            "an epoch begins as the one before",
+        ),
+        (
+            "half of the places alike is stale",
+            _bugs(stale="any(sum(map(int.__eq__, parts[0], p)) * 2 >= len(p) for p in parts[1:])"),
+            "most places are the same",
+        ),
+        (
+            "orders of different ranks are compared",
+            _bugs(ranks="[[part for epoch in delivered for part in epoch]]"),
+            "two ranks change parts",
+        ),
+        ("never stale", _bugs(stale="False"), "all ranks stale"),
+        (
+            "sorts what was delivered",
+            _bugs(samples="sample for part in epoch for sample in (part.sort() or part)"),
+            "what was delivered stays as it was",
+        ),
+        ("words of its own", _bugs(returned="{bug.upper() for bug in bugs}"), "the last sample lost"),
+        ("None where nothing is wrong", _bugs(returned="bugs or None"), "a set of words is returned"),
+    ],
+    "resume": [
+        ("starts the epoch anew", _resume(runs="[]"), "no sample is used again"),
+        ("counts what was loaded", _resume(pair="(count, used_)"), "no sample is lost (one rank, what was loaded"),
+        (
+            "only the last run",
+            _resume(runs="runs[-1:]"),
+            "no sample is used again (two runs, the same ranks",
+        ),
+        ("only the first run", _resume(runs="runs[:1]"), "no sample is used again (two runs, the same ranks"),
+        ("the runs backwards", _resume(runs="runs[::-1]"), "no sample is"),
+        (
+            "parts of the whole order in each run",
+            _resume(used="list(order)[rank :: len(run)][:count]"),
+            "no sample is used again (two runs",
+        ),
+        (
+            "parts in one piece, not in turn",
+            _resume(used="left[rank * (len(left) // len(run)) :][:count]"),
+            "no sample is",
+        ),
+        (
+            "as many as all used, from the front",
+            _resume(rest="left[sum(count for _, count in run) :]"),
+            "the first rank is ahead",
+        ),
+        (
+            "as if all had used as many as the first",
+            _resume(used="left[rank :: len(run)][: run[0][1]]"),
+            "the first rank is ahead",
+        ),
+        (
+            "as if all had used as many as the one behind",
+            _resume(used="left[rank :: len(run)][: min(one for _, one in run)]"),
+            "no sample is used again (the first rank is ahead",
+        ),
+        (
+            "as if all had used as many as the one ahead",
+            _resume(used="left[rank :: len(run)][: max(one for _, one in run)]"),
+            "no sample is lost (the first rank is ahead",
+        ),
+        (
+            "the parts of the new ranks",
+            _resume(used="left[rank::ranks][:count]"),
+            "no sample is",
+        ),
+        (
+            "one more is used",
+            _resume(used="left[rank :: len(run)][: count + 1]"),
+            "no sample is lost (one rank, one more",
+        ),
+        ("one less is used", _resume(used="left[rank :: len(run)][: max(0, count - 1)]"), "no sample is used again"),
+        (
+            "used from the end of a part",
+            _resume(used="left[rank :: len(run)][::-1][:count]"),
+            "no sample is",
+        ),
+        ("only the first rank's", _resume(used="left[:: len(run)][:count] if rank == 0 else []"), "used again"),
+        (
+            "deals in pieces",
+            _resume(dealt="[left[r * len(left) // ranks : (r + 1) * len(left) // ranks] for r in range(ranks)]"),
+            "goes to rank i mod",
+        ),
+        ("gives all to every rank", _resume(dealt="[left for _ in range(ranks)]"), "no sample is dealt twice"),
+        (
+            "drops what does not divide",
+            _resume(dealt="[left[rank::ranks][: len(left) // ranks] for rank in range(ranks)]"),
+            "no sample is lost",
+        ),
+        (
+            "pads with what came first",
+            _resume(dealt="[(left + left[: -len(left) % ranks])[rank::ranks] for rank in range(ranks)]"),
+            "no sample is dealt twice",
+        ),
+        ("sorts what is left", _resume(rest="sorted(set(left) - used)"), "in the epoch's order"),
+        ("deals from the last rank on", _resume(dealt="[left[rank::ranks] for rank in range(ranks)][::-1]"), "goes to"),
+        ("one list", _resume(dealt="left"), "a list for each rank is returned"),
+        (
+            "as many lists as the last run had",
+            _resume(
+                dealt="[left[r :: len(runs[-1])] for r in range(len(runs[-1]))] if runs else [left[r::ranks] for r in range(ranks)]"
+            ),
+            "there is a list for each of",
+        ),
+        (
+            "takes used samples out of the order",
+            _resume(start="order", rest="[left.remove(sample) for sample in used] and left or left"),
+            "the order stays as it was",
+        ),
+        (
+            "uses up the list of runs",
+            _resume(runs="[runs.pop(0) for _ in range(len(runs))]"),
+            "the list of runs stays as it was",
+        ),
+        (
+            "leaves out places, and takes them for samples",
+            _resume(used="range(rank, rank + count * len(run), len(run))"),
+            "no sample is",
+        ),
+        (
+            "takes out while other ranks are dealt",
+            """
+def resume(order, runs, ranks):
+    left = list(order)
+    for run in runs:
+        for rank, (_, count) in enumerate(run):
+            used = left[rank :: len(run)][:count]
+            left = [sample for sample in left if sample not in used]
+    return [left[rank::ranks] for rank in range(ranks)]
+""",
+            "no sample is",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "fewest_workers": [
+        (
+            "by trying",
+            """
+def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
+    for workers in range(1, most + 1):
+        if load_ms <= workers * (max(copy_ms, step_ms) if own_stream else copy_ms + step_ms):
+            return workers
+""",
+        ),
+        (
+            "with fractions",
+            """
+def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
+    import math
+    from fractions import Fraction
+    join = max if own_stream else lambda a, b: a + b
+    needed = math.ceil(Fraction(load_ms, join(copy_ms, step_ms)))
+    return None if needed > most else needed
+""",
+        ),
+        ("adds before it divides", _workers(workers="(load_ms + busy_ms - 1) // busy_ms")),
+    ],
+    "smallest_prefetch": [
+        (
+            "by halves",
+            """
+def smallest_prefetch(loads, step):
+    def waits(prefetch):
+        takes, loaded = [], 0
+        for number, load in enumerate(loads):
+            loaded = max(loaded, takes[number - prefetch] if number >= prefetch else 0) + load
+            if takes and loaded > takes[-1] + step:
+                return True
+            takes.append(max(loaded, takes[-1] + step) if takes else loaded)
+        return False
+
+    if waits(len(loads)):
+        return None
+    few, enough = 0, len(loads)
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (middle, enough) if waits(middle) else (few, middle)
+    return enough
+""",
+        ),
+        (
+            "with due times: without a wait batch i is taken at the first load's end plus i steps",
+            """
+def smallest_prefetch(loads, step):
+    due = [loads[0] + step * number for number in range(len(loads))]
+    for prefetch in range(1, len(loads) + 1):
+        end = 0
+        for number, load in enumerate(loads):
+            end = max(end, due[number - prefetch] if number >= prefetch else 0) + load
+            if end > due[number]:
+                break
+        else:
+            return prefetch
+""",
+        ),
+        (
+            "by counting up in a while loop, with a queue of orders",
+            """
+def smallest_prefetch(loads, step):
+    prefetch = 1
+    while prefetch <= len(loads):
+        orders, free, ends, waited = [0] * prefetch, 0, None, 0
+        for load in loads:
+            free = max(free, orders.pop(0)) + load
+            take = free if ends is None else max(free, ends)
+            waited += 0 if ends is None else take - ends
+            ends = take + step
+            orders.append(take)
+        if not waited:
+            return prefetch
+        prefetch += 1
+    return None
+""",
+        ),
+    ],
+    "order_bugs": [
+        (
+            "with sorted lists",
+            """
+def order_bugs(delivered, num_samples):
+    found = []
+    for number, epoch in enumerate(delivered):
+        flat = sorted(sum(epoch, []))
+        found += ["lost"] * (set(flat) != set(range(num_samples)))
+        found += ["repeated"] * any(a == b for a, b in zip(flat, flat[1:]))
+        for other in delivered[:number]:
+            found += ["stale"] * any(mine == theirs for mine, theirs in zip(epoch, other))
+    return frozenset(found)
+""",
+        ),
+        (
+            "in one expression",
+            """
+def order_bugs(delivered, num_samples):
+    flats = [[s for part in epoch for s in part] for epoch in delivered]
+    stale = any(len(set(map(tuple, parts))) < len(parts) for parts in zip(*delivered))
+    tests = {
+        "lost": any(len(set(flat)) < num_samples for flat in flats),
+        "repeated": any(len(set(flat)) < len(flat) for flat in flats),
+        "stale": stale,
+    }
+    return {word for word, is_so in tests.items() if is_so}
+""",
+        ),
+        (
+            "with tensors",
+            """
+def order_bugs(delivered, num_samples):
+    bugs = set()
+    for epoch in delivered:
+        counts = torch.bincount(torch.tensor(sum(epoch, [])), minlength=num_samples)
+        bugs |= {"lost"} if (counts == 0).any() else set()
+        bugs |= {"repeated"} if (counts > 1).any() else set()
+    for rank in range(len(delivered[0])):
+        seen = set()
+        for epoch in delivered:
+            key = repr(epoch[rank])
+            bugs |= {"stale"} if key in seen else set()
+            seen.add(key)
+    return bugs
+""",
+        ),
+    ],
+    "resume": [
+        (
+            "by place and rank",
+            """
+def resume(order, runs, ranks):
+    left = tuple(order)
+    for run in runs:
+        kept = []
+        for place, sample in enumerate(left):
+            turn, rank = divmod(place, len(run))
+            if turn >= run[rank][1]:
+                kept.append(sample)
+        left = kept
+    return [list(left[rank::ranks]) for rank in range(ranks)]
+""",
+        ),
+        (
+            "recursively",
+            """
+def resume(order, runs, ranks):
+    if not runs:
+        return [[s for place, s in enumerate(order) if place % ranks == rank] for rank in range(ranks)]
+    parts = resume(order, [], len(runs[0]))
+    rest = {s for part, (_, used) in zip(parts, runs[0]) for s in part[used:]}
+    return resume([s for s in order if s in rest], runs[1:], ranks)
+""",
+        ),
+        (
+            "with marks over the order, and tuples",
+            """
+def resume(order, runs, ranks):
+    is_left = [True] * len(order)
+    for run in runs:
+        places = [place for place, left in enumerate(is_left) if left]
+        for rank, pair in enumerate(run):
+            for place in places[rank :: len(run)][: pair[1]]:
+                is_left[place] = False
+    rest = [sample for sample, left in zip(order, is_left) if left]
+    return tuple(tuple(rest[rank::ranks]) for rank in range(ranks))
+""",
+        ),
+    ],
+}
