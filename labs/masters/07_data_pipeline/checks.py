@@ -10,6 +10,7 @@ from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.observe import observe
 from lablib.course.rules import not_from_lablib
+from lablib.units import plural
 
 # ---- How many workers -----------------------------------------------------------------------------------------------
 
@@ -39,14 +40,14 @@ def fewest_workers(expect: Expect, fewest_workers: Callable[..., int | None]) ->
 
 def _settings(draw: Draw) -> Iterator[tuple[str, int, int, int, bool, int]]:
     """What a case is about, load, copy, step, own stream, most."""
-    step, copy, k = 10 * draw.integer(5, 15), draw.integer(10, 30), draw.integer(3, 6)
-    both = step + copy
+    step, k = 10 * draw.integer(5, 15), draw.integer(3, 6)
+    copy = step // 2 + draw.integer(1, 20)
     yield "no copy, a load that steps divide", k * step, 0, step, False, 99
-    yield "what does not divide is rounded up", k * step + step // 4, 0, step, False, 99
     yield "what nearly divides needs no more", k * step - 1, 0, step, False, 99
+    yield "what does not divide is rounded up", k * step + step // 4, 0, step, False, 99
     yield "a load as short as a step", step, 0, step, False, 99
-    yield "in one stream copy and step follow one another", k * both, copy, step, False, 99
     yield "in one stream a long copy and the step follow one another", k * (3 * step) + 1, 2 * step, step, False, 99
+    yield "in one stream copy and step follow one another", k * (step + copy), copy, step, False, 99
     yield "on its own stream a short copy hides behind the step", k * step, copy, step, True, 99
     yield "on its own stream a long copy decides", k * 3 * step, 3 * step, step, True, 99
     yield "on its own stream, copy as long as the step", 2 * k * step, step, step, True, 99
@@ -117,10 +118,14 @@ def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
     """What a case is about, loads, step."""
     step = 10 * draw.integer(3, 9)
     quick = step // 3
+    yield "one batch, loaded in no time", [0], step
+    yield "one batch", [step], step
     yield "nothing is late", [quick] * 6, step
     yield "loads just as long as a step are not late", [step] * 6, step
-    yield "one batch", [step], step
     yield "the wait for batch 0 does not count", [9 * step, quick, quick, quick], step
+    yield "a slow load that comes too early for any P", [quick, 4 * step, *[quick] * 6], step
+    yield "too slow on average", [step + 1] * 8, step
+    yield "slow loads one after another", [*[1] * 6, 2 * step, 2 * step, 2 * step, 1, 1], step
     for late in (2, 3, 4):
         slow = late * step - quick // 2
         loads = [quick] * 9
@@ -129,9 +134,6 @@ def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
         loads = list(loads)
         loads[7] = slow + quick
         yield f"one load of little more than {late} steps among quick ones", loads, step
-    yield "a slow load that comes too early for any P", [quick, 4 * step, quick, quick, quick], step
-    yield "too slow on average", [step + 1] * 8, step
-    yield "slow loads one after another", [*[1] * 6, 2 * step, 2 * step, 2 * step, 1, 1], step
     yield "slow loads apart from one another", [1, 1, 1, 2 * step, 1, 1, 1, 2 * step, 1, 1], step
     yield "the last load is slow", [1] * 5 + [3 * step], step
     yield (
@@ -214,25 +216,29 @@ def _deliveries(draw: Draw) -> Iterator[tuple[str, Delivered, int]]:
     yield "one epoch, nothing wrong", [[[1, 3], [0, 2]]], 4
     yield "one rank, another order", [[[0, 1, 2]], [[2, 0, 1]]], 3
     yield "one epoch, the last sample lost", [[[0, 1], [2, 3]]], 5
-    yield "lost, in the second epoch only", [[[0, 1, 4], [2, 3]], [[3, 0], [1, 2]]], 5
-    yield "lost, and as many repeated", [[[0, 1], [2, 2]], [[3, 0], [1, 2]]], 4
     yield "each epoch loses another sample", [[[0, 1], [2, 3]], [[4, 0], [1, 2]]], 5
+    yield "lost, in the second epoch only", [[[0, 1, 4], [2, 3]], [[3, 0], [1, 2]]], 5
+    yield "three times to one rank, nothing lost", [[[0, 1, 1, 1], [2, 3]]], 4
+    yield "three times, to three ranks, nothing lost", [[[0, 1], [2, 1], [1, 3]]], 4
+    yield "repeated by two ranks, nothing lost", [[[0, 1, 3], [2, 3]]], 4
     yield "repeated by one rank, nothing lost", [[[0, 1, 1], [2, 3]], [[3, 0], [1, 2]]], 4
-    yield "repeated by two ranks, nothing lost", [[[0, 1, 3], [2, 3]], [[3, 0], [1, 2]]], 4
     yield "repeated in the last epoch only", [[[0, 1], [2, 3]], [[3, 0], [1, 2, 0]]], 4
-    yield "the padding of a sampler counts as repeated", [[[0, 1], [2, 0]], [[1, 2], [0, 1]]], 3
+    yield "the padding of a sampler counts as repeated", [[[0, 1], [2, 0]], [[1, 0], [0, 2]]], 3
     yield "a rank keeps its samples and changes their order", [[[0, 1], [2, 3]], [[1, 0], [3, 2]]], 4
     yield "two ranks change parts", [[[0, 1], [2, 3]], [[2, 3], [0, 1]]], 4
     yield "an epoch begins as the one before", [[[0, 1, 2], [3, 4, 5]], [[0, 2, 1], [3, 5, 4]]], 6
     yield "most places are the same", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 3, 2], [4, 5, 7, 6]]], 8
     yield "all ranks stale", [[[0, 1], [2, 3]], [[0, 1], [2, 3]]], 4
+    yield "two of three ranks stale", [[[0, 1], [2, 3], [4, 5]], [[0, 1], [3, 2], [4, 5]]], 6
     yield "the first rank stale", [[[0, 1], [2, 3]], [[0, 1], [3, 2]]], 4
     yield "the last rank stale", [[[0, 1], [2, 3]], [[1, 0], [2, 3]]], 4
-    yield "the first and the third epoch alike", [[[0, 1], [2, 3]], [[3, 0], [1, 2]], [[0, 1], [2, 3]]], 4
+    yield "the first two of three epochs alike", [[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[3, 0], [1, 2]]], 4
     yield "the second and the third epoch alike", [[[3, 0], [1, 2]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]], 4
+    yield "the first and the third epoch alike", [[[0, 1], [2, 3]], [[3, 0], [1, 2]], [[0, 1], [2, 3]]], 4
+    yield "stale and lost", [[[0, 1], [3, 2]], [[0, 1], [2, 3]]], 5
+    yield "lost, and as many repeated", [[[0, 1], [2, 2]], [[2, 0], [1, 3]]], 4
     yield "all three at once", [[[0, 1], [1, 2]], [[0, 1], [2, 1]]], 4
     yield "stale and repeated", [[[0, 1], [1, 2]], [[0, 1], [2, 1]]], 3
-    yield "stale and lost", [[[0, 1], [3, 2]], [[0, 1], [2, 3]]], 5
     yield "parts of different lengths", [[[0, 1, 2], [3, 4]], [[4, 3, 1], [2, 0]]], 5
     for _ in range(60):
         num, ranks = draw.integer(4, 7), draw.integer(1, 2)
@@ -276,10 +282,10 @@ Runs = list[list[tuple[int, int]]]
 
 
 def _expect_parts(expect: Expect, saw: Any, order: list[int], runs: Runs, ranks: int, rule: str) -> None:
-    where = f"{rule}; order {order}, runs {runs}, {ranks} ranks"
+    where = f"{rule}; order {order}, runs {runs}, {plural(ranks, 'ranks')}"
     if not isinstance(saw, list | tuple) or not all(isinstance(part, list | tuple) for part in saw):
         raise RuleBroken(f"a list for each rank is returned ({where})", short_repr(saw), "a list of lists")
-    expect.equal(f"there is a list for each of {ranks} ranks ({where})", len(saw), ranks)
+    expect.equal(f"there is a list for each rank ({where})", len(saw), ranks)
     left = _left(order, runs)
     given = Counter(sample for part in saw for sample in part)
     lost, again = [s for s in left if not given[s]], [s for s in given if s not in left]
@@ -313,12 +319,14 @@ def _stops(draw: Draw) -> Iterator[tuple[str, list[int], Runs, int]]:
     yield "two ranks used as many, two go on", order(8), [[(2, 2), (2, 2)]], 2
     yield "two ranks used as many, three go on", order(9), [[(2, 2), (2, 2)]], 3
     yield "two ranks used as many, one goes on", order(8), [[(3, 2), (4, 2)]], 1
+    yield "three ranks, each differently far", order(12), [[(2, 1), (1, 0), (4, 3)]], 2
     yield "the first rank is ahead", order(8), [[(4, 3), (2, 1)]], 2
     yield "the last rank is ahead", order(8), [[(1, 0), (3, 3)]], 3
     yield "nothing was used, much was loaded", order(7), [[(3, 0), (3, 0)]], 2
     yield "samples that ranks do not divide", order(7), [[(2, 1), (2, 1), (1, 1)]], 2
     yield "all was used", order(5), [[(3, 3), (2, 2)]], 2
     yield "more ranks than samples left", order(5), [[(2, 2), (2, 1)]], 4
+    yield "two runs, the second used more", order(10), [[(2, 0), (2, 2)], [(2, 2), (2, 1)]], 2
     yield "two runs, the same ranks", order(10), [[(2, 1), (2, 2)], [(2, 1), (1, 1)]], 2
     yield "two runs, other ranks", order(12), [[(3, 2), (2, 1)], [(2, 1), (1, 1), (1, 0)]], 2
     yield "three runs", order(14), [[(2, 1), (2, 2)], [(2, 1), (1, 1), (1, 1)], [(4, 3)]], 3

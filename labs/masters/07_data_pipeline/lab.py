@@ -11,6 +11,7 @@
 
 # %%
 from collections import Counter
+from itertools import pairwise
 
 import pandas as pd
 import torch
@@ -195,7 +196,7 @@ def smallest_prefetch(loads, step):
             ordered = takes[number - prefetch] if number >= prefetch else 0
             loaded = max(loaded, ordered) + load
             takes.append(max(loaded, takes[-1] + step) if takes else loaded)
-        if all(after - before == step for before, after in zip(takes, takes[1:])):
+        if all(after - before == step for before, after in pairwise(takes)):
             return prefetch
     return None
     ### END SOLUTION
@@ -301,7 +302,7 @@ def order_bugs(delivered, num_samples):
             bugs.add("lost")
         if max(counts.values()) > 1:
             bugs.add("repeated")
-    for parts in zip(*delivered):  # of one rank, epoch by epoch
+    for parts in zip(*delivered, strict=True):  # of one rank, epoch by epoch
         if len({tuple(part) for part in parts}) < len(parts):
             bugs.add("stale")
     return bugs

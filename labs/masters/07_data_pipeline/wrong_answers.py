@@ -101,7 +101,7 @@ def _resume(
 
 WRONG_ANSWERS = {
     "fewest_workers": [
-        ("rounds down", _workers(workers="max(1, load_ms // busy_ms)"), "what does not divide is rounded up"),
+        ("rounds down", _workers(workers="max(1, load_ms // busy_ms)"), "what nearly divides"),
         ("rounds to the nearest", _workers(workers="max(1, round(load_ms / busy_ms))"), "rounded up"),
         ("always one more", _workers(workers="load_ms // busy_ms + 1"), "a load that steps divide"),
         ("leaves the fraction", _workers(workers="load_ms / busy_ms"), "a whole number of workers, or None"),
@@ -110,9 +110,9 @@ WRONG_ANSWERS = {
             "import math\n" + _workers(workers="math.ceil(load_ms / busy_ms)"),
             "large numbers are exact",
         ),
-        ("forgets the copy", _workers(busy="step_ms"), "in one stream copy and step follow one another"),
+        ("forgets the copy", _workers(busy="step_ms"), "a long copy and the step"),
         ("adds the copy always", _workers(busy="copy_ms + step_ms"), "a short copy hides behind the step"),
-        ("the larger always", _workers(busy="max(copy_ms, step_ms)"), "copy and step follow one another"),
+        ("the larger always", _workers(busy="max(copy_ms, step_ms)"), "a long copy and the step"),
         (
             "on its own stream the copy is free",
             _workers(busy="step_ms if own_stream else copy_ms + step_ms"),
@@ -123,16 +123,6 @@ WRONG_ANSWERS = {
             _workers(busy="max(1, copy_ms) if own_stream else copy_ms + step_ms"),
             "a short copy hides behind the step",
         ),
-        (
-            "the streams exchanged",
-            _workers(busy="copy_ms + step_ms if own_stream else max(copy_ms, step_ms)"),
-            "in one stream copy and step follow one another",
-        ),
-        (
-            "on its own stream the smaller",
-            _workers(busy="max(1, min(copy_ms, step_ms)) if own_stream else copy_ms + step_ms"),
-            "a short copy hides",
-        ),
         ("the most instead of None", _workers(returned="min(workers, most)"), "None where even the most"),
         ("0 instead of None", _workers(returned="workers if workers <= most else 0"), "None where even the most"),
         (
@@ -141,18 +131,26 @@ WRONG_ANSWERS = {
             "just as many as there may be",
         ),
         ("ignores the most", _workers(returned="workers"), "None where even the most"),
-        ("the copy as a part of the load", _workers(workers="-(-(load_ms + copy_ms) // busy_ms)"), "copy"),
+        (
+            "the copy as a part of the load",
+            _workers(workers="-(-(load_ms + copy_ms) // busy_ms)"),
+            "in one stream copy and step follow",
+        ),
         ("without the step's own time", _workers(workers="-(-(load_ms - step_ms) // busy_ms)"), "steps divide"),
         ("never fewer than two", _workers(workers="max(2, -(-load_ms // busy_ms))"), "as short as a step"),
         ("0 for short loads", _workers(workers="-(-load_ms // busy_ms) if load_ms > busy_ms else 0"), "short"),
         ("a text", _workers(returned='f"{workers}"'), "a whole number of workers, or None"),
-        ("loads that worker and device share", _workers(busy="max(copy_ms, step_ms) + copy_ms"), "own stream"),
+        (
+            "loads that worker and device share",
+            _workers(busy="max(copy_ms, step_ms) + copy_ms"),
+            "a long copy and the step",
+        ),
     ],
     "smallest_prefetch": [
-        ("always 1", _prefetch(first="return 1"), "one load of nearly 2 steps"),
+        ("always 1", _prefetch(first="return 1"), "comes too early"),
         ("as many as loads", _prefetch(first="return len(loads)"), "nothing is late"),
-        ("one more than enough", _prefetch(returned="prefetch + 1"), "nothing is late"),
-        ("one less than enough", _prefetch(returned="max(prefetch - 1, 1)"), "one load of little more than 2 steps"),
+        ("one more than enough", _prefetch(returned="prefetch + 1"), "one batch"),
+        ("one less than enough", _prefetch(returned="max(prefetch - 1, 1)"), "slow loads one after another"),
         (
             "0 where nothing is late",
             _prefetch(tried="range(len(loads) + 1)", ordered="takes[number - max(1, prefetch)] if takes else 0"),
@@ -161,20 +159,15 @@ WRONG_ANSWERS = {
         (
             "the slowest load over the step",
             _prefetch(first="return -(-max(loads) // step) or 1"),
-            "the wait for batch 0 does not count",
+            "batch 0",
         ),
         (
             "the slowest load over the step, None if longer than the loads",
-            _prefetch(first="n = -(-max(loads[1:] or [1]) // step)\n    return n if n < len(loads) else None"),
+            _prefetch(first="n = -(-max(loads[1:] or [1]) // step)\n    return n if n <= len(loads) else None"),
             "steps of",
         ),
-        ("the wait for batch 0 counts", _prefetch(good="takes == [step * n for n in range(len(loads))]"), "late"),
+        ("the wait for batch 0 counts", _prefetch(good="takes == [step * n for n in range(len(loads))]"), "one batch"),
         ("only the mean", _prefetch(first="return 1 if sum(loads) <= step * len(loads) else None"), "steps of"),
-        (
-            "one order too many",
-            _prefetch(ordered="takes[number - prefetch - 1] if number > prefetch else 0"),
-            "steps",
-        ),
         (
             "orders all at the start",
             _prefetch(ordered="0"),
@@ -183,11 +176,6 @@ WRONG_ANSWERS = {
         (
             "ordered when the step has ended",
             _prefetch(ordered="takes[number - prefetch] + step if number >= prefetch else 0"),
-            "steps of",
-        ),
-        (
-            "ordered when the batch before is loaded",
-            _prefetch(loaded="loaded + load"),
             "steps of",
         ),
         ("a worker for each order", _prefetch(loaded="ordered + load"), "steps of"),
@@ -200,25 +188,23 @@ WRONG_ANSWERS = {
         (
             "one step of waiting is nothing",
             _prefetch(good="all(b - a <= 2 * step for a, b in zip(takes, takes[1:]))"),
-            "one load of nearly 3 steps",
+            "steps of",
         ),
         ("-1 where no P is enough", _prefetch(none="-1"), "at least 1: without an order"),
-        ("the most where no P is enough", _prefetch(none="len(loads)"), "where the device waits"),
+        ("the most where no P is enough", _prefetch(none="len(loads)"), "comes too early"),
         ("tries too few", _prefetch(tried="range(1, 4)"), "steps"),
-        ("leaves out the last P", _prefetch(tried="range(1, len(loads))"), "one batch"),
+        ("leaves out the last P", _prefetch(tried="range(1, len(loads))"), "one batch, loaded in no time"),
         ("tries powers of two only", _prefetch(tried="[2**n for n in range(12)]"), "steps"),
         ("a float", _prefetch(returned="float(prefetch)"), "a whole number, or None"),
         ("sorts the loads", _prefetch(first="loads.sort()"), "the loads stay as they were"),
-        ("a sorted copy of the loads", _prefetch(first="loads = sorted(loads)"), "steps"),
-        ("batch 0 loads in no time", _prefetch(first="loads = [0, *loads[1:]]"), "steps of"),
     ],
     "order_bugs": [
         ("nothing is ever wrong", _bugs(returned="set()"), "one epoch, the last sample lost"),
         ("a list", _bugs(returned="sorted(bugs)"), "a set of words is returned"),
         ("only whether anything is wrong", _bugs(returned="bool(bugs)"), "a set of words is returned"),
-        ("one bug at most", _bugs(returned="set(sorted(bugs)[:1])"), "lost, and as many repeated"),
+        ("one bug at most", _bugs(returned="set(sorted(bugs)[:1])"), "stale and lost"),
         ("looks at the first epoch only", _bugs(epochs="delivered[:1]"), "lost, in the second epoch only"),
-        ("looks at the last epoch only", _bugs(epochs="delivered[-1:]"), "as many repeated"),
+        ("looks at the last epoch only", _bugs(epochs="delivered[-1:]"), "lost"),
         (
             "counts all epochs together",
             _bugs(epochs="[sum(delivered, [])]"),
@@ -227,32 +213,32 @@ WRONG_ANSWERS = {
         (
             "lost only where a sample is in no epoch at all",
             _bugs(lost="len({s for e in delivered for p in e for s in p}) < num_samples"),
-            "each epoch loses another",
+            "each epoch loses",
         ),
         (
             "lost by the number delivered",
             _bugs(lost="sum(counts.values()) < num_samples"),
             "lost, and as many repeated",
         ),
-        ("lost where numbers differ", _bugs(lost="sum(counts.values()) != num_samples"), "as many repeated"),
+        ("lost where numbers differ", _bugs(lost="sum(counts.values()) != num_samples"), "nothing lost"),
         ("repeated by the number delivered", _bugs(repeated="counts.total() > num_samples"), "as many repeated"),
         (
             "repeated within a rank only",
             _bugs(repeated="any(len(set(part)) < len(part) for part in epoch)"),
-            "repeated by two ranks",
+            "three times, to three ranks",
         ),
         (
             "repeated between ranks only",
             _bugs(repeated="sum(len(set(part)) for part in epoch) > len(counts)"),
-            "lost, and as many repeated",
+            "three times to one rank",
         ),
-        ("repeated three times or more", _bugs(repeated="max(counts.values()) > 2"), "as many repeated"),
+        ("repeated three times or more", _bugs(repeated="max(counts.values()) > 2"), "repeated by two ranks"),
         ("the first rank only for stale", _bugs(ranks="list(zip(*delivered))[:1]"), "the last rank stale"),
         ("the last rank only for stale", _bugs(ranks="list(zip(*delivered))[-1:]"), "the first rank stale"),
         (
             "stale only if all ranks are",
             _bugs(ranks="[[sum(epoch, []) for epoch in delivered]]"),
-            "the first rank stale",
+            "two of three ranks",
         ),
         (
             "neighbouring epochs only",
@@ -267,12 +253,12 @@ WRONG_ANSWERS = {
         (
             "stale only if all epochs are alike",
             _bugs(stale="len(parts) > 1 and len({tuple(part) for part in parts}) == 1"),
-            "the first and the third epoch alike",
+            "first two of three",
         ),
         (
             "the same samples in another order are stale",
             _bugs(stale="len({tuple(sorted(part)) for part in parts}) < len(parts)"),
-            "keeps its samples and changes their order",
+            "another order",
         ),
         (
             "one place alike is stale",
@@ -304,9 +290,9 @@ WRONG_ANSWERS = {
         (
             "only the last run",
             _resume(runs="runs[-1:]"),
-            "no sample is used again (two runs, the same ranks",
+            "no sample is used again",
         ),
-        ("only the first run", _resume(runs="runs[:1]"), "no sample is used again (two runs, the same ranks"),
+        ("only the first run", _resume(runs="runs[:1]"), "no sample is used again"),
         ("the runs backwards", _resume(runs="runs[::-1]"), "no sample is"),
         (
             "parts of the whole order in each run",
@@ -321,22 +307,22 @@ WRONG_ANSWERS = {
         (
             "as many as all used, from the front",
             _resume(rest="left[sum(count for _, count in run) :]"),
-            "the first rank is ahead",
+            "no sample is",
         ),
         (
             "as if all had used as many as the first",
             _resume(used="left[rank :: len(run)][: run[0][1]]"),
-            "the first rank is ahead",
+            "no sample is lost (three ranks",
         ),
         (
             "as if all had used as many as the one behind",
             _resume(used="left[rank :: len(run)][: min(one for _, one in run)]"),
-            "no sample is used again (the first rank is ahead",
+            "used again (three ranks",
         ),
         (
             "as if all had used as many as the one ahead",
             _resume(used="left[rank :: len(run)][: max(one for _, one in run)]"),
-            "no sample is lost (the first rank is ahead",
+            "lost (three ranks",
         ),
         (
             "the parts of the new ranks",
@@ -377,9 +363,9 @@ WRONG_ANSWERS = {
         (
             "as many lists as the last run had",
             _resume(
-                dealt="[left[r :: len(runs[-1])] for r in range(len(runs[-1]))] if runs else [left[r::ranks] for r in range(ranks)]"
+                runs="runs + [[(0, 0)] * ranks] * (not runs)", dealt="[left[r :: len(run)] for r in range(len(run))]"
             ),
-            "there is a list for each of",
+            "there is a list for each rank",
         ),
         (
             "takes used samples out of the order",
@@ -474,6 +460,7 @@ def smallest_prefetch(loads, step):
             return prefetch
 """,
         ),
+        ("batch 0 only moves all times", _prefetch(first="loads = [0, *loads[1:]]")),
         (
             "by counting up in a while loop, with a queue of orders",
             """
