@@ -47,7 +47,8 @@ show(figure_loading(alone, batches=6))
 print("you guessed", my_guess_alone, "percent")
 
 # %% [markdown]
-# Each second without computing is a *gap*, and has a cause; here always that the batch is not loaded. Now *workers*,
+# Each second without computing is in a *gap*, and has a cause; here always that the batch is not loaded. (F+B is a
+# step's computation: forward and backward.) Now *workers*,
 # processes that load side by side while the device computes. Each has at most *prefetch* orders: batches that it is to
 # load, or has loaded and nobody took. Here two workers. Guess the part of waiting in the long run.
 
@@ -62,8 +63,9 @@ print(f"after the first batch the device waits {two.idle_share_from(0):.0%} of t
 print("you guessed", my_guess_workers, "percent")
 
 # %% [markdown]
-# Two workers bring a batch every 125 ms on average, and the device needs one every 100. So a fifth is lost, and a
-# larger prefetch changes nothing: what is taken out faster than it is put in is empty, however large.
+# Two workers bring a batch every 125 ms on average, and the device needs one every 100. So a fifth is lost,
+# and in the long run a larger prefetch changes nothing: a store emptied faster than it is filled is empty, however
+# large.
 #
 # Two more causes: workers must *start*, here anew in every *epoch* (one pass over all samples), and a loaded batch must
 # be *copied* to the device.
@@ -80,10 +82,10 @@ show(figure_loading(again, batches=10))
 # %% [markdown] minutes=4
 # ## Copies
 #
-# A device works through *streams*, queues of work. Memory of the host is *pageable*: it may be moved, and the loop has
-# to wait for its copy. *Pinned* memory stays where it is, so a copy may run while the loop goes on: in the stream of
-# the steps, or on a stream of its own. Here loads are quick, a step takes 100 ms, a copy C = 40. Guess the time a step,
-# copy included, each way.
+# A device works through *streams*, queues of work. The host's memory is usually *pageable*: the system may move it, and
+# the loop has to wait for its copy. *Pinned* memory stays where it is, so a copy may run while the loop goes on: in the
+# stream of the steps, or on a stream of its own. Here loads are quick, a step takes 100 ms, a copy C = 40. Guess the
+# time a step, copy included, each way.
 
 # %%
 my_guess_copies = None  # three numbers, in ms: pageable; pinned; pinned, own stream
@@ -102,7 +104,8 @@ print("you guessed", my_guess_copies)
 # When C is a good part of a step:
 
 # %%
-batches = {"8,192 tokens of 8 bytes": 8192 * 8, "256 images, 3 x 224 x 224, 4 bytes": 256 * 3 * 224**2 * 4}
+batches = {"8,192 tokens of 8 bytes": 8192 * 8}
+batches["256 images, 3 x 224 x 224 numbers of 4 bytes"] = 256 * 3 * 224**2 * 4
 for name, size_bytes in batches.items():
     print(f"{name}: {size_bytes / 25e9 * 1e3:.3g} ms at 25 GB/s")
 
@@ -111,15 +114,15 @@ for name, size_bytes in batches.items():
 #
 # Each load takes L, each copy C, each step S. The device needs a batch every S + C where copy and step follow one
 # another; on a stream of its own a copy runs beside a step, and the slower of the two decides. With k workers a batch
-# comes every L / k. In the long run (*steady state*), loading delays nothing if that is no longer. Each worker takes a
-# core of the CPU, so there is a most.
+# comes every L / k. In the long run (*steady state*), loading delays nothing if that is no longer. A worker
+# that decodes keeps a core busy, so there is a most.
 
 
 # %% tags=["exercise"]
 def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
-    """The fewest workers with which loading delays nothing in steady state; None: more than `most`.
+    """The fewest workers with which loading delays nothing in steady state; None: more than most.
 
-    load_ms, copy_ms, step_ms: whole numbers of ms; load_ms and step_ms at least 1, copy_ms at least 0.
+    load_ms, copy_ms, step_ms: whole numbers of ms, copy_ms at least 0, the others at least 1.
     own_stream: copies have a stream of their own. most: at least 1. At least 1 is returned.
     """
     ### BEGIN SOLUTION
@@ -159,8 +162,9 @@ def waits(load_s, spread):
     return [run.idle_share_from(0) for run in runs]
 
 
-settings = [(0.08, 0.25), (0.08, 1.0), (0.125, 1.0)]
-shares = {f"load {load_s * 1e3:.0f} ms, jitter {spread:.0%}": waits(load_s, spread) for load_s, spread in settings}
+shares = {}
+for load_s, spread in [(0.08, 0.25), (0.08, 1.0), (0.125, 1.0)]:
+    shares[f"load {load_s * 1e3:.0f} ms, jitter {spread:.0%}"] = waits(load_s, spread)
 show(figure_idle_shares(prefetches, shares, title="One worker, steps of 100 ms"))
 print("you guessed", my_guess_jitter)
 
@@ -220,7 +224,7 @@ from lablib.data import smallest_prefetch as library
 
 show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 loads_s = draw_times(0.08, 200, Jitter.LOGNORMAL, 0.5)
-print("200 loads of 80 ms, jitter 50%, smallest prefetch:", library.smallest_prefetch(loads_s, 0.1))
+print("200 loads of 80 ms, jitter 50%: prefetch", library.smallest_prefetch(loads_s, 0.1))
 
 # %% [markdown]
 # Now turn the knobs. Find settings where workers help and prefetch does not, and the other way round. Two lines are
@@ -235,9 +239,10 @@ loader_calculator(interactive=interactive)
 # %% [markdown] minutes=6
 # ## Order
 #
-# Neighbouring batches should differ only by chance, so samples are *shuffled*. Files read from front to back allow only
-# a *shuffle buffer*: it holds b samples, gives out one at random and takes the next of the file in its place. Here
-# 5,000 samples lie sorted into ten classes. Guess: how many classes has a batch of 50, with b = 1,000 and with 5,000?
+# Neighbouring batches should differ only by chance, so samples are *shuffled*. Where files are read from front to back,
+# a *shuffle buffer* does it: it holds b samples, gives out one at random and takes the next of the file in its place.
+# Here 5,000 samples lie sorted into ten classes. Guess: how many classes has a batch of 50, with b = 1,000 and with
+# 5,000?
 
 # %%
 my_guess_classes = None  # two numbers, up to 10
@@ -252,13 +257,14 @@ for size in (1, 100, 1000, 5000):
     parts = [order[first : first + 50] for first in range(0, 5000, 50)]
     classes[f"buffer {size:,}"] = [len({sample // 500 for sample in part}) for part in parts]
 labels = {"x_label": "batch", "y_label": "classes in a batch of 50"}
-show(figure_lines(range(100), classes, **labels, title="Sorted samples through a shuffle buffer"))
-print("classes in a batch, mean:", {name: sum(line) / 100 for name, line in classes.items()})
+show(figure_lines(range(100), classes, **labels, title="Through a shuffle buffer"))
+for name, line in classes.items():
+    print(f"{name}: {sum(line) / 100:.1f} classes in a batch, mean")
 print("you guessed", my_guess_classes)
 
 # %% [markdown]
-# A buffer far smaller than what was sorted leaves it sorted. Reading several files, or *shards*, in turn helps, as does
-# a random order of the shards. Where samples can be read by number, the whole order is shuffled.
+# A buffer far smaller than what was sorted leaves it nearly sorted. Reading several files, or *shards*, in turn helps,
+# as does a random order of the shards. Where samples can be read by number, the whole order is shuffled.
 #
 # With several *ranks* (processes with a device each) every rank makes the same order from a seed and the epoch's
 # number, and takes its part: of W ranks, rank r the places r, r + W, and so on. Nobody communicates. Guess: if each of
@@ -272,7 +278,8 @@ print("guess:", my_guess_lost)
 from lablib.data.sharding import count_seen, epoch_order, rank_part
 
 for name, seeds in {"one seed": [0, 0, 0, 0], "a seed for each rank": [0, 1, 2, 3]}.items():
-    seen = count_seen([rank_part(epoch_order(1000, seed), rank, 4) for rank, seed in enumerate(seeds)], 1000)
+    orders = [epoch_order(1000, seed) for seed in seeds]
+    seen = count_seen([rank_part(order, rank, 4) for rank, order in enumerate(orders)], 1000)
     print(f"{name}: {len(seen.lost)} lost, {len(seen.repeated)} more than once")
 print(f"you guessed {my_guess_lost}; by chance 1000 x (1 - 1/4)^4 = {1000 * 0.75**4:.0f}")
 
@@ -340,10 +347,10 @@ check.order_bugs(order_bugs)
 
 # %% tags=["exercise"]
 def resume(order, runs, ranks):
-    """What each of `ranks` ranks gets of the rest of the epoch: a list of lists of sample numbers.
+    """What each of `ranks` ranks gets of the rest of the epoch: a list of lists of samples.
 
-    order: the epoch's samples, each once. runs: the runs so far, the first one first; a run is a list
-    with a pair (loaded, used) for each of its ranks: numbers of samples. Both stay as they are.
+    order: the epoch's samples, each once. runs: the runs so far, the first one first; a run is a
+    list with a pair (loaded, used) for each of its ranks: how many samples. Both stay as they are.
     """
     ### BEGIN SOLUTION
     left = list(order)
@@ -418,17 +425,20 @@ def step_ms(run):
 
 
 # %%
-rows, repeats = {}, 2 if quick else 5
-for row in recorded_comparison("07").rows:
-    name = row["name"]
-    loader, loads_s = loops[name]
-    steps_s = [0.01] * num
-    measured = sorted(step_ms(measure_loop(loader, loads_s, steps_s)) for _ in range(repeats))
-    rows[name] = {"predicted": step_ms(run_loop(loader, loads_s, steps_s))}
-    rows[name] |= {"measured, least": measured[0], "most": measured[-1]}
-    rows[name] |= {"recorded: predicted": row["predicted_s"] * 1e3, "measured": row["measured_s"] * 1e3}
+recorded = recorded_comparison("07")
+rows, steps_s, repeats = {}, [0.01] * num, 2 if quick else 5
+for row in recorded.rows:
+    loader, loads_s = loops[row["name"]]
+    times = [step_ms(measure_loop(loader, loads_s, steps_s)) for _ in range(repeats)]
+    rows[row["name"]] = {
+        "predicted": step_ms(run_loop(loader, loads_s, steps_s)),
+        "measured, least": min(times),
+        "measured, most": max(times),
+        "recorded: predicted": row["predicted_s"] * 1e3,
+        "recorded: measured": row["measured_s"] * 1e3,
+    }
 print("ms a step; you guessed", my_guess_off)
-print_text(f"Recorded: {recorded_comparison('07').sentence()} {recorded_comparison('07').reading}")
+print_text(f"{recorded}")
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
@@ -494,12 +504,12 @@ from lablib.data.object_store import S3_10_GBIT, in_flight_to_fill, requests_per
 
 flights = [1, 2, 4, 8, 16, 32, 64]
 sizes = {"100 kB": 100_000, "1 MB": 10**6, "10 MB": 10**7}
-rates = {
-    name: [requests_per_second(S3_10_GBIT, size, flight) * size for flight in flights] for name, size in sizes.items()
-}
+rates = {}
+for name, size in sizes.items():
+    rates[name] = [requests_per_second(S3_10_GBIT, size, flight) * size for flight in flights]
+    print(f"requests of {name}: {in_flight_to_fill(S3_10_GBIT, size):,} in flight fill the link")
 axes = {"x_label": "requests in flight", "y_label": "rate", "y_unit": "B/s", "log_x": True}
 show(figure_lines(flights, rates, **axes, title="An object store: rate by requests in flight"))
-print("in flight to fill the link:", {name: in_flight_to_fill(S3_10_GBIT, size) for name, size in sizes.items()})
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: damage
@@ -539,7 +549,7 @@ from lablib.data.loader_ranks import train_with_loader_ranks
 
 for loaders in (1, 2, 3):
     run = launch(train_with_loader_ranks, [250] * 12, 100, ranks=1 + loaders)
-    print(f"{loaders} loader ranks: {run.timeline.makespan_s * 1e3:.3g} ms; computed {run.values[0]}")
+    print(f"loader ranks: {loaders}, {run.timeline.makespan_s * 1e3:.3g} ms, order {run.values[0]}")
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: torchdata beside ours
@@ -560,7 +570,8 @@ except ImportError:
 
 
 def go_on(workers, state, used):
-    loader = StatefulDataLoader(torch.arange(20), batch_size=2, shuffle=True, num_workers=workers)
+    data = torch.arange(20)
+    loader = StatefulDataLoader(data, batch_size=2, shuffle=True, num_workers=workers)
     loader.load_state_dict(state)
     rest = [batch.tolist() for batch in loader]
     return "exact" if count_seen(used + rest, 20).is_exact else "not exact"
@@ -569,7 +580,8 @@ def go_on(workers, state, used):
 # %%
 if StatefulDataLoader:
     with warnings.catch_warnings(action="ignore"):  # it asks torch for what is deprecated
-        first = StatefulDataLoader(torch.arange(20), batch_size=2, shuffle=True, num_workers=2)
+        data = torch.arange(20)
+        first = StatefulDataLoader(data, batch_size=2, shuffle=True, num_workers=2)
         batches = iter(first)
         used = [next(batches).tolist() for _ in range(4)]
         for workers in (2, 1):
