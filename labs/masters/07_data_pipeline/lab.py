@@ -207,7 +207,7 @@ def smallest_prefetch(loads, step):
 
 
 # %%
-# Try it. By hand: with P = 2 batch 2 is ordered at 2, and loaded from 3 to 10, just when it is due.
+# Try it. By hand: with P = 2 batch 2 is ordered at 2, loaded from 3 to 10, and due at 10.
 try_out(smallest_prefetch, [2, 1, 7, 2], step=4)
 try_out(smallest_prefetch, [3, 4, 4, 4], step=4)  # 1: nothing is ever late
 try_out(smallest_prefetch, [3, 5, 5, 5], step=4)  # None: too slow on average
@@ -228,8 +228,8 @@ print("200 loads of 80 ms, jitter 50%: prefetch", library.smallest_prefetch(load
 
 # %% [markdown]
 # Now turn the knobs. Find settings where workers help and prefetch does not, and the other way round. Two lines are
-# formulas: for constant times, and for times whose deviation equals their mean (*exponential*; *M/M/k/K* is the name of
-# that queue, *D/D* of the constant one).
+# formulas: for constant times (*D/D*), and for *exponential* ones, whose deviation equals their mean (*M/M/k/K*, the
+# name of that queue).
 
 # %%
 from lablib.widgets import loader_calculator
@@ -402,10 +402,11 @@ print(f"of 40 samples lost: {len(seen.lost)}, more than once: {len(seen.repeated
 #
 # Now torch's own `DataLoader` on this machine. A load is a sleep of 20 ms in a real worker process, a step a sleep of
 # 10 ms in the loop: what is measured beyond the prediction is what the DataLoader itself costs. The last two settings
-# have one worker and loads of 8 ms with a jitter of 100%. Guess which settings will be furthest off, and to which side.
+# have one worker and loads of 8 ms with a jitter of 100%. Guess which
+# setting is furthest off, and by how much.
 
 # %%
-my_guess_off = None  # in words
+my_guess_off = None  # no, 1 or 2 workers, or jitter with prefetch 1 or 8; percent
 print("guess:", my_guess_off)
 
 # %%
@@ -542,6 +543,7 @@ for loss in reading.losses:
 #
 # Where a machine has too few cores for its GPUs, other machines load. As messages between ranks the loop runs on the
 # simulator too: rank 0 trains, the others send it batches, and a send ends when rank 0 has the batch.
+# A load is 250 units of work, a step 100; a unit is one small operator.
 
 # %%
 from lablib import launch
