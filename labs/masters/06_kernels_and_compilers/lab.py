@@ -1,0 +1,415 @@
+# %% [markdown]
+# # Lab 06: Kernels and compilers
+#
+# **Question.** Why is a fused kernel faster?
+#
+# A *kernel* is a program that a GPU runs on a whole tensor. It reads numbers from the GPU's memory, calculates on the
+# chip, and writes numbers back. You will count the bytes of kernels, write one, and follow the same count to
+# FlashAttention.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+import math
+
+import pandas as pd
+import torch
+
+from lablib import launch
+from lablib.course import checks_for, print_text, show_source, try_out
+from lablib.figures import figure_lines, figure_roofline, figure_staircase, figure_tiles, show
+from lablib.hardware import DEVICES
+from lablib.kernels.accesses import hbm_bytes, record_accesses
+from lablib.kernels.elementwise_chain import (
+    chain_time_s, chain_timeline, fused_cost, run_fused, run_unfused, unfused_cost,
+)  # fmt: skip
+from lablib.kernels.jit import jit, tl
+
+h100 = DEVICES["H100-80GB-SXM"]
+check = checks_for("06")
+check
+
+# %% tags=["parameters"]
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # small sizes, a few seconds
+
+# %% [markdown] minutes=9
+# ## Bytes of a chain
+#
+# An *element-wise* operator calculates each number of its result from the numbers at the same place. In eager PyTorch
+# each one is a kernel of its own. Here four of them in a row, on N numbers of 4 bytes:
+#
+#     a = relu(x)     b = a * 2     c = b + y     out = tanh(c)
+#
+# Predict before the next cell: how many bytes go through memory, in units of one tensor's 4 N bytes?
+
+# %%
+my_guess_tensors = None  # tensors read and written, by all four kernels together
+print("guess:", my_guess_tensors)
+
+# %%
+chain, numel = ["relu", "double", "add", "tanh"], 2**24
+
+
+def program(run):
+    x, y = torch.randn(numel), torch.randn(numel)
+    run(chain, x, [y])
+
+
+cost = unfused_cost(chain, numel, itemsize=4)
+print(f"kernels {cost.kernels}, tensors moved by each {[b // (4 * numel) for b in cost.kernel_bytes]}")
+print(f"together {cost.size_bytes / (4 * numel):g} tensors; you guessed {my_guess_tensors}")
+
+# %% [markdown]
+# Every kernel reads what it needs and writes its result: 2, 2, 3 and 2 tensors. A *fused* kernel does the whole chain
+# for one number before the next: a, b and c stay in the chip's *registers*. Predict its bytes, then have both counted
+# by the simulator, which prices each operator that it sees.
+
+# %%
+rows = {}
+for name, run in (("unfused", run_unfused), ("fused", run_fused)):
+    seen = launch(program, run, ranks=1, cluster="dgx-h100", fidelity="shapes")
+    spans = [one for one in seen.timeline.spans if one.flops or one.size_bytes]
+    spans = [one for one in spans if "rand" not in one.name and "normal" not in one.name]
+    rows[name] = {"kernels": len(spans), "tensors moved": sum(one.size_bytes for one in spans) / (4 * numel)}
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# *Intensity* is FLOPs per byte moved. A *roofline* draws what rate a device allows at each intensity: on the slope
+# memory is the limit, on the flat part arithmetic. The FLOPs here are the same before and after.
+
+# %%
+costs = {"unfused": cost, "fused": fused_cost(chain, numel, itemsize=4)}
+for name, one in costs.items():
+    print(f"{name}: {one.intensity:.2f} FLOP/B, {chain_time_s(one, h100) * 1e6:.0f} us on an H100")
+show(figure_roofline(chain_timeline(costs, h100), h100, title="A chain before and after fusing"))
+
+# %% [markdown]
+# Both points lie on the slope, so seconds follow bytes: 9 tensors against 3. Nothing was computed faster.
+
+# %% [markdown] minutes=6
+# ## A kernel and its tiles
+#
+# A kernel in Triton is written for one *program*; the GPU runs many, in any order. Program p takes *tile* p, a block of
+# BLOCK numbers, BLOCK a power of two. Where n is no multiple of it, the last tile reaches beyond the tensor; a *mask*
+# says which of its numbers exist.
+
+
+# %%
+def add_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: "tl.constexpr"):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # places of this program's tile
+    mask = at < n
+    x = tl.load(x_ptr + at, mask=mask)
+    y = tl.load(y_ptr + at, mask=mask)
+    tl.store(z_ptr + at, x + y, mask=mask)
+
+
+x, y, z = torch.arange(28.0), torch.ones(28), torch.empty(28)
+if tl is None:
+    print("Triton is missing here (it has no wheels for macOS): kernels are read, not run.")
+else:
+    with record_accesses() as launches:
+        jit(add_kernel)[(4,)](x, y, z, 28, BLOCK=8)  # 4 programs, interpreted on the CPU
+    print(z)
+
+# %% [markdown]
+# `tl.load` reads a tile into registers, `tl.store` writes one. The *interpreter* runs the programs one by one on the
+# CPU, and notes every element that each asks for. Which elements does program 3 touch?
+
+# %%
+if tl is not None:
+    show(figure_tiles(launches[0], program=(3,)))
+    print("bytes", hbm_bytes(launches))
+
+# %% [markdown] minutes=11
+# ## A fused softmax
+#
+# Softmax of a row x: subtract the row's maximum, take exp, divide by the sum. As PyTorch operators max, subtract, exp,
+# sum and divide each go through memory. A program that holds a row reads it once and writes it once.
+#
+# ### Exercise 1: softmax in one kernel
+#
+# One program a row. Rows lie one behind another, M numbers each, and BLOCK is at least M. What must masked numbers be,
+# so that they add nothing? Stuck? `check.softmax_kernel.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
+    """Row `tl.program_id(0)` of y becomes the softmax of that row of x; rows have M numbers.
+
+    `tl.load(pointers, mask=..., other=...)`, `tl.max(v, axis=0)`, `tl.sum(v, axis=0)`,
+    `tl.exp(v)`. `-float("inf")` may be written. Each number is read once and written once.
+    """
+    ### BEGIN SOLUTION
+    at = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * M
+    x = tl.load(x_ptr + row + at, mask=at < M, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)
+    ### END SOLUTION
+
+
+# %%
+def softmax_rows(x, block):
+    y = torch.full_like(x, -1.0)
+    jit(softmax_kernel)[(len(x),)](x, y, x.shape[1], BLOCK=block)
+    return y
+
+
+try_out(softmax_rows, torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), 4)  # 0.09 0.24 0.67; thirds
+
+# %% tags=["check"] points=2
+check.softmax_kernel(softmax_kernel)
+
+# %% [markdown] minutes=9
+# ## A row that no tile holds
+#
+# A longer row comes in tiles, and its maximum is known only at the end. For a part of a row keep two numbers: its
+# maximum m, and s, the sum of `exp(x - m)` over the part. Two parts with (m1, s1) and (m2, s2) have a common pair, by
+# which the row's tiles are joined one by one: *online softmax*.
+#
+# ### Exercise 2: join two parts
+#
+# Find it. A part may be empty: m is -inf and s is 0. Maxima may lie thousands apart: no exp may overflow.
+
+
+# %% tags=["exercise"]
+def join(m1, s1, m2, s2):
+    """The pair (m, s) of both parts together. Four tensors of one shape; they stay as they are.
+
+    Empty parts, m = -inf and s = 0, may be on either side, and on both: then the pair is again
+    -inf and 0.
+    """
+    ### BEGIN SOLUTION
+    m = torch.maximum(m1, m2)
+    shift = torch.where(m == -math.inf, 0.0, m)  # -inf less -inf would be nan
+    return m, s1 * torch.exp(m1 - shift) + s2 * torch.exp(m2 - shift)
+    ### END SOLUTION
+
+
+# %%
+# Try it: of the parts [0, 1] and [3]; m is 3, s is exp(-3) + exp(-2) + 1 = 1.1851.
+first, second = torch.tensor([0.0, 1.0]), torch.tensor([3.0])
+pairs = [part.max() for part in (first, second)]
+sums = [torch.exp(part - part.max()).sum() for part in (first, second)]
+try_out(join, pairs[0], sums[0], pairs[1], sums[1])
+
+# %% tags=["check"] points=2
+check.join(join)
+
+# %% [markdown] minutes=12
+# ## Attention as that loop
+#
+# Attention weighs values v by the softmax of scores `q k^T / sqrt(d)`. For N tokens the scores are N x N numbers.
+# *FlashAttention* (Dao et al., 2022) never writes them to memory. A program takes a tile of queries, and walks over
+# tiles of keys and values with three things: m, s and `o`, the sum of `exp(score - m) v`. When m grows, s and o are
+# multiplied by `exp(old m - new m)`. At the end `o / s`.
+#
+# ### Exercise 3: one tile of queries
+#
+# *Causal* means: query i, counted over the whole text, sees the keys j <= i. Tiles without any such key are skipped.
+
+
+# %% tags=["exercise"]
+def attend(q, k, v, first, block):
+    """What the queries first, first + 1, ... see: a tensor like q.
+
+    q: [R, d], R tokens of the text beginning at `first`. k, v: [N, d], the whole text. Scores of
+    at most `block` keys exist at a time. No score is computed in a tile that no query sees.
+    """
+    ### BEGIN SOLUTION
+    R, d = q.shape
+    m, s, o = q.new_full((R, 1), -math.inf), q.new_zeros(R, 1), torch.zeros_like(q)
+    at = first + torch.arange(R)[:, None]
+    for start in range(0, first + R, block):
+        keys, values = k[start : start + block], v[start : start + block]
+        hidden = start + torch.arange(len(keys)) > at
+        scores = (q @ keys.T / math.sqrt(d)).masked_fill(hidden, -math.inf)
+        new = torch.maximum(m, scores.amax(1, keepdim=True))
+        share, old = torch.exp(scores - new), torch.exp(m - new)
+        m, s, o = new, s * old + share.sum(1, keepdim=True), o * old + share @ values
+    return o / s
+    ### END SOLUTION
+
+
+# %%
+# Try it: all scores are 0, so query i is the mean of the values 0 to i. Queries 1 and 2: 0.5 and 1.
+values = torch.arange(4.0)[:, None].repeat(1, 2)
+try_out(attend, torch.zeros(2, 2), torch.zeros(4, 2), values, 1, 2)
+
+# %% tags=["check"] points=2
+check.attend(attend)
+
+# %% [markdown]
+# Its bytes, for one head of width 64 and room on the chip for 48 Ki numbers: standard attention writes and reads N x N
+# scores, the paper's loop reads q and o once for each tile of keys. Which grows faster with N? Look.
+
+# %%
+from lablib.kernels.attention_bytes import paper_flash_numbers, standard_numbers
+
+sizes = [2**power for power in range(8, 15)]
+curves = {
+    "standard": [2 * standard_numbers(N, 64) for N in sizes],
+    "paper's loop": [2 * paper_flash_numbers(N, 64, 48 * 1024) for N in sizes],
+}
+axes = {"x_label": "tokens N", "y_label": "moved", "x_unit": "count", "y_unit": "B", "log_x": True, "log_y": True}
+show(figure_lines(sizes, curves, **axes, title="Bytes of one head in 16 bits"))
+
+# %% [markdown]
+# Both grow with N^2, but the loop by a smaller factor: d^2 over the room on chip. What it keeps for backward grows with
+# N alone.
+
+# %%
+from lablib.kernels.attention_bytes import kept_bytes, standard_kept_bytes
+
+rows = {}
+for N in sizes[::2]:
+    shape = (N, N, 1, 1, 64, 2)
+    rows[N] = {"standard (MB)": standard_kept_bytes(*shape) / 1e6, "loop (MB)": kept_bytes(*shape) / 1e6}
+print("kept for backward, one head, in 16 bits")
+pd.DataFrame(rows).T.round(2)
+
+# %% [markdown] minutes=7
+# ## Tiles and waves
+#
+# A matrix product is also cut in tiles of its output. The GPU's *cores* (of an H100, 132) take one tile each: one
+# *wave*. A last tile that reaches beyond the matrix, and a last wave that leaves cores idle, take as long as full ones.
+
+# %%
+from lablib.kernels.tile_quantization import Product, staircase
+
+widths = list(range(1024, 8193, 64))
+steps = staircase(Product(4096, 4096, 4096, "bfloat16", h100), "N", widths)
+seconds, useful = {"H100": [one.time_s for one in steps]}, {"H100": [one.useful for one in steps]}
+show(figure_staircase(widths, seconds, useful, title="[4096, 4096] x [4096, N]"))
+
+# %% [markdown]
+# ### Exercise 4: the end of a step
+#
+# M rows and N columns of output, tiles of `rows` x `columns`, and so many `cores`. Which is the largest width that
+# takes no more waves than N does?
+
+
+# %% tags=["exercise"]
+def end_of_step(M, N, rows, columns, cores):
+    """The largest width that takes no more waves than N does. All are whole numbers from 1."""
+    ### BEGIN SOLUTION
+    down, across = -(-M // rows), -(-N // columns)
+    waves = -(-down * across // cores)
+    return waves * cores // down * columns
+    ### END SOLUTION
+
+
+# %%
+# Try it: 2 x 2 tiles of 128 x 128 on 6 cores are one wave; 2 x 3 tiles still are: 384.
+try_out(end_of_step, 256, 200, 128, 128, 6)
+
+# %% tags=["check"] points=1
+check.end_of_step(end_of_step)
+
+# %% [markdown]
+# The same question by the library, which also knows memory and the choice of tile: GPT-2's vocabulary of 50,257.
+# Change the number.
+
+# %%
+from lablib.kernels.tile_quantization import advise
+
+my_width = 50257
+advice = advise(Product(8192, my_width, 768, "bfloat16", h100), "N")
+print(f"{my_width}: {advice.here.useful:.1%} useful, tile waste {advice.here.tile_waste:.2%}")
+print(f"wave waste {advice.here.wave_waste:.2%}, alignment {advice.here.alignment:.0%}")
+print(f"better: {advice.smaller} below, {advice.larger} above")
+
+# %% [markdown] minutes=5
+# ## Reconcile: predicted and measured
+#
+# The chain of the first section on this machine. `torch.compile` reads a function into a *graph*, and a *backend*, by
+# default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler, and its first call takes long;
+# with `quick` the chain is measured unfused alone. By bytes, fused should take 3/9 of it.
+
+# %%
+import time
+
+x, y = torch.randn(2**22), torch.randn(2**22)
+
+
+def four(x, y):
+    return torch.tanh(torch.relu(x) * 2 + y)
+
+
+def measure(function):
+    function(x, y)  # the first call compiles
+    seconds = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        function(x, y)
+        seconds.append(time.perf_counter() - begin)
+    return sorted(seconds)
+
+
+# %%
+from lablib.kernels.torch_compiler import NoCppCompiler, find_cpp_compiler
+
+ways = {"eager": four}
+if not quick:
+    try:
+        find_cpp_compiler()
+        ways["inductor"] = torch.compile(four)
+    except NoCppCompiler as error:
+        print_text(str(error))
+for name, function in ways.items():
+    seconds = measure(function)
+    print(f"{name}: median {seconds[3] * 1e3:.1f} ms, from {seconds[0] * 1e3:.1f} to {seconds[-1] * 1e3:.1f}")
+
+# %% [markdown]
+# The range is the noise; a ratio within it says nothing. On a CPU tanh itself takes long, so the ratio may stay above
+# 3/9: bytes decide where memory is the limit. Where Python must see a value, the graph ends, and so does fusing. Guess
+# how many graphs this function becomes.
+
+
+# %%
+from lablib.kernels.graph_breaks import find_graph_breaks
+
+
+def careful(x):
+    x = torch.relu(x) * 2
+    if x.sum() > 0:
+        x = x + 1
+    return torch.tanh(x)
+
+
+found = find_graph_breaks(careful, torch.randn(8))
+print(f"{found.graphs} graphs")
+for one in found.breaks:
+    print_text(f"line {one.line}: {one.text}: {one.reason}")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a product with a fused epilogue
+#
+# What follows a matrix product, a bias and a GELU, can be done before its tile is written. This is the library's.
+
+# %%
+from lablib.kernels.matmul import matmul_kernel
+
+show_source(matmul_kernel)
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - A kernel's time is mostly its bytes where its intensity is below the device's ridge.
+# - Fusing keeps what lies between on the chip: the same FLOPs, fewer bytes, fewer kernels.
+# - Online softmax joins parts of a row by (m, s); FlashAttention is that loop with a product inside.
+# - A size costs what the end of its step costs.
+#
+# ### Sources
+#
+# - S. Williams, A. Waterman and D. Patterson, "Roofline", CACM 52(4), 2009.
+# - P. Tillet, H. T. Kung and D. Cox, "Triton", MAPL 2019.
+# - M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867.
+# - T. Dao et al., "FlashAttention", 2022, arXiv 2205.14135.
+# - J. Ansel et al., "PyTorch 2", ASPLOS 2024.
+# - NVIDIA, "Matrix Multiplication Background User's Guide", DU-09799-001, 2023.
+# - The code: `lablib/kernels`.
+
+# %%
+check
