@@ -146,6 +146,8 @@ def _parts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
     n = draw.integer(3, 6)
     m = some((n,), -2, 2)
     yield "equal maxima", m, some((n,)), m.clone(), some((n,))
+    above = torch.tensor([1.0, -1.0], dtype=kind) * some((2,))
+    yield "either maximum is larger", m[:2], some((2,)), m[:2] + above, some((2,))
     yield "the second maximum is larger", m, some((n,)), m + some((n,)), some((n,))
     yield "the first maximum is larger", m, some((n,)), m - some((n,)), some((n,))
     yield "one number", some(()), some(()), some(()), some(())
@@ -291,8 +293,8 @@ def _last_width(M: int, N: int, rows: int, columns: int, cores: int) -> int:
 
 def _sizes(draw: Draw) -> Iterator[tuple[str, int, int, int, int, int]]:
     """What a case is about, M, N, rows, columns, cores."""
+    yield "tiles that are not full", 20, 11, 16, 8, 9
     yield "one row of tiles, one wave", 16, 8, 16, 8, draw.integer(3, 6)
-    yield "a tile that is not full", 16, 11, 16, 8, 5
     yield "two rows of tiles", 32, 8, 16, 8, 8
     yield "rows that tiles do not divide", 17, 8, 16, 8, 8
     yield "cores that rows of tiles do not divide", 48, 8, 16, 8, 8

@@ -16,13 +16,18 @@ import pandas as pd
 import torch
 
 from lablib import launch
-from lablib.course import checks_for, print_text, show_source, try_out
+from lablib.course import checks_for, print_text, try_out
 from lablib.figures import figure_lines, figure_roofline, figure_staircase, figure_tiles, show
 from lablib.hardware import DEVICES
 from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.elementwise_chain import (
-    chain_time_s, chain_timeline, fused_cost, run_fused, run_unfused, unfused_cost,
-)  # fmt: skip
+    chain_time_s,
+    chain_timeline,
+    fused_cost,
+    run_fused,
+    run_unfused,
+    unfused_cost,
+)
 from lablib.kernels.jit import jit, tl
 
 h100 = DEVICES["H100-80GB-SXM"]
@@ -256,8 +261,25 @@ axes = {"x_label": "tokens N", "y_label": "moved", "x_unit": "count", "y_unit": 
 show(figure_lines(sizes, curves, **axes, title="Bytes of one head in 16 bits"))
 
 # %% [markdown]
-# Both grow with N^2, but the loop by a smaller factor: d^2 over the room on chip. What it keeps for backward grows with
-# N alone.
+# Both grow with N^2: standard attention as 4 N^2, the loop as about 12 N^2 d^2 / M with room for M numbers on chip. So
+# it moves fewer bytes where M is well above 3 d^2. Now a small kernel of the library, all its accesses counted. Its loop
+# keeps a tile of queries on chip and reads keys again, so its count is not the paper's.
+#
+# What must be kept for backward: standard attention keeps the N x N shares, the loop one number a query beside q, k, v
+# and o.
+
+# %%
+from lablib.kernels.attention_plan import AttentionTiles
+from lablib.kernels.flash_attention import flash_attention
+
+N, d, tile = 64, 16, 16
+if tl is not None:
+    q, k, v = (torch.randn(1, 1, N, d) for _ in range(3))
+    with record_accesses() as launches:
+        flash_attention(q, k, v, tiles=AttentionTiles(tile, tile))
+    counted = hbm_bytes(launches)
+    print({name: counted[name] for name in ("q", "k", "v", "o")})
+    print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
 
 # %%
 from lablib.kernels.attention_bytes import kept_bytes, standard_kept_bytes
@@ -277,11 +299,23 @@ pd.DataFrame(rows).T.round(2)
 
 # %%
 from lablib.kernels.tile_quantization import Product, staircase
+from lablib.widgets import IntChoice, explore
 
 widths = list(range(1024, 8193, 64))
-steps = staircase(Product(4096, 4096, 4096, "bfloat16", h100), "N", widths)
-seconds, useful = {"H100": [one.time_s for one in steps]}, {"H100": [one.useful for one in steps]}
-show(figure_staircase(widths, seconds, useful, title="[4096, 4096] x [4096, N]"))
+
+
+def sweep(rows, depth):
+    return staircase(Product(rows, 4096, depth, "bfloat16", h100), "N", widths)
+
+
+def draw_steps(steps):
+    seconds, useful = [one.time_s for one in steps], [one.useful for one in steps]
+    return figure_staircase(widths, {"H100": seconds}, {"H100": useful}, title="[rows, depth] x [depth, N]")
+
+
+choices = [IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]
+choices += [IntChoice("depth", "Depth", (256, 1024, 4096), 4096)]
+explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"rows": 1024}])
 
 # %% [markdown]
 # ### Exercise 4: the end of a step
@@ -308,29 +342,39 @@ try_out(end_of_step, 256, 200, 128, 128, 6)
 check.end_of_step(end_of_step)
 
 # %% [markdown]
-# The same question by the library, which also knows memory and the choice of tile: GPT-2's vocabulary of 50,257.
-# Change the number.
+# A width may also be slow because the bytes of a row are no multiple of 16, which loads ask for: the library's
+# *alignment* is the share of the rate that is left. Here the last product of GPT-2, whose width is its vocabulary of
+# 50,257, and the nearest widths that are at least twice as useful. Change the number.
 
 # %%
 from lablib.kernels.tile_quantization import advise
 
 my_width = 50257
-advice = advise(Product(8192, my_width, 768, "bfloat16", h100), "N")
+advice = advise(Product(8192, my_width, 768, "bfloat16", h100), "N", gain=1.0)
 print(f"{my_width}: {advice.here.useful:.1%} useful, tile waste {advice.here.tile_waste:.2%}")
 print(f"wave waste {advice.here.wave_waste:.2%}, alignment {advice.here.alignment:.0%}")
-print(f"better: {advice.smaller} below, {advice.larger} above")
+print(f"twice as useful: {advice.smaller} below, {advice.larger} above")
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
 # The chain of the first section on this machine. `torch.compile` reads a function into a *graph*, and a *backend*, by
-# default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler, and its first call takes long;
-# with `quick` the chain is measured unfused alone. By bytes, fused should take 3/9 of it.
+# default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler (`lab doctor` tells), and its
+# first call takes about 15 seconds. Predicted by bytes alone, fused over unfused is 3/9. Guess what is measured here.
+
+# %%
+my_guess_share = None  # seconds of the fused chain over those of the unfused
+print("guess:", my_guess_share)
 
 # %%
 import time
 
+from lablib.calibration import this_machine
+
+here = this_machine(ranks=2, backend="gloo").device
 x, y = torch.randn(2**22), torch.randn(2**22)
+for name, of in (("unfused", unfused_cost), ("fused", fused_cost)):
+    print(f"{name}: {chain_time_s(of(chain, x.numel(), 4), here) * 1e3:.1f} ms predicted")
 
 
 def four(x, y):
@@ -350,20 +394,21 @@ def measure(function):
 # %%
 from lablib.kernels.torch_compiler import NoCppCompiler, find_cpp_compiler
 
-ways = {"eager": four}
-if not quick:
-    try:
-        find_cpp_compiler()
-        ways["inductor"] = torch.compile(four)
-    except NoCppCompiler as error:
-        print_text(str(error))
-for name, function in ways.items():
-    seconds = measure(function)
-    print(f"{name}: median {seconds[3] * 1e3:.1f} ms, from {seconds[0] * 1e3:.1f} to {seconds[-1] * 1e3:.1f}")
+ways = {"unfused": four}
+try:
+    find_cpp_compiler()
+    ways["fused"] = torch.compile(four)
+except NoCppCompiler as error:
+    print_text(str(error))
+took = {name: measure(function) for name, function in ways.items()}
+for name, all_s in took.items():
+    print(f"{name}: median {all_s[3] * 1e3:.1f} ms, from {all_s[0] * 1e3:.1f} to {all_s[-1] * 1e3:.1f}")
+if "fused" in took:
+    print(f"fused / unfused {took['fused'][3] / took['unfused'][3]:.2f}; you guessed {my_guess_share}")
 
 # %% [markdown]
-# The range is the noise; a ratio within it says nothing. On a CPU tanh itself takes long, so the ratio may stay above
-# 3/9: bytes decide where memory is the limit. Where Python must see a value, the graph ends, and so does fusing. Guess
+# Ranges that overlap decide nothing. Bytes predict the ratio only where memory is the limit: on a CPU tanh itself takes
+# long, and compiled code may compute it by another method than eager. Where Python must see a value, the graph ends, and so does fusing. Guess
 # how many graphs this function becomes.
 
 
@@ -381,17 +426,50 @@ def careful(x):
 found = find_graph_breaks(careful, torch.randn(8))
 print(f"{found.graphs} graphs")
 for one in found.breaks:
-    print_text(f"line {one.line}: {one.text}: {one.reason}")
+    print_text(f"line {one.line}, `{one.text}`. Torch says: {one.reason}")
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a product with a fused epilogue
 #
-# What follows a matrix product, a bias and a GELU, can be done before its tile is written. This is the library's.
+# What follows a matrix product, here a bias and a GELU, can be done on its tile before the tile is written: an
+# *epilogue*. Beside its operands only the bias is read more.
 
 # %%
-from lablib.kernels.matmul import matmul_kernel
+from lablib.kernels.matmul import matmul
+from lablib.kernels.matmul_plan import MatmulTiles
 
-show_source(matmul_kernel)
+if tl is not None:
+    a, b, bias = torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)
+    for name, extra in (("plain", ()), ("bias and GELU", (bias, "gelu"))):
+        with record_accesses() as launches:
+            matmul(a, b, *extra, tiles=MatmulTiles(16, 16, 16))
+        print(f"{name}: {hbm_bytes(launches)}")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: when the host is the limit
+#
+# A kernel must also be *launched* by the host, which takes a few microseconds. Small kernels wait for it. A *CUDA graph*
+# launches many at once; a *mega-kernel* is one kernel for all. Here 476 kernels of 2 us, 5 us a launch.
+
+# %%
+from lablib.kernels.launch_overhead import cuda_graph, mega_kernel, one_by_one
+
+for way in (one_by_one, cuda_graph, mega_kernel):
+    step = way([2e-6] * 476, 5e-6)
+    print(f"{way.__name__}: {step.step_s * 1e3:.2f} ms, the device idle {step.idle_share:.0%}")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: compiled again
+#
+# A compiled function holds for what it has seen; *guards* check that at each call: dtype, sizes, values of Python's
+# own numbers. Where one fails, it is compiled again.
+
+# %%
+from lablib.kernels.recompiles import find_recompiles
+
+shapes = [(torch.randn(8),), (torch.randn(9),), (torch.randn(10),), (torch.randn(10).double(),)]
+for one in find_recompiles(lambda x: torch.relu(x) * 2, shapes):
+    print_text(f"call {one.call}: {one.guards} guards. {one.reason or 'first'}")
 
 # %% [markdown] minutes=1
 # ## Summary

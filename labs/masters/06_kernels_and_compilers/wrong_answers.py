@@ -99,17 +99,39 @@ WRONG_ANSWERS = {
         ("subtracts no maximum", _softmax(e="tl.exp(x)"), ""),
         ("subtracts the minimum", _softmax(e="tl.exp(x - tl.min(x, axis=0))"), ""),
         ("does not divide", _softmax(store="tl.store(y_ptr + row + at, e, mask=at < M)"), "has the sum 1"),
-        ("divides by the maximum", _softmax(store="tl.store(y_ptr + row + at, e / tl.max(e, axis=0), mask=at < M)"), "has the sum 1"),
+        ("divides by BLOCK", _softmax(store="tl.store(y_ptr + row + at, e / BLOCK, mask=at < M)"), "has the sum 1"),
         ("knows the first row alone", _softmax(row="0"), ""),
         ("steps by BLOCK", _softmax(row="tl.program_id(0) * BLOCK"), ""),
         ("loads without a mask", _softmax(x="tl.load(x_ptr + row + at)"), ""),
         ("stores without a mask", _softmax(store="tl.store(y_ptr + row + at, e / tl.sum(e, axis=0))"), ""),
-        ("leaves out the last number", _softmax(x='tl.load(x_ptr + row + at, mask=at < M - 1, other=-float("inf"))'), "every number of x is read"),
-        ("writes all but the last", _softmax(store="tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M - 1)"), "every number of y is written"),
-        ("reads the row twice", _softmax(middle='x = tl.load(x_ptr + row + at, mask=at < M, other=-float("inf"))'), "each number of x is read once"),
-        ("writes e to memory first", _softmax(store="tl.store(y_ptr + row + at, e, mask=at < M)\n    tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)"), "each number of y is written once"),
+        (
+            "leaves out the last number",
+            _softmax(x='tl.load(x_ptr + row + at, mask=at < M - 1, other=-float("inf"))'),
+            "every number of x is read",
+        ),
+        (
+            "writes all but the last",
+            _softmax(store="tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M - 1)"),
+            "every number of y is written",
+        ),
+        (
+            "reads the row twice",
+            _softmax(middle='x = tl.load(x_ptr + row + at, mask=at < M, other=-float("inf"))'),
+            "each number of x is read once",
+        ),
+        (
+            "writes e to memory first",
+            _softmax(
+                store="tl.store(y_ptr + row + at, e, mask=at < M)\n    tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)"  # noqa: E501
+            ),
+            "each number of y is written once",
+        ),
         ("uses base 2", _softmax(e="tl.exp2(x - tl.max(x, axis=0))"), "y is the softmax of each row"),
-        ("writes into x", _softmax(store="tl.store(x_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)"), "x stays as it was"),
+        (
+            "writes into x",
+            _softmax(store="tl.store(x_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)"),
+            "x stays as it was",
+        ),
         ("uses Triton's own", _softmax(e="tl.softmax(x)"), "the answer is your own code"),
     ],
     "join": [
@@ -129,7 +151,11 @@ WRONG_ANSWERS = {
         ("works in place", _join(first="s1 *= 1.5"), "the input stays as it was"),
         ("one maximum for all", _join(m="torch.maximum(m1, m2).max().expand_as(m1)"), "m is the larger maximum"),
         ("in float64 always", _join(returned="m.double(), s.double()"), "float32"),
-        ("turns empty into the least number", _join(m="torch.maximum(m1, m2).clamp(min=-1e4)"), "m is the larger maximum"),
+        (
+            "turns empty into the least number",
+            _join(m="torch.maximum(m1, m2).clamp(min=-1e4)"),
+            "m is the larger maximum",
+        ),
     ],
     "attend": [
         ("no scale", _attend(scores="q @ keys.T"), ""),
@@ -141,14 +167,29 @@ WRONG_ANSWERS = {
         ("does not correct s", _attend(update="new, s + share.sum(1, keepdim=True), o * old + share @ values"), ""),
         ("does not correct o", _attend(update="new, s * old + share.sum(1, keepdim=True), o + share @ values"), ""),
         ("forgets to divide", _attend(returned="o"), ""),
-        ("divides in each tile", _attend(update="new, s * old + share.sum(1, keepdim=True), (o * old + share @ values) / (s * old + share.sum(1, keepdim=True))", returned="o"), ""),
+        (
+            "divides in each tile",
+            _attend(
+                update="new, s * old + share.sum(1, keepdim=True), (o * old + share @ values) / (s * old + share.sum(1, keepdim=True))",  # noqa: E501
+                returned="o",
+            ),
+            "",
+        ),
         ("the maximum of the tile alone", _attend(new="scores.amax(1, keepdim=True)"), ""),
         ("no maximum", _attend(new="torch.zeros_like(m)"), ""),
         ("begins with a maximum of 0", _attend(start="q.new_zeros(R, 1), q.new_zeros(R, 1), torch.zeros_like(q)"), ""),
         ("visits every tile", _attend(loop="0, len(k)"), "tiles that no query sees are skipped"),
         ("leaves the last tile out", _attend(loop="0, first + 1"), ""),
-        ("one tile", "def attend(q, k, v, first, block):\n    R, d = q.shape\n    scores = q @ k[: first + R].T / math.sqrt(d)\n    at = first + torch.arange(R)[:, None]\n    scores = scores.masked_fill(torch.arange(first + R) > at, -math.inf)\n    share = torch.exp(scores - scores.amax(1, keepdim=True))\n    return share @ v[: first + R] / share.sum(1, keepdim=True)\n", "scores of at most `block` keys"),
-        ("torch's own", "def attend(q, k, v, first, block):\n    R, N = len(q), len(k)\n    mask = torch.arange(N) <= first + torch.arange(R)[:, None]\n    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], mask)[0]\n", "your own"),
+        (
+            "one tile",
+            "def attend(q, k, v, first, block):\n    R, d = q.shape\n    scores = q @ k[: first + R].T / math.sqrt(d)\n    at = first + torch.arange(R)[:, None]\n    scores = scores.masked_fill(torch.arange(first + R) > at, -math.inf)\n    share = torch.exp(scores - scores.amax(1, keepdim=True))\n    return share @ v[: first + R] / share.sum(1, keepdim=True)\n",  # noqa: E501
+            "scores of at most `block` keys",
+        ),
+        (
+            "torch's own",
+            "def attend(q, k, v, first, block):\n    R, N = len(q), len(k)\n    mask = torch.arange(N) <= first + torch.arange(R)[:, None]\n    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], mask)[0]\n",  # noqa: E501
+            "your own",
+        ),
     ],
     "end_of_step": [
         ("returns N", _end(returned="N"), ""),
@@ -166,18 +207,36 @@ WRONG_ANSWERS = {
         ("the whole area", _end(returned="waves * cores * rows * columns // M"), ""),
         ("one column too many", _end(returned="waves * cores // down * columns + 1"), ""),
     ],
-}  # fmt: skip
+}
 
 RIGHT_ANSWERS = {
     "softmax_kernel": [
-        ("masks after loading", _softmax(x="tl.load(x_ptr + row + at, mask=at < M)", middle='x = tl.where(at < M, x, -float("inf"))')),
+        (
+            "masks after loading",
+            _softmax(x="tl.load(x_ptr + row + at, mask=at < M)", middle='x = tl.where(at < M, x, -float("inf"))'),
+        ),
         ("exp2 of scaled numbers", _softmax(e="tl.exp2((x - tl.max(x, axis=0)) * 1.4426950408889634)")),
-        ("multiplies by one over the sum", _softmax(store="tl.store(y_ptr + row + at, e * (1.0 / tl.sum(e, axis=0)), mask=at < M)")),
+        (
+            "multiplies by one over the sum",
+            _softmax(store="tl.store(y_ptr + row + at, e * (1.0 / tl.sum(e, axis=0)), mask=at < M)"),
+        ),
     ],
     "join": [
-        ("nan_to_num", _join(shift="m", s="s1 * torch.exp((m1 - m).nan_to_num(neginf=-math.inf)) + s2 * torch.exp((m2 - m).nan_to_num(neginf=-math.inf))")),
+        (
+            "nan_to_num",
+            _join(
+                shift="m",
+                s="s1 * torch.exp((m1 - m).nan_to_num(neginf=-math.inf)) + s2 * torch.exp((m2 - m).nan_to_num(neginf=-math.inf))",  # noqa: E501
+            ),
+        ),
         ("clamped", _join(shift="m.clamp(min=-1e30)")),
-        ("by where", _join(shift="m", s="torch.where(s1 > 0, s1 * torch.exp(m1 - m), 0.0) + torch.where(s2 > 0, s2 * torch.exp(m2 - m), 0.0)")),
+        (
+            "by where",
+            _join(
+                shift="m",
+                s="torch.where(s1 > 0, s1 * torch.exp(m1 - m), 0.0) + torch.where(s2 > 0, s2 * torch.exp(m2 - m), 0.0)",
+            ),
+        ),
     ],
     "attend": [
         ("scales q", _attend(scores="(q / math.sqrt(d)) @ keys.T")),
@@ -185,8 +244,16 @@ RIGHT_ANSWERS = {
         ("one over s", _attend(returned="o * (1 / s)")),
     ],
     "end_of_step": [
-        ("math.ceil", _end(down="math.ceil(M / rows)", across="math.ceil(N / columns)", waves="math.ceil(down * across / cores)")),
-        ("by search", _end(returned="max(a for a in range(across, across + cores + 1) if -(-down * a // cores) == waves) * columns")),
+        (
+            "math.ceil",
+            _end(down="math.ceil(M / rows)", across="math.ceil(N / columns)", waves="math.ceil(down * across / cores)"),
+        ),
+        (
+            "by search",
+            _end(
+                returned="max(a for a in range(across, across + cores + 1) if -(-down * a // cores) == waves) * columns"
+            ),
+        ),
         ("divmod", _end(returned="columns * divmod(waves * cores, down)[0]")),
     ],
-}  # fmt: skip
+}
