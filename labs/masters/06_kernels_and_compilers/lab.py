@@ -20,14 +20,6 @@ from lablib.course import checks_for, print_text, try_out
 from lablib.figures import figure_lines, figure_roofline, figure_staircase, figure_tiles, show
 from lablib.hardware import DEVICES
 from lablib.kernels.accesses import hbm_bytes, record_accesses
-from lablib.kernels.elementwise_chain import (
-    chain_time_s,
-    chain_timeline,
-    fused_cost,
-    run_fused,
-    run_unfused,
-    unfused_cost,
-)
 from lablib.kernels.jit import jit, tl
 
 h100 = DEVICES["H100-80GB-SXM"]
@@ -44,7 +36,7 @@ quick: bool = True  # small sizes, a few seconds
 # An *element-wise* operator calculates each number of its result from the numbers at the same place. In eager PyTorch
 # each one is a kernel of its own. Here four of them in a row, on N numbers of 4 bytes:
 #
-#     a = relu(x)     b = a * 2     c = b + y     out = tanh(c)
+#     a = relu(x)     b = a * 2     c = b + y     out = |c|
 #
 # Predict before the next cell: how many bytes go through memory, in units of one tensor's 4 N bytes?
 
@@ -53,7 +45,16 @@ my_guess_tensors = None  # tensors read and written, by all four kernels togethe
 print("guess:", my_guess_tensors)
 
 # %%
-chain, numel = ["relu", "double", "add", "tanh"], 2**24
+from lablib.kernels.elementwise_chain import (
+    chain_time_s,
+    chain_timeline,
+    fused_cost,
+    run_fused,
+    run_unfused,
+    unfused_cost,
+)
+
+chain, numel = ["relu", "double", "add", "abs"], 2**24
 
 
 def program(run):
@@ -261,9 +262,9 @@ axes = {"x_label": "tokens N", "y_label": "moved", "x_unit": "count", "y_unit": 
 show(figure_lines(sizes, curves, **axes, title="Bytes of one head in 16 bits"))
 
 # %% [markdown]
-# Both grow with N^2: standard attention as 4 N^2, the loop as about 12 N^2 d^2 / M with room for M numbers on chip. So
-# it moves fewer bytes where M is well above 3 d^2. Now a small kernel of the library, all its accesses counted. Its loop
-# keeps a tile of queries on chip and reads keys again, so its count is not the paper's.
+# Both grow with N^2: standard attention as 4 N^2, the loop as about 12 N^2 d^2 / M with room for M numbers on chip.
+# So it moves fewer bytes where M is well above 3 d^2. Now a small kernel of the library, all its accesses counted.
+# Its loop keeps a tile of queries on chip and reads keys again, so its count is not the paper's.
 #
 # What must be kept for backward: standard attention keeps the N x N shares, the loop one number a query beside q, k, v
 # and o.
@@ -378,9 +379,10 @@ for name, of in (("unfused", unfused_cost), ("fused", fused_cost)):
 
 
 def four(x, y):
-    return torch.tanh(torch.relu(x) * 2 + y)
+    return torch.abs(torch.relu(x) * 2 + y)
 
 
+# %%
 def measure(function):
     function(x, y)  # the first call compiles
     seconds = []
@@ -407,9 +409,9 @@ if "fused" in took:
     print(f"fused / unfused {took['fused'][3] / took['unfused'][3]:.2f}; you guessed {my_guess_share}")
 
 # %% [markdown]
-# Ranges that overlap decide nothing. Bytes predict the ratio only where memory is the limit: on a CPU tanh itself takes
-# long, and compiled code may compute it by another method than eager. Where Python must see a value, the graph ends, and so does fusing. Guess
-# how many graphs this function becomes.
+# Ranges that overlap decide nothing. Bytes predict the ratio only where memory is the limit: with a costly operator,
+# such as tanh, a CPU may wait for arithmetic instead, and fusing then gains little. Where Python must see a value,
+# the graph ends, and so does fusing. Guess how many graphs this function becomes.
 
 
 # %%
@@ -448,8 +450,8 @@ if tl is not None:
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: when the host is the limit
 #
-# A kernel must also be *launched* by the host, which takes a few microseconds. Small kernels wait for it. A *CUDA graph*
-# launches many at once; a *mega-kernel* is one kernel for all. Here 476 kernels of 2 us, 5 us a launch.
+# A kernel must also be *launched* by the host, which takes a few microseconds. Small kernels wait for it. A *CUDA
+# graph* launches many at once; a *mega-kernel* is one kernel for all. Here 476 kernels of 2 us, 5 us a launch.
 
 # %%
 from lablib.kernels.launch_overhead import cuda_graph, mega_kernel, one_by_one
