@@ -232,7 +232,7 @@ def attend(expect: Expect, attend: Callable[[Tensor, Tensor, Tensor, int, int], 
         expect.budget(rule, flops.get_total_flops(), at_most=4 * R * d * seen, unit="FLOPs")
 
 
-def _texts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, int, int]]:
+def _texts(draw: Draw) -> Iterator[tuple[Any, ...]]:
     """What a case is about, q, k, v, first, block. R differs from N, d and block."""
     kind = torch.float64
 
