@@ -100,11 +100,13 @@ def test_an_asynchronous_all_reduce_is_seen_to_overlap_with_computing():
 
 
 def test_the_buckets_of_ddp_travel_during_backward():
+    # A busy machine may hold back the first message for a whole backward: each rank gets several to show it in.
+    steps = [f"step {number}" for number in range(1, 6)]
+
     def program():
         model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
-        for step in ("first", "second"):  # DDP forms its buckets after it has seen a first backward
-            # A layer's product takes long beside what a busy machine may delay the first message.
+        for step in steps:  # DDP forms its buckets after it has seen a first backward
             loss = model(torch.ones(4096, 512)).sum()
             with record_function(step):
                 loss.backward()
@@ -113,11 +115,14 @@ def test_the_buckets_of_ddp_travel_during_backward():
     run = run_real(program, ranks=2, backend="gloo")
     assert torch.equal(*run.values)
     for rank in range(2):
-        buckets = run.timeline.select(rank, "comm:world", phase="second")
-        assert len(buckets) > 2 and {s.name for s in buckets} == {"all_reduce"}
-        assert sum(s.size_bytes for s in buckets) == 4 * 6 * (512 * 512 + 512)
-        last = max(s.end_s for s in run.timeline.select(rank, "compute", phase="second") if s.name == "aten.mm")
-        assert buckets[0].start_s < last, "the first bucket leaves before backward is done"
+        is_early = []
+        for step in steps[1:]:
+            buckets = run.timeline.select(rank, "comm:world", phase=step)
+            assert len(buckets) > 2 and {s.name for s in buckets} == {"all_reduce"}
+            assert sum(s.size_bytes for s in buckets) == 4 * 6 * (512 * 512 + 512)
+            last = max(s.end_s for s in run.timeline.select(rank, "compute", phase=step) if s.name == "aten.mm")
+            is_early.append(buckets[0].start_s < last)
+        assert any(is_early), "the first bucket leaves before backward is done"
 
 
 def test_without_a_trace_bytes_are_counted_and_nothing_is_timed():
