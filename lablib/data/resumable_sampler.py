@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Sampler
 
 from lablib.data.sharding import Uneven, check_rank_of, dealt, epoch_order
-from lablib.signature import checked
+from lablib.signature import checked, fits, shown
 from lablib.units import plural
 
 T = TypeVar("T")
@@ -123,8 +123,9 @@ class ResumableSampler(Sampler[list[int]]):
         """Go on where a state of all ranks (`merge_states`) stopped.
 
         Raises:
-            ValueError: a state of another data set.
+            ValueError: a state of another data set, or one that `state_dict` did not make.
         """
+        _check_state(state)
         if state["num_samples"] != self._num_samples:
             raise ValueError(
                 f"a state goes on with the data set it was saved with: that had {state['num_samples']} samples, this "
@@ -138,10 +139,12 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One state of the states of all ranks: what any of them has used.
 
     Raises:
-        ValueError: no state, or states of different data sets, seeds or epochs.
+        ValueError: no state, states of different data sets, seeds or epochs, or one that `state_dict` did not make.
     """
     if not states:
         raise ValueError("merge_states needs the state of every rank: got none.")
+    for state in states:
+        _check_state(state)
     epoch = min(state["epoch"] for state in states)
     for name in ("num_samples", "seed"):
         if len({state[name] for state in states}) > 1:
@@ -153,6 +156,21 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         )
     used = frozenset[int]().union(*map(_used_places, states))
     return {**{name: states[0][name] for name in ("num_samples", "seed", "epoch")}, **_first_and_more(used)}
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    """Places that are none of the epoch would be lost, or end it, without a word."""
+    names = ("num_samples", "seed", "epoch", "first")
+    right = all(fits(state.get(name), int) and state[name] >= 0 for name in names) and fits(
+        state.get("more"), Sequence[int]
+    )
+    if not (right and state["first"] <= state["num_samples"]) or any(
+        not state["first"] < place < state["num_samples"] for place in state["more"]
+    ):
+        raise ValueError(
+            f"a state has {', '.join(names)} from 0 on, and more places between first and num_samples: got "
+            f"{shown(dict(state))}; give it as `state_dict` made it, or begin the epoch anew."
+        )
 
 
 def _first_and_more(used: frozenset[int]) -> dict[str, Any]:

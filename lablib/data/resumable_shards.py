@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lablib.data.sharding import check_rank_of, epoch_order
-from lablib.signature import checked
+from lablib.signature import checked, fits, shown
 from lablib.units import plural
+
+_REMEDY = "give it as `state_dict` made it, or begin the epoch anew."
 
 
 class Piece(NamedTuple):
@@ -62,7 +64,8 @@ class ShardProgress:
         if not 0 <= shard < len(self._sizes) or not 0 <= place < self._sizes[shard]:
             raise ValueError(f"shards have the sizes {list(self._sizes)}: got place {place} of shard {shard}.")
         starts = self._starts[shard]
-        starts[place + 1] = starts.pop(place, place)  # an interval that ended here is one longer
+        before = starts.pop(place, place)  # an interval that ended here is one longer
+        starts[place + 1] = min(before, starts.get(place + 1, place))  # unless the loop has had the sample already
 
     def left(self) -> list[Piece]:
         """The pieces that nobody has had, in order."""
@@ -85,9 +88,11 @@ class ShardProgress:
         """The progress of all ranks together, from the state of each.
 
         Raises:
-            ValueError: no state, or states of different shards.
+            ValueError: no state, states of different shards, or one that `state_dict` did not make.
         """
-        sizes = [state["sizes"] for state in states]
+        for state in states:
+            _check_state(state)
+        sizes = [list(state["sizes"]) for state in states]
         if not states or any(one != sizes[0] for one in sizes):
             raise ValueError(f"the states of all ranks must be of the same shards: got sizes {sizes}.")
         progress = ShardProgress(sizes[0])
@@ -111,6 +116,9 @@ def deal_pieces(pieces: Sequence[Piece], num_readers: int, seed: int = 0) -> lis
     """
     if num_readers < 1:
         raise ValueError(f"num_readers must be at least 1: got {num_readers}.")
+    for piece in pieces:
+        if not 0 <= piece.start <= piece.stop:
+            raise ValueError(f"a piece is the samples [start, stop) of a shard: got {piece}.")
     waiting = [pieces[place] for place in epoch_order(len(pieces), seed)]
     waiting.sort(key=_size, reverse=True)
     while waiting and len(waiting) < num_readers and _size(waiting[0]) > 1:
@@ -159,6 +167,20 @@ class ShardReader(IterableDataset[tuple[int, int, Any]]):
         for shard, start, stop in mine[self._rank * num_workers + worker]:
             for place, sample in zip(range(start, stop), self._read(shard, start, stop), strict=True):
                 yield shard, place, sample
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    sizes: Any = state.get("sizes")
+    used: Any = state.get("used")
+    if not (fits(sizes, Sequence[int]) and fits(used, Sequence[Sequence[Sequence[int]]]) and len(sizes) == len(used)):
+        raise ValueError(f"a state of shards has sizes and, of each, the intervals used: got {shown(state)}; {_REMEDY}")
+    for shard, (size, intervals) in enumerate(zip(sizes, used, strict=True)):
+        for one in intervals:
+            if len(one) != 2 or not 0 <= one[0] < one[1] <= size:
+                raise ValueError(
+                    f"an interval that was used is [start, stop) in its shard: got {shown(one)} in shard {shard} of "
+                    f"{size} samples; {_REMEDY}"
+                )
 
 
 def _size(piece: Piece) -> int:

@@ -98,6 +98,10 @@ def common_batches(shard_sizes: Sequence[int], world_size: int, batch_size: int)
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1: got {batch_size}.")
+    if world_size < 1 or any(size < 0 for size in shard_sizes):
+        raise ValueError(
+            f"world_size must be at least 1, and shard_sizes at least 0: got {world_size} and {list(shard_sizes)}."
+        )
     parts = [shards_of(len(shard_sizes), rank, world_size) for rank in range(world_size)]
     return min(sum(shard_sizes[shard] for shard in part) // batch_size for part in parts)
 

@@ -1,6 +1,7 @@
 """Stop at any sample, go on with any number of ranks and workers: in an epoch no sample is lost or seen twice."""
 
 import json
+import re
 from collections import deque
 from itertools import islice
 
@@ -143,6 +144,25 @@ def test_padding_repeats_only_what_padding_repeats():
     assert len({len(sampler) for sampler in samplers}) == 1
     seen = count_seen([sum(sampler, []) for sampler in samplers], 7)
     assert not seen.lost and len(seen.repeated) == 1
+
+
+FIELDS = ["num_samples", "seed", "epoch", "first", "more"]
+VALUES = st.none() | st.integers(-3, 12) | st.floats() | st.text(max_size=2) | st.lists(st.integers(-3, 12), max_size=4)
+
+
+@given(changes=st.dictionaries(st.sampled_from(FIELDS), VALUES), gone=st.sampled_from(FIELDS + [""]))
+def test_a_state_edited_by_hand_is_one_clear_error_or_a_true_one(changes, gone):
+    state = ResumableSampler(8, 3).state_dict() | changes
+    state.pop(gone, None)
+    sampler = ResumableSampler(8, 3)
+    for load in (sampler.load_state_dict, lambda one: merge_states([one])):
+        try:
+            load(state)
+        except ValueError as error:
+            assert re.search("`state_dict` made it|goes on with the data set", str(error))
+        else:
+            assert not {*range(state["first"]), *state["more"]} - set(range(state["num_samples"]))
+    assert sum(map(len, sampler)) <= 8  # and it still goes on
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,34 @@ def test_any_stops_of_any_readers_lose_nothing_and_repeat_nothing(sizes, runs):
     assert sorted(used) == samples(sizes) and progress.left() == []
 
 
+@given(places=st.lists(st.integers(0, 9), max_size=30))
+def test_a_sample_that_comes_again_takes_no_other_back(places):
+    progress = ShardProgress([10])
+    for place in places:
+        progress.mark_used(0, place)
+    again = ShardProgress.of([progress.state_dict(), progress.state_dict()])
+    for one in (progress, again):
+        left = [place for _, start, stop in one.left() for place in range(start, stop)]
+        assert left == sorted(set(range(10)) - set(places))
+
+
+JSON = st.recursive(st.none() | st.integers(-3, 12) | st.floats() | st.text(max_size=2), st.lists, max_leaves=6)
+INTERVALS = st.lists(st.lists(st.lists(st.integers(-2, 7), min_size=2, max_size=2), max_size=2), min_size=2, max_size=2)
+
+
+@given(used=JSON | INTERVALS, sizes=JSON | st.just([4, 6]), left_out=st.sampled_from(["", "", "", "sizes", "used"]))
+def test_a_state_edited_by_hand_is_one_clear_error_or_a_true_one(used, sizes, left_out):
+    state = {name: value for name, value in (("sizes", sizes), ("used", used)) if name != left_out}
+    try:
+        left = ShardProgress.of([state]).left()
+    except ValueError as error:
+        assert "`state_dict` made it" in str(error) or "at least 0 samples" in str(error)
+        return
+    had = [place for start_stop in used for start, stop in start_stop for place in range(start, stop)]
+    assert sum(piece.stop - piece.start for piece in left) >= sum(sizes) - len(had)
+    assert all(0 <= piece.start < piece.stop <= sizes[piece.shard] for piece in left)
+
+
 @given(sizes=SIZES, num_readers=st.integers(1, 20), seed=st.integers(0, 9))
 def test_pieces_are_dealt_out_once_and_evenly(sizes, num_readers, seed):
     readers = deal_pieces(ShardProgress(sizes).left(), num_readers, seed)
@@ -93,6 +121,7 @@ def test_workers_of_a_real_loader_may_be_others_after_the_stop(before, after):
         (lambda: ShardProgress([3]).mark_used(1, 0), "got place 0 of shard 1"),
         (lambda: ShardProgress.of([]), r"same shards: got sizes \[\]"),
         (lambda: ShardProgress.of([ShardProgress([n]).state_dict() for n in (1, 2)]), r"got sizes \[\[1\], \[2\]\]"),
+        (lambda: deal_pieces([Piece(0, 5, 2)], 1), "the samples .start, stop. of a shard: got Piece.shard=0, start=5"),
         (lambda: deal_pieces([Piece(0, 0, 3)], 0), "num_readers must be at least 1: got 0"),
         (lambda: ShardReader(read, [], 1, 1), "rank must be from 0 to world_size - 1 = 0: got 1"),
     ],
