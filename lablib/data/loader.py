@@ -17,6 +17,8 @@ from enum import Enum
 
 from lablib.signature import check_fields, checked
 
+MAX_SPREAD = 1e6  # its square is a float; hardly a draw of such times is near their mean
+
 
 class Copy(Enum):
     """How a batch gets from the host's memory to the device's."""
@@ -97,6 +99,8 @@ def draw_times(
     """
     if not (0 <= mean_s < math.inf and 0 <= spread < math.inf and num >= 0):
         raise ValueError(f"mean_s, spread and num must be at least 0 and finite: got {mean_s}, {spread} and {num}.")
+    if spread > MAX_SPREAD:
+        raise ValueError(f"spread must be at most {MAX_SPREAD:.0e}: got {spread}; measured loads have 0.1 to 3.")
     draw = random.Random(seed)
     if jitter is Jitter.NONE:
         return [float(mean_s)] * num

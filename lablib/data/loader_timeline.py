@@ -139,7 +139,13 @@ class _Device:
 
 @checked
 def steady_step_s(loader: Loader, load_s: float, step_s: float) -> float:
-    """Seconds of a step in steady state, where each load takes `load_s` and each step `step_s`: the closed form."""
+    """Seconds of a step in steady state, where each load takes `load_s` and each step `step_s`: the closed form.
+
+    Raises:
+        ValueError: seconds below 0 or endless.
+    """
+    if not (0 <= load_s < math.inf and 0 <= step_s < math.inf):
+        raise ValueError(f"load_s and step_s must be finite and at least 0 seconds: got {load_s} and {step_s}.")
     copy_s, in_line = loader.copy_s, loader.copy is not Copy.OWN_STREAM
     busy_s = step_s + copy_s if in_line else max(step_s, copy_s)
     if loader.workers:

@@ -49,8 +49,12 @@ class ObjectStore:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not (0 <= self.latency_s < math.inf and self.request_bytes_per_s > 0 and self.link_bytes_per_s > 0):
-            raise ValueError(f"a store needs latency_s of at least 0 and rates above 0: got {self}.")
+        rates = (self.request_bytes_per_s, self.link_bytes_per_s)
+        if not (0 <= self.latency_s < math.inf and all(0 < rate < math.inf for rate in rates)):
+            raise ValueError(
+                f"a store needs latency_s of at least 0 and rates above 0, all finite: got {self}; for a store that "
+                "costs no time give a large rate, 1e15."
+            )
         if self.max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1 request: got {self.max_in_flight}.")
 

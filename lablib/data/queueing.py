@@ -43,7 +43,7 @@ def open_orders(load_s: float, step_s: float, workers: int = 1, prefetch: int = 
     """
     _check(load_s, step_s, workers, prefetch)
     # Logarithms: a^n of a slow loader is more than a float can hold.
-    ratio, weights = math.log(load_s / step_s), [0.0]
+    ratio, weights = math.log(load_s) - math.log(step_s), [0.0]
     for number in range(1, workers * prefetch + 2):
         weights.append(weights[-1] + ratio - math.log(min(number, workers)))
     top = max(weights)
@@ -69,10 +69,12 @@ def idle_share_at_most(load_times_s: Sequence[float], step_times_s: Sequence[flo
     """The most for any times, one worker: 1 - E[S] / E[max(L, S)], over all pairs of these load and step times.
 
     Raises:
-        ValueError: no times.
+        ValueError: no times, or one below 0 or endless.
     """
     if not load_times_s or not step_times_s:
         raise ValueError("idle_share_at_most needs load times and step times: got none of one; draw or measure some.")
+    if not all(0 <= time_s < math.inf for times in (load_times_s, step_times_s) for time_s in times):
+        raise ValueError("load and step times must be finite and at least 0 seconds: got another; leave it out.")
     # The sum of max over all pairs: a load is the longer one of the pairs with the steps that are no longer than it.
     steps_s = sorted(step_times_s)
     longer_steps_s = [0.0, *accumulate(reversed(steps_s))][::-1]  # from each place of the sorted steps on
@@ -88,6 +90,7 @@ def smallest_prefetch_exponential(
 ) -> int | None:
     """The least orders a worker with which the device waits no more than this share; None: no number does."""
     _check(load_s, step_s, workers, max_prefetch)
+    check_share(max_idle_share)
 
     def is_enough(prefetch: int) -> bool:
         return idle_share_exponential(load_s, step_s, workers, prefetch) <= max_idle_share
@@ -104,6 +107,12 @@ def smallest_prefetch_exponential(
         middle = (too_few + prefetch) // 2
         too_few, prefetch = (too_few, middle) if is_enough(middle) else (middle, prefetch)
     return prefetch
+
+
+def check_share(max_idle_share: float) -> None:
+    """Raise ValueError for a share that is none."""
+    if not 0 <= max_idle_share <= 1:
+        raise ValueError(f"max_idle_share must be from 0 to 1: got {max_idle_share}; try 0.01.")
 
 
 def _check(load_s: float, step_s: float, workers: int, prefetch: int) -> None:

@@ -16,7 +16,9 @@ Cost: a shard of R records and S bytes is made in memory: S bytes. Reading: one 
 format says (R: a look at R headers).
 Source: Saltzer, Reed, Clark, "End-to-end arguments in system design", ACM TOCS 1984; shards: Aizman, Maltby, Breuel,
 "High Performance I/O For Large Scale Deep Learning", 2020, arXiv 2001.01858.
-Simplified: a record is an id and bytes; shards hold a number of records, not of bytes.
+Simplified: a record is an id and bytes; shards hold a number of records, not of bytes. The checksum does not know its
+shard: where a record's data is itself a shard of the same format, and the header before it is damaged, webdataset and
+tfrecord look for the next header and find those inside.
 """
 
 import json
@@ -31,7 +33,7 @@ from typing import Any, BinaryIO, NamedTuple
 from lablib.data.cache import not_written, replacing
 from lablib.errors import unknown_name
 from lablib.files import parse_json, read_text
-from lablib.signature import checked
+from lablib.signature import checked, fits, shown
 
 MANIFEST = "manifest.json"
 
@@ -241,10 +243,20 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         found = parse_json(read_text(path))
-        shards = [Shard(folder / name, int(count), int(size)) for name, count, size in found["shards"]]
+        shards = [_listed(folder, *entry) for entry in found["shards"]]
+        if len({shard.path for shard in shards}) < len(shards):
+            raise ValueError("a shard is there twice")
         return Manifest(str(found["format"]), str(found["compression"]), tuple(shards))
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not a manifest of shards ({error!r}); write the shards again.") from None
+
+
+def _listed(folder: Path, name: str, num_records: int, size_bytes: int) -> Shard:
+    if not fits(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
+        raise ValueError(f"a shard is a file beside the manifest, not {shown(name)}")
+    if not all(fits(count, int) and count >= 0 for count in (num_records, size_bytes)):
+        raise ValueError(f"{name} has {shown(num_records)} records and {shown(size_bytes)} bytes")
+    return Shard(folder / name, num_records, size_bytes)
 
 
 def mapped(path: Path) -> memoryview:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from lablib.data.loader import Jitter, Loader, draw_times
 from lablib.data.loader_timeline import run_loop
+from lablib.data.queueing import check_share
 from lablib.signature import checked
 
 
@@ -65,13 +66,14 @@ def smallest_prefetch(
         max_prefetch: the most that is tried.
 
     Raises:
-        ValueError: no worker, without which nothing is loaded ahead, or nothing to try.
+        ValueError: no worker, without which nothing is loaded ahead, nothing to try, or a share that is none.
     """
     if workers < 1 or max_prefetch < 1:
         raise ValueError(
             f"workers and max_prefetch must be at least 1: got {workers} and {max_prefetch}; without a worker nothing "
             "is loaded ahead."
         )
+    check_share(max_idle_share)
     steps_s = [float(step_s)] * len(load_times_s)
 
     def is_enough(prefetch: int) -> bool:

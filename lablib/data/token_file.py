@@ -37,6 +37,17 @@ from lablib.signature import check_fields, checked
 
 FORMAT = "lablib tokens 1"
 TEXTS_AT_ONCE = 256  # what is encoded together: enough for every core
+CHECKED_AT_ONCE = 2**22  # tokens: a file may be larger than memory
+MAX_VOCAB = 2**32  # four bytes a token
+WHOLE = (
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+)  # uint64 is wider than any
 DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
 
 
@@ -133,6 +144,8 @@ def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, token
         ForeignTokensError: a token that is not in the vocabulary.
         OSError: no space, no permission; what was there before is left.
     """
+    if not 0 < vocab_size <= MAX_VOCAB:
+        raise ValueError(f"vocab_size must be from 1 to {MAX_VOCAB}, four bytes a token: got {vocab_size}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         header = _write_tokens(path, documents, vocab_size, tokenizer)
@@ -155,7 +168,7 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool =
 
     Arguments:
         tokenizer: refuse tokens of another one; None: do not ask.
-        checksum: compare the sha256; False opens at once, and finds a wrong size only.
+        checksum: compare the sha256; False opens at once, and finds a wrong size or wrong ends only.
 
     Raises:
         FileNotFoundError: the file or its sidecar is missing.
@@ -177,11 +190,13 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool =
         tokenizer.check_identity(header.tokenizer, str(path))
     raw = torch.from_file(str(path), shared=False, size=found, dtype=torch.uint8)
     tokens_N = raw[: header.tokens_bytes].view(DTYPES[header.dtype])
-    return TokenFile(path, header, tokens_N, raw[_padded(header.tokens_bytes) :].view(torch.int64))
+    ends_D = raw[_padded(header.tokens_bytes) :].view(torch.int64)
+    _check_header(path, header, tokens_N if checksum else tokens_N[:0], ends_D)
+    return TokenFile(path, header, tokens_N, ends_D)
 
 
 def _write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, tokenizer: str) -> TokenHeader:
-    dtype = "uint16" if vocab_size <= 2**16 else "uint32"
+    dtype = _dtype(vocab_size)
     ends: list[int] = []
     num_tokens, digest = 0, hashlib.sha256()
     with replacing(path) as file:
@@ -196,6 +211,10 @@ def _write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, toke
     return replace(header, sha256=digest.hexdigest())
 
 
+def _dtype(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tensor]:
     end = torch.tensor([tokenizer.end_of_document])
     rest = iter(texts)
@@ -204,12 +223,28 @@ def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tensor]:
 
 
 def _check_tokens(document: Tensor, number: int, vocab_size: int) -> None:
-    if document.ndim != 1 or document.is_floating_point():
-        raise ValueError(f"a document is one row of whole numbers: document {number} has {tuple(document.shape)}.")
+    if document.ndim != 1 or document.dtype not in WHOLE:
+        raise ValueError(
+            f"a document is one row of whole numbers: document {number} has {tuple(document.shape)} of "
+            f"{document.dtype}."
+        )
+    document = document.long()
     if len(document) and not (document.min() >= 0 and document.max() < vocab_size):
         raise ForeignTokensError(
             f"a token must be in [0, {vocab_size}), the vocabulary: document {number} has "
             f"{int(document.min())} to {int(document.max())}; give vocab_size of the tokenizer that made it."
+        )
+
+
+def _check_header(path: Path, header: TokenHeader, tokens_N: Tensor, ends_D: Tensor) -> None:
+    """The checksum is of the file alone: that the sidecar tells of this file is seen in the ends and the tokens."""
+    edges = torch.cat([torch.zeros(1, dtype=torch.int64), ends_D, torch.tensor([header.num_tokens])])
+    rest_N = (one.long().max() for one in tokens_N.split(CHECKED_AT_ONCE) if len(one))
+    if (edges.diff() < 0).any() or edges[-2] != header.num_tokens or any(top >= header.vocab_size for top in rest_N):
+        raise TokenFileError(
+            f"{path} and its sidecar must tell of the same tokens, {header.num_tokens} below {header.vocab_size} in "
+            f"{header.num_documents} documents of {header.dtype}: the ends of documents or the tokens differ, as after "
+            "damage, an edit, or on a machine with another byte order; encode the text again."
         )
 
 
@@ -229,6 +264,8 @@ def _read_header(path: Path) -> TokenHeader:
         found = parse_json(read_text(sidecar))
         header = TokenHeader(**found)
         known = header.format == FORMAT and header.dtype in DTYPES
+        if known:
+            _check_counts(header)
     except (TypeError, ValueError) as error:
         raise TokenFileError(
             f"{sidecar} does not describe a file of tokens ({error}); encode the text again."
@@ -239,6 +276,16 @@ def _read_header(path: Path) -> TokenHeader:
             f"{header.dtype!r}; encode the text again."
         )
     return header
+
+
+def _check_counts(header: TokenHeader) -> None:
+    if min(header.num_tokens, header.num_documents) < 0 or not 0 < header.vocab_size <= MAX_VOCAB:
+        raise ValueError(
+            f"num_tokens and num_documents must be at least 0, vocab_size from 1 to {MAX_VOCAB}: got "
+            f"{header.num_tokens}, {header.num_documents} and {header.vocab_size}"
+        )
+    if header.dtype != _dtype(header.vocab_size):
+        raise ValueError(f"{header.vocab_size} tokens are kept as {_dtype(header.vocab_size)}: got {header.dtype}")
 
 
 def _sidecar(path: Path) -> Path:

@@ -89,8 +89,9 @@ def _members(content: memoryview) -> Iterator[_Member | Damage]:
             yield Damage(f"no header of a tar file at byte {start - BLOCK} ({error})")
             continue
         if member.place.stop > len(content):
+            # A cut file, or a size that is wrong though the header's sum is right: what follows may still be there.
             yield Damage(f"the file ends in record {member.number}")
-            return
+            continue
         yield member
         place += -(-about.size // BLOCK) * BLOCK
 

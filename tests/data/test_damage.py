@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lablib.data.damage import FullDisk, cut_file, flip_byte, read_shards
 from lablib.data.formats import FORMATS
-from lablib.data.record_format import DamagedDataError, Manifest, Record, Shard, read_manifest
+from lablib.data.record_format import DamagedDataError, Loss, Manifest, Record, Shard, read_manifest
 
 WAYS = [(name, compression) for name, one in FORMATS.items() for compression in one.compressions]
 STREAMED = [("webdataset", "gzip"), ("tfrecord", "gzip")]
@@ -171,6 +171,21 @@ def test_a_damaged_record_is_not_given_out_at_random_either(tmp_path_factory, wa
             assert FORMATS[way[0]].random_access(shard)(number) == record
         except DamagedDataError as error:
             assert shard.path.name in str(error)
+
+
+@given(lost=st.integers(0, 4), digits=st.integers(1, 0o777))
+def test_a_wrong_size_with_a_right_sum_loses_its_record_alone(tmp_path_factory, lost, digits):
+    shard = FORMATS["webdataset"].write(RECORDS[3:8], tmp_path_factory.mktemp("size"), 5).shards[0]
+    content = bytearray(shard.path.read_bytes())
+    with tarfile.open(shard.path) as tar:
+        start = tar.getmembers()[2 * lost].offset
+    content[start + 124 : start + 135] = f"{digits:o}".ljust(11, "0").encode()  # far beyond the end of the file
+    content[start + 148 : start + 156] = b" " * 8  # the sum is over blanks in its own place
+    content[start + 148 : start + 156] = f"{sum(content[start : start + 512]):06o}\0 ".encode()
+    shard.path.write_bytes(content)
+    found = list(FORMATS["webdataset"].found(shard))
+    assert [one.number for one in found if not isinstance(one, Loss)] == [n for n in range(5) if n != lost]
+    assert [(one.first, one.count) for one in found if isinstance(one, Loss)] == [(lost, 1)]
 
 
 def test_a_record_that_does_not_decode_is_lost_alone(tmp_path):

@@ -110,6 +110,23 @@ def test_what_cannot_be_written_is_one_clear_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+NAMES = st.text(max_size=3) | st.sampled_from(["shard-00000.records", "../x", "a/b", "..", "a\0"]) | st.integers()
+NUMBERS = st.integers(-2, 3) | st.floats() | st.text(max_size=1) | st.none() | st.booleans()
+
+
+@given(shards=st.lists(st.tuples(NAMES, NUMBERS, NUMBERS) | st.lists(NUMBERS, max_size=4), max_size=3) | NUMBERS)
+def test_a_manifest_that_was_changed_lists_files_beside_it_or_is_refused(tmp_path_factory, shards):
+    folder = tmp_path_factory.mktemp("changed")
+    (folder / "manifest.json").write_text(json.dumps({"format": "memory-map", "compression": "none", "shards": shards}))
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        assert "is not a manifest of shards" in str(error) and "write the shards again" in str(error)
+        return
+    assert all(shard.path.parent == folder and shard.num_records >= 0 for shard in manifest.shards)
+    assert len({shard.path for shard in manifest.shards}) == len(manifest.shards)
+
+
 def test_what_cannot_be_read_is_one_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_manifest(tmp_path)

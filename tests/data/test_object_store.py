@@ -111,6 +111,9 @@ def test_what_no_store_is_is_one_clear_error():
         ObjectStore(0.1, 0.0, 1.0)
     with pytest.raises(ValueError, match="latency_s of at least 0"):
         ObjectStore(-0.1, 1.0, 1.0)
+    for wrong in ((math.inf, 1.0, 1.0), (0.1, math.inf, 1.0), (0.1, 1.0, math.inf), (0.1, math.nan, 1.0)):
+        with pytest.raises(ValueError, match="rates above 0, all finite: got ObjectStore"):
+            ObjectStore(*wrong)
     with pytest.raises(ValueError, match="max_in_flight must be at least 1 request: got 0"):
         ObjectStore(0.1, 1.0, 1.0, 0)
     with pytest.raises(ValueError, match="in_flight must be at least 1 request: got 0"):

@@ -17,6 +17,7 @@ from lablib.data.queueing import (
 )
 
 TIMES = st.floats(0.05, 20.0)
+EVERY = st.floats(0, exclude_min=True, allow_infinity=False)
 
 
 def test_one_worker_as_fast_as_the_device_leaves_one_part_of_its_buffer_idle():
@@ -100,6 +101,12 @@ def test_the_upper_bound_of_exponential_times_is_their_closed_form():
     assert idle_share_exponential(1.0, 1.0, 1, 1) == pytest.approx(1 / 3)
 
 
+@given(load_s=EVERY, step_s=EVERY, workers=st.integers(1, 3), prefetch=st.integers(1, 3))
+def test_any_times_that_a_float_can_hold_have_a_share(load_s, step_s, workers, prefetch):
+    shares = open_orders(load_s, step_s, workers, prefetch)
+    assert math.fsum(shares) == pytest.approx(1) and all(0 <= share <= 1 for share in shares)
+
+
 @given(loads=st.lists(TIMES, min_size=1, max_size=9), steps=st.lists(TIMES, min_size=1, max_size=9))
 def test_the_upper_bound_is_over_all_pairs(loads, steps):
     pairs = [max(load_s, step_s) for load_s in loads for step_s in steps]
@@ -123,6 +130,10 @@ def test_the_smallest_prefetch_is_enough_and_one_less_is_not(load_s, step_s, wor
         (lambda: open_orders(0.0, 1.0), "finite and above 0 seconds: got 0.0 and 1.0"),
         (lambda: idle_share_exponential(1.0, 1.0, 0), "at least 1: got 0 and 2"),
         (lambda: idle_share_at_most([], [1.0]), "got none of one"),
+        (lambda: idle_share_at_most([math.nan], [1.0]), "finite and at least 0 seconds"),
+        (lambda: idle_share_at_most([1.0], [-1.0]), "finite and at least 0 seconds"),
+        (lambda: smallest_prefetch_exponential(1.0, 1.0, 1, math.nan), "max_idle_share must be from 0 to 1: got nan"),
+        (lambda: smallest_prefetch_exponential(1.0, 1.0, 1, -0.1), "from 0 to 1: got -0.1"),
     ],
 )
 def test_bad_input_is_one_clear_error(call, message):

@@ -1,6 +1,7 @@
 """Files of tokens give back what was written, in blocks and documents, and refuse what is not whole."""
 
 import errno
+import hashlib
 import json
 from contextlib import contextmanager
 
@@ -80,6 +81,67 @@ def test_a_changed_byte_is_found_by_the_checksum(tmp_path):
     path.write_bytes(content)
     with pytest.raises(TokenFileError, match="t.bin has the expected size.*other contents"):
         open_tokens(path)
+
+
+COUNTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "num_tokens": st.integers(-9, 40),
+        "num_documents": st.integers(-2, 9),
+        "dtype": st.sampled_from(["uint16", "uint32"]),
+        "vocab_size": st.integers(-1, 12),
+    },
+)
+
+
+@given(lengths=st.lists(st.integers(0, 5), max_size=6), change=COUNTS, checksum=st.booleans())
+def test_a_sidecar_that_was_changed_gives_the_same_tokens_or_none(tmp_path_factory, lengths, change, checksum):
+    path, documents = tmp_path_factory.mktemp("tokens") / "t.bin", [torch.arange(length) + 3 for length in lengths]
+    write_tokens(path, documents, 9, "identity")
+    sidecar = path.with_name("t.bin.json")
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change))
+    try:
+        opened = open_tokens(path, checksum=checksum)
+    except TokenFileError:
+        assert change
+        return
+    assert [opened.document(number).tolist() for number in range(opened.header.num_documents)] == [
+        one.tolist() for one in documents
+    ]
+    assert not checksum or all(token < opened.header.vocab_size for one in documents for token in one)
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_a_file_of_the_other_byte_order_is_refused(tmp_path_factory, lengths):
+    path = tmp_path_factory.mktemp("tokens") / "t.bin"
+    header = write_tokens(path, [torch.arange(length) for length in lengths], 9, "identity")
+    content, edge = path.read_bytes(), header.size_bytes - 8 * len(lengths)
+    swapped = b"".join(content[at : at + 2][::-1] for at in range(0, edge, 2))
+    swapped += b"".join(content[at : at + 8][::-1] for at in range(edge, len(content), 8))
+    path.write_bytes(swapped)
+    sidecar = path.with_name("t.bin.json")
+    about = json.loads(sidecar.read_text()) | {"sha256": hashlib.sha256(swapped).hexdigest()}
+    sidecar.write_text(json.dumps(about))
+    for checksum in (True, False):
+        with pytest.raises(TokenFileError, match="another byte order; encode the text again"):
+            open_tokens(path, checksum=checksum)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int64])
+def test_tokens_of_any_whole_type_are_written(tmp_path, dtype):
+    write_tokens(tmp_path / "t.bin", [torch.tensor([3, 0, 7], dtype=dtype)], 9, "x")
+    write_tokens(tmp_path / "again.bin", [open_tokens(tmp_path / "t.bin").tokens], 9, "x")
+    assert open_tokens(tmp_path / "again.bin").document(0).tolist() == [3, 0, 7]
+
+
+def test_what_are_no_tokens_is_one_clear_error(tmp_path):
+    for dtype in (torch.bool, torch.complex64, torch.float32, torch.uint64):
+        with pytest.raises(ValueError, match=f"row of whole numbers: document 0 has .2,. of {dtype}"):
+            write_tokens(tmp_path / "u.bin", [torch.zeros(2).to(dtype)], 9, "x")
+    for vocab_size in (-1, 0, 2**32 + 1):
+        with pytest.raises(ValueError, match=f"from 1 to 4294967296, four bytes a token: got {vocab_size}"):
+            write_tokens(tmp_path / "u.bin", [], vocab_size, "x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_foreign_files_and_tokens_are_refused(tmp_path):
