@@ -35,8 +35,12 @@ def train_bpe(pieces: Mapping[bytes, int], vocab_size: int, first_tokens: Sequen
         merges: pairs of tokens, each bytes.
 
     Raises:
-        ValueError: a vocabulary that has no room for the 256 bytes.
+        ValueError: a vocabulary that has no room for the 256 bytes, or first tokens that are not these.
     """
+    if first_tokens and sorted(first_tokens) != [bytes([b]) for b in range(256)]:
+        raise ValueError(
+            f"first_tokens must be the 256 bytes, each once: got {len(first_tokens)} tokens; leave it out."
+        )
     if vocab_size < 256:
         raise ValueError(f"vocab_size must be at least 256, one token a byte: got {vocab_size}; try 1024.")
     numbers = {token: number for number, token in enumerate(first_tokens or (bytes([b]) for b in range(256)))}

@@ -22,6 +22,7 @@ D. Murray et al., "tf.data: A Machine Learning Data Processing Framework", 2021,
 Simplified: webdataset begins to give out before its buffer is full if told so (`initial`).
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -93,4 +94,5 @@ def expected_displacement(size: int) -> float:
     """E[|d|] far from the ends: by how many places a buffer moves a sample, 2 (b - 1) (1 - 1/b)^(b - 1)."""
     if size < 1:
         raise ValueError(f"size must be at least 1 sample: got {size}; try 1000.")
-    return 2 * (size - 1) * (1 - 1 / size) ** (size - 1)
+    # (1 - 1/b)^(b - 1) by its logarithm: 1 - 1/b of a large b is 1 in a float.
+    return 2 * (size - 1) * math.exp((size - 1) * math.log1p(-1 / size)) if size > 1 else 0.0

@@ -33,10 +33,11 @@ from torch import Tensor, tensor
 from lablib.data.documents import documents
 from lablib.data.text import Corpus
 from lablib.files import parse_json, read_text, write_text
-from lablib.signature import checked
+from lablib.signature import checked, fits
 
 END_OF_DOCUMENT = "<|endoftext|>"
 FORMAT = "lablib tokenizer 1"
+LARGEST_VOCABULARY = 2**22  # the trainer asks for the memory of all at once; models have up to 2**18
 SMALLEST_VOCABULARY = 257  # every byte and the end of a document
 
 
@@ -94,7 +95,13 @@ class Tokenizer:
 
         Raises:
             ForeignTokensError: a number beyond the vocabulary.
+            ValueError: not one row of whole numbers.
         """
+        if isinstance(tokens, Tensor) and (tokens.ndim != 1 or tokens.is_floating_point() or tokens.is_complex()):
+            raise ValueError(
+                f"tokens must be one row of whole numbers: got {tuple(tokens.shape)} of {tokens.dtype}; decode a batch "
+                "row by row."
+            )
         numbers = [int(token) for token in tokens]
         for place, number in enumerate(numbers):
             if not 0 <= number < self.vocab_size:
@@ -143,8 +150,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, corpus: str = "text")
         corpus: the name of the texts, for messages.
 
     Raises:
-        ValueError: a vocabulary below 257, or no text at all.
+        ValueError: a vocabulary below 257 or above four million, or no text at all.
     """
+    if vocab_size > LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size must be at most {LARGEST_VOCABULARY}: got {vocab_size}; try 8192.")
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(
             f"vocab_size must be at least {SMALLEST_VOCABULARY}, every byte and the end of a document: "
@@ -173,14 +182,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
         OSError: no such file.
         ValueError: another kind of file, or one that was changed since.
     """
-    found = parse_json(read_text(path))
+    try:
+        found = parse_json(read_text(path))
+    except ValueError as error:
+        raise ValueError(f"{path} must be a file of Tokenizer.save ({error}); train one and save it.") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(
             f"{path} must be a file of Tokenizer.save: its format is not {FORMAT!r}; train one and save it."
         )
-    library = hf.Tokenizer.from_str(json.dumps(found["tokenizer"]))
-    tokenizer = _tokenizer(library, found["corpus"], found["corpus_sha256"])
-    if tokenizer.identity != found["identity"]:
+    tokenizer = _tokenizer_in(found)
+    if tokenizer is None or tokenizer.identity != found.get("identity"):
         raise ValueError(f"{path} was changed since it was saved: its checksum differs; train it again and save it.")
     return tokenizer
 
@@ -219,6 +230,18 @@ def _tokenizer(library: hf.Tokenizer, corpus: str, corpus_sha256: str) -> Tokeni
     about: dict[str, Any] = json.loads(library.to_str())
     identity = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return Tokenizer(library, corpus, corpus_sha256, identity)
+
+
+def _tokenizer_in(found: dict[str, Any]) -> Tokenizer | None:
+    """The tokenizer that a file's fields say, None if they say none."""
+    about = [found.get("corpus"), found.get("corpus_sha256")]
+    try:
+        library = hf.Tokenizer.from_str(json.dumps(found.get("tokenizer")))
+    except Exception:  # the library raises nothing narrower
+        return None
+    if library.token_to_id(END_OF_DOCUMENT) is None or not fits(about, list[str]):
+        return None
+    return _tokenizer(library, *map(str, about))
 
 
 def _hashed(texts: Iterable[str], digest: Any) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Shuffle buffers move samples as their closed forms say; quality knows a good order from a bad one; stale epochs."""
 
+import math
 import random
 from itertools import count, islice
 
@@ -44,6 +45,11 @@ def test_samples_move_as_the_closed_forms_say(size):
     quality = shuffle_quality(order)
     assert quality.correlation == pytest.approx(1 - 6 * size * (size - 1) / num**2, abs=1e-4)
     assert quality.neighbours_kept == pytest.approx(1 / size, abs=4 * (1 / size / num) ** 0.5)
+
+
+@pytest.mark.parametrize("size", [10**6, 2**60])
+def test_the_displacement_of_a_large_buffer_is_two_e_ths_of_it(size):
+    assert expected_displacement(size) == pytest.approx(2 * size / math.e, rel=1e-5)
 
 
 def test_the_displacement_of_small_buffers_in_numbers():

@@ -4,12 +4,14 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.data.naive_bpe import encode_bpe, train_bpe
 from lablib.data.tokenizer import (
     END_OF_DOCUMENT,
+    FORMAT,
     ForeignTokensError,
     Tokenizer,
     byte_letters,
@@ -124,6 +126,42 @@ def test_a_changed_or_foreign_file_is_refused(tmp_path):
         load_tokenizer(path)
 
 
+SAVED = {"format": FORMAT, "corpus": "small", "corpus_sha256": "", "identity": TOKENIZER.identity}
+
+
+@given(part=st.floats(0, 0.999))
+def test_a_file_that_is_cut_is_refused_by_its_name(tmp_path_factory, part):
+    path = tmp_path_factory.mktemp("cut") / "t.json"
+    TOKENIZER.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
+    with pytest.raises(ValueError, match=r"t.json must be a file of Tokenizer.save \("):
+        load_tokenizer(path)
+
+
+@given(
+    field=st.sampled_from(["corpus", "corpus_sha256", "identity", "tokenizer", "model", "added_tokens"]),
+    value=st.none() | st.integers() | st.text(max_size=3) | st.just({}) | st.just([]),
+)
+def test_a_file_with_a_field_of_something_else_is_refused(tmp_path_factory, field, value):
+    path = tmp_path_factory.mktemp("changed") / "t.json"
+    model = json.loads(TOKENIZER.library.to_str())
+    found = SAVED | {"tokenizer": model}
+    (model if field in model else found)[field] = value
+    path.write_text(json.dumps(found), "utf-8")
+    if field.startswith("corpus") and isinstance(value, str):  # a name, which nothing hangs on
+        assert load_tokenizer(path).identity == TOKENIZER.identity
+        return
+    with pytest.raises(ValueError, match="was changed since it was saved"):
+        load_tokenizer(path)
+
+
+@given(plane=st.integers(0, 16), places=st.lists(st.integers(0, 0xFFFF), max_size=40))
+def test_every_plane_of_unicode_comes_back(plane, places):
+    text = "".join(chr(plane << 16 | place) for place in places if plane or not 0xD800 <= place < 0xE000)
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
 def test_what_does_not_belong_to_a_tokenizer_is_one_clear_error():
     with pytest.raises(ForeignTokensError, match=r"in \[0, 300\).*token 1 is 300"):
         TOKENIZER.decode([0, 300])
@@ -137,6 +175,13 @@ def test_what_does_not_belong_to_a_tokenizer_is_one_clear_error():
         TOKENIZER.encode("a\ud800")
     with pytest.raises(ValueError, match="at least 257.*got 256"):
         train_tokenizer(TEXTS, 256)
+    with pytest.raises(ValueError, match="at most 4194304: got 4194305"):
+        train_tokenizer(TEXTS, 2**22 + 1)
+    for wrong in (torch.zeros(2, 2, dtype=torch.int64), torch.tensor([1.7]), torch.tensor(3)):
+        with pytest.raises(ValueError, match="one row of whole numbers: got"):
+            TOKENIZER.decode(wrong)
+    with pytest.raises(ValueError, match="the 256 bytes, each once: got 1 tokens"):
+        train_bpe({b"ab": 1}, 258, [b"a"])
     with pytest.raises(ValueError, match="at least 256.*got 255"):
         train_bpe({b"a": 1}, 255)
     with pytest.raises(ValueError, match="trained on text: got none"):
