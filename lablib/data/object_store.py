@@ -16,8 +16,10 @@ by range reads pay l each: whole shards, read in order, are why formats for trai
 Cost: the closed forms O(k); the simulation O(n log k).
 Source: F. Baskett, K. Chandy, R. Muntz, F. Palacios, "Open, closed, and mixed networks of queues with different classes
 of customers", JACM 1975 (product form of waiting and shared stations, for any distribution). Figures of `S3_10_GBIT`:
-"Best Practices Design Patterns: Optimizing Amazon S3 Performance", AWS 2019: first byte after roughly 100 to 200 ms
-(introduction); 85 to 90 MB/s a request, about 15 of them for 10 Gb/s, ranges of 8 to 16 MB (horizontal scaling).
+AWS, Amazon S3 User Guide (its source: github.com/awsdocs/amazon-s3-userguide, doc_source/optimizing-performance*.md):
+first byte after roughly 100 to 200 ms ("Best practices design patterns"; below 512 kB "often in the tens of
+milliseconds", "Timeouts and Retries"); 85 to 90 MB/s a request, about 15 of them for 10 Gb/s, ranges of 8 to 16 MB
+("Horizontal Scaling and Request Parallelization").
 Simplified: no errors, retries or limit on requests a second (S3: 5,500 a prefix); latency does not grow with load.
 """
 

@@ -82,6 +82,13 @@ def test_a_state_edited_by_hand_is_one_clear_error_or_a_true_one(used, sizes, le
     assert all(0 <= piece.start < piece.stop <= sizes[piece.shard] for piece in left)
 
 
+@given(sizes=SIZES, world_size=st.integers(1, 4))
+def test_without_workers_the_ranks_read_everything(sizes, world_size):
+    left = ShardProgress(sizes).left()
+    got = [sample for rank in range(world_size) for *_, sample in ShardReader(read, left, rank, world_size)]
+    assert sorted(got) == samples(sizes)
+
+
 @given(sizes=SIZES, num_readers=st.integers(1, 20), seed=st.integers(0, 9))
 def test_pieces_are_dealt_out_once_and_evenly(sizes, num_readers, seed):
     readers = deal_pieces(ShardProgress(sizes).left(), num_readers, seed)
