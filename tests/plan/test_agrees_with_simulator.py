@@ -51,7 +51,7 @@ def pipeline(cluster: str, tensor: int, stages: int, micro_batches: int, **confi
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("micro_batches", [1, 4, 12])
+@pytest.mark.parametrize("micro_batches", [1, 4, thorough(12)])
 def test_a_pipeline_of_few_and_of_many_micro_batches(micro_batches, recompute):
     sizes = {"hidden": 512, "layers": 4, "seq": 2048, "micro_batch": 4, "recompute": recompute}
     pipeline("dgx-a100", 2, 4, micro_batches, **sizes)
@@ -167,7 +167,7 @@ def test_recomputation_with_and_without_data_parallel(kind, recompute):
     data_parallel(kind, 1 if kind == "one" else 4, _SMALL, 2, 2, recompute=recompute)
 
 
-@pytest.mark.parametrize("ranks", [3, 16])
+@pytest.mark.parametrize("ranks", [3, thorough(16)])
 def test_sizes_that_ranks_do_not_divide(ranks):
     data_parallel("fsdp", ranks, _ODD, 1, 2, dtype=torch.bfloat16)
 

@@ -30,7 +30,7 @@ check
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # small sizes, a few seconds
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=8
 # ## Bytes of a chain
 #
 # An *element-wise* operator calculates each number of its result from the numbers at the same place. In eager PyTorch
@@ -68,8 +68,14 @@ print(f"together {cost.size_bytes / (4 * numel):g} tensors; you guessed {my_gues
 
 # %% [markdown]
 # Every kernel reads what it needs and writes its result: 2, 2, 3 and 2 tensors. A *fused* kernel does the whole chain
-# for one number before the next: a, b and c stay in the chip's *registers*. Predict its bytes, then have both counted
-# by the simulator, which prices each operator that it sees.
+# for one number before the next: a, b and c stay in the chip's *registers*. Guess what it moves.
+
+# %%
+my_guess_fused = None  # tensors read and written by the fused kernel
+print("guess:", my_guess_fused)
+
+# %% [markdown]
+# Now the simulator counts both: it sees and prices each operator.
 
 # %%
 rows = {}
@@ -78,11 +84,13 @@ for name, run in (("unfused", run_unfused), ("fused", run_fused)):
     spans = [one for one in seen.timeline.spans if one.flops or one.size_bytes]
     spans = [one for one in spans if "rand" not in one.name and "normal" not in one.name]
     rows[name] = {"kernels": len(spans), "tensors moved": sum(one.size_bytes for one in spans) / (4 * numel)}
+print("you guessed", my_guess_fused)
 pd.DataFrame(rows).T
 
 # %% [markdown]
 # *Intensity* is FLOPs per byte moved. A *roofline* draws what rate a device allows at each intensity: on the slope
-# memory is the limit, on the flat part arithmetic. The FLOPs here are the same before and after.
+# memory is the limit, on the flat part arithmetic; between them is the *ridge*. The FLOPs here are the same before and
+# after.
 
 # %%
 costs = {"unfused": cost, "fused": fused_cost(chain, numel, itemsize=4)}
@@ -203,7 +211,7 @@ try_out(join, pairs[0], sums[0], pairs[1], sums[1])
 # %% tags=["check"] points=2
 check.join(join)
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=14
 # ## Attention as that loop
 #
 # Attention weighs values v by the softmax of scores `q k^T / sqrt(d)`. For N tokens the scores are N x N numbers.
@@ -247,8 +255,13 @@ try_out(attend, torch.zeros(2, 2), torch.zeros(4, 2), values, 1, 2)
 check.attend(attend)
 
 # %% [markdown]
-# Its bytes, for one head of width 64 and room on the chip for 48 Ki numbers: standard attention writes and reads N x N
-# scores, the paper's loop reads q and o once for each tile of keys. Which grows faster with N? Look.
+# Now its bytes, for one head of width 64 and room on the chip for 48 Ki numbers. Standard attention writes and reads
+# N x N scores; the paper's loop reads q and o once for each tile of keys. Guess: with twice the tokens, how many times
+# the bytes has each?
+
+# %%
+my_guess_growth = None  # two factors: standard, the paper's loop
+print("guess:", my_guess_growth)
 
 # %%
 from lablib.kernels.attention_bytes import paper_flash_numbers, standard_numbers
@@ -260,39 +273,42 @@ curves = {
 }
 axes = {"x_label": "tokens N", "y_label": "moved", "x_unit": "count", "y_unit": "B", "log_x": True, "log_y": True}
 show(figure_lines(sizes, curves, **axes, title="Bytes of one head in 16 bits"))
+for name, line in curves.items():
+    print(f"{name}: {line[-1] / line[-2]:.1f} times the bytes at twice the tokens")
+print("you guessed", my_guess_growth)
 
 # %% [markdown]
 # Both grow with N^2: standard attention as 4 N^2, the loop as about 12 N^2 d^2 / M with room for M numbers on chip.
-# So it moves fewer bytes where M is well above 3 d^2. Now a small kernel of the library, all its accesses counted.
-# Its loop keeps a tile of queries on chip and reads keys again, so its count is not the paper's.
+# So it moves fewer bytes where M is well above 3 d^2.
 #
-# What must be kept for backward: standard attention keeps the N x N shares, the loop one number a query beside q, k, v
-# and o.
+# And the memory that a step needs? Standard attention keeps the N x N shares for backward, the loop one number a query
+# beside q, k, v and o. The simulator's *ledger* notes every allocation; here its peak, forward and backward.
 
 # %%
-from lablib.kernels.attention_plan import AttentionTiles
-from lablib.kernels.flash_attention import flash_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-N, d, tile = 64, 16, 16
-if tl is not None:
-    q, k, v = (torch.randn(1, 1, N, d) for _ in range(3))
-    with record_accesses() as launches:
-        flash_attention(q, k, v, tiles=AttentionTiles(tile, tile))
-    counted = hbm_bytes(launches)
-    print({name: counted[name] for name in ("q", "k", "v", "o")})
-    print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
 
-# %%
-from lablib.kernels.attention_bytes import kept_bytes, standard_kept_bytes
+def standard(q, k, v):
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+def step(attention, N):
+    make = {"dtype": torch.bfloat16, "requires_grad": True}
+    q, k, v = (torch.randn(1, 1, N, 64, **make) for _ in range(3))
+    attention(q, k, v).sum().backward()
+
 
 rows = {}
-for N in sizes[::2]:
-    shape = (N, N, 1, 1, 64, 2)
-    rows[N] = {"standard (MB)": standard_kept_bytes(*shape) / 1e6, "loop (MB)": kept_bytes(*shape) / 1e6}
-print("kept for backward, one head, in 16 bits")
-pd.DataFrame(rows).T.round(2)
+for N in (1024, 4096, 16384):
+    for name, attention in (("standard", standard), ("fused", scaled_dot_product_attention)):
+        run = launch(step, attention, N, ranks=1, cluster="dgx-h100", fidelity="shapes")
+        rows.setdefault(f"{N:,} tokens", {})[f"{name} (MB)"] = run.memory.peak_bytes(0) / 1e6
+pd.DataFrame(rows).T.round(1)
 
-# %% [markdown] minutes=7
+# %% [markdown]
+# Four times the tokens: about 16 times the memory with scores, four times without. That is why long texts need it.
+
+# %% [markdown] minutes=6
 # ## Tiles and waves
 #
 # A matrix product is also cut in tiles of its output. The GPU's *cores* (of an H100, 132) take one tile each: one
@@ -410,14 +426,13 @@ if "fused" in took:
 
 # %% [markdown]
 # Ranges that overlap decide nothing. Bytes predict the ratio only where memory is the limit: with a costly operator,
-# such as tanh, a CPU may wait for arithmetic instead, and fusing then gains little. Where Python must see a value,
-# the graph ends, and so does fusing. Guess how many graphs this function becomes.
+# such as tanh, a CPU may wait for arithmetic instead, and fusing then gains little.
+#
+# Where Python must see a value, the graph ends, and so does fusing: a *graph break*. Guess: how many graphs does this
+# function become?
 
 
 # %%
-from lablib.kernels.graph_breaks import find_graph_breaks
-
-
 def careful(x):
     x = torch.relu(x) * 2
     if x.sum() > 0:
@@ -425,10 +440,30 @@ def careful(x):
     return torch.tanh(x)
 
 
+my_guess_graphs = None
+print("guess:", my_guess_graphs)
+
+
+# %%
+from lablib.kernels.graph_breaks import find_graph_breaks
+
 found = find_graph_breaks(careful, torch.randn(8))
-print(f"{found.graphs} graphs")
+print(f"{found.graphs} graphs; you guessed {my_guess_graphs}")
 for one in found.breaks:
     print_text(f"line {one.line}, `{one.text}`. Torch says: {one.reason}")
+
+# %% [markdown]
+# `if` needs a Python truth value, and so the number itself: the host waits for the device, and what comes after is a
+# new graph. `torch.where(x.sum() > 0, x + 1, x)` leaves the choice to the device, in one graph.
+
+
+# %%
+def mended(x):
+    x = torch.relu(x) * 2
+    return torch.tanh(torch.where(x.sum() > 0, x + 1, x))
+
+
+print(find_graph_breaks(mended, torch.randn(8)).graphs, "graph")
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a product with a fused epilogue
@@ -446,6 +481,77 @@ if tl is not None:
         with record_accesses() as launches:
             matmul(a, b, *extra, tiles=MatmulTiles(16, 16, 16))
         print(f"{name}: {hbm_bytes(launches)}")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a loop of the library, counted
+#
+# The library's kernel keeps a tile of queries on chip and reads keys and values again for each: not the paper's order
+# of loops, so not its count. All its accesses, as noted by the interpreter:
+
+# %%
+from lablib.kernels.attention_plan import AttentionTiles
+from lablib.kernels.flash_attention import flash_attention
+
+N, d, tile = 64, 16, 16
+if tl is not None:
+    q, k, v = (torch.randn(1, 1, N, d) for _ in range(3))
+    with record_accesses() as launches:
+        flash_attention(q, k, v, tiles=AttentionTiles(tile, tile))
+    counted = hbm_bytes(launches)
+    print({name: counted[name] for name in ("q", "k", "v", "o")})
+    print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
+
+# %% [markdown]
+# Backward has no shares to read. It computes the scores of each tile again, and from them and the one number kept a
+# query, m + log s, the shares: `exp(score - m - log s)`. More FLOPs, fewer bytes. A tile of forward has two products;
+# backward has five in the paper, and seven here, where one pass makes the queries' gradients and one the others'.
+
+# %%
+from lablib.kernels.attention_bytes import backward_flops, forward_flops
+from lablib.kernels.attention_plan import equal_lengths
+
+for is_causal in (False, True):
+    plan = equal_lengths(1, 4096, 4096, is_causal=is_causal, tiles=AttentionTiles(64, 64))
+    ratio = backward_flops(plan, 1, 64) / forward_flops(plan, 1, 64)
+    print(f"causal {is_causal}: forward {forward_flops(plan, 1, 64) / 1e9:.1f} GFLOPs, backward {ratio:g} times that")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: norms and the loss, each in one kernel
+#
+# A norm and the loss are chains too. RMSNorm reads a row, and keeps one number of it for backward. Cross-entropy joins
+# softmax, logarithm and choice: the shares of V words are never written. Bytes of forward and backward, counted:
+
+# %%
+from lablib.kernels.cross_entropy import cross_entropy
+from lablib.kernels.rms_norm import rms_norm
+
+if tl is not None:
+    x, gain = torch.randn(16, 64, requires_grad=True), torch.ones(64, requires_grad=True)
+    with record_accesses() as launches:
+        rms_norm(x, gain).sum().backward()
+    moved = sum(hbm_bytes(launches).values())
+    print(f"RMSNorm: {len(launches)} kernels move {moved / x.nbytes:.1f} times the bytes of x")
+    with record_accesses() as launches:
+        cross_entropy(x, torch.arange(16)).backward()
+    moved = sum(hbm_bytes(launches).values())
+    print(f"cross-entropy: {len(launches)} kernel moves {moved / x.nbytes:.1f} times the bytes of x")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: compilers side by side
+#
+# The chain in each compiler that is here. TorchScript is torch's older one; `aot_eager` makes graphs, with backward in
+# them, and fuses nothing; JAX compiles with XLA. inductor, which fuses, is left out: its first call takes 15 seconds.
+
+# %%
+from lablib.kernels.compilers import compare
+
+rows = {}
+numbers = torch.randn(2**16), torch.randn(2**16)
+for one in compare(four, *numbers, ways=("eager", "torchscript", "aot_eager", "jax"), repeats=3):
+    value = one.skipped or f"{one.first_call_s * 1e3:.0f} ms, then {one.call_s * 1e3:.1f} ms"
+    equal = "" if one.skipped else torch.equal(one.value, four(*numbers))
+    rows[one.way] = {"first call, later calls": value, "equal to eager": equal}
+pd.DataFrame(rows).T
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: when the host is the limit
