@@ -95,15 +95,27 @@ def _end(
 WRONG_ANSWERS = {
     "softmax_kernel": [
         ("stores nothing", _softmax(store="pass"), "y is written"),
-        ("masks the rest as 0", _softmax(x="tl.load(x_ptr + row + at, mask=at < M, other=0.0)"), ""),
-        ("subtracts no maximum", _softmax(e="tl.exp(x)"), ""),
-        ("subtracts the minimum", _softmax(e="tl.exp(x - tl.min(x, axis=0))"), ""),
+        (
+            "masks the rest as 0",
+            _softmax(x="tl.load(x_ptr + row + at, mask=at < M, other=0.0)"),
+            "every row of y has the sum 1 (a row shorter than the tile; 3 x 5, BLOCK 8)",
+        ),
+        ("subtracts no maximum", _softmax(e="tl.exp(x)"), "no number is nan"),
+        (
+            "subtracts the minimum",
+            _softmax(e="tl.exp(x - tl.min(x, axis=0))"),
+            "no number is nan (a row shorter than the tile; 3 x 5, BLOCK 8)",
+        ),
         ("does not divide", _softmax(store="tl.store(y_ptr + row + at, e, mask=at < M)"), "has the sum 1"),
         ("divides by BLOCK", _softmax(store="tl.store(y_ptr + row + at, e / BLOCK, mask=at < M)"), "has the sum 1"),
-        ("knows the first row alone", _softmax(row="0"), ""),
-        ("steps by BLOCK", _softmax(row="tl.program_id(0) * BLOCK"), ""),
-        ("loads without a mask", _softmax(x="tl.load(x_ptr + row + at)"), ""),
-        ("stores without a mask", _softmax(store="tl.store(y_ptr + row + at, e / tl.sum(e, axis=0))"), ""),
+        ("knows the first row alone", _softmax(row="0"), "every number of x is read"),
+        ("steps by BLOCK", _softmax(row="tl.program_id(0) * BLOCK"), "your code runs without an exception"),
+        ("loads without a mask", _softmax(x="tl.load(x_ptr + row + at)"), "your code runs without an exception"),
+        (
+            "stores without a mask",
+            _softmax(store="tl.store(y_ptr + row + at, e / tl.sum(e, axis=0))"),
+            "your code runs without an exception",
+        ),
         (
             "leaves out the last number",
             _softmax(x='tl.load(x_ptr + row + at, mask=at < M - 1, other=-float("inf"))'),
@@ -122,7 +134,10 @@ WRONG_ANSWERS = {
         (
             "writes e to memory first",
             _softmax(
-                store="tl.store(y_ptr + row + at, e, mask=at < M)\n    tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)"  # noqa: E501
+                store=(
+                    "tl.store(y_ptr + row + at, e, mask=at < M)\n"
+                    "    tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)"
+                ),
             ),
             "each number of y is written once",
         ),
@@ -135,16 +150,36 @@ WRONG_ANSWERS = {
         ("uses Triton's own", _softmax(e="tl.softmax(x)"), "the answer is your own code"),
     ],
     "join": [
-        ("adds the sums", _join(s="s1 + s2"), ""),
+        ("adds the sums", _join(s="s1 + s2"), "s is the sum of exp(x - m) (either maximum is larger)"),
         ("takes the smaller maximum", _join(m="torch.minimum(m1, m2)"), "m is the larger maximum"),
         ("adds the maxima", _join(m="m1 + m2"), "m is the larger maximum"),
         ("keeps the first maximum", _join(m="m1"), "m is the larger maximum"),
         ("keeps the second maximum", _join(m="m2"), "m is the larger maximum"),
-        ("corrects the first alone", _join(s="s1 * torch.exp(m1 - shift) + s2"), ""),
-        ("corrects the second alone", _join(s="s1 + s2 * torch.exp(m2 - shift)"), ""),
-        ("has the sign wrong", _join(s="s1 * torch.exp(shift - m1) + s2 * torch.exp(shift - m2)"), ""),
-        ("swaps the factors", _join(s="s2 * torch.exp(m1 - shift) + s1 * torch.exp(m2 - shift)"), ""),
-        ("goes back to plain exp", _join(s="(s1 * torch.exp(m1) + s2 * torch.exp(m2)) / torch.exp(shift)"), ""),
+        (
+            "corrects the first alone",
+            _join(s="s1 * torch.exp(m1 - shift) + s2"),
+            "s is the sum of exp(x - m) (either maximum is larger)",
+        ),
+        (
+            "corrects the second alone",
+            _join(s="s1 + s2 * torch.exp(m2 - shift)"),
+            "s is the sum of exp(x - m) (either maximum is larger)",
+        ),
+        (
+            "has the sign wrong",
+            _join(s="s1 * torch.exp(shift - m1) + s2 * torch.exp(shift - m2)"),
+            "s is the sum of exp(x - m) (either maximum is larger)",
+        ),
+        (
+            "swaps the factors",
+            _join(s="s2 * torch.exp(m1 - shift) + s1 * torch.exp(m2 - shift)"),
+            "s is the sum of exp(x - m) (either maximum is larger)",
+        ),
+        (
+            "goes back to plain exp",
+            _join(s="(s1 * torch.exp(m1) + s2 * torch.exp(m2)) / torch.exp(shift)"),
+            "m and s are no nan (both far above 0)",
+        ),
         ("knows no empty parts", _join(shift="m"), "both parts are empty"),
         ("returns s alone", _join(returned="s"), "a pair is returned"),
         ("returns s first", _join(returned="s, m"), "m is the larger maximum"),
@@ -158,54 +193,162 @@ WRONG_ANSWERS = {
         ),
     ],
     "attend": [
-        ("no scale", _attend(scores="q @ keys.T"), ""),
-        ("divides by d", _attend(scores="q @ keys.T / d"), ""),
-        ("sees the future", _attend(hidden="torch.zeros(R, len(keys), dtype=torch.bool)"), ""),
-        ("does not see itself", _attend(hidden="start + torch.arange(len(keys)) >= at"), ""),
-        ("forgets where the queries begin", _attend(at="torch.arange(R)[:, None]"), ""),
-        ("forgets where the tile begins", _attend(hidden="torch.arange(len(keys)) > at"), ""),
-        ("does not correct s", _attend(update="new, s + share.sum(1, keepdim=True), o * old + share @ values"), ""),
-        ("does not correct o", _attend(update="new, s * old + share.sum(1, keepdim=True), o + share @ values"), ""),
-        ("forgets to divide", _attend(returned="o"), ""),
+        (
+            "no scale",
+            _attend(scores="q @ keys.T"),
+            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
+        ),
+        (
+            "divides by d",
+            _attend(scores="q @ keys.T / d"),
+            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
+        ),
+        (
+            "sees the future",
+            _attend(hidden="torch.zeros(R, len(keys), dtype=torch.bool)"),
+            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
+        ),
+        (
+            "does not see itself",
+            _attend(hidden="start + torch.arange(len(keys)) >= at"),
+            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
+        ),
+        (
+            "forgets where the queries begin",
+            _attend(at="torch.arange(R)[:, None]"),
+            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
+        ),
+        (
+            "forgets where the tile begins",
+            _attend(hidden="torch.arange(len(keys)) > at"),
+            "each query's mean of the values (the first queries; R 5, d 3, N 16, first 0, block 4)",
+        ),
+        (
+            "does not correct s",
+            _attend(update="new, s + share.sum(1, keepdim=True), o * old + share @ values"),
+            "each query's mean of the values",
+        ),
+        (
+            "does not correct o",
+            _attend(update="new, s * old + share.sum(1, keepdim=True), o + share @ values"),
+            "each query's mean of the values",
+        ),
+        (
+            "forgets to divide",
+            _attend(returned="o"),
+            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
+        ),
         (
             "divides in each tile",
             _attend(
-                update="new, s * old + share.sum(1, keepdim=True), (o * old + share @ values) / (s * old + share.sum(1, keepdim=True))",  # noqa: E501
+                update=(
+                    "new, s * old + share.sum(1, keepdim=True), (o * old + "
+                    "share @ values) / (s * old + share.sum(1, keepdim=True))"
+                ),
                 returned="o",
             ),
-            "",
+            "each query's mean of the values (the first queries; R 5, d 3, N 16, first 0, block 4)",
         ),
-        ("the maximum of the tile alone", _attend(new="scores.amax(1, keepdim=True)"), ""),
-        ("no maximum", _attend(new="torch.zeros_like(m)"), ""),
-        ("begins with a maximum of 0", _attend(start="q.new_zeros(R, 1), q.new_zeros(R, 1), torch.zeros_like(q)"), ""),
+        (
+            "the maximum of the tile alone",
+            _attend(new="scores.amax(1, keepdim=True)"),
+            "no number is nan (the first queries; R 5, d 3, N 16, first 0, block 4)",
+        ),
+        (
+            "no maximum",
+            _attend(new="torch.zeros_like(m)"),
+            "no number is nan (scores far apart; R 5, d 3, N 20, first 11, block 4)",
+        ),
+        (
+            "begins with a maximum of 0",
+            _attend(start="q.new_zeros(R, 1), q.new_zeros(R, 1), torch.zeros_like(q)"),
+            "no number is nan (scores far below 0; R 5, d 3, N 20, first 11, block 4)",
+        ),
         ("visits every tile", _attend(loop="0, len(k)"), "tiles that no query sees are skipped"),
-        ("leaves the last tile out", _attend(loop="0, first + 1"), ""),
+        (
+            "leaves the last tile out",
+            _attend(loop="0, first + 1"),
+            "each query's mean of the values (the first queries; R 5, d 3, N 16, first 0, block 4)",
+        ),
         (
             "one tile",
-            "def attend(q, k, v, first, block):\n    R, d = q.shape\n    scores = q @ k[: first + R].T / math.sqrt(d)\n    at = first + torch.arange(R)[:, None]\n    scores = scores.masked_fill(torch.arange(first + R) > at, -math.inf)\n    share = torch.exp(scores - scores.amax(1, keepdim=True))\n    return share @ v[: first + R] / share.sum(1, keepdim=True)\n",  # noqa: E501
+            (
+                "def attend(q, k, v, first, block):\n"
+                "    R, d = q.shape\n"
+                "    scores = q @ k[: first + R].T / math.sqrt(d)\n"
+                "    at = first + torch.arange(R)[:, None]\n"
+                "    scores = scores.masked_fill(torch.arange(first + R) > at, -math.inf)\n"
+                "    share = torch.exp(scores - scores.amax(1, keepdim=True))\n"
+                "    return share @ v[: first + R] / share.sum(1, keepdim=True)\n"
+            ),
             "scores of at most `block` keys",
         ),
         (
             "torch's own",
-            "def attend(q, k, v, first, block):\n    R, N = len(q), len(k)\n    mask = torch.arange(N) <= first + torch.arange(R)[:, None]\n    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], mask)[0]\n",  # noqa: E501
+            (
+                "def attend(q, k, v, first, block):\n"
+                "    R, N = len(q), len(k)\n"
+                "    mask = torch.arange(N) <= first + torch.arange(R)[:, None]\n"
+                "    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], mask)[0]\n"
+            ),
             "your own",
         ),
     ],
     "end_of_step": [
-        ("returns N", _end(returned="N"), ""),
-        ("rounds up to a tile", _end(returned="across * columns"), ""),
-        ("rounds tiles down", _end(across="N // columns"), ""),
-        ("rounds rows down", _end(down="M // rows or 1"), ""),
-        ("rounds waves down", _end(waves="down * across // cores or 1"), ""),
+        ("returns N", _end(returned="N"), "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)"),
+        (
+            "rounds up to a tile",
+            _end(returned="across * columns"),
+            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
+        ),
+        (
+            "rounds tiles down",
+            _end(across="N // columns"),
+            "more rows of tiles than cores, two columns (M 112, N 9, tiles 16 x 8, 3 cores)",
+        ),
+        (
+            "rounds rows down",
+            _end(down="M // rows or 1"),
+            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
+        ),
+        (
+            "rounds waves down",
+            _end(waves="down * across // cores or 1"),
+            "several waves (M 48, N 96, tiles 16 x 8, 8 cores)",
+        ),
         ("takes a fraction of waves", _end(waves="down * across / cores"), "a whole number is returned"),
-        ("forgets the rows", _end(down="1"), ""),
-        ("one wave always", _end(waves="1"), ""),
-        ("returns tiles", _end(returned="waves * cores // down"), ""),
-        ("rounds columns of tiles up", _end(returned="-(-waves * cores // down) * columns"), ""),
-        ("swaps rows and columns", _end(down="-(-M // columns)", across="-(-N // rows)"), ""),
-        ("begins a new wave always", _end(waves="down * across // cores + 1"), ""),
-        ("the whole area", _end(returned="waves * cores * rows * columns // M"), ""),
-        ("one column too many", _end(returned="waves * cores // down * columns + 1"), ""),
+        ("forgets the rows", _end(down="1"), "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)"),
+        ("one wave always", _end(waves="1"), "several waves (M 48, N 96, tiles 16 x 8, 8 cores)"),
+        (
+            "returns tiles",
+            _end(returned="waves * cores // down"),
+            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
+        ),
+        (
+            "rounds columns of tiles up",
+            _end(returned="-(-waves * cores // down) * columns"),
+            "cores that rows of tiles do not divide (M 48, N 8, tiles 16 x 8, 8 cores)",
+        ),
+        (
+            "swaps rows and columns",
+            _end(down="-(-M // columns)", across="-(-N // rows)"),
+            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
+        ),
+        (
+            "begins a new wave always",
+            _end(waves="down * across // cores + 1"),
+            "a width at the end of its step (M 32, N 32, tiles 16 x 8, 8 cores)",
+        ),
+        (
+            "the whole area",
+            _end(returned="waves * cores * rows * columns // M"),
+            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
+        ),
+        (
+            "one column too many",
+            _end(returned="waves * cores // down * columns + 1"),
+            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
+        ),
     ],
 }
 
@@ -226,7 +369,10 @@ RIGHT_ANSWERS = {
             "nan_to_num",
             _join(
                 shift="m",
-                s="s1 * torch.exp((m1 - m).nan_to_num(neginf=-math.inf)) + s2 * torch.exp((m2 - m).nan_to_num(neginf=-math.inf))",  # noqa: E501
+                s=(
+                    "s1 * torch.exp((m1 - m).nan_to_num(neginf=-math.inf)) "
+                    "+ s2 * torch.exp((m2 - m).nan_to_num(neginf=-math.inf))"
+                ),
             ),
         ),
         ("clamped", _join(shift="m.clamp(min=-1e30)")),
