@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 from lablib.course import Expect, exercise
@@ -33,9 +34,19 @@ def fewest_workers(expect: Expect, fewest_workers: Callable[..., int | None]) ->
         where += f", at most {most})"
         saw = fewest_workers(load, copy, step, own, most)
         wanted = next((k for k in range(1, most + 1) if load <= k * (max(copy, step) if own else copy + step)), None)
-        if isinstance(saw, bool) or not (saw is None or isinstance(saw, int)):
-            raise RuleBroken(f"a whole number of workers, or None: {where}", short_repr(saw), f"{wanted}, an int")
+        if not _is_count_or_none(saw):
+            raise RuleBroken(f"a whole number of workers, or None: {where}", _typed(saw), _typed(wanted))
         expect.equal(where, saw, wanted)
+
+
+def _is_count_or_none(saw: Any) -> bool:
+    """Also a whole number of numpy's."""
+    return saw is None or (isinstance(saw, Integral) and not isinstance(saw, bool))
+
+
+def _typed(value: Any) -> str:
+    """6.0 would be shown as 6: its type is said with it."""
+    return "None" if value is None else f"{short_repr(value)}, type {type(value).__name__}"
 
 
 def _settings(draw: Draw) -> Iterator[tuple[str, int, int, int, bool, int]]:
@@ -55,8 +66,11 @@ def _settings(draw: Draw) -> Iterator[tuple[str, int, int, int, bool, int]]:
     yield "just as many as there may be", k * step, 0, step, False, k
     yield "None where even the most are too few", k * step + 1, 0, step, False, k
     yield "None where one is too few", step + 1, 0, step, True, 1
-    large = 3 * 10**17 + draw.integer(1, 9)
-    yield "large numbers are exact", 3 * large + 1, 0, large, False, 99
+    yield "the same, where one more is needed than there may be", k * step, 0, step, False, k - 1
+    yield "many workers", 2 * 96 + 1, 0, 2, False, 99
+    yield "one ms more than long steps", 2000 * k + 1, 0, 2000, False, 99
+    yield "a copy of one ms", k * (step + 1), 1, step, False, 99
+    yield "a load of seven steps", 35, 0, 5, False, 99
     for _ in range(40):
         load, copy, step, most = draw.integer(1, 900), draw.integer(0, 120), draw.integer(1, 120), draw.integer(1, 12)
         yield "drawn at random", load, copy, step, draw.integer(0, 1) == 1, most
@@ -89,15 +103,14 @@ def smallest_prefetch(expect: Expect, smallest_prefetch: Callable[..., int | Non
 
 
 def _expect_count(expect: Expect, rule: str, saw: Any, wanted: int | None, loads: list[int], step: int) -> None:
-    if saw is None or type(saw) is int:
-        if type(saw) is int and saw < 1:
-            raise RuleBroken(rule, f"{saw}", "at least 1: without an order nothing is loaded")
-        if type(saw) is int and (waits := _waits(loads, step, saw)):
-            batch, waited = waits[0]
-            raise RuleBroken(rule, f"{saw}, where the device waits {waited} ms before batch {batch}", f"{wanted}")
-        expect.equal(rule, saw, wanted)
-        return
-    raise RuleBroken(f"a whole number, or None: {rule}", short_repr(saw), f"{wanted}, an int")
+    if not _is_count_or_none(saw):
+        raise RuleBroken(f"a whole number, or None: {rule}", _typed(saw), _typed(wanted))
+    if saw is not None and saw < 1:
+        raise RuleBroken(f"without an order nothing is loaded: {rule}", f"{saw}", f"{wanted}")
+    if saw is not None and (waits := _waits(loads, step, saw)):
+        batch, waited = waits[0]
+        raise RuleBroken(rule, f"{saw}, where the device waits {waited} ms before batch {batch}", f"{wanted}")
+    expect.equal(rule, None if saw is None else int(saw), wanted)
 
 
 def _waits(loads: Sequence[int], step: int, prefetch: int) -> list[tuple[int, int]]:
@@ -136,20 +149,18 @@ def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
         yield f"one load of little more than {late} steps among quick ones", loads, step
     yield "slow loads apart from one another", [1, 1, 1, 2 * step, 1, 1, 1, 2 * step, 1, 1], step
     yield "the last load is slow", [1] * 5 + [3 * step], step
-    yield (
-        "batch 0 gives the others time if it takes long: the worker loads on only when free",
-        [
-            3 * step,
-            2 * step,
-            1,
-            1,
-            1,
-        ],
-        step,
-    )
+    slow_first = [3 * step, 2 * step, 1, 1, 1]
+    yield "batch 0 gives the others time if it takes long: the worker loads on only when free", slow_first, step
     yield "one worker loads in turn", [1, step + 5, step - 5, step + 3, 1, 1], step
     yield "all orders of the start are needed", [1] * 6 + [6 * step - 1], step
     yield "loads of no time", [0, 0, 0, 2 * step, 0], step
+    yield "many orders are needed", [1] * 150 + [120 * step], step
+    yield "all orders of the start but one", [step, step // 2, step + step // 3], step
+    yield "many slow loads one after another", [1] * 40 + [2 * step] * 20 + [1] * 3, step
+    yield "the last of many is slow", [step // 2] * 299 + [12 * step], step
+    yield "late by one of many ms", [1] * 5 + [2 * 10**8 + 1], 10**8
+    yield "slow at the end", [1] * 6 + [3 * step], step
+    yield "the same loads, the slow one first", [3 * step] + [1] * 6, step
     long = [draw.integer(1, step) for _ in range(300)]
     long[200] = 9 * step
     yield "a long trace", long, step
@@ -239,18 +250,37 @@ def _deliveries(draw: Draw) -> Iterator[tuple[str, Delivered, int]]:
     yield "lost, and as many repeated", [[[0, 1], [2, 2]], [[2, 0], [1, 3]]], 4
     yield "all three at once", [[[0, 1], [1, 2]], [[0, 1], [2, 1]]], 4
     yield "stale and repeated", [[[0, 1], [1, 2]], [[0, 1], [2, 1]]], 3
+    yield "one epoch's part begins the other's", [[[0, 1], [2, 3, 4]], [[0, 1, 2], [4, 3]]], 5
     yield "parts of different lengths", [[[0, 1, 2], [3, 4]], [[4, 3, 1], [2, 0]]], 5
+    a, b, c, d = [[0, 1], [2, 3]], [[1, 2], [3, 0]], [[2, 0], [1, 3]], [[3, 1], [0, 2]]
+    yield "the first sample lost", [[[1, 2], [3, 4]]], 5
+    yield "lost in one epoch, repeated in the other", [[[0, 1], [2, 2]], [[1, 0], [3, 3]]], 4
+    yield "the first and the fourth epoch alike", [a, b, c, a], 4
+    yield "the second and the last of five epochs alike", [a, b, c, d, b], 4
+    yield "lost in the middle epoch only", [[[0, 1, 2], [3, 4]], [[2, 0], [1, 3]], [[4, 1, 0], [2, 3]]], 5
+    yield "repeated in the middle epoch only", [[[0, 1], [2, 3]], [[1, 2], [3, 0, 1]], [[2, 0], [1, 3]]], 4
+    yield "lost and repeated in the fourth epoch", [a, b, c, [[3, 1], [0, 0]]], 4
+    pairs = [[[0, 1], [2, 3], [4, 5], [6, 7]], [[1, 0], [3, 2], [4, 5], [7, 6]]]
+    yield "the third of four ranks stale", pairs, 8
+    yield "the first and the third rank share", [[[0, 1], [2, 3], [4, 0]]], 5
+    yield "the second and the third rank share", [[[0, 1], [2, 3], [4, 2]]], 5
+    digits = [[[1, 11, 0, 2], [3, 4, 5, 6], [7, 8, 9, 10]], [[11, 1, 0, 2], [3, 4, 6, 5], [8, 7, 9, 10]]]
+    yield "numbers of two digits", digits, 12
+    yield "the same first and last", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 1, 3], [4, 6, 5, 7]]], 8
+    ends = [[[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], [[0, 1, 2, 3, 5, 4], [6, 7, 8, 9, 11, 10]]]
+    yield "only the end differs", ends, 12
     for _ in range(60):
-        num, ranks = draw.integer(4, 7), draw.integer(1, 2)
-        epochs = []
-        for _ in range(draw.integer(1, 3)):
+        ranks = draw.integer(1, 4)
+        num, epochs = draw.integer(2 * ranks, 2 * ranks + 5), []
+        for _ in range(draw.integer(1, 5)):
             order = draw.shuffled(list(range(num)))
             epochs.append([order[rank::ranks] for rank in range(ranks)])
         if draw.integer(0, 2) == 0:
-            rank = draw.integer(0, ranks - 1)
-            epochs[-1][rank] = list(epochs[0][rank])
+            rank, one, other = (draw.integer(0, size - 1) for size in (ranks, len(epochs), len(epochs)))
+            epochs[one][rank] = list(epochs[other][rank])
         if draw.integer(0, 2) == 0:
-            epochs[draw.integer(0, len(epochs) - 1)][0].append(draw.integer(0, num - 1))
+            epoch = epochs[draw.integer(0, len(epochs) - 1)]
+            epoch[draw.integer(0, ranks - 1)].append(draw.integer(0, num - 1))
         yield "drawn at random", epochs, num + (draw.integer(0, 3) == 0)
 
 
@@ -286,6 +316,8 @@ def _expect_parts(expect: Expect, saw: Any, order: list[int], runs: Runs, ranks:
     if not isinstance(saw, list | tuple) or not all(isinstance(part, list | tuple) for part in saw):
         raise RuleBroken(f"a list for each rank is returned ({where})", short_repr(saw), "a list of lists")
     expect.equal(f"there is a list for each rank ({where})", len(saw), ranks)
+    if not all(isinstance(sample, Integral) for part in saw for sample in part):
+        raise RuleBroken(f"the lists hold samples of the order ({where})", short_repr(saw), "their numbers")
     left = _left(order, runs)
     given = Counter(sample for part in saw for sample in part)
     lost, again = [s for s in left if not given[s]], [s for s in given if s not in left]
@@ -333,6 +365,14 @@ def _stops(draw: Draw) -> Iterator[tuple[str, list[int], Runs, int]]:
     yield "a run that used nothing, between two", order(9), [[(1, 1), (2, 1)], [(1, 0)], [(2, 2), (2, 1)]], 2
     numbers = [number + 100 for number in order(8)]
     yield "samples that are no places", numbers, [[(3, 2), (3, 1)]], 2
+    yield "no run so far, one rank", order(6), [], 1
+    yield "no run so far, three ranks", order(7), [], 3
+    yield "no run so far, more ranks than samples", order(3), [], 5
+    same = order(8)
+    yield "two ranks, the first ahead", same, [[(3, 2), (2, 1)]], 2
+    yield "the same order, the second ahead", same, [[(2, 1), (3, 3)]], 2
+    yield "four runs", order(20), [[(2, 1), (3, 2)], [(2, 2)], [(1, 1), (1, 0), (2, 2)], [(2, 1), (2, 2)]], 2
+    yield "six ranks", order(16), [[(1, 1)] * 6], 6
     for _ in range(30):
         num, runs = draw.integer(6, 20), []
         samples = order(num)

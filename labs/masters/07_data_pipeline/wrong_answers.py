@@ -106,10 +106,21 @@ WRONG_ANSWERS = {
         ("always one more", _workers(workers="load_ms // busy_ms + 1"), "a load that steps divide"),
         ("leaves the fraction", _workers(workers="load_ms / busy_ms"), "a whole number of workers, or None"),
         (
-            "rounds up with floats",
-            "import math\n" + _workers(workers="math.ceil(load_ms / busy_ms)"),
-            "large numbers are exact",
+            "rounds up in seconds",
+            "import math\n" + _workers(workers="math.ceil((load_ms / 1000) / (busy_ms / 1000))"),
+            "a load of seven steps",
         ),
+        ("tries 12 at most", _workers(returned="workers if workers <= min(12, most) else None"), "many workers"),
+        (
+            "keeps its answers without the most",
+            "kept = {}\n"
+            + _workers(
+                workers="kept.setdefault((load_ms, copy_ms, step_ms, own_stream), (-(-load_ms // busy_ms), most))",
+                returned="workers[0] if workers[0] <= workers[1] else None",
+            ),
+            "the same, where one more is needed",
+        ),
+        ("rounds up nearly whole numbers only", _workers(workers="int(load_ms / busy_ms + 0.999)"), "long steps"),
         ("forgets the copy", _workers(busy="step_ms"), "a long copy and the step"),
         ("adds the copy always", _workers(busy="copy_ms + step_ms"), "a short copy hides behind the step"),
         ("the larger always", _workers(busy="max(copy_ms, step_ms)"), "a long copy and the step"),
@@ -154,7 +165,7 @@ WRONG_ANSWERS = {
         (
             "0 where nothing is late",
             _prefetch(tried="range(len(loads) + 1)", ordered="takes[number - max(1, prefetch)] if takes else 0"),
-            "at least 1: without an order",
+            "without an order nothing is loaded",
         ),
         (
             "the slowest load over the step",
@@ -190,12 +201,34 @@ WRONG_ANSWERS = {
             _prefetch(good="all(b - a <= 2 * step for a, b in zip(takes, takes[1:]))"),
             "steps of",
         ),
-        ("-1 where no P is enough", _prefetch(none="-1"), "at least 1: without an order"),
+        ("-1 where no P is enough", _prefetch(none="-1"), "without an order nothing is loaded"),
         ("the most where no P is enough", _prefetch(none="len(loads)"), "comes too early"),
         ("tries too few", _prefetch(tried="range(1, 4)"), "steps"),
         ("leaves out the last P", _prefetch(tried="range(1, len(loads))"), "one batch, loaded in no time"),
         ("tries powers of two only", _prefetch(tried="[2**n for n in range(12)]"), "steps"),
         ("a float", _prefetch(returned="float(prefetch)"), "a whole number, or None"),
+        ("tries 64 at most", _prefetch(tried="range(1, min(len(loads), 64) + 1)"), "many orders are needed"),
+        ("all but two", _prefetch(tried="range(1, max(2, len(loads) - 1))"), "all orders of the start but one"),
+        (
+            "sums of 12 loads in place of the times",
+            """
+def smallest_prefetch(loads, step):
+    if any(sum(loads[1 : n + 1]) > step * n for n in range(1, len(loads))):
+        return None
+    most = 1
+    for width in range(1, 13):
+        for first in range(1, len(loads) - width + 1):
+            most = max(most, -(-sum(loads[first : first + width]) // step) - width + 1)
+    return most if most <= len(loads) else None
+""",
+            "many slow loads one after another",
+        ),
+        (
+            "late by one in a hundred is not late",
+            _prefetch(good="all(b - a <= 1.01 * step for a, b in zip(takes, takes[1:]))"),
+            "late by one of many ms",
+        ),
+        ("looks at 250 loads", _prefetch(first="loads = loads[:250]"), "the last of many is slow"),
         ("sorts the loads", _prefetch(first="loads.sort()"), "the loads stay as they were"),
     ],
     "order_bugs": [
@@ -283,8 +316,84 @@ WRONG_ANSWERS = {
         ),
         ("words of its own", _bugs(returned="{bug.upper() for bug in bugs}"), "the last sample lost"),
         ("None where nothing is wrong", _bugs(returned="bugs or None"), "a set of words is returned"),
+        (
+            "lost does not look at sample 0",
+            _bugs(lost="set(range(1, num_samples)) - set(counts)"),
+            "the first sample lost",
+        ),
+        (
+            "lost by the first and the last epoch",
+            _bugs(lost="len(counts) < num_samples and epoch in (delivered[0], delivered[-1])"),
+            "lost in the middle epoch only",
+        ),
+        (
+            "repeated by the first and the last epoch",
+            _bugs(repeated="max(counts.values()) > 1 and epoch in (delivered[0], delivered[-1])"),
+            "repeated in the middle epoch only",
+        ),
+        (
+            "repeated by counts over all epochs",
+            _bugs(repeated="max(Counter(s for e in delivered for p in e for s in p).values()) > len(delivered)"),
+            "lost in one epoch, repeated in the other",
+        ),
+        (
+            "ranks beside each other only",
+            _bugs(
+                repeated="any(set(a) & set(b) for a, b in zip(epoch, epoch[1:])) "
+                "or any(len(set(p)) < len(p) for p in epoch)"
+            ),
+            "the first and the third rank share",
+        ),
+        (
+            "what the first rank shares only",
+            _bugs(
+                repeated="any(set(epoch[0]) & set(b) for b in epoch[1:]) or any(len(set(p)) < len(p) for p in epoch)"
+            ),
+            "the second and the third rank share",
+        ),
+        (
+            "stale by neighbours, and the last with the first",
+            _bugs(stale="any(parts[k] == parts[k - 1] for k in range(len(parts)) if len(parts) > 1)"),
+            "the second and the last of five epochs alike",
+        ),
+        (
+            "stale one and two epochs apart",
+            _bugs(stale="any(a == b for d in (1, 2) for a, b in zip(parts, parts[d:]))"),
+            "the first and the fourth epoch alike",
+        ),
+        ("stale of two ranks only", _bugs(ranks="list(zip(*delivered))[:2]"), "the third of four ranks stale"),
+        (
+            "digits one behind another",
+            _bugs(stale="len({''.join(map(str, part)) for part in parts}) < len(parts)"),
+            "numbers of two digits",
+        ),
+        (
+            "stale by the first and the last sample",
+            _bugs(stale="len({(part[0], part[-1], len(part)) for part in parts if len(part) > 2}) < len(parts)"),
+            "",
+        ),
+        ("the first three epochs", _bugs(epochs="delivered[:3]"), "lost and repeated in the fourth epoch"),
     ],
     "resume": [
+        (
+            "two ranks where nothing was run",
+            "def resume(order, runs, ranks):\n    if not runs:\n        return [order[0::2], order[1::2]]"
+            + _resume()[1:].replace("def resume(order, runs, ranks):", ""),
+            "no run so far, one rank",
+        ),
+        ("three runs only", _resume(runs="runs[:3]"), "no sample is used again (four runs"),
+        (
+            "four ranks at most",
+            _resume(dealt="[left[rank::ranks] for rank in range(min(4, ranks))]"),
+            "a list for each",
+        ),
+        (
+            "keeps what is left of an order",
+            "kept = {}\n"
+            + _resume(dealt="[kept.setdefault(tuple(order), left)[rank::ranks] for rank in range(ranks)]"),
+            "the same order, the second ahead",
+        ),
+        ("texts", _resume(dealt="[[str(s) for s in left[rank::ranks]] for rank in range(ranks)]"), "hold samples"),
         ("starts the epoch anew", _resume(runs="[]"), "no sample is used again"),
         ("counts what was loaded", _resume(pair="(count, used_)"), "no sample is lost (one rank, what was loaded"),
         (
@@ -421,6 +530,8 @@ def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
 """,
         ),
         ("adds before it divides", _workers(workers="(load_ms + busy_ms - 1) // busy_ms")),
+        ("rounds up with floats", "import math\n" + _workers(workers="math.ceil(load_ms / busy_ms)")),
+        ("a number of numpy's", "import numpy as np\n" + _workers(workers="np.int64(-(-load_ms // busy_ms))")),
     ],
     "smallest_prefetch": [
         (
