@@ -2,7 +2,9 @@
 
 torch's DataLoader notices that a worker has gone (out of memory, a crash in a decoder) and raises a RuntimeError with
 its process id, which is of no use once the process is gone. It may do so anywhere in the loop, also during a step: the
-signal of the dead child arrives when it arrives. So the whole loop stands in a block:
+signal of the dead child arrives when it arrives. Before it the loop may meet a batch that the worker had sent: its
+numbers lie in shared memory that the worker hands out, so taking it ends in an EOFError or a ConnectionError that names
+nobody. So the whole loop stands in a block:
 
     while sampler.epoch == epoch:
         try:
@@ -21,7 +23,8 @@ Simplified: the reason is not known, only the exit code or the signal (9: mostly
 """
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,13 +32,15 @@ from torch.utils.data import DataLoader
 
 from lablib.signature import checked
 
+_OF_A_DEATH = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)  # the last one: its socket is gone
+_WAIT_S = 5.0
 _DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
 class WorkerDiedError(RuntimeError):
     """Workers of a loader died. `workers` are their numbers, `exit_codes` theirs: -9 is signal 9."""
 
-    def __init__(self, workers: list[int], exit_codes: list[int | None], num_workers: int):
+    def __init__(self, workers: list[int], exit_codes: list[int], num_workers: int):
         self.workers, self.exit_codes = workers, exit_codes
         parts = [f"worker {worker} (exit code {code})" for worker, code in zip(workers, exit_codes, strict=True)]
         super().__init__(
@@ -55,14 +60,25 @@ def named_workers(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
     batches = iter(loader)
     try:
         yield batches
-    except RuntimeError as error:
-        found = _DIED.search(str(error))
-        if found is None:
+    except (RuntimeError, EOFError, OSError) as error:
+        if isinstance(error, RuntimeError) and not _DIED.search(str(error)):
             raise
         processes = getattr(batches, "_workers", [])
-        pids = [int(pid) for pid in found.group(1).split(",")]
-        dead = [(number, process) for number, process in enumerate(processes) if process.pid in pids]
-        for _, process in dead:
-            process.join(timeout=5)  # so that its exit code is known
-        codes = [process.exitcode for _, process in dead]
-        raise WorkerDiedError([number for number, _ in dead], codes, len(processes)) from error
+        dead = _dead_workers(processes, _WAIT_S if isinstance(error, _OF_A_DEATH) else 0.0)
+        if not dead:
+            raise
+        raise WorkerDiedError(list(dead), list(dead.values()), len(processes)) from error
+
+
+def _dead_workers(processes: Sequence[Any], wait_s: float) -> dict[int, int]:
+    """Number and exit code of the workers that ended with an error; waits for the first one, if it is still ending."""
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:  # to ask for an exit code takes the dead process away: then its signal, if it is late, raises no more
+            dead = {number: process.exitcode for number, process in enumerate(processes) if process.exitcode}
+            if dead or time.monotonic() >= end_s:
+                return dead
+            time.sleep(0.01)
+        except RuntimeError as error:  # the signal, just now
+            if not _DIED.search(str(error)):
+                raise

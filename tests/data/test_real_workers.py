@@ -2,6 +2,7 @@
 
 import os
 import time
+from multiprocessing import resource_sharer
 
 import pytest
 import torch
@@ -45,9 +46,12 @@ class Deadly(Dataset):
         info = get_worker_info()
         if number == self.deadly and info is not None and not self.marker.exists():
             self.marker.touch()
-            os._exit(7)
+            self.die()
         time.sleep(0.001)
         return number
+
+    def die(self):
+        os._exit(7)
 
 
 def test_a_worker_that_dies_is_named_and_the_epoch_goes_on(tmp_path):
@@ -67,7 +71,37 @@ def test_a_worker_that_dies_is_named_and_the_epoch_goes_on(tmp_path):
     assert count_seen(used, num).is_exact
 
 
+class SlowlyDeadly(Deadly):
+    """A process that ends closes its sockets first: what it had sent can no longer be fetched, and it still runs."""
+
+    def die(self):
+        resource_sharer._resource_sharer._listener.close()  # pyright: ignore[reportAttributeAccessIssue]
+        time.sleep(0.5)
+        super().die()
+
+
+@pytest.mark.parametrize("loss", [5, 9, 13])
+def test_a_batch_that_the_dead_worker_had_sent_is_loaded_again(loss, tmp_path):
+    num, used, errors = 40, [], []
+    sampler = ResumableSampler(num, 2)
+    data = SlowlyDeadly(num, list(sampler)[loss][1], tmp_path / "died")
+    while sampler.epoch == 0:
+        try:
+            with named_workers(DataLoader(data, batch_sampler=sampler, num_workers=2)) as loader:
+                for batch in sampler.used(loader):
+                    used.append(batch.tolist())
+                    time.sleep(0.02)  # so that loaded batches wait
+        except WorkerDiedError as error:
+            errors.append(error)
+    assert [(error.workers, error.exit_codes) for error in errors] == [([1], [7])]
+    assert isinstance(errors[0].__cause__, OSError | EOFError)
+    assert count_seen(used, num).is_exact
+
+
 def test_other_errors_of_a_loop_stay_what_they_are():
+    with pytest.raises(OSError, match="disk full"), named_workers(DataLoader(torch.arange(3), num_workers=1)) as loader:  # type: ignore[arg-type]
+        for _ in loader:
+            raise OSError("disk full")
     with pytest.raises(RuntimeError, match="my own"), named_workers(DataLoader(torch.arange(3))) as loader:  # type: ignore[arg-type]
         for _ in loader:
             raise RuntimeError("my own")
