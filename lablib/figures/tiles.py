@@ -40,23 +40,26 @@ class _Grid:
 
 
 @checked
-def figure_tiles(launch: Launch, program: Sequence[int] = (0,), title: str = "") -> go.Figure:
+def figure_tiles(launch: Launch, program: Sequence[int] = (0,), title: str = "", vector_width: int = MOST) -> go.Figure:
     """A grid for each tensor, a square an element: its colour and number tell the program that touches it.
 
     Several programs: the first of them and a +. What the chosen program reads has a black frame, what it writes a
     dashed red one.
 
     Args:
-        launch: of `record_accesses`, of a small case: at most 32 rows and columns. A vector beyond 32 is broken into
-            rows, and of a tensor with more than two dimensions all but the last are rows.
+        launch: of `record_accesses`, of a small case: at most 32 rows and columns. Of a tensor with more than two
+            dimensions all but the last are rows.
         program: its program ids; those left out are 0.
+        vector_width: a longer vector is broken into rows of so many elements, 1 to 32.
 
     Raises:
-        ValueError: a tensor that is too large to draw, no such program, or nothing accessed.
+        ValueError: a tensor that is too large to draw, no such program, no such width, or nothing accessed.
     """
     chosen = _program(launch, program)
+    if not 1 <= vector_width <= MOST:
+        raise ValueError(f"vector_width must be 1 to {MOST} elements: got {vector_width}; try 8.")
     numbers: dict[Any, int] = {one: index for index, one in enumerate(product(*map(range, launch.grid)))}
-    grids = [_grid(launch, name, numbers) for name in _touched(launch)]
+    grids = [_grid(launch, name, numbers, vector_width) for name in _touched(launch)]
     columns, rows = min(PER_ROW, len(grids)), -(-len(grids) // PER_ROW)
     specs = [[{} if row * PER_ROW + col < len(grids) else None for col in range(columns)] for row in range(rows)]
     titles = [f"{grid.name} ({' x '.join(map(str, grid.shape)) or '1'})" for grid in grids]
@@ -92,10 +95,10 @@ def _touched(launch: Launch) -> list[str]:
     return [name for name in launch.tensors if name in found]
 
 
-def _grid(launch: Launch, name: str, numbers: dict[Program, int]) -> _Grid:
+def _grid(launch: Launch, name: str, numbers: dict[Program, int], vector_width: int) -> _Grid:
     shape = launch.tensors[name].shape
     size = int(np.prod(shape))
-    width = shape[-1] if len(shape) > 1 else min(size, MOST)
+    width = shape[-1] if len(shape) > 1 else min(size, vector_width)
     sides = -(-size // width), width
     if max(sides) > MOST:
         raise ValueError(f"{name} must have at most {MOST} rows and columns to be drawn: got shape {shape}.")
@@ -178,7 +181,8 @@ def _tint(color: str) -> str:
 
 def _axis(title: str, size: int, down: bool = False) -> dict[str, object]:
     step = max(1, -(-size // 8))
-    places, ends = list(range(0, size, step)), [-0.5, size - 0.5]
+    edge = 0.5 + size / 60  # room for a frame at the end
+    places, ends = list(range(0, size, step)), [-edge, size - 1 + edge]
     return axis(
         title, range=ends[::-1] if down else ends, tickvals=places, ticktext=list(map(str, places)), showgrid=False
     )

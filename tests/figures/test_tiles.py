@@ -84,6 +84,24 @@ def test_a_long_vector_is_broken_into_rows_and_a_number_is_a_square():
     assert traces(figure, 1, "heat")[0].z.shape == (3, 32) and traces(figure, 2, "heat")[0].z.shape == (1, 1)
 
 
+@given(size=st.integers(1, 200), width=st.integers(1, 32))
+def test_a_vector_is_broken_into_rows_of_the_width(size, width):
+    tensors, every = {"x": Operand("x", (size,), (1,), 4, 0)}, np.arange(size)
+    one = Launch("k", (1, 1, 1), tensors, [Access((0, 0, 0), "load", "x", every, 4)])
+    if size > 32 * width:
+        with pytest.raises(ValueError, match="x must have at most 32 rows and columns"):
+            figure_tiles(one, vector_width=width)
+        return
+    (numbers,) = traces(figure_tiles(one, vector_width=width), 1, "text")
+    assert [row * min(width, size) + column for row, column in zip(numbers.y, numbers.x, strict=True)] == list(every)
+
+
+@pytest.mark.parametrize("width", [0, 33])
+def test_a_width_that_cannot_be_is_one_clear_error(width):
+    with pytest.raises(ValueError, match=f"vector_width must be 1 to 32 elements: got {width}; try 8"):
+        figure_tiles(launch(), vector_width=width)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

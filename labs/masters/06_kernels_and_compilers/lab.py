@@ -132,7 +132,7 @@ else:
 
 # %%
 if tl is not None:
-    show(figure_tiles(launches[0], program=(3,)))
+    show(figure_tiles(launches[0], program=(3,), vector_width=8))
     print("bytes", hbm_bytes(launches))
 
 # %% [markdown] minutes=11
