@@ -59,13 +59,15 @@ class Compared:
 
 @checked
 def count_kernels(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
-    """Kernels that a call starts: eager's operators, and those of inductor by name. Forgets what was compiled before.
+    """Kernels that a call starts: eager's operators; and inductor's by name, then operators between its graphs.
+
+    `fn` is called three times. Forgets what was compiled before.
 
     Raises:
         NoCppCompiler: a CPU's kernels cannot be compiled here.
     """
-    codes = inductor_code(lambda: torch.compile(fn)(*args))
-    return eager_operators(fn, *args), [name for code in codes for name in _started(code)]
+    codes, between = inductor_code(fn, *args)
+    return eager_operators(fn, *args), [name for code in codes for name in _started(code)] + between
 
 
 def _started(code: str) -> list[str]:

@@ -18,6 +18,7 @@ Python must see (`if`, `.item()`) makes the host wait for the device.
     .item(), float(x), .tolist()                 stay with tensors of one number
     print, logging                               leave it out, or after the step
     a library that is not torch                  torch's own operator; else keep it out of the step
+    any of these in a loop, in `try`             take it out: here torch cannot cut, and the whole function stays eager
     nothing may break: say so                    torch.compile(fn, fullgraph=True) raises at the first
 
 Cost: one call of the function and its compilation by a backend that changes nothing.
@@ -29,6 +30,7 @@ Simplified: one call; other arguments may take other branches and break elsewher
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import FrameSummary
 from typing import Any
 
 from lablib.kernels.torch_compiler import explained
@@ -56,11 +58,19 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """A function as the compiler sees it: how many graphs, operators in them, and the breaks between."""
+    """A function as the compiler sees it.
+
+    Attributes:
+        graphs, operators: how many, and how many operators are in them.
+        breaks: between two graphs.
+        given_up: the line for which a whole function, `fn` or one that it calls, has no graph and runs operator by
+            operator. torch cuts no loop and no `try` in two.
+    """
 
     graphs: int
     operators: int
     breaks: tuple[GraphBreak, ...]
+    given_up: tuple[GraphBreak, ...]
 
 
 @checked
@@ -71,13 +81,16 @@ def find_graph_breaks(fn: Callable[..., Any], *args: Any) -> Graphs:
         whatever `fn` raises.
     """
     found = explained(fn, *args)
-    breaks = []
-    for words, stack in found.breaks:
-        reason, explanation, hint = _parts(words)
-        where = stack[-1] if stack else None
-        place = (where.filename, where.lineno or 0, where.line or "") if where else ("", 0, "")
-        breaks.append(GraphBreak(*place, f"{reason}: {explanation}" if explanation else reason, hint))
-    return Graphs(found.graphs, found.operators, tuple(breaks))
+    breaks = [_graph_break(words, stack[-1] if stack else None) for words, stack in found.breaks]
+    lines = [FrameSummary(one.file, one.line, one.function) for one in found.given_up]
+    given_up = [_graph_break(one.given_up, line) for one, line in zip(found.given_up, lines, strict=True)]
+    return Graphs(found.graphs, found.operators, tuple(breaks), tuple(given_up))
+
+
+def _graph_break(words: str, where: FrameSummary | None) -> GraphBreak:
+    reason, explanation, hint = _parts(words)
+    place = (where.filename, where.lineno or 0, where.line or "") if where else ("", 0, "")
+    return GraphBreak(*place, f"{reason}: {explanation}" if explanation else reason, hint)
 
 
 def _parts(words: str) -> tuple[str, str, str]:

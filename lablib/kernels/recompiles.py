@@ -29,25 +29,27 @@ from typing import Any
 
 import torch
 
-from lablib.kernels.torch_compiler import compilations, fresh
+from lablib.kernels.torch_compiler import Compilation, compilations, fresh
 from lablib.signature import checked
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One compilation.
+    """One compilation, or the end of them.
 
     Attributes:
         call: which call it was for, from 0.
         function: what was compiled: its name, or that of the rest of it after a graph break.
         guards: how many are checked at each call from then on.
         reason: the guard that had failed, in torch's words; "" for a first compilation.
+        given_up: why the compiler tries no more; calls that fit no compilation run eagerly from then on. "" else.
     """
 
     call: int
     function: str
     guards: int
     reason: str
+    given_up: str = ""
 
 
 @checked
@@ -69,5 +71,10 @@ def find_recompiles(
         for index, args in enumerate(calls):
             compiled(*args)
             new = compilations()[len(found) :]
-            found += [Compiled(index, one.function, one.guards, one.reason.partition(": ")[2]) for one in new]
+            found += [_compiled(index, one) for one in new]
     return tuple(found)
+
+
+def _compiled(call: int, one: Compilation) -> Compiled:
+    given_up = one.given_up.partition("\n")[0]
+    return Compiled(call, one.function, one.guards, one.reason.partition(": ")[2], given_up)

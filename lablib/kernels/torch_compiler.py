@@ -3,6 +3,7 @@
     explained            graphs, operators and breaks of one call            torch._dynamo.explain
     compilations         what was compiled, which guard had failed        torch._dynamo.utils.get_compilation_metrics
     inductor_code        the programs that inductor writes                   torch._inductor.utils.run_and_get_code
+                         and what runs between them                          the profiler's "CompiledFxGraph"
     eager_operators      what a function dispatches without a compiler       torch.utils._python_dispatch
     find_cpp_compiler    what inductor would compile with for a CPU          torch._inductor.cpp_builder
 
@@ -39,23 +40,33 @@ class NoCppCompiler(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Compilation:
+    """One frame compiled, or given up: then it runs operator by operator.
+
+    Attributes:
+        function: its name; "" where torch does not say which.
+        file, line: of its first line; of a frame given up, of the line that could not be followed.
+        reason: which guard of an earlier compilation had failed; "" for a first time.
+        given_up: why; "" where it was compiled.
+    """
+
+    function: str
+    file: str
+    line: int
+    operators: int
+    guards: int
+    reason: str
+    given_up: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explained:
     """One call of a function, as the compiler took it apart: each break is its reason and the program's lines."""
 
     graphs: int
     operators: int
     breaks: list[tuple[str, list[traceback.FrameSummary]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """One frame compiled; `reason` says which guard of an earlier one had failed, "" for a first time."""
-
-    function: str
-    line: int
-    operators: int
-    guards: int
-    reason: str
+    given_up: list[Compilation]
 
 
 @contextmanager
@@ -78,8 +89,9 @@ def explained(fn: Callable[..., Any], *args: Any) -> Explained:
     """The graphs and breaks of `fn(*args)`, which is run."""
     with fresh():
         found = torch._dynamo.explain(fn)(*args)
+        given_up = [one for one in compilations() if one.given_up]
     breaks = [(reason.reason, list(reason.user_stack)) for reason in found.break_reasons if reason.graph_break]
-    return Explained(found.graph_count, found.op_count, breaks)
+    return Explained(found.graph_count, found.op_count, breaks, given_up)
 
 
 def compilations() -> list[Compilation]:
@@ -88,19 +100,23 @@ def compilations() -> list[Compilation]:
 
     return [
         Compilation(
-            metrics.co_name,
-            metrics.co_firstlineno or 0,
+            metrics.co_name or "",
+            metrics.fail_user_frame_filename or metrics.co_filename or "",
+            metrics.fail_user_frame_lineno or metrics.co_firstlineno or 0,
             metrics.graph_op_count or 0,
             metrics.guard_count or 0,
             metrics.recompile_reason or "",
+            metrics.fail_reason or "",
         )
         for metrics in get_compilation_metrics()
-        if metrics.co_name
+        if metrics.co_name or metrics.fail_reason
     ]
 
 
-def inductor_code(run: Callable[[], Any]) -> list[str]:
-    """The programs that inductor writes while `run` runs; none is taken from its caches on disk.
+def inductor_code(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
+    """The programs that inductor writes for `fn(*args)`, and the operators that it leaves outside of them.
+
+    The call is made twice, first to compile. No program is taken from inductor's caches on disk.
 
     Raises:
         NoCppCompiler: there is nothing here to compile them with.
@@ -110,7 +126,9 @@ def inductor_code(run: Callable[[], Any]) -> list[str]:
     from torch._inductor.utils import run_and_get_code
 
     with fresh(), inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
-        return run_with_compiler(lambda: run_and_get_code(run))[1]
+        compiled = torch.compile(fn)
+        codes = run_with_compiler(lambda: run_and_get_code(compiled, *args))[1]
+        return codes, _between_graphs(lambda: compiled(*args))
 
 
 def run_with_compiler(run: Callable[[], Any]) -> Any:
@@ -159,3 +177,35 @@ def eager_operators(fn: Callable[..., Any], *args: Any) -> list[str]:
     with _Counting() as counting:
         fn(*args)
     return counting.names
+
+
+def _between_graphs(call: Callable[[], Any]) -> list[str]:
+    """Operators that start a kernel in a compiled `call` outside of inductor's programs: after a break, or given up.
+
+    An operator that is made of others (linear, matmul: "CompositeImplicitAutograd") is not counted, its parts are.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    found: list[str] = []
+    todo = [event for event in profile.events() or () if event.cpu_parent is None]
+    while todo:
+        event = todo.pop(0)
+        overloads = _overloads(event.name)
+        if any(is_free(one) for one in overloads) or "CompiledFxGraph" in event.name:
+            continue
+        if overloads and not any(one.has_kernel_for_dispatch_key(_COMPOSITE) for one in overloads):
+            found.append(event.name.removeprefix("aten::"))
+        else:
+            todo[:0] = event.cpu_children
+    return found
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _overloads(name: str) -> list[Any]:
+    """torch's operators of this name that the dispatcher knows (`aten::exp.int` is TorchScript's alone)."""
+    space, _, short = name.partition("::")
+    packet = getattr(getattr(torch.ops, space), short, None) if short.isidentifier() else None
+    found = [getattr(packet, one) for one in packet.overloads()] if packet is not None else []
+    return [one for one in found if torch._C._dispatch_has_kernel(one.name())]

@@ -99,6 +99,40 @@ def test_a_function_of_a_cell_has_its_lines():
     assert [(one.file, one.line, one.text) for one in found.breaks] == [(name, 3, "print('here')")]
 
 
+def in_try(x: Tensor) -> Tensor:
+    try:
+        return x + x.sum().item()
+    except ValueError:
+        return x
+
+
+def in_a_loop(x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = x.sin()
+        print("in a loop")
+    return x
+
+
+def calls_another(x: Tensor) -> Tensor:
+    return in_try(x.sin()).cos()
+
+
+@pytest.mark.parametrize(
+    ("fn", "text", "reason"),
+    [
+        (in_try, "return x + x.sum().item()", "item"),
+        (in_a_loop, 'print("in a loop")', "print"),
+        (calls_another, "return x + x.sum().item()", "item"),
+    ],
+)
+def test_a_function_without_a_graph_is_named_with_the_line(fn, text, reason):
+    found = find_graph_breaks(fn, torch.ones(3))
+    (given_up,) = found.given_up
+    assert given_up.text == text and reason in given_up.reason
+    assert found.operators == 0 if fn is not calls_another else found.graphs == 2
+    assert not find_graph_breaks(chain, torch.ones(3)).given_up
+
+
 # ---- recompiles ----
 
 
@@ -138,6 +172,14 @@ def test_fixed_sizes_are_compiled_once_each(sizes):
     assert len(found) == len(set(sizes))
 
 
+@pytest.mark.parametrize("sizes", [8, 9, 13])
+def test_the_end_of_recompiling_is_said_once(sizes):
+    found = find_recompiles(chain, [(torch.ones(n),) for n in range(2, 2 + sizes)], dynamic=False)
+    compiled = [one for one in found if not one.given_up]
+    assert [one.call for one in compiled] == list(range(8))
+    assert [(one.call, "recompile limit" in one.given_up) for one in found[8:]] == [(8, True)][: sizes - 8]
+
+
 def test_nothing_is_left_behind():
     from torch._dynamo.utils import get_compilation_metrics
 
@@ -162,6 +204,30 @@ def test_inductor_makes_one_kernel_of_a_chain(cpp_compiler):
 def test_a_product_stays_a_librarys(cpp_compiler):
     eager, fused = count_kernels(product_and_softmax, torch.ones(64, 64), torch.ones(64, 64))
     assert len(eager) == 4 and len(fused) == 2 and fused[0] == "extern_kernels.mm"
+
+
+def stays_out(x: Tensor) -> Tensor:
+    return F.linear(x, x).exp().t() + x
+
+
+OUTSIDE = torch.compiler.disable(stays_out)
+
+
+@pytest.mark.parametrize(
+    ("fn", "between"),
+    [
+        (chain, []),
+        (broken, []),
+        (lambda x: OUTSIDE(x.sin() * 2).cos() * 3, ["mm", "exp", "add"]),
+        (in_try, ["sum", "add"]),
+        (in_a_loop, ["sin"] * 3),
+    ],
+)
+def test_operators_between_graphs_are_counted(fn, between, cpp_compiler):
+    eager, compiled = count_kernels(fn, torch.rand(8, 8))
+    assert [name for name in compiled if not name.startswith("cpp_fused")] == between
+    assert len(compiled) == len(between) + {chain: 1, broken: 3, in_try: 0, in_a_loop: 0}.get(fn, 2)
+    assert len(compiled) <= len(eager)
 
 
 def test_every_operator_of_the_chains_is_fused(cpp_compiler):
