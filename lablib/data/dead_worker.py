@@ -1,10 +1,11 @@
 """A worker that dies: named with its number and exit code, and the epoch goes on where the loop was.
 
 torch's DataLoader notices that a worker has gone (out of memory, a crash in a decoder) and raises a RuntimeError with
-its process id, which is of no use once the process is gone. It may do so anywhere in the loop, also during a step: the
-signal of the dead child arrives when it arrives. Before it the loop may meet a batch that the worker had sent: its
-numbers lie in shared memory that the worker hands out, so taking it ends in an EOFError or a ConnectionError that names
-nobody. So the whole loop stands in a block:
+its process id, which is of no use once the process is gone. It does so wherever the loop stands when the signal of the
+dead child arrives: in the middle of a step, or of the queues' own code, which then closes a file twice. Or the loop
+meets a batch that the worker had sent before: its numbers lie in shared memory that the worker hands out, so taking it
+ends in an EOFError or a ConnectionError that names nobody. So the whole loop stands in a block, in which the signal is
+heard between two batches and while the loop waits for one:
 
     while sampler.epoch == epoch:
         try:
@@ -14,8 +15,7 @@ nobody. So the whole loop stands in a block:
         except WorkerDiedError as error:
             print(error)
 
-Batches that workers had loaded and the loop had not taken are loaded again: the sampler counts what the loop has. A
-batch whose step was interrupted counts as used: the loop has had it.
+Batches that workers had loaded and the loop had not taken are loaded again: the sampler counts what the loop has.
 
 Cost: nothing until a worker dies; then what was prefetched, k P batches, is loaded twice.
 Source: torch 2.13, `torch/csrc/DataLoader.cpp`: the handler of SIGCHLD, and its messages.
@@ -23,9 +23,13 @@ Simplified: the reason is not known, only the exit code or the signal (9: mostly
 """
 
 import re
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Timer, current_thread, get_ident, main_thread
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -34,6 +38,7 @@ from lablib.signature import checked
 
 _OF_A_DEATH = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)  # the last one: its socket is gone
 _WAIT_S = 5.0
+_AGAIN_S = 0.05
 _DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
@@ -57,17 +62,75 @@ def named_workers(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
     Raises:
         WorkerDiedError: a worker died.
     """
-    batches = iter(loader)
+    batches: Iterator[Any] | None = None
+    signals = _Signals()
     try:
-        yield batches
+        signals.take()
+        batches = iter(loader)
+        signals.take()  # torch takes them itself, when the process makes its first workers
+        yield signals.between(batches)
     except (RuntimeError, EOFError, OSError) as error:
         if isinstance(error, RuntimeError) and not _DIED.search(str(error)):
             raise
-        processes = getattr(batches, "_workers", [])
+        made: Any = batches or _half_made(error)
+        processes = getattr(made, "_workers", [])
         dead = _dead_workers(processes, _WAIT_S if isinstance(error, _OF_A_DEATH) else 0.0)
         if not dead:
             raise
+        made._shutdown_workers()  # now: the error keeps it alive, and a garbage collector would close its files twice
         raise WorkerDiedError(list(dead), list(dead.values()), len(processes)) from error
+    finally:
+        signals.give_back()
+
+
+class _Signals:
+    """Between torch and the signal of a dead child: torch is asked only where an error breaks nothing."""
+
+    def __init__(self) -> None:
+        self._torchs: Any = None
+        self._is_late = False
+        self._again: Timer | None = None
+
+    def take(self) -> None:
+        """In the main thread: no other gets signals, and there torch looks every 5 seconds whether the workers live."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        if getattr(handler, "__module__", "").startswith("torch.") and current_thread() is main_thread():
+            self._torchs = signal.signal(signal.SIGCHLD, self._arrived)
+
+    def give_back(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        if self._torchs is not None:
+            signal.signal(signal.SIGCHLD, self._torchs)
+
+    def _arrived(self, _: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_globals.get("__name__") == "selectors":  # the loop waits for a batch
+            return self._ask()
+        self._is_late = True
+        self._again = Timer(_AGAIN_S, signal.pthread_kill, (get_ident(), signal.SIGCHLD))
+        self._again.start()
+
+    def _ask(self) -> None:
+        """Raises if a worker has died."""
+        self._is_late = False
+        self._torchs(signal.SIGCHLD, None)
+
+    def between(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches; a signal that came meanwhile is heard before the next."""
+        while True:
+            if self._is_late:
+                self._ask()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+
+def _half_made(error: BaseException) -> Any:
+    """The loader's iterator, where a worker died while it was being made; None where it was not."""
+    frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+    return next((one for one in frames if hasattr(one, "_workers")), None)
 
 
 def _dead_workers(processes: Sequence[Any], wait_s: float) -> dict[int, int]:

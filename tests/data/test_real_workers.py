@@ -1,11 +1,16 @@
 """torch's own workers: measured beside the prediction, and one that dies is named and replaced."""
 
 import os
+import signal
 import time
 from multiprocessing import resource_sharer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lablib.data.dead_worker import WorkerDiedError, named_workers
@@ -68,6 +73,43 @@ def test_a_worker_that_dies_is_named_and_the_epoch_goes_on(tmp_path):
             errors.append(error)
     assert [(error.workers, error.exit_codes) for error in errors] == [([1], [7])]
     assert "worker 1 (exit code 7) of 2 died while loading" in str(errors[0])
+    assert count_seen(used, num).is_exact
+
+
+class Killed(Deadly):
+    """Ended from outside, as by a machine that is out of memory: no code of the worker runs any more."""
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@settings(max_examples=8, deadline=None)
+@given(
+    num=st.integers(1, 30),
+    batch_size=st.integers(1, 4),
+    workers=st.integers(1, 3),
+    place=st.floats(0, 1, exclude_max=True),
+    kind=st.sampled_from([Deadly, Killed]),
+    prefetch=st.integers(1, 4),
+)
+def test_any_worker_may_die_at_any_sample(num, batch_size, workers, place, kind, prefetch):
+    used, errors = [], []
+    sampler = ResumableSampler(num, batch_size)
+    batches = list(sampler)
+    deadly = sum(batches, [])[int(place * num)]
+    worker = next(number for number, batch in enumerate(batches) if deadly in batch) % workers
+    with TemporaryDirectory() as folder:
+        data = kind(num, deadly, Path(folder) / "died")
+        options: dict = {"batch_sampler": sampler, "num_workers": workers, "prefetch_factor": prefetch}
+        while sampler.epoch == 0:
+            try:
+                with named_workers(DataLoader(data, **options)) as loader:
+                    for batch in sampler.used(loader):
+                        used.append(batch.tolist())
+            except WorkerDiedError as error:
+                errors.append(error)
+    assert [(error.workers, error.exit_codes) for error in errors] == [([worker], [7 if kind is Deadly else -9])]
     assert count_seen(used, num).is_exact
 
 

@@ -3,11 +3,12 @@
 import json
 import re
 from collections import deque
+from functools import partial
 from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -137,6 +138,37 @@ def test_torchdata_resumes_with_as_many_workers_and_not_with_others():
         other.load_state_dict(stopped(before)[1])
         with pytest.raises(AssertionError):
             list(other)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@settings(max_examples=6, deadline=None)
+@given(
+    num=st.integers(1, 40), batch_size=st.integers(1, 5), stop=st.integers(0, 40), workers=st.sampled_from([0, 0, 1, 2])
+)
+def test_torchdata_and_ours_stop_anywhere_and_lose_nothing(num, batch_size, stop, workers):
+    """Side by side: the same sizes, the same stop, as many workers again; each in an order of its own."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the package torchdata")
+    theirs = partial(stateful.StatefulDataLoader, torch.arange(num), batch_size, shuffle=True, num_workers=workers)
+    first = theirs()
+    used = [batch.tolist() for batch in islice(first, stop)]
+    second = theirs()
+    second.load_state_dict(first.state_dict())
+    used += [batch.tolist() for batch in second] if stop * batch_size < num else []
+    assert count_seen(used, num).is_exact
+
+    sampler = ResumableSampler(num, batch_size)
+    used = [
+        batch.tolist()
+        for batch in islice(
+            sampler.used(DataLoader(torch.arange(num), batch_sampler=sampler, num_workers=workers)), stop
+        )
+    ]
+    state, sampler = sampler.state_dict(), ResumableSampler(num, batch_size)
+    sampler.load_state_dict(state)
+    while sampler.epoch == 0:
+        loader = DataLoader(torch.arange(num), batch_sampler=sampler, num_workers=workers)
+        used += [batch.tolist() for batch in sampler.used(loader)]
+    assert count_seen(used, num).is_exact
 
 
 def test_padding_repeats_only_what_padding_repeats():
