@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from lablib.data.resumable_sampler import ResumableSampler, merge_states
 from lablib.data.sharding import Uneven, count_seen
@@ -156,18 +156,15 @@ def test_torchdata_and_ours_stop_anywhere_and_lose_nothing(num, batch_size, stop
     used += [batch.tolist() for batch in second] if stop * batch_size < num else []
     assert count_seen(used, num).is_exact
 
+    def ours(sampler):
+        return sampler.used(DataLoader(TensorDataset(torch.arange(num)), batch_sampler=sampler, num_workers=workers))
+
     sampler = ResumableSampler(num, batch_size)
-    used = [
-        batch.tolist()
-        for batch in islice(
-            sampler.used(DataLoader(torch.arange(num), batch_sampler=sampler, num_workers=workers)), stop
-        )
-    ]
+    used = [batch.tolist() for (batch,) in islice(ours(sampler), stop)]
     state, sampler = sampler.state_dict(), ResumableSampler(num, batch_size)
     sampler.load_state_dict(state)
     while sampler.epoch == 0:
-        loader = DataLoader(torch.arange(num), batch_sampler=sampler, num_workers=workers)
-        used += [batch.tolist() for batch in sampler.used(loader)]
+        used += [batch.tolist() for (batch,) in ours(sampler)]
     assert count_seen(used, num).is_exact
 
 
