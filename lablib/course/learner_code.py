@@ -5,16 +5,18 @@ as its cause.
 """
 
 import ast
+import inspect
 import linecache
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import lablib
 from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
 from lablib.course.solution import YOUR_TURN
 from lablib.errors import LaunchError
 
@@ -126,11 +128,27 @@ def program_error(error: BaseException) -> BaseException:
 
 
 def learner_frames(error: BaseException, check_file: str = "") -> str:
-    """The last lines of the learner's own code on the way to the exception; "" if it passed through none.
+    """The last lines of the learner's own code on the way to the exception, and the arguments of the first function of
+    theirs as they were then; "" if it passed through none.
 
     Everything is the learner's but Python, installed packages, lablib, and the file the check is in.
     """
-    return learner_lines(traceback.extract_tb(error.__traceback__), check_file)
+    lines = learner_lines(traceback.extract_tb(error.__traceback__), check_file)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [f for f in frames if f.f_code.co_filename != check_file and not is_installed(f.f_code.co_filename)]
+    called = _arguments(own[0]) if own else ""
+    return f"{lines}\n{called}" if lines and called else lines
+
+
+def _arguments(frame: FrameType) -> str:
+    """A function's arguments; "" where it has none, or where one cannot be shown."""
+    found = inspect.getargvalues(frame)
+    names = [name for name in found.args if name in found.locals]
+    try:
+        shown = ", ".join(f"{name} = {short_repr(found.locals[name])}" for name in names)
+    except Exception:  # the learner's object may not even have a repr
+        return ""
+    return f"there: {shown}" if shown else ""
 
 
 def learner_lines(stack: traceback.StackSummary, check_file: str = "") -> str:
@@ -150,6 +168,6 @@ def is_installed(filename: str) -> bool:
 
 def exited(end: SystemExit) -> RuleBroken:
     """What a `sys.exit()` in an answer is told."""
-    where = learner_frames(end).splitlines()[-1:]
+    where = learner_lines(traceback.extract_tb(end.__traceback__)).splitlines()[-1:]
     saw = f"it ended the process: SystemExit({end.code!r})" + "".join(f", {line}" for line in where)
     return RuleBroken("your code returns to its caller", saw, "a return, and no sys.exit()")

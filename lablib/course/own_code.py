@@ -52,8 +52,8 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
     name = next(_refused(answer, {*allowed, *_ALWAYS}, seen), None)
     name = name or next((_name_of(one) for one in refused if id(one) in seen), None)
     if name is not None:
-        usable = ["torch", "torch.distributed", *(_public_name(one) for one in allowed)]
-        expected = f"your own lines, with {', '.join(usable[:-1])} and {usable[-1]}"
+        but = " and ".join(_public_name(one) for one in allowed)
+        expected = f"your own lines: no ready solution, and nothing of lablib{' but ' if but else ''}{but}"
         raise RuleBroken("the answer is your own code", f"it uses {name}", expected)
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from lablib import launch
 from lablib.course import Expect, exercise
+from lablib.course.learner_code import learner_frames
 from lablib.course.trial import run_check
 
 NUM_ELEMENTS = 2**20  # large enough for a ring, which sends fewest bytes
@@ -80,7 +81,9 @@ def test_an_exception_on_a_rank_names_rank_and_line():
     exec(compile(BROKEN, cell, "exec"), namespace)
     result = run_check("90", all_reduce, namespace["broken"])
     assert "AttributeError on rank 2" in result.saw
-    assert result.trace == "line 4 in broken: x.no_such_method()"
+    lines = result.trace.splitlines()
+    assert lines[0] == "line 4 in broken: x.no_such_method()"
+    assert lines[1].startswith("there: x = float32 [") and len(lines) == 2
 
 
 def test_a_deadlock_is_diagnosed():
@@ -172,3 +175,26 @@ def test_an_error_without_a_line_of_the_learners_shows_no_internal_traceback():
     result = run_check("90", sums, functools.partial(dist.all_reduce, group="nobody"))
     assert result.status == "failed"
     assert "Traceback" not in result.message and len(result.message.splitlines()) < 8
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        ((), ""),
+        (([], 3), "there: items = [], count = 3"),
+        ((torch.zeros(2, 3), None), "there: items = float32 [2x3]: 0, 0, 0, 0, 0, 0, count = None"),
+        ((Unshowable(), 1), ""),
+    ],
+)
+def test_an_exception_tells_the_arguments(args, shown):
+    source = "def broken(" + ("items, count" if args else "") + "):\n    unused = 1\n    raise KeyError(unused)\n"
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<cell 8>", "exec"), namespace)
+    with pytest.raises(KeyError) as caught:
+        namespace["broken"](*args)
+    assert learner_frames(caught.value, __file__).splitlines()[1:] == ([shown] if shown else [])

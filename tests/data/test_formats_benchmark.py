@@ -1,4 +1,4 @@
-"""benchmarks/data_formats.py: every format has its row, its library reads what we wrote, and its page says what it measured."""
+"""benchmarks/data_formats.py: each format has its row, its library reads what we wrote, its page shows the record."""
 
 import importlib.util
 import json
