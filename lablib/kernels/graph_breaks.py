@@ -94,7 +94,9 @@ def _graph_break(words: str, where: FrameSummary | None) -> GraphBreak:
 
 
 def _parts(words: str) -> tuple[str, str, str]:
-    """Of torch's paragraph: its first line, its explanation, its first hint."""
+    """Of torch's paragraph: its first line, its explanation, its first hint. A branch has no paragraph, but a code."""
+    if words.startswith("generic_jump"):
+        return "a branch on the value of a tensor", "Python must know it, so the graph ends", "torch.where"
     lines = [line.strip() for line in words.splitlines()]
     after = [next((line.removeprefix(part) for line in lines if line.startswith(part)), "") for part in _PARTS]
     return lines[0] if lines else "", after[0], after[1]

@@ -68,14 +68,14 @@ print(f"together {cost.size_bytes / (4 * numel):g} tensors; you guessed {my_gues
 
 # %% [markdown]
 # Every kernel reads what it needs and writes its result: 2, 2, 3 and 2 tensors. A *fused* kernel does the whole chain
-# for one number before the next: a, b and c stay in the chip's *registers*. Guess what it moves.
+# for one number before the next: a, b and c stay in *registers*, on the chip. Guess what it moves.
 
 # %%
 my_guess_fused = None  # tensors read and written by the fused kernel
 print("guess:", my_guess_fused)
 
 # %% [markdown]
-# Now the simulator counts both: it sees and prices each operator.
+# Now the simulator counts both: it sees and prices each operator. `run_fused` is a single one to it.
 
 # %%
 rows = {}
@@ -104,9 +104,9 @@ show(figure_roofline(chain_timeline(costs, h100), h100, title="A chain before an
 # %% [markdown] minutes=6
 # ## A kernel and its tiles
 #
-# A kernel in Triton is written for one *program*; the GPU runs many, in any order. Program p takes *tile* p, a block of
-# BLOCK numbers, BLOCK a power of two. Where n is no multiple of it, the last tile reaches beyond the tensor; a *mask*
-# says which of its numbers exist.
+# A kernel in Triton is written for one *program*; the GPU runs many copies of it, in any order. Program p takes *tile*
+# p, a block of BLOCK numbers, BLOCK a power of two. Where n is no multiple of it, the last tile reaches beyond the
+# tensor; a *mask* says which of its numbers exist.
 
 
 # %%
@@ -127,8 +127,9 @@ else:
     print(z)
 
 # %% [markdown]
-# `tl.load` reads a tile into registers, `tl.store` writes one. The *interpreter* runs the programs one by one on the
-# CPU, and notes every element that each asks for. Which elements does program 3 touch?
+# `tl.load` reads a tile into registers, `tl.store` writes one; a `tl.constexpr` is known before the kernel runs. The
+# *interpreter* runs the programs one by one on the CPU, and notes every element that each asks for. Which elements does
+# program 3 touch?
 
 # %%
 if tl is not None:
@@ -255,9 +256,9 @@ try_out(attend, torch.zeros(2, 2), torch.zeros(4, 2), values, 1, 2)
 check.attend(attend)
 
 # %% [markdown]
-# Now its bytes, for one head of width 64 and room on the chip for 48 Ki numbers. Standard attention writes and reads
-# N x N scores; the paper's loop reads q and o once for each tile of keys. Guess: with twice the tokens, how many times
-# the bytes has each?
+# Now its bytes, for one head of width 64 and room on the chip for 48 x 1,024 numbers. Standard attention writes and
+# reads N x N scores; the paper's loop reads q and o once for each tile of keys. Guess: with twice the tokens, how many
+# times the bytes has each?
 
 # %%
 my_guess_growth = None  # two factors: standard, the paper's loop
@@ -281,8 +282,9 @@ print("you guessed", my_guess_growth)
 # Both grow with N^2: standard attention as 4 N^2, the loop as about 12 N^2 d^2 / M with room for M numbers on chip.
 # So it moves fewer bytes where M is well above 3 d^2.
 #
-# And the memory that a step needs? Standard attention keeps the N x N shares for backward, the loop one number a query
-# beside q, k, v and o. The simulator's *ledger* notes every allocation; here its peak, forward and backward.
+# And the memory that a step needs? Standard attention keeps the softmax, N x N numbers, for backward, the loop one
+# number a query beside q, k, v and o. The simulator's *ledger* notes every allocation; here its peak, forward and
+# backward.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention
@@ -359,18 +361,18 @@ try_out(end_of_step, 256, 200, 128, 128, 6)
 check.end_of_step(end_of_step)
 
 # %% [markdown]
-# A width may also be slow because the bytes of a row are no multiple of 16, which loads ask for: the library's
-# *alignment* is the share of the rate that is left. Here the last product of GPT-2, whose width is its vocabulary of
-# 50,257, and the nearest widths that are at least twice as useful. Change the number.
+# A width may also be slow because of how its rows lie: the fast way to load takes 16 bytes at once, and rows must be
+# multiples of that. *Alignment* is the share of the rate that is left; *useful* the share of the peak that computes
+# what was asked for. Here the last product of GPT-2, as wide as its vocabulary of 50,257. Add widths of your own.
 
 # %%
-from lablib.kernels.tile_quantization import advise
+my_widths = [50257, 50258, 50264, 50304]
+steps = staircase(Product(8192, 4096, 768, "bfloat16", h100), "N", my_widths)
+rows = [(one.time_s * 1e3, one.useful, one.alignment) for one in steps]
+pd.DataFrame(rows, my_widths, ["time (ms)", "useful", "alignment"]).round(2)
 
-my_width = 50257
-advice = advise(Product(8192, my_width, 768, "bfloat16", h100), "N", gain=1.0)
-print(f"{my_width}: {advice.here.useful:.1%} useful, tile waste {advice.here.tile_waste:.2%}")
-print(f"wave waste {advice.here.wave_waste:.2%}, alignment {advice.here.alignment:.0%}")
-print(f"twice as useful: {advice.smaller} below, {advice.larger} above")
+# %% [markdown]
+# Seven unused words make the product three times as fast; 50,304 is what the program nanoGPT takes.
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
@@ -425,6 +427,18 @@ if "fused" in took:
     print(f"fused / unfused {took['fused'][3] / took['unfused'][3]:.2f}; you guessed {my_guess_share}")
 
 # %% [markdown]
+# Beside it another machine, recorded while little else ran on it:
+
+# %%
+from lablib.course import recorded_comparison
+
+recorded = recorded_comparison("06")
+for row in recorded.rows:
+    seconds = f"{row['predicted_s'] * 1e3:.1f} ms predicted, {row['measured_s'] * 1e3:.1f} measured"
+    print(f"{row['name']}: {seconds}, repeats within {row['noise_pct']:.0f}%")
+print_text(f"{recorded}")
+
+# %% [markdown]
 # Ranges that overlap decide nothing. Bytes predict the ratio only where memory is the limit: with a costly operator,
 # such as tanh, a CPU may wait for arithmetic instead, and fusing then gains little.
 #
@@ -450,7 +464,7 @@ from lablib.kernels.graph_breaks import find_graph_breaks
 found = find_graph_breaks(careful, torch.randn(8))
 print(f"{found.graphs} graphs; you guessed {my_guess_graphs}")
 for one in found.breaks:
-    print_text(f"line {one.line}, `{one.text}`. Torch says: {one.reason}")
+    print_text(f"line {one.line}, `{one.text}`: {one.reason}")
 
 # %% [markdown]
 # `if` needs a Python truth value, and so the number itself: the host waits for the device, and what comes after is a
@@ -502,8 +516,8 @@ if tl is not None:
     print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
 
 # %% [markdown]
-# Backward has no shares to read. It computes the scores of each tile again, and from them and the one number kept a
-# query, m + log s, the shares: `exp(score - m - log s)`. More FLOPs, fewer bytes. A tile of forward has two products;
+# Backward has no softmax to read. It computes the scores of each tile again, and from them and the one number kept a
+# query, m + log s, the softmax: `exp(score - m - log s)`. More FLOPs, fewer bytes. A tile of forward has two products;
 # backward has five in the paper, and seven here, where one pass makes the queries' gradients and one the others'.
 
 # %%
@@ -519,7 +533,7 @@ for is_causal in (False, True):
 # ## Further: norms and the loss, each in one kernel
 #
 # A norm and the loss are chains too. RMSNorm reads a row, and keeps one number of it for backward. Cross-entropy joins
-# softmax, logarithm and choice: the shares of V words are never written. Bytes of forward and backward, counted:
+# softmax, logarithm and choice: the softmax over V words is never written. Bytes of forward and backward, counted:
 
 # %%
 from lablib.kernels.cross_entropy import cross_entropy
@@ -548,7 +562,7 @@ from lablib.kernels.compilers import compare
 rows = {}
 numbers = torch.randn(2**16), torch.randn(2**16)
 for one in compare(four, *numbers, ways=("eager", "torchscript", "aot_eager", "jax"), repeats=3):
-    value = one.skipped or f"{one.first_call_s * 1e3:.0f} ms, then {one.call_s * 1e3:.1f} ms"
+    value = one.skipped or f"{one.first_call_s * 1e3:.1f} ms, then {one.call_s * 1e6:.0f} us"
     equal = "" if one.skipped else torch.equal(one.value, four(*numbers))
     rows[one.way] = {"first call, later calls": value, "equal to eager": equal}
 pd.DataFrame(rows).T

@@ -48,9 +48,9 @@ print("you guessed", my_guess_alone, "percent")
 
 # %% [markdown]
 # Each second without computing is in a *gap*, and has a cause; here always that the batch is not loaded. (F+B is a
-# step's computation: forward and backward.) Now *workers*,
-# processes that load side by side while the device computes. Each has at most *prefetch* orders: batches that it is to
-# load, or has loaded and nobody took. Here two workers. Guess the part of waiting in the long run.
+# step's computation: forward and backward.) Now *workers*, processes that load side by side while the device computes.
+# Each has at most *prefetch* orders: batches that it is to load, or has loaded and nobody took. (In torch's
+# `DataLoader`: `num_workers` and `prefetch_factor`.) Here two workers. Guess the part of waiting in the long run.
 
 # %%
 my_guess_workers = None  # percent
@@ -100,8 +100,9 @@ print("you guessed", my_guess_copies)
 
 # %% [markdown]
 # In this loop, which waits for each step's end, pinning alone saves nothing: it only allows the own stream, drawn
-# above, where a copy hides behind the step before. (A real pageable copy is also slower itself.) When does it matter?
-# When C is a good part of a step:
+# above, where a copy hides behind the step before. (A real pageable copy is also slower itself.) In torch that is
+# `DataLoader(..., pin_memory=True)`, and `batch.to(device, non_blocking=True)` inside `with torch.cuda.stream(own):`.
+# When does it matter? When C is a good part of a step:
 
 # %%
 batches = {"8,192 tokens of 8 bytes": 8192 * 8}
