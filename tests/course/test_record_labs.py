@@ -17,7 +17,7 @@ SPEC = importlib.util.spec_from_file_location("record_labs", FILE)
 assert SPEC is not None and SPEC.loader is not None
 benchmark = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(benchmark)
-setattr(benchmark, "host_load", lambda: HostLoad(0.0, 2))  # in no time
+vars(benchmark)["host_load"] = lambda: HostLoad(0.0, 2)  # in no time
 
 
 @given(taken=st.lists(st.floats(1e-6, 10), min_size=1, max_size=9), predicted_s=st.floats(1e-6, 10))
