@@ -3,7 +3,7 @@
 #
 # **Question.** Why is a fused kernel faster?
 #
-# A *kernel* is a program that a GPU runs on a whole tensor. It reads numbers from the GPU's memory, calculates on the
+# A *kernel* is a function that a GPU runs on a whole tensor. It reads numbers from the GPU's memory, calculates on the
 # chip, and writes numbers back. You will count the bytes of kernels, write one, and follow the same count to
 # FlashAttention.
 #
@@ -30,7 +30,7 @@ check
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # small sizes, a few seconds
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=7
 # ## Bytes of a chain
 #
 # An *element-wise* operator calculates each number of its result from the numbers at the same place. In eager PyTorch
@@ -57,7 +57,7 @@ from lablib.kernels.elementwise_chain import (
 chain, numel = ["relu", "double", "add", "abs"], 2**24
 
 
-def program(run):
+def simulated(run):
     x, y = torch.randn(numel), torch.randn(numel)
     run(chain, x, [y])
 
@@ -80,7 +80,7 @@ print("guess:", my_guess_fused)
 # %%
 rows = {}
 for name, run in (("unfused", run_unfused), ("fused", run_fused)):
-    seen = launch(program, run, ranks=1, cluster="dgx-h100", fidelity="shapes")
+    seen = launch(simulated, run, ranks=1, cluster="dgx-h100", fidelity="shapes")
     spans = [one for one in seen.timeline.spans if one.flops or one.size_bytes]
     spans = [one for one in spans if "rand" not in one.name and "normal" not in one.name]
     rows[name] = {"kernels": len(spans), "tensors moved": sum(one.size_bytes for one in spans) / (4 * numel)}
@@ -99,7 +99,8 @@ for name, one in costs.items():
 show(figure_roofline(chain_timeline(costs, h100), h100, title="A chain before and after fusing"))
 
 # %% [markdown]
-# Both points lie on the slope, so seconds follow bytes: 9 tensors against 3. Nothing was computed faster.
+# Both points lie on the slope, so seconds follow bytes: 9 tensors against 3. Nothing was computed faster. (Starting a
+# kernel takes time, too: see further below.)
 
 # %% [markdown] minutes=6
 # ## A kernel and its tiles
@@ -127,20 +128,21 @@ else:
     print(z)
 
 # %% [markdown]
-# `tl.load` reads a tile into registers, `tl.store` writes one; a `tl.constexpr` is known before the kernel runs. The
-# *interpreter* runs the programs one by one on the CPU, and notes every element that each asks for. Which elements does
-# program 3 touch?
+# `x_ptr` is where the tensor begins, so `x_ptr + at` are the places of a tile; `tl.load` reads them into registers,
+# `tl.store` writes them. `[(4,)]` starts 4 programs, numbered along axis 0; a `tl.constexpr` is known before they run.
+# The *interpreter* runs them one by one on the CPU and notes every element that each asks for, here those of program 3:
 
 # %%
 if tl is not None:
-    show(figure_tiles(launches[0], program=(3,), vector_width=8))
+    show(figure_tiles(launches[0], program=(3,), vector_width=8))  # drawn in rows of 8
     print("bytes", hbm_bytes(launches))
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=12
 # ## A fused softmax
 #
-# Softmax of a row x: subtract the row's maximum, take exp, divide by the sum. As PyTorch operators max, subtract, exp,
-# sum and divide each go through memory. A program that holds a row reads it once and writes it once.
+# Softmax of a row x: subtract the row's maximum, take exp, divide by the sum. Written out, max, subtract, exp, sum and
+# divide are five kernels, which read and write the row 8 times. (`torch.softmax` is one already.) A program that holds
+# a row reads it once and writes it once: 2.
 #
 # ### Exercise 1: softmax in one kernel
 #
@@ -153,7 +155,8 @@ def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
     """Row `tl.program_id(0)` of y becomes the softmax of that row of x; rows have M numbers.
 
     `tl.load(pointers, mask=..., other=...)`, `tl.max(v, axis=0)`, `tl.sum(v, axis=0)`,
-    `tl.exp(v)`. `-float("inf")` may be written. Each number is read once and written once.
+    `tl.exp(v)`. Python's numbers, also `float(...)`, may be written. Each number is read once and
+    written once.
     """
     ### BEGIN SOLUTION
     at = tl.arange(0, BLOCK)
@@ -176,7 +179,7 @@ try_out(softmax_rows, torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), 4)  # 0.
 # %% tags=["check"] points=2
 check.softmax_kernel(softmax_kernel)
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=8
 # ## A row that no tile holds
 #
 # A longer row comes in tiles, and its maximum is known only at the end. For a part of a row keep two numbers: its
@@ -212,13 +215,17 @@ try_out(join, pairs[0], sums[0], pairs[1], sums[1])
 # %% tags=["check"] points=2
 check.join(join)
 
-# %% [markdown] minutes=14
+# %% [markdown]
+# With the row's pair, a second walk over the tiles gives `exp(x - m) / s`. So a long row is read twice, not once.
+# Unless its softmax is only needed for a sum: that can be carried along, too.
+
+# %% [markdown] minutes=16
 # ## Attention as that loop
 #
 # Attention weighs values v by the softmax of scores `q k^T / sqrt(d)`. For N tokens the scores are N x N numbers.
-# *FlashAttention* (Dao et al., 2022) never writes them to memory. A program takes a tile of queries, and walks over
-# tiles of keys and values with three things: m, s and `o`, the sum of `exp(score - m) v`. When m grows, s and o are
-# multiplied by `exp(old m - new m)`. At the end `o / s`.
+# *FlashAttention* (Dao et al., 2022) never writes them to memory. In its second version (Dao, 2023) a program takes a
+# tile of queries, and walks over tiles of keys and values with three things: m, s and `o`, the sum of
+# `exp(score - m) v`. When m grows, s and o are multiplied by `exp(old m - new m)`. At the end `o / s`.
 #
 # ### Exercise 3: one tile of queries
 #
@@ -227,10 +234,11 @@ check.join(join)
 
 # %% tags=["exercise"]
 def attend(q, k, v, first, block):
-    """What the queries first, first + 1, ... see: a tensor like q.
+    """Causal attention of the queries first, first + 1, ...: weighted means of v, a tensor like q.
 
-    q: [R, d], R tokens of the text beginning at `first`. k, v: [N, d], the whole text. Scores of
-    at most `block` keys exist at a time. No score is computed in a tile that no query sees.
+    q: [R, d], R tokens of the text beginning at `first`. k, v: [N, d], the whole text; `block` need
+    not divide N. Scores, over sqrt(d), of at most `block` keys exist at a time, and none is computed
+    in a tile that no query sees.
     """
     ### BEGIN SOLUTION
     R, d = q.shape
@@ -248,30 +256,36 @@ def attend(q, k, v, first, block):
 
 
 # %%
-# Try it: all scores are 0, so query i is the mean of the values 0 to i. Queries 1 and 2: 0.5 and 1.
-values = torch.arange(4.0)[:, None].repeat(1, 2)
-try_out(attend, torch.zeros(2, 2), torch.zeros(4, 2), values, 1, 2)
+# Try it: exp of score j is 2^j. Query 1: (0 + 2) / 3 = 0.667, query 2: (0 + 2 + 8) / 7 = 1.429.
+values = torch.arange(4.0)[:, None].repeat(1, 4)
+try_out(attend, torch.ones(2, 4), math.log(2) / 2 * values, values, 1, 2)
 
 # %% tags=["check"] points=2
 check.attend(attend)
 
 # %% [markdown]
-# Now its bytes, for one head of width 64 and room on the chip for 48 x 1,024 numbers. Standard attention writes and
-# reads N x N scores; the paper's loop reads q and o once for each tile of keys. Guess: with twice the tokens, how many
-# times the bytes has each?
+# Now its bytes. Standard attention writes and reads the scores, then their softmax: 4 N^2 numbers. The loop reads q and
+# writes o once, and reads k and v once for each tile of B queries. Guess: with twice the tokens, how many times the
+# bytes has each?
 
 # %%
-my_guess_growth = None  # two factors: standard, the paper's loop
+my_guess_growth = None  # two factors: standard, the loop
 print("guess:", my_guess_growth)
 
 # %%
-from lablib.kernels.attention_bytes import paper_flash_numbers, standard_numbers
+from lablib.kernels.attention_bytes import forward_bytes, paper_flash_numbers, standard_numbers
+from lablib.kernels.attention_plan import AttentionTiles, equal_lengths
 
-sizes = [2**power for power in range(8, 15)]
+sizes, d, B = [2**power for power in range(8, 15)], 64, 128
+plans = [equal_lengths(1, N, N, is_causal=False, tiles=AttentionTiles(B, B)) for N in sizes]
 curves = {
-    "standard": [2 * standard_numbers(N, 64) for N in sizes],
-    "paper's loop": [2 * paper_flash_numbers(N, 64, 48 * 1024) for N in sizes],
+    "standard": [2 * standard_numbers(N, d) for N in sizes],
+    "the loop": [sum(forward_bytes(plan, 1, d, itemsize=2).values()) for plan in plans],
+    "the loop of 2022": [2 * paper_flash_numbers(N, d, 48 * 1024) for N in sizes],
 }
+pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
+
+# %%
 axes = {"x_label": "tokens N", "y_label": "moved", "x_unit": "count", "y_unit": "B", "log_x": True, "log_y": True}
 show(figure_lines(sizes, curves, **axes, title="Bytes of one head in 16 bits"))
 for name, line in curves.items():
@@ -279,8 +293,9 @@ for name, line in curves.items():
 print("you guessed", my_guess_growth)
 
 # %% [markdown]
-# Both grow with N^2: standard attention as 4 N^2, the loop as about 12 N^2 d^2 / M with room for M numbers on chip.
-# So it moves fewer bytes where M is well above 3 d^2.
+# All grow with N^2, but the loop as 2 N^2 d / B: fewer where B is well above d / 2. B is limited by the M numbers that
+# fit on the chip, about M / 4d, so N^2 d^2 / M decides. (In 2022 keys were outside: q and o were read for each tile of
+# keys, o written, too. Here for M = 49,152.)
 #
 # And the memory that a step needs? Standard attention keeps the softmax, N x N numbers, for backward, the loop one
 # number a query beside q, k, v and o. The simulator's *ledger* notes every allocation; here its peak, forward and
@@ -313,7 +328,7 @@ pd.DataFrame(rows).T.round(1)
 # %% [markdown] minutes=6
 # ## Tiles and waves
 #
-# A matrix product is also cut in tiles of its output. The GPU's *cores* (of an H100, 132) take one tile each: one
+# A matrix product is also cut in tiles of its output. The GPU's *cores* (an H100 has 132) take one tile each: one
 # *wave*. A last tile that reaches beyond the matrix, and a last wave that leaves cores idle, take as long as full ones.
 
 # %%
@@ -360,26 +375,13 @@ try_out(end_of_step, 256, 200, 128, 128, 6)
 # %% tags=["check"] points=1
 check.end_of_step(end_of_step)
 
-# %% [markdown]
-# A width may also be slow because of how its rows lie: the fast way to load takes 16 bytes at once, and rows must be
-# multiples of that. *Alignment* is the share of the rate that is left; *useful* the share of the peak that computes
-# what was asked for. Here the last product of GPT-2, as wide as its vocabulary of 50,257. Add widths of your own.
-
-# %%
-my_widths = [50257, 50258, 50264, 50304]
-steps = staircase(Product(8192, 4096, 768, "bfloat16", h100), "N", my_widths)
-rows = [(one.time_s * 1e3, one.useful, one.alignment) for one in steps]
-pd.DataFrame(rows, my_widths, ["time (ms)", "useful", "alignment"]).round(2)
-
-# %% [markdown]
-# Seven unused words make the product three times as fast; 50,304 is what the program nanoGPT takes.
-
-# %% [markdown] minutes=5
+# %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
 #
 # The chain of the first section on this machine. `torch.compile` reads a function into a *graph*, and a *backend*, by
 # default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler (`lab doctor` tells), and its
-# first call takes about 15 seconds. Predicted by bytes alone, fused over unfused is 3/9. Guess what is measured here.
+# first call takes seconds, about 15 on two cores where nothing of it is kept on disk. Predicted by bytes alone, fused
+# over unfused is 3/9. Guess what is measured here.
 
 # %%
 my_guess_share = None  # seconds of the fused chain over those of the unfused
@@ -390,7 +392,7 @@ import time
 
 from lablib.calibration import this_machine
 
-here = this_machine(ranks=2, backend="gloo").device
+here = this_machine(ranks=2, backend="gloo").device  # calibrated, or a typical laptop
 x, y = torch.randn(2**22), torch.randn(2**22)
 for name, of in (("unfused", unfused_cost), ("fused", fused_cost)):
     print(f"{name}: {chain_time_s(of(chain, x.numel(), 4), here) * 1e3:.1f} ms predicted")
@@ -404,7 +406,7 @@ def four(x, y):
 def measure(function):
     function(x, y)  # the first call compiles
     seconds = []
-    for _ in range(7):
+    for _ in range(7 if quick else 31):
         begin = time.perf_counter()
         function(x, y)
         seconds.append(time.perf_counter() - begin)
@@ -422,9 +424,10 @@ except NoCppCompiler as error:
     print_text(str(error))
 took = {name: measure(function) for name, function in ways.items()}
 for name, all_s in took.items():
-    print(f"{name}: median {all_s[3] * 1e3:.1f} ms, from {all_s[0] * 1e3:.1f} to {all_s[-1] * 1e3:.1f}")
+    print(f"{name}: median {all_s[len(all_s) // 2] * 1e3:.1f} ms, from {all_s[0] * 1e3:.1f} to {all_s[-1] * 1e3:.1f}")
 if "fused" in took:
-    print(f"fused / unfused {took['fused'][3] / took['unfused'][3]:.2f}; you guessed {my_guess_share}")
+    share = took["fused"][len(all_s) // 2] / took["unfused"][len(all_s) // 2]
+    print(f"fused / unfused {share:.2f}; you guessed {my_guess_share}")
 
 # %% [markdown]
 # Beside it another machine, recorded while little else ran on it:
@@ -439,11 +442,98 @@ for row in recorded.rows:
 print_text(f"{recorded}")
 
 # %% [markdown]
-# Ranges that overlap decide nothing. Bytes predict the ratio only where memory is the limit: with a costly operator,
-# such as tanh, a CPU may wait for arithmetic instead, and fusing then gains little.
+# Where the ranges overlap, measure more often. Bytes predict the ratio only where memory is the limit: a large cache
+# may hold what lies between, and with a costly operator, such as tanh, a CPU may wait for arithmetic instead.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: widths that load slowly
+#
+# A width may also be slow because of how its rows lie: the fast way to load takes 16 bytes at once, and rows must be
+# multiples of that. *Alignment* is the share of the rate that is left; *useful* the share of the peak that computes
+# what was asked for. Here the last product of GPT-2, as wide as its vocabulary of 50,257. Add widths of your own.
+
+# %%
+my_widths = [50257, 50258, 50264, 50304]
+steps = staircase(Product(8192, 4096, 768, "bfloat16", h100), "N", my_widths)
+rows = [(one.time_s * 1e3, one.useful, one.alignment) for one in steps]
+pd.DataFrame(rows, my_widths, ["time (ms)", "useful", "alignment"]).round(2)
+
+# %% [markdown]
+# Seven unused words make the product three times as fast; 50,304 is what the program nanoGPT takes.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a product with a fused epilogue
+#
+# What follows a matrix product, here a bias and a GELU, can be done on its tile before the tile is written: an
+# *epilogue*. Beside its operands only the bias is read more.
+
+# %%
+from lablib.kernels.matmul import matmul
+from lablib.kernels.matmul_plan import MatmulTiles
+
+if tl is not None:
+    a, b, bias = torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)
+    for name, extra in (("plain", ()), ("bias and GELU", (bias, "gelu"))):
+        with record_accesses() as launches:
+            matmul(a, b, *extra, tiles=MatmulTiles(16, 16, 16))
+        print(f"{name}: {hbm_bytes(launches)}")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a loop of the library, counted
+#
+# The library's kernel is the loop of Exercise 3 in Triton. All its accesses, as noted by the interpreter:
+
+# %%
+from lablib.kernels.flash_attention import flash_attention
+
+N, d, tile = 64, 16, 16
+if tl is not None:
+    q, k, v = (torch.randn(1, 1, N, d) for _ in range(3))
+    with record_accesses() as launches:
+        flash_attention(q, k, v, tiles=AttentionTiles(tile, tile))
+    counted = hbm_bytes(launches)
+    print({name: counted[name] for name in ("q", "k", "v", "o")})
+    print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
+
+# %% [markdown]
+# Backward has no softmax to read. It computes the scores of each tile again, and from them and the one number kept a
+# query, m + log s, the softmax: `exp(score - m - log s)`. More FLOPs, fewer bytes. A tile of forward has two products;
+# backward has five in the paper, and seven here, where one pass makes the queries' gradients and one the others'.
+
+# %%
+from lablib.kernels.attention_bytes import backward_flops, forward_flops
+
+for is_causal in (False, True):
+    plan = equal_lengths(1, 4096, 4096, is_causal=is_causal, tiles=AttentionTiles(64, 64))
+    ratio = backward_flops(plan, 1, 64) / forward_flops(plan, 1, 64)
+    print(f"causal {is_causal}: forward {forward_flops(plan, 1, 64) / 1e9:.1f} GFLOPs, backward {ratio:g} times that")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: norms and the loss
+#
+# A norm and the loss are chains too. RMSNorm keeps its input and one number a row for backward. Cross-entropy joins
+# softmax, logarithm and choice, and writes only the gradient, as large as the scores. Both ways, counted:
+
+# %%
+from lablib.kernels.cross_entropy import cross_entropy
+from lablib.kernels.rms_norm import rms_norm
+
+if tl is not None:
+    x, gain = torch.randn(16, 64, requires_grad=True), torch.ones(64, requires_grad=True)
+    with record_accesses() as launches:
+        rms_norm(x, gain).sum().backward()
+    moved = sum(hbm_bytes(launches).values())
+    print(f"RMSNorm: {len(launches)} kernels move {moved / x.nbytes:.1f} times the bytes of x")
+    with record_accesses() as launches:
+        cross_entropy(x, torch.arange(16)).backward()
+    moved = sum(hbm_bytes(launches).values())
+    print(f"cross-entropy: {len(launches)} kernel moves {moved / x.nbytes:.1f} times the bytes of x")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a graph that breaks
 #
 # Where Python must see a value, the graph ends, and so does fusing: a *graph break*. Guess: how many graphs does this
-# function become?
+# call become?
 
 
 # %%
@@ -480,77 +570,6 @@ def mended(x):
 print(find_graph_breaks(mended, torch.randn(8)).graphs, "graph")
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: a product with a fused epilogue
-#
-# What follows a matrix product, here a bias and a GELU, can be done on its tile before the tile is written: an
-# *epilogue*. Beside its operands only the bias is read more.
-
-# %%
-from lablib.kernels.matmul import matmul
-from lablib.kernels.matmul_plan import MatmulTiles
-
-if tl is not None:
-    a, b, bias = torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)
-    for name, extra in (("plain", ()), ("bias and GELU", (bias, "gelu"))):
-        with record_accesses() as launches:
-            matmul(a, b, *extra, tiles=MatmulTiles(16, 16, 16))
-        print(f"{name}: {hbm_bytes(launches)}")
-
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: a loop of the library, counted
-#
-# The library's kernel keeps a tile of queries on chip and reads keys and values again for each: not the paper's order
-# of loops, so not its count. All its accesses, as noted by the interpreter:
-
-# %%
-from lablib.kernels.attention_plan import AttentionTiles
-from lablib.kernels.flash_attention import flash_attention
-
-N, d, tile = 64, 16, 16
-if tl is not None:
-    q, k, v = (torch.randn(1, 1, N, d) for _ in range(3))
-    with record_accesses() as launches:
-        flash_attention(q, k, v, tiles=AttentionTiles(tile, tile))
-    counted = hbm_bytes(launches)
-    print({name: counted[name] for name in ("q", "k", "v", "o")})
-    print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
-
-# %% [markdown]
-# Backward has no softmax to read. It computes the scores of each tile again, and from them and the one number kept a
-# query, m + log s, the softmax: `exp(score - m - log s)`. More FLOPs, fewer bytes. A tile of forward has two products;
-# backward has five in the paper, and seven here, where one pass makes the queries' gradients and one the others'.
-
-# %%
-from lablib.kernels.attention_bytes import backward_flops, forward_flops
-from lablib.kernels.attention_plan import equal_lengths
-
-for is_causal in (False, True):
-    plan = equal_lengths(1, 4096, 4096, is_causal=is_causal, tiles=AttentionTiles(64, 64))
-    ratio = backward_flops(plan, 1, 64) / forward_flops(plan, 1, 64)
-    print(f"causal {is_causal}: forward {forward_flops(plan, 1, 64) / 1e9:.1f} GFLOPs, backward {ratio:g} times that")
-
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: norms and the loss, each in one kernel
-#
-# A norm and the loss are chains too. RMSNorm reads a row, and keeps one number of it for backward. Cross-entropy joins
-# softmax, logarithm and choice: the softmax over V words is never written. Bytes of forward and backward, counted:
-
-# %%
-from lablib.kernels.cross_entropy import cross_entropy
-from lablib.kernels.rms_norm import rms_norm
-
-if tl is not None:
-    x, gain = torch.randn(16, 64, requires_grad=True), torch.ones(64, requires_grad=True)
-    with record_accesses() as launches:
-        rms_norm(x, gain).sum().backward()
-    moved = sum(hbm_bytes(launches).values())
-    print(f"RMSNorm: {len(launches)} kernels move {moved / x.nbytes:.1f} times the bytes of x")
-    with record_accesses() as launches:
-        cross_entropy(x, torch.arange(16)).backward()
-    moved = sum(hbm_bytes(launches).values())
-    print(f"cross-entropy: {len(launches)} kernel moves {moved / x.nbytes:.1f} times the bytes of x")
-
-# %% [markdown] tags=["further"] minutes=3
 # ## Further: compilers side by side
 #
 # The chain in each compiler that is here. TorchScript is torch's older one; `aot_eager` makes graphs, with backward in
@@ -571,20 +590,20 @@ pd.DataFrame(rows).T
 # ## Further: when the host is the limit
 #
 # A kernel must also be *launched* by the host, which takes a few microseconds. Small kernels wait for it. A *CUDA
-# graph* launches many at once; a *mega-kernel* is one kernel for all. Here 476 kernels of 2 us, 5 us a launch.
+# graph* launches many at once; a *mega-kernel* is one kernel for all. Here 400 kernels of 2 us, 5 us a launch.
 
 # %%
 from lablib.kernels.launch_overhead import cuda_graph, mega_kernel, one_by_one
 
 for way in (one_by_one, cuda_graph, mega_kernel):
-    step = way([2e-6] * 476, 5e-6)
+    step = way([2e-6] * 400, 5e-6)
     print(f"{way.__name__}: {step.step_s * 1e3:.2f} ms, the device idle {step.idle_share:.0%}")
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: compiled again
 #
 # A compiled function holds for what it has seen; *guards* check that at each call: dtype, sizes, values of Python's
-# own numbers. Where one fails, it is compiled again.
+# own numbers. Where one fails, it is compiled again; a size that has changed once is taken as variable from then on.
 
 # %%
 from lablib.kernels.recompiles import find_recompiles
@@ -599,14 +618,14 @@ for one in find_recompiles(lambda x: torch.relu(x) * 2, shapes):
 # - A kernel's time is mostly its bytes where its intensity is below the device's ridge.
 # - Fusing keeps what lies between on the chip: the same FLOPs, fewer bytes, fewer kernels.
 # - Online softmax joins parts of a row by (m, s); FlashAttention is that loop with a product inside.
-# - A size costs what the end of its step costs.
+# - A size costs whole tiles and waves: one column more may cost as much as a thousand.
 #
 # ### Sources
 #
 # - S. Williams, A. Waterman and D. Patterson, "Roofline", CACM 52(4), 2009.
 # - P. Tillet, H. T. Kung and D. Cox, "Triton", MAPL 2019.
 # - M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867.
-# - T. Dao et al., "FlashAttention", 2022, arXiv 2205.14135.
+# - T. Dao et al., "FlashAttention", 2022, arXiv 2205.14135; T. Dao, "FlashAttention-2", 2023, arXiv 2307.08691.
 # - J. Ansel et al., "PyTorch 2", ASPLOS 2024.
 # - NVIDIA, "Matrix Multiplication Background User's Guide", DU-09799-001, 2023.
 # - The code: `lablib/kernels`.
