@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from lablib.cost.op import is_free, op_time_s
 from lablib.hardware.device import Device
+from lablib.torch_compat import TorchDispatchMode, tree_map_only
 
 PricedOp = tuple[Any, tuple, dict, Any]  # operator, arguments, keyword arguments, result
 CHAIN = 10  # operations of a chain

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lablib.torch_compat import flash_attention_for_cpu
+
 UNFUSED = F.scaled_dot_product_attention  # torch's own; the simulator replaces the name in `F` for the time of a run
 
 
@@ -47,5 +49,4 @@ def fused_attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = attn_mask.logical_not()
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]

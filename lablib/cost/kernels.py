@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any
 
 from lablib.cost.memory import tensors_in
+from lablib.torch_compat import schema
 
 _TENSORS_A_LAUNCH = (110, 64, 48, 36, 30)
 _CHUNKS_A_LAUNCH = 320
@@ -40,7 +41,7 @@ _KERNELS = {
 @cache
 def _count(op: Any) -> int:
     """Kernels of an operator, 0 where it depends on its lists."""
-    name = op._schema.name.split("::")[-1]
+    name = schema(op).name.split("::")[-1]
     return 0 if name.startswith(("_foreach_", "_fused_")) else _KERNELS.get(name, 1)
 
 
@@ -56,7 +57,7 @@ def num_kernels(op: Any, args: tuple) -> int:
     if not lists:
         return 1
     # A fused optimizer's numbers of steps, one a tensor, travel beside the lists.
-    depth = len(lists) - op._schema.name.startswith("aten::_fused_")
+    depth = len(lists) - schema(op).name.startswith("aten::_fused_")
     tensors = -(-len(lists[0]) // _TENSORS_A_LAUNCH[min(max(depth, 1), 5) - 1])
     chunks = sum(-(-t.numel() // _CHUNK) for t in tensors_in(lists[0]))
     return max(1, tensors, -(-chunks // _CHUNKS_A_LAUNCH))

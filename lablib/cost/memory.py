@@ -32,6 +32,7 @@ import torch
 
 from lablib.cost.arrays import Numbers, minimum
 from lablib.hardware.device import Device
+from lablib.torch_compat import schema, sparse_parts
 
 
 def stream_time_s(size_bytes: Numbers, device: Device) -> Numbers:
@@ -54,7 +55,7 @@ def num_bytes(t: torch.Tensor) -> int:
     if t.layout == torch.strided:
         return t.nbytes
     if t.layout == torch.sparse_coo:
-        return t._indices().nbytes + t._values().nbytes
+        return sum(part.nbytes for part in sparse_parts(t))
     if t.layout in (torch.sparse_csr, torch.sparse_bsr):
         return t.crow_indices().nbytes + t.col_indices().nbytes + t.values().nbytes
     if t.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -107,15 +108,15 @@ class _Roles:
 
 @cache
 def _roles(op: Any) -> _Roles:
-    schema = op._schema
-    name = schema.name.split("::")[-1]
-    returned = {alias for r in schema.returns if r.alias_info for alias in r.alias_info.before_set}
+    signature = schema(op)
+    name = signature.name.split("::")[-1]
+    returned = {alias for r in signature.returns if r.alias_info for alias in r.alias_info.before_set}
     return _Roles(
         first_is_unread=name in _OVERWRITES or name.startswith("new_") or name.endswith("_like"),
-        unread=frozenset(argument.name for argument in schema.arguments if argument.is_out),
+        unread=frozenset(argument.name for argument in signature.arguments if argument.is_out),
         unreturned=tuple(
             (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
+            for position, argument in enumerate(signature.arguments)
             if argument.is_write and not returned.intersection(argument.alias_info.before_set)
         ),
     )
@@ -139,11 +140,11 @@ def _gathered(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
 
 def _scattered(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """What is written to a place of the target: read there, added, written; with the indices and the values."""
-    given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
+    given = dict(zip((argument.name for argument in schema(op).arguments), args, strict=False)) | kwargs
     indices = list(tensors_in(given[name] for name in ("index", "indices") if name in given))
     values = _total(given[name] for name in ("source", "src", "values") if name in given)
     rows = values or max((index.numel() for index in indices), default=0) * args[0].element_size()
-    copied = 0 if op._schema.name.endswith("_") else _total((args[0], out))
+    copied = 0 if schema(op).name.endswith("_") else _total((args[0], out))
     return _total(indices) + values + 2 * rows + copied
 
 
@@ -190,7 +191,7 @@ _RULES: dict[str, _Rule] = {
 
 @cache
 def _rule(op: Any) -> _Rule:
-    return _RULES.get(op._schema.name.split("::")[-1], _streamed)
+    return _RULES.get(schema(op).name.split("::")[-1], _streamed)
 
 
 def op_bytes(op: Any, args: tuple, kwargs: dict, out: Any) -> float:

@@ -32,6 +32,7 @@ from lablib.cost.matmul import matmul_compute_s
 from lablib.cost.memory import memory_bound_time_s, num_bytes, op_bytes, stream_time_s, tensors_in
 from lablib.cost.precision import peak_name
 from lablib.hardware.device import Device
+from lablib.torch_compat import schema
 
 __all__ = ["OpCost", "has_arithmetic", "is_free", "num_bytes", "op_cost", "tensors_in"]
 
@@ -67,9 +68,9 @@ def is_free(op: Any) -> bool:
     """Whether an operator starts no kernel: views, reservations, and what lives outside aten."""
     if op.namespace not in ("aten", "prims"):
         return op.namespace in ("profiler", "c10d", "_c10d_functional", "c10d_functional", "prim")
-    name = op._schema.name.split("::")[-1]
+    name = schema(op).name.split("::")[-1]
     # An alias annotation without a write is what makes a view a view.
-    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema(op).returns)
     return name in _FREE or is_view or torch.Tag.inplace_view in op.tags
 
 
@@ -91,7 +92,7 @@ class Call:
 def _signature(op: Any) -> dict[str, tuple[int, Any]]:
     return {
         argument.name: (position, argument.default_value if argument.has_default_value() else None)
-        for position, argument in enumerate(op._schema.arguments)
+        for position, argument in enumerate(schema(op).arguments)
     }
 
 
@@ -243,7 +244,7 @@ def _flop_formula(op: Any) -> _Flops | None:
     # Imported on first use: it costs 0.2 s, which a program that never multiplies should not pay.
     from torch.utils.flop_counter import flop_registry
 
-    if formula := _FLOPS.get(op._schema.name.removeprefix("aten::")):
+    if formula := _FLOPS.get(schema(op).name.removeprefix("aten::")):
         return formula
     if formula := flop_registry.get(op.overloadpacket):
         return lambda call: float(formula(*call.args, **call.kwargs, out_val=call.out))
@@ -285,7 +286,7 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
     """
     size_bytes = op_bytes(op, args, kwargs, out) if size_bytes is None else size_bytes
     if has_arithmetic(op):
-        compute_s = _SECONDS.get(op._schema.name.removeprefix("aten::"), _plain)(Call(op, args, kwargs, out), device)
+        compute_s = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)(Call(op, args, kwargs, out), device)
         time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
         time_s = memory_bound_time_s(size_bytes, device)

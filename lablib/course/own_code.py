@@ -25,11 +25,13 @@ import lablib
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.learner_code import is_installed
+from lablib.torch_compat import name_in_torch
 
 _ALWAYS = ("phase",)  # it names a part of the timeline
 _MODULES = ("builtins", "gc", "importlib", "inspect", "marshal", "pickle", "_pickle", "pkgutil", "pydoc")
 _ATTRIBUTES = ("__globals__", "__subclasses__", "f_back", "f_globals", "f_locals", "tb_frame")
-_STORES = ("_get_default_store", "_get_process_group_store", "_World", "Store", "TCPStore", "FileStore", "HashStore")
+_STORES = ("Store", "TCPStore", "FileStore", "HashStore")
+_STORES += tuple(name_in_torch(name) for name in ("default_store", "process_group_store", "World"))
 _BUILTINS = ("__import__", "eval", "exec", "globals")
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _MAX_ITEMS = 1000  # of one container

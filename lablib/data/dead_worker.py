@@ -35,6 +35,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from lablib.signature import checked
+from lablib.torch_compat import loader_workers, shut_down_workers
 
 _OF_A_DEATH = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)  # the last one: its socket is gone
 _WAIT_S = 5.0
@@ -73,11 +74,11 @@ def named_workers(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
         if isinstance(error, RuntimeError) and not _DIED.search(str(error)):
             raise
         made: Any = batches or _half_made(error)
-        processes = getattr(made, "_workers", [])
+        processes = loader_workers(made)
         dead = _dead_workers(processes, _WAIT_S if isinstance(error, _OF_A_DEATH) else 0.0)
         if not dead:
             raise
-        made._shutdown_workers()  # now: the error keeps it alive, and a garbage collector would close its files twice
+        shut_down_workers(made)  # now: the error keeps it alive, and a garbage collector would close its files twice
         raise WorkerDiedError(list(dead), list(dead.values()), len(processes)) from error
     finally:
         signals.give_back()
@@ -130,7 +131,7 @@ class _Signals:
 def _half_made(error: BaseException) -> Any:
     """The loader's iterator, where a worker died while it was being made; None where it was not."""
     frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
-    return next((one for one in frames if hasattr(one, "_workers")), None)
+    return next((one for one in frames if loader_workers(one)), None)
 
 
 def _dead_workers(processes: Sequence[Any], wait_s: float) -> dict[int, int]:

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.cost.kernels import num_kernels
 from lablib.cost.op import is_free
+from lablib.torch_compat import DispatchKey, TorchDispatchMode, has_kernel, schema
 
 REMEDY = (
     "install g++ (Debian, Ubuntu: `apt install g++`; macOS: `xcode-select --install`; Windows: the Visual Studio Build "
@@ -72,23 +72,25 @@ class Explained:
 @contextmanager
 def fresh() -> Iterator[None]:
     """While this lasts the compiler knows nothing of before; afterwards nothing of this."""
-    from torch._dynamo.utils import clear_compilation_metrics
+    from lablib.torch_compat import clear_compilation_metrics, dynamo_reset
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")  # its own, when it is imported
-        torch._dynamo.reset()
+        dynamo_reset()
         clear_compilation_metrics()
         try:
             yield
         finally:
-            torch._dynamo.reset()
+            dynamo_reset()
             clear_compilation_metrics()
 
 
 def explained(fn: Callable[..., Any], *args: Any) -> Explained:
     """The graphs and breaks of `fn(*args)`, which is run."""
+    from lablib.torch_compat import dynamo_explain
+
     with fresh():
-        found = torch._dynamo.explain(fn)(*args)
+        found = dynamo_explain(fn)(*args)
         given_up = [one for one in compilations() if one.given_up]
     breaks = [(reason.reason, list(reason.user_stack)) for reason in found.break_reasons if reason.graph_break]
     return Explained(found.graph_count, found.op_count, breaks, given_up)
@@ -96,7 +98,7 @@ def explained(fn: Callable[..., Any], *args: Any) -> Explained:
 
 def compilations() -> list[Compilation]:
     """What was compiled since `fresh()` began, in order."""
-    from torch._dynamo.utils import get_compilation_metrics
+    from lablib.torch_compat import get_compilation_metrics
 
     return [
         Compilation(
@@ -121,9 +123,9 @@ def inductor_code(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[s
     Raises:
         NoCppCompiler: there is nothing here to compile them with.
     """
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-    from torch._inductor.utils import run_and_get_code
+    from lablib.torch_compat import functorch_config as functorch
+    from lablib.torch_compat import inductor_config as inductor
+    from lablib.torch_compat import run_and_get_code
 
     with fresh(), inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
         compiled = torch.compile(fn)
@@ -133,7 +135,7 @@ def inductor_code(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[s
 
 def run_with_compiler(run: Callable[[], Any]) -> Any:
     """What `run` returns, with one clear error where the C++ compiler is missing."""
-    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+    from lablib.torch_compat import CppCompileError, InvalidCxxCompiler
 
     try:
         return run()
@@ -153,7 +155,7 @@ def find_cpp_compiler() -> str:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-        from torch._inductor.cpp_builder import get_cpp_compiler
+        from lablib.torch_compat import get_cpp_compiler
 
         return run_with_compiler(get_cpp_compiler)
 
@@ -168,7 +170,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not is_free(func):
-            self.names += [func._schema.name.removeprefix("aten::")] * num_kernels(func, args)
+            self.names += [schema(func).name.removeprefix("aten::")] * num_kernels(func, args)
         return out
 
 
@@ -200,7 +202,7 @@ def _between_graphs(call: Callable[[], Any]) -> list[str]:
     return found
 
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
 def _overloads(name: str) -> list[Any]:
@@ -208,4 +210,4 @@ def _overloads(name: str) -> list[Any]:
     space, _, short = name.partition("::")
     packet = getattr(getattr(torch.ops, space), short, None) if short.isidentifier() else None
     found = [getattr(packet, one) for one in packet.overloads()] if packet is not None else []
-    return [one for one in found if torch._C._dispatch_has_kernel(one.name())]
+    return [one for one in found if has_kernel(one.name())]

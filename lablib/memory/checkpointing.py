@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lablib.signature import checked
+from lablib.torch_compat import efficient_attention, flash_attention, flash_attention_for_cpu
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -179,9 +180,9 @@ KEPT_OPERATORS = frozenset(
         _ATEN.mm.default,
         _ATEN.addmm.default,
         _ATEN.bmm.default,
-        _ATEN._scaled_dot_product_flash_attention.default,
-        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-        _ATEN._scaled_dot_product_efficient_attention.default,
+        flash_attention,
+        flash_attention_for_cpu.default,
+        efficient_attention,
     }
 )
 

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lablib.torch_compat import storage_id, version
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
@@ -48,17 +50,17 @@ def packed_memory(
         parameters: left as they are, since they stay in memory anyway.
         min_numel: smaller tensors are left as they are.
     """
-    owned = {parameter.untyped_storage()._cdata for parameter in parameters}
+    owned = {storage_id(parameter.untyped_storage()) for parameter in parameters}
     known: dict[tuple, tuple[weakref.ref, weakref.ref]] = {}
 
     def pack_tensor(tensor: Tensor) -> Tensor | Packed:
         storage = tensor.untyped_storage()
-        if storage._cdata in owned or not tensor.is_floating_point() or tensor.numel() < min_numel:
+        if storage_id(storage) in owned or not tensor.is_floating_point() or tensor.numel() < min_numel:
             return tensor
         if not is_dense(tensor):
             tensor = tensor.contiguous()
             return Packed(pack(tensor.flatten()), tensor.shape, tensor.stride())
-        key = (storage._cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version)
+        key = (storage_id(storage), tensor.storage_offset(), tensor.numel(), tensor.dtype, version(tensor))
         of_storage, of_memory = known.get(key, (None, None))
         memory = of_memory() if of_memory is not None else None
         # An address is used again, so the memory must also be the one that was packed.

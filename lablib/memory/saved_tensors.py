@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from lablib.signature import checked
+from lablib.torch_compat import storage_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +101,7 @@ def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[Sav
     """
     nodes = list(_nodes(output))
     leaves = [leaf for node in nodes if isinstance(leaf := getattr(node, "variable", None), nn.Parameter)]
-    owned = {parameter.untyped_storage()._cdata for parameter in (*parameters, *leaves)}
+    owned = {storage_id(parameter.untyped_storage()) for parameter in (*parameters, *leaves)}
     try:
         kept = [(node, name, tensor) for node in nodes for name, tensor in _kept_by(node) if tensor.numel()]
     except RuntimeError as error:
@@ -161,5 +162,5 @@ def _as_list(value: Any) -> Sequence[Any]:
 
 def _record(node: Any, name: str, tensor: Tensor, owned: set[int]) -> SavedTensor:
     storage = tensor.untyped_storage()
-    address = storage._cdata
+    address = storage_id(storage)
     return SavedTensor(type(node).__name__, name, tuple(tensor.shape), storage.nbytes(), address, address in owned)

@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from lablib.cost.fused_attention import FusedAttention
@@ -52,6 +51,7 @@ from lablib.memory.checkpointing import (
 from lablib.memory.offload import exposed_s
 from lablib.memory.saved_tensors import activation_bytes, saved_tensors
 from lablib.signature import checked
+from lablib.torch_compat import TorchDispatchMode
 
 GROUP = 256  # numbers that share a scale, in 8 bits
 

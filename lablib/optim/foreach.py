@@ -5,26 +5,41 @@
     foreach.div_(params, [2.0, 3.0])           params[i] /= the i-th number
 
 On a GPU, one kernel serves hundreds of tensors; on a CPU the loop runs in C++. With `_` a list is changed, without it
-the result is a new list, as large as the old one. torch.optim is made of these; their names in torch are private, so
-they are named here, once.
+the result is a new list, as large as the old one. torch.optim is made of these.
 """
-# pyright: reportPrivateImportUsage=false
 
-import torch
+from lablib.torch_compat import foreach_add_ as add_
+from lablib.torch_compat import foreach_addcdiv_ as addcdiv_
+from lablib.torch_compat import foreach_addcmul_ as addcmul_
+from lablib.torch_compat import foreach_clamp_max_ as clamp_max_
+from lablib.torch_compat import foreach_clamp_min as clamp_min
+from lablib.torch_compat import foreach_clamp_min_ as clamp_min_
+from lablib.torch_compat import foreach_div_ as div_
+from lablib.torch_compat import foreach_lerp as lerp
+from lablib.torch_compat import foreach_lerp_ as lerp_
+from lablib.torch_compat import foreach_mul as mul
+from lablib.torch_compat import foreach_mul_ as mul_
+from lablib.torch_compat import foreach_norm as norm
+from lablib.torch_compat import foreach_reciprocal_ as reciprocal_
+from lablib.torch_compat import foreach_rsqrt_ as rsqrt_
+from lablib.torch_compat import foreach_sign_ as sign_
+from lablib.torch_compat import foreach_sqrt as sqrt
 
-add_ = torch._foreach_add_
-addcdiv_ = torch._foreach_addcdiv_
-addcmul_ = torch._foreach_addcmul_
-clamp_max_ = torch._foreach_clamp_max_
-clamp_min = torch._foreach_clamp_min
-clamp_min_ = torch._foreach_clamp_min_
-div_ = torch._foreach_div_
-lerp = torch._foreach_lerp
-lerp_ = torch._foreach_lerp_
-mul = torch._foreach_mul
-mul_ = torch._foreach_mul_
-norm = torch._foreach_norm
-reciprocal_ = torch._foreach_reciprocal_
-rsqrt_ = torch._foreach_rsqrt_
-sign_ = torch._foreach_sign_
-sqrt = torch._foreach_sqrt
+__all__ = [
+    "add_",
+    "addcdiv_",
+    "addcmul_",
+    "clamp_max_",
+    "clamp_min",
+    "clamp_min_",
+    "div_",
+    "lerp",
+    "lerp_",
+    "mul",
+    "mul_",
+    "norm",
+    "reciprocal_",
+    "rsqrt_",
+    "sign_",
+    "sqrt",
+]

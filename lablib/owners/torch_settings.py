@@ -1,34 +1,33 @@
-"""What torch keeps once for the process; all names of torch's own that the owners need stand here."""
+"""What torch keeps once for the process."""
 
 import itertools
 from typing import Any
 
 import torch
-from torch import _tensor_str
 from torch.nn.modules import module
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
+from lablib import torch_compat
 from lablib.owners.owner import Owner, Pair, attributes, flags
+from lablib.torch_compat import DEVICE_CONTEXT, PRINT_OPTIONS, optimizer_post_hooks, optimizer_pre_hooks, place
 
-_C: Any = torch._C  # torch's stubs leave some of its functions out
 _dist: Any = torch.distributed
 _PRECISIONS = [("generic", "all"), *itertools.product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn"))]
 _HOOKS = [hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)]
-_HOOKS += [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+_HOOKS += [optimizer_pre_hooks, optimizer_post_hooks]
 
 
 # ---- determinism ----
 
 
 def _determinism() -> tuple[int, bool]:
-    return torch.get_deterministic_debug_mode(), _C._get_deterministic_fill_uninitialized_memory()
+    return torch.get_deterministic_debug_mode(), torch_compat.get_deterministic_fill_uninitialized_memory()
 
 
 def _set_determinism(state: tuple[int, bool]) -> None:
     # torch.use_deterministic_algorithms does the same, and imports the compiler first: a second's work.
-    _C._set_deterministic_algorithms(state[0] > 0, warn_only=state[0] == 1)
-    _C._set_deterministic_fill_uninitialized_memory(state[1])
+    torch_compat.set_deterministic_algorithms(state[0] > 0, warn_only=state[0] == 1)
+    torch_compat.set_deterministic_fill_uninitialized_memory(state[1])
 
 
 # ---- float32 in fewer bits ----
@@ -43,47 +42,50 @@ def _either(read: Any) -> Any:
 
 
 def _precisions() -> tuple:
-    each = tuple([_C._get_fp32_precision_getter(*which) for which in _PRECISIONS])
-    return _either(_C._get_float32_matmul_precision), _either(_C._get_cublas_allow_tf32), each
+    each = tuple([torch_compat.get_fp32_precision_getter(*which) for which in _PRECISIONS])
+    return _either(torch_compat.get_float32_matmul_precision), _either(torch_compat.get_cublas_allow_tf32), each
 
 
 def _set_precisions(state: tuple) -> None:
     """The older settings first: they set some of the newer. What is inherited stays so: only what differs is set."""
     precision, allow_tf32, each = state
-    if precision is not None and _either(_C._get_float32_matmul_precision) != precision:
-        _C._set_float32_matmul_precision(precision)
-    if allow_tf32 is not None and _either(_C._get_cublas_allow_tf32) != allow_tf32:
-        _C._set_cublas_allow_tf32(allow_tf32)
+    if precision is not None and _either(torch_compat.get_float32_matmul_precision) != precision:
+        torch_compat.set_float32_matmul_precision(precision)
+    if allow_tf32 is not None and _either(torch_compat.get_cublas_allow_tf32) != allow_tf32:
+        torch_compat.set_cublas_allow_tf32(allow_tf32)
     for which, value in zip(_PRECISIONS, each, strict=True):
-        if _C._get_fp32_precision_getter(*which) != value:
-            _C._set_fp32_precision_setter(*which, value)
+        if torch_compat.get_fp32_precision_getter(*which) != value:
+            torch_compat.set_fp32_precision_setter(*which, value)
 
 
 # ---- which kernels ----
 
 _KERNELS: tuple[Pair, ...] = (
-    (lambda: _either(_C._get_cudnn_allow_tf32), lambda on: on is None or _C._set_cudnn_allow_tf32(on)),
-    (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
-    (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
-    (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
     (
-        _C._get_cublas_allow_fp16_reduced_precision_reduction,
-        lambda on: _C._set_cublas_allow_fp16_reduced_precision_reduction(*on),
+        lambda: _either(torch_compat.get_cudnn_allow_tf32),
+        lambda on: on is None or torch_compat.set_cudnn_allow_tf32(on),
+    ),
+    (torch_compat.get_cudnn_benchmark, torch_compat.set_cudnn_benchmark),
+    (torch_compat.get_cudnn_deterministic, torch_compat.set_cudnn_deterministic),
+    (torch_compat.get_cudnn_enabled, torch_compat.set_cudnn_enabled),
+    (
+        torch_compat.get_cublas_allow_fp16_reduced_precision_reduction,
+        lambda on: torch_compat.set_cublas_allow_fp16_reduced_precision_reduction(*on),
     ),
     (
-        _C._get_cublas_allow_bf16_reduced_precision_reduction,
-        lambda on: _C._set_cublas_allow_bf16_reduced_precision_reduction(*on),
+        torch_compat.get_cublas_allow_bf16_reduced_precision_reduction,
+        lambda on: torch_compat.set_cublas_allow_bf16_reduced_precision_reduction(*on),
     ),
-    (_C._get_cublas_allow_fp16_accumulation, _C._set_cublas_allow_fp16_accumulation),
-    (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
-    (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
-    (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
-    (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
-    (_C._get_overrideable_sdp_enabled, _C._set_sdp_use_overrideable),
-    (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
-    (_C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
-    (_C._get_nnpack_enabled, _C._set_nnpack_enabled),
-    (_C._get_qengine, _C._set_qengine),
+    (torch_compat.get_cublas_allow_fp16_accumulation, torch_compat.set_cublas_allow_fp16_accumulation),
+    (torch_compat.get_flash_sdp_enabled, torch_compat.set_sdp_use_flash),
+    (torch_compat.get_mem_efficient_sdp_enabled, torch_compat.set_sdp_use_mem_efficient),
+    (torch_compat.get_math_sdp_enabled, torch_compat.set_sdp_use_math),
+    (torch_compat.get_cudnn_sdp_enabled, torch_compat.set_sdp_use_cudnn),
+    (torch_compat.get_overrideable_sdp_enabled, torch_compat.set_sdp_use_overrideable),
+    (torch_compat.get_mkldnn_enabled, torch_compat.set_mkldnn_enabled),
+    (torch_compat.get_mkldnn_deterministic, torch_compat.set_mkldnn_deterministic),
+    (torch_compat.get_nnpack_enabled, torch_compat.set_nnpack_enabled),
+    (torch_compat.get_qengine, torch_compat.set_qengine),
 )
 
 
@@ -104,7 +106,7 @@ def _set_hooks(state: tuple) -> None:
 
 
 def _default_device() -> torch.device | None:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    context = getattr(DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
 
@@ -137,16 +139,16 @@ OWNERS = (
         _precisions,
         _set_precisions,
         setters=(
-            (_C, "_set_float32_matmul_precision"),
-            (_C, "_set_cublas_allow_tf32"),
-            (_C, "_set_fp32_precision_setter"),
+            place("set_float32_matmul_precision"),
+            place("set_cublas_allow_tf32"),
+            place("set_fp32_precision_setter"),
         ),
         travels=True,
     ),
     flags("kernels", *_KERNELS),
     attributes(
         "print options",
-        _tensor_str.PRINT_OPTS,
+        PRINT_OPTIONS,
         "precision",
         "threshold",
         "edgeitems",
@@ -154,7 +156,7 @@ OWNERS = (
         "sci_mode",
         travels=True,
     ),
-    flags("repeated warnings of torch", (_C._get_warnAlways, _C._set_warnAlways)),
+    flags("repeated warnings of torch", (torch_compat.get_warnAlways, torch_compat.set_warnAlways)),
     Owner(
         "debug level of torch.distributed",
         _dist.get_debug_level,

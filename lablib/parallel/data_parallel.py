@@ -31,12 +31,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.bucketed_data_parallel import BUCKET_BYTES, pack, plan_buckets, unpack
 from lablib.parallel.naive_data_parallel import broadcast_module, require_no_unused
+from lablib.torch_compat import queue_callback
 
 
 class Handle(Protocol):
@@ -138,7 +138,7 @@ class DataParallel(nn.Module):
             return
         if self._backward is None:
             self._backward = _Backward([len(bucket) for bucket in self.buckets])
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+            queue_callback(self._on_backward_end)
         now = self._backward
         now.seen.add(param)
         now.num_missing[self._bucket_of[param]] -= 1

@@ -25,13 +25,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.cost.fused_attention import FusedAttention
 from lablib.cost.op import is_free, op_cost
 from lablib.hardware import Cluster, Device
 from lablib.parallel.bucketed_data_parallel import BUCKET_BYTES, plan_buckets
+from lablib.torch_compat import TorchDispatchMode
 
 Method = Literal["naive", "bucketed", "overlapped"]
 METHODS: tuple[Method, ...] = ("naive", "bucketed", "overlapped")

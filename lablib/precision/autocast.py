@@ -25,10 +25,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.signature import checked
+from lablib.torch_compat import FakeTensorMode, TorchDispatchMode, to_copy
 
 RULES = ("lower", "float32", "widest", "untouched")
 DEVICE_TYPES = ("cpu", "cuda")
@@ -131,7 +130,7 @@ class _Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype"):
+        if func is to_copy and kwargs.get("dtype"):
             self.dtypes.add(kwargs["dtype"])
         return func(*args, **kwargs)
 

@@ -34,6 +34,7 @@ from lablib.errors import unknown_name
 from lablib.precision.block_scaling import RECIPES, DelayedScale, Quantized, Recipe, quantize
 from lablib.precision.hadamard import hadamard_transform
 from lablib.signature import checked
+from lablib.torch_compat import scaled_mm
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         if uses_scaled_mm and not (recipe.activation == recipe.weight == RECIPES["tensor_e4m3"]):
             raise ValueError(
-                f"torch._scaled_mm takes E4M3 and one scale for each tensor here: got {recipe.name}; "
+                f"torch's product of 8-bit numbers takes E4M3 and one scale for each tensor here: got {recipe.name}; "
                 "try fp8_current or fp8_delayed."
             )
         self.uses_scaled_mm = uses_scaled_mm
@@ -185,9 +186,7 @@ def scaled_product(x: Quantized, w: Quantized) -> Tensor:
     """x w^T by torch's product of 8-bit numbers: codes are multiplied, the sum times both scales. T, K, N by 16."""
     x_TK, w_NK = (one.codes.to(one.recipe.format.dtype) for one in (x, w))
     scale_x, scale_w = (one.scales.reshape(()) for one in (x, w))
-    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        x_TK, w_NK.T, scale_a=scale_x, scale_b=scale_w, out_dtype=torch.float32
-    )
+    return scaled_mm(x_TK, w_NK.T, scale_a=scale_x, scale_b=scale_w, out_dtype=torch.float32)
 
 
 @checked

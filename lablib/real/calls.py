@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from lablib.real.volume import volume
+from lablib.torch_compat import DispatchKey, default_group, destroy_library, keys_after, schema, source_rank
 
 # The operations of the dispatcher, and the functions of torch.distributed that a program calls.
 NAMES = {
@@ -110,7 +110,7 @@ class CallRecorder:
     def recording(self) -> Iterator[None]:
         """While this lasts, every communication call is recorded. The calls themselves are unchanged."""
         library = torch.library.Library("c10d", "IMPL")
-        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # pyright: ignore
+        below = keys_after(DispatchKey.BackendSelect)
         try:
             for op_name in NAMES:
                 if hasattr(torch.ops.c10d, op_name):
@@ -118,11 +118,11 @@ class CallRecorder:
                     library.impl(op_name, self._kernel(op_name, op, below), "BackendSelect", with_keyset=True)
             yield
         finally:
-            library._destroy()
+            destroy_library(library)
             self._close_receives()
 
     def _kernel(self, op_name: str, op: Any, below: Any) -> Callable[..., Any]:
-        argument_names = [argument.name for argument in op._schema.arguments]
+        argument_names = [argument.name for argument in schema(op).arguments]
 
         def record_and_go_on(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._record(op_name, dict(zip(argument_names, args, strict=False)) | kwargs)
@@ -187,7 +187,7 @@ class CallRecorder:
         """Who sent what `recv(src=None)` received is known only afterwards."""
         for call, work in self._open_receives:
             try:
-                call.source = call.members[dist.Work.unbox(work)._source_rank()]
+                call.source = call.members[source_rank(dist.Work.unbox(work))]
             except (RuntimeError, IndexError):  # never completed
                 continue
             self._number(call)
@@ -203,7 +203,7 @@ def _members(group: dist.ProcessGroup) -> list[int]:
 
 def _display_name(group: dist.ProcessGroup) -> str:
     """ "world", the description given to `new_group`, or else the ranks: "0,2", "4-7"."""
-    if group.group_name == c10d._get_default_group().group_name:
+    if group.group_name == default_group().group_name:
         return "world"
     if group.group_desc and group.group_desc != "undefined":
         return group.group_desc

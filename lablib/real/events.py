@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
-from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
 from lablib.record.passes import UNNAMED
+from lablib.torch_compat import ProfiledDevice, has_kernel_for
 
 _USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: record_function blocks, and labels that libraries open the same way
 # FSDP ends its backward in callbacks of the engine, which run outside of any function of the graph.
@@ -61,7 +60,7 @@ def _event(raw: Any) -> Event:
     # Tens of thousands of these for one program: as few calls into the profiler as will do.
     name, start_ns, thread = raw.name(), raw.start_ns(), raw.device_resource_id()
     end_ns = start_ns + raw.duration_ns()
-    if raw.device_type() != DeviceType.CPU:
+    if raw.device_type() != ProfiledDevice.CPU:
         return Event(name, start_ns, end_ns, thread, 0, raw.linked_correlation_id(), True, raw.is_user_annotation())
     scope = raw.scope()
     is_operation = scope == 0 and "::" in name and not name.startswith(_NOT_OPERATIONS)
@@ -107,7 +106,7 @@ def _walk_thread(events: list[Event]) -> list[Operation]:
 def is_composite(name: str) -> bool:
     """Whether an operation is only a name for others (CompositeImplicitAutograd), which are recorded as well."""
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        return has_kernel_for(name, "CompositeImplicitAutograd")
     except RuntimeError:  # an operation under another overload name
         return False
 

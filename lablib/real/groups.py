@@ -13,10 +13,10 @@ import os
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401 - now, as its functions keep the default group of the moment
-from torch.distributed import distributed_c10d as c10d
 
 from lablib.real.peers import check_new_groups
 from lablib.real.rendezvous import MeetingFile
+from lablib.torch_compat import current
 
 
 class Groups:
@@ -41,7 +41,7 @@ class Groups:
             RuntimeError: the ranks could not connect to each other.
         """
         if self._backend == "nccl" and dist.is_initialized():
-            for group in list(c10d._world.pg_map):
+            for group in list(current("process_world").pg_map):
                 if group is not dist.group.WORLD:
                     dist.destroy_process_group(group)
             return

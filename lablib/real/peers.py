@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import distributed_c10d as c10d
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from lablib.torch_compat import current, place
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OPEN_FILES = Path("/proc/self/fd")
@@ -41,7 +42,7 @@ class Connection:
 
 def check_new_groups() -> None:
     """From now on, every process group that this process makes is checked. Call it once."""
-    make = c10d._new_process_group_helper
+    make = current("new_process_group")
 
     def make_and_check(group_size: int, *args: Any, **kwargs: Any) -> Any:
         before = listening()
@@ -52,7 +53,7 @@ def check_new_groups() -> None:
             _wait_for_all(store, group_size)
         return made
 
-    c10d._new_process_group_helper = make_and_check
+    setattr(*place("new_process_group"), make_and_check)
 
 
 def check_callers(addresses: set[str]) -> None:

@@ -26,6 +26,8 @@ import torch
 from cloudpickle import cloudpickle as cloudpickle_internals
 from torch import Tensor, nn
 
+from lablib.torch_compat import loaded
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -68,7 +70,7 @@ class _Pickler(cloudpickle.Pickler):
             # torch's configuration modules, such as torch.distributed.config: cloudpickle takes one along when a
             # program says `config` somewhere beside `torch.distributed`, and cannot pickle their class.
             return importlib.import_module, (obj.__name__,)
-        functional = sys.modules.get("torch.distributed._functional_collectives")
+        functional = loaded("torch.distributed._functional_collectives")
         if functional and isinstance(obj, functional.AsyncCollectiveTensor):
             return _itself, (obj.trigger_wait(),)  # pyright: ignore[reportAttributeAccessIssue]
         return super().reducer_override(obj)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from lablib.torch_compat import tree_map
 
 
 def placed(value: Any, device: torch.device) -> Any:
@@ -24,7 +25,7 @@ def placed(value: Any, device: torch.device) -> Any:
             moved[id(leaf)] = _placed(leaf, device, place)
         return moved[id(leaf)]
 
-    return pytree.tree_map(place, value)
+    return tree_map(place, value)
 
 
 def _placed(leaf: Any, device: torch.device, place: Any) -> Any:
@@ -36,7 +37,7 @@ def _placed(leaf: Any, device: torch.device, place: Any) -> Any:
         there.grad = None if leaf.grad is None else leaf.grad.to(device)
         return there
     if isinstance(leaf, partial):
-        func, args, keywords = pytree.tree_map(place, (leaf.func, leaf.args, leaf.keywords))
+        func, args, keywords = tree_map(place, (leaf.func, leaf.args, leaf.keywords))
         return partial(func, *args, **keywords)
     if isinstance(leaf, MethodType) and isinstance(leaf.__self__, nn.Module):
         return MethodType(leaf.__func__, place(leaf.__self__))

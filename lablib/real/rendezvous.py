@@ -10,7 +10,6 @@ rendezvous unpickles what stands in them: whoever reaches the port runs code as 
 MASTER_ADDR and MASTER_PORT name a free port of loopback, for programs that open a store there themselves.
 """
 
-import importlib
 import os
 import socket
 import uuid
@@ -19,8 +18,10 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
+from torch.distributed import FileStore, HashStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from lablib.torch_compat import rendezvous_handlers
 
 LOOPBACK = "127.0.0.1"
 _OPEN_FILES = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
@@ -68,7 +69,7 @@ class MeetingFile:
         self._store = FileStore(f"{_OPEN_FILES}/{self._file}", -1)
         self._store.set_timeout(_TIMEOUT)
         self._generation = self._meetings = 0
-        importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers["env"] = self._env_rendezvous
+        rendezvous_handlers["env"] = self._env_rendezvous
 
     def next_generation(self) -> Store:
         """A store in which nothing stands yet. Every rank calls it equally often."""

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch.utils import _device
 
 from lablib.errors import unknown_name
 from lablib.script.patches import Patches
 from lablib.script.placement import index_of
 from lablib.script.process import Process, here
 from lablib.sim.source import is_program
+from lablib.torch_compat import current, place, torch_file
 
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _C10D = os.path.dirname(c10d.__file__) + os.sep
@@ -35,21 +35,21 @@ _CALLERS = (
     _LABLIB,
     *(_C10D + name for name in ("distributed_c10d.py", "c10d_logger.py")),
     torch.overrides.__file__,
-    _device.__file__,  # a default device is a mode that every call passes
+    torch_file("utils", "_device.py"),  # a default device is a mode that every call passes
 )
 BACKENDS = ("nccl", "gloo", "mpi", "ucc", "sim", "undefined")
 
 
 def answer_backends(patches: Patches) -> None:
     """Put the answers in place."""
-    helper = c10d._new_process_group_helper
+    helper = current("new_process_group")
 
     def new_group(process: Process, *args: Any, **kwargs: Any) -> Any:
         return _new_group(helper, process, *args, **kwargs)
 
-    patches.answer(c10d, "_new_process_group_helper", new_group)
+    patches.answer(*place("new_process_group"), new_group)
     patches.answer(c10d, "rendezvous", _rendezvous)
-    patches.answer(c10d, "_get_default_timeout", lambda process, backend: c10d.default_pg_timeout)
+    patches.answer(*place("default_timeout"), lambda process, backend: c10d.default_pg_timeout)
     for owner in (dist, c10d):
         for name in ("is_nccl_available", "is_mpi_available", "is_ucc_available"):
             patches.answer(owner, name, lambda process: True)
@@ -101,8 +101,8 @@ def _new_group(
         process.placement.is_used = True  # by what will be communicated: NCCL itself leaves CUDA as it is until then
         group.accepts = _OnlyTheDevice(process)  # pyright: ignore[reportAttributeAccessIssue]
     asked: Any = c10d.Backend(str(backend))
-    c10d._world.pg_map[group] = (asked, prefix_store)
-    c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(asked))
+    current("process_world").pg_map[group] = (asked, prefix_store)
+    current("process_world").pg_backend_config[group] = str(c10d.BackendConfig(asked))
     return group, prefix_store
 
 

@@ -16,6 +16,7 @@ import torch
 
 from lablib.script.patches import Patches
 from lablib.script.process import here
+from lablib.torch_compat import Generator
 
 
 def answer_classes(patches: Patches) -> None:
@@ -35,7 +36,7 @@ def _make_device(plain: type, *args: Any, **kwargs: Any) -> Any:
     return plain(*args, **kwargs)
 
 
-class _OnDevice(torch._C.Generator):
+class _OnDevice(Generator):
     """A generator of the host that stands for one of the device with this index."""
 
     index: int

@@ -23,6 +23,7 @@ from lablib.script.patches import Patches
 from lablib.script.placement import DEFAULT_SEED
 from lablib.script.process import NotSimulatedError, Process, here, refuse
 from lablib.script.streams import Event, Stream, StreamContext
+from lablib.torch_compat import place
 
 _CAPABILITIES = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
 
@@ -317,10 +318,10 @@ def answer_cuda(patches: Patches) -> None:
     patches.replace(torch, "Stream", Stream)
     patches.replace(torch, "Event", Event)
     patches.answer(torch.backends.cudnn, "is_acceptable", _always(False))  # recurrent layers ask
-    patches.replace(torch.cuda, "_lazy_init", _lazy_init)
-    patches.replace(torch.cuda, "_initialized", True)  # checkpointing looks at it before it keeps the random state
-    patches.answer(torch.cuda, "_is_in_bad_fork", _always(False))
-    patches.answer(torch._C, "_get_accelerator", lambda process, *a: torch.device("cuda", _index(process)))
+    patches.replace(*place("cuda_lazy_init"), _lazy_init)
+    patches.replace(*place("cuda_is_initialized"), True)  # checkpointing looks at it before it keeps the random state
+    patches.answer(*place("cuda_is_in_bad_fork"), _always(False))
+    patches.answer(*place("get_accelerator"), lambda process, *a: torch.device("cuda", _index(process)))
     patches.answer(import_module("torch.cuda.nccl"), "version", _always((0, 0, 0)))  # torch puts it into messages
 
 

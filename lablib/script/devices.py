@@ -18,32 +18,37 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor, _tensor_str
-from torch._ops import OpOverload
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext, _device_constructors
 
 from lablib.script.classes import named
 from lablib.script.patches import Patches
 from lablib.script.placement import HOST, index_of, is_memory, mark
 from lablib.script.process import Process
+from lablib.torch_compat import (
+    DeviceContext,
+    DispatchKey,
+    OpOverload,
+    TensorBase,
+    current,
+    device_constructors,
+    function_mode_at,
+    is_key_excluded,
+    num_function_modes,
+    parse_to,
+    place,
+    tensor_text,
+)
 
 _MAPPED = torch.device("cpu")
-_parse_in_cpp = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue]
-_PYTHON = torch._C.DispatchKey.Python
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def answer_hooks(patches: Patches) -> None:
     """Hooks that run inside a torch function (backward, saving a tensor) say "cuda" too: they get the mode back."""
-    run = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
-
-    autograd: Any = import_module("torch._C._autograd")
-    push = autograd._push_saved_tensors_default_hooks
+    run, push = current("run_backward"), current("push_saved_tensors_hooks")
 
     def rank_runs_backward(process: Process, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         # What the engine allocates on its way is where its outputs are.
@@ -54,15 +59,15 @@ def answer_hooks(patches: Patches) -> None:
     def rank_saves_tensors(process: Process, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
         push(_with_mode(process, pack), _with_mode(process, unpack))
 
-    patches.answer(torch.autograd, "_engine_run_backward", rank_runs_backward)
-    patches.answer(autograd, "_push_saved_tensors_default_hooks", rank_saves_tensors)
+    patches.answer(*place("run_backward"), rank_runs_backward)
+    patches.answer(*place("push_saved_tensors_hooks"), rank_saves_tensors)
     # Torch's C++ looks at the stream's type first, and ours (streams.py) is none of its own: the mode is never asked.
     patches.answer(Tensor, "record_stream", lambda process, tensor, stream: None)
 
 
 def _switched_on(process: Process) -> AbstractContextManager[Any]:
     """The rank's mode, which rests inside a torch function, is on inside."""
-    stack = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
+    stack = (function_mode_at(i) for i in range(num_function_modes()))
     return nullcontext() if any(mode is process.calls for mode in stack) else process.calls
 
 
@@ -84,14 +89,16 @@ class DeviceCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if self.placement.is_busy or _is_excluded(_PYTHON):  # the machinery's own: no operator passes the dispatcher
+        if self.placement.is_busy or is_key_excluded(
+            DispatchKey.Python
+        ):  # the machinery's own: no operator passes the dispatcher
             return func(*args, **kwargs)
         if isinstance(func, OpOverload) and _says_no_device(kwargs):
             return func(*args, **kwargs)
         special = _special().get(func)
         if special is not None:
             return special(self, *args, **kwargs)
-        if func in _device_constructors() or kwargs.get("device") is not None:
+        if func in device_constructors() or kwargs.get("device") is not None:
             return self._constructed(func, args, kwargs)
         if func in _same_device():
             _check_same_device(func, args)
@@ -173,7 +180,7 @@ class DeviceCalls(TorchFunctionMode):
         """What `Module.to` understands by its arguments."""
         if "device" in kwargs:
             kwargs["device"] = named(kwargs["device"])
-        return _parse_in_cpp(*map(named, args[:1]), *args[1:], **kwargs)
+        return parse_to(*map(named, args[:1]), *args[1:], **kwargs)
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
         if index_of(tensor) is not None:
@@ -208,7 +215,7 @@ class DeviceCalls(TorchFunctionMode):
 
     def repr(self, tensor: Tensor, *, tensor_contents: Any = None) -> str:
         with self:  # torch's own printing asks for the device
-            return _tensor_str._str(tensor, tensor_contents=tensor_contents)
+            return tensor_text(tensor, tensor_contents=tensor_contents)
 
     def numpy(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         self._refuse_numpy(tensor)
@@ -269,7 +276,7 @@ def _says_no_device(kwargs: dict[str, Any]) -> bool:
 
 def _getter(name: str) -> Callable[[Tensor], Any]:
     """What reads an attribute of a tensor, as a torch function."""
-    return vars(torch._C.TensorBase)[name].__get__
+    return vars(TensorBase)[name].__get__
 
 
 @functools.cache
@@ -278,7 +285,7 @@ def _special() -> dict[Any, Callable[..., Any]]:
     calls = DeviceCalls
     return {
         Tensor.to: calls.to,
-        _parse_in_cpp: calls.parse_to,
+        parse_to: calls.parse_to,
         Tensor.cuda: calls.cuda,
         Tensor.cpu: calls.cpu,
         Tensor.pin_memory: calls.pin_memory,
@@ -333,9 +340,9 @@ def _tensors(values: Any) -> Iterable[Tensor]:
 
 def _default_device() -> torch.device | None:
     """What `torch.set_default_device` or `with torch.device(...)` asked for; None: nothing."""
-    if torch._C._len_torch_function_stack() == 0:
+    if num_function_modes() == 0:
         return None
-    bottom = torch._C._get_function_stack_at(0)
+    bottom = function_mode_at(0)
     return bottom.device if isinstance(bottom, DeviceContext) else None
 
 

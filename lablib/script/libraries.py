@@ -38,6 +38,7 @@ import torch
 from lablib.errors import LaunchError
 from lablib.script.modules import is_library_file
 from lablib.script.process import here
+from lablib.torch_compat import version
 
 # Their modules' state is caches, options of the host's notebook, or the tools' that run it.
 TRUSTED = frozenset(
@@ -251,7 +252,7 @@ def _shape(value: Any, library: str, depth: int) -> Any:
     if isinstance(value, _PLAIN):
         return type(value).__name__, value
     if isinstance(value, torch.Tensor):
-        return "tensor", id(value), value._version
+        return "tensor", id(value), version(value)
     if isinstance(value, _CODE):
         return None if _is_librarys(value) else ("code", id(value))
     if isinstance(value, dict):

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lablib.script.classes import is_on_device
 from lablib.script.placement import index_of, is_memory
+from lablib.torch_compat import schema
 
 _COPIES = {"copy_", "copy", "_to_copy", "to", "_foreach_copy_", "_foreach_copy", "clone", "set_"}
 _FILLS = {"fill_": 1, "fill": 1, "masked_fill_": 2, "masked_fill": 2}  # which argument is the value
@@ -40,7 +41,7 @@ def check_devices(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     Raises:
         RuntimeError: in torch's words, with the operator's name.
     """
-    namespace, name = func._schema.name.split("::")
+    namespace, name = schema(func).name.split("::")
     if namespace != "aten" or name in _COPIES:
         return
     tensors = list(_tensors((*args, *kwargs.values())))
@@ -71,7 +72,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @cache
 def _is_elementwise(func: Any) -> bool:
-    name = func._schema.name.split("::")[1]
+    name = schema(func).name.split("::")[1]
     return torch.Tag.pointwise in func.tags or name in _UNTAGGED or name.startswith("_foreach_")
 
 
@@ -90,7 +91,7 @@ def _check_elementwise(func: Any, args: tuple, kwargs: dict[str, Any], tensors: 
 
 
 def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[Any]:
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[position] if position < len(args) else kwargs.get(argument.name)
 

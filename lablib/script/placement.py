@@ -33,13 +33,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.cost.op import tensors_in
 from lablib.hardware import LINKS, Link
 from lablib.hardware.device import Device
 from lablib.sim.clock import has_own_rule, is_fake
 from lablib.sim.rank import Rank
+from lablib.torch_compat import TorchDispatchMode, schema, sparse_parts
 
 _MARK = "lablib_device_index"
 HOST = -1  # an index that means the host's memory
@@ -73,7 +73,7 @@ def index_of_storage(storage: Any) -> int | None:
 def _storage(tensor: torch.Tensor) -> Any:
     if tensor.layout == torch.strided:
         return tensor.untyped_storage()
-    values = tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
+    values = sparse_parts(tensor)[1] if tensor.layout == torch.sparse_coo else tensor.values()
     return values.untyped_storage()
 
 
@@ -224,7 +224,7 @@ class Placement(TorchDispatchMode):
 
     def _crosses(self, func: Any, given: list, out: Any) -> bool:
         """Whether this was a copy between host and device; if so, the device's stream spends the time of PCIe on it."""
-        name = func._schema.name
+        name = schema(func).name
         if name not in ("aten::copy_", "aten::_to_copy", "aten::clone") or not given:
             return False
         if name == "aten::copy_":

@@ -28,6 +28,7 @@ from lablib.script.patches import Patches
 from lablib.script.placement import index_of_storage, mark_storage
 from lablib.script.process import Process, here
 from lablib.sim.source import is_program
+from lablib.torch_compat import current, place
 
 _WORKERS = (
     "DataLoader(num_workers={}) loads in the rank's own thread: worker processes have nothing to gain here, as the "
@@ -148,8 +149,8 @@ def _answer_checkpoints(patches: Patches) -> None:
         return copied
 
     # torch's own hook for devices it does not know: who names a storage's place, who brings it back there.
-    registry = [(0, location, at_location), *torch.serialization._package_registry]
-    patches.replace(torch.serialization, "_package_registry", registry)
+    registry = [(0, location, at_location), *current("saved_devices")]
+    patches.replace(*place("saved_devices"), registry)
     patches.answer(torch.UntypedStorage, "cuda", to_device)
 
 

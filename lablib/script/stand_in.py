@@ -48,9 +48,9 @@ from lablib.sim.rank import Rank
 from lablib.sim.replaced import replaced
 from lablib.sim.simulation import run_sim
 from lablib.sim.store import SimStore
+from lablib.torch_compat import Generator, TensorBase
 
-_GENERATOR = torch._C.Generator
-_SETTERS = {vars(torch._C.TensorBase)[name].__set__: name for name in ("grad", "data")}
+_SETTERS = {vars(TensorBase)[name].__set__: name for name in ("grad", "data")}
 
 
 class StrictPlacement(Placement):
@@ -71,7 +71,7 @@ class StrictCalls(DeviceCalls):
                     f"{_SETTERS[func]} must be where its tensor is: got memory on {device_name(given)} for a tensor on "
                     f"{device_name(tensor)}; move it with .to(tensor.device)"
                 )
-        for generator in (value for value in (*args, *(kwargs or {}).values()) if isinstance(value, _GENERATOR)):
+        for generator in (value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Generator)):
             check_generator(generator, self._where_drawn(args, kwargs or {}), getattr(func, "__name__", str(func)))
         return super().__torch_function__(func, types, args, kwargs)
 

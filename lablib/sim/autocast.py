@@ -21,9 +21,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lablib.torch_compat import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    disable_current_modes,
+    is_view,
+    to_copy,
+    tree_flatten,
+    tree_unflatten,
+)
 
 _WRITTEN_IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 
@@ -57,7 +64,7 @@ class AutocastOnMeta:
 
     def _to(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         is_lower = dtype == torch.get_autocast_dtype("cpu") and value.dtype == torch.float32
-        is_parameter = value.requires_grad and value.is_leaf and not value._is_view()
+        is_parameter = value.requires_grad and value.is_leaf and not is_view(value)
         if not (is_lower and is_parameter and torch.is_autocast_cache_enabled()):
             return value.to(dtype)
         if id(value) not in self._casts:
@@ -67,7 +74,7 @@ class AutocastOnMeta:
 
 def casts_on_cpu(func: Any, values: list[Any], tree: Any) -> Mapping[int, torch.dtype]:
     """Which of a function's arguments the CPU's autocast casts, and to what: place in the flat list -> dtype."""
-    with _disable_current_modes(), FakeTensorMode(), torch.no_grad():
+    with disable_current_modes(), FakeTensorMode(), torch.no_grad():
         on_cpu = [_fake(value) if isinstance(value, Tensor) else value for value in values]
         args, kwargs = tree_unflatten(on_cpu, tree)
         with _Casts() as casts:
@@ -92,6 +99,6 @@ class _Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype"):
+        if func is to_copy and kwargs.get("dtype"):
             self.seen.setdefault(id(args[0]), kwargs["dtype"])
         return func(*args, **kwargs)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lablib.record.blocks import CATEGORIES
 from lablib.sim.storages import Watch, inner
+from lablib.torch_compat import base_of, current_autograd_node, storage_id
 
 PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, COMMUNICATION, OTHER = range(len(CATEGORIES))
 
@@ -85,7 +86,7 @@ class Categories:
 
     def _watches(self, tensor: Tensor) -> Iterator[Watch]:
         for part in inner(tensor):
-            watch = self._live.get(part.untyped_storage()._cdata)
+            watch = self._live.get(storage_id(part.untyped_storage()))
             if watch is not None:
                 yield watch
 
@@ -101,14 +102,14 @@ class Categories:
                 self._find_gradient(param)
 
     def _find_gradient(self, param: Tensor) -> None:
-        gradient = param.grad if param._base is None and param.is_leaf else None
+        gradient = param.grad if base_of(param) is None and param.is_leaf else None
         if gradient is not None:
             for watch in self._watches(gradient):
                 self._is_gradient(watch)
 
     def perhaps_gradient(self, tensor: Tensor, watch: Watch) -> None:
         """AccumulateGrad keeps the gradient that comes first: as it is, or a copy in the parameter's layout."""
-        node: Any = torch._C._current_autograd_node()
+        node: Any = current_autograd_node()
         # Hooks run inside the node too, and may have other tensors in hand.
         if type(node).__name__ == "AccumulateGrad" and node.variable.shape == tensor.shape:
             self._is_gradient(watch)
@@ -148,7 +149,8 @@ class Categories:
 
 def _root(tensor: Tensor) -> Tensor:
     """What a view is a view of; else the tensor."""
-    return tensor if tensor._base is None else tensor._base
+    base = base_of(tensor)
+    return tensor if base is None else base
 
 
 def _is_leaf(tensor: Tensor) -> bool:

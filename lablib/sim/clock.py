@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.cost.op import tensors_in
 from lablib.cost.pricer import Pricer
@@ -21,13 +20,16 @@ from lablib.sim.ledger import Books, Ledger
 from lablib.sim.lines import Lines
 from lablib.sim.place import Place
 from lablib.sim.rank import Rank
-
-_ENTER = torch.ops.profiler._record_function_enter_new.default
-_EXIT = torch.ops.profiler._record_function_exit._RecordFunction
-_task_id = torch._C._current_graph_task_id
-_fake_mode = torch._C._get_dispatch_mode
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
-_num_function_modes = torch._C._len_torch_function_stack
+from lablib.torch_compat import (
+    FAKE_MODE,
+    DisableTorchFunction,
+    TorchDispatchMode,
+    enter_label,
+    get_dispatch_mode,
+    graph_task_id,
+    leave_label,
+    num_function_modes,
+)
 
 Run = Callable[[Any, tuple, dict], Any]
 
@@ -93,12 +95,12 @@ class Clock(TorchDispatchMode):
             if self.ledger is not None:
                 self.ledger.uses(tensors_in((*args, *kwargs.values())))
             return NotImplemented
-        if _fake_mode(_FAKE) is not None:
+        if get_dispatch_mode(FAKE_MODE) is not None:
             return func(*args, **kwargs)
         facts = self._facts.get(id(func))
         if facts is None:
             facts = self._facts[id(func)] = facts_of(func)
-        if (_task_id() != -1) is not self._is_backward:
+        if (graph_task_id() != -1) is not self._is_backward:
             self._turn()
         if facts.is_block:
             self._enter_or_leave(func, args)
@@ -107,9 +109,9 @@ class Clock(TorchDispatchMode):
         out = self._run(func, args, kwargs)
         if before:
             self._in_flight.after(before)
-        if _num_function_modes():
+        if num_function_modes():
             # A mode of the program's surroundings (shapes.py) must not answer for the tensors that are looked at here.
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 self._account(facts, args, kwargs, out)
         else:
             self._account(facts, args, kwargs, out)
@@ -138,12 +140,12 @@ class Clock(TorchDispatchMode):
     def _enter_or_leave(self, func: Any, args: tuple) -> None:
         """A `record_function` block opens or closes; `Optimizer.step` is one."""
         categories = self.ledger.categories if self.ledger is not None else None
-        if func is _ENTER:
+        if func is enter_label:
             self._rank.enter_block(args[0])
             self._is_step.append(args[0].startswith("Optimizer.step"))
             if self._is_step[-1] and categories is not None:
                 categories.enter_step()
-        elif func is _EXIT:
+        elif func is leave_label:
             self._rank.leave_block()
             if self._is_step and self._is_step.pop() and categories is not None:
                 categories.leave_step()

@@ -17,7 +17,6 @@ at each call of a compiled function).
 Simplified: a program that sets the stance itself is left to its own choice.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -27,12 +26,12 @@ from typing import Any
 import torch
 
 from lablib.sim.replaced import replaced
+from lablib.torch_compat import DYNAMO_FRAMES, DYNAMO_STANCE, loaded
 
 NOTE = (
     "torch.compile: the simulator ran compiled functions operator by operator, so time, kernels and bytes are those of "
     "the eager program, more than a compiler's; predict(..., stack='torch-compile') estimates a compiled step"
 )
-_DYNAMO = "torch._dynamo.eval_frame"
 
 
 class Compiled:
@@ -46,7 +45,7 @@ class Compiled:
         """While this lasts, compiled functions run as they were written; torch's own ways are back afterwards."""
         with ExitStack() as stack:
             stack.enter_context(replaced((torch, "compile", self._in_a_run(torch.compile, stack))))
-            if _DYNAMO in sys.modules:
+            if loaded(DYNAMO_FRAMES) is not None:
                 self._force(stack)
             yield
 
@@ -59,7 +58,7 @@ class Compiled:
 
         @wraps(compile)
         def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
-            import_module(_DYNAMO)
+            import_module(DYNAMO_FRAMES)
             self._force(stack)
             return compile(*args, **kwargs)
 
@@ -70,13 +69,13 @@ class Compiled:
         if self._is_forced:
             return
         self._is_forced = True
-        module = sys.modules[_DYNAMO]
+        module = loaded(DYNAMO_FRAMES)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        asked = module._callback_from_stance
+        asked = getattr(module, DYNAMO_STANCE)
 
         def noting(callback: Any) -> Any:
             # None and False stand for functions that were not compiled: torch.compiler.disable asks too.
             self._was_called |= callable(callback)
             return asked(callback)
 
-        stack.enter_context(replaced((module, "_callback_from_stance", noting)))
+        stack.enter_context(replaced((module, DYNAMO_STANCE, noting)))

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lablib.torch_compat import lazy_clone, storage_id
+
 _CODE = (FunctionType, ModuleType, type)
 _LONG = 1000  # characters or bytes from which on a text is worth sharing
 
@@ -92,9 +94,9 @@ class _Pickler(pickle.Pickler):
 
     def _number(self, storage: torch.UntypedStorage) -> int:
         """Copied once: nothing of the notebook's becomes copy-on-write, as an array of numpy may look at it, too."""
-        known = self._memory.get(storage._cdata)
+        known = self._memory.get(storage_id(storage))
         if known is None:
-            known = self._memory[storage._cdata] = len(self._outside), storage
+            known = self._memory[storage_id(storage)] = len(self._outside), storage
             self._outside.append(_Memory(storage))
         return known[0]
 
@@ -127,7 +129,7 @@ class _Memory:
         self._bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage.clone())  # pyright: ignore
 
     def clone(self) -> torch.UntypedStorage:
-        return torch._lazy_clone(self._bytes).untyped_storage()  # pyright: ignore[reportPrivateImportUsage]
+        return lazy_clone(self._bytes).untyped_storage()
 
 
 def _is_shared(obj: Any) -> bool:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lablib.cost.op import tensors_in
 from lablib.faults import CorruptGradient
+from lablib.torch_compat import DisableTorchDispatch, TorchDispatchMode, is_call_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DETACH = torch.ops.aten.detach.default  # a look at a parameter (DDP takes one of each when it is made), not a use
@@ -107,7 +107,7 @@ def corrupted(grad: Tensor, fault: CorruptGradient) -> Tensor:
         raise ValueError(f"{fault}: this rank's gradient has elements 0 to {local.numel() - 1}")
     with torch.no_grad():
         copy = torch.empty_like(local)  # seen by the ledger; the rest is no work of the program's
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             copy.copy_(local)
             _corrupt(copy[_place(fault.element, copy.shape)], fault)
     if local is grad:
@@ -173,6 +173,6 @@ def _name(param: Tensor) -> str:
 def _modules_called(frame: FrameType | None) -> Iterable[nn.Module]:
     """The modules whose forward is on the stack, innermost first."""
     while frame is not None:
-        if frame.f_code.co_name == "_call_impl" and isinstance(module := frame.f_locals.get("self"), nn.Module):
+        if is_call_of(frame, "call_module") and isinstance(module := frame.f_locals.get("self"), nn.Module):
             yield module
         frame = frame.f_back

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.sim.process_group import SimProcessGroup
+from lablib.torch_compat import verify_params
 from lablib.units import plural
 
 
@@ -22,7 +23,7 @@ def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any
         RuntimeError: this rank has another number of parameters than one of the others, or another size than rank 0.
     """
     if not isinstance(group, SimProcessGroup):
-        _torchs_own(group, params, logger)
+        verify_params(group, params, logger)
         return
     counts = torch.empty(group.size(), dtype=torch.int64, device="cpu")
     group.all_gather_single(counts, torch.tensor([len(params)], device="cpu")).wait()
@@ -47,6 +48,3 @@ def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any
                 f"{list(param.stride())} on rank {group.rank()}, on rank 0 shape {expected[::2]} and strides "
                 f"{expected[1::2]}."
             )
-
-
-_torchs_own = dist._verify_params_across_processes  # pyright: ignore[reportPrivateImportUsage]

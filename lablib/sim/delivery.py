@@ -18,6 +18,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from lablib.torch_compat import DisableTorchDispatch, DisableTorchFunction
+
 PerMember = Sequence[Sequence[Tensor]]
 SENDER, RECEIVER = 0, 1  # the two members of a message
 Move = Callable[[PerMember, PerMember], None]  # what each member gave in -> what each member wants filled
@@ -29,7 +31,7 @@ def unseen_by_torch() -> Iterator[None]:
 
     Inference mode, as tensors made in it may not be written outside.
     """
-    with torch.inference_mode(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with torch.inference_mode(), DisableTorchFunction(), DisableTorchDispatch():
         yield
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lablib.sim.reduce import Op, reduce_to_all
+from lablib.torch_compat import foreach_copy_
 
 Tensors = Sequence[Tensor]
 PerRank = Sequence[Tensors]
@@ -87,6 +88,6 @@ def _copy(outputs: Tensors, inputs: Tensors) -> None:
     pairs = [(o, x) for o, x in zip(outputs, inputs, strict=True) if o.data_ptr() != x.data_ptr() or o.numel() == 0]
     if len(pairs) > 1:
         fitted = [x.reshape(o.shape) if x.shape != o.shape else x for o, x in pairs]
-        torch._foreach_copy_([o for o, _ in pairs], fitted)  # pyright: ignore[reportPrivateImportUsage]
+        foreach_copy_([o for o, _ in pairs], fitted)
     elif pairs:
         pairs[0][0].copy_(pairs[0][1].reshape(pairs[0][0].shape))

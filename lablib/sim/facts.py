@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lablib.cost.op import is_free
-
-_READ = torch.ops.aten._local_scalar_dense.default  # what `item()` becomes
-
+from lablib.torch_compat import read_number, schema
 
 _PART = ("index", "indices", "mask")
 
@@ -50,27 +48,27 @@ class Facts(NamedTuple):
 @cache
 def facts_of(op: Any) -> Facts:
     """The facts of one operator."""
-    schema = op._schema
-    plain = schema.name.split("::")[-1]
+    signature = schema(op)
+    plain = signature.name.split("::")[-1]
     return Facts(
         op=op,
-        name=schema.name.replace("::", "."),
+        name=signature.name.replace("::", "."),
         # torch.tensor() fills memory where no mode looks, and shows the result to this one.
         first_name="aten.lift_fresh" if plain == "lift_fresh" else "",
         is_block=op.namespace == "profiler",
         is_free=is_free(op),
         # A view only names the memory: nothing waits until its bytes are read or written.
-        waits=not is_free(op) or op is _READ,
-        allocates=any(r.alias_info is None and "Tensor" in str(r.type) for r in schema.returns),
-        takes_lists=any("Tensor" in str(a.type) and "List" in str(a.type) for a in schema.arguments),
+        waits=not is_free(op) or op is read_number,
+        allocates=any(r.alias_info is None and "Tensor" in str(r.type) for r in signature.returns),
+        takes_lists=any("Tensor" in str(a.type) and "List" in str(a.type) for a in signature.arguments),
         writes=tuple(
             (place, a.name)
-            for place, a in enumerate(schema.arguments)
+            for place, a in enumerate(signature.arguments)
             # `t_()` and its like only change how the memory is seen.
             if a.alias_info is not None and a.alias_info.is_write and torch.Tag.inplace_view not in op.tags
         ),
-        writes_all=not plain.startswith("_fused") and not any(a.name in _PART for a in schema.arguments),
-        resizes=plain.startswith(("resize", "set_")) or any(a.is_out for a in schema.arguments),
+        writes_all=not plain.startswith("_fused") and not any(a.name in _PART for a in signature.arguments),
+        resizes=plain.startswith(("resize", "set_")) or any(a.is_out for a in signature.arguments),
         is_collective="c10d" in op.namespace,
         gives_gradient=plain in ("detach", "clone", "new_empty_strided"),
     )

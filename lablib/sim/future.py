@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from lablib.record.timeline import CALLBACKS
 from lablib.sim.pending import Awaited
 from lablib.sim.rank import Rank
+from lablib.torch_compat import tree_leaves
 
 
 class StreamMoment:
@@ -69,7 +69,7 @@ class SimFuture(torch.futures.Future):
             failed.set_exception(error)
             return failed
         if not end.is_over():
-            for leaf in pytree.tree_leaves((self.value(), value)):
+            for leaf in tree_leaves((self.value(), value)):
                 if isinstance(leaf, Tensor):
                     self._rank.pending.add(leaf, end)
         return SimFuture(self._rank, end, value)

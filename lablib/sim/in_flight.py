@@ -34,6 +34,7 @@ from lablib.cost.op import tensors_in
 from lablib.sim.delivery import unseen_by_torch
 from lablib.sim.facts import Facts
 from lablib.sim.source import Source, program_line
+from lablib.torch_compat import DisableTorchFunction, storage_id
 
 if TYPE_CHECKING:
     from lablib.sim.work import Issued
@@ -153,7 +154,7 @@ class InFlight:
         if not facts.writes:
             return []
         met: dict[_Given, _Before] = {}
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for tensor in tensors_in([args[n] if n < len(args) else kwargs.get(name) for n, name in facts.writes]):
                 for given in self._meeting(tensor):
                     if facts.writes_all:
@@ -178,24 +179,24 @@ class InFlight:
         issued, sent, received, order = self._latest
         self._latest = None
         new: dict[tuple[int, _Place], _Given] = {}
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for is_filled, tensors in ((True, received), (False, sent)):
                 for tensor in tensors:
                     storage, place = tensor.untyped_storage(), _Place.of(tensor)
-                    if (storage._cdata, place) in new:  # an all_reduce fills what it reads
+                    if (storage_id(storage), place) in new:  # an all_reduce fills what it reads
                         continue
                     for given in self._meeting(tensor):
                         is_ordered = order is not None and order is given.order
                         if not is_ordered and (is_filled or given.is_filled):
                             self._found(given.issued, f"gave {issued.event.title}", issued.source)
-                    new[storage._cdata, place] = _Given(issued, place, is_filled, order, StorageWeakRef(storage))
+                    new[storage_id(storage), place] = _Given(issued, place, is_filled, order, StorageWeakRef(storage))
         self._storages[issued] = {storage for storage, _ in new}
         for (storage, _), given in new.items():
             self._given.setdefault(storage, []).append(given)
 
     def _meeting(self, tensor: Tensor) -> list[_Given]:
         """What is in flight of the memory of a tensor."""
-        if tensor.layout != torch.strided or not (others := self._given.get(tensor.untyped_storage()._cdata)):
+        if tensor.layout != torch.strided or not (others := self._given.get(storage_id(tensor.untyped_storage()))):
             return []
         place, end = _Place.of(tensor), tensor.untyped_storage().nbytes()  # it may have been made smaller
         return [given for given in others if given.place.bytes.stop <= end and given.place.overlaps(place)]

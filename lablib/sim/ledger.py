@@ -32,12 +32,12 @@ from lablib.sim.facts import Facts
 from lablib.sim.lines import Lines
 from lablib.sim.place import Place
 from lablib.sim.storages import Watch, inner
+from lablib.torch_compat import graph_task_id, storage_id
 
 if TYPE_CHECKING:
     from lablib.sim.rank import Rank
 
 _storage_of = Tensor.untyped_storage
-_task_id = torch._C._current_graph_task_id
 
 
 class Books:
@@ -109,13 +109,13 @@ class Ledger:
     def saw(self, facts: Facts, args: tuple, kwargs: dict, out: Any) -> None:
         """An operator ran: look at its arguments, and note what it allocated."""
         live, categories, requires_grad = self._live, self.categories, False
-        tells = facts.is_collective or facts.resizes or (facts.gives_gradient and _task_id() != -1)
+        tells = facts.is_collective or facts.resizes or (facts.gives_gradient and graph_task_id() != -1)
         given: Iterable[Any] = args if not (kwargs or facts.takes_lists) else tensors_in((*args, *kwargs.values()))
         for tensor in given:
             if not isinstance(tensor, Tensor):
                 continue
             try:
-                watch = live.get(_storage_of(tensor)._cdata)
+                watch = live.get(storage_id(_storage_of(tensor)))
             except (NotImplementedError, RuntimeError):  # sparse: its parts have storages
                 self._meet_parts(tensor, facts.name)
                 continue
@@ -135,7 +135,7 @@ class Ledger:
         """A communication sends or fills these."""
         self._place.moved()
         for tensor in tensors:
-            watch = self._live.get(_storage_of(tensor)._cdata) or self._meet(tensor, "")
+            watch = self._live.get(storage_id(_storage_of(tensor))) or self._meet(tensor, "")
             if watch is not None:
                 self.categories.communicates(watch)
 
@@ -148,7 +148,7 @@ class Ledger:
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage may have another size now: then one block ends, and another of its category begins."""
-        watch = self._live.get(storage._cdata)
+        watch = self._live.get(storage_id(storage))
         if watch is None:
             return
         size, block = storage.nbytes(), watch.block
@@ -173,13 +173,13 @@ class Ledger:
     def _meet(self, tensor: Tensor, name: str) -> Watch | None:
         """A storage that nobody saw being made. Another rank's is its own."""
         storage = _storage_of(tensor)
-        if storage._cdata in self._books.makers:
+        if storage_id(storage) in self._books.makers:
             return None
         return self._begin(storage, OTHER, name)
 
     def _meet_parts(self, tensor: Tensor, name: str) -> None:
         for part in inner(tensor):
-            if _storage_of(part)._cdata not in self._live:
+            if storage_id(_storage_of(part)) not in self._live:
                 self._meet(part, name)
 
     def _learn(self, facts: Facts, tensor: Tensor, watch: Watch) -> None:
@@ -187,7 +187,7 @@ class Ledger:
             self.categories.communicates(watch)
         if facts.resizes:
             self.resized(_storage_of(tensor))
-        if facts.gives_gradient and _task_id() != -1:
+        if facts.gives_gradient and graph_task_id() != -1:
             self.categories.perhaps_gradient(tensor, watch)
 
     def _note(self, facts: Facts, out: Any, requires_grad: bool) -> None:
@@ -203,7 +203,7 @@ class Ledger:
                 # A functional collective's result under way: what wraps it has a size, but no memory of its own.
                 self._meet_parts(tensor, facts.name)
                 continue
-            key = storage._cdata
+            key = storage_id(storage)
             if key in live or key in makers:
                 continue
             is_recorded = requires_grad and self._place.is_forward()
@@ -214,7 +214,7 @@ class Ledger:
             makers[key] = self
             if self.categories.is_stepping and not is_recorded:
                 self.categories.made(watch)
-            if facts.gives_gradient and _task_id() != -1:
+            if facts.gives_gradient and graph_task_id() != -1:
                 self.categories.perhaps_gradient(tensor, watch)
 
     # ---- how blocks begin and end ----
@@ -224,7 +224,7 @@ class Ledger:
         if not size or (counts is not None and not counts(storage)):
             return None
         watch = Watch(storage, self._on_death)
-        watch.key = storage._cdata
+        watch.key = storage_id(storage)
         watch.block = self.account.begin(size, category, self._label(name))
         self._live[watch.key] = watch
         return watch

@@ -17,6 +17,7 @@ from torch import Tensor
 from lablib.cost.op import tensors_in
 from lablib.errors import ValueNeededError
 from lablib.sim.source import program_line
+from lablib.torch_compat import DispatchKey, read_number, run_kernel_of, schema, storage_id
 
 META = torch.device("meta")
 
@@ -37,7 +38,7 @@ class MetaKernels:
         kinds = _describe(args, signature) | (_describe(kwargs.items(), signature) if kwargs else 0)
         if not kinds & _SOME_META:
             return func(*args, **kwargs)
-        if func is _READ:
+        if func is read_number:
             raise needs_value("a value")
         if kinds & _SOME_REAL:
             return _on_meta(func, args, kwargs)
@@ -52,7 +53,6 @@ class MetaKernels:
         return _run(func, args, kwargs) if answer.is_view else answer.give(args)
 
 
-_READ = torch.ops.aten._local_scalar_dense.default
 _SOME_META, _SOME_REAL = 1, 2
 
 
@@ -88,8 +88,8 @@ class Answer:
     def of(func: Any, args: tuple, out: Any) -> "Answer":
         if _writes_first(func):
             return Answer(None, True, False)
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_in(args)}
-        is_view = any(tensor.untyped_storage()._cdata in given for tensor in tensors_in((out,)))
+        given = {storage_id(tensor.untyped_storage()) for tensor in tensors_in(args)}
+        is_view = any(storage_id(tensor.untyped_storage()) in given for tensor in tensors_in((out,)))
         return Answer(_specification(out), False, is_view)
 
     def give(self, args: tuple) -> Any:
@@ -116,22 +116,22 @@ def _made(specification: Any) -> Any:
 @cache
 def _writes_first(func: Any) -> bool:
     """`add_` and its like: they return their first argument, written."""
-    first = func._schema.arguments[0] if func._schema.arguments else None
-    return bool(first and first.is_write and len(func._schema.returns) == 1)
+    first = schema(func).arguments[0] if schema(func).arguments else None
+    return bool(first and first.is_write and len(schema(func).returns) == 1)
 
 
 @cache
 def _is_remembered(func: Any) -> bool:
     """Whether the answer follows from the signature: no views, no resizing, no `out=`."""
-    schema = func._schema
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or "resize" in schema.name:
+    signature = schema(func)
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or "resize" in signature.name:
         return False
-    written = [argument for argument in schema.arguments if argument.is_write]
+    written = [argument for argument in signature.arguments if argument.is_write]
     if written:
         return _writes_first(func) and len(written) == 1
-    if any(r.alias_info is not None for r in schema.returns):
+    if any(r.alias_info is not None for r in signature.returns):
         return False
-    return all(str(r.type) in ("Tensor", "List[Tensor]") for r in schema.returns)
+    return all(str(r.type) in ("Tensor", "List[Tensor]") for r in signature.returns)
 
 
 def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -159,12 +159,12 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         kwargs = {**kwargs, "device": META}
     if func.namespace == "_c10d_functional":
         # On "meta" torch would only say which shape comes out; this is the kernel that communicates.
-        return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        return run_kernel_of(func, DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     try:
         return func(*args, **kwargs)
     except NotImplementedError as error:
         if "meta" in str(error).lower():
-            name = str(func._schema.name).removeprefix("aten::")
+            name = str(schema(func).name).removeprefix("aten::")
             raise needs_value(f"{name}, whose result depends on values") from error
         raise
 

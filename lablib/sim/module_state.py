@@ -10,14 +10,11 @@ what these change is swapped with every turn:
 Simplified: the sharding rules that `context_parallel` adds to DTensor stay shared.
 """
 
-import sys
 from typing import Any
 
 import torch.nn.functional as F
 
-_DTENSOR = "torch.distributed.tensor._api"
-_PROFILER = "torch.distributed.fsdp._debug_utils"
-_ATTENTION = "torch.distributed.tensor.experimental._context_parallel._attention"
+from lablib.torch_compat import loaded, op_dispatcher, op_handlers, set_op_handlers
 
 
 class ModuleState:
@@ -30,23 +27,23 @@ class ModuleState:
         self._attention = F.scaled_dot_product_attention
         self._timed: set[str] = set()
         dispatcher = _dispatcher()
-        handlers = dispatcher._custom_op_handlers if dispatcher else None
+        handlers = op_handlers(dispatcher) if dispatcher else None
         self._handlers = dict(handlers) if is_rank and handlers is not None else handlers
         self._handlers_at_first = self._handlers
 
     def put(self) -> None:
         """Make torch's modules say what this owner left in them."""
         F.scaled_dot_product_attention = self._attention
-        profiler: Any = sys.modules.get(_PROFILER)
+        profiler = loaded("torch.distributed.fsdp._debug_utils")
         if profiler is not None:
             profiler.SimpleProfiler.profiling = self._timed
         dispatcher = _dispatcher()
         if dispatcher is None:
             return
         if self._handlers is None:
-            self._handlers = self._handlers_at_first = type(dispatcher)()._custom_op_handlers
-        dispatcher._custom_op_handlers = self._handlers
-        attention: Any = sys.modules.get(_ATTENTION)
+            self._handlers = self._handlers_at_first = op_handlers(type(dispatcher)())
+        set_op_handlers(dispatcher, self._handlers)
+        attention = loaded("torch.distributed.tensor.experimental._context_parallel._attention")
         if attention is not None:
             attention.existing_custom_ops = self._handlers_at_first  # what context_parallel puts back
 
@@ -54,12 +51,11 @@ class ModuleState:
         """Note what the owner leaves."""
         self._attention = F.scaled_dot_product_attention
         if (dispatcher := _dispatcher()) is not None:
-            self._handlers = dispatcher._custom_op_handlers
+            self._handlers = op_handlers(dispatcher)
             self._handlers_at_first = self._handlers_at_first or self._handlers
 
 
 def _dispatcher() -> Any:
     """DTensor's dispatcher, or None while nobody has imported DTensor."""
-    api = sys.modules.get(_DTENSOR)
-    dtensor = getattr(api, "DTensor", None)
-    return getattr(dtensor, "_op_dispatcher", None)
+    api = loaded("torch.distributed.tensor._api")
+    return None if api is None else op_dispatcher(api)

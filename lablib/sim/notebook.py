@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lablib.sim.source import is_users_code
+from lablib.torch_compat import version
 
 _MAX_OBJECTS = 2000  # objects that are looked at in one variable
 _DEPTH = 6
@@ -110,8 +111,8 @@ def _mark(value: Any, left: list[int], depth: int) -> Any:
     size = 0
     parts: Any = ()
     if _is(value, Tensor):
-        version = 0 if value.is_inference() else value._version
-        return id(value), version, _mark(value.grad if value.is_leaf else None, left, depth - 1)
+        written = 0 if value.is_inference() else version(value)
+        return id(value), written, _mark(value.grad if value.is_leaf else None, left, depth - 1)
     if _is(value, np.ndarray) and value.dtype != object:
         return id(value), value.flat[:: max(1, value.size // _SAMPLE)].tobytes()
     if _is(value, (dict, *_CONTAINERS)):

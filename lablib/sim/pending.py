@@ -10,6 +10,8 @@ from typing import Protocol
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lablib.torch_compat import storage_id
+
 
 class Awaited(Protocol):
     """A communication: `wait` until it is over; `is_over` tells whether that would take no time."""
@@ -57,6 +59,6 @@ class Pending:
 
     def join(self, tensor: Tensor) -> None:
         """Wait for what writes to the memory of `tensor`."""
-        _, awaited = self._entries.pop(tensor.untyped_storage()._cdata, (None, []))
+        _, awaited = self._entries.pop(storage_id(tensor.untyped_storage()), (None, []))
         for communication in awaited:
             communication.wait()

@@ -10,8 +10,7 @@ import torch
 
 from lablib.sim.lines import Lines
 from lablib.sim.rank import Rank
-
-_task_id = torch._C._current_graph_task_id
+from lablib.torch_compat import graph_task_id, is_call_of
 
 
 class Place:
@@ -43,14 +42,14 @@ class Place:
 
     def is_recompute(self) -> bool:
         """Whether this is forward code run again inside backward."""
-        return _task_id() != -1 and torch.is_grad_enabled() and not self._is_creating_graph()
+        return graph_task_id() != -1 and torch.is_grad_enabled() and not self._is_creating_graph()
 
     def is_forward(self) -> bool:
         """Whether autograd records what runs now, for a backward that is still to come."""
-        return torch.is_grad_enabled() and (_task_id() == -1 or not self._is_creating_graph())
+        return torch.is_grad_enabled() and (graph_task_id() == -1 or not self._is_creating_graph())
 
     def _is_creating_graph(self) -> bool:
-        task = _task_id()
+        task = graph_task_id()
         if self._graph_task[0] != task:
             self._graph_task = task, _asked_for_graph()
         return self._graph_task[1]
@@ -60,7 +59,7 @@ def _asked_for_graph() -> bool:
     """Look at the call of autograd's engine: `_engine_run_backward(outputs, gradients, retain_graph, create_graph)`."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "_engine_run_backward":
+        if is_call_of(frame, "run_backward_in_graph"):
             given = frame.f_locals.get("args", ())
             return len(given) > 2 and given[2] is True
         frame = frame.f_back

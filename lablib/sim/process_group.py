@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.distributed.algorithms.join import Join
 
@@ -25,6 +24,15 @@ from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, handling, is_called_by_program, program_line
 from lablib.sim.work import Issued, SimWork
 from lablib.texts import safe_repr
+from lablib.torch_compat import (
+    DisableTorchDispatch,
+    default_group,
+    ensure_same_dtype,
+    keep_join_work,
+    rank_not_in_group,
+    set_group_desc,
+    warn_not_in_group,
+)
 from lablib.units import plural
 
 _HIGHEST_TAG = 2**31 - 1
@@ -87,7 +95,7 @@ class SimProcessGroup(dist.ProcessGroup):
 
     def _set_group_desc(self, desc: str) -> None:
         """torch tells the description given to `new_group` (or made by a mesh): it names the group for people."""
-        super()._set_group_desc(desc)
+        set_group_desc(self, desc)
         if desc not in ("", "undefined", "default_pg"):
             self._group.label = desc
 
@@ -486,7 +494,7 @@ def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
     for t in tensors:
         if t.layout != torch.strided:
             raise ValueError(f"communication takes dense tensors: got one of layout {t.layout}; use to_dense()")
-    with torch._C._DisableTorchDispatch():  # the program ran no operator here
+    with DisableTorchDispatch():  # the program ran no operator here
         return [t.data for t in tensors]
 
 
@@ -507,11 +515,9 @@ _notify_join_context = Join.notify_join_context
 
 def notify_join_context(joinable: Any) -> Any:
     """torch's own, with the work kept: DDP's reducer holds only the C++ side of it, which cannot wait by itself."""
-    joinable._join_work = work = _notify_join_context(joinable)
+    work = _notify_join_context(joinable)
+    keep_join_work(joinable, work)
     return work
-
-
-_torchs_ensure_one_dtype = c10d._ensure_all_tensors_same_dtype
 
 
 def ensure_one_dtype(*tensors: Any) -> None:
@@ -521,7 +527,7 @@ def ensure_one_dtype(*tensors: Any) -> None:
         ValueError: they have more than one type.
     """
     try:
-        _torchs_ensure_one_dtype(*tensors)
+        ensure_same_dtype(*tensors)
     except ValueError:
         flat = [one for some in tensors for one in ([some] if isinstance(some, Tensor) else some)]
         found = " and ".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in flat))
@@ -533,9 +539,9 @@ def ensure_one_dtype(*tensors: Any) -> None:
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
     """torch refuses `monitored_barrier` on every backend but gloo; the simulator has it too."""
-    if c10d._rank_not_in_group(group):
-        c10d._warn_not_in_group("monitored_barrier")
+    if rank_not_in_group(group):
+        warn_not_in_group("monitored_barrier")
         return
-    group = group or c10d._get_default_group()
+    group = group or default_group()
     assert isinstance(group, SimProcessGroup)
     group.monitored_barrier(timeout, wait_all_ranks)

@@ -13,19 +13,20 @@ from torch.autograd import profiler
 
 from lablib.sim.replaced import replaced
 from lablib.sim.threads import owner
+from lablib.torch_compat import current, place
 
 
 @contextmanager
 def one_profile_at_a_time() -> Iterator[None]:
     """Until the end, refuse a profile that begins before another has ended."""
     under_way: list[tuple[Any, str]] = []  # the profile, and whose it is; at most one
-    if profiler._is_profiler_enabled:
+    if current("is_profiler_enabled"):
         under_way.append((None, "the notebook"))
     kind = profiler.profile
-    begin, start, end = kind._prepare_trace, kind._start_trace, kind.__exit__
+    begin, start, end = current("prepare_profile"), current("start_profile"), kind.__exit__
     with replaced(
-        (kind, "_prepare_trace", partialmethod(_begun, begin, under_way)),
-        (kind, "_start_trace", partialmethod(_begun, start, under_way)),
+        (*place("prepare_profile"), partialmethod(_begun, begin, under_way)),
+        (*place("start_profile"), partialmethod(_begun, start, under_way)),
         (kind, "__exit__", partialmethod(_ended, end, under_way)),
     ):
         try:

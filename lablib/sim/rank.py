@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed.distributed_c10d as c10d
 
 from lablib import owners
 from lablib.rank_state import compute_with_one_thread, seed_rank
@@ -32,6 +31,8 @@ from lablib.sim.module_state import ModuleState
 from lablib.sim.pending import Pending
 from lablib.sim.port import Port
 from lablib.sim.random_state import RandomStates
+from lablib.torch_compat import World as PlainWorld
+from lablib.torch_compat import current, graph_task_id, place
 
 if TYPE_CHECKING:
     from lablib.sim.in_flight import InFlight
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from lablib.sim.work import Issued, SimWork
 
 
-class World(c10d._World):
+class World(PlainWorld):
     """torch.distributed's per-process registry of groups, with dictionaries of its own instead of module globals."""
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class ProcessState:
         self._settings = owners.taken(owners.OF_THE_PROCESS)
         self._threads = torch.get_num_threads()
         self._belongings: list[Belonging] = [
-            Attribute(c10d, "_world", c10d._world),
+            Attribute(*place("process_world"), current("process_world")),
             Attribute(os.environ, "_data", self._environ),
             Attribute(sys, "stdout", sys.stdout),
             RandomStates(),
@@ -175,7 +176,7 @@ class Rank:
             self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
 
         self.belongings: list[Belonging] = [
-            Attribute(c10d, "_world", self.world),
+            Attribute(*place("process_world"), self.world),
             Attribute(os.environ, "_data", self.environ),
         ]
 
@@ -213,7 +214,7 @@ class Rank:
         (lablib/record/passes.py)."""
         if self.phases and self.phases[-1]:
             return self.phases[-1]
-        return "backward" if torch._C._current_graph_task_id() != -1 else UNNAMED
+        return "backward" if graph_task_id() != -1 else UNNAMED
 
     def enter_block(self, label: str) -> None:
         """A `record_function` block opens. Blocks that libraries open ("A.b", "A::b") are not the program's words."""

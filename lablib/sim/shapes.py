@@ -24,14 +24,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils import _foreach_utils
+from torch.overrides import TorchFunctionMode
 
 from lablib.cost.fused_attention import UNFUSED, fused_attention
 from lablib.sim.autocast import AutocastOnMeta
 from lablib.sim.meta_kernels import META, needs_value
 from lablib.sim.replaced import replaced
+from lablib.torch_compat import (
+    current,
+    current_function_modes,
+    device_constructors,
+    foreach_devices,
+    parse_to,
+    place,
+    torch_file,
+)
 
+_DEVICE_MODE = torch_file("utils", "_device.py")
 # Code that computes with values on behalf of the program: what its calls make is real.
 _NEEDS_VALUES = (
     "torch/distributed/device_mesh.py",
@@ -57,9 +66,7 @@ def _needs_values(code: CodeType) -> bool:
 @cache
 def _factories() -> frozenset[Any]:
     """Functions that make a tensor on the default device unless told otherwise: torch's own list."""
-    from torch.utils._device import _device_constructors
-
-    return frozenset(_device_constructors())
+    return frozenset(device_constructors())
 
 
 _MOVES = {Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory}
@@ -108,7 +115,7 @@ class OnMeta(TorchFunctionMode):
 def _caller() -> FrameType:
     """The frame that called the torch function; a `with torch.device(...)` block around it is not one."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename.endswith("torch/utils/_device.py") and frame.f_back is not None:
+    while frame.f_code.co_filename == _DEVICE_MODE and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
@@ -125,7 +132,7 @@ def _moved(func: Any, args: tuple, kwargs: dict) -> Tensor:
     elif func is Tensor.to:
         copy = bool(kwargs.get("copy"))
         known = {key: value for key, value in kwargs.items() if key != "copy"}
-        device, dtype, _, memory_format = torch._C._nn._parse_to(*rest[:3], **known)  # pyright: ignore
+        device, dtype, _, memory_format = parse_to(*rest[:3], **known)
     if not tensor.is_meta and (device is None or torch.device(device).type == "cpu"):
         return func(*args, **kwargs)
     target = tensor if tensor.is_meta else tensor.to(META)
@@ -137,10 +144,7 @@ def _moved(func: Any, args: tuple, kwargs: dict) -> Tensor:
 @contextmanager
 def torch_without_values() -> Iterator[None]:
     """Change, for the time of a run, what torch does where no mode sees it."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    engine = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
-    devices = _foreach_utils._get_foreach_kernels_supported_devices()
+    engine, devices = current("run_backward"), foreach_devices()
 
     def attention(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return (fused_attention if query.is_meta else UNFUSED)(query, *args, **kwargs)
@@ -151,7 +155,7 @@ def torch_without_values() -> Iterator[None]:
             return engine(*args, **kwargs)
 
     def clear_autocast_cache() -> None:
-        for mode in _get_current_function_mode_stack():
+        for mode in current_function_modes():
             if isinstance(mode, OnMeta):
                 mode.autocast.clear_cache()
         clear()
@@ -160,9 +164,9 @@ def torch_without_values() -> Iterator[None]:
     with replaced(
         (torch, "clear_autocast_cache", clear_autocast_cache),
         (F, "scaled_dot_product_attention", attention),
-        (torch.autograd, "_engine_run_backward", run_backward),
+        (*place("run_backward"), run_backward),
         # Foreach kernels are for the devices of this list, and for the CPU; "meta" stands for one of them.
-        (_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*devices, "meta"]),
-        (FSDPParamGroup, "_validate_no_meta_params", lambda group: None),  # here they are as they should be
+        (*place("foreach_devices"), lambda: [*devices, "meta"]),
+        (*place("refuse_meta_params"), lambda group: None),  # here they are as they should be
     ):
         yield

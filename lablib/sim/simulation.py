@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
 from torch.distributed.algorithms.join import Join
 
 from lablib.cost import GroupNetwork
@@ -71,6 +70,14 @@ from lablib.sim.unwaited import unwaited_notes, written_notes
 from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.sim.world import WORLD
 from lablib.texts import traceback_text
+from lablib.torch_compat import (
+    BackendPlugin,
+    WorldMeta,
+    backend_plugins,
+    place,
+    process_group_name,
+    set_thread_isolation_mode,
+)
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
@@ -175,9 +182,9 @@ class _Simulation:
             around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
         process = _borrowed_process(self._make_group, self._ranks)
-        noted = self._group_orders.noting(c10d._process_group_name, lambda: self._scheduler.current)
+        noted = self._group_orders.noting(process_group_name, lambda: self._scheduler.current)
         with (
-            replaced((c10d, "_process_group_name", noted)),
+            replaced((*place("process_group_name"), noted)),
             process,
             changed_torch,
             heard,
@@ -374,25 +381,24 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     unraisablehook = sys.unraisablehook
     # A rank that is ended in the middle of a destructor goes on: that is no error to print.
     sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
-    plugins = dict(dist.Backend._plugins)
-    if "SIM" not in plugins:
+    if "SIM" not in backend_plugins:
         dist.Backend.register_backend("sim", make_group, extended_api=True, devices=["cpu", "cuda"])
-    dist.Backend._plugins["SIM"] = dist.Backend._BackendPlugin(make_group, True)
-    _set_thread_isolation_mode(True)
+    backend_plugins["SIM"] = BackendPlugin(make_group, True)
+    set_thread_isolation_mode(True)
     own_answers = replaced(
         (dist, "monitored_barrier", monitored_barrier),
         (c10d, "monitored_barrier", monitored_barrier),
         (Join, "notify_join_context", notify_join_context),
-        (dist, "_verify_params_across_processes", verify_params_across_processes),
-        (c10d._WorldMeta, "WORLD", WORLD),
-        (c10d, "_ensure_all_tensors_same_dtype", ensure_one_dtype),
+        (*place("verify_params"), verify_params_across_processes),
+        (WorldMeta, "WORLD", WORLD),
+        (*place("ensure_same_dtype"), ensure_one_dtype),
     )
     try:
         threads = followed_threads(lambda rank: ranks[rank].world.pg_names)
         with own_answers, own_signal_handlers(), threads, one_profile_at_a_time():
             yield
     finally:
-        _set_thread_isolation_mode(False)
+        set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         state.restore(ranks)
 

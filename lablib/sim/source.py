@@ -13,15 +13,16 @@ from types import FrameType
 import torch
 
 from lablib.texts import error_text
+from lablib.torch_compat import torch_file
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _COMMUNICATION = (
     _LABLIB + "sim",
-    os.path.join(_TORCH, "distributed", "distributed_c10d.py"),
-    os.path.join(_TORCH, "distributed", "c10d_logger.py"),
-    os.path.join(_TORCH, "overrides.py"),  # through these a call passes under a mode: shapes.py, a default device
-    os.path.join(_TORCH, "utils", "_device.py"),
+    torch_file("distributed", "distributed_c10d.py"),
+    torch_file("distributed", "c10d_logger.py"),
+    torch_file("overrides.py"),  # through these a call passes under a mode: shapes.py, a default device
+    torch_file("utils", "_device.py"),
     os.path.join(os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py"),  # around deprecated functions
 )
 _STDLIB = os.path.dirname(os.__file__) + os.sep

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lablib.sim.replaced import replaced
+from lablib.torch_compat import sparse_parts
 
 
 class Watch(weakref.ref):
@@ -39,7 +40,7 @@ def inner(tensor: Tensor) -> Iterator[Tensor]:
     elif tensor.layout == torch.strided:
         yield tensor
     elif tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
+        yield from sparse_parts(tensor)
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

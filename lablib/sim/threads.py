@@ -13,9 +13,9 @@ from functools import partial, partialmethod
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 
 from lablib.sim.replaced import replaced
+from lablib.torch_compat import register_process_group, unregister_process_group
 
 Groups = Mapping[dist.ProcessGroup, Any]  # with torch's name of each
 
@@ -53,9 +53,9 @@ def _started(
 
 def _run(run: Callable[[], None], groups: Groups, is_open: list[bool]) -> None:
     for group, name in groups.items():
-        _register_process_group(name, group)
+        register_process_group(name, group)
     try:
         run()
     finally:
         for name in groups.values() if is_open else ():  # later, these would be names of the process's own groups
-            _unregister_process_group(name)
+            unregister_process_group(name)

@@ -10,9 +10,9 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
+from lablib.torch_compat import WorldMeta
 
-_WORLD: Any = c10d._WorldMeta.__dict__["WORLD"]
+_WORLD: Any = vars(WorldMeta)["WORLD"]
 
 
 def _world(cls: type) -> Any:

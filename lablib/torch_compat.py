@@ -1,0 +1,379 @@
+"""Every private name of torch that lablib uses: here and nowhere else, each checked by name.
+
+torch promises nothing about a name that begins with an underscore, nor about what lies below `torch._C`. The simulator
+cannot do without: it is torch's process group, clock and memory from inside. So these names stand in one table, in
+groups. Whoever imports one from here
+
+    from lablib.torch_compat import TorchDispatchMode, graph_task_id
+
+has its whole group looked up, once. If any is missing, one error names every one, with torch's version. A name is what
+it is for, without the underscore; `place(name)` says where it stands, for those who put something else there for a
+while, and `current(name)` what stands there now. Attributes of torch's objects have a function each: `schema(op)`,
+`storage_id(storage)`.
+
+    torch      always        dispatcher, autograd, tensors, torch.distributed
+    fsdp2      when used     importing it takes a while
+    compiler   when used     importing it takes seconds
+    loaded     never imported for its own sake: `loaded(module)` is None where the program has not
+
+tests/test_torch_compat.py is made from this table; a lint in it keeps private names out of every other file. What a
+process group must answer is read from torch itself, in tests/sim/test_backend_contract.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from operator import attrgetter
+from types import CodeType, FrameType
+from typing import Any
+
+_C10D = "torch.distributed.distributed_c10d"
+_IN_C10D = "torch._C._distributed_c10d"
+_FOREACH = ("add_", "addcdiv_", "addcmul_", "clamp_max_", "clamp_min", "clamp_min_", "copy_", "div_", "lerp", "lerp_")
+_FOREACH += ("mul", "mul_", "norm", "reciprocal_", "rsqrt_", "sign_", "sqrt")
+# Settings of the process that torch's Python passes on (lablib/owners/torch_settings.py).
+_SETTINGS = """
+get_cublas_allow_bf16_reduced_precision_reduction get_cublas_allow_fp16_accumulation
+get_cublas_allow_fp16_reduced_precision_reduction get_cublas_allow_tf32 get_cudnn_allow_tf32 get_cudnn_benchmark
+get_cudnn_deterministic get_cudnn_enabled get_cudnn_sdp_enabled get_deterministic_fill_uninitialized_memory
+get_flash_sdp_enabled get_float32_matmul_precision get_fp32_precision_getter get_math_sdp_enabled
+get_mem_efficient_sdp_enabled get_mkldnn_deterministic get_mkldnn_enabled get_nnpack_enabled
+get_overrideable_sdp_enabled get_qengine get_warnAlways set_cublas_allow_bf16_reduced_precision_reduction
+set_cublas_allow_fp16_accumulation set_cublas_allow_fp16_reduced_precision_reduction set_cublas_allow_tf32
+set_cudnn_allow_tf32 set_cudnn_benchmark set_cudnn_deterministic set_cudnn_enabled set_deterministic_algorithms
+set_deterministic_fill_uninitialized_memory set_float32_matmul_precision set_fp32_precision_setter
+set_mkldnn_deterministic set_mkldnn_enabled set_nnpack_enabled set_qengine set_sdp_use_cudnn set_sdp_use_flash
+set_sdp_use_math set_sdp_use_mem_efficient set_sdp_use_overrideable set_warnAlways
+""".split()
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "torch": {
+        # modes of the dispatcher and of torch functions
+        "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
+        "disable_current_modes": "torch.utils._python_dispatch._disable_current_modes",
+        "get_dispatch_mode": "torch._C._get_dispatch_mode",
+        "FAKE_MODE": "torch._C._TorchDispatchModeKey.FAKE",
+        "FakeTensorMode": "torch._subclasses.fake_tensor.FakeTensorMode",
+        "DisableTorchDispatch": "torch._C._DisableTorchDispatch",
+        "DisableTorchFunction": "torch._C.DisableTorchFunction",
+        "num_function_modes": "torch._C._len_torch_function_stack",
+        "function_mode_at": "torch._C._get_function_stack_at",
+        "current_function_modes": "torch.overrides._get_current_function_mode_stack",
+        "DispatchKey": "torch._C.DispatchKey",
+        "is_key_excluded": "torch._C._dispatch_tls_is_dispatch_key_excluded",
+        "keys_after": "torch._C._dispatch_keyset_full_after",
+        "has_kernel": "torch._C._dispatch_has_kernel",
+        "has_kernel_for": "torch._C._dispatch_has_kernel_for_dispatch_key",
+        # operators
+        "OpOverload": "torch._ops.OpOverload",
+        "to_copy": "torch.ops.aten._to_copy.default",
+        "read_number": "torch.ops.aten._local_scalar_dense.default",
+        "flash_attention": "torch.ops.aten._scaled_dot_product_flash_attention.default",
+        "flash_attention_for_cpu": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+        "efficient_attention": "torch.ops.aten._scaled_dot_product_efficient_attention.default",
+        "enter_label": "torch.ops.profiler._record_function_enter_new.default",
+        "leave_label": "torch.ops.profiler._record_function_exit._RecordFunction",
+        "scaled_mm": "torch._scaled_mm",
+        "lazy_clone": "torch._lazy_clone",
+        **{f"foreach_{name}": f"torch._foreach_{name}" for name in _FOREACH},
+        # autograd
+        "graph_task_id": "torch._C._current_graph_task_id",
+        "current_autograd_node": "torch._C._current_autograd_node",
+        "run_backward": "torch.autograd._engine_run_backward",
+        "run_backward_in_graph": "torch.autograd.graph._engine_run_backward",
+        "queue_callback": "torch.autograd.Variable._execution_engine.queue_callback",
+        "push_saved_tensors_hooks": "torch._C._autograd._push_saved_tensors_default_hooks",
+        "call_module": "torch.nn.Module._call_impl",
+        # profiler
+        "ProfiledDevice": "torch._C._autograd.DeviceType",
+        "is_profiler_enabled": "torch.autograd.profiler._is_profiler_enabled",
+        "prepare_profile": "torch.autograd.profiler.profile._prepare_trace",
+        "start_profile": "torch.autograd.profiler.profile._start_trace",
+        # tensors and devices
+        "TensorBase": "torch._C.TensorBase",
+        "Generator": "torch._C.Generator",
+        "parse_to": "torch._C._nn._parse_to",
+        "PRINT_OPTIONS": "torch._tensor_str.PRINT_OPTS",
+        "tensor_text": "torch._tensor_str._str",
+        "DeviceContext": "torch.utils._device.DeviceContext",
+        "device_constructors": "torch.utils._device._device_constructors",
+        "foreach_devices": "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+        "saved_devices": "torch.serialization._package_registry",
+        "cuda_lazy_init": "torch.cuda._lazy_init",
+        "cuda_is_initialized": "torch.cuda._initialized",
+        "cuda_is_in_bad_fork": "torch.cuda._is_in_bad_fork",
+        "get_accelerator": "torch._C._get_accelerator",
+        "DEVICE_CONTEXT": "torch._GLOBAL_DEVICE_CONTEXT",
+        # trees of values
+        "tree_flatten": "torch.utils._pytree.tree_flatten",
+        "tree_unflatten": "torch.utils._pytree.tree_unflatten",
+        "tree_leaves": "torch.utils._pytree.tree_leaves",
+        "tree_map": "torch.utils._pytree.tree_map",
+        "tree_map_only": "torch.utils._pytree.tree_map_only",
+        # torch.distributed
+        "register_process_group": f"{_IN_C10D}._register_process_group",
+        "unregister_process_group": f"{_IN_C10D}._unregister_process_group",
+        "set_thread_isolation_mode": f"{_IN_C10D}._set_thread_isolation_mode",
+        "World": f"{_C10D}._World",
+        "WorldMeta": f"{_C10D}._WorldMeta",
+        "process_world": f"{_C10D}._world",
+        "new_process_group": f"{_C10D}._new_process_group_helper",
+        "process_group_name": f"{_C10D}._process_group_name",
+        "default_group": f"{_C10D}._get_default_group",
+        "default_timeout": f"{_C10D}._get_default_timeout",
+        "default_store": f"{_C10D}._get_default_store",
+        "process_group_store": f"{_C10D}._get_process_group_store",
+        "rank_not_in_group": f"{_C10D}._rank_not_in_group",
+        "warn_not_in_group": f"{_C10D}._warn_not_in_group",
+        "ensure_same_dtype": f"{_C10D}._ensure_all_tensors_same_dtype",
+        "rendezvous_handlers": "torch.distributed.rendezvous:_rendezvous_handlers",
+        "backend_plugins": "torch.distributed.Backend._plugins",
+        "BackendPlugin": "torch.distributed.Backend._BackendPlugin",
+        "verify_params": "torch.distributed._verify_params_across_processes",
+        # settings of the process
+        **{name: f"torch._C._{name}" for name in _SETTINGS},
+        "optimizer_pre_hooks": "torch.optim.optimizer._global_optimizer_pre_hooks",
+        "optimizer_post_hooks": "torch.optim.optimizer._global_optimizer_post_hooks",
+    },
+    "fsdp2": {
+        "refuse_meta_params": "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+        ".FSDPParamGroup._validate_no_meta_params",
+    },
+    "compiler": {
+        "dynamo_reset": "torch._dynamo.reset",
+        "dynamo_explain": "torch._dynamo.explain",
+        "clear_compilation_metrics": "torch._dynamo.utils.clear_compilation_metrics",
+        "get_compilation_metrics": "torch._dynamo.utils.get_compilation_metrics",
+        "functorch_config": "torch._functorch.config",
+        "inductor_config": "torch._inductor.config",
+        "run_and_get_code": "torch._inductor.utils.run_and_get_code",
+        "CppCompileError": "torch._inductor.exc.CppCompileError",
+        "InvalidCxxCompiler": "torch._inductor.exc.InvalidCxxCompiler",
+        "get_cpp_compiler": "torch._inductor.cpp_builder.get_cpp_compiler",
+    },
+}
+
+DYNAMO_FRAMES, DYNAMO_STANCE = "torch._dynamo.eval_frame", "_callback_from_stance"
+
+# Modules that a program may import, and what lablib looks at in them when it has.
+LOADED: Mapping[str, tuple[str, ...]] = {
+    "torch.distributed.tensor._api": ("DTensor._op_dispatcher._custom_op_handlers",),
+    "torch.distributed.fsdp._debug_utils": ("SimpleProfiler.profiling",),
+    "torch.distributed.tensor.experimental._context_parallel._attention": ("existing_custom_ops",),
+    "torch.distributed._functional_collectives": ("AsyncCollectiveTensor",),
+    DYNAMO_FRAMES: (DYNAMO_STANCE,),
+}
+
+# Attributes of torch's objects that functions below read, as paths from an example.
+ATTRIBUTES = (
+    "torch.ops.aten.add.Tensor._schema.arguments",
+    "torch.ops.aten.add.Tensor._op_dk",
+    "torch.UntypedStorage._cdata",
+    "torch.Tensor._version",
+    "torch.Tensor._base",
+    "torch.Tensor._is_view",
+    "torch.Tensor._indices",
+    "torch.Tensor._values",
+    "torch.distributed.Work._source_rank",
+    "torch.library.Library._destroy",
+    "torch.distributed.ProcessGroup._set_group_desc",
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers",
+)
+
+
+class TorchNamesError(ImportError):
+    """This torch lacks names that lablib needs."""
+
+
+def __getattr__(name: str) -> Any:
+    group = next((group for group, names in NAMES.items() if name in names), None)
+    if group is None:
+        raise AttributeError(f"lablib.torch_compat has no {name}")
+    found = checked_names(group)
+    globals().update(found)  # from now on they are plain attributes
+    return found[name]
+
+
+def checked_names(group: str) -> dict[str, Any]:
+    """What the names of a group stand for.
+
+    Raises:
+        TorchNamesError: torch lacks some; it names them all.
+    """
+    found, missing = {}, []
+    paths = {**NAMES[group], **({path: path for path in ATTRIBUTES} if group == "torch" else {})}
+    for name, path in paths.items():
+        try:
+            found[name] = _at(path)
+        except (AttributeError, ImportError):
+            missing.append(path)
+    if missing:
+        raise TorchNamesError(_told(missing))
+    return {name: value for name, value in found.items() if name in NAMES[group]}
+
+
+def _told(missing: list[str]) -> str:
+    import torch
+
+    return (
+        f"lablib needs names inside torch that torch {torch.__version__} does not have: {', '.join(missing)}; "
+        "install torch 2.11 to 2.13 (`pip install torch==2.13.0`)."
+    )
+
+
+def _at(path: str) -> Any:
+    """The object at a dotted path: modules are imported on the way. "a.b:c" is c of the module a.b, where a has a
+    function b as well."""
+    module, _, inside = path.rpartition(":")
+    first, *parts = (inside if module else path).split(".")
+    value = getattr(import_module(module), first) if module else import_module(first)
+    for number, part in enumerate(parts, 1):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            value = import_module(".".join((first, *parts[:number])))
+    return value
+
+
+def place(name: str) -> tuple[Any, str]:
+    """Where a name stands: what holds it, and torch's name for it there."""
+    path = _path(name)
+    _at(path)  # or an error that says so
+    holder = path[: -len(name_in_torch(name)) - 1]
+    return (import_module(holder) if path[len(holder)] == ":" else _at(holder)), name_in_torch(name)
+
+
+def name_in_torch(name: str) -> str:
+    """What torch calls it."""
+    return re.split("[.:]", _path(name))[-1]
+
+
+def _path(name: str) -> str:
+    return next(names[name] for names in NAMES.values() if name in names)
+
+
+def current(name: str) -> Any:
+    """What stands at a name's place now; another may have been put there since."""
+    holder, attribute = place(name)
+    return getattr(holder, attribute)
+
+
+def loaded(module: str) -> Any:
+    """A module of `LOADED`; None while nobody has imported it.
+
+    Raises:
+        TorchNamesError: it is there, without what lablib looks at in it.
+    """
+    found = sys.modules.get(module)
+    if found is None or getattr(getattr(found, "__spec__", None), "_initializing", False):
+        return None  # not there, or half: whoever imports it is not done
+    for path in LOADED[module]:
+        value: Any = found
+        for part in path.split("."):
+            if not hasattr(value, part):
+                raise TorchNamesError(_told([f"{module}.{path}"]))
+            value = getattr(value, part)
+    return found
+
+
+# ---- attributes of torch's objects ----
+
+
+# An operator's schema: name, arguments, results, and which of them are written to.
+schema = attrgetter("_schema")
+# A number that a storage has for itself while it lives, also without memory.
+storage_id = attrgetter("_cdata")
+# How often a tensor was written to.
+version = attrgetter("_version")
+# The tensor that a view looks at; None for one that is no view.
+base_of = attrgetter("_base")
+
+
+def is_view(tensor: Any) -> bool:
+    return tensor._is_view()
+
+
+def sparse_parts(tensor: Any) -> tuple[Any, Any]:
+    """Indices and values of a sparse tensor (COO), as they are."""
+    return tensor._indices(), tensor._values()
+
+
+def run_kernel_of(op: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+    """The kernel that an operator has for a dispatch key."""
+    return op._op_dk(key, *args, **kwargs)
+
+
+def source_rank(work: Any) -> int:
+    """Who sent what a `recv` from anybody received."""
+    return work._source_rank()
+
+
+def destroy_library(library: Any) -> None:
+    """Take the kernels back that a `torch.library.Library` put in place."""
+    library._destroy()
+
+
+def op_dispatcher(api: Any) -> Any:
+    """What DTensor's operators are looked up in; `api` is its module."""
+    return api.DTensor._op_dispatcher
+
+
+def op_handlers(dispatcher: Any) -> Any:
+    """The operators of DTensor that have a handler of their own."""
+    return dispatcher._custom_op_handlers
+
+
+def set_op_handlers(dispatcher: Any, handlers: Any) -> None:
+    dispatcher._custom_op_handlers = handlers
+
+
+def set_group_desc(group: Any, desc: str) -> None:
+    """A process group's description, kept by torch's base class."""
+    ProcessGroup = import_module("torch.distributed").ProcessGroup
+    ProcessGroup._set_group_desc(group, desc)
+
+
+def loader_workers(batches: Any) -> list[Any]:
+    """The worker processes of a DataLoader's iterator; none where it has none, or is none."""
+    return getattr(batches, "_workers", [])
+
+
+def shut_down_workers(batches: Any) -> None:
+    """End the worker processes of a DataLoader's iterator, and close its queues."""
+    batches._shutdown_workers()
+
+
+def keep_join_work(joinable: Any, work: Any) -> None:
+    """Where `Join` keeps the communication that it waits for."""
+    joinable._join_work = work
+
+
+# ---- frames and files of torch's own code ----
+
+
+def is_call_of(frame: FrameType, name: str) -> bool:
+    """Is this frame a call of the function that `name` stands for?"""
+    return frame.f_code is _code(name)
+
+
+def _code(name: str) -> CodeType:
+    value = globals().get(name) or __getattr__(name)
+    return value.__code__
+
+
+def torch_file(*parts: str) -> str:
+    """A file of torch's, such as ("utils", "_device.py").
+
+    Raises:
+        TorchNamesError: there is none.
+    """
+    import torch
+
+    path = os.path.join(os.path.dirname(torch.__file__), *parts)
+    if not os.path.exists(path):
+        raise TorchNamesError(_told(["/".join(("torch", *parts))]))
+    return path
