@@ -31,6 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.torch_version import TorchVersion
 
 from lablib import launch
 
@@ -573,6 +574,8 @@ def assert_backends_agree(backend: str, program: Callable[..., Any], *args: Any,
 @settings(max_examples=4)
 @given(drawn=st.lists(SETTINGS, min_size=12, max_size=12))
 def test_a_call_gives_the_same_on_the_simulator_as_on_gloo(name: str, drawn: list[Setting]):
+    if name == "all_to_all" and torch.__version__ < TorchVersion("2.12"):
+        pytest.skip("gloo has all_to_all_single alone before torch 2.12")
     assert_backends_agree("gloo", run_cases, name, drawn)
 
 
