@@ -36,6 +36,7 @@ lint: $(STAMP)  ## format, lint and types: all three, whatever the first one say
 	$(BIN)/ruff format --check --quiet --output-format concise . || { echo "\`make format\` puts these files into their format."; failed=1; }; \
 	$(BIN)/ruff check --quiet . || failed=1; \
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python || failed=1; \
+	$(BIN)/lint-imports --no-logo --no-cache >/dev/null || { $(BIN)/lint-imports --no-logo --no-cache; failed=1; }; \
 	exit $$failed
 
 format: $(STAMP)  ## put the code into its format

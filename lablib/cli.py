@@ -220,7 +220,7 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _sim(options: argparse.Namespace) -> int:
-    from lablib.script.command import simulate
+    from lablib.cli_sim import simulate
 
     return simulate(options)
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lablib.draw import draw
 from lablib.pipeline.costs import Costs, PieceCosts
 from lablib.pipeline.deadlock import find_deadlock
 from lablib.pipeline.plan import Action, Kind, Plan
@@ -180,9 +181,7 @@ class Replay:
 
     def figure(self, **options: Any) -> go.Figure:
         """The timeline above, what each rank holds below."""
-        from lablib.figures.pipeline import figure_pipeline
-
-        return figure_pipeline(self, **options)
+        return draw("figure_pipeline", self, **options)
 
     def __repr__(self) -> str:
         return (

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lablib.draw import draw
 from lablib.markup import paragraph, table_html
 from lablib.plan.parallel import Parallel
 from lablib.plan.usual import Software
@@ -174,21 +175,15 @@ class Prediction:
 
     def figure(self, **options: Any) -> go.Figure:
         """The step as a waterfall."""
-        from lablib.figures import figure_waterfall
-
-        return figure_waterfall(self, **options)
+        return draw("figure_waterfall", self, **options)
 
     def figure_memory(self, **options: Any) -> go.Figure:
         """What every stage keeps at its peak, by category, under the GPU's limit."""
-        from lablib.figures import figure_plan_memory
-
-        return figure_plan_memory(self, **options)
+        return draw("figure_plan_memory", self, **options)
 
     def figure_communication(self, **options: Any) -> go.Figure:
         """Seconds of communication on every axis, exposed and hidden."""
-        from lablib.figures import figure_communication
-
-        return figure_communication(self, **options)
+        return draw("figure_communication", self, **options)
 
     def __repr__(self) -> str:
         return f"Prediction({self.sentence()})"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lablib.draw import draw
 from lablib.markup import paragraph, table_html
 from lablib.plan.prediction import Prediction
 from lablib.plan.predictions import Predictions
@@ -115,9 +116,7 @@ class SearchResult:
 
     def figure(self) -> "go.Figure":
         """Every plan that is possible in time and memory, what fits and what does not, and the front."""
-        from lablib.figures.plans import figure_predictions
-
-        return figure_predictions(self.plans)
+        return draw("figure_predictions", self.plans)
 
     def table(self, n: int = 10) -> "pd.DataFrame":
         """The fastest plans, a row each."""

@@ -18,7 +18,6 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-import lablib
 from lablib.inside import RANK_VARIABLE
 from lablib.real.rendezvous import LOOPBACK, OneMachine
 
@@ -58,7 +57,7 @@ class Agent:
 
     def __init__(self, ranks: int, address: str, directory: Path):
         self._directory = directory
-        root = str(Path(lablib.__file__).resolve().parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         code = _START.format(
             directory=str(directory), environment=_ENVIRONMENT, rank=RANK_VARIABLE, root=root, address=address
         )

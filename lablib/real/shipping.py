@@ -24,7 +24,6 @@ from typing import Any
 
 import cloudpickle
 
-import lablib
 from lablib import owners
 from lablib.real.messages import Job
 from lablib.real.pickling import Packed, pack
@@ -125,7 +124,10 @@ def is_users_file(file: str) -> bool:
 @cache
 def _homes_of_packages() -> list[str]:
     paths = sysconfig.get_paths()
-    homes = [*(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(lablib.__file__)]
+    homes = [
+        *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(os.path.dirname(__file__)),
+    ]
     return [os.path.realpath(home) + os.sep for home in homes]
 
 

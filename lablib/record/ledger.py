@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lablib.draw import draw
 from lablib.markup import table_html
 from lablib.record.blocks import CATEGORIES, NEVER, Block, Blocks, Course
 from lablib.record.timeline import check_rank
@@ -179,9 +180,7 @@ class Memory:
     @checked
     def figure(self, timeline: Timeline | None = None, **options: Any) -> go.Figure:
         """What a rank held over time, stacked by category; under its timeline where one is given."""
-        from lablib.figures import figure_memory  # pyright: ignore[reportAttributeAccessIssue]
-
-        return figure_memory(self, timeline=timeline, **options)
+        return draw("figure_memory", self, timeline=timeline, **options)
 
     @checked
     def notes(self, device: Device) -> list[str]:

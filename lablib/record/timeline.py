@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lablib.draw import draw
 from lablib.signature import checked
 from lablib.units import plural
 
@@ -267,9 +268,7 @@ class Timeline:
 
     def figure(self, **options: Any) -> go.Figure:
         """The timeline as a picture: one lane for each rank and stream."""
-        from lablib.figures import figure_timeline
-
-        return figure_timeline(self, **options)
+        return draw("figure_timeline", self, **options)
 
     @checked
     def to_perfetto(self, path: str | Path, memory: Memory | None = None, traffic: Traffic | None = None) -> Path:

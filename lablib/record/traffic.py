@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lablib.draw import draw
 from lablib.markup import table_html
 from lablib.signature import checked
 from lablib.units import plural
@@ -140,9 +141,7 @@ class Traffic:
 
     def figure(self, **options: Any) -> go.Figure:
         """Who sent how much to whom, as a heat map."""
-        from lablib.figures import figure_traffic_matrix
-
-        return figure_traffic_matrix(self, **options)
+        return draw("figure_traffic_matrix", self, **options)
 
     @checked
     def count(self, name: str) -> int:

@@ -28,7 +28,7 @@ ELSEWHERE: dict[str, str] = {
     "lablib.launch.": "starts ranks; tests/test_launch_checks.py tries any value for its arguments",
     "lablib.sim.": "called by `launch` alone",
     "lablib.real.": "called by `launch` alone",
-    "lablib.script.": "starts ranks; tests/script/test_command.py tries its arguments",
+    "lablib.script.": "starts ranks; tests/script/test_cli_sim.py tries its arguments",
     "lablib.phases.phase": "a marker inside programs; tests/test_phases.py tries its name",
     "lablib.parallel.": "called on a rank, where errors become RankErrors; its formulas are not tried yet",
     "lablib.cost.attention.": "inner loop of simulator and planner, on numbers and arrays, called with checked records",

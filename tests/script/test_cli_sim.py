@@ -7,8 +7,8 @@ import time
 import pytest
 
 from lablib.cli import main
+from lablib.cli_sim import progress
 from lablib.script import simulate_script
-from lablib.script.command import progress
 from lablib.script.run import Script
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
