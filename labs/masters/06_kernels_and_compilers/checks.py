@@ -61,6 +61,7 @@ def _rows(draw: Draw) -> Iterator[tuple[str, Tensor, int]]:
     yield "a row shorter than the tile, drawn", draw.tensor((rows, M)), 8
     yield "a tile much longer than the row", draw.tensor((rows, M)), 32
     yield "numbers far below 0", draw.tensor((rows, M)) - 500, 8
+    yield "numbers a million below 0", draw.tensor((rows, M)).round() - 1e6, 8
     yield "numbers far above 0", draw.tensor((rows, M)) + 500, 8
     yield "rows of different sizes", draw.tensor((3, M)) + torch.tensor([[0.0], [200.0], [-200.0]]), 8
     hidden = draw.tensor((rows, M))

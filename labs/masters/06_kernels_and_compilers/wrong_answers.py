@@ -100,6 +100,11 @@ WRONG_ANSWERS = {
             _softmax(x="tl.load(x_ptr + row + at, mask=at < M, other=0.0)"),
             "every row of y has the sum 1 (a row shorter than the tile; 3 x 5, BLOCK 8)",
         ),
+        (
+            "masks the rest as a number that is only small",
+            _softmax(x="tl.load(x_ptr + row + at, mask=at < M, other=-10000.0)"),
+            "every row of y has the sum 1 (numbers a million below 0",
+        ),
         ("subtracts no maximum", _softmax(e="tl.exp(x)"), "no number is nan"),
         (
             "subtracts the minimum",
