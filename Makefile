@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all check lint format build readme picture validation lock setup clean
+.PHONY: help lab test test-all check lint format build map picture validation lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -46,8 +46,8 @@ format: $(STAMP)  ## put the code into its format
 build: $(STAMP)  ## generate the notebooks of labs/ from their masters
 	@$(BIN)/lab build $(ARGS)
 
-readme: $(STAMP)  ## write the README's list of files from their docstrings
-	@$(BIN)/python tools/readme.py
+map: $(STAMP)  ## write docs/map.md, the list of files, from their docstrings
+	@$(BIN)/python tools/map.py
 
 picture: $(STAMP)  ## draw the README's timeline anew, from a simulated run
 	@$(BIN)/python tools/timeline_picture.py

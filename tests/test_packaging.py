@@ -80,11 +80,10 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_the_readme_lists_every_file_of_lablib_and_no_other():
-    """Written by `make readme`, from the docstrings; held to the files here without that tool."""
-    text = (ROOT / "README.md").read_text("utf-8")
+def test_the_map_lists_every_file_of_lablib_and_no_other():
+    """Written by `make map`, from the docstrings; held to the files here without that tool."""
     listed, folder = set(), ""
-    for line in text[text.index("<!-- files -->") :].splitlines():
+    for line in (ROOT / "docs" / "map.md").read_text("utf-8").splitlines():
         if match := re.match(r"\*\*`(.+/)`\*\*", line):
             folder = match[1]
             listed.add(f"{folder}__init__.py")
@@ -93,11 +92,24 @@ def test_the_readme_lists_every_file_of_lablib_and_no_other():
     assert listed == {path.relative_to(ROOT).as_posix() for path in (ROOT / "lablib").rglob("*.py")}
 
 
-def test_the_readmes_lines_are_the_docstrings():
-    check = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"], capture_output=True, text=True
-    )
+def test_the_maps_lines_are_the_docstrings():
+    check = subprocess.run([sys.executable, str(ROOT / "tools" / "map.py"), "--check"], capture_output=True, text=True)
     assert check.returncode == 0, check.stderr
+
+
+def test_the_readme_is_short_and_names_every_lab():
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 100
+    named = re.findall(r"^\| `(\d\d_\w+)` \|", text, re.MULTILINE)
+    assert named == sorted(path.stem for path in (ROOT / "labs").glob("[0-9]*.ipynb"))
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_what_a_page_links_to_is_there(page):
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf-8"))
+    missing = [link for link in links if not link.startswith(("http", "mailto:")) and not (folder / link).exists()]
+    assert not missing
 
 
 def test_the_devcontainer_and_binder_have_a_python_that_is_supported_and_the_same():
