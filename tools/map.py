@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "map.md"
 HEAD = """# Map of the files
 
-Written by `make map` from the docstrings. Imports go downhill: a line may import from the lines below it, and never from
-one above (`lint-imports`, pyproject.toml). Folders follow from the bottom up.
+Written by `make map` from the docstrings. Imports go downhill (`lint-imports`, pyproject.toml): a line may import from
+those below it, never from one above. Folders follow from the bottom up.
 
 """
 
