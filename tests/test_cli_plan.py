@@ -7,7 +7,7 @@ import pytest
 
 from lablib import cli_plan
 from lablib.cli import main
-from lablib.pipeline.closed_form import SCHEDULES
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan import search
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.predict import PRECISIONS
@@ -113,4 +113,4 @@ def test_the_help_has_every_name_that_may_be_given(capsys: pytest.CaptureFixture
         main(["plan", "--help"])
     whole_lines = re.sub(r"-\n\s+", "-", capsys.readouterr().out)
     said = re.split(r"[\s,;:]+", whole_lines)
-    assert {*PRECISIONS, *OPTIMIZERS, *SCHEDULES, *KINDS} <= set(said)
+    assert {*PRECISIONS, *OPTIMIZERS, *WITH_CLOSED_FORM, *KINDS} <= set(said)

@@ -44,7 +44,7 @@ from lablib.pipeline.case import Case, StageTime, where
 from lablib.pipeline.longest_paths import breadth_first_s, gpipe_s, interleaved_s, one_f_one_b_s
 from lablib.pipeline.longest_paths_split import dualpipe_v_s, v_half_s, zb_h1_s, zb_h2_s, zb_v_s
 
-SCHEDULES = (
+WITH_CLOSED_FORM = (
     "gpipe",
     "1f1b",
     "interleaved",
@@ -76,7 +76,7 @@ def makespan_s(
     """Seconds from the first action of a step to the end of its last.
 
     Arguments:
-        schedule: one of `SCHEDULES`.
+        schedule: one of `WITH_CLOSED_FORM`.
         num_stages, num_microbatches: p and m.
         num_chunks: v; 1 for gpipe, 1f1b and zb-h*, 2 for the V-shaped.
         middle: one rank's whole share of one micro-batch (all its pieces), the mean over ranks without the extras.
@@ -89,7 +89,7 @@ def makespan_s(
         ValueError: for a schedule nobody knows.
     """
     if schedule not in _MAKESPANS:
-        raise unknown_name("schedule", schedule, SCHEDULES)
+        raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
     case = Case(num_stages, num_microbatches, num_chunks, middle, first_extra, last_extra, send_s, overlap, busiest)
     longest_s = _MAKESPANS[schedule](case)
     if schedule == "interleaved":
@@ -114,7 +114,7 @@ def bubble_fraction(
         ValueError: for a schedule nobody knows.
     """
     if schedule not in _IDLE:
-        raise unknown_name("schedule", schedule, SCHEDULES)
+        raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
     idle = (
         0.0 * num_stages if is_staggered and schedule in _NONE_IF_STAGGERED else _IDLE[schedule](num_stages, num_chunks)
     )
@@ -134,7 +134,7 @@ def in_flight(
         ValueError: for a schedule nobody knows.
     """
     if schedule not in _IN_FLIGHT:
-        raise unknown_name("schedule", schedule, SCHEDULES)
+        raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
     return minimum(_IN_FLIGHT[schedule](num_stages, num_microbatches, num_chunks, rank), num_microbatches)
 
 

@@ -18,7 +18,7 @@ from lablib.models.gpt import GPTConfig
 from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
-from lablib.pipeline.closed_form import SCHEDULES
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan.derating import USUAL, Derating
 from lablib.plan.gradient_compression import GradientCompression, find_compression
 from lablib.plan.machine import Machine
@@ -70,7 +70,7 @@ def predict(
         precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4".
         recompute: "none", "selective" (what the stack repeats: attention's core, or every second product), "full"
             (every layer), "every k" or "first k" layers.
-        schedule: of the pipeline, one of `lablib.pipeline.closed_form.SCHEDULES`.
+        schedule: of the pipeline, one of `lablib.pipeline.closed_form.WITH_CLOSED_FORM`.
         optimizer: a name, or a record of optimizers.py.
         stack: the software, a name or a record of stack.py; None: what is usual today on such a device (usual.py). The
             answer says which.
@@ -134,8 +134,8 @@ def choices_of(
             raise WrongType(f"{name} must be text: got {shown(value)}; leave it out for the usual one")
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
-    if schedule not in SCHEDULES:
-        raise unknown_name("schedule", schedule, SCHEDULES)
+    if schedule not in WITH_CLOSED_FORM:
+        raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
     if trainable not in TRAINABLE:
         raise unknown_name("trainable", trainable, TRAINABLE)
     if not isinstance(offload, (tuple, list)):

@@ -21,7 +21,7 @@ from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
-from lablib.pipeline.closed_form import SCHEDULES
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan.gradient_compression import find_compression
 from lablib.plan.parallel import SHARDING
 from lablib.plan.predict import find_model
@@ -103,15 +103,15 @@ def search(
 
 
 def _schedules(given: Names) -> tuple[str, ...]:
-    names = _names(given, _known_schedule) or ("1f1b", *(name for name in SCHEDULES if name != "1f1b"))
+    names = _names(given, _known_schedule) or ("1f1b", *(name for name in WITH_CLOSED_FORM if name != "1f1b"))
     for name in names:
         _known_schedule(name)
     return names
 
 
 def _known_schedule(name: Any) -> None:
-    if not isinstance(name, str) or name not in SCHEDULES:
-        raise unknown_name("schedule", name, SCHEDULES)
+    if not isinstance(name, str) or name not in WITH_CLOSED_FORM:
+        raise unknown_name("schedule", name, WITH_CLOSED_FORM)
 
 
 def _names(given: Names, refuse: Callable[[Any], object]) -> tuple[str, ...]:

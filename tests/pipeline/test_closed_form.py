@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.pipeline import Costs, replay
-from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED, StageTime, bubble_fraction, in_flight, makespan_s
+from lablib.pipeline.closed_form import V_SHAPED, WITH_CLOSED_FORM, StageTime, bubble_fraction, in_flight, makespan_s
 from lablib.pipeline.schedules import make
 
 PLAIN = ("gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1")  # the others are made for F = I = W
@@ -49,7 +49,7 @@ def test_equal_stages_take_the_formula_exactly_whatever_f_and_b(schedule, data, 
     assert makespan_s(schedule, p, m, v, middle) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", WITH_CLOSED_FORM)
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_bubbles_of_equal_actions_are_exact(schedule, data):
@@ -82,7 +82,7 @@ def test_zero_bubble_has_none_and_v_half_half_of_1f1bs():
     assert idle["zb-h1"] == pytest.approx(idle["1f1b"] / 3) and idle["v-half"] == pytest.approx(idle["1f1b"] / 2)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", WITH_CLOSED_FORM)
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_the_activations_held_are_those_of_the_formula(schedule, data):
@@ -117,7 +117,7 @@ def questions(draw, schedule: str):
     return p, m, v, middle, first, last, 0.1 * draw(share) * middle.total_s / v, draw(st.booleans())
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", WITH_CLOSED_FORM)
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_unequal_stages_and_messages_take_the_formula_within_the_bound(schedule, data):
@@ -156,7 +156,7 @@ def test_a_rank_with_more_layers_than_the_mean_sets_the_pace(schedule):
     assert makespan_s(schedule, p, m, v, StageTime(mean, mean, mean)) < 0.9 * expected
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", WITH_CLOSED_FORM)
 @settings(deadline=None, max_examples=30)
 @given(
     cases=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(0, 5)), min_size=1, max_size=6),
@@ -176,7 +176,7 @@ def test_an_array_of_questions_has_the_answers_of_each(schedule, cases, middle, 
 
 
 def test_one_rank_has_no_bubble_and_sends_nothing():
-    for schedule in SCHEDULES:
+    for schedule in WITH_CLOSED_FORM:
         time_s = makespan_s(schedule, 1, 5, 2, StageTime(1, 1, 1), StageTime(1), StageTime(0, 1), 9.0)
         assert time_s == 5 * (3 + 1 + 1)
         assert bubble_fraction(schedule, 1, 5) == 0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.pipeline.closed_form import SCHEDULES, V_SHAPED
+from lablib.pipeline.closed_form import V_SHAPED, WITH_CLOSED_FORM
 from lablib.plan import IDEAL, Predictions, predict, predict_many
 from lablib.plan.prediction import AXES
 from lablib.plan.predictions import Column
@@ -26,7 +26,7 @@ NUMBERS = {
 
 @st.composite
 def plans(draw):
-    schedule = draw(st.sampled_from(SCHEDULES))
+    schedule = draw(st.sampled_from(WITH_CLOSED_FORM))
     chunks = 2 if schedule in V_SHAPED else draw(st.sampled_from([1, 2, 3])) if schedule in CHUNKED else 1
     row = {name: draw(st.sampled_from(values)) for name, values in NUMBERS.items()}
     recompute = draw(st.sampled_from(["none", "selective", "full", "every 4", "first 2"]))

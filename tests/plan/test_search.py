@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lablib.figures import describe
-from lablib.pipeline.closed_form import SCHEDULES
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan import Parallel, SearchResult, predict, search
 from lablib.plan.search_result import MEMORY
 
@@ -110,7 +110,7 @@ def test_constraints_are_kept(constraints):
 
 def test_by_default_everything_that_makes_sense_is_tried():
     found = search(**QUESTION, nodes=4).plans
-    assert set(found.choices["schedule"].values) == set(SCHEDULES)
+    assert set(found.choices["schedule"].values) == set(WITH_CLOSED_FORM)
     assert set(found.numbers["tensor"]) == {1, 2, 4, 8} and set(found.numbers["pipeline"]) == {1, 2, 4, 8, 16, 32}
     chunks, pipeline = found.numbers["chunks"], found.numbers["pipeline"]
     assert (40 % (chunks * pipeline) == 0)[chunks > 1].all() and chunks.max() == 10
