@@ -99,10 +99,12 @@ show(figure_loading(run_loop(loader, [0.05] * 6, [0.1] * 6), batches=6))
 print("you guessed", my_guess_copies)
 
 # %% [markdown]
-# In this loop, which waits for each step's end, pinning alone saves nothing: it only allows the own stream, drawn
-# above, where a copy hides behind the step before. (A real pageable copy is also slower itself.) In torch that is
-# `DataLoader(..., pin_memory=True)`, and `batch.to(device, non_blocking=True)` inside `with torch.cuda.stream(own):`.
-# When does it matter? When C is a good part of a step:
+# A stream does one thing after another, so in the steps' own stream a pinned copy saves nothing here. It allows the
+# stream of its own, drawn above, where a copy hides behind the step before. (A real pageable copy is also slower
+# itself.) In torch: `DataLoader(..., pin_memory=True)`; the next batch's `.to(device, non_blocking=True)` is issued
+# inside `with torch.cuda.stream(own):` before this step is waited for, and before the batch is used,
+# `torch.cuda.current_stream().wait_stream(own)`, or a step reads a batch that is half there. When does it matter? When
+# C is a good part of a step; the link is taken as PCIe 4.0 x16:
 
 # %%
 batches = {"8,192 tokens of 8 bytes": 8192 * 8}
@@ -170,9 +172,9 @@ show(figure_idle_shares(prefetches, shares, title="One worker, steps of 100 ms")
 print("you guessed", my_guess_jitter)
 
 # %% [markdown]
-# Two kinds of waiting. The upper curve is a loader too slow on average: it ends near 1 - 100 / 125 = 20%, and only more
-# workers (or quicker loads) help. The others are fast enough on average: there a *buffer* of batches loaded ahead
-# carries over slow loads, at the price of host memory, workers x prefetch batches.
+# Two kinds of waiting. A *buffer* of batches loaded ahead carries over slow loads, at the price of host memory, workers
+# x prefetch batches: it takes away what jitter adds. The upper curve is a loader too slow on average: it ends near
+# 1 - 100 / 125 = 20%, and below that only more workers, or quicker loads, help.
 
 # %% [markdown] minutes=13
 # ## Exercise 2: the smallest prefetch
@@ -181,7 +183,7 @@ print("you guessed", my_guess_jitter)
 #
 # - batches 0 to P - 1 are ordered at time 0, batch i when batch i - P is *taken*;
 # - a load begins when its batch is ordered and the load before has ended;
-# - batch i is taken when it is loaded and the step before has ended, and its step begins at once.
+# - batch i is *due* when the step before has ended; it is taken then or once it is loaded, and its step begins at once.
 #
 # By hand, P = 1, loads 2, 1, 7, 2 and steps of 4: loads end at 2, 3, 13, 15; batches are taken at 2, 6, 13, 17. Batch 2
 # was ordered at 6 and due at 10: the device waits 3. Nothing hides the wait for batch 0: it does not count.
@@ -212,13 +214,15 @@ def smallest_prefetch(loads, step):
 try_out(smallest_prefetch, [2, 1, 7, 2], step=4)
 try_out(smallest_prefetch, [3, 4, 4, 4], step=4)  # 1: nothing is ever late
 try_out(smallest_prefetch, [3, 5, 5, 5], step=4)  # None: too slow on average
+try_out(smallest_prefetch, [1, 9, 1, 1, 1, 1], step=4)  # None: slow before it could be ahead
 
 # %% tags=["check"] points=3
 check.smallest_prefetch(smallest_prefetch)
 
 # %% [markdown]
 # More orders never make a batch later, so the library searches by halves. A slow load of X among many quick ones is
-# hidden by P of about X / (k S), with k workers: that many steps the device can do meanwhile.
+# hidden by P of about X / (k S), with k workers: that many steps the device can do meanwhile. Unless it comes before
+# the workers could get ahead: that no P hides.
 
 # %%
 from lablib.data import smallest_prefetch as library
@@ -402,9 +406,10 @@ print(f"of 40 samples lost: {len(seen.lost)}, more than once: {len(seen.repeated
 # ## Reconcile: predicted and measured
 #
 # Now torch's own `DataLoader` on this machine. A load is a sleep of 20 ms in a real worker process, a step a sleep of
-# 10 ms in the loop: what is measured beyond the prediction is what the DataLoader itself costs. The last two settings
-# have one worker and loads of 8 ms with a jitter of 100%. Guess which
-# setting is furthest off, and by how much.
+# 10 ms in the loop: what is measured beyond the prediction is what the DataLoader costs, and sleeps that last too long.
+# The last two settings have one worker and loads of 8 ms with a jitter of 100%. A step's time here is that of the whole
+# loop from the first step on, over all batches, so the first load is left out. Guess which setting is furthest off, and
+# by how many percent of what is measured.
 
 # %%
 my_guess_off = None  # no, 1 or 2 workers, or jitter with prefetch 1 or 8; percent
@@ -445,8 +450,9 @@ pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
 # A sleep lasts at least as long as asked, and a batch must come through a queue between processes: the prediction knows
-# neither, so measured is above it. With prefetch 1 that way is in each load's time, as the next is ordered only then;
-# with prefetch 8 most of it hides. On a busy machine waking a process takes longer, and least and most lie apart. Real
+# neither, so measured is above it, by about 1 ms a step wherever loads hide behind steps: that is the loop's own. With
+# prefetch 1 the way to the worker is added, as the next batch is ordered only when one is taken. On a busy machine
+# waking a process takes longer, and least and most lie apart. Real
 # loads also slow each other down, which sleeps do not: ten workers that decode on two cores are no ten workers.
 
 # %% [markdown] tags=["further"] minutes=4
@@ -487,11 +493,12 @@ with tempfile.TemporaryDirectory() as folder:
 # | TFRecord | 1.10 | 3.4 | 3.3 |
 # | memory map | 1.05 | 1.0 (3.2 us) | 1.0 (3.3 us) |
 #
-# Parquet reads a group of records to get one; tar keeps a header of its own with each.
+# Parquet reads a group of records to get one. In tar each record is two files, each with a header and filled up to 512
+# bytes; it and TFRecord have an index at random only once all headers were read. A checksum of each record is included.
 
 # %%
 tokens_s, bytes_each = 100_000, 4  # what a GPU takes, bytes of text a token
-read_us = 3.2 * 12.2  # WebDataset, the slowest above, for 1,000 bytes
+read_us = 3.2 * 12.2  # WebDataset, the slowest in order, for 1,000 bytes
 busy = tokens_s * bytes_each / 1000 * read_us * 1e-6
 print(f"one core reads what this GPU takes in {busy:.1%} of the time")
 
@@ -505,7 +512,7 @@ print(f"one core reads what this GPU takes in {busy:.1%} of the time")
 from lablib.data.object_store import S3_10_GBIT, in_flight_to_fill, requests_per_second
 
 flights = [1, 2, 4, 8, 16, 32, 64]
-sizes = {"100 kB": 100_000, "1 MB": 10**6, "10 MB": 10**7}
+sizes = {"1 MB": 10**6, "10 MB": 10**7, "100 MB": 10**8}
 rates = {}
 for name, size in sizes.items():
     rates[name] = [requests_per_second(S3_10_GBIT, size, flight) * size for flight in flights]
@@ -596,9 +603,9 @@ if StatefulDataLoader:
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - The device waits where loading is slower on average: then only more workers, or quicker loads, help. Fewest: L over
-#   what the device needs a batch, S + C or the larger of S and C, rounded up.
-# - Or it waits because loads jitter: then batches loaded ahead help, at the price of host memory.
+# - The device waits where loading is slower on average: what is lost so, only more workers, or quicker loads, bring
+#   back. Fewest: L over what the device needs a batch, S + C or the larger of S and C, rounded up.
+# - Or it waits because loads jitter: batches loaded ahead help, at the price of host memory, if workers can get ahead.
 # - One seed on all ranks and an epoch that counts: each sample once, in an order that changes. Bugs raise no error, so
 #   look at what was delivered.
 # - To resume exactly, save what the loop has used of the common order, and deal the rest anew.
