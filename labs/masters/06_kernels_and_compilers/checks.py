@@ -231,7 +231,7 @@ def attend(expect: Expect, attend: Callable[[Tensor, Tensor, Tensor, int, int], 
         rule = f"scores of at most `block` keys exist at a time ({on})"
         expect.that(rule, not made.most, f"scores of {made.most} keys", f"at most {block}")
         seen = min(N, -(-(first + R) // block) * block)
-        rule = f"tiles that no query sees are skipped ({on})"
+        rule = f"each score is computed once, and none in a tile that no query sees ({on})"
         expect.budget(rule, flops.get_total_flops(), at_most=4 * R * d * seen, unit="FLOPs")
 
 

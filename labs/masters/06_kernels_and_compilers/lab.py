@@ -237,8 +237,8 @@ def attend(q, k, v, first, block):
     """Causal attention of the queries first, first + 1, ...: weighted means of v, a tensor like q.
 
     q: [R, d], R tokens of the text beginning at `first`. k, v: [N, d], the whole text; `block` need
-    not divide N. Scores, over sqrt(d), of at most `block` keys exist at a time, and none is computed
-    in a tile that no query sees.
+    not divide N. Scores, over sqrt(d), of at most `block` keys exist at a time. Each is computed
+    once, and none in a tile that no query sees.
     """
     ### BEGIN SOLUTION
     R, d = q.shape

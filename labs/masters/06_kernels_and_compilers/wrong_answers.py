@@ -269,7 +269,11 @@ WRONG_ANSWERS = {
             _attend(start="q.new_zeros(R, 1), q.new_zeros(R, 1), torch.zeros_like(q)"),
             "no number is nan (scores far below 0; R 5, d 3, N 20, first 11, block 4)",
         ),
-        ("visits every tile", _attend(loop="0, len(k)"), "tiles that no query sees are skipped"),
+        (
+            "visits every tile",
+            _attend(loop="0, len(k)"),
+            "each score is computed once, and none in a tile that no query sees",
+        ),
         (
             "leaves the last tile out",
             _attend(loop="0, first + 1"),
