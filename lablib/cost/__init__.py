@@ -16,6 +16,7 @@ One collective on one group of ranks:
 network.py      the edges that the rounds of a collective travel over
 collective.py   one collective, by algorithm: alpha-beta
 nvls.py         an all-reduce whose sums the switch makes
+payload.py      the bytes that it is about
 library.py      what a library does that has no choice of algorithms: gloo
 routes.py       who sends how much to whom in it
 regular_rounds.py  the edges of a mesh's groups, by formulas

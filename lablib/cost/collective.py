@@ -24,7 +24,7 @@ Simplified: one ring, through one NIC of each node, and one tree of whole messag
 all NICs of a node (what "hierarchical" makes of them), and double binary trees whose chunks are pipelined (Sanders,
 Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009),
 which move large tensors nearly as fast as rings do. No reduction arithmetic. One collective at a time: what concurrent
-ones do to each other is for whoever knows when they run (lablib/sim/network.py).
+ones do to each other is for whoever knows when they run (lablib/engine/network.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping

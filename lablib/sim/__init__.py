@@ -1,8 +1,8 @@
 """The CPU simulator: a `torch.distributed` backend whose ranks are threads and whose time is the cost model's.
 
-Read in this order:
+The skin of the engine (lablib/engine), which says who waits for whom and when. Read in this order:
 
-    scheduler.py       ranks take turns; a deadlock is a fact
+    turns.py           ranks are threads that take turns
     watchdog.py        a wait outside torch.distributed that never ends
     rank.py            what one rank has for itself
     own_settings.py    its settings of Python and torch
@@ -12,15 +12,10 @@ Read in this order:
     threads.py         whose a thread is that a rank starts
     world.py           the default group, in a module that a rank imports
     source.py          the line of the program that made a call
-    event.py           what can be waited for: the data, and the end
     delivery.py        tensors on their way: buffers are filled by their own wait
-    call.py            one collective: who has joined, and do they agree
     exchange.py        what each collective does with its tensors
     reduce.py          sums in rank order
-    port.py            one end of a wire: one message at a time
-    wires.py           which wires a transfer uses
-    network.py         transfers under way on one wire share it
-    group.py           where members meet: collectives, sends and receives, and their times
+    recorder.py        what travelled, written down
     group_orders.py    who made which groups in which order
     work.py            waiting
     in_flight.py       writes to what is in flight

@@ -14,14 +14,17 @@ A collective that blocks finds every member waiting, so nothing is kept and noth
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lablib.engine.events import AllJoined, Events, Matched
 from lablib.torch_compat import DisableTorchDispatch, DisableTorchFunction
 
 PerMember = Sequence[Sequence[Tensor]]
 SENDER, RECEIVER = 0, 1  # the two members of a message
+_SAME_FOR_ALL = ("all_reduce", "broadcast", "all_gather")  # every rank receives the same
 Move = Callable[[PerMember, PerMember], None]  # what each member gave in -> what each member wants filled
 
 
@@ -33,6 +36,17 @@ def unseen_by_torch() -> Iterator[None]:
     """
     with torch.inference_mode(), DisableTorchFunction(), DisableTorchDispatch():
         yield
+
+
+class Tensors(NamedTuple):
+    """What one member brings to a collective: what it gives, what it wants filled, and how the one becomes the other.
+
+    All members bring the same `move`.
+    """
+
+    sent: Sequence[Tensor]
+    received: Sequence[Tensor]
+    move: Move
 
 
 class Delivery:
@@ -91,3 +105,37 @@ class Delivery:
                 into[member] = results[key]
                 self._kept[member] = buffers, results[key]
         move(sent, into)
+
+
+def follow(events: Events) -> None:
+    """Load what moves whenever the engine says that all who take part have come."""
+    events.subscribe(AllJoined, _load_collective)
+    events.subscribe(Matched, _load_message)
+
+
+def _load_collective(event: AllJoined) -> None:
+    brought: list[Tensors] = [joined.tensors for joined in event.arrived]
+    if event.meeting.cargo is None:  # a group of one
+        event.meeting.cargo = Delivery()
+    event.meeting.cargo.load(
+        [each.sent for each in brought],
+        [each.received for each in brought],
+        brought[0].move,
+        is_alike=event.kind in _SAME_FOR_ALL,
+    )
+    for joined in event.arrived:
+        joined.tensors = None  # what the program drops must not live on while it travels
+
+
+def _load_message(event: Matched) -> None:
+    """The two sides share one delivery from now on."""
+    send, receive = event.send, event.receive
+    send.cargo.join(receive.cargo)
+    receive.cargo = send.cargo
+    send.cargo.load([[send.tensors], []], [[], [receive.tensors]], _move_message)
+    send.tensors = receive.tensors = None
+
+
+def _move_message(sent: PerMember, received: PerMember) -> None:
+    buffer = received[RECEIVER][0]
+    buffer.copy_(sent[SENDER][0].reshape(buffer.shape))

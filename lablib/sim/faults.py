@@ -22,6 +22,9 @@ from math import inf
 from typing import Any, NoReturn, TypeVar
 
 from lablib.cost import CollectiveCost, GroupNetwork
+from lablib.engine.conditions import Conditions
+from lablib.engine.events import Hung
+from lablib.engine.group import Group
 from lablib.errors import DeadlockError, LaunchError, LinkDownError, RankKilledError, Wait
 from lablib.faults import CorruptGradient, DelayStart, DropLink, Fault, KillRank, SlowLink, SlowRank
 from lablib.hardware.cluster import Cluster
@@ -30,9 +33,8 @@ from lablib.run import Span, Transfer
 from lablib.sim.corruption import GradientWatch
 from lablib.sim.faulty_network import DamagedCluster, FaultyNetwork
 from lablib.sim.faulty_rank import FaultyRank
-from lablib.sim.group import Group, Stopped
 from lablib.sim.rank import Rank
-from lablib.sim.scheduler import Scheduler
+from lablib.sim.turns import Turns
 
 AFTERWARDS = 0.1
 UNFINISHED = "unfinished"
@@ -40,7 +42,7 @@ UNFINISHED = "unfinished"
 F = TypeVar("F", bound=Fault)
 
 
-class Faults:
+class Faults(Conditions):
     """The faults of one run: what they do, and what they have done.
 
     Args:
@@ -48,7 +50,7 @@ class Faults:
         cluster: the healthy cluster.
     """
 
-    scheduler: Scheduler
+    turns: Turns
 
     def __init__(self, faults: Sequence[Fault], cluster: Cluster):
         self._faults = faults
@@ -97,13 +99,13 @@ class Faults:
         return watch
 
     def _is_current(self, rank: int) -> bool:
-        return self.scheduler.current == rank
+        return self.turns.current == rank
 
     def _die(self, rank: int) -> NoReturn:
         """Stop here. The thread stays, as those who wait do, until the run ends."""
         self._dead.add(rank)
         while True:
-            self.scheduler.wait(lambda: Wait(rank, f"died at {_s(self._dies_at_s[rank])}"))
+            self.turns.wait(lambda: Wait(rank, f"died at {_s(self._dies_at_s[rank])}"))
 
     # ---- transfers ----
 
@@ -111,7 +113,7 @@ class Faults:
         """What a collective costs on this cluster."""
         return self._network.cost(name, size_bytes, net, root)
 
-    def stop(
+    def stops(
         self, what: str, name: str, algorithm: str, ranks: tuple[int, ...], root: int, start_s: float, end_s: float
     ) -> str:
         """Why a transfer that would end at `end_s` never does; "" where it does. `what` names it for people."""
@@ -146,7 +148,7 @@ class Faults:
 
     def _since(self, wait: Wait) -> Wait:
         what, mark, why = wait.text.partition(";")
-        return replace(wait, text=f"{what} since {_s(self.scheduler.clock_s(wait.rank))}{mark}{why}")
+        return replace(wait, text=f"{what} since {_s(self.turns.clock_s(wait.rank))}{mark}{why}")
 
     def deaths(self) -> list[tuple[int, float]]:
         """(rank, when) of those who died."""
@@ -156,7 +158,7 @@ class Faults:
         """A sentence for each fault that was asked for and never came."""
         notes = [sentence for watch in self._watches.values() for sentence in watch.missed()]
         notes += [
-            f"{fault} never came: rank {fault.rank} had ended at {_s(self.scheduler.clock_s(fault.rank))}"
+            f"{fault} never came: rank {fault.rank} had ended at {_s(self.turns.clock_s(fault.rank))}"
             for fault in self._of(KillRank)
             if fault.rank not in self._dead
         ]
@@ -191,7 +193,7 @@ class Faults:
                 transfers.append(self._open_transfer(stopped, until_s))
         return spans, transfers
 
-    def _open_spans(self, stopped: Stopped, until_s: float) -> list[Span]:
+    def _open_spans(self, stopped: Hung, until_s: float) -> list[Span]:
         """A dead rank's part ends with it. What hangs on a link is under way; what hangs on a rank is waiting."""
         name = f"{stopped.name} ({UNFINISHED})"
         is_under_way = self._is_under_way(stopped)
@@ -205,7 +207,7 @@ class Faults:
                 spans.append(Span(rank, f"comm:{stopped.group}", name, phase, max(issue_s, stopped.start_s), end_s))
         return [span for span in spans if span.start_s < span.end_s]
 
-    def _open_transfer(self, stopped: Stopped, until_s: float) -> Transfer:
+    def _open_transfer(self, stopped: Hung, until_s: float) -> Transfer:
         came = {rank: issue_s for rank, issue_s, _ in stopped.joined if rank not in self._dead}
         issued_s = tuple(came.get(rank, inf) for rank in stopped.ranks)
         start_s = min(stopped.start_s, until_s) if self._is_under_way(stopped) else until_s
@@ -214,7 +216,7 @@ class Faults:
             stopped.group, stopped.name, stopped.ranks, UNFINISHED, 0.0, nothing, start_s, until_s, issued_s
         )
 
-    def _is_under_way(self, stopped: Stopped) -> bool:
+    def _is_under_way(self, stopped: Hung) -> bool:
         """Everybody came, and nobody died: the bytes hang in the network."""
         return stopped.start_s < inf and not self._dead.intersection(stopped.ranks)
 

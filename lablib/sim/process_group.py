@@ -12,16 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join
 
+from lablib.engine.communication import ANY_SOURCE, Agreement, Communication, Joined, Message
+from lablib.engine.group import Group, Misfit
 from lablib.errors import CollectiveMismatchError, Wait
 from lablib.sim import exchange
-from lablib.sim.call import Agreement, Joined
-from lablib.sim.delivery import RECEIVER, SENDER, Move
-from lablib.sim.event import Event
-from lablib.sim.group import ANY_SOURCE, Group, Message
+from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, Tensors
 from lablib.sim.rank import Rank
 from lablib.sim.reduce import reduce_op
-from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, handling, is_called_by_program, program_line
+from lablib.sim.turns import Turns
 from lablib.sim.work import Issued, SimWork
 from lablib.texts import safe_repr
 from lablib.torch_compat import (
@@ -54,18 +53,18 @@ class SimProcessGroup(dist.ProcessGroup):
         group: what the members share.
         member: this rank's place in it.
         rank: this rank.
-        scheduler: to wait.
+        turns: to wait.
         name: torch's internal name of the group.
 
     `accepts` may be set to check the tensors of every call (script mode: what NCCL refuses).
     """
 
-    def __init__(self, group: Group, member: int, rank: Rank, scheduler: Scheduler, name: str):
-        super().__init__(member, len(group.members))  # pyright: ignore[reportCallIssue] - an overload the stubs lack
+    def __init__(self, group: Group, member: int, rank: Rank, turns: Turns, name: str):
+        super().__init__(member, group.size)  # pyright: ignore[reportCallIssue] - an overload the stubs lack
         self._group = group
         self._member = member
         self._rank_state = rank
-        self._scheduler = scheduler
+        self._turns = turns
         self._name = name
         self._coalesced: list[SimWork] | None = None
         self.accepts: Acceptance | None = None
@@ -73,7 +72,7 @@ class SimProcessGroup(dist.ProcessGroup):
     # ---- identity ----
 
     def size(self) -> int:
-        return len(self._group.members)
+        return self._group.size
 
     def getBackendName(self) -> str:
         return "sim"
@@ -191,7 +190,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=received,
             agree=(("root", self._global(root)), *_like(inputs)),
             move=lambda sent, received: exchange.gather(sent, received, root),
-            misfit=lambda joined: _parts_misfit("gather", joined, root, "receives", joined[root].received, "sends"),
+            misfit=lambda joined: _parts_misfit("gather", joined, root, "receives", "sends"),
             root=root,
         )
 
@@ -206,7 +205,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs,
             agree=(("root", self._global(root)), *_like(outputs)),
             move=lambda sent, received: exchange.scatter(sent, received, root),
-            misfit=lambda joined: _parts_misfit("scatter", joined, root, "sends", joined[root].sent, "receives"),
+            misfit=lambda joined: _parts_misfit("scatter", joined, root, "sends", "receives"),
             root=root,
         )
 
@@ -263,10 +262,10 @@ class SimProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single  # pyright: ignore[reportAssignmentType]
 
     def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> SimWork:
-        def misfit(joined: list[Joined]) -> CollectiveMismatchError | None:
+        def misfit(joined: Sequence[Joined]) -> CollectiveMismatchError | None:
             for i, receiver in enumerate(joined):
                 for r, sender in enumerate(joined):
-                    given, wanted = sender.sent[i].numel(), receiver.received[r].numel()
+                    given, wanted = sender.tensors.sent[i].numel(), receiver.tensors.received[r].numel()
                     if given != wanted:
                         return _misfit(
                             f"{name}: rank {sender.rank} sends {plural(given, 'elements')} to rank "
@@ -304,7 +303,7 @@ class SimProcessGroup(dist.ProcessGroup):
         self._global(dst)
         raw = _raw(tensors)
         message = self._message("send", raw[0], dst, tag)
-        self._group.post_send(message)
+        self._post(self._group.post_send, message)
         return self._work(message, SENDER, message.source, raw, [], [])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
@@ -314,8 +313,25 @@ class SimProcessGroup(dist.ProcessGroup):
     def _receive(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
         raw = _raw(tensors)
         message = self._message("recv", raw[0], src, tag)
-        self._group.post_receive(message)
+        if src == ANY_SOURCE:
+            self._let_earlier_senders_come(message)
+        self._post(self._group.post_receive, message)
         return self._work(message, RECEIVER, message.source, [], raw, tensors)
+
+    def _post(self, post: Callable[[Message], None], message: Message) -> None:
+        try:
+            post(message)
+        except CollectiveMismatchError as error:
+            self._turns.fail(error)
+
+    def _let_earlier_senders_come(self, receive: Message) -> None:
+        """Give up the turn until no rank can send anything that is issued before the first send that is there."""
+        at_s = receive.issue_s
+        while True:
+            self._turns.give_way(at_s)
+            if (first_s := self._group.first_send_s(receive)) <= at_s:
+                return
+            at_s = first_s
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> SimWork:
         return self._receive(tensors, ANY_SOURCE, tag)
@@ -339,13 +355,13 @@ class SimProcessGroup(dist.ProcessGroup):
         received: Sequence[Tensor],
         agree: Agreement,
         move: Move,
-        misfit: Callable[[list[Joined]], CollectiveMismatchError | None] | None = None,
+        misfit: Misfit | None = None,
         kind: str = "",
         root: int = 0,
         own: tuple[str, Any, Any] | None = None,
         results: Sequence[Tensor] | None = None,
     ) -> SimWork:
-        self._scheduler.check(self._rank_state.rank)
+        self._turns.check(self._rank_state.rank)
         if self.accepts:
             self.accepts((*sent, *received))
         if own and own[1] != own[2]:
@@ -358,18 +374,30 @@ class SimProcessGroup(dist.ProcessGroup):
         if rank.ledger is not None:
             rank.ledger.communicates((*raw_sent, *raw_received))
         newcomer = Joined(
-            rank.rank, name, agree, raw_sent, raw_received, rank.clock_s, rank.phase(), source, handling()
+            rank.rank,
+            name,
+            agree,
+            sum([t.nbytes for t in raw_sent]),
+            sum([t.nbytes for t in raw_received]),
+            rank.clock_s,
+            rank.phase(),
+            source,
+            handling(),
+            _dtype(raw_sent or raw_received),
+            Tensors(raw_sent, raw_received, move),
         )
-        kind = kind or name
-        call = self._group.join(
-            self._member, newcomer, move, misfit, lambda joined: _payload(kind, joined, root), kind, root
-        )
+        try:
+            meeting = self._group.join(self._member, newcomer, kind or name, root, misfit)
+        except CollectiveMismatchError as error:
+            self._turns.fail(error)
+        if meeting.cargo is None:
+            meeting.cargo = Delivery()
         results = received if results is None else results
-        return self._work(call, self._member, source, raw_sent, raw_received, results, order=self._group)
+        return self._work(meeting, self._member, source, raw_sent, raw_received, results, order=self._group)
 
     def _work(
         self,
-        event: Event,
+        event: Communication,
         member: int,
         source: Source,
         sent: Sequence[Tensor],
@@ -378,7 +406,7 @@ class SimProcessGroup(dist.ProcessGroup):
         order: object | None = None,
     ) -> SimWork:
         issued = Issued(event, member, source, is_called_by_program())
-        work = SimWork(self._rank_state, self._scheduler, [issued], results)
+        work = SimWork(self._rank_state, self._turns, [issued], results)
         self._rank_state.unwaited[issued] = work
         if issued.is_own and self._rank_state.in_flight is not None:
             self._rank_state.in_flight.add(issued, sent, received, order)
@@ -388,10 +416,10 @@ class SimProcessGroup(dist.ProcessGroup):
 
     def _together(self, works: list[SimWork]) -> SimWork:
         issued = [each for work in works for each in work.issued]
-        return SimWork(self._rank_state, self._scheduler, issued, [t for work in works for t in work.results])
+        return SimWork(self._rank_state, self._turns, issued, [t for work in works for t in work.results])
 
     def _message(self, kind: str, tensor: Tensor, peer: int, tag: int) -> Message:
-        self._scheduler.check(self._rank_state.rank)
+        self._turns.check(self._rank_state.rank)
         if self.accepts:
             self.accepts((tensor,))
         _check_tag(tag)
@@ -405,12 +433,16 @@ class SimProcessGroup(dist.ProcessGroup):
             self._member,
             peer,
             tag,
-            tensor,
+            tensor.nbytes,
+            _dtype([tensor]),
+            tuple(tensor.shape),
             rank.clock_s,
             rank.phase(),
             program_line(),
             peer_label,
             self._group.label,
+            tensor,
+            cargo=Delivery(),
         )
 
     def _global(self, member: int) -> int:
@@ -471,11 +503,13 @@ def _misfit(headline: str, *calls: Joined) -> CollectiveMismatchError:
 
 
 def _parts_misfit(
-    name: str, joined: list[Joined], root: int, root_verb: str, parts: Sequence[Tensor], verb: str
+    name: str, joined: Sequence[Joined], root: int, root_verb: str, verb: str
 ) -> CollectiveMismatchError | None:
     """Whether the root's part for some rank is not what that rank gives or expects."""
+    root_sends = verb == "receives"
+    parts = joined[root].tensors.sent if root_sends else joined[root].tensors.received
     for other, part in zip(joined, parts, strict=True):
-        given = (other.sent if verb == "sends" else other.received)[0]
+        given = (other.tensors.received if root_sends else other.tensors.sent)[0]
         if part.shape != given.shape or part.dtype != given.dtype:
             return _misfit(
                 f"{name}: the root, rank {joined[root].rank}, {root_verb} {_describe(part)} for rank {other.rank}, "
@@ -498,16 +532,10 @@ def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [t.data for t in tensors]
 
 
-def _payload(kind: str, joined: list[Joined], root: int) -> float:
-    """S of the cost model: the whole tensor; for gather-like collectives the n shards together."""
-    if kind in ("all_gather", "gather"):
-        return float(sum(t.nbytes for j in joined for t in j.sent))
-    if kind == "reduce_scatter":
-        return float(sum(t.nbytes for t in joined[0].sent))
-    if kind == "all_to_all":
-        # Uneven splits: the round lasts as long as its largest message, so the fullest rank counts.
-        return float(max(max(sum(t.nbytes for t in j.sent), sum(t.nbytes for t in j.received)) for j in joined))
-    return float(sum(t.nbytes for t in joined[root].sent))
+def _dtype(tensors: Sequence[Tensor]) -> str:
+    """That of all of them; "" where they differ, and of none."""
+    found = {tensor.dtype for tensor in tensors}
+    return str(found.pop()).removeprefix("torch.") if len(found) == 1 else ""
 
 
 _notify_join_context = Join.notify_join_context

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lablib import owners
+from lablib.engine.rank_clock import RankClock
 from lablib.rank_state import compute_with_one_thread, seed_rank
 from lablib.record.passes import UNNAMED, Passes
 from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Span
 from lablib.sim.module_state import ModuleState
 from lablib.sim.pending import Pending
-from lablib.sim.port import Port
 from lablib.sim.random_state import RandomStates
 from lablib.torch_compat import World as PlainWorld
 from lablib.torch_compat import current, graph_task_id, place
@@ -116,12 +116,10 @@ class ProcessState:
         owners.give_back(self._settings)
 
 
-class Rank:
-    """One simulated rank.
+class Rank(RankClock):
+    """One simulated rank: its clock, and what its process would have.
 
     Attributes:
-        rank: global rank.
-        clock_s: how far the stream that it issues work to has come, in virtual seconds.
         stream: the name of that stream: compute, but in what is chained to a future (future.py).
         callbacks_s: how far the stream of such callbacks has come.
         is_on_side_stream: whether that is one of the program's own CUDA streams (lablib/script/streams.py).
@@ -141,8 +139,7 @@ class Rank:
     def __init__(
         self, rank: int, num_ranks: int, local_rank: int, local_size: int, node: int = 0, is_traced: bool = True
     ):
-        self.rank = rank
-        self.clock_s = 0.0
+        super().__init__(rank)
         self.stream = COMPUTE
         self.callbacks_s = 0.0
         self.is_traced = is_traced
@@ -155,8 +152,6 @@ class Rank:
         self.in_flight: InFlight | None = None
         self.ledger: Ledger | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
-        self._ports: dict[str, Port] = {}
-        self._num_sends = 0
         self.stdout = io.StringIO()
         self.value: Any = None
         self.world = World()
@@ -200,15 +195,6 @@ class Rank:
         for belonging in self.belongings:
             belonging.take()
 
-    def port(self, name: str) -> Port:
-        """One end of a wire of this rank, "intra:out", "inter:in", ...; messages of all groups share it."""
-        return self._ports.setdefault(name, Port())
-
-    def count_send(self) -> int:
-        """The number of this rank's next send."""
-        self._num_sends += 1
-        return self._num_sends
-
     def phase(self) -> str:
         """What the program is doing: the innermost block it named itself, else backward; what else it is, the end tells
         (lablib/record/passes.py)."""
@@ -240,8 +226,8 @@ class Rank:
         is_recompute: bool = False,
     ) -> None:
         """The current stream does `time_s` of work."""
-        start_s = self.clock_s
-        self.clock_s = end_s = start_s + time_s
+        start_s = self.advance(time_s)
+        end_s = self.clock_s
         if self.is_traced and time_s > 0:
             phase = self.phase() if phase is None else phase
             what = (flops, size_bytes, dtype, source, is_recompute)
@@ -258,10 +244,6 @@ class Rank:
         """It had called, from `start_s`, and somebody else had not, until `end_s`."""
         if self.is_traced and start_s < end_s:
             self.spans.append((self.rank, f"{WAIT}{group}", name, phase, start_s, end_s, 0.0, 0.0, "", source, False))
-
-    def join(self, end_s: float) -> None:
-        """The current stream waits for something that ends at `end_s`."""
-        self.clock_s = max(self.clock_s, end_s)
 
     def named_spans(self) -> list[Span]:
         """What it did so far, with the phase of what the program did not name."""

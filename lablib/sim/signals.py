@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lablib.sim.replaced import replaced
-from lablib.sim.scheduler import THREAD_NAME
+from lablib.sim.turns import THREAD_NAME
 
 
 def own_signal_handlers() -> AbstractContextManager[None]:

@@ -1,6 +1,6 @@
-"""Run one program on a simulated cluster: build the ranks, let the scheduler run them, collect what they did.
+"""Run one program on a simulated cluster: build the ranks, let them take turns, collect what they did.
 
-ranks         one thread each (scheduler.py), with what a process would have (rank.py)
+ranks         one thread each (turns.py), with what a process would have (rank.py)
 groups        where they meet (group.py), answered by a torch.distributed backend named "sim" (process_group.py)
 time          compute from the dispatched operators (clock.py), communication from the cost model (lablib/cost)
 """
@@ -25,6 +25,11 @@ from torch.distributed.algorithms.join import Join
 
 from lablib.cost import GroupNetwork
 from lablib.cost.pricer import Pricer
+from lablib.engine.conditions import Conditions
+from lablib.engine.events import Events
+from lablib.engine.group import WHOSE_RANKS, Group
+from lablib.engine.network import Network
+from lablib.engine.scheduler import Scheduler
 from lablib.errors import (
     DeadlockError,
     FaultError,
@@ -46,26 +51,26 @@ from lablib.sim.clock import Clock, call
 from lablib.sim.compiled import Compiled
 from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
+from lablib.sim.delivery import follow
 from lablib.sim.faults import Faults
-from lablib.sim.group import WHOSE_RANKS, Group
 from lablib.sim.group_orders import GroupOrders
 from lablib.sim.ledger import Books
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.module_state import ModuleState
-from lablib.sim.network import Network
 from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import OwnSettings, Settings
 from lablib.sim.process_group import SimProcessGroup, ensure_one_dtype, monitored_barrier, notify_join_context
 from lablib.sim.profilers import one_profile_at_a_time
 from lablib.sim.rank import ProcessState, Rank
+from lablib.sim.recorder import Recorder
 from lablib.sim.replaced import replaced
-from lablib.sim.scheduler import THREAD_NAME, RunEnded, Scheduler
 from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.signals import own_signal_handlers
 from lablib.sim.source import is_program, program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
 from lablib.sim.threads import followed_threads
+from lablib.sim.turns import THREAD_NAME, RunEnded, Turns
 from lablib.sim.unwaited import unwaited_notes, written_notes
 from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.sim.world import WORLD
@@ -79,7 +84,7 @@ from lablib.torch_compat import (
     set_thread_isolation_mode,
 )
 
-_TIMEOUT = timedelta(days=1)  # torch wants one; the scheduler sees a deadlock at once, so it never runs out
+_TIMEOUT = timedelta(days=1)  # torch wants one; the engine sees a deadlock at once, so it never runs out
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
 _OURS = (*_LAUNCHERS, threading.__file__)
 _ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (torch's world, os.environ, sys.stdout)
@@ -154,7 +159,6 @@ class _Simulation:
         self._fidelity, self._surroundings = fidelity, surroundings
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
-        self._transfers: list[Transfer] = []
         self._books = Books()
         self._compiled = Compiled()
         self._ranks: list[Rank] = []
@@ -168,11 +172,15 @@ class _Simulation:
             local_size = min(cluster.devices_per_node, num_ranks - first)
             self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
         self._network = Network()
-        self._scheduler = Scheduler(list(self._ranks), self._network, self._blame)
+        self._scheduler = Scheduler(self._ranks, self._network)
+        self._events = Events()
+        self._recorder = Recorder({rank.rank: rank for rank in self._ranks}, self._events)
+        follow(self._events)
+        self._turns = Turns(self._ranks, self._scheduler, self._blame)
         self._group_orders = GroupOrders()
         if self._faults:
-            self._faults.scheduler = self._scheduler
-        self._store = SimStore(self._scheduler)
+            self._faults.turns = self._turns
+        self._store = SimStore(self._turns)
 
     def run(self, timeout_s: float | None) -> Run:
         self._began_s = time.perf_counter()
@@ -182,7 +190,7 @@ class _Simulation:
             around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
         process = _borrowed_process(self._make_group, self._ranks)
-        noted = self._group_orders.noting(process_group_name, lambda: self._scheduler.current)
+        noted = self._group_orders.noting(process_group_name, lambda: self._turns.current)
         with (
             replaced((*place("process_group_name"), noted)),
             process,
@@ -197,18 +205,18 @@ class _Simulation:
             error: BaseException | None = None
             try:
                 with naming_what_cannot_be_ended(timeout_s):
-                    in_time = self._scheduler.run(self._body, _as_launch_error, timeout_s)
+                    in_time = self._turns.run(self._body, _as_launch_error, timeout_s)
                 if not in_time:
                     error = self._timeout(timeout_s or 0.0)
             except BaseException as interrupt:  # noqa: B036 - KeyboardInterrupt: no rank outlives the call
                 error = interrupt
             with _no_interrupts():
-                stuck = self._scheduler.end()
+                stuck = self._turns.end()
                 self._books.close(self._ranks)
             for rank in stuck:
                 text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
-                (error or self._scheduler.error or RuntimeError()).add_note(text)
-        error = error or self._scheduler.error
+                (error or self._turns.error or RuntimeError()).add_note(text)
+        error = error or self._turns.error
         notes = self._faults.end() if self._faults else []
         if error is not None:
             raise error
@@ -240,7 +248,7 @@ class _Simulation:
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
         """What happened; of a run that a fault ended, also what never did."""
         spans = with_phases([*(span for rank in self._ranks for span in rank.named_spans()), *open_spans])
-        transfers = [*self._transfers, *unfinished]
+        transfers = [*self._recorder.transfers, *unfinished]
         memory = self._books.memory(self._ranks, passes_of(spans))
         return Run(
             values=[rank.value for rank in self._ranks],
@@ -274,7 +282,7 @@ class _Simulation:
                     rank.value = _returned(fn, args)
             finally:
                 # A thread that could not be ended in time comes here when the process has its own world back.
-                if not self._scheduler.is_closed and dist.is_initialized():
+                if not self._turns.is_closed and dist.is_initialized():
                     dist.destroy_process_group()
 
     def _modes(self, rank: Rank) -> ExitStack:
@@ -292,7 +300,7 @@ class _Simulation:
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """The rank whose turn it is resized a storage."""
-        ledger = self._ranks[self._scheduler.current].ledger
+        ledger = self._ranks[self._turns.current].ledger
         if ledger is not None and is_rank():
             ledger.resized(storage)
 
@@ -304,25 +312,25 @@ class _Simulation:
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
         """torch asks for one rank's end of a group; the ends of one group share a `Group`."""
-        number = self._scheduler.current
+        number = self._turns.current
         members = tuple(options.global_ranks_in_group) or tuple(range(len(self._ranks)))
         key = (str(options.group_id), members)
         if key not in self._groups:
             self._groups[key] = Group(
                 label=_label(members, len(self._ranks), is_default=not options.global_ranks_in_group),
-                ranks=[self._ranks[r] for r in members],
+                members=[self._ranks[r] for r in members],
                 network=GroupNetwork(self._cluster, members),
                 wires=self._network,
                 scheduler=self._scheduler,
-                transfers=self._transfers,
-                faults=self._faults,
+                events=self._events,
+                conditions=self._faults or Conditions(),
             )
         return SimProcessGroup(
-            self._groups[key], options.group_rank, self._ranks[number], self._scheduler, str(options.group_id)
+            self._groups[key], options.group_rank, self._ranks[number], self._turns, str(options.group_id)
         )
 
     def _timeout(self, timeout_s: float) -> LaunchTimeoutError:
-        number, thread = self._scheduler.running_rank()
+        number, thread = self._turns.running_rank()
         frame = sys._current_frames().get(thread or 0)
         where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
         innermost = frame

@@ -11,8 +11,8 @@ from math import inf
 import torch.distributed as dist
 
 from lablib.errors import Wait
-from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, is_program, program_line
+from lablib.sim.turns import Turns
 from lablib.texts import safe_repr
 
 
@@ -20,13 +20,13 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     """A `torch.distributed.Store` in memory. Each rank has one, with a timeout of its own; all hold the same keys.
 
     Args:
-        scheduler: to wait for another rank.
+        turns: to wait for another rank.
         shared: one that has the keys; None: the first.
     """
 
-    def __init__(self, scheduler: Scheduler, shared: "SimStore | None" = None):
+    def __init__(self, turns: Turns, shared: "SimStore | None" = None):
         super().__init__()
-        self._scheduler = scheduler
+        self._turns = turns
         self._data: dict[str, bytes] = {} if shared is None else shared._data
         self._others: list[SimStore] = []
         self._at_first = self.timeout  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
@@ -34,46 +34,46 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     def of_another_rank(self) -> "SimStore":
         """One with the same keys and a timeout of its own. It lives as long as this one."""
         # torch keeps the C++ side alone, which cannot answer without this.
-        self._others.append(SimStore(self._scheduler, self))
+        self._others.append(SimStore(self._turns, self))
         return self._others[-1]
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._scheduler.check()
+        self._turns.check()
         self._data[key] = _bytes(value)
-        self._scheduler.progress()
+        self._turns.progress()
 
     def get(self, key: str) -> bytes:
         self._until_set([key], self._timeout_s())
         return self._data[key]
 
     def add(self, key: str, amount: int) -> int:
-        self._scheduler.check()
+        self._turns.check()
         total = int(self._data.get(key, b"0")) + amount
         self._data[key] = str(total).encode()
-        self._scheduler.progress()
+        self._turns.progress()
         return total
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        self._scheduler.check()
+        self._turns.check()
         current = self._data.get(key)
         if (current is None and not _bytes(expected)) or current == _bytes(expected):
             self._data[key] = _bytes(desired)
-            self._scheduler.progress()
+            self._turns.progress()
         return self._data.get(key, _bytes(expected))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         self._until_set(keys, self._timeout_s() if timeout is None else _seconds(timeout))
 
     def check(self, keys: list[str]) -> bool:
-        self._scheduler.check()
+        self._turns.check()
         # A program may call this until it is true, so the others get a turn.
         if not self._has(keys):
             self._let_others_run(keys, "polls the store for", program_line())
         return self._has(keys)
 
     def delete_key(self, key: str) -> bool:
-        self._scheduler.check()
-        self._scheduler.progress()
+        self._turns.check()
+        self._turns.progress()
         return self._data.pop(key, None) is not None
 
     def num_keys(self) -> int:
@@ -105,9 +105,9 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         return all(key in self._data for key in keys)
 
     def _until_set(self, keys: list[str], timeout_s: float) -> None:
-        self._scheduler.check()
+        self._turns.check()
         source = program_line()
-        until_s = self._scheduler.clock_s(self._scheduler.current) + timeout_s
+        until_s = self._turns.clock_s(self._turns.current) + timeout_s
         while not self._has(keys):
             time_is_up = self._let_others_run(keys, "waits in the store for", source, until_s)
             if time_is_up and not self._has(keys):
@@ -118,9 +118,9 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
     def _let_others_run(self, keys: list[str], verb: str, source: Source, until_s: float = inf) -> bool:
         """Give up the turn once. Returns whether `until_s` has come."""
-        rank = self._scheduler.current
+        rank = self._turns.current
         names = ", ".join(repr(key.rsplit("//", 1)[-1]) for key in keys)  # without the prefixes that torch adds
-        return self._scheduler.poll(lambda: Wait(rank, f"{verb} the key {names}", str(source)), until_s)
+        return self._turns.poll(lambda: Wait(rank, f"{verb} the key {names}", str(source)), until_s)
 
 
 def _bytes(value: str | bytes) -> bytes:

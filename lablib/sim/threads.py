@@ -1,7 +1,7 @@
 """Threads that a rank starts: whose each one is, and what it finds of the rank's process groups.
 
 A simulated rank communicates from the thread that runs its program; a thread that it starts may compute, load and wait.
-One that communicates ends the run (scheduler.py): it would do so in the turn of whichever rank has it. The error says
+One that communicates ends the run (turns.py): it would do so in the turn of whichever rank has it. The error says
 whose thread it was; that is noted when the thread starts. The thread also gets torch's names of the rank's groups,
 which torch keeps for each thread in a run, so that a communication that names its group is refused like any other.
 """

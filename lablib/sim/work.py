@@ -1,8 +1,8 @@
 """The handle of a communication under way: `wait` gives up the turn until it is over, then joins the streams.
 
-Waiting has two sides (event.py). The *data* is there when the last rank has joined; until then `wait` lets other ranks
-run. The *end* is final when virtual time has come so far; `wait` moves this rank's clock to it. Then, and not before,
-the rank's buffers are filled (delivery.py).
+Waiting has two sides (lablib/engine/communication.py). The *data* is there when the last rank has joined; until then
+`wait` lets other ranks run. The *end* is final when virtual time has come so far; `wait` moves this rank's clock to
+it. Then, and not before, the rank's buffers are filled (delivery.py).
 
 A future (`get_future`) is handed out once the data is there, without moving the clock: what the program does meanwhile
 overlaps; its `wait`, and the first operation that touches the result, join the streams (pending.py). What is chained to
@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.sim.event import Event
+from lablib.engine.communication import Communication
 from lablib.sim.future import SimFuture
 from lablib.sim.rank import Rank
-from lablib.sim.scheduler import Scheduler
 from lablib.sim.source import Source, program_line
+from lablib.sim.turns import Turns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class Issued:
         is_own: whether the program made the call; torch drops handles of its own that it knows to be over.
     """
 
-    event: Event
+    event: Communication
     member: int
     source: Source
     is_own: bool
@@ -49,21 +49,21 @@ class SimWork(dist.Work):
     """Work of one rank: one or several communications (several after coalescing).
 
     Args:
-        rank, scheduler: who waits, and how.
+        rank, turns: who waits, and how.
         issued: what for.
         results: tensors that the communication writes on this rank.
     """
 
-    def __init__(self, rank: Rank, scheduler: Scheduler, issued: Sequence[Issued], results: Sequence[Tensor]):
+    def __init__(self, rank: Rank, turns: Turns, issued: Sequence[Issued], results: Sequence[Tensor]):
         super().__init__()
         self._rank = rank
-        self._scheduler = scheduler
+        self._turns = turns
         self.issued = list(issued)
         self.results = list(results)
         self._polled_at_s: float | None = None
 
     def wait(self, timeout: Any = None) -> bool:
-        self._scheduler.check(self._rank.rank)
+        self._turns.check(self._rank.rank)
         for issued in self.issued:
             self._wait_for(issued, joins=True)
             self._rank.join(issued.event.end_s)
@@ -72,15 +72,15 @@ class SimWork(dist.Work):
     def is_completed(self) -> bool:
         """Whether it is over, in virtual time too. A poll takes no time, so a loop that does nothing else would never
         see the end: its second poll does. A single poll of what is under way is False, as on real processes."""
-        self._scheduler.check(self._rank.rank)
+        self._turns.check(self._rank.rank)
         for issued in self.issued:
-            if not issued.event.is_done:
+            if not issued.event.has_data:
                 # Give the others a turn: what this rank polls for can only be done by them.
-                self._scheduler.poll(issued.event.describe(self._rank.rank, program_line(), "polls for"))
+                self._turns.poll(issued.event.describe(self._rank.rank, program_line(), "polls for"))
         if not self.is_success():
             return False
         if not all(issued.event.is_final for issued in self.issued):
-            self._scheduler.give_way(self._rank.clock_s)  # who is over by now is known when all have come so far
+            self._turns.give_way(self._rank.clock_s)  # who is over by now is known when all have come so far
         if not self.is_over() and self._polled_at_s != self._rank.clock_s:
             self._polled_at_s = self._rank.clock_s
             return False
@@ -88,7 +88,7 @@ class SimWork(dist.Work):
         return self.wait()
 
     def is_success(self) -> bool:
-        return all(issued.event.is_done for issued in self.issued)
+        return all(issued.event.has_data for issued in self.issued)
 
     def is_over(self) -> bool:
         """Whether `wait` would return at once, in virtual time too."""
@@ -99,12 +99,12 @@ class SimWork(dist.Work):
         return None
 
     def result(self) -> list[Tensor]:
-        self._scheduler.check(self._rank.rank)
+        self._turns.check(self._rank.rank)
         for issued in self.issued:
             self._wait_for(issued, joins=False)
         if not self.is_over():
             # Without the results: what is kept of a tensor that the program drops must not keep it alive.
-            end = SimWork(self._rank, self._scheduler, self.issued, [])
+            end = SimWork(self._rank, self._turns, self.issued, [])
             for tensor in self.results:
                 self._rank.pending.add(tensor, end)
         return self.results
@@ -124,7 +124,7 @@ class SimWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future:
         value = self.result()
-        return SimFuture(self._rank, SimWork(self._rank, self._scheduler, self.issued, []), value)
+        return SimFuture(self._rank, SimWork(self._rank, self._turns, self.issued, []), value)
 
     def _wait_for(self, issued: Issued, joins: bool) -> None:
         """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
@@ -132,10 +132,10 @@ class SimWork(dist.Work):
         if self._rank.in_flight is not None:
             self._rank.in_flight.waited_again = issued not in self._rank.unwaited
             self._rank.in_flight.remove(issued)
-        event.delivery.await_by(issued.member)
-        if not (event.is_final if joins else event.is_done):
+        event.cargo.await_by(issued.member)
+        if not (event.is_final if joins else event.has_data):
             (event.end_waiters if joins else event.data_waiters).append(self._rank.rank)
-            self._scheduler.wait(event.describe(self._rank.rank, program_line()), joins)
-        self._scheduler.check()
-        event.delivery.fill(issued.member)
+            self._turns.wait(event.describe(self._rank.rank, program_line()), joins)
+        self._turns.check()
+        event.cargo.fill(issued.member)
         self._rank.unwaited.pop(issued, None)

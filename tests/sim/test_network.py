@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.sim.network import Flow, Network
-from lablib.sim.port import Port
+from lablib.engine.network import Flow, Network
+from lablib.engine.port import Port
 
 # (start, latency, transfer, wires). Any number does for a second: here fractions, so that equal means equal.
 Seconds = Any

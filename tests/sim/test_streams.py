@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from lablib import Cluster, Device, Link, Run, launch
-from lablib.sim.port import Port, first_common_gap
+from lablib.engine.port import Port, first_common_gap
 
 # One byte takes a nanosecond to read or write, ten to send inside a node, a hundred outside. Binary fractions where it
 # matters are not needed: comparisons allow 1e-12 relative, for sums in another order.

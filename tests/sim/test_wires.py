@@ -4,8 +4,8 @@ import pytest
 
 from lablib.cost import GroupNetwork
 from lablib.cost.collective import algorithms_for
+from lablib.engine.wires import WireSets, collective_wires, pair_wires
 from lablib.hardware import find_cluster
-from lablib.sim.wires import WireSets, collective_wires, pair_wires
 
 TWO_NODES = find_cluster("dgx-h100").replace(devices_per_node=4)
 

@@ -1,16 +1,7 @@
 """Ranks take turns: each is a thread, exactly one runs, and control passes only where a rank must wait.
 
-A real cluster runs its ranks at the same time, so what one sees of another depends on chance. Here a rank runs until it
-must wait (a collective, a receive, `wait`, `barrier`); then the runnable rank with the smallest virtual clock goes on,
-ties to the lowest rank; or, when an event on the wires comes before that (network.py), the event happens first: whoever
-runs later can only start what comes after it. From that follow three things:
-
-    deterministic    the order depends on the program alone, never on the host
-    no locks         nothing else runs while a rank's Python code does
-    deadlock seen    no runnable rank and not all finished *is* a deadlock
-
-Passing control is one lock released and one acquired: about 10 us. A rank that polls (`while not work.is_completed()`)
-yields too; when nobody but pollers is left, nobody can make the poll come true, and that is a deadlock as well.
+Whose turn it is, and when nobody can go on, the engine says (lablib/engine/scheduler.py). Here the turn is a baton:
+passing it is one lock released and one acquired, about 10 us.
 
 An error on one rank ends the run: every other rank is woken, one at a time, with `RunEnded` raised where it waits, so
 that its `finally` blocks run and no thread is left. A deadlock or a mismatch ends it the same way, and is not raised
@@ -18,27 +9,26 @@ inside a rank: on a real cluster it would be a hang, which no `except` can catch
 """
 
 import ctypes
-import heapq
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
+from lablib.engine.scheduler import Scheduler
 from lablib.errors import DeadlockError, LaunchError, RankError, Wait
+from lablib.sim.rank import Rank
 from lablib.sim.source import handling, is_program, program_line
 from lablib.sim.threads import owner as owner_of
 from lablib.sim.threads import set_owner
 from lablib.sim.watchdog import Watchdog, end_wait
-from lablib.units import plural
 
 THREAD_NAME = "sim rank"
-_AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
-_MAX_IDLE_POLLS = 10_000  # this many polls in a row, with nothing happening in between, are a deadlock
 _SLICE_S = 0.2  # how soon an interrupt is noticed, at the latest
 _STEP_S = 0.02  # how often a rank that is being ended is looked at
 _MAX_REFUSALS = 10  # a rank whose communication is refused so often, and goes on, catches everything
@@ -60,7 +50,7 @@ class RunEndedForGood(RunEnded):
     def __init__(self) -> None:
         super().__init__()
         frame = sys._getframe(1)
-        while frame is not None and frame.f_code is not Scheduler._thread.__code__:
+        while frame is not None and frame.f_code is not Turns._thread.__code__:
             if is_program(frame):
                 frame.f_trace = _raise_again
             frame = frame.f_back
@@ -73,79 +63,52 @@ def _raise_again(frame: FrameType, event: str, arg: object) -> Callable | None:
     return _raise_again if event != "call" else None
 
 
-class Turn(Protocol):
-    """What the scheduler needs of a rank: its number, its clock, what to do when its turn begins and ends."""
-
-    rank: int
-    clock_s: float
-
-    def enter(self) -> None: ...
-
-    def leave(self) -> None: ...
-
-
-class Network(Protocol):
-    """What happens in virtual time by itself: when next, and let it happen. It wakes those who wait for it."""
-
-    @property
-    def next_s(self) -> float | None: ...
-
-    @property
-    def lets_ranks_go_first(self) -> bool: ...
-
-    def advance(self) -> None: ...
-
-
 class _Seat:
-    """One rank's thread and what it waits for."""
+    """One rank's thread."""
 
-    def __init__(self, turn: Turn):
-        self.turn = turn
+    def __init__(self, rank: Rank):
+        self.rank = rank
         self.wake = threading.Lock()
         self.wake.acquire()
         self.thread: threading.Thread | None = None
-        self.waiting: Callable[[], Wait] | None = None
-        self.until_s = inf
-        self.time_is_up = False
-        self.is_polling = False
-        self.handling = ""
-        self.joins = True
         self.has_turn = False
         self.is_unwinding = False
         self.num_refusals = 0
         self.has_finished = False
 
 
-class Scheduler:
+class Turns:
     """Runs one body a rank, one at a time. Use once.
 
     Args:
-        turns: one for each rank, in rank order.
-        network: the transfers under way.
+        ranks: in rank order.
+        scheduler: says whose turn it is.
         blame: makes the error for a run in which no rank can go on, from a headline and what each waits for.
     """
 
     def __init__(
         self,
-        turns: Sequence[Turn],
-        network: Network,
+        ranks: Sequence[Rank],
+        scheduler: Scheduler,
         blame: Callable[[str, Sequence[Wait]], LaunchError] = DeadlockError,
     ):
-        self._network = network
+        self._scheduler = scheduler
         self._blame = blame
-        self._seats = [_Seat(turn) for turn in turns]
-        # A heap of (virtual clock, order, rank). Those who poll come last, in the order of polling.
-        self._runnable: list[tuple[float, int, int]] = []
-        self._num_polls = _GIVING_WAY
-        self._num_bystanders = 0  # ranks that wait for data and will go on at their own clock, perhaps long ago
+        self._seats = {rank.rank: _Seat(rank) for rank in ranks}
         self._num_calls = 0
-        self._num_idle_polls = 0
-        self._num_patient = 0  # ranks that wait until some moment at the latest
         self._over = threading.Event()
         self._ending = False
         self.is_closed = False
         self.error: BaseException | None = None
-        self.current: int = -1
+
+    @property
+    def current(self) -> int:
+        """The rank whose turn it is."""
+        return self._scheduler.current
+
+    def clock_s(self, rank: int) -> float:
+        """How far a rank has come."""
+        return self._scheduler.clock_s(rank)
 
     # ---- called from outside the ranks ----
 
@@ -155,23 +118,24 @@ class Scheduler:
         Returns True, or False when `timeout_s` of real time ran out first (ranks are left as they are: call `end`).
         The error that ended the run, as `on_error(rank, exception)` made it, is in `self.error`.
         """
-        for seat in self._seats:
-            name = f"{THREAD_NAME} {seat.turn.rank}"
+        for seat in self._seats.values():
+            name = f"{THREAD_NAME} {seat.rank.rank}"
             seat.thread = threading.Thread(target=self._thread, args=(seat, body, on_error), name=name, daemon=True)
-            set_owner(seat.thread, seat.turn.rank)
-            heapq.heappush(self._runnable, (seat.turn.clock_s, _AT_ONCE, seat.turn.rank))
-        for seat in self._seats:
+            set_owner(seat.thread, seat.rank.rank)
+        for seat in self._seats.values():
             assert seat.thread is not None
             try:
                 seat.thread.start()
             except RuntimeError as error:
                 raise LaunchError(
                     f"a rank is a thread, and this machine starts no more of them: got ranks={len(self._seats)}, and "
-                    f"{seat.turn.rank} could start; try ranks={max(1, seat.turn.rank // 2)}"
+                    f"{seat.rank.rank} could start; try ranks={max(1, seat.rank.rank // 2)}"
                 ) from error
-        self._hand_over()
+        first = self._scheduler.next()
+        assert first is not None
+        self._give_turn(self._seats[first])
         deadline_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-        threads = [seat.thread for seat in self._seats if seat.thread]
+        threads = [seat.thread for seat in self._seats.values() if seat.thread]
         watchdog = Watchdog(lambda: self._num_calls, self.running_rank, threads)
         # In slices, so that an interrupt is seen that does not wake a waiting thread (`_thread.interrupt_main`).
         while not self._over.wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic()))):
@@ -188,12 +152,13 @@ class Scheduler:
         """
         self._ending = True
         stuck: list[int] = []
-        left = list(self._seats)
+        left = list(self._seats.values())
         while left:
             seat = next((seat for seat in left if seat.has_turn), None)
             if seat is None:
                 seat = left[0]
                 seat.is_unwinding = True
+                self._scheduler.current = seat.rank.rank
                 self._give_turn(seat)  # it waits, and finds that the run is over
             deadline_s = time.monotonic() + _PATIENCE_S
             self._interrupt(seat, deadline_s)
@@ -201,7 +166,7 @@ class Scheduler:
                 left.remove(seat)
             elif time.monotonic() >= deadline_s:
                 left.remove(seat)
-                stuck.append(seat.turn.rank)
+                stuck.append(seat.rank.rank)
         self.is_closed = True
         return stuck
 
@@ -219,10 +184,6 @@ class Scheduler:
                 seat.is_unwinding = True
             assert seat.thread is not None
             seat.thread.join(_STEP_S)
-
-    def clock_s(self, rank: int) -> float:
-        """How far a rank has come."""
-        return self._seats[rank].turn.clock_s
 
     def running_rank(self) -> tuple[int, int | None]:
         """The rank whose turn it is, and its thread's identity."""
@@ -271,123 +232,45 @@ class Scheduler:
         raise RunEnded
 
     def wait(self, describe: Callable[[], Wait], joins: bool = True) -> None:
-        """Give up the turn until somebody calls `wake_up` for this rank.
-
-        Args:
-            describe: says what for, if nobody can.
-            joins: whether the rank's clock will move to the end of what it waits for.
-        """
-        seat = self._seats[self.current]
-        seat.waiting, seat.joins, seat.handling = describe, joins, handling()
-        self._num_bystanders += not joins
-        self._switch(seat)
-        self._num_bystanders -= not joins
-        seat.waiting = None
+        """Give up the turn until somebody wakes this rank up. Arguments: as the scheduler's."""
+        self._scheduler.wait(_with_handling(describe), joins)
+        self._switch()
 
     def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
         """Give up the turn once; go on when every other runnable rank has had one.
 
-        Args:
-            describe: says what for, if it cannot come true.
-            until_s: the virtual moment at which the rank gives up.
-
-        Returns whether that moment has come: nobody is left who could do anything before it. The rank's clock is there.
+        Returns whether the virtual moment `until_s` has come: nobody is left who could do anything before it.
         """
-        seat = self._seats[self.current]
-        self._num_polls += 1
-        self._num_idle_polls += 1
-        seat.waiting, seat.is_polling, seat.until_s, seat.time_is_up = describe, True, until_s, False
-        if self._num_idle_polls > _MAX_IDLE_POLLS and all(self._seats[rank].is_polling for *_, rank in self._runnable):
+        if not self._scheduler.poll(_with_handling(describe), until_s):
             self.fail(self._deadlock())
-        last_clock_s = max((clock_s for clock_s, *_ in self._runnable), default=0.0)
-        heapq.heappush(self._runnable, (max(seat.turn.clock_s, last_clock_s), self._num_polls, seat.turn.rank))
-        self._num_patient += until_s < inf
-        self._switch(seat)
-        self._num_patient -= until_s < inf
-        seat.waiting, seat.is_polling, seat.until_s = None, False, inf
-        if seat.time_is_up:
-            seat.turn.clock_s = max(seat.turn.clock_s, until_s)
-        return seat.time_is_up
+        self._switch()
+        return self._scheduler.time_is_up(until_s)
 
     def give_way(self, at_s: float) -> None:
         """Go on when every rank has gone as far as it can before `at_s`, and until then."""
-        seat = self._seats[self.current]
-        heapq.heappush(self._runnable, (at_s, _GIVING_WAY, seat.turn.rank))
-        self._switch(seat)
+        self._scheduler.give_way(at_s)
+        self._switch()
 
     def progress(self) -> None:
         """Something happened that a polling rank may see."""
-        self._num_idle_polls = 0
-
-    def wake_up(self, rank: int, at_s: float = 0.0) -> None:
-        """Make a waiting rank runnable. It goes on when its turn comes; the caller keeps the turn.
-
-        Args:
-            rank: which.
-            at_s: the virtual end of what it waited for. A rank that joins it has that clock when it goes on.
-        """
-        seat = self._seats[rank]
-        clock_s = max(seat.turn.clock_s, at_s) if seat.joins else seat.turn.clock_s
-        heapq.heappush(self._runnable, (clock_s, _AT_ONCE, rank))
+        self._scheduler.progress()
 
     # ---- the baton ----
 
-    def _pass_time(self) -> None:
-        """Let everything happen on the wires that no rank can be in time to change, and whoever waited enough go on."""
-        while True:
-            next_s = self._network.next_s
-            until_s = min(seat.until_s for seat in self._seats) if self._num_patient else inf
-            if until_s < inf and until_s <= (inf if next_s is None else next_s):
-                if self._is_hopeless(until_s):
-                    self._give_up_waiting(next(seat for seat in self._seats if seat.until_s == until_s))
-                return
-            if next_s is None or not self._is_settled(next_s):
-                return
-            self._network.advance()
-
-    def _is_hopeless(self, at_s: float) -> bool:
-        """Whether nobody can do anything before `at_s` that one who waits until then would see."""
-        busy = [clock_s for clock_s, order, _ in self._runnable if order <= _GIVING_WAY]
-        have_looked = self._num_idle_polls >= len(self._runnable) - len(busy)
-        return have_looked and (not busy or (min(busy) >= at_s and not self._num_bystanders))
-
-    def _give_up_waiting(self, seat: _Seat) -> None:
-        """A rank's time is up: it goes on at that moment, before all who poll."""
-        self._runnable = [entry for entry in self._runnable if entry[2] != seat.turn.rank]
-        heapq.heapify(self._runnable)
-        heapq.heappush(self._runnable, (seat.until_s, _AT_ONCE, seat.turn.rank))
-        seat.until_s, seat.time_is_up = inf, True
-
-    def _is_settled(self, at_s: float) -> bool:
-        """Whether nobody will start anything before `at_s`, or nobody can before this has happened."""
-        if not self._runnable:
-            return True
-        clock_s, order, _ = self._runnable[0]
-        if order > _GIVING_WAY:
-            return self._num_idle_polls >= len(self._runnable)  # all have looked, and wait for this
-        in_time = at_s < clock_s if self._network.lets_ranks_go_first else at_s <= clock_s
-        return in_time and not self._num_bystanders
-
-    def _switch(self, seat: _Seat) -> None:
+    def _switch(self) -> None:
         self.check()
-        self._pass_time()
-        if not self._runnable:
+        seat, next_rank = self._seats[self.current], self._scheduler.next()
+        if next_rank is None:
             self.fail(self._deadlock())
-        if self._runnable[0][2] == seat.turn.rank:
-            heapq.heappop(self._runnable)
+        if next_rank == seat.rank.rank:
             return
-        seat.turn.leave()
-        self._hand_over(seat)
+        seat.rank.leave()
+        self._give_turn(self._seats[next_rank], seat)
         seat.wake.acquire()
-        seat.turn.enter()
+        seat.rank.enter()
         self.check()
-
-    def _hand_over(self, giver: _Seat | None = None) -> None:
-        *_, rank = heapq.heappop(self._runnable)
-        self._give_turn(self._seats[rank], giver)
 
     def _give_turn(self, seat: _Seat, giver: _Seat | None = None) -> None:
-        self.current = seat.turn.rank
         self._num_calls += 1
         seat.has_turn = True
         if giver is not None:
@@ -400,7 +283,7 @@ class Scheduler:
             self._guard(seat, on_error, self._live, seat, body)
             seat.has_finished = True
             if not self.is_closed:  # else the process has its own things back, and this thread is a left-over
-                self._guard(seat, on_error, seat.turn.leave)
+                self._guard(seat, on_error, seat.rank.leave)
             self._guard(seat, on_error, self._finish, seat)
         except RunEnded:
             self._over.set()  # `end` came when this thread was just ending by itself
@@ -411,22 +294,22 @@ class Scheduler:
             step(*args)
         except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
             if not self._ending:
-                self._fail(_told(on_error, seat.turn.rank, error))
+                self._fail(_told(on_error, seat.rank.rank, error))
 
     def _live(self, seat: _Seat, body: Callable[[int], None]) -> None:
-        seat.turn.enter()
+        seat.rank.enter()
         self.check()
-        body(seat.turn.rank)
+        body(seat.rank.rank)
 
     def _finish(self, seat: _Seat) -> None:
         """This rank's thread is done: hand over, or end the run."""
         if self._ending:
             self._over.set()
             return
-        self._pass_time()
-        if self._runnable:
-            self._hand_over(seat)
-        elif all(seat.has_finished for seat in self._seats):
+        self._scheduler.finish()
+        if (next_rank := self._scheduler.next()) is not None:
+            self._give_turn(self._seats[next_rank], seat)
+        elif self._scheduler.is_over:
             self._over.set()
         else:
             self._fail(self._deadlock())
@@ -442,22 +325,19 @@ class Scheduler:
         self._over.set()
 
     def _deadlock(self, reason: str = "") -> LaunchError:
-        waits = []
-        for seat in self._seats:
-            if seat.waiting is not None:
-                wait = seat.waiting()
-                waits.append(replace(wait, text=wait.text + seat.handling))
-            elif seat.has_finished:
-                waits.append(Wait(seat.turn.rank, "has finished"))
-        stuck = sum(not seat.has_finished for seat in self._seats)
-        finished = len(self._seats) - stuck
-        headline = (
-            f"deadlock: {stuck} of {plural(len(self._seats), 'ranks')} {'waits' if stuck == 1 else 'wait'} "
-            "and none can go on"
-        )
-        if finished:
-            headline += f"; {finished} returned without joining them"
-        return self._blame(f"deadlock: {reason}" if reason else headline + ".", waits)
+        headline, waits = self._scheduler.stuck()
+        return self._blame(f"deadlock: {reason}" if reason else f"deadlock: {headline}.", waits)
+
+
+def _with_handling(describe: Callable[[], Wait]) -> Callable[[], Wait]:
+    """The same, with the error that the rank is handling meanwhile."""
+    text = handling()
+    return partial(_adding, describe, text) if text else describe
+
+
+def _adding(describe: Callable[[], Wait], text: str) -> Wait:
+    wait = describe()
+    return replace(wait, text=wait.text + text)
 
 
 def _foreign(rank: int, owner: int) -> LaunchError:

@@ -28,8 +28,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lablib.sim.port import Port, first_common_gap
-from lablib.sim.wires import WireSets
+from lablib.engine.port import Port, first_common_gap
+from lablib.engine.wires import WireSets
 
 # In this order at one moment: what ends makes room first, and plans wait for what ranks issue at that moment.
 _END, _START, _BEGIN, _PLAN = range(4)

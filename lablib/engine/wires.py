@@ -11,7 +11,7 @@ across nodes leaves most of the wires inside them idle.
 from collections import Counter
 from collections.abc import Hashable, Iterable
 
-from lablib.cost import GroupNetwork
+from lablib.cost.network import GroupNetwork
 from lablib.cost.routes import routes
 from lablib.hardware.cluster import Cluster
 

@@ -1,0 +1,319 @@
+"""A process group as its members share it: where they meet, and when what they send travels.
+
+Collectives. Members meet by counting calls (communication.py). When the last one joins, the data may move, and the
+network is told what is under way on which wires (network.py), which says later when it was over:
+
+    start = max over members of (when it issued the call, when its stream of this group is free)
+    end   = start + cost of the collective (lablib/cost); later, when something else uses the same wires
+
+Point to point. A send and a receive are a rendezvous: the bytes move when both are posted, as in NCCL and in gloo. A
+blocking `send` returns when the receiver has its message, as gloo's does. With NCCL the host goes on at once and only
+the GPU's stream waits; so where every rank sends first, the program hangs there at a large message or at the next
+synchronization, and here at the send. A receive matches the sends of its source and tag in the order in
+which receives were posted. One message occupies the sender's output port and the receiver's input port of its level
+(NVLink, NIC) for alpha + S beta: the one-port model, full duplex.
+
+    start = the first moment after both were issued from which both ports are free for so long (port.py); of messages
+            that could start at one moment, those that their rank issued first
+
+What is planned in that way is pushed back when a collective on the same wires slows a message down.
+
+Nothing here blocks: who must wait is told by what is asked (`has_data`, `is_final`), and woken through the scheduler.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from lablib.cost.collective import CollectiveCost
+from lablib.cost.network import GroupNetwork
+from lablib.cost.payload import payload_bytes
+from lablib.cost.routes import Route
+from lablib.engine.communication import ANY_SOURCE, Communication, Joined, Meeting, Message
+from lablib.engine.conditions import Conditions
+from lablib.engine.events import AllJoined, Events, Hung, Matched, Part, Transferred
+from lablib.engine.network import Flow, Network
+from lablib.engine.rank_clock import RankClock
+from lablib.engine.scheduler import Scheduler
+from lablib.engine.wires import collective_wires, pair_wires
+from lablib.errors import CollectiveMismatchError
+
+WHOSE_RANKS = (
+    "Is `group` given to every call? `group_dst` and `group_src` take ranks of the group, `dst` and `src` those of the "
+    "world."
+)
+Misfit = Callable[[Sequence[Joined]], CollectiveMismatchError | None]
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A collective that all have joined, on its way over the wires."""
+
+    meeting: Meeting
+    kind: str
+    root: int
+    cost: CollectiveCost
+    size_bytes: float
+    wires: int
+    arrived: Sequence[Joined]
+
+
+class Group:
+    """What the members of one process group share.
+
+    Args:
+        label: "world", the description given to `new_group`, or the list of ranks.
+        members: their clocks, in group order.
+        network: their edges on the cluster.
+        wires: what else is under way on the same wires.
+        scheduler: to wake those who wait.
+        events: told what happens.
+        conditions: the state of the cluster.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        members: Sequence[RankClock],
+        network: GroupNetwork,
+        wires: Network,
+        scheduler: Scheduler,
+        events: Events,
+        conditions: Conditions,
+    ):
+        self.label = label
+        self.network = network
+        self.size = len(members)
+        self.global_ranks = tuple(member.rank for member in members)
+        self._wires = wires
+        self._scheduler = scheduler
+        self._events = events
+        self._conditions = conditions
+        self._meetings: dict[int, Meeting] = {}
+        self._num_calls = [0] * len(members)
+        self._stream: deque[_UnderWay] = deque()  # the first is under way
+        self._stream_free_s = 0.0
+        self._sends: list[list[Message]] = [[] for _ in members]  # by receiver
+        self._receives: list[list[Message]] = [[] for _ in members]  # by receiver
+        self._costs: dict[tuple[str, float, int], CollectiveCost] = {}
+        self._wire_sets: dict[tuple[str, str, int], int] = {}
+        self._hung: list[Hung] = []
+
+    # ---- collectives ----
+
+    def join(self, place: int, newcomer: Joined, kind: str, root: int = 0, misfit: Misfit | None = None) -> Meeting:
+        """One member joins its next collective. When the last has come, the data may move.
+
+        Args:
+            place: the member's, in group order.
+            newcomer: what it brings.
+            kind: the collective, as the cost model calls it.
+            root: place of the root, where there is one.
+            misfit: finds what does not fit together, of what all have brought.
+
+        Raises:
+            CollectiveMismatchError: it does not fit what others brought.
+        """
+        index = self._num_calls[place]
+        self._num_calls[place] += 1
+        meeting = self._meetings.get(index)
+        if meeting is None:
+            meeting = self._meetings[index] = Meeting(self.label, self.global_ranks, newcomer.name, index)
+        meeting.join(place, newcomer)
+        if len(meeting.joined) == self.size:
+            del self._meetings[index]
+            arrived = [meeting.joined[i] for i in range(self.size)]
+            if misfit and (error := misfit(arrived)):
+                raise error
+            meeting.joined.clear()
+            self._events.emit(AllJoined(meeting, kind, root, arrived))
+            self._issue(meeting, arrived, kind, root)
+        return meeting
+
+    def _issue(self, meeting: Meeting, arrived: Sequence[Joined], kind: str, root: int) -> None:
+        """All have joined: the collective follows the others of this group, on their communication streams."""
+        size_bytes = payload_bytes(kind, [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived], root)
+        cost = self._cost(kind, size_bytes, root)
+        wires = self._wire_set(kind, cost.algorithm, root)
+        self._stream.append(_UnderWay(meeting, kind, root, cost, size_bytes, wires, arrived))
+        if len(self._stream) == 1:
+            self._start_next()
+        self._wake_for_data(meeting)
+
+    def _start_next(self) -> None:
+        first = self._stream[0]
+        cost = first.cost
+        start_s = max(self._stream_free_s, *[joined.issue_s for joined in first.arrived])
+        # What has no bytes does not use the wires, whatever rounding leaves of the difference.
+        transfer_s = max(0.0, cost.transfer_s) if first.size_bytes else 0.0
+        self._wires.start(Flow(start_s, cost.time_s, transfer_s, first.wires, self._finish))
+
+    def _finish(self, start_s: float, end_s: float) -> None:
+        done = self._stream.popleft()
+        self._stream_free_s = end_s
+        if self._stream:
+            self._start_next()
+        meeting = done.meeting
+        what = f"{meeting.name} #{meeting.index} of group {self.label}"
+        meeting.stopped = self._conditions.stops(
+            what, done.kind, done.cost.algorithm, self.global_ranks, done.root, start_s, end_s
+        )
+        if meeting.stopped:
+            joined = tuple((j.rank, j.issue_s, j.phase) for j in done.arrived)
+            self._hung.append(Hung(self.label, meeting.name, self.global_ranks, joined, start_s))
+            return
+        stream = f"comm:{self.label}"
+        parts = [Part(j.rank, stream, meeting.name, j.phase, j.source, j.issue_s) for j in done.arrived]
+        self._tell(
+            meeting.name, parts, self.global_ranks, done.cost, done.size_bytes, start_s, end_s, done.arrived[0].dtype
+        )
+        self._wake_for_end(meeting, end_s)
+
+    def _tell(
+        self,
+        name: str,
+        parts: Sequence[Part],
+        ranks: tuple[int, ...],
+        cost: CollectiveCost,
+        size_bytes: float,
+        start_s: float,
+        end_s: float,
+        dtype: str,
+    ) -> None:
+        number = self._events.next_number()
+        self._events.emit(
+            Transferred(number, self.label, name, tuple(parts), ranks, cost, size_bytes, start_s, end_s, dtype)
+        )
+
+    def _cost(self, kind: str, size_bytes: float, root: int) -> CollectiveCost:
+        key = (kind, size_bytes, root)
+        if key not in self._costs:
+            cost = self._conditions.cost(kind, size_bytes, self.network, root)
+            self._costs[key] = replace(cost, route=Route(kind, cost.algorithm, self.network, size_bytes, root))
+        return self._costs[key]
+
+    def _wire_set(self, kind: str, algorithm: str, root: int) -> int:
+        key = (kind, algorithm, root)
+        if key not in self._wire_sets:
+            wires = collective_wires(kind, algorithm, self.network, root)
+            self._wire_sets[key] = self._wires.wires.number(wires)
+        return self._wire_sets[key]
+
+    # ---- point to point ----
+
+    def post_send(self, message: Message) -> None:
+        """Post a send; it meets the first posted receive that it fits.
+
+        Raises:
+            CollectiveMismatchError: the two have not the same size and type.
+        """
+        message.turn = message.clock.count_send()
+        for receive in self._receives[message.peer]:
+            if message.fits(receive):
+                self._receives[message.peer].remove(receive)
+                return self._transfer(message, receive)
+        self._sends[message.peer].append(message)
+
+    def post_receive(self, message: Message) -> None:
+        """Post a receive; it meets the first posted send that fits it; one from anyone the send issued first.
+
+        Raises:
+            CollectiveMismatchError: the two have not the same size and type.
+        """
+        fitting = self._fitting_sends(message)
+        if not fitting:
+            self._receives[message.place].append(message)
+            return
+        # Posting follows the order in which ranks had their turns; virtual time decides between different senders.
+        send = min(fitting, key=_issue_s) if message.peer == ANY_SOURCE else fitting[0]
+        self._sends[message.place].remove(send)
+        self._transfer(send, message)
+
+    def first_send_s(self, receive: Message) -> float:
+        """When the first send was issued that a receive from anyone would meet now; else when the receive was.
+
+        Until no rank can send anything before that, it is too early to post the receive.
+        """
+        return min(map(_issue_s, self._fitting_sends(receive)), default=receive.issue_s)
+
+    def _fitting_sends(self, receive: Message) -> list[Message]:
+        return [send for send in self._sends[receive.place] if send.fits(receive)]
+
+    def _transfer(self, send: Message, receive: Message) -> None:
+        """Both are posted: the bytes travel when both ports are free."""
+        if (send.dtype, send.size_bytes) != (receive.dtype, receive.size_bytes):
+            headline = f"a send and its receive (tag {send.tag}) of group {self.label} disagree on dtype or size."
+            headline += f" {WHOSE_RANKS}" if self.label != "world" else ""
+            raise CollectiveMismatchError(headline, [send.text("to"), receive.text("from")])
+        receive.matched = send.place
+        self._events.emit(Matched(send, receive))
+        sender, receiver, cluster = send.clock, receive.clock, self.network.cluster
+        edge = cluster.edge(sender.rank, receiver.rank)
+        ports = (sender.port(f"{edge.level}:out"), receiver.port(f"{edge.level}:in"))
+        time_s = edge.transfer_s(send.size_bytes)
+        transfer_s = max(0.0, time_s - edge.latency_s) if send.size_bytes else 0.0
+        wires = self._wires.wires.number(pair_wires(cluster, [(sender.rank, receiver.rank)]))
+        ready_s = max(send.issue_s, receive.issue_s)
+        on_end = partial(self._deliver, send, receive)
+        self._wires.start_in_turn(Flow(ready_s, time_s, transfer_s, wires, on_end, ports), send.turn)
+        for message in (send, receive):
+            self._wake_for_data(message)
+
+    def _deliver(self, send: Message, receive: Message, start_s: float, end_s: float) -> None:
+        pair = (send.clock.rank, receive.clock.rank)
+        what = f"the message from rank {pair[0]} to rank {pair[1]} (tag {send.tag}) of group {self.label}"
+        send.stopped = receive.stopped = self._conditions.stops(what, "send", "direct", pair, 0, start_s, end_s)
+        if send.stopped:
+            joined = tuple((message.clock.rank, message.issue_s, message.phase) for message in (send, receive))
+            self._hung.append(Hung(self.label, "send", pair, joined, start_s))
+            return
+        parts = [
+            Part(m.clock.rank, f"comm:{self.label}:{m.kind}", name, m.phase, m.source, m.issue_s)
+            for m, name in ((send, f"send to {pair[1]}"), (receive, f"recv from {pair[0]}"))
+        ]
+        cost = CollectiveCost("direct", end_s - start_s, (float(send.size_bytes), 0.0))
+        self._tell("send", parts, pair, cost, send.size_bytes, start_s, end_s, send.dtype)
+        for message in (send, receive):
+            self._wake_for_end(message, end_s)
+
+    # ---- what has not ended ----
+
+    @property
+    def has_unmet_messages(self) -> bool:
+        """Is there a send without its receive, or a receive without its send?"""
+        return any(self._sends) or any(self._receives)
+
+    def unfinished(self) -> list[Hung]:
+        """What members have begun and nobody has ended."""
+        calls = [
+            Hung(self.label, m.name, self.global_ranks, tuple((j.rank, j.issue_s, j.phase) for j in m.joined.values()))
+            for m in self._meetings.values()
+        ]
+        messages = [self._unmet(m) for queue in (*self._sends, *self._receives) for m in queue]
+        return [*self._hung, *calls, *messages]
+
+    def _unmet(self, message: Message) -> Hung:
+        rank = message.clock.rank
+        peers = () if message.peer == ANY_SOURCE else (self.global_ranks[message.peer],)
+        return Hung(self.label, message.kind, (rank, *peers), ((rank, message.issue_s, message.phase),))
+
+    # ---- waking those who wait ----
+
+    def _wake_for_data(self, communication: Communication) -> None:
+        communication.has_data = True
+        for rank in communication.data_waiters:
+            self._scheduler.wake_up(rank)
+        communication.data_waiters.clear()
+        self._scheduler.progress()
+
+    def _wake_for_end(self, communication: Communication, end_s: float) -> None:
+        communication.end_s, communication.is_final = end_s, True
+        for rank in communication.end_waiters:
+            self._scheduler.wake_up(rank, end_s)
+        communication.end_waiters.clear()
+        self._scheduler.progress()
+
+
+def _issue_s(message: Message) -> float:
+    return message.issue_s

@@ -1,0 +1,219 @@
+"""Whose turn it is: ranks run one at a time, in the order of virtual time, so every run is the same to the bit.
+
+A rank runs until it must wait (a collective, a receive, a barrier). Then the runnable rank with the smallest virtual
+clock goes on, ties to the lowest rank; or, when an event on the wires comes before that (network.py), the event happens
+first: whoever runs later can only start what comes after it. From that follow three things:
+
+    deterministic    the order depends on the program alone, never on the host
+    no locks         nothing else runs while a rank's code does
+    deadlock seen    no runnable rank and not all finished *is* a deadlock
+
+A rank that polls (`while not work.is_completed()`) gives up its turn too; when nobody but pollers is left, nobody can
+make the poll come true, and that is a deadlock as well.
+
+This file runs nobody and blocks nobody. Whoever runs the ranks says what the running one does (`wait`, `poll`,
+`give_way`, `finish`), asks who is `next`, and lets that one run: threads that pass a baton (lablib/sim/turns.py), or
+processes that send a request and read the answer when their turn comes.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from math import inf
+
+from lablib.engine.network import Network
+from lablib.engine.rank_clock import RankClock
+from lablib.errors import Wait
+from lablib.units import plural
+
+_AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
+_MAX_IDLE_POLLS = 10_000  # this many polls in a row, with nothing happening in between, are a deadlock
+
+
+class _Seat:
+    """One rank, and what it waits for."""
+
+    __slots__ = ("clock", "has_finished", "is_polling", "joins", "time_is_up", "until_s", "waiting")
+
+    def __init__(self, clock: RankClock):
+        self.clock = clock
+        self.waiting: Callable[[], Wait] | None = None
+        self.until_s = inf
+        self.time_is_up = False
+        self.is_polling = False
+        self.joins = True
+        self.has_finished = False
+
+
+class Scheduler:
+    """The order of the ranks of one run. At first all are runnable, and nobody has the turn.
+
+    Args:
+        clocks: one for each rank, in rank order.
+        network: the transfers under way.
+
+    Attributes:
+        current: the rank whose turn it is; -1: nobody's yet.
+    """
+
+    def __init__(self, clocks: Sequence[RankClock], network: Network):
+        self._network = network
+        self._seats = {clock.rank: _Seat(clock) for clock in clocks}
+        # A heap of (virtual clock, order, rank). Those who poll come last, in the order of polling.
+        self._runnable = [(clock.clock_s, _AT_ONCE, clock.rank) for clock in clocks]
+        heapq.heapify(self._runnable)
+        self._num_polls = _GIVING_WAY
+        self._num_bystanders = 0  # ranks that wait for data and will go on at their own clock, perhaps long ago
+        self._num_idle_polls = 0
+        self._num_patient = 0  # ranks that wait until some moment at the latest
+        self.current: int = -1
+
+    # ---- what the running rank does: each ends its turn ----
+
+    def wait(self, describe: Callable[[], Wait], joins: bool = True) -> None:
+        """It waits until somebody calls `wake_up` for it.
+
+        Args:
+            describe: says what for, if nobody can.
+            joins: whether the rank's clock will move to the end of what it waits for.
+        """
+        seat = self._seats[self.current]
+        seat.waiting, seat.joins = describe, joins
+        self._num_bystanders += not joins
+
+    def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
+        """It goes on when every other runnable rank has had a turn.
+
+        Args:
+            describe: says what for, if it cannot come true.
+            until_s: the virtual moment at which the rank gives up. See `time_is_up`.
+
+        Returns False when it can never come true: for long, nobody has done anything but poll.
+        """
+        seat = self._seats[self.current]
+        self._num_polls += 1
+        self._num_idle_polls += 1
+        seat.waiting, seat.is_polling, seat.until_s, seat.time_is_up = describe, True, until_s, False
+        if self._num_idle_polls > _MAX_IDLE_POLLS and all(self._seats[rank].is_polling for *_, rank in self._runnable):
+            return False
+        last_clock_s = max((clock_s for clock_s, *_ in self._runnable), default=0.0)
+        heapq.heappush(self._runnable, (max(seat.clock.clock_s, last_clock_s), self._num_polls, seat.clock.rank))
+        self._num_patient += until_s < inf
+        return True
+
+    def give_way(self, at_s: float) -> None:
+        """It goes on when every rank has gone as far as it can before `at_s`, and until then."""
+        heapq.heappush(self._runnable, (at_s, _GIVING_WAY, self.current))
+
+    def finish(self) -> None:
+        """It has come to its end."""
+        self._seats[self.current].has_finished = True
+
+    # ---- what it brings about meanwhile ----
+
+    def wake_up(self, rank: int, at_s: float = 0.0) -> None:
+        """Make a waiting rank runnable. It goes on when its turn comes; the caller keeps the turn.
+
+        Args:
+            rank: which.
+            at_s: the virtual end of what it waited for. A rank that joins it has that clock when it goes on.
+        """
+        seat = self._seats[rank]
+        clock_s = max(seat.clock.clock_s, at_s) if seat.joins else seat.clock.clock_s
+        heapq.heappush(self._runnable, (clock_s, _AT_ONCE, rank))
+
+    def progress(self) -> None:
+        """Something happened that a polling rank may see."""
+        self._num_idle_polls = 0
+
+    # ---- who is next ----
+
+    def next(self) -> int | None:
+        """Let time pass, and give the turn to whoever goes on. None: nobody can, all have finished or wait."""
+        self._pass_time()
+        if not self._runnable:
+            return None
+        self.current = rank = heapq.heappop(self._runnable)[2]
+        seat = self._seats[rank]
+        if seat.waiting is not None:
+            self._stop_waiting(seat)
+        return rank
+
+    def _stop_waiting(self, seat: _Seat) -> None:
+        if not seat.is_polling:
+            self._num_bystanders -= not seat.joins
+        elif seat.until_s < inf or seat.time_is_up:
+            self._num_patient -= 1
+        seat.waiting, seat.is_polling, seat.until_s = None, False, inf
+
+    def time_is_up(self, until_s: float) -> bool:
+        """Whether the running rank goes on because the moment has come until which it would poll.
+
+        Then nobody is left who could do anything before it, and the rank's clock is there.
+        """
+        seat = self._seats[self.current]
+        if seat.time_is_up:
+            seat.clock.clock_s = max(seat.clock.clock_s, until_s)
+        return seat.time_is_up
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks have finished."""
+        return all(seat.has_finished for seat in self._seats.values())
+
+    def clock_s(self, rank: int) -> float:
+        """How far a rank has come."""
+        return self._seats[rank].clock.clock_s
+
+    # ---- virtual time ----
+
+    def _pass_time(self) -> None:
+        """Let everything happen on the wires that no rank can be in time to change, and whoever waited enough go on."""
+        while True:
+            next_s = self._network.next_s
+            until_s = min(seat.until_s for seat in self._seats.values()) if self._num_patient else inf
+            if until_s < inf and until_s <= (inf if next_s is None else next_s):
+                if self._is_hopeless(until_s):
+                    self._give_up_waiting(next(seat for seat in self._seats.values() if seat.until_s == until_s))
+                return
+            if next_s is None or not self._is_settled(next_s):
+                return
+            self._network.advance()
+
+    def _is_hopeless(self, at_s: float) -> bool:
+        """Whether nobody can do anything before `at_s` that one who waits until then would see."""
+        busy = [clock_s for clock_s, order, _ in self._runnable if order <= _GIVING_WAY]
+        have_looked = self._num_idle_polls >= len(self._runnable) - len(busy)
+        return have_looked and (not busy or (min(busy) >= at_s and not self._num_bystanders))
+
+    def _give_up_waiting(self, seat: _Seat) -> None:
+        """A rank's time is up: it goes on at that moment, before all who poll."""
+        self._runnable = [entry for entry in self._runnable if entry[2] != seat.clock.rank]
+        heapq.heapify(self._runnable)
+        heapq.heappush(self._runnable, (seat.until_s, _AT_ONCE, seat.clock.rank))
+        seat.until_s, seat.time_is_up = inf, True
+
+    def _is_settled(self, at_s: float) -> bool:
+        """Whether nobody will start anything before `at_s`, or nobody can before this has happened."""
+        if not self._runnable:
+            return True
+        clock_s, order, _ = self._runnable[0]
+        if order > _GIVING_WAY:
+            return self._num_idle_polls >= len(self._runnable)  # all have looked, and wait for this
+        in_time = at_s < clock_s if self._network.lets_ranks_go_first else at_s <= clock_s
+        return in_time and not self._num_bystanders
+
+    # ---- when nobody can go on ----
+
+    def stuck(self) -> tuple[str, list[Wait]]:
+        """What to say of a run in which nobody can go on: a headline, and what each rank waits for."""
+        waits = []
+        for rank, seat in self._seats.items():
+            if seat.waiting is not None:
+                waits.append(seat.waiting())
+            elif seat.has_finished:
+                waits.append(Wait(rank, "has finished"))
+        num_stuck = sum(not seat.has_finished for seat in self._seats.values())
+        finished = len(self._seats) - num_stuck
+        headline = f"{num_stuck} of {plural(len(self._seats), 'ranks')} {'waits' if num_stuck == 1 else 'wait'} "
+        headline += "and none can go on"
+        return headline + (f"; {finished} returned without joining them" if finished else ""), waits

@@ -1,0 +1,52 @@
+"""Writes down what travelled: a subscriber to the engine's events (lablib/engine/events.py).
+
+Each communication becomes one `Transfer`, and for each rank that took part two spans: one on its stream of
+communication, and one from its call until the last member's, if it had to wait for that.
+"""
+
+from collections.abc import Mapping
+
+from lablib.engine.events import Events, Transferred
+from lablib.run import Transfer
+from lablib.sim.rank import Rank
+
+
+class Recorder:
+    """The transfers of a run, and the communication of its ranks.
+
+    Args:
+        ranks: by number; each gets its spans.
+        events: those of the run.
+
+    Attributes:
+        transfers: in the order in which they ended.
+    """
+
+    def __init__(self, ranks: Mapping[int, Rank], events: Events):
+        self._ranks = ranks
+        self.transfers: list[Transfer] = []
+        events.subscribe(Transferred, self._note)
+
+    def _note(self, event: Transferred) -> None:
+        issued_s = tuple(part.issue_s for part in event.parts)
+        for part in event.parts:
+            rank = self._ranks[part.rank]
+            rank.wait(event.group, part.name, part.phase, part.issue_s, max(issued_s), part.source)
+            rank.communicate(
+                part.stream, part.name, part.phase, event.start_s, event.end_s, event.size_bytes, part.source
+            )
+        self.transfers.append(
+            Transfer(
+                event.group,
+                event.name,
+                event.ranks,
+                event.cost.algorithm,
+                event.size_bytes,
+                event.cost.sent_bytes,
+                event.start_s,
+                event.end_s,
+                issued_s,
+                event.dtype,
+                event.cost.route,
+            )
+        )
