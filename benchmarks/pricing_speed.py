@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lablib.cost import Pricer, op_cost
-from lablib.cost.op import is_free
 from lablib.hardware import DEVICES
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
+from lablib.operators import Pricer, op_cost
+from lablib.operators.op import is_free
 
 DEVICE = DEVICES["H100-80GB-SXM"]
 

@@ -52,12 +52,31 @@ class RankError(LaunchError):
 class Wait:
     """What one rank was doing when nothing could go on.
 
-    `text` is complete in itself ("waits in all_reduce #7 of group dp"); `source` is "file:line" of the program.
+    Attributes:
+        rank: who.
+        what: "waits in all_reduce #7 of group dp", "has finished".
+        source: "file:line" of the program; "" where it is not known.
+        why: what keeps it, "rank 3 is not there"; "" where nothing is to be said.
+        for_ranks: whom it waits for; empty: for nobody that is known.
+        operation: what it called, "all_reduce", "recv"; "" for no communication.
+        group: the process group of that.
+        since_s: since when, in virtual seconds; None where it is not told.
     """
 
     rank: int
-    text: str
+    what: str
     source: str = ""
+    why: str = ""
+    for_ranks: tuple[int, ...] = ()
+    operation: str = ""
+    group: str = ""
+    since_s: float | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it in words, without rank and line."""
+        since = "" if self.since_s is None else f" since {self.since_s:.6g} s"
+        return f"{self.what}{since}{self.why and f'; {self.why}'}"
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.text}" + (f"  ({self.source})" if self.source else "")

@@ -54,8 +54,8 @@ class Run:
 
     @checked
     def to_perfetto(self, path: str | Path) -> Path:
-        """Write timeline, memory and traffic as one trace that ui.perfetto.dev opens (lablib/record/perfetto.py)."""
-        return self.timeline.to_perfetto(path, self.memory, self.traffic)
+        """Write timeline and memory as one trace that ui.perfetto.dev opens (lablib/record/perfetto.py)."""
+        return self.timeline.to_perfetto(path, self.memory)
 
     def summary(self, steps: int = 1, timeline: Timeline | None = None, device: Device | None = None) -> Summary:
         """Where the time went, rank by rank.

@@ -142,7 +142,7 @@ def report() -> Any:
     return score(rows, lambda **_: Row())
 
 
-DEADLOCK = DeadlockError(MARK, [Wait(0, f"waits in {MARK}", MARK), Wait(1, MARK, MARK)])
+DEADLOCK = DeadlockError(MARK, [Wait(0, f"waits in {MARK}", MARK, MARK, (1,), MARK, MARK), Wait(1, MARK, MARK)])
 SIZES = [1e3, 1e6]
 NODES = [(MARK, 0.0, 0.0, MARK), ("b", 1.0, 0.0, "gpu")]
 CURVE, APART = [5.5, 3.0], difference({1: 2.0, 2: 2.1}, {1: 1.0, 2: 2.2})

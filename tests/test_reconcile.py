@@ -27,7 +27,8 @@ def compute(rank: int, start_s: float, end_s: float, phase: str = "forward") -> 
 
 
 def talk(rank: int, start_s: float, end_s: float, name: str = "all_reduce", size_bytes: float = 100.0) -> Span:
-    return Span(rank, "comm:world", name, "forward", start_s, end_s, 0.0, size_bytes)
+    number = hash((name, size_bytes))  # one call of each
+    return Span(rank, "comm:world", name, "forward", start_s, end_s, 0.0, size_bytes, transfer_id=number, place=rank)
 
 
 def row(frame, kind: str, name: str | None = None):
@@ -100,9 +101,10 @@ def test_the_same_collective_of_two_sizes_or_groups_has_two_rows():
 
 
 def test_a_message_counts_once_for_its_receiver_from_when_both_have_come():
-    send = Span(0, "comm:world:send", "send to 1", "forward", 0.0, 3.0, 0.0, 8.0)
-    receive = Span(1, "comm:world:recv", "recv from 0", "forward", 2.0, 4.0, 0.0, 8.0)
-    frame = Reconciliation.of(run_of(send, receive), [run_of(send, receive)]).table()
+    send = Span(0, "comm:world:send", "send to 1", "forward", 0.0, 3.0, 0.0, 8.0, transfer_id=0)
+    receive = Span(1, "comm:world:recv", "recv from 0", "forward", 2.0, 4.0, 0.0, 8.0, transfer_id=0, place=1)
+    run = run_of(send, receive, transfers=(Transfer("world", "send", (0, 1), "x", 8.0, (8.0, 0.0), 2.0, 4.0, id=0),))
+    frame = Reconciliation.of(run, [run]).table()
     found = row(frame, "communication", "send")
     assert (found["measured_calls"], found["measured_s"]) == (1, pytest.approx((4 - 2) / 2))
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lablib.cost.op import is_free, op_time_s
 from lablib.hardware.device import Device
+from lablib.operators.op import is_free, op_time_s
 from lablib.torch_compat import TorchDispatchMode, tree_map_only
 
 PricedOp = tuple[Any, tuple, dict, Any]  # operator, arguments, keyword arguments, result

@@ -1,15 +1,14 @@
 """THE cost model: seconds and bytes of an operation and of a collective. The simulator's clock and the planner read it.
 
-One operation on one device: formulas in sizes (numbers or numpy arrays), then the front door for tensors.
+Closed forms in sizes (numbers or numpy arrays), without torch; what an operator of torch costs: lablib/operators.
+
+One operation on one device:
 
 arrays.py       minimum and rounding up, for numbers and arrays alike
-precision.py    the peak a dtype computes at
-memory.py       what is limited by memory: the bytes really moved
+precision.py    the bytes of a number
+memory.py       what is limited by memory
 matmul.py       a matrix product: tiles, waves and depth
 attention.py    attention, fused (flash) or unfused
-kernels.py      how many launches an operator is
-op.py           one dispatched operator: the roofline over all of these
-pricer.py       its price, looked up where it was asked before
 
 One collective on one group of ranks:
 
@@ -28,22 +27,17 @@ from lablib.cost.collective import CollectiveCost, algorithms_for, collective_co
 from lablib.cost.matmul import matmul_flops, matmul_time_s
 from lablib.cost.memory import memory_bound_time_s
 from lablib.cost.network import GroupNetwork
-from lablib.cost.op import OpCost, op_cost
-from lablib.cost.pricer import Pricer
 from lablib.cost.regular_group import regular_collective_s, regular_sent_bytes
 
 __all__ = [
     "CollectiveCost",
     "GroupNetwork",
-    "OpCost",
-    "Pricer",
     "algorithms_for",
     "attention_time_s",
     "collective_cost",
     "matmul_flops",
     "matmul_time_s",
     "memory_bound_time_s",
-    "op_cost",
     "regular_collective_s",
     "regular_sent_bytes",
 ]

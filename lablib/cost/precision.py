@@ -1,25 +1,6 @@
-"""Which row of a device's table of peaks a dtype computes at, and how many bytes its numbers have.
-
-    float64, float32, float16, bfloat16     their own row
-    float32, where the program allows it    tfloat32: 4 bytes in memory, 10 bits of mantissa in the product
-                                            (torch.set_float32_matmul_precision("high" or "medium"))
-    float8_e4m3fn, float8_e5m2, ...         float8
-
-A row that a device lacks falls back on float32's: it computes, slowly (a V100 has no unit for bfloat16).
-"""
-
-import torch
+"""How many bytes the numbers of a dtype have, by its row of a device's table of peaks."""
 
 _BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1, "float4": 0.5}
-
-
-def peak_name(dtype: torch.dtype) -> str:
-    """The row of a device's peak table for products of this dtype, as the program is set up now."""
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        return "tfloat32"
-    if dtype.itemsize == 1 and dtype.is_floating_point:
-        return "float8"
-    return str(dtype).removeprefix("torch.")
 
 
 def bytes_per_number(name: str) -> float:

@@ -126,10 +126,11 @@ class Meeting(Communication):
 
     def describe(self, rank: int, source: Any, verb: str = "waits in") -> Callable[[], Wait]:
         def wait() -> Wait:
-            missing = [r for i, r in enumerate(self.group_ranks) if i not in self.joined]
+            missing = tuple(r for i, r in enumerate(self.group_ranks) if i not in self.joined)
             who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_some(missing)} are"
-            text = f"{verb} {self.name} #{self.index} of group {self.group_label}; {self.stopped or f'{who} not there'}"
-            return Wait(rank, text, str(source))
+            what = f"{verb} {self.name} #{self.index} of group {self.group_label}"
+            why, whom = (self.stopped, ()) if self.stopped else (f"{who} not there", missing)
+            return Wait(rank, what, str(source), why, whom, self.name, self.group_label)
 
         return wait
 
@@ -146,6 +147,7 @@ class Message(Communication):
         size_bytes, dtype: of the message; both sides must give the same.
         shape: of the tensor that holds it.
         tensors: that tensor, for whoever moves it; until the two sides have met.
+        peer_rank: its global rank; None: anyone's.
         matched: the place of the other side, once they have met.
         turn: of a send, how many its rank issued before it.
     """
@@ -161,7 +163,7 @@ class Message(Communication):
     issue_s: float
     phase: str
     source: Any
-    peer_label: str
+    peer_rank: int | None
     group_label: str
     tensors: Any = None
     matched: int = ANY_SOURCE
@@ -169,7 +171,8 @@ class Message(Communication):
 
     def text(self, direction: str) -> Wait:
         """What this side gives or wants."""
-        what = f"{self.kind}s {self.dtype}{list(self.shape)} {direction} {self.peer_label}"
+        peer = "any rank" if self.peer_rank is None else f"rank {self.peer_rank}"
+        what = f"{self.kind}s {self.dtype}{list(self.shape)} {direction} {peer}"
         return Wait(self.clock.rank, what, str(self.source))
 
     def fits(self, receive: "Message") -> bool:
@@ -184,11 +187,11 @@ class Message(Communication):
         def wait() -> Wait:
             direction = "to" if self.kind == "send" else "from"
             other = "recv" if self.kind == "send" else "send"
-            text = (
-                f"{verb} {self.kind} {direction} {self.peer_label} (tag {self.tag}) of group {self.group_label}; "
-                f"{self.stopped or f'no matching {other} is posted'}"
-            )
-            return Wait(rank, text, str(source))
+            peer = "any rank" if self.peer_rank is None else f"rank {self.peer_rank}"
+            what = f"{verb} {self.kind} {direction} {peer} (tag {self.tag}) of group {self.group_label}"
+            why = self.stopped or f"no matching {other} is posted"
+            whom = () if self.peer_rank is None else (self.peer_rank,)
+            return Wait(rank, what, str(source), why, whom, self.kind, self.group_label)
 
         return wait
 

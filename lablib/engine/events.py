@@ -46,6 +46,7 @@ class Part:
         name: what it did, for people: "all_reduce", "send to 3".
         phase, source: what its program was doing when it made the call, and the line.
         issue_s: when it made the call.
+        place: in the group; of a message, 0 for the sender and 1 for the receiver.
     """
 
     rank: int
@@ -54,6 +55,7 @@ class Part:
     phase: str
     source: Any
     issue_s: float
+    place: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,10 @@ class Group:
             self._hung.append(Hung(self.label, meeting.name, self.global_ranks, joined, start_s))
             return
         stream = f"comm:{self.label}"
-        parts = [Part(j.rank, stream, meeting.name, j.phase, j.source, j.issue_s) for j in done.arrived]
+        parts = [
+            Part(j.rank, stream, meeting.name, j.phase, j.source, j.issue_s, place)
+            for place, j in enumerate(done.arrived)
+        ]
         self._tell(
             meeting.name, parts, self.global_ranks, done.cost, done.size_bytes, start_s, end_s, done.arrived[0].dtype
         )
@@ -269,8 +272,8 @@ class Group:
             self._hung.append(Hung(self.label, "send", pair, joined, start_s))
             return
         parts = [
-            Part(m.clock.rank, f"comm:{self.label}:{m.kind}", name, m.phase, m.source, m.issue_s)
-            for m, name in ((send, f"send to {pair[1]}"), (receive, f"recv from {pair[0]}"))
+            Part(m.clock.rank, f"comm:{self.label}:{m.kind}", name, m.phase, m.source, m.issue_s, place)
+            for place, (m, name) in enumerate(((send, f"send to {pair[1]}"), (receive, f"recv from {pair[0]}")))
         ]
         cost = CollectiveCost("direct", end_s - start_s, (float(send.size_bytes), 0.0))
         self._tell("send", parts, pair, cost, send.size_bytes, start_s, end_s, send.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -14,17 +13,16 @@ from lablib.signature import checked
 
 ROW_PIXELS, MAX_ROWS = 58, 24
 WAITING, TEXT_COLUMNS = "#D55E00", 78
-_NAMED = re.compile(r"\branks?\s+(\d+(?:\s*(?:,|and|-|to)\s*\d+)*)", re.IGNORECASE)
 
 
 @checked
 def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.Figure:
-    """Ranks as nodes, what each waits for as text, arrows to the ranks its text names.
+    """Ranks as nodes, what each waits for as text, arrows to the ranks that it waits for.
 
     Ranks that wait in the same place for the same thing share a row.
 
     Returns:
-        A figure whose table has one row a rank: what it waits for, where in the program, which ranks it names.
+        A figure whose table has one row a rank: what it waits for, where in the program, for which ranks.
     """
     rows = _rows(error.waits)
     shown = rows[:MAX_ROWS]
@@ -48,23 +46,9 @@ def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.
         "rank": [w.rank for w in error.waits],
         "waits": [w.text for w in error.waits],
         "source": [w.source for w in error.waits],
-        "names ranks": [", ".join(map(str, named_ranks(w))) for w in error.waits],
+        "for ranks": [", ".join(map(str, w.for_ranks)) for w in error.waits],
     }
     return attach(figure, _summary(error, rows), columns)
-
-
-def named_ranks(wait: Wait) -> list[int]:
-    """The other ranks that the text of a wait names.
-
-    >>> named_ranks(Wait(0, "waits in recv from rank 1")), named_ranks(Wait(0, "waits for ranks 1, 3-5 and 7"))
-    ([1], [1, 3, 4, 5, 7])
-    """
-    found: set[int] = set()
-    for phrase in _NAMED.findall(wait.text):
-        for part in re.split(r",|and", phrase):
-            ends = [int(number) for number in re.findall(r"\d+", part)]
-            found.update(range(ends[0], ends[-1] + 1) if ends else ())
-    return sorted(found - {wait.rank})
 
 
 def _rows(waits: Sequence[Wait]) -> list[list[Wait]]:
@@ -114,11 +98,9 @@ def _texts(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
 
 
 def _arrows(rows: Sequence[Sequence[Wait]]) -> list[tuple[int, int]]:
-    """Pairs of row numbers: the one that waits, the one that holds a rank it names."""
+    """Pairs of row numbers: the one that waits, the one that holds a rank it waits for."""
     row_of = {wait.rank: number for number, row in enumerate(rows) for wait in row}
-    pairs = {
-        (row_of[w.rank], row_of[other]) for row in rows for w in row for other in named_ranks(w) if other in row_of
-    }
+    pairs = {(row_of[w.rank], row_of[other]) for row in rows for w in row for other in w.for_ranks if other in row_of}
     return sorted(pair for pair in pairs if pair[0] != pair[1])
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from lablib.cost.kernels import num_kernels
-from lablib.cost.op import is_free
+from lablib.operators.kernels import num_kernels
+from lablib.operators.op import is_free
 from lablib.torch_compat import DispatchKey, TorchDispatchMode, has_kernel, schema
 
 REMEDY = (

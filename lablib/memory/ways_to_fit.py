@@ -36,10 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lablib.cost.fused_attention import FusedAttention
-from lablib.cost.memory import memory_bound_time_s, tensors_in
-from lablib.cost.op import OpCost, is_free
-from lablib.cost.pricer import Pricer
+from lablib.cost.memory import memory_bound_time_s
 from lablib.hardware import Device, Link
 from lablib.memory.checkpointing import (
     KEPT_OPERATORS,
@@ -50,6 +47,10 @@ from lablib.memory.checkpointing import (
 )
 from lablib.memory.offload import exposed_s
 from lablib.memory.saved_tensors import activation_bytes, saved_tensors
+from lablib.operators.fused_attention import FusedAttention
+from lablib.operators.op import OpCost, is_free
+from lablib.operators.op_bytes import tensors_in
+from lablib.operators.pricer import Pricer
 from lablib.signature import checked
 from lablib.torch_compat import TorchDispatchMode
 

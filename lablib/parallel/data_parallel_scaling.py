@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.cost.fused_attention import FusedAttention
-from lablib.cost.op import is_free, op_cost
 from lablib.hardware import Cluster, Device
+from lablib.operators.fused_attention import FusedAttention
+from lablib.operators.op import is_free, op_cost
 from lablib.parallel.bucketed_data_parallel import BUCKET_BYTES, plan_buckets
 from lablib.torch_compat import TorchDispatchMode
 

@@ -8,6 +8,7 @@ before the last call is waiting, and the communication begins with it.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lablib.real.calls import Call
 from lablib.real.measure import Measurement
@@ -26,22 +27,28 @@ def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> T
         zero_ns: the host's time at which the run began.
         backend: its name stands as the algorithm: the library chooses one and does not tell.
     """
-    transfers = [t for calls in _meetings(measured) if (t := _transfer(calls, zero_ns, backend)) is not None]
+    transfers = [
+        transfer
+        for number, calls in enumerate(_meetings(measured))
+        if (transfer := _transfer(calls, zero_ns, backend, number)) is not None
+    ]
     return Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.end_s))))
 
 
 def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Span]:
     """The spans of communication, and of waiting for the last rank before each, as far as the profiler saw them."""
-    for calls in _meetings(measured):
+    for number, calls in enumerate(_meetings(measured)):
         last_ns = _last_ns(calls)
         for place, call in calls.items():
             if call.end_ns:
                 rank, met_ns = max(place, ~place), min(last_ns, call.end_ns)
+                tie = {"transfer_id": number, "place": _among(call, rank)}
                 if call.start_ns < met_ns:
                     stream = f"{WAIT}{call.group}"
-                    yield RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns).at(rank, zero_ns)
+                    waited = RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns)
+                    yield replace(waited.at(rank, zero_ns), **tie)
                 times = (met_ns, call.end_ns, 0.0, call.size_bytes)
-                yield RawSpan(call.stream, call.span_name, call.phase, *times).at(rank, zero_ns)
+                yield replace(RawSpan(call.stream, call.span_name, call.phase, *times).at(rank, zero_ns), **tie)
 
 
 def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
@@ -51,6 +58,11 @@ def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
             pair = (call.source, call.target, call.tag) if call.is_point_to_point else ()
             meetings.setdefault((call.group_id, call.sequence, *pair), {})[_place(call, rank)] = call
     return list(meetings.values())
+
+
+def _among(call: Call, rank: int) -> int:
+    """The place of a rank among those of its transfer."""
+    return int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
 
 
 def _last_ns(calls: Meeting) -> int:
@@ -63,7 +75,7 @@ def _place(call: Call, rank: int) -> int:
     return ~rank if call.name == "recv" else rank
 
 
-def _transfer(calls: Meeting, zero_ns: int, backend: str) -> Transfer | None:
+def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transfer | None:
     first = next(iter(calls.values()))
     if first.is_point_to_point:
         send = calls.get(first.source)
@@ -87,6 +99,7 @@ def _transfer(calls: Meeting, zero_ns: int, backend: str) -> Transfer | None:
         start_s=(start_ns - zero_ns) / 1e9,
         end_s=(end_ns - zero_ns) / 1e9,
         issued_s=tuple((ns - zero_ns) / 1e9 for ns in called_ns) if len(called_ns) == len(ranks) else (),
+        id=number,
     )
 
 

@@ -4,8 +4,7 @@ A rank is a process and each of its streams a thread, compute first. What is wri
 
     M   names, and the order in which processes and threads are shown
     X   one complete event a span: microseconds, and phase, FLOPs, bytes, dtype and line of the program as arguments
-    s, t, f   flows, drawn as arrows: from a send to its receive, and through the members of a collective (where the
-              traffic is given)
+    s, t, f   flows, drawn as arrows: from a send to its receive, and through the members of a collective
     C   counters: bytes of memory by category (where memory is given)
 
 Two spans of one thread must lie inside or after each other, so spans that overlap (two collectives that gloo runs side
@@ -20,7 +19,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +27,21 @@ import numpy as np
 from lablib.files import replacing
 from lablib.record.ledger import Memory
 from lablib.record.timeline import COMPUTE, Span, Timeline
-from lablib.record.traffic import Traffic
 
 Event = dict[str, Any]
 Place = tuple[int, int]  # process, thread
-Stop = tuple[int, float, Place]  # of a chain of arrows: its order, when, where
+Stop = tuple[float, Place]  # of a chain of arrows: when, where
 
 
-def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None, traffic: Traffic | None = None) -> Path:
-    """Write the trace, rank by rank. Counters need the memory of the run, arrows of collectives its traffic."""
+def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None) -> Path:
+    """Write the trace, rank by rank. Counters need the memory of the run."""
     rows = {rank: rows_of(timeline, rank) for rank in range(timeline.num_ranks)}
     with replacing(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for rank, own in rows.items():
             events = [*_names(rank, own), *_work(rank, own)]
             file.write((",\n" if rank else "") + _without_brackets(events))
-        for events in (_flows(rows, traffic), _counters(memory, timeline.origin_s) if memory is not None else ()):
+        for events in (_flows(rows), _counters(memory, timeline.origin_s) if memory is not None else ()):
             if text := _without_brackets(list(events)):
                 file.write(",\n" + text)
         file.write("]}\n")
@@ -110,57 +107,30 @@ def _args(span: Span) -> dict[str, Any]:
     return args
 
 
-def _flows(rows: dict[int, list[tuple[str, list[Span]]]], traffic: Traffic | None) -> Iterator[Event]:
-    """One chain of arrows for each message and each collective, through those who took part."""
-    collectives = _collectives(traffic)
-    meetings: dict[tuple, list[Stop]] = defaultdict(list)
+def _flows(rows: dict[int, list[tuple[str, list[Span]]]]) -> Iterator[Event]:
+    """One chain of arrows for each message and each collective, through those who took part.
+
+    A message's is tied to the beginning of the send and the end of the receive, a collective's to the middle of each.
+    """
+    meetings: dict[int, list[tuple[Span, Place]]] = defaultdict(list)
     for rank, own in rows.items():
-        seen: dict[tuple, Iterator[int]] = defaultdict(count)
-        spans = [(s, place) for place, (_, row) in zip(_places(rank, own), own, strict=True) for s in row]
-        for s, place in sorted(spans, key=lambda pair: pair[0].start_s):
-            if s.is_communication and (found := _meeting(s, rank, seen, collectives)):
-                meeting, order, share = found
-                meetings[meeting].append((order, s.start_s + share * s.duration_s, place))
-    for number, stops in enumerate(meetings.values(), 1):
+        for place, (_, row) in zip(_places(rank, own), own, strict=True):
+            for span in row:
+                if span.is_communication and span.transfer_id is not None:
+                    meetings[span.transfer_id].append((span, place))
+    for number, parts in meetings.items():
+        parts.sort(key=lambda part: (part[0].place, part[0].start_s))
+        is_message = len(parts) == 2 and parts[0][0].name != parts[1][0].name
+        shares = (0.01, 0.99) if is_message else (0.5,) * len(parts)
+        stops = [(s.start_s + share * s.duration_s, place) for share, (s, place) in zip(shares, parts, strict=True)]
         # An arrow cannot go back in time; where the clocks of two hosts say so, it is left out.
-        times_s = [time_s for _, time_s, _ in sorted(stops)]
-        if len(stops) > 1 and times_s == sorted(times_s):
+        times_s = [time_s for time_s, _ in stops]
+        if len(stops) > 1 and (times_s == sorted(times_s) or not is_message):
             yield from _chain(number, sorted(stops))
 
 
-def _collectives(traffic: Traffic | None) -> dict[tuple[str, int], list[int]]:
-    """Group and rank -> the collectives that this rank took part in there, by number, in order."""
-    found: dict[tuple[str, int], list[int]] = defaultdict(list)
-    transfers = traffic.transfers if traffic is not None else ()
-    for number, transfer in sorted(enumerate(transfers), key=lambda pair: pair[1].start_s):
-        if transfer.name != "send":
-            for rank in transfer.ranks:
-                found[transfer.group, rank].append(number)
-    return found
-
-
-def _meeting(
-    span: Span, rank: int, seen: dict[tuple, Iterator[int]], collectives: dict[tuple[str, int], list[int]]
-) -> tuple[tuple, int, float] | None:
-    """What the span took part in; its place in the chain; where in it the arrow is tied, as a share of its duration.
-
-    The k-th send from a to b in a group is the k-th receive of b from a. Who meets in a collective is known from the
-    traffic alone: groups of different ranks may have one name.
-    """
-    group, _, way = span.stream.removeprefix("comm:").rpartition(":")
-    if way == "send" and span.name.startswith("send to "):
-        key = (group, rank, int(span.name.removeprefix("send to ")))
-        return (*key, next(seen["send", *key])), 0, 0.01
-    if way == "recv" and span.name.startswith("recv from "):
-        key = (group, int(span.name.removeprefix("recv from ")), rank)
-        return (*key, next(seen["recv", *key])), 1, 0.99
-    group = span.stream.removeprefix("comm:")
-    own, index = collectives.get((group, rank), []), next(seen["collective", group])
-    return ((own[index],), 0, 0.5) if index < len(own) else None
-
-
 def _chain(number: int, stops: Sequence[Stop]) -> Iterator[Event]:
-    for index, (_, time_s, (pid, tid)) in enumerate(stops):
+    for index, (time_s, (pid, tid)) in enumerate(stops):
         phase = "s" if index == 0 else "f" if index == len(stops) - 1 else "t"
         event = {"ph": phase, "id": number, "cat": "flow", "name": "communication", "ts": time_s * 1e6}
         yield event | {"pid": pid, "tid": tid} | ({"bp": "e"} if phase == "f" else {})

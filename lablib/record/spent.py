@@ -14,14 +14,13 @@ Two rules make runs of different machines comparable:
     start    A communication begins when its last rank has come. A real library's record begins when a rank calls it,
              so the part before is taken off, and is waiting. A message counts for the rank that receives it.
 
-Simplified: communications meet in the order of their calls; one that a profiler lost shifts those behind it that have
-the same name, group and size.
+What belongs together says the id that a `Transfer` shares with its spans.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 
 KINDS = ("compute", "communication", "exposed", "waiting", "idle", "makespan")
 _NO_PHASE = "#"  # no phase can be called so
-_Meeting = tuple[
-    str, str, float, int, tuple[int, ...]
-]  # name, group, size, how many before it, (from, to) of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ def parts_of(run: Run, without: str = "") -> dict[Part, Spent]:
         "idle": fsum(makespan_s - length(busy[r]) - exposed[r] - waiting[r] for r in range(num_ranks)) / num_ranks,
         "makespan": makespan_s,
     }
-    parts = _by_phase(timeline, num_ranks) | _by_communication(meetings, num_ranks)
+    parts = _by_phase(timeline, num_ranks) | _by_communication(run, meetings, num_ranks)
     return parts | {Part(kind, kind): Spent(max(0.0, time_s)) for kind, time_s in left.items()}
 
 
@@ -117,28 +113,16 @@ def _by_phase(timeline: Timeline, num_ranks: int) -> dict[Part, Spent]:
 # ---- communications ----
 
 
-def _meetings(timeline: Timeline) -> dict[_Meeting, list[Span]]:
+def _meetings(timeline: Timeline) -> list[list[Span]]:
     """The spans of each communication: one for each member, in the order of ranks."""
-    counts: dict[tuple, int] = defaultdict(int)
-    meetings: dict[_Meeting, list[Span]] = defaultdict(list)
+    meetings: dict[int, list[Span]] = defaultdict(list)
+    alone: list[list[Span]] = []
     for span in timeline:
-        if span.is_communication:
-            name, group, ends = _who(span)
-            key = (span.rank, span.name, group, span.size_bytes)
-            meetings[name, group, span.size_bytes, counts[key], ends].append(span)
-            counts[key] += 1
-    return meetings
-
-
-def _who(span: Span) -> tuple[str, str, tuple[int, ...]]:
-    """Name and group of a communication, and for a message from whom to whom."""
-    group = span.stream.removeprefix("comm:").removesuffix(":send").removesuffix(":recv")
-    words = span.name.split()
-    if len(words) == 3 and words[:2] == ["send", "to"]:
-        return "send", group, (span.rank, int(words[2]))
-    if len(words) == 3 and words[:2] == ["recv", "from"]:
-        return "send", group, (int(words[2]), span.rank)
-    return span.name, group, ()
+        if span.is_communication and span.transfer_id is not None:
+            meetings[span.transfer_id].append(span)
+        elif span.is_communication:
+            alone.append([span])
+    return [*meetings.values(), *alone]
 
 
 def _start_s(spans: Iterable[Span]) -> float:
@@ -146,26 +130,29 @@ def _start_s(spans: Iterable[Span]) -> float:
     return max(span.start_s for span in spans)
 
 
-def _by_communication(meetings: Mapping[_Meeting, list[Span]], num_ranks: int) -> dict[Part, Spent]:
+def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) -> dict[Part, Spent]:
+    transfers = {transfer.id: transfer for transfer in run.traffic.transfers}
     seconds: dict[Part, list[float]] = defaultdict(list)
-    for (name, group, size_bytes, _, ends), spans in meetings.items():
-        receivers = 1 if ends else len(spans)
+    for spans in meetings:
+        first, transfer = spans[0], transfers.get(spans[0].transfer_id)
+        name, group = (transfer.name, transfer.group) if transfer else (first.name, first.stream.removeprefix("comm:"))
+        receivers = 1 if name == "send" else len(spans)
         took_s = max(0.0, max(span.end_s for span in spans) - _start_s(spans))
-        seconds[Part("communication", name, group, size_bytes)].append(took_s * receivers / num_ranks)
+        seconds[Part("communication", name, group, first.size_bytes)].append(took_s * receivers / num_ranks)
     return {part: Spent(fsum(each), len(each)) for part, each in seconds.items()}
 
 
-def _talking(meetings: Mapping[_Meeting, list[Span]], num_ranks: int) -> list[list[Interval]]:
+def _talking(meetings: Iterable[list[Span]], num_ranks: int) -> list[list[Interval]]:
     """When each rank communicated, waiting for the last member taken off."""
     times: list[list[Interval]] = [[] for _ in range(num_ranks)]
-    for spans in meetings.values():
+    for spans in meetings:
         start_s = _start_s(spans)
         for span in spans:
             times[span.rank].append((min(start_s, span.end_s), span.end_s))
     return [union(each) for each in times]
 
 
-def _pending(run: Run, timeline: Timeline, meetings: Mapping[_Meeting, list[Span]]) -> list[list[Interval]]:
+def _pending(run: Run, timeline: Timeline, meetings: Iterable[list[Span]]) -> list[list[Interval]]:
     """When each rank had called and the last had not: by the calls themselves where the run knows them."""
     pending: list[list[Interval]] = [[] for _ in range(max(timeline.num_ranks, 1))]
     if any(transfer.issued_s for transfer in run.traffic.transfers):
@@ -174,7 +161,7 @@ def _pending(run: Run, timeline: Timeline, meetings: Mapping[_Meeting, list[Span
             for rank, issued_s in zip(transfer.ranks, issued, strict=False):
                 pending[rank].append((issued_s, max(issued)))
     else:
-        for spans in meetings.values():
+        for spans in meetings:
             start_s = _start_s(spans)
             for span in spans:
                 pending[span.rank].append((span.start_s, min(start_s, span.end_s)))

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from lablib.record.ledger import Memory
-    from lablib.record.traffic import Traffic
 
 COMPUTE = "compute"
 CALLBACKS = "compute:callbacks"
@@ -60,6 +59,8 @@ class Span:
         dtype: what an op computed in, as the rows of `Device.peak_flops_per_s` are called; "" where it does not matter.
         source: the line of the program that made it, "train.py:12: loss.backward()"; "" where it is not known.
         is_recompute: computed a second time, for backward (activation checkpointing).
+        transfer_id: of a communication: the `id` of its `Transfer`, the same on every rank; None: not known.
+        place: of a communication: that of this rank among the `ranks` of its `Transfer`; 0 sends a message, 1 gets it.
     """
 
     rank: int
@@ -73,6 +74,8 @@ class Span:
     dtype: str = ""
     source: str = ""
     is_recompute: bool = False
+    transfer_id: int | None = None
+    place: int = 0
 
     @property
     def duration_s(self) -> float:
@@ -271,17 +274,16 @@ class Timeline:
         return draw("figure_timeline", self, **options)
 
     @checked
-    def to_perfetto(self, path: str | Path, memory: Memory | None = None, traffic: Traffic | None = None) -> Path:
+    def to_perfetto(self, path: str | Path, memory: Memory | None = None) -> Path:
         """Write the Trace Event JSON that ui.perfetto.dev opens: a process for each rank, a thread for each stream.
 
         Args:
             path: the file to write; returned as a `Path`.
             memory: of the same run; adds a counter for each rank and category of memory.
-            traffic: of the same run; adds arrows through the members of each collective.
         """
         from lablib.record.perfetto import write_trace
 
-        return write_trace(self, Path(path), memory, traffic)
+        return write_trace(self, Path(path), memory)
 
     def __len__(self) -> int:
         return len(self.spans)

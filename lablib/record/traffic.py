@@ -48,6 +48,7 @@ class Transfer:
             when the last has come: the others have waited since then, if they had nothing else to do.
         dtype: of its tensors, "float32"; "" where they differ, where there are none, and where it is not known (real
             backends).
+        id: its number in the run; the spans of its ranks have it as `transfer_id`. None: not known.
         route: works out who sent how much to whom, when it is called; None where that is not known: real libraries do
             not tell.
     """
@@ -62,6 +63,7 @@ class Transfer:
     end_s: float
     issued_s: tuple[float, ...] = ()
     dtype: str = ""
+    id: int | None = None
     route: Callable[[], Routes] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -34,9 +34,9 @@ from typing import Any
 
 import torch
 
-from lablib.cost.op import tensors_in
 from lablib.hardware import LINKS, Link
 from lablib.hardware.device import Device
+from lablib.operators.op import tensors_in
 from lablib.sim.clock import has_own_rule, is_fake
 from lablib.sim.rank import Rank
 from lablib.torch_compat import TorchDispatchMode, schema, sparse_parts

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from lablib.cost.op import tensors_in
-from lablib.cost.pricer import Pricer
+from lablib.operators.op import tensors_in
+from lablib.operators.pricer import Pricer
 from lablib.sim.facts import Facts, facts_of
 from lablib.sim.in_flight import InFlight
 from lablib.sim.ledger import Books, Ledger

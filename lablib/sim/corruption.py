@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lablib.cost.op import tensors_in
 from lablib.faults import CorruptGradient
+from lablib.operators.op import tensors_in
 from lablib.torch_compat import DisableTorchDispatch, TorchDispatchMode, is_call_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lablib.cost.op import is_free
+from lablib.operators.op import is_free
 from lablib.torch_compat import read_number, schema
 
 _PART = ("index", "indices", "mask")

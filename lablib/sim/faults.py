@@ -147,8 +147,7 @@ class Faults(Conditions):
         return RankKilledError(f"{'; '.join(died + down)}; {_who(waiting)}.", killed, waiting)
 
     def _since(self, wait: Wait) -> Wait:
-        what, mark, why = wait.text.partition(";")
-        return replace(wait, text=f"{what} since {_s(self.turns.clock_s(wait.rank))}{mark}{why}")
+        return replace(wait, since_s=self.turns.clock_s(wait.rank))
 
     def deaths(self) -> list[tuple[int, float]]:
         """(rank, when) of those who died."""
@@ -181,19 +180,23 @@ class Faults(Conditions):
             watch.close()
         return self.notes()
 
-    def unfinished(self, groups: Iterable[Group], end_s: float) -> tuple[list[Span], list[Transfer]]:
-        """What was begun and never ended, in a run whose last moment was `end_s`, as it looks a little later."""
+    def unfinished(self, groups: Iterable[Group], end_s: float, first_id: int) -> tuple[list[Span], list[Transfer]]:
+        """What was begun and never ended, in a run whose last moment was `end_s`, as it looks a little later.
+
+        The transfers are numbered from `first_id`.
+        """
         end_s = max([end_s, *(self._dies_at_s[rank] for rank in self._dead), *(link.at_s for link in self._cut)])
         until_s = end_s * (1 + AFTERWARDS)
         spans: list[Span] = []
         transfers: list[Transfer] = []
         for group in groups:
             for stopped in group.unfinished():
-                spans += self._open_spans(stopped, until_s)
-                transfers.append(self._open_transfer(stopped, until_s))
+                number = first_id + len(transfers)
+                spans += self._open_spans(stopped, until_s, number)
+                transfers.append(self._open_transfer(stopped, until_s, number))
         return spans, transfers
 
-    def _open_spans(self, stopped: Hung, until_s: float) -> list[Span]:
+    def _open_spans(self, stopped: Hung, until_s: float, number: int) -> list[Span]:
         """A dead rank's part ends with it. What hangs on a link is under way; what hangs on a rank is waiting."""
         name = f"{stopped.name} ({UNFINISHED})"
         is_under_way = self._is_under_way(stopped)
@@ -202,19 +205,20 @@ class Faults(Conditions):
         for rank, issue_s, phase in stopped.joined:
             end_s = self._dies_at_s[rank] if rank in self._dead else until_s
             waits_until_s = min(last_s, end_s) if is_under_way else end_s
-            spans.append(Span(rank, f"{WAIT}{stopped.group}", name, phase, issue_s, waits_until_s))
+            tie: dict[str, Any] = {"transfer_id": number, "place": stopped.ranks.index(rank)}
+            spans.append(Span(rank, f"{WAIT}{stopped.group}", name, phase, issue_s, waits_until_s, **tie))
             if is_under_way:
-                spans.append(Span(rank, f"comm:{stopped.group}", name, phase, max(issue_s, stopped.start_s), end_s))
+                start_s = max(issue_s, stopped.start_s)
+                spans.append(Span(rank, f"comm:{stopped.group}", name, phase, start_s, end_s, **tie))
         return [span for span in spans if span.start_s < span.end_s]
 
-    def _open_transfer(self, stopped: Hung, until_s: float) -> Transfer:
+    def _open_transfer(self, stopped: Hung, until_s: float, number: int) -> Transfer:
         came = {rank: issue_s for rank, issue_s, _ in stopped.joined if rank not in self._dead}
         issued_s = tuple(came.get(rank, inf) for rank in stopped.ranks)
         start_s = min(stopped.start_s, until_s) if self._is_under_way(stopped) else until_s
         nothing = (0.0,) * len(issued_s)
-        return Transfer(
-            stopped.group, stopped.name, stopped.ranks, UNFINISHED, 0.0, nothing, start_s, until_s, issued_s
-        )
+        what = (stopped.group, stopped.name, stopped.ranks, UNFINISHED, 0.0, nothing)
+        return Transfer(*what, start_s, until_s, issued_s, id=number)
 
     def _is_under_way(self, stopped: Hung) -> bool:
         """Everybody came, and nobody died: the bytes hang in the network."""

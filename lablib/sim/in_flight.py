@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lablib.cost.op import tensors_in
+from lablib.operators.op import tensors_in
 from lablib.sim.delivery import unseen_by_torch
 from lablib.sim.facts import Facts
 from lablib.sim.source import Source, program_line

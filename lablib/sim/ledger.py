@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lablib.cost.op import tensors_in
+from lablib.operators.op import tensors_in
 from lablib.record.blocks import Blocks
 from lablib.record.ledger import Memory
 from lablib.record.passes import Passes, blocks_with_phases

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lablib.cost.op import tensors_in
 from lablib.errors import ValueNeededError
+from lablib.operators.op import tensors_in
 from lablib.sim.source import program_line
 from lablib.torch_compat import DispatchKey, read_number, run_kernel_of, schema, storage_id
 

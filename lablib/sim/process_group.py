@@ -426,7 +426,6 @@ class SimProcessGroup(dist.ProcessGroup):
         rank = self._rank_state
         if rank.ledger is not None:
             rank.ledger.communicates([tensor])
-        peer_label = "any rank" if peer == ANY_SOURCE else f"rank {self._global(peer)}"
         return Message(
             kind,
             rank,
@@ -439,7 +438,7 @@ class SimProcessGroup(dist.ProcessGroup):
             rank.clock_s,
             rank.phase(),
             program_line(),
-            peer_label,
+            None if peer == ANY_SOURCE else self._global(peer),
             self._group.label,
             tensor,
             cargo=Delivery(),

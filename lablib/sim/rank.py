@@ -230,31 +230,36 @@ class Rank(RankClock):
         end_s = self.clock_s
         if self.is_traced and time_s > 0:
             phase = self.phase() if phase is None else phase
-            what = (flops, size_bytes, dtype, source, is_recompute)
+            what = (flops, size_bytes, dtype, source, is_recompute, None, 0)
             self.spans.append((self.rank, self.stream, name, phase, start_s, end_s, *what))
 
     def communicate(
-        self, stream: str, name: str, phase: str, start_s: float, end_s: float, size_bytes: float, source: Any = ""
+        self,
+        stream: str,
+        name: str,
+        phase: str,
+        start_s: float,
+        end_s: float,
+        size_bytes: float,
+        source: Any,
+        transfer_id: int,
+        place: int,
     ) -> None:
-        """A communication stream was busy from `start_s` to `end_s`, for a call at the line `source`."""
-        if self.is_traced:
-            self.spans.append((self.rank, stream, name, phase, start_s, end_s, 0.0, size_bytes, "", source, False))
-
-    def wait(self, group: str, name: str, phase: str, start_s: float, end_s: float, source: Any = "") -> None:
-        """It had called, from `start_s`, and somebody else had not, until `end_s`."""
-        if self.is_traced and start_s < end_s:
-            self.spans.append((self.rank, f"{WAIT}{group}", name, phase, start_s, end_s, 0.0, 0.0, "", source, False))
+        """A stream was busy with a communication from `start_s` to `end_s`, or waited for one."""
+        if self.is_traced and (start_s < end_s or not stream.startswith(WAIT)):
+            what = (0.0, size_bytes, "", source, False, transfer_id, place)
+            self.spans.append((self.rank, stream, name, phase, start_s, end_s, *what))
 
     def named_spans(self) -> list[Span]:
         """What it did so far, with the phase of what the program did not name."""
         texts: dict[Any, str] = {}  # a line is put into words once
-        for *_, source, _ in self.spans:
+        for *_, source, _, _, _ in self.spans:
             texts.setdefault(source, str(source))
         passes = Passes((start_s, phase) for _, stream, _, phase, start_s, *_ in self.spans if stream == COMPUTE)
         phases = passes.phases([span[3] for span in self.spans], [span[4] for span in self.spans])
         return [
-            Span(rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, texts[source], is_recompute)
-            for phase, (rank, stream, name, _, start_s, end_s, flops, size_bytes, dtype, source, is_recompute) in zip(
+            Span(rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, texts[source], *others)
+            for phase, (rank, stream, name, _, start_s, end_s, flops, size_bytes, dtype, source, *others) in zip(
                 phases, self.spans, strict=True
             )
         ]

@@ -7,6 +7,7 @@ communication, and one from its call until the last member's, if it had to wait 
 from collections.abc import Mapping
 
 from lablib.engine.events import Events, Transferred
+from lablib.record.timeline import WAIT
 from lablib.run import Transfer
 from lablib.sim.rank import Rank
 
@@ -29,12 +30,13 @@ class Recorder:
 
     def _note(self, event: Transferred) -> None:
         issued_s = tuple(part.issue_s for part in event.parts)
+        last_s = max(issued_s)
         for part in event.parts:
             rank = self._ranks[part.rank]
-            rank.wait(event.group, part.name, part.phase, part.issue_s, max(issued_s), part.source)
-            rank.communicate(
-                part.stream, part.name, part.phase, event.start_s, event.end_s, event.size_bytes, part.source
-            )
+            what = (part.name, part.phase)
+            tie = (part.source, event.number, part.place)
+            rank.communicate(f"{WAIT}{event.group}", *what, part.issue_s, last_s, 0.0, *tie)
+            rank.communicate(part.stream, *what, event.start_s, event.end_s, event.size_bytes, *tie)
         self.transfers.append(
             Transfer(
                 event.group,
@@ -47,6 +49,7 @@ class Recorder:
                 event.end_s,
                 issued_s,
                 event.dtype,
+                event.number,
                 event.cost.route,
             )
         )

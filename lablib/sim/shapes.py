@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lablib.cost.fused_attention import UNFUSED, fused_attention
+from lablib.operators.fused_attention import UNFUSED, fused_attention
 from lablib.sim.autocast import AutocastOnMeta
 from lablib.sim.meta_kernels import META, needs_value
 from lablib.sim.replaced import replaced

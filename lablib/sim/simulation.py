@@ -24,7 +24,6 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.algorithms.join import Join
 
 from lablib.cost import GroupNetwork
-from lablib.cost.pricer import Pricer
 from lablib.engine.conditions import Conditions
 from lablib.engine.events import Events
 from lablib.engine.group import WHOSE_RANKS, Group
@@ -45,6 +44,7 @@ from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
 from lablib.launch_checks import check_value
+from lablib.operators.pricer import Pricer
 from lablib.record.passes import passes_of, with_phases
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.clock import Clock, call
@@ -242,7 +242,10 @@ class _Simulation:
         if isinstance(error, FaultError):
             spans = [span for rank in self._ranks for span in rank.named_spans()]
             end_s = max([rank.clock_s for rank in self._ranks] + [span.end_s for span in spans])
-            error.run = self._result(self._faults.notes(), *self._faults.unfinished(self._groups.values(), end_s))
+            error.run = self._result(
+                self._faults.notes(),
+                *self._faults.unfinished(self._groups.values(), end_s, len(self._recorder.transfers)),
+            )
         return error
 
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:

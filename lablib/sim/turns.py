@@ -337,7 +337,7 @@ def _with_handling(describe: Callable[[], Wait]) -> Callable[[], Wait]:
 
 def _adding(describe: Callable[[], Wait], text: str) -> Wait:
     wait = describe()
-    return replace(wait, text=wait.text + text)
+    return replace(wait, why=wait.why + text) if wait.why else replace(wait, what=wait.what + text)
 
 
 def _foreign(rank: int, owner: int) -> LaunchError:

@@ -6,7 +6,6 @@ from math import isclose
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,50 +82,6 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest():
 
 
 # ---- as an operator ----
-
-
-@pytest.mark.parametrize("place", ["cpu", "meta"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("keys", [40, 64])
-def test_the_fused_operator_costs_what_the_formula_says_with_data_and_without(place, causal, keys, priced):
-    q = torch.empty(2, 3, 40, 16, device=place, requires_grad=True)
-    k, v = (torch.empty(2, 3, keys, 16, device=place, requires_grad=True) for _ in range(2))
-    grad, outs = torch.empty(2, 3, 40, 16, device=place), []
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    forward = priced(lambda: outs.append(fused(q, k, v, 0.0, causal)[0]), DEVICE)
-    backward = priced(lambda: torch.autograd.grad(outs[0], (q, k, v), grad), DEVICE)
-    for costs, is_backward in ((forward, False), (backward, True)):
-        expected_s = flash_compute_s(2, 3, 40, keys, 16, "float32", DEVICE, causal=causal, backward=is_backward)
-        assert [cost.time_s for _, cost in costs if cost.flops] == pytest.approx([expected_s], rel=1e-12)
-    # FLOPs by torch's convention: the masked half is counted.
-    assert [cost.flops for _, cost in forward] == [2 * 2 * 2 * 3 * 40 * keys * 16]
-
-
-def test_inference_mode_which_takes_nothing_apart_costs_what_no_grad_does(priced):
-    q, w = torch.empty(2, 4, 32, 16), torch.empty(24, 16)
-
-    def program() -> None:
-        torch.matmul(F.linear(F.scaled_dot_product_attention(q, q, q, is_causal=True), w), torch.empty(24, 8))
-
-    with torch.no_grad():
-        without = priced(program, DEVICE)
-    with torch.inference_mode():
-        within = priced(program, DEVICE)
-    flops, seconds = zip(
-        *((sum(c.flops for _, c in costs), sum(c.time_s for _, c in costs if c.flops)) for costs in (without, within)),
-        strict=True,
-    )
-    assert flops[0] == flops[1] > 0 and isclose(*seconds, rel_tol=1e-9)
-
-
-def test_a_fused_encoder_layer_has_the_flops_of_its_parts(priced):
-    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
-    with torch.no_grad():
-        costs = dict(priced(lambda: layer(torch.zeros(2, 8, 64)), DEVICE))
-    products = 2 * (2 * 8) * 64 * (3 * 64 + 64 + 2 * 128)
-    attention = 4 * 2 * 8 * 8 * 64
-    cost = costs["aten::_transformer_encoder_layer_fwd"]
-    assert cost.flops == products + attention and cost.time_s > cost.flops / 1e12
 
 
 # ---- alignment ----

@@ -49,7 +49,8 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
     curves = {"ring": [1e-4, 1e-4, 1e-3, 1e-1], "tree": [1e-5, 5e-5, 4e-3, 4e-1]}
     rates = {name: [n / s for n, s in zip(sizes, seconds, strict=True)] for name, seconds in curves.items()}
     deadlock = DeadlockError(
-        "no rank can go on", [Wait(0, "waits in recv from rank 1"), Wait(1, "waits in recv from rank 0")]
+        "no rank can go on",
+        [Wait(0, "waits in recv from rank 1", for_ranks=(1,)), Wait(1, "waits in recv from rank 0", for_ranks=(0,))],
     )
     nodes = [("a", 0.0, 0.0, "gpu"), ("b", 1.0, 0.0, "gpu"), ("s", 0.5, 1.0, "switch")]
     memory, device, plan = examples.some_memory(), examples.DEVICE, examples.some_prediction()

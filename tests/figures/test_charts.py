@@ -89,20 +89,20 @@ def test_no_traffic_is_said(examples):
 
 def test_waits_draw_an_arrow_from_the_waiting_rank_to_the_one_it_names():
     cycle = [
-        Wait(0, "waits in recv from rank 1", "a.py:1"),
-        Wait(1, "waits in recv from rank 2"),
-        Wait(2, "waits in recv from rank 0"),
+        Wait(0, "waits in recv from rank 1", "a.py:1", for_ranks=(1,)),
+        Wait(1, "waits in recv from rank 2", for_ranks=(2,)),
+        Wait(2, "waits in recv from rank 0", for_ranks=(0,)),
     ]
     figure = figure_waits(DeadlockError("no rank can go on", cycle))
     arrows = [trace for trace in figure.data if trace.mode == "lines+markers"]
     assert sorted((round(t.y[0]), round(t.y[-1])) for t in arrows) == [(0, 1), (1, 2), (2, 0)]
     (texts,) = [trace for trace in figure.data if trace.mode == "text"]
     assert "rank 0" in texts.text[0] and "waits in recv from rank 1" in texts.text[0] and "a.py:1" in texts.text[0]
-    assert list(table(figure)["names ranks"]) == ["1", "2", "0"]
+    assert list(table(figure)["for ranks"]) == ["1", "2", "0"]
 
 
 def test_arrows_of_waits_are_all_alike_and_explained_and_do_not_cover_each_other():
-    both = [Wait(0, "waits in recv from rank 1"), Wait(1, "waits in recv from rank 0")]
+    both = [Wait(0, "waits in recv from rank 1", for_ranks=(1,)), Wait(1, "waits in recv", for_ranks=(0,))]
     figure = figure_waits(DeadlockError("no rank can go on", both))
     down, up = sorted((t for t in figure.data if t.mode == "lines+markers"), key=lambda t: min(t.x))
     assert down.line.dash is None and up.line.dash is None
@@ -127,7 +127,7 @@ def test_ranks_that_wait_for_the_same_share_a_row():
 
 
 def test_a_deadlock_of_hundreds_of_ranks_can_be_drawn():
-    waits = [Wait(r, f"waits in recv from rank {(r + 1) % 300}") for r in range(300)]
+    waits = [Wait(r, f"waits in recv from rank {(r + 1) % 300}", for_ranks=((r + 1) % 300,)) for r in range(300)]
     assert "first 24 of 300" in describe(figure_waits(DeadlockError("stuck", waits)))
 
 

@@ -35,7 +35,7 @@ ELSEWHERE: dict[str, str] = {
     "lablib.cost.matmul.": "the same",
     "lablib.cost.memory.": "the same",
     "lablib.cost.regular_group.": "the same",
-    "lablib.cost.op.": "the same; takes an operator as torch dispatches it",
+    "lablib.operators.op.": "the same; takes an operator as torch dispatches it",
     "lablib.hardware.topology.Topology": "a protocol",
     "lablib.owners.": "called by `launch` alone",
     "lablib.widgets.explore.": "calls functions of the user's, which may raise anything",

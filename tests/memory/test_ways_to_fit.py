@@ -7,12 +7,12 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib import DEVICES, LINKS, find_cluster, launch
-from lablib.cost.fused_attention import FusedAttention
-from lablib.cost.op import is_free, op_cost
 from lablib.memory.checkpointing import checkpoint_every, checkpoint_first, checkpoint_operators, keep_all, run
 from lablib.memory.ways_to_fit import LayerCost, Way, layer_costs, price_layers, ways_to_fit
 from lablib.models import GPTConfig
 from lablib.models.gpt import Block
+from lablib.operators.fused_attention import FusedAttention
+from lablib.operators.op import is_free, op_cost
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS = 4, 256, 512, 8, 6
 DEVICE, LINK = find_cluster("dgx-h100").device, LINKS["pcie5"]

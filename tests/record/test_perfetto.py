@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.record.ledger import Block, Memory
-from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer
+from lablib.run import COMPUTE, Span, Timeline
 
 Event = dict[str, Any]
 
@@ -163,12 +163,12 @@ def test_arrows_lead_from_each_send_to_its_receive(tmp_path):
     # Rank 2 sends to 0 twice; rank 0 to 2 once. The receives were posted before the sends.
     timeline = Timeline.of(
         [
-            Span(2, "comm:world:send", "send to 0", "", 1.0, 2.0),
-            Span(2, "comm:world:send", "send to 0", "", 5.0, 6.0),
-            Span(0, "comm:world:recv", "recv from 2", "", 0.0, 2.0),
-            Span(0, "comm:world:recv", "recv from 2", "", 3.0, 6.0),
-            Span(0, "comm:world:send", "send to 2", "", 7.0, 8.0),
-            Span(2, "comm:world:recv", "recv from 0", "", 7.0, 8.0),
+            Span(2, "comm:world:send", "send to 0", "", 1.0, 2.0, transfer_id=0),
+            Span(2, "comm:world:send", "send to 0", "", 5.0, 6.0, transfer_id=1),
+            Span(0, "comm:world:recv", "recv from 2", "", 0.0, 2.0, transfer_id=0, place=1),
+            Span(0, "comm:world:recv", "recv from 2", "", 3.0, 6.0, transfer_id=1, place=1),
+            Span(0, "comm:world:send", "send to 2", "", 7.0, 8.0, transfer_id=2),
+            Span(2, "comm:world:recv", "recv from 0", "", 7.0, 8.0, transfer_id=2, place=1),
         ],
         3,
     )
@@ -181,18 +181,23 @@ def test_arrows_lead_from_each_send_to_its_receive(tmp_path):
 
 def test_an_arrow_that_would_go_back_in_time_is_left_out(tmp_path):
     """Two hosts whose clocks disagree: the receive ends before the send begins."""
-    spans = [Span(0, "comm:w:send", "send to 1", "", 5.0, 6.0), Span(1, "comm:w:recv", "recv from 0", "", 1.0, 2.0)]
+    spans = [
+        Span(0, "comm:w:send", "send to 1", "", 5.0, 6.0, transfer_id=0),
+        Span(1, "comm:w:recv", "recv from 0", "", 1.0, 2.0, transfer_id=0, place=1),
+    ]
     assert not kind(events_of(Timeline.of(spans, 2).to_perfetto(tmp_path / "trace.json")), "s", "t", "f")
 
 
 def test_arrows_of_a_collective_pass_its_members_and_no_group_of_the_same_name(tmp_path):
     pairs = ((0, 2), (1, 3))  # two groups called "dp", at the same time
-    spans = [Span(rank, "comm:dp", "all_reduce", "", k, k + 1.0) for rank in range(4) for k in (0.0, 4.0)]
-    transfers = [
-        Transfer("dp", "all_reduce", pair, "ring", 1, (1, 1), k, k + 1.0) for k in (0.0, 4.0) for pair in pairs
+    spans = [
+        Span(rank, "comm:dp", "all_reduce", "", k, k + 1.0, transfer_id=int(k) + number, place=place)
+        for k in (0.0, 4.0)
+        for number, pair in enumerate(pairs)
+        for place, rank in enumerate(pair)
     ]
-    run = Run([None] * 4, Timeline.of(spans, 4), Traffic(tuple(transfers)), [""] * 4, "sim", "dgx-h100")
-    found = [[rank for rank, _ in chain] for chain in chains(events_of(run.to_perfetto(tmp_path / "trace.json")))]
+    timeline = Timeline.of(spans, 4)
+    found = [[rank for rank, _ in chain] for chain in chains(events_of(timeline.to_perfetto(tmp_path / "trace.json")))]
     assert sorted(found) == [[0, 2], [0, 2], [1, 3], [1, 3]]
 
 

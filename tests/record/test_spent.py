@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib import Run, Span, Timeline, Traffic
+from lablib import Run, Span, Timeline, Traffic, Transfer
 from lablib.record.spent import Part, parts_of
 
 Call = tuple[tuple[int, ...], int]  # when each rank calls, when it is over
@@ -20,7 +20,18 @@ def test_every_second_of_a_rank_is_compute_exposed_waiting_or_idle(work, calls: 
     spans = [Span(rank, "compute", "mm", "forward", start, start + took) for rank, start, took in work]
     for number, (starts, end) in enumerate(calls):  # each of its own size, so that they meet in any order
         spans += [
-            Span(rank, "comm:world", "all_reduce", "forward", start, end, 0.0, number + 1.0)
+            Span(
+                rank,
+                "comm:world",
+                "all_reduce",
+                "forward",
+                start,
+                end,
+                0.0,
+                number + 1.0,
+                transfer_id=number,
+                place=rank,
+            )
             for rank, start in enumerate(starts)
         ]
     found = parts_of(Run([None] * 2, Timeline.of(spans, 2), Traffic(), [""] * 2, "gloo", "somewhere"))
@@ -43,9 +54,10 @@ def test_every_second_of_a_rank_is_compute_exposed_waiting_or_idle(work, calls: 
 
 
 def test_a_message_begins_when_its_sender_has_come_where_the_receiver_was_first():
-    send = Span(0, "comm:world:send", "send to 1", "forward", 3.0, 4.0, 0.0, 8.0)
-    receive = Span(1, "comm:world:recv", "recv from 0", "forward", 1.0, 4.0, 0.0, 8.0)
-    found = parts_of(Run([None] * 2, Timeline.of([send, receive], 2), Traffic(), [""] * 2, "gloo", "somewhere"))
+    send = Span(0, "comm:world:send", "send to 1", "forward", 3.0, 4.0, 0.0, 8.0, transfer_id=5)
+    receive = Span(1, "comm:world:recv", "recv from 0", "forward", 1.0, 4.0, 0.0, 8.0, transfer_id=5, place=1)
+    traffic = Traffic((Transfer("world", "send", (0, 1), "gloo", 8.0, (8.0, 0.0), 3.0, 4.0, id=5),))
+    found = parts_of(Run([None] * 2, Timeline.of([send, receive], 2), traffic, [""] * 2, "gloo", "somewhere"))
     # Time begins with the receiver's call, at 1; the mean of two ranks, one of which receives for a second.
     assert found[Part("communication", "send", "world", 8.0)].time_s == 1 / 2
     assert found[Part("waiting", "waiting")].time_s == 2 / 2 and found[Part("makespan", "makespan")].time_s == 3

@@ -15,8 +15,9 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from lablib import launch
-from lablib.cost import GroupNetwork, collective_cost, op_cost
+from lablib.cost import GroupNetwork, collective_cost
 from lablib.hardware import Cluster, Device, find_cluster
+from lablib.operators import op_cost
 
 ROUNDING = 1e-12
 

@@ -2,7 +2,7 @@
 
 Each is priced on its own, since a small tensor is still in the device's cache when the next operator reads it.
 
-Source: lablib/cost/memory.py (what an operator moves), lablib/cost/kernels.py (what it starts).
+Source: lablib/operators/op_bytes.py (what an operator moves), lablib/operators/kernels.py (what it starts).
 """
 
 from lablib.cost.arrays import Numbers

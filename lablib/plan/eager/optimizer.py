@@ -11,7 +11,7 @@ moves all the numbers again, and what it makes on the way is as large as the par
 With masters in 32 bits beside parameters in 16: every gradient is copied to 32 bits before (6 bytes a number; the
 16-bit one is freed as soon), and every parameter from its master after (6 bytes), tensor by tensor.
 
-Source: torch/optim/adamw.py, adam.py, sgd.py (`_multi_tensor_*`), torch 2.13; launches: lablib/cost/kernels.py.
+Source: torch/optim/adamw.py, adam.py, sgd.py (`_multi_tensor_*`), torch 2.13; launches: lablib/operators/kernels.py.
 Simplified: no clipping, no weight decay in sgd, no amsgrad, no maximize.
 """
 

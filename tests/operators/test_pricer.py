@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.cost import Pricer, op_cost
 from lablib.hardware import DEVICES
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
+from lablib.operators import Pricer, op_cost
 
 DEVICE = DEVICES["A100-80GB-SXM"]
 

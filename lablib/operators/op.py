@@ -27,11 +27,12 @@ from typing import Any
 import torch
 
 from lablib.cost.attention import flash_compute_s
-from lablib.cost.kernels import num_kernels
 from lablib.cost.matmul import matmul_compute_s
-from lablib.cost.memory import memory_bound_time_s, num_bytes, op_bytes, stream_time_s, tensors_in
-from lablib.cost.precision import peak_name
+from lablib.cost.memory import memory_bound_time_s, stream_time_s
 from lablib.hardware.device import Device
+from lablib.operators.kernels import num_kernels
+from lablib.operators.op_bytes import num_bytes, op_bytes, tensors_in
+from lablib.operators.peaks import peak_name
 from lablib.torch_compat import schema
 
 __all__ = ["OpCost", "has_arithmetic", "is_free", "num_bytes", "op_cost", "tensors_in"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from lablib.cost.memory import num_bytes
-from lablib.cost.op import OpCost, has_arithmetic, op_cost
 from lablib.hardware.device import Device
+from lablib.operators.op import OpCost, has_arithmetic, op_cost
+from lablib.operators.op_bytes import num_bytes
 from lablib.signature import check_types
 
 _STRIDED = torch.strided

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lablib.cost import OpCost, matmul_time_s, op_cost
-from lablib.cost.op import is_free, op_time_s
+from lablib.cost import matmul_time_s
 from lablib.hardware import DEVICES, Device
+from lablib.operators import OpCost, op_cost
+from lablib.operators.op import is_free, op_time_s
 
 # Figures that keep mental arithmetic easy: 1 TFLOP/s peak of float32 at half efficiency, 1 TB/s, no overhead.
 DEVICE = Device(

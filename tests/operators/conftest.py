@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lablib.cost import OpCost, op_cost
-from lablib.cost.op import is_free
 from lablib.hardware import Device
+from lablib.operators import OpCost, op_cost
+from lablib.operators.op import is_free
 
 Calls = list[tuple[Any, tuple, dict, Any]]
 

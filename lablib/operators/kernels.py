@@ -18,7 +18,7 @@ on a GPU also for a CPU; splits of K, sorts and the like count as one.
 from functools import cache
 from typing import Any
 
-from lablib.cost.memory import tensors_in
+from lablib.operators.op_bytes import tensors_in
 from lablib.torch_compat import schema
 
 _TENSORS_A_LAUNCH = (110, 64, 48, 36, 30)
