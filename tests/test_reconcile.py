@@ -26,8 +26,10 @@ def compute(rank: int, start_s: float, end_s: float, phase: str = "forward") -> 
     return Span(rank, "compute", "aten.mm", phase, start_s, end_s)
 
 
-def talk(rank: int, start_s: float, end_s: float, name: str = "all_reduce", size_bytes: float = 100.0) -> Span:
-    number = hash((name, size_bytes))  # one call of each
+def talk(
+    rank: int, start_s: float, end_s: float, name: str = "all_reduce", size_bytes: float = 100.0, call: int = 0
+) -> Span:
+    number = hash((name, size_bytes, call))
     return Span(rank, "comm:world", name, "forward", start_s, end_s, 0.0, size_bytes, transfer_id=number, place=rank)
 
 

@@ -95,7 +95,7 @@ def test_a_machine_is_quiet_busy_or_noisy_and_one_of_them_is_said(busy_cores: fl
 
 
 def test_calls_that_differ_are_no_matter_of_load():
-    twice = run_of(*(talk(rank, start, start + 1) for rank in (0, 1) for start in (0, 5)), backend="gloo")
+    twice = run_of(*(talk(rank, start, start + 1, call=start) for rank in (0, 1) for start in (0, 5)), backend="gloo")
     assert "Calls differ" in Reconciliation.of(PREDICTED, [twice], loads=[BUSY]).reading()
 
 
