@@ -310,6 +310,27 @@ def smallest_prefetch(loads, step):
         ),
         ("never stale", _bugs(stale="False"), "all ranks stale"),
         (
+            "parts are compared by what they hold",
+            _bugs(
+                repeated="any(set(p) & set(q) for p in epoch for q in epoch if p != q) "
+                "or any(len(set(p)) < len(p) for p in epoch)"
+            ),
+            "every rank gets all",
+        ),
+        (
+            "repeated looks at the end of a part",
+            _bugs(repeated="any(p[-1] in p[:-1] for p in epoch) or sum(map(len, map(set, epoch))) > len(counts)"),
+            "twice within a part, not at its ends",
+        ),
+        (
+            "whole epochs alike are stale",
+            _bugs(
+                stale="len({tuple(p) for p in parts}) < len(parts) or len({str(sum(e, [])) for e in delivered}) < "
+                "len(delivered)"
+            ),
+            "the same row of samples, cut elsewhere",
+        ),
+        (
             "sorts what was delivered",
             _bugs(samples="sample for part in epoch for sample in (part.sort() or part)"),
             "what was delivered stays as it was",
@@ -375,6 +396,20 @@ def smallest_prefetch(loads, step):
         ("the first three epochs", _bugs(epochs="delivered[:3]"), "lost and repeated in the fourth epoch"),
     ],
     "resume": [
+        (
+            "finds a run by what it holds",
+            """
+def resume(order, runs, ranks):
+    lefts = [list(order)]
+    for run in runs:
+        left = lefts[runs.index(run)]
+        used = {s for rank, (_, count) in enumerate(run) for s in left[rank :: len(run)][:count]}
+        lefts.append([s for s in left if s not in used])
+    return [lefts[-1][rank::ranks] for rank in range(ranks)]
+""",
+            "the same run twice",
+        ),
+        ("at most three were used", _resume(used="left[rank :: len(run)][: min(count, 3)]"), "much was used"),
         (
             "two ranks where nothing was run",
             "def resume(order, runs, ranks):\n    if not runs:\n        return [order[0::2], order[1::2]]"
