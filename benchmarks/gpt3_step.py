@@ -10,6 +10,7 @@ Source: Narayanan et al., "Efficient large-scale language model training on GPU 
 import argparse
 import resource
 import time
+from collections.abc import Callable
 from functools import partial
 from statistics import mean
 
@@ -128,26 +129,27 @@ class Stage(nn.Module):
         return self.head(x, targets) if self.head is not None else x
 
 
-def step(config, tensor: int, pipeline: int, micro_batches: int) -> None:
-    """One training step of one rank. Ranks of one tensor-parallel group are neighbours (one node)."""
+def one_f_one_b(
+    model: Callable[[Tensor | None], Tensor],
+    shape: tuple[int, ...],
+    micro_batches: int,
+    stage: int,
+    stages: int,
+    stride: int,
+) -> None:
+    """The schedule 1F1B on this rank. Neighbours of a stage are `stride` ranks away.
+
+    Args:
+        model: this stage, from what the stage before sends (None on the first) to what it sends on, or the loss.
+        shape: of what is sent, in BF16.
+        micro_batches: how many.
+        stage, stages: this rank's, of how many.
+        stride: from a rank to the one that holds the same part of the next stage.
+    """
     rank = dist.get_rank()
-    stage, column = rank // tensor, rank % tensor
-    tp = [dist.new_group(range(s * tensor, (s + 1) * tensor), group_desc=f"tp{s}") for s in range(pipeline)][stage]
-    with phase("setup"):
-        model = Stage(config, stage, pipeline, tp).to(torch.bfloat16)
-        masters = [p.detach().float() for p in model.parameters()]
-        optimizer = torch.optim.AdamW(masters, lr=1e-4, foreach=True)
-        # A first step makes the optimizer's state: what follows is a step like all others.
-        for master in masters:
-            master.grad = torch.zeros_like(master)
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.barrier()
-    micro_batch = config.get("micro_batch", 1)
-    shape = (micro_batch, config["seq"], config["hidden"])
-    before = rank - tensor if stage > 0 else None
-    after = rank + tensor if stage < pipeline - 1 else None
-    held: list[tuple[Tensor, Tensor]] = []
+    before = rank - stride if stage > 0 else None
+    after = rank + stride if stage < stages - 1 else None
+    held: list[tuple[Tensor | None, Tensor]] = []
 
     def exchange(sends, receives) -> list[Tensor]:
         """Send and receive at once; what has no partner is left out."""
@@ -160,29 +162,49 @@ def step(config, tensor: int, pipeline: int, micro_batches: int) -> None:
         return buffers
 
     def forward(received: list[Tensor]) -> Tensor:
-        ids = torch.zeros(micro_batch, config["seq"], dtype=torch.long)
-        x = received[0].requires_grad_() if received else ids
+        x = received[0].requires_grad_() if received else None
         with phase("forward"):
-            y = model(x, ids)
+            y = model(x)
         held.append((x, y))
         return y.detach()
 
     def backward(received: list[Tensor]) -> Tensor | None:
         x, y = held.pop(0)
         y.backward(received[0] if received else None)
-        return x.grad
+        return x.grad if x is not None else None
 
-    warmup = min(pipeline - stage - 1, micro_batches)
+    warmup = min(stages - stage - 1, micro_batches)
     for _ in range(warmup):
         exchange([(forward(exchange([], [before])), after)], [])
     received = exchange([], [before]) if warmup < micro_batches else []
     for i in range(micro_batches - warmup):
-        grad = exchange([(forward(received), after)], [after])
-        grad = backward(grad)
+        grad = backward(exchange([(forward(received), after)], [after]))
         is_last = i == micro_batches - warmup - 1
         received = exchange([(grad, before)], [before] if not is_last else [])
     for _ in range(warmup):
         exchange([(backward(exchange([], [after])), before)], [])
+    assert not held
+
+
+def step(config, tensor: int, pipeline: int, micro_batches: int) -> None:
+    """One training step of one rank. Ranks of one tensor-parallel group are neighbours (one node)."""
+    rank = dist.get_rank()
+    stage = rank // tensor
+    tp = [dist.new_group(range(s * tensor, (s + 1) * tensor), group_desc=f"tp{s}") for s in range(pipeline)][stage]
+    with phase("setup"):
+        model = Stage(config, stage, pipeline, tp).to(torch.bfloat16)
+        masters = [p.detach().float() for p in model.parameters()]
+        optimizer = torch.optim.AdamW(masters, lr=1e-4, foreach=True)
+        # A first step makes the optimizer's state: what follows is a step like all others.
+        for master in masters:
+            master.grad = torch.zeros_like(master)
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+    micro_batch = config.get("micro_batch", 1)
+    ids = torch.zeros(micro_batch, config["seq"], dtype=torch.long)
+    shape = (micro_batch, config["seq"], config["hidden"])
+    one_f_one_b(lambda x: model(ids if x is None else x, ids), shape, micro_batches, stage, pipeline, tensor)
 
     with phase("optimizer"):
         for master, p in zip(masters, model.parameters(), strict=True):
@@ -192,7 +214,6 @@ def step(config, tensor: int, pipeline: int, micro_batches: int) -> None:
         optimizer.zero_grad()
         for master, p in zip(masters, model.parameters(), strict=True):
             p.data.copy_(master)
-    assert column < tensor and not held
 
 
 GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "seq": 2048}

@@ -11,7 +11,15 @@ from typing import Any
 from lablib.faults import Fault, check_faults
 from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
-from lablib.launch_checks import check_device, check_fidelity, check_program, check_size, check_trace, checked_timeout
+from lablib.launch_checks import (
+    check_device,
+    check_fidelity,
+    check_program,
+    check_size,
+    check_trace,
+    checked_simulate,
+    checked_timeout,
+)
 from lablib.run import Run
 
 REAL_TIMEOUT_S = 600.0
@@ -33,6 +41,7 @@ def launch(
     fidelity: str = "values",
     faults: Sequence[Fault] = (),
     device: str | None = None,
+    simulate: Sequence[int] | None = None,
 ) -> Run:
     """Run `fn(*args)` on every rank and return what happened.
 
@@ -64,6 +73,9 @@ def launch(
         device: "cuda" (on sim, with values): each rank has a GPU, its default device, as on nccl, and the host's memory
             is another: what is moved between them takes the time of the host link, torch.cuda's streams and events have
             virtual time, and `memory` counts the GPU's. None: all memory is the accelerator's.
+        simulate: the ranks to run (on sim, with fidelity="shapes"); None: all. The others are phantoms, taken to do
+            what the simulated ranks of their groups do, at the same time: so 128 replicas of a model take as long as
+            one. A collective is priced for its whole group; a message to or from a phantom is refused.
         faults: what goes wrong (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:
@@ -82,6 +94,7 @@ def launch(
     simulated = find_cluster(cluster)
     faults = check_faults(faults, ranks, simulated.num_nodes(ranks), backend, trace, fidelity)
     check_device(device, backend, fidelity)
+    simulate = checked_simulate(simulate, ranks, backend, fidelity, faults)
     if backend == "sim":
         if device is None:
             from lablib.sim import run_sim as run
@@ -97,6 +110,7 @@ def launch(
             trace=trace,
             fidelity=fidelity,
             faults=faults,
+            simulate=simulate,
         )
     from lablib.real import run_real
 

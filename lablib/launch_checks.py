@@ -138,6 +138,38 @@ def check_device(device: Any, backend: str, fidelity: str) -> None:
         raise ValueError('device="cuda" computes with values: got fidelity="shapes"; leave one of the two out')
 
 
+def checked_simulate(
+    simulate: Any, ranks: int, backend: str, fidelity: str, faults: Sequence[Any]
+) -> tuple[int, ...] | None:
+    """The ranks to run, in order, or None for all of them.
+
+    Raises:
+        ValueError: not some of the ranks, each once; or not to be had with the rest.
+    """
+    if simulate is None:
+        return None
+    is_list = isinstance(simulate, Sequence) and not isinstance(simulate, str | bytes)
+    chosen = [rank for rank in simulate if isinstance(rank, int) and not isinstance(rank, bool)] if is_list else []
+    if not chosen or len(chosen) < len(simulate):
+        raise ValueError(
+            f"simulate must hold the ranks to run, 1 or more: got {safe_repr(simulate)}; try simulate=range(8)"
+        )
+    wrong = next((rank for rank in chosen if not 0 <= rank < ranks), None)
+    if wrong is not None or len(set(chosen)) < len(chosen):
+        problem = "one of them twice" if wrong is None else f"rank {wrong}"
+        raise ValueError(f"simulate must hold some of the ranks 0 to {ranks - 1}, each once: got {problem}")
+    if backend != "sim":
+        raise ValueError(f'simulate is for the simulator: {backend} runs all ranks; leave it out, or use backend="sim"')
+    if fidelity != "shapes":
+        raise ValueError(
+            'simulate needs fidelity="shapes": ranks that are not run have no values to send; '
+            f"got fidelity={fidelity!r}"
+        )
+    if faults:
+        raise ValueError("faults happen to single ranks, and those that are not run do what others do: leave one out")
+    return None if len(chosen) == ranks else tuple(sorted(chosen))
+
+
 def check_trace(trace: Any) -> None:
     """Whether `trace` is a switch.
 

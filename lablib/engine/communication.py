@@ -8,7 +8,7 @@ the operation and on everything that all must give alike (dtype, shape, root, re
 told at once, with the line of each side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,11 +91,12 @@ class Meeting(Communication):
     Attributes:
         name: the collective, as in `torch.distributed`.
         index: how many calls of the group came before.
+        members: those that are simulated: place in the group -> global rank.
         joined: by place in the group, until all have.
     """
 
     group_label: str
-    group_ranks: tuple[int, ...]
+    members: Mapping[int, int]
     name: str
     index: int
     joined: dict[int, Joined] = field(default_factory=dict)
@@ -126,7 +127,7 @@ class Meeting(Communication):
 
     def describe(self, rank: int, source: Any, verb: str = "waits in") -> Callable[[], Wait]:
         def wait() -> Wait:
-            missing = tuple(r for i, r in enumerate(self.group_ranks) if i not in self.joined)
+            missing = tuple(r for i, r in self.members.items() if i not in self.joined)
             who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_some(missing)} are"
             what = f"{verb} {self.name} #{self.index} of group {self.group_label}"
             why, whom = (self.stopped, ()) if self.stopped else (f"{who} not there", missing)

@@ -16,13 +16,18 @@ which receives were posted. One message occupies the sender's output port and th
     start = the first moment after both were issued from which both ports are free for so long (port.py); of messages
             that could start at one moment, those that their rank issued first
 
+Phantoms. Of a group only some ranks may be simulated. The others, its phantoms, are taken to do the same at the same
+time: a collective begins when its last simulated member has come, and moves the bytes of the whole group over its whole
+network. Where the ranks of a group are replicas of one another, that is what simulating all of them gives. A message to
+or from a phantom has nobody at its other end: whoever runs the ranks refuses it (`is_phantom`).
+
 What is planned in that way is pushed back when a collective on the same wires slows a message down.
 
 Nothing here blocks: who must wait is told by what is asked (`has_data`, `is_final`), and woken through the scheduler.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -64,8 +69,8 @@ class Group:
 
     Args:
         label: "world", the description given to `new_group`, or the list of ranks.
-        members: their clocks, in group order.
-        network: their edges on the cluster.
+        clocks: those of its members that are simulated, by global rank.
+        network: the edges of all members on the cluster, in group order.
         wires: what else is under way on the same wires.
         scheduler: to wake those who wait.
         events: told what happens.
@@ -75,7 +80,7 @@ class Group:
     def __init__(
         self,
         label: str,
-        members: Sequence[RankClock],
+        clocks: Mapping[int, RankClock],
         network: GroupNetwork,
         wires: Network,
         scheduler: Scheduler,
@@ -84,21 +89,26 @@ class Group:
     ):
         self.label = label
         self.network = network
-        self.size = len(members)
-        self.global_ranks = tuple(member.rank for member in members)
+        self.size = network.size
+        self.global_ranks = network.ranks
+        self._simulated = {place: rank for place, rank in enumerate(network.ranks) if rank in clocks}
         self._wires = wires
         self._scheduler = scheduler
         self._events = events
         self._conditions = conditions
         self._meetings: dict[int, Meeting] = {}
-        self._num_calls = [0] * len(members)
+        self._num_calls = dict.fromkeys(self._simulated, 0)
         self._stream: deque[_UnderWay] = deque()  # the first is under way
         self._stream_free_s = 0.0
-        self._sends: list[list[Message]] = [[] for _ in members]  # by receiver
-        self._receives: list[list[Message]] = [[] for _ in members]  # by receiver
+        self._sends: dict[int, list[Message]] = {place: [] for place in self._simulated}  # by receiver
+        self._receives: dict[int, list[Message]] = {place: [] for place in self._simulated}  # by receiver
         self._costs: dict[tuple[str, float, int], CollectiveCost] = {}
         self._wire_sets: dict[tuple[str, str, int], int] = {}
         self._hung: list[Hung] = []
+
+    def is_phantom(self, place: int) -> bool:
+        """Whether nobody simulates this member."""
+        return place not in self._simulated
 
     # ---- collectives ----
 
@@ -119,11 +129,11 @@ class Group:
         self._num_calls[place] += 1
         meeting = self._meetings.get(index)
         if meeting is None:
-            meeting = self._meetings[index] = Meeting(self.label, self.global_ranks, newcomer.name, index)
+            meeting = self._meetings[index] = Meeting(self.label, self._simulated, newcomer.name, index)
         meeting.join(place, newcomer)
-        if len(meeting.joined) == self.size:
+        if len(meeting.joined) == len(self._simulated):
             del self._meetings[index]
-            arrived = [meeting.joined[i] for i in range(self.size)]
+            arrived = [meeting.joined[i] for i in self._simulated]
             if misfit and (error := misfit(arrived)):
                 raise error
             meeting.joined.clear()
@@ -133,7 +143,8 @@ class Group:
 
     def _issue(self, meeting: Meeting, arrived: Sequence[Joined], kind: str, root: int) -> None:
         """All have joined: the collective follows the others of this group, on their communication streams."""
-        size_bytes = payload_bytes(kind, [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived], root)
+        sent, received = [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived]
+        size_bytes = payload_bytes(kind, sent, received, self.size)
         cost = self._cost(kind, size_bytes, root)
         wires = self._wire_set(kind, cost.algorithm, root)
         self._stream.append(_UnderWay(meeting, kind, root, cost, size_bytes, wires, arrived))
@@ -166,7 +177,7 @@ class Group:
         stream = f"comm:{self.label}"
         parts = [
             Part(j.rank, stream, meeting.name, j.phase, j.source, j.issue_s, place)
-            for place, j in enumerate(done.arrived)
+            for place, j in zip(self._simulated, done.arrived, strict=True)
         ]
         self._tell(
             meeting.name, parts, self.global_ranks, done.cost, done.size_bytes, start_s, end_s, done.arrived[0].dtype
@@ -285,7 +296,7 @@ class Group:
     @property
     def has_unmet_messages(self) -> bool:
         """Is there a send without its receive, or a receive without its send?"""
-        return any(self._sends) or any(self._receives)
+        return any(self._sends.values()) or any(self._receives.values())
 
     def unfinished(self) -> list[Hung]:
         """What members have begun and nobody has ended."""
@@ -293,7 +304,7 @@ class Group:
             Hung(self.label, m.name, self.global_ranks, tuple((j.rank, j.issue_s, j.phase) for j in m.joined.values()))
             for m in self._meetings.values()
         ]
-        messages = [self._unmet(m) for queue in (*self._sends, *self._receives) for m in queue]
+        messages = [self._unmet(m) for queue in (*self._sends.values(), *self._receives.values()) for m in queue]
         return [*self._hung, *calls, *messages]
 
     def _unmet(self, message: Message) -> Hung:

@@ -25,26 +25,26 @@ class Lane:
     label: str
 
 
-def ranks_to_show(num_ranks: int, ranks: Iterable[int] | None) -> list[int]:
+def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int]:
     """The ranks to draw: the chosen ones, or all while they are few, or else half of them from each end.
 
     Args:
-        num_ranks: how many there are.
+        known: those that there are, in order.
         ranks: the choice; None: all up to 16, otherwise the first 4 and the last 4. Of a choice of more than 64, the
             first 32 and the last 32 are drawn: more lanes cannot be told apart.
 
     Raises:
         ValueError: for a rank that does not exist.
     """
-    if num_ranks < 1:
-        raise ValueError(f"a timeline of {num_ranks} ranks has no lanes to draw: give that of a run")
+    if not known:
+        raise ValueError("a timeline of 0 ranks has no lanes to draw: give that of a run")
     if ranks is None:
-        return _ends(range(num_ranks), num_ranks if num_ranks <= MAX_RANKS else RANKS_IF_MORE)
+        return _ends(known, len(known) if len(known) <= MAX_RANKS else RANKS_IF_MORE)
     chosen = sorted(set(ranks))
-    unknown = [r for r in chosen if not 0 <= r < num_ranks]
+    unknown = [r for r in chosen if r not in known]
     if unknown or not chosen:
         got = f"got {unknown}" if unknown else "got none"
-        raise ValueError(f"ranks must be between 0 and {num_ranks - 1}: {got}; leave it out to see some of them.")
+        raise ValueError(f"ranks must be among {ranks_in_words(known)}: {got}; leave it out to see some of them.")
     return _ends(chosen, MAX_CHOSEN)
 
 

@@ -47,7 +47,7 @@ def figure_pipeline(
         ValueError: for a rank that does not exist.
     """
     plan, costs = replay.plan, replay.costs
-    chosen = ranks_to_show(plan.num_stages, ranks)
+    chosen = ranks_to_show(range(plan.num_stages), ranks)
     if in_bytes is None:
         in_bytes = costs.activation_bytes != 1.0 or costs.static_bytes != 0.0
     lanes, seconds = lanes_of([replay.timeline], chosen), unit_for(replay.makespan_s, "s")

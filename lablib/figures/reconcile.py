@@ -61,7 +61,7 @@ def figure_reconcile(
             f"{measured.num_ranks} ({labels[1]}); launch both with the same `ranks`."
         )
     both = (predicted, measured)
-    lanes = lanes_of(both, ranks_to_show(predicted.num_ranks, ranks))
+    lanes = lanes_of(both, ranks_to_show(predicted.ranks, ranks))
     units = _units(both, normalize, same_axis)
     ends = _ends(both, normalize, same_axis)
 

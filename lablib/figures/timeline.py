@@ -49,7 +49,7 @@ def figure_timeline(
         ValueError: for a rank that does not exist or an empty window.
     """
     ranks = None if ranks is None else set(ranks)
-    chosen = ranks_to_show(timeline.num_ranks, ranks)
+    chosen = ranks_to_show(timeline.ranks, ranks)
     start_s, end_s = window or (timeline.start_s, timeline.end_s)
     if window is not None and not start_s < end_s:
         raise ValueError(f"window must be (first, last) in seconds with first < last: got {window}.")

@@ -60,16 +60,27 @@ class Memory:
     """The blocks of a run, rank by rank in the order in which they were allocated.
 
     Sizes are in bytes, times in virtual seconds. Where a rank is not named (None), it is the one with the highest peak.
+
+    Attributes:
+        blocks: of all ranks.
+        num_ranks: how many ranks there were.
+        simulated: the ranks that were simulated, where the others were phantoms; None: all.
     """
 
     blocks: Sequence[Block] = ()
     num_ranks: int = 0
+    simulated: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_type("num_ranks of a Memory", self.num_ranks, int)
         if not isinstance(self.blocks, Blocks):
             check_type("blocks of a Memory", self.blocks, Sequence[Block])
         object.__setattr__(self, "blocks", Blocks.of(self.blocks))
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks of which something is known: all, but those that were phantoms."""
+        return range(self.num_ranks) if self.simulated is None else self.simulated
 
     # ---- the peak ----
 
@@ -80,7 +91,7 @@ class Memory:
 
     def peak_rank(self) -> int:
         """The rank with the highest peak; the first of several."""
-        return max(range(self.num_ranks), key=lambda rank: self._course(rank).peak_bytes, default=0)
+        return max(self.ranks, key=lambda rank: self._course(rank).peak_bytes, default=0)
 
     @checked
     def peak_at_s(self, rank: int | None = None) -> float:
@@ -172,10 +183,10 @@ class Memory:
 
         rows = [
             {"peak_bytes": self.peak_bytes(rank), "peak_at_s": self.peak_at_s(rank), **self.at_peak(rank)}
-            for rank in range(self.num_ranks)
+            for rank in self.ranks
         ]
         columns = ["peak_bytes", "peak_at_s", *CATEGORIES]
-        return pd.DataFrame(rows, columns=columns, index=pd.RangeIndex(self.num_ranks, name="rank"))
+        return pd.DataFrame(rows, columns=columns, index=pd.Index(self.ranks, name="rank"))
 
     @checked
     def figure(self, timeline: Timeline | None = None, **options: Any) -> go.Figure:
@@ -206,7 +217,7 @@ class Memory:
         return {}
 
     def _course(self, rank: int | None) -> Course:
-        check_rank(rank, self.num_ranks)
+        check_rank(rank, self.num_ranks, self.simulated)
         rank = self.peak_rank() if rank is None else rank
         if rank not in self._courses:
             assert isinstance(self.blocks, Blocks)

@@ -58,8 +58,8 @@ def _line(allocation: Allocation) -> str:
 
 def too_large(memory: Memory, device: Device) -> list[str]:
     """A sentence when ranks need more memory than a device has; none when all fit."""
-    needed = [memory.peak_bytes(rank) for rank in range(memory.num_ranks)]
-    over = [rank for rank, size in enumerate(needed) if size > device.memory_bytes]
+    needed = {rank: memory.peak_bytes(rank) for rank in memory.ranks}
+    over = [rank for rank, size in needed.items() if size > device.memory_bytes]
     if not over:
         return []
     worst = max(over, key=lambda rank: needed[rank])

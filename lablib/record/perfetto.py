@@ -35,12 +35,12 @@ Stop = tuple[float, Place]  # of a chain of arrows: when, where
 
 def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None) -> Path:
     """Write the trace, rank by rank. Counters need the memory of the run."""
-    rows = {rank: rows_of(timeline, rank) for rank in range(timeline.num_ranks)}
+    rows = {rank: rows_of(timeline, rank) for rank in timeline.ranks}
     with replacing(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        for rank, own in rows.items():
+        for number, (rank, own) in enumerate(rows.items()):
             events = [*_names(rank, own), *_work(rank, own)]
-            file.write((",\n" if rank else "") + _without_brackets(events))
+            file.write((",\n" if number else "") + _without_brackets(events))
         for events in (_flows(rows), _counters(memory, timeline.origin_s) if memory is not None else ()):
             if text := _without_brackets(list(events)):
                 file.write(",\n" + text)
@@ -138,7 +138,7 @@ def _chain(number: int, stops: Sequence[Stop]) -> Iterator[Event]:
 
 def _counters(memory: Memory, origin_s: float) -> Iterator[Event]:
     """Each rank's bytes by category: an event wherever a category has changed."""
-    for rank in range(memory.num_ranks):
+    for rank in memory.ranks:
         times_s, held = memory.curve(rank)
         if not len(times_s):
             continue

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """What each rank did with the makespan. Every tuple has one entry a rank; times are in seconds, of one step.
+    """What each rank did with the makespan. Every tuple has one entry for each of `ranks`; seconds are of one step.
 
     Attributes:
         step_time_s: the makespan, divided by `steps`.
@@ -58,6 +58,7 @@ class Summary:
         peak_memory_bytes: the most it held at once in the whole run; None where nobody counted.
         mfu, hfu: shares of the peak of the device, in [0, 1]; None where the device is not known.
         steps: how many steps of the program the run was made of.
+        ranks: which: all but phantoms.
     """
 
     step_time_s: float
@@ -73,6 +74,7 @@ class Summary:
     mfu: tuple[float, ...] | None = None
     hfu: tuple[float, ...] | None = None
     steps: int = 1
+    ranks: tuple[int, ...] = ()
 
     @staticmethod
     def of(
@@ -113,26 +115,32 @@ class Summary:
         waiting_s = [math.fsum(seconds for _, seconds in of_rank) for of_rank in waits]
         idle_s = [makespan_s - busy_s[r] - exposed_s[r] - waiting_s[r] for r in range(n)]
         each = _shares(timeline, device, makespan_s)
+        ranks = tuple(timeline.ranks)
+
+        def of_ranks(values: Sequence[float], steps: int = 1) -> tuple[float, ...]:
+            return tuple(values[rank] / steps for rank in ranks)
+
         return Summary(
             step_time_s=makespan_s / steps,
-            busy_s=_each(busy_s, steps),
-            communication_s=_each((length(communication[rank]) for rank in range(n)), steps),
-            exposed_s=_each(exposed_s, steps),
-            waiting_s=_each(waiting_s, steps),
+            busy_s=of_ranks(busy_s, steps),
+            communication_s=of_ranks([length(communication[rank]) for rank in range(n)], steps),
+            exposed_s=of_ranks(exposed_s, steps),
+            waiting_s=of_ranks(waiting_s, steps),
             # A sum's rounding is no time.
-            idle_s=_each((s if s > 1e-12 * makespan_s else 0.0 for s in idle_s), steps),
-            straggler_s=_each(_blame(waits, n), steps),
-            flops=_each(_flops(timeline), steps),
-            sent_bytes=_each(_sent_bytes(transfers, n), steps),
-            peak_memory_bytes=_peaks(memory, n),
-            mfu=each and each[0],
-            hfu=each and each[1],
+            idle_s=of_ranks([s if s > 1e-12 * makespan_s else 0.0 for s in idle_s], steps),
+            straggler_s=of_ranks(_blame(waits, n), steps),
+            flops=of_ranks(_flops(timeline), steps),
+            sent_bytes=of_ranks(_sent_bytes(transfers, n), steps),
+            peak_memory_bytes=_peaks(memory, ranks),
+            mfu=each and of_ranks(each[0]),
+            hfu=each and of_ranks(each[1]),
             steps=steps,
+            ranks=ranks,
         )
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the run."""
+        """Ranks of the run, as far as they were simulated."""
         return len(self.busy_s)
 
     @property
@@ -150,7 +158,7 @@ class Summary:
     def straggler(self) -> int | None:
         """The rank for which the others waited longest; None where nobody waited for anybody."""
         worst_s = max(self.straggler_s, default=0.0)
-        return self.straggler_s.index(worst_s) if worst_s > 0 else None
+        return self.ranks[self.straggler_s.index(worst_s)] if worst_s > 0 else None
 
     def table(self) -> pd.DataFrame:
         """One row a rank, and a last row "all": the mean of times and shares, the sum of FLOPs and bytes sent, the
@@ -158,7 +166,7 @@ class Summary:
         import pandas as pd
 
         frame = pd.DataFrame({name: getattr(self, name) for name in _COLUMNS if getattr(self, name) is not None})
-        frame.index = pd.Index([str(rank) for rank in range(self.num_ranks)], name="rank")
+        frame.index = pd.Index([str(rank) for rank in self.ranks], name="rank")
         total = {name: frame[name].agg(_COLUMNS[name]) for name in frame.columns}
         return pd.concat([frame, pd.DataFrame(total, index=pd.Index(["all"], name="rank"))])
 
@@ -302,14 +310,10 @@ def _sent_bytes(transfers: Iterable[Transfer], num_ranks: int) -> list[float]:
     return sent_bytes
 
 
-def _peaks(memory: Memory | None, num_ranks: int) -> tuple[float, ...] | None:
+def _peaks(memory: Memory | None, ranks: Sequence[int]) -> tuple[float, ...] | None:
     if memory is None or not len(memory):
         return None
-    return tuple(float(memory.peak_bytes(rank)) for rank in range(num_ranks))
-
-
-def _each(values: Iterable[float], steps: int) -> tuple[float, ...]:
-    return tuple(value / steps for value in values)
+    return tuple(float(memory.peak_bytes(rank)) for rank in ranks)
 
 
 def _mean(values: Sequence[float]) -> float:

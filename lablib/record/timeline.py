@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lablib.draw import draw
+from lablib.record.traffic import short_ranks
 from lablib.signature import checked
 from lablib.units import plural
 
@@ -108,6 +109,7 @@ class Timeline:
         window: (first, last) second, where this is a part of a run; None: all of it. See `between`.
         origin_s: the second of the launch that is 0 here: not 0 where what came before was left out. See `without`.
         deaths: (rank, second) of ranks that died, where a fault of the run said so.
+        simulated: the ranks that were simulated, where the others were phantoms; None: all.
     """
 
     spans: tuple[Span, ...]
@@ -115,13 +117,24 @@ class Timeline:
     window: tuple[float, float] | None = None
     origin_s: float = 0.0
     deaths: tuple[tuple[int, float], ...] = ()
+    simulated: tuple[int, ...] | None = None
 
     @staticmethod
     @checked
-    def of(spans: Iterable[Span], num_ranks: int, deaths: Sequence[tuple[int, float]] = ()) -> Timeline:
+    def of(
+        spans: Iterable[Span],
+        num_ranks: int,
+        deaths: Sequence[tuple[int, float]] = (),
+        simulated: tuple[int, ...] | None = None,
+    ) -> Timeline:
         """A timeline with its spans in order: rank, stream, start."""
         ordered = sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))
-        return Timeline(tuple(ordered), num_ranks, deaths=tuple(deaths))
+        return Timeline(tuple(ordered), num_ranks, deaths=tuple(deaths), simulated=simulated)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks of which something is known: all, but those that were phantoms."""
+        return range(self.num_ranks) if self.simulated is None else self.simulated
 
     @property
     def start_s(self) -> float:
@@ -147,7 +160,7 @@ class Timeline:
         return ranks
 
     def _spans_of(self, rank: int) -> Sequence[Span]:
-        check_rank(rank, self.num_ranks)
+        check_rank(rank, self.num_ranks, self.simulated)
         return self._by_rank.get(rank, ())
 
     @cached_property
@@ -178,7 +191,7 @@ class Timeline:
         first_s = min((s.start_s for s in kept), default=0.0)
         moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
         deaths = tuple((rank, at_s - first_s) for rank, at_s in self.deaths)
-        return Timeline(tuple(moved), self.num_ranks, origin_s=self.origin_s + first_s, deaths=deaths)
+        return Timeline(tuple(moved), self.num_ranks, None, self.origin_s + first_s, deaths, self.simulated)
 
     @checked
     def between(self, start_s: float, end_s: float) -> Timeline:
@@ -195,7 +208,7 @@ class Timeline:
         inside = (s for s in self.spans if s.start_s < end_s and (s.end_s > start_s or s.start_s >= start_s))
         deaths = tuple((rank, at_s) for rank, at_s in self.deaths if start_s <= at_s <= end_s)
         spans = tuple(_cut(s, start_s, end_s) for s in inside)
-        return Timeline(spans, self.num_ranks, (start_s, end_s), self.origin_s, deaths)
+        return Timeline(spans, self.num_ranks, (start_s, end_s), self.origin_s, deaths, self.simulated)
 
     @checked
     def streams(self, rank: int) -> list[str]:
@@ -207,13 +220,13 @@ class Timeline:
     @checked
     def busy_s(self, rank: int, stream: str = COMPUTE) -> float:
         """Seconds in which the rank's stream had work. `stream="comm"`: any communication stream."""
-        check_rank(rank, self.num_ranks)
+        check_rank(rank, self.num_ranks, self.simulated)
         return length(self._busy.get((rank, stream), []))
 
     @checked
     def exposed_s(self, rank: int) -> float:
         """Seconds in which the rank communicated and did not compute: |communication| - |communication and compute|."""
-        check_rank(rank, self.num_ranks)
+        check_rank(rank, self.num_ranks, self.simulated)
         communication, compute = (self._busy.get((rank, stream), []) for stream in ("comm", "work"))
         return length(communication) - overlap(communication, compute)
 
@@ -225,7 +238,7 @@ class Timeline:
     @checked
     def waiting_s(self, rank: int) -> float:
         """Seconds in which the rank did nothing, and waited in a communication for one that had not come."""
-        check_rank(rank, self.num_ranks)
+        check_rank(rank, self.num_ranks, self.simulated)
         waits = self._busy.get((rank, "wait"), [])
         return length(self.states(rank)["waiting"]) if waits else 0.0
 
@@ -237,7 +250,7 @@ class Timeline:
     @checked
     def states(self, rank: int) -> dict[str, list[Interval]]:
         """When the rank was "busy" computing, in "exposed" communication, "waiting" or "idle": every second is one."""
-        check_rank(rank, self.num_ranks)
+        check_rank(rank, self.num_ranks, self.simulated)
         left, states = [(self.start_s, self.end_s)] if self.start_s < self.end_s else [], {}
         for state, kind in (("busy", "work"), ("exposed", "comm"), ("waiting", "wait")):
             taken = self._busy.get((rank, kind), [])
@@ -257,7 +270,7 @@ class Timeline:
                 "waiting_s": self.waiting_s(rank),
                 "idle_s": self.idle_s(rank),
             }
-            for rank in range(self.num_ranks)
+            for rank in self.ranks
         ]
         columns = ["rank", "compute_s", "communication_s", "exposed_s", "waiting_s", "idle_s"]
         return pd.DataFrame(rows, columns=columns).set_index("rank")
@@ -301,11 +314,16 @@ class Timeline:
 Interval = tuple[float, float]
 
 
-def check_rank(rank: int | None, num_ranks: int) -> None:
+def check_rank(rank: int | None, num_ranks: int, simulated: Sequence[int] | None = None) -> None:
     """Raise ValueError for a rank that a run of so many does not have; None stands for no one in particular."""
     if rank is not None and not 0 <= rank < num_ranks:
         has = f"ranks 0 to {num_ranks - 1}" if num_ranks else "no ranks"
         raise ValueError(f"this run has {has}: got rank {rank}; give one of those")
+    if rank is not None and simulated is not None and rank not in simulated:
+        raise ValueError(
+            f"rank {rank} was not simulated: it was taken to do what a rank of the same groups did; give one of "
+            f"{short_ranks(tuple(simulated))}, or launch with it in simulate="
+        )
 
 
 def _cut(span: Span, start_s: float, end_s: float) -> Span:

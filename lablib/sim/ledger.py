@@ -61,11 +61,17 @@ class Books:
                 rank.ledger.close()
         self.makers.clear()
 
-    def memory(self, ranks: Sequence[Rank], passes: Mapping[int, Passes]) -> Memory:
+    def memory(
+        self,
+        ranks: Sequence[Rank],
+        passes: Mapping[int, Passes],
+        num_ranks: int,
+        simulated: tuple[int, ...] | None = None,
+    ) -> Memory:
         """What these ranks held, now or until they ended; `passes` tells the phase of what the program did not name."""
         labels = list(self.labels)
         parts = [rank.ledger.account.blocks(labels) for rank in ranks if rank.ledger is not None]
-        return Memory(blocks_with_phases(Blocks.joined(parts), passes), len(ranks))
+        return Memory(blocks_with_phases(Blocks.joined(parts), passes), num_ranks, simulated)
 
 
 class Ledger:

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 
 from lablib.engine.communication import ANY_SOURCE, Agreement, Communication, Joined, Message
 from lablib.engine.group import Group, Misfit
-from lablib.errors import CollectiveMismatchError, Wait
+from lablib.errors import CollectiveMismatchError, LaunchError, Wait
 from lablib.sim import exchange
 from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, Tensors
 from lablib.sim.rank import Rank
@@ -300,14 +300,14 @@ class SimProcessGroup(dist.ProcessGroup):
     # ---- point to point ----
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> SimWork:
-        self._global(dst)
+        self._meets(dst, "sends to")
         raw = _raw(tensors)
         message = self._message("send", raw[0], dst, tag)
         self._post(self._group.post_send, message)
         return self._work(message, SENDER, message.source, raw, [], [])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
-        self._global(src)
+        self._meets(src, "receives from")
         return self._receive(tensors, src, tag)
 
     def _receive(self, tensors: list[Tensor], src: int, tag: int) -> SimWork:
@@ -452,6 +452,18 @@ class SimProcessGroup(dist.ProcessGroup):
             rank = "rank" if label == "world" else "group rank"
             raise ValueError(f"{rank} {member} does not exist: group {label} has {rank}s 0 to {self.size() - 1}")
         return self._group.global_ranks[member]
+
+    def _meets(self, member: int, verb: str) -> None:
+        """Somebody must be there at the other end of a message."""
+        rank = self._global(member)
+        if self._group.is_phantom(member):
+            self._turns.fail(
+                LaunchError(
+                    f"rank {self._rank_state.rank} {verb} rank {rank}, which is not simulated ({program_line()}): a "
+                    f"collective of phantoms can be priced, a message has nobody at its other end; add rank {rank} to "
+                    f"simulate="
+                )
+            )
 
     def _count(self, name: str, tensors: Sequence[Tensor | list[Tensor]]) -> None:
         if len(tensors) != self.size():

@@ -29,8 +29,9 @@ class Recorder:
         events.subscribe(Transferred, self._note)
 
     def _note(self, event: Transferred) -> None:
-        issued_s = tuple(part.issue_s for part in event.parts)
-        last_s = max(issued_s)
+        last_s = max(part.issue_s for part in event.parts)
+        came = {part.place: part.issue_s for part in event.parts}
+        issued_s = tuple(came.get(place, last_s) for place in range(len(event.ranks)))  # phantoms come with the last
         for part in event.parts:
             rank = self._ranks[part.rank]
             what = (part.name, part.phase)

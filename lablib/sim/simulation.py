@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import dropwhile
@@ -83,6 +83,7 @@ from lablib.torch_compat import (
     process_group_name,
     set_thread_isolation_mode,
 )
+from lablib.units import plural
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the engine sees a deadlock at once, so it never runs out
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
@@ -100,9 +101,10 @@ def run_sim(
     trace: bool = True,
     fidelity: str = "values",
     faults: Sequence[Fault] = (),
+    simulate: Sequence[int] | None = None,
     surroundings: "Surroundings | None" = None,
 ) -> Run:
-    """Run `fn(*args)` on every rank of a simulated cluster.
+    """Run `fn(*args)` on every rank of a simulated cluster, or on those of `simulate`.
 
     With `surroundings` (script mode) the program initializes its process group itself.
 
@@ -118,7 +120,7 @@ def run_sim(
             "one simulation runs at a time in a process: a launch is under way in another thread; wait for its end."
         )
     try:
-        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults, surroundings).run(timeout_s)
+        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults, simulate, surroundings).run(timeout_s)
     finally:
         _ONE_AT_A_TIME.release()
 
@@ -150,6 +152,7 @@ class _Simulation:
         trace: bool,
         fidelity: str,
         faults: Sequence[Fault],
+        simulate: Sequence[int] | None = None,
         surroundings: "Surroundings | None" = None,
     ):
         # A script makes its arguments itself.
@@ -161,22 +164,24 @@ class _Simulation:
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._books = Books()
         self._compiled = Compiled()
-        self._ranks: list[Rank] = []
+        self._num_ranks = num_ranks
+        self._simulated = None if simulate is None else tuple(sorted(simulate))
+        self._ranks: dict[int, Rank] = {}
         self._faults = Faults(faults, cluster) if faults else None
         if self._faults:
             self._cluster = self._faults.cluster
         self._pricer = Pricer(self._cluster.device)
         make_rank = self._faults.rank if self._faults else Rank
-        for rank in range(num_ranks):
+        for rank in range(num_ranks) if self._simulated is None else self._simulated:
             first = cluster.node(rank) * cluster.devices_per_node
             local_size = min(cluster.devices_per_node, num_ranks - first)
-            self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
+            self._ranks[rank] = make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace)
         self._network = Network()
-        self._scheduler = Scheduler(self._ranks, self._network)
+        self._scheduler = Scheduler(list(self._ranks.values()), self._network)
         self._events = Events()
-        self._recorder = Recorder({rank.rank: rank for rank in self._ranks}, self._events)
+        self._recorder = Recorder(self._ranks, self._events)
         follow(self._events)
-        self._turns = Turns(self._ranks, self._scheduler, self._blame)
+        self._turns = Turns(list(self._ranks.values()), self._scheduler, self._blame)
         self._group_orders = GroupOrders()
         if self._faults:
             self._faults.turns = self._turns
@@ -187,7 +192,7 @@ class _Simulation:
         changed_torch = torch_without_values() if self._fidelity == "shapes" else nullcontext()
         around = nullcontext()
         if self._surroundings is not None:
-            around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
+            around = self._surroundings.of_the_run(list(self._ranks.values()), self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
         process = _borrowed_process(self._make_group, self._ranks)
         noted = self._group_orders.noting(process_group_name, lambda: self._turns.current)
@@ -200,7 +205,7 @@ class _Simulation:
             self._compiled.eagerly(),
             Settings().watched() as settings,
         ):
-            for rank in self._ranks:
+            for rank in self._ranks.values():
                 rank.belongings += [ModuleState(), OwnSettings(settings, rank.begins_with)]
             error: BaseException | None = None
             try:
@@ -212,7 +217,7 @@ class _Simulation:
                 error = interrupt
             with _no_interrupts():
                 stuck = self._turns.end()
-                self._books.close(self._ranks)
+                self._books.close(list(self._ranks.values()))
             for rank in stuck:
                 text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
                 (error or self._turns.error or RuntimeError()).add_note(text)
@@ -222,10 +227,10 @@ class _Simulation:
             raise error
         for note in notes:
             warnings.warn(note, stacklevel=4)
-        unwaited = unwaited_notes(self._ranks)
+        unwaited = unwaited_notes(list(self._ranks.values()))
         for note in unwaited:
             warnings.warn(note, UnwaitedWarning, stacklevel=4)
-        written = written_notes(self._ranks)
+        written = written_notes(list(self._ranks.values()))
         for note in written:
             warnings.warn(note, WriteInFlightWarning, stacklevel=4)
         return self._result([*notes, *unwaited, *written, *self._compiled.notes(), *self._notebook.notes()])
@@ -240,8 +245,8 @@ class _Simulation:
             return DeadlockError(headline, waits)
         error = self._faults.blame(headline, waits)
         if isinstance(error, FaultError):
-            spans = [span for rank in self._ranks for span in rank.named_spans()]
-            end_s = max([rank.clock_s for rank in self._ranks] + [span.end_s for span in spans])
+            spans = [span for rank in self._ranks.values() for span in rank.named_spans()]
+            end_s = max([rank.clock_s for rank in self._ranks.values()] + [span.end_s for span in spans])
             error.run = self._result(
                 self._faults.notes(),
                 *self._faults.unfinished(self._groups.values(), end_s, len(self._recorder.transfers)),
@@ -250,14 +255,19 @@ class _Simulation:
 
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
         """What happened; of a run that a fault ended, also what never did."""
-        spans = with_phases([*(span for rank in self._ranks for span in rank.named_spans()), *open_spans])
+        spans = with_phases([*(span for rank in self._ranks.values() for span in rank.named_spans()), *open_spans])
         transfers = [*self._recorder.transfers, *unfinished]
-        memory = self._books.memory(self._ranks, passes_of(spans))
+        memory = self._books.memory(list(self._ranks.values()), passes_of(spans), self._num_ranks, self._simulated)
+        every_rank = range(self._num_ranks)
+        if self._simulated is not None:
+            notes = [_phantoms(len(self._simulated), self._num_ranks), *notes]
         return Run(
-            values=[rank.value for rank in self._ranks],
-            timeline=Timeline.of(spans, len(self._ranks), deaths=self._faults.deaths() if self._faults else ()),
+            values=[self._ranks[rank].value if rank in self._ranks else None for rank in every_rank],
+            timeline=Timeline.of(
+                spans, self._num_ranks, self._faults.deaths() if self._faults else (), self._simulated
+            ),
             traffic=Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.ranks)))),
-            stdout=[rank.stdout.getvalue() for rank in self._ranks],
+            stdout=[self._ranks[rank].stdout.getvalue() if rank in self._ranks else "" for rank in every_rank],
             backend="sim",
             cluster=self._cluster.name,
             wall_s=time.perf_counter() - self._began_s,
@@ -275,7 +285,7 @@ class _Simulation:
                 dist.init_process_group(
                     "sim",
                     rank=number,
-                    world_size=len(self._ranks),
+                    world_size=self._num_ranks,
                     store=self._store.of_another_rank(),
                     timeout=_TIMEOUT,
                 )
@@ -309,19 +319,19 @@ class _Simulation:
 
     def _swapped(self, *tensors: torch.Tensor) -> None:
         """The rank whose turn it is lets tensors change places; others may know them as well."""
-        for rank in self._ranks if is_rank() else ():
+        for rank in self._ranks.values() if is_rank() else ():
             if rank.ledger is not None:
                 rank.ledger.categories.forget(*tensors)
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
         """torch asks for one rank's end of a group; the ends of one group share a `Group`."""
         number = self._turns.current
-        members = tuple(options.global_ranks_in_group) or tuple(range(len(self._ranks)))
+        members = tuple(options.global_ranks_in_group) or tuple(range(self._num_ranks))
         key = (str(options.group_id), members)
         if key not in self._groups:
             self._groups[key] = Group(
-                label=_label(members, len(self._ranks), is_default=not options.global_ranks_in_group),
-                members=[self._ranks[r] for r in members],
+                label=_label(members, self._num_ranks, is_default=not options.global_ranks_in_group),
+                clocks={rank: self._ranks[rank] for rank in members if rank in self._ranks},
                 network=GroupNetwork(self._cluster, members),
                 wires=self._network,
                 scheduler=self._scheduler,
@@ -344,6 +354,13 @@ class _Simulation:
         return LaunchTimeoutError(
             f"the program was still running after timeout_s={timeout_s:g} s of real time: {where}\n{stack}"
         )
+
+
+def _phantoms(num_simulated: int, num_ranks: int) -> str:
+    return (
+        f"{num_simulated:,} of {plural(num_ranks, 'ranks')} were simulated; the others were taken to do what those of "
+        f"their groups did, at the same time, and have no spans, memory or values"
+    )
 
 
 def _label(members: tuple[int, ...], num_ranks: int, is_default: bool) -> str:
@@ -386,7 +403,7 @@ def _programs(stack: traceback.StackSummary, left_out: str | tuple[str, ...] = _
 
 
 @contextmanager
-def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: list[Rank]):
+def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: Mapping[int, Rank]):
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
     state = ProcessState()
     unraisablehook = sys.unraisablehook
@@ -411,7 +428,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     finally:
         set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
-        state.restore(ranks)
+        state.restore(list(ranks.values()))
 
 
 @contextmanager
