@@ -20,7 +20,7 @@ Simplified: all ranks are equally fast; the optimizer is left out.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -194,13 +194,13 @@ def scaling_efficiency(
     return profile.step_s / predict_step(profile, cluster, ranks, bucket_bytes, method).step_s
 
 
-@cache
+@lru_cache(maxsize=4096)  # a curve asks for the same buckets at each of its methods
 def all_reduce_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
     """Seconds of one all-reduce over the first `ranks` ranks of the cluster, by its fastest algorithm."""
     return collective_cost("all_reduce", size_bytes, _network(cluster, ranks)).time_s
 
 
-@cache
+@lru_cache(maxsize=64)  # the sizes of one number of ranks are asked for one after another
 def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
     return GroupNetwork(cluster, range(ranks))
 

@@ -5,25 +5,19 @@ Everybody else who calls them meanwhile (the main thread, Jupyter's threads) rea
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from lablib.script.process import here
+from lablib.sim.replaced import replaced
 
-_MISSING = object()
 
-
-class Patches:
+class Patches(ExitStack):
     """Attributes replaced for the time of a run. Use as a context manager; leaving it restores all of them."""
-
-    def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """`owner.name = value`, until the run ends."""
-        # An attribute inherited from a base class is not the owner's own: putting it back means deleting ours.
-        own = vars(owner).get(name, _MISSING)
-        self._undo.append((owner, name, own))
-        setattr(owner, name, value)
+        self.enter_context(replaced((owner, name, value)))
 
     def answer(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """On ranks, `owner.name(...)` is `function(process, ...)`; elsewhere the original."""
@@ -35,14 +29,3 @@ class Patches:
             return original(*args, **kwargs) if process is None else function(process, *args, **kwargs)
 
         self.replace(owner, name, answered)
-
-    def __enter__(self) -> "Patches":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        while self._undo:
-            owner, name, value = self._undo.pop()
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)

@@ -7,7 +7,7 @@ the spans inside them.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,14 +39,14 @@ def call(func: Any, args: tuple, kwargs: dict) -> Any:
     return func(*args, **kwargs)
 
 
-@cache
+@lru_cache(maxsize=256)  # classes of the program are among them
 def has_own_rule(types: tuple[type, ...]) -> bool:
     """Whether an op has an argument of a tensor class with a dispatch rule of its own, such as DTensor."""
     plain = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
     return any(kind.__torch_dispatch__ != plain for kind in types)
 
 
-@cache
+@lru_cache(maxsize=256)  # classes of the program are among them
 def is_fake(types: tuple[type, ...]) -> bool:
     """Whether torch only asks which shape an op would give (DTensor does, to choose a sharding): nothing is run."""
     return any(kind.__name__ == "FakeTensor" for kind in types)

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -57,7 +57,7 @@ _NEEDS_VALUES = (
 )
 
 
-@cache
+@lru_cache(maxsize=4096)  # code of the program is among it
 def _needs_values(code: CodeType) -> bool:
     place = f"{code.co_filename}:{code.co_name}".replace(os.sep, "/")
     return any(known in place for known in _NEEDS_VALUES)

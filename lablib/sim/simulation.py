@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import dropwhile
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -410,7 +410,8 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     # A rank that is ended in the middle of a destructor goes on: that is no error to print.
     sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
     if "SIM" not in backend_plugins:
-        dist.Backend.register_backend("sim", make_group, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend("sim", _no_group, extended_api=True, devices=["cpu", "cuda"])
+    between_runs = backend_plugins["SIM"]
     backend_plugins["SIM"] = BackendPlugin(make_group, True)
     set_thread_isolation_mode(True)
     own_answers = replaced(
@@ -426,9 +427,15 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         with own_answers, own_signal_handlers(), threads, one_profile_at_a_time():
             yield
     finally:
+        backend_plugins["SIM"] = between_runs  # torch keeps what stands there: it would keep the program as well
         set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         state.restore(list(ranks.values()))
+
+
+def _no_group(*_: Any) -> NoReturn:
+    """What torch's backend "sim" is while nothing is simulated."""
+    raise LaunchError('backend "sim" makes process groups inside a launch only: call launch(program, backend="sim")')
 
 
 @contextmanager
