@@ -17,7 +17,7 @@ in a new thread. Random generators start from the rank's number (lablib/rank_sta
 The simulator swaps these states with the turn (lablib/sim/own_settings.py). A worker process remembers `taken()` when
 it starts, and before each program gives that back, with the launching process's `taken(TRAVELLING)` over it.
 
-Not here, as they are swapped by other means: `os.environ`, `sys.stdout`, torch's process groups (lablib/sim/rank.py).
+Not here, as they are swapped by other means: `os.environ` (lablib/sim/by_thread.py), torch's process groups (rank.py).
 Simplified: a process owns more than this (resource limits, other libraries' modules); a module's own variables are
 shared by simulated ranks.
 """

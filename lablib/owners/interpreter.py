@@ -76,7 +76,7 @@ OWNERS = (
     contents("sys.path", sys, "path", travels=True),
     contents("sys.argv", sys, "argv", travels=True),
     contents("sys.meta_path", sys, "meta_path"),
-    attributes("error stream and input", sys, "stderr", "stdin"),
+    attributes("standard streams", sys, "stdin", "stdout", "stderr", is_of_thread=True),
     attributes("hooks of the interpreter", sys, "excepthook", "unraisablehook", "displayhook", "breakpointhook"),
     attributes("hook for errors of threads", threading, "excepthook", "__excepthook__"),
     attributes("replaced builtins", builtins, *_BUILTINS),

@@ -47,14 +47,14 @@ def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> Owner:
     return Owner(name, take, give_back, is_of_thread=is_of_thread, travels=True)
 
 
-def attributes(name: str, holder: Any, *names: str, travels: bool = False) -> Owner:
+def attributes(name: str, holder: Any, *names: str, **more: Any) -> Owner:
     """An owner of at least two attributes of one object."""
 
     def give_back(state: tuple) -> None:
         for attribute, value in zip(names, state, strict=True):
             setattr(holder, attribute, value)
 
-    return Owner(name, partial(attrgetter(*names), holder), give_back, travels=travels)
+    return Owner(name, partial(attrgetter(*names), holder), give_back, **more)
 
 
 def contents(name: str, holder: Any, attribute: str, changed: Callable[[], None] | None = None, **more: Any) -> Owner:

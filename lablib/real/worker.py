@@ -119,9 +119,9 @@ class Worker:
     def _run(self, job: Job) -> Finished | Failed:
         """Run one program in a rank that looks new."""
         process = os.getpid()
-        self._capture.start()
         try:
             self._state.restore(job.settings)
+            self._capture.start()
             for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
                 linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
             fn, args, kwargs = unpack(job.program)

@@ -115,10 +115,10 @@ class Script:
                 answer(patches)
             for rank in ranks:
                 output = Output(self._show if rank.rank == 0 else None)
-                rank.stdout = output
+                rank.stdout = rank.stderr = output
                 # Looking comes first, while the rank's modules are in their places.
                 rank.belongings += [Watching(self._libraries), Modules(hidden.finder, self._mains[rank.rank])]
-                rank.begins_with = begins_with(self._argv, folder, output)
+                rank.begins_with = begins_with(self._argv, folder)
                 first = cluster.node(rank.rank) * cluster.devices_per_node
                 self.processes.append(
                     Process(

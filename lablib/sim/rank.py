@@ -4,21 +4,21 @@ A process has its own default process group, its own random generators, its own 
 here are threads of one process, so what torch and Python keep once for the process is swapped on every turn. Each is a
 *belonging* of the rank, with `put` (its turn begins) and `take` (it ends):
 
-    Attribute      torch.distributed's world (its process groups, their names and counters); os.environ (RANK,
-                   LOCAL_RANK, ... and whatever the rank sets); sys.stdout, one buffer a rank
+    Attribute      torch.distributed's world (its process groups, their names and counters)
     RandomStates   torch's CPU generator, Python's `random`, numpy's (random_state.py)
     OwnSettings    default dtype, determinism, working directory, logging, ... (own_settings.py, lablib/owners)
     ModuleState    what context managers of torch change in its modules (module_state.py)
 
 Grad mode, autocast, dispatch modes and the number of threads are per thread already; a rank computes with one thread.
+Standard streams and `os.environ` (RANK, LOCAL_RANK, ... and whatever the rank sets) answer by thread (by_thread.py).
 The process has belongings of the same kinds, and puts them when the run ends.
 """
 
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch
 
@@ -92,26 +92,17 @@ class ProcessState:
     """What the host process has in those places; `restore` puts it back after the run."""
 
     def __init__(self) -> None:
-        self._environ: dict = os.environ._data  # type: ignore[attr-defined]
         self._settings = owners.taken(owners.OF_THE_PROCESS)
         self._threads = torch.get_num_threads()
         self._belongings: list[Belonging] = [
             Attribute(*place("process_world"), current("process_world")),
-            Attribute(os.environ, "_data", self._environ),
-            Attribute(sys, "stdout", sys.stdout),
             RandomStates(),
             ModuleState(is_rank=False),
         ]
 
-    def restore(self, ranks: "Sequence[Rank]") -> None:
+    def restore(self) -> None:
         for belonging in self._belongings:
             belonging.put()
-        # Setting a variable also sets it for child processes, which do not ask os.environ.
-        for key in {key for rank in ranks for key, _ in rank.environ.items() ^ self._environ.items()}:
-            if key in self._environ:
-                os.putenv(key, self._environ[key])
-            else:
-                os.unsetenv(key)
         torch.set_num_threads(self._threads)
         owners.give_back(self._settings)
 
@@ -153,6 +144,7 @@ class Rank(RankClock):
         self.ledger: Ledger | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self.stdout = io.StringIO()
+        self.stderr: TextIO = sys.stderr
         self.value: Any = None
         self.world = World()
         self.begins_with: dict[str, Any] = {}
@@ -170,10 +162,7 @@ class Rank(RankClock):
         for key, value in torchrun.items():
             self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
 
-        self.belongings: list[Belonging] = [
-            Attribute(*place("process_world"), self.world),
-            Attribute(os.environ, "_data", self.environ),
-        ]
+        self.belongings: list[Belonging] = [Attribute(*place("process_world"), self.world)]
 
     def enter(self) -> None:
         """The rank's turn begins."""
@@ -186,8 +175,7 @@ class Rank(RankClock):
         """Its first turn: what a rank starts with, whatever the process has."""
         self._has_begun = True
         seed_rank(self.rank)
-        sys.stdout = self.stdout
-        self.belongings += [RandomStates(), Attribute(sys, "stdout", self.stdout)]
+        self.belongings.append(RandomStates())
         compute_with_one_thread()
 
     def leave(self) -> None:

@@ -47,6 +47,7 @@ from lablib.launch_checks import check_value
 from lablib.operators.pricer import Pricer
 from lablib.record.passes import passes_of, with_phases
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
+from lablib.sim.by_thread import own_environments, own_streams
 from lablib.sim.clock import Clock, call
 from lablib.sim.compiled import Compiled
 from lablib.sim.copies import Copies
@@ -88,7 +89,7 @@ from lablib.units import plural
 _TIMEOUT = timedelta(days=1)  # torch wants one; the engine sees a deadlock at once, so it never runs out
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
 _OURS = (*_LAUNCHERS, threading.__file__)
-_ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (torch's world, os.environ, sys.stdout)
+_ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (what lablib/owners lists)
 
 
 def run_sim(
@@ -202,6 +203,8 @@ class _Simulation:
             changed_torch,
             heard,
             around,
+            own_environments([rank.environ for rank in self._ranks]),
+            own_streams(self._ranks),
             self._compiled.eagerly(),
             Settings().watched() as settings,
         ):
@@ -430,7 +433,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         backend_plugins["SIM"] = between_runs  # torch keeps what stands there: it would keep the program as well
         set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
-        state.restore(list(ranks.values()))
+        state.restore()
 
 
 def _no_group(*_: Any) -> NoReturn:

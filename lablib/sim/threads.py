@@ -39,6 +39,8 @@ def followed_threads(groups_of: Callable[[int], Groups]) -> Iterator[None]:
             yield
         finally:
             is_open.clear()
+            for thread in threading.enumerate():  # one that goes on is no rank's of a later run
+                vars(thread).pop("sim_rank", None)
 
 
 def _started(

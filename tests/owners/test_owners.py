@@ -32,7 +32,7 @@ CHANGES: dict[str, Callable[[int], Any]] = {
     "sys.path": lambda n: sys.path.append(f"folder {n}"),
     "sys.argv": lambda n: setattr(sys, "argv", ["script", str(n)]),
     "sys.meta_path": lambda n: sys.meta_path.append(Finder(n)),  # pyright: ignore[reportArgumentType]
-    "error stream and input": lambda n: setattr(sys, "stderr", io.StringIO(str(n))),
+    "standard streams": lambda n: setattr(sys, "stderr", io.StringIO(str(n))),
     "hooks of the interpreter": lambda n: setattr(sys, "excepthook", [print, repr][n - 1]),
     "hook for errors of threads": lambda n: setattr(threading, "excepthook", [print, repr][n - 1]),
     "replaced builtins": lambda n: setattr(builtins, "print", [repr, str][n - 1]),
@@ -109,7 +109,10 @@ def test_a_rank_has_its_own_the_notebook_keeps_its_own_and_the_next_launch_start
 
     host = owner.take()
     first, second, third = launch(program, ranks=3).values
-    if owner.name != "hooks of the interpreter":  # init_process_group puts one there that knows its rank
+    if owner.name == "standard streams":
+        assert len({id(stdout) for (_, stdout, _), *_ in (first, second, third)}) == 3  # Each prints for itself.
+        assert [start[::2] for start, *_ in (first, second, third)] == [host[::2]] * 3
+    elif owner.name != "hooks of the interpreter":  # init_process_group puts one there that knows its rank
         assert first[0] == second[0] == third[0]  # All start alike,
         assert launch(owner.take, ranks=1).values == [first[0]]  # and so does the next launch;
         assert first[0] == host or owner.is_of_thread  # as the notebook has it.
