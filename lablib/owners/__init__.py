@@ -1,8 +1,10 @@
 """What a process owns and a rank therefore owns: one list, each with `take` and `give_back`.
 
-    interpreter.py      paths, working directory, hooks, collector, limits, locale, warnings
+    interpreter.py      environment, streams, paths, working directory, hooks, collector, limits, locale, warnings
     logs.py             logging
     torch_settings.py   dtype, determinism, precision, kernels, hooks, threads
+    torch_modules.py    process groups, and what context managers change
+    random_states.py    random generators
 
 Ranks of a simulation are threads that take turns in one process, ranks on real backends are processes that serve one
 program after another. The rule is the same for both:
@@ -14,10 +16,10 @@ On processes the copy is of what is plain data (`travels`); streams, hooks, hand
 process. Modes of a thread (`is_of_thread`: grad mode, autocast, default device, decimal context) start on every rank as
 in a new thread. Random generators start from the rank's number (lablib/rank_state.py).
 
-The simulator swaps these states with the turn (lablib/sim/own_settings.py). A worker process remembers `taken()` when
+The simulator swaps these states with the turn (lablib/sim/own_settings.py), or answers by thread (by_thread.py); the
+process takes `taken(AROUND_A_RUN)` before a run and gives it back at the end. A worker process remembers `taken()` when
 it starts, and before each program gives that back, with the launching process's `taken(TRAVELLING)` over it.
 
-Not here, as they are swapped by other means: `os.environ` (lablib/sim/by_thread.py), torch's process groups (rank.py).
 Simplified: a process owns more than this (resource limits, other libraries' modules); a module's own variables are
 shared by simulated ranks.
 """
@@ -25,11 +27,15 @@ shared by simulated ranks.
 from collections.abc import Iterable
 from typing import Any
 
-from lablib.owners import interpreter, logs, torch_settings
+from lablib.owners import interpreter, logs, random_states, torch_modules, torch_settings
 from lablib.owners.owner import Owner
 
-OWNERS: tuple[Owner, ...] = (*interpreter.OWNERS, *logs.OWNERS, *torch_settings.OWNERS)
+OWNERS: tuple[Owner, ...] = (
+    *(interpreter.OWNERS + logs.OWNERS + torch_settings.OWNERS),
+    *(torch_modules.OWNERS + random_states.OWNERS),
+)
 OF_THE_PROCESS = tuple(owner for owner in OWNERS if not owner.is_of_thread)
+AROUND_A_RUN = tuple(owner for owner in OWNERS if not owner.is_of_thread or owner.is_always)
 TRAVELLING = tuple(owner for owner in OF_THE_PROCESS if owner.travels)
 
 
@@ -39,7 +45,7 @@ def taken(owners: Iterable[Owner] = OWNERS) -> dict[str, Any]:
 
 
 def give_back(states: dict[str, Any]) -> None:
-    """Put this process back into the states that were taken, each owner for itself: only what differs is touched.
+    """Put this process back into the states that were taken, each owner for itself: only what may differ is touched.
 
     Raises:
         ExceptionGroup: some owners could not be given back (a working directory that was removed); the others were.
@@ -47,7 +53,7 @@ def give_back(states: dict[str, Any]) -> None:
     errors = []
     for owner in OWNERS:
         try:
-            if owner.name in states and owner.take() != states[owner.name]:
+            if owner.name in states and (owner.is_always or owner.take() != states[owner.name]):
                 owner.give_back(states[owner.name])
         except Exception as error:
             error.add_note(f"while giving back {owner.name}")
@@ -56,4 +62,4 @@ def give_back(states: dict[str, Any]) -> None:
         raise ExceptionGroup("some settings of the process could not be given back", errors)
 
 
-__all__ = ["OF_THE_PROCESS", "OWNERS", "TRAVELLING", "Owner", "give_back", "taken"]
+__all__ = ["AROUND_A_RUN", "OF_THE_PROCESS", "OWNERS", "TRAVELLING", "Owner", "give_back", "taken"]

@@ -30,6 +30,11 @@ def _go_back(folder: str | None) -> None:
         os.chdir(folder)
 
 
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 def _mask() -> int:
     """The file mode mask; it can only be read by setting it."""
     mask = os.umask(0o077)
@@ -76,6 +81,7 @@ OWNERS = (
     contents("sys.path", sys, "path", travels=True),
     contents("sys.argv", sys, "argv", travels=True),
     contents("sys.meta_path", sys, "meta_path"),
+    Owner("environment", lambda: dict(os.environ), _set_environment, is_of_thread=True),
     attributes("standard streams", sys, "stdin", "stdout", "stderr", is_of_thread=True),
     attributes("hooks of the interpreter", sys, "excepthook", "unraisablehook", "displayhook", "breakpointhook"),
     attributes("hook for errors of threads", threading, "excepthook", "__excepthook__"),

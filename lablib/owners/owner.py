@@ -17,8 +17,13 @@ class Owner:
         give_back: puts it into a state that was taken.
         setters: functions `(holder, name)` that change it. Where they are named, looking at it costs a microsecond or
             more, and whoever looks often (the simulator, at every change of turn) waits until one has been called.
-        is_of_thread: every thread has its own, or only the main thread can set it.
+        is_of_thread: every thread has its own, or only the main thread can set it, or the simulator answers by thread
+            (lablib/sim/by_thread.py).
         travels: a state is plain data, which another process can be given.
+        is_always: it is given back also where it looks the same: it changes all the time, or not all of it shows.
+        begin: what a simulated rank starts with, made of the process's state; None: that state.
+        at_turns: quicker ways for the simulator, at every turn: one that gives back what these took, and one that takes
+            what stands there after a state was given back, from that state.
     """
 
     name: str
@@ -27,6 +32,9 @@ class Owner:
     setters: tuple[tuple[Any, str], ...] = ()
     is_of_thread: bool = False
     travels: bool = False
+    is_always: bool = False
+    begin: Callable[[Any], Any] | None = None
+    at_turns: tuple[Callable[[Any], None], Callable[[Any], Any]] | None = None
 
 
 Pair = tuple[Callable[[], Any], Callable[[Any], Any]]

@@ -173,5 +173,6 @@ OWNERS = (
     Owner("default device", _default_device, torch.set_default_device, is_of_thread=True),
     flags("grad mode", (torch.is_grad_enabled, torch.set_grad_enabled), is_of_thread=True),
     flags("autocast", *_autocast_pairs(), is_of_thread=True),
-    flags("number of threads", (torch.get_num_threads, torch.set_num_threads), is_of_thread=True),
+    # Setting it also sets what new threads start with, which nobody can ask.
+    Owner("number of threads", torch.get_num_threads, torch.set_num_threads, is_of_thread=True, is_always=True),
 )

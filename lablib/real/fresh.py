@@ -1,9 +1,9 @@
 """A warm worker must look like a new process to every program: same settings, same environment, same seeds.
 
-Reset before each launch: every setting that a process owns (lablib/owners), with the launching process's in place of
-those that travel; `os.environ`; random generators; the number of threads; and the user's own modules and classes
-(forgotten, so that an edited file is read again). Not reset: changes a program makes to installed packages themselves.
-What cannot be given back, such as a thread that still runs, ends the worker, and the next launch starts new ones.
+Reset before each launch: everything that a process owns (lablib/owners), with the launching process's settings in place
+of those that travel, and the user's own modules and classes (forgotten, so that an edited file is read again). Not
+reset: changes a program makes to installed packages themselves. What cannot be given back, such as a thread that still
+runs, ends the worker, and the next launch starts new ones.
 """
 
 import os
@@ -34,8 +34,9 @@ class FreshState:
     """
 
     def __init__(self, rank: int, device: torch.device):
-        self._rank, self._device = rank, device
-        self._environment = dict(os.environ)
+        self._device = device
+        compute_with_one_thread()
+        seed_rank(rank)
         self._settings = owners.taken()
         self._threads = set(threading.enumerate())
 
@@ -57,8 +58,6 @@ class FreshState:
 
     def restore(self, settings: dict[str, Any]) -> None:
         """Make this process look new, with these settings of the process that launches."""
-        os.environ.clear()
-        os.environ.update(self._environment)
         _forget_users_modules()
         forget_classes()
         owners.give_back(self._settings | settings)
@@ -67,8 +66,6 @@ class FreshState:
             torch.set_default_device(self._device)
             torch.cuda.set_device(self._device)
             torch.cuda.default_generators[self._device.index].manual_seed(_CUDA_DEFAULT_SEED)
-        compute_with_one_thread()
-        seed_rank(self._rank)
 
 
 def _has_children() -> bool:

@@ -118,7 +118,7 @@ class Script:
                 rank.stdout = rank.stderr = output
                 # Looking comes first, while the rank's modules are in their places.
                 rank.belongings += [Watching(self._libraries), Modules(hidden.finder, self._mains[rank.rank])]
-                rank.begins_with = begins_with(self._argv, folder)
+                rank.begins_with |= begins_with(self._argv, folder)
                 first = cluster.node(rank.rank) * cluster.devices_per_node
                 self.processes.append(
                     Process(

@@ -1,30 +1,39 @@
 """Each rank's own settings of Python and torch (lablib/owners), put in place when its turn begins.
 
-Passing the turn takes some 10 us, and there are thirty settings, which hardly any program changes. So a rank's turn
-ends with one look at those that are quick to read; the others are looked at from the first time that a function which
-sets them is called. What the next rank left is put in place only where it differs from what stands there.
+Random generators, process groups and tables of torch are swapped at every turn. Passing it takes some 10 us, and there
+are thirty settings besides, which hardly any program changes. So a rank's turn ends with one look at those that are
+quick to read; the others are looked at from the first time that a function which sets them is called. What the next
+rank left is put in place only where it differs from what stands there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from operator import call
 from typing import Any
 
 from lablib.owners import OF_THE_PROCESS
+from lablib.owners.owner import Owner
 from lablib.sim.replaced import replaced
+
+_ALWAYS = tuple(owner for owner in OF_THE_PROCESS if owner.is_always)
+_LOOKED_AT = tuple(owner for owner in OF_THE_PROCESS if not owner.is_always)
+_GIVE_BACK = [owner.at_turns[0] if owner.at_turns else owner.give_back for owner in _ALWAYS]
+_TAKE = [owner.at_turns[1] if owner.at_turns else lambda _, take=owner.take: take() for owner in _ALWAYS]
 
 
 class Settings:
     """What is in place now, for the ranks of one run.
 
     Attributes:
-        states: of every owner, as the last rank left it; as it was when this was made, at first.
+        states: of every owner that is looked at, as the last rank left it; as it was when this was made, at first.
+        always: of every other, as it was when this was made.
     """
 
     def __init__(self) -> None:
-        self.states: list[Any] = [owner.take() for owner in OF_THE_PROCESS]
-        self._quick = [(at, owner) for at, owner in enumerate(OF_THE_PROCESS) if not owner.setters]
+        self.states: list[Any] = [owner.take() for owner in _LOOKED_AT]
+        self.always: list[Any] = [owner.take() for owner in _ALWAYS]
+        self._quick = [(at, owner) for at, owner in enumerate(_LOOKED_AT) if not owner.setters]
         self._looks()
 
     def _looks(self) -> None:
@@ -44,7 +53,7 @@ class Settings:
         """Put these in place."""
         if states is self.states:
             return
-        for owner, state, now in zip(OF_THE_PROCESS, states, self.states, strict=True):
+        for owner, state, now in zip(_LOOKED_AT, states, self.states, strict=True):
             if state is not now and state != now:
                 owner.give_back(state)
         self.states = states
@@ -54,7 +63,7 @@ class Settings:
     def watched(self) -> Iterator["Settings"]:
         """While this lasts, functions that set what is slow to read tell that it is worth a look from then on."""
         with ExitStack() as stack:
-            for at, owner in enumerate(OF_THE_PROCESS):
+            for at, owner in enumerate(_LOOKED_AT):
                 for holder, name in owner.setters:
                     stack.enter_context(replaced((holder, name, self._telling(getattr(holder, name), at))))
             yield self
@@ -63,7 +72,7 @@ class Settings:
         @wraps(setter)
         def tell(*args: Any, **kwargs: Any) -> Any:
             if at not in self._places:
-                self._quick.append((at, OF_THE_PROCESS[at]))
+                self._quick.append((at, _LOOKED_AT[at]))
                 self._looks()
             return setter(*args, **kwargs)
 
@@ -80,14 +89,25 @@ class OwnSettings:
 
     def __init__(self, settings: Settings, others: dict[str, Any]):
         self._settings = settings
+        self._always = _begun(_ALWAYS, settings.always, others)
         self._states = settings.states
-        if others:
-            begins = zip(OF_THE_PROCESS, settings.states, strict=True)
-            self._states = [others.get(owner.name, state) for owner, state in begins]
+        if others.keys() & {owner.name for owner in _LOOKED_AT}:
+            self._states = _begun(_LOOKED_AT, settings.states, others)
 
     def put(self) -> None:
+        for give_back, state in zip(_GIVE_BACK, self._always, strict=True):
+            give_back(state)
         self._settings.put(self._states)
 
     def take(self) -> None:
+        self._always = [take(state) for take, state in zip(_TAKE, self._always, strict=True)]
         self._settings.look()
         self._states = self._settings.states
+
+
+def _begun(owners: Sequence[Owner], states: Sequence[Any], others: dict[str, Any]) -> list[Any]:
+    """What a rank begins with where the process has these states."""
+    return [
+        others[owner.name] if owner.name in others else owner.begin(state) if owner.begin else state
+        for owner, state in zip(owners, states, strict=True)
+    ]

@@ -1,17 +1,12 @@
 """What one simulated rank has for itself, and how it is put in place when the rank's turn begins.
 
-A process has its own default process group, its own random generators, its own environment, its own output. Ranks
-here are threads of one process, so what torch and Python keep once for the process is swapped on every turn. Each is a
-*belonging* of the rank, with `put` (its turn begins) and `take` (it ends):
+A process has its own default process group, its own random generators, its own environment, its own output
+(lablib/owners lists it all). Ranks here are threads of one process, so what torch and Python keep once for the process
+is swapped on every turn (own_settings.py), or answers by thread (by_thread.py). Grad mode, autocast, dispatch modes and
+the number of threads are per thread already; a rank computes with one thread.
 
-    Attribute      torch.distributed's world (its process groups, their names and counters)
-    RandomStates   torch's CPU generator, Python's `random`, numpy's (random_state.py)
-    OwnSettings    default dtype, determinism, working directory, logging, ... (own_settings.py, lablib/owners)
-    ModuleState    what context managers of torch change in its modules (module_state.py)
-
-Grad mode, autocast, dispatch modes and the number of threads are per thread already; a rank computes with one thread.
-Standard streams and `os.environ` (RANK, LOCAL_RANK, ... and whatever the rank sets) answer by thread (by_thread.py).
-The process has belongings of the same kinds, and puts them when the run ends.
+What is swapped is a *belonging* of the rank, with `put` (its turn begins) and `take` (it ends). A script's rank has
+more of them (lablib/script/run.py).
 """
 
 import io
@@ -22,49 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch
 
-from lablib import owners
 from lablib.engine.rank_clock import RankClock
+from lablib.owners.torch_modules import World
 from lablib.rank_state import compute_with_one_thread, seed_rank
 from lablib.record.passes import UNNAMED, Passes
 from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Span
-from lablib.sim.module_state import ModuleState
 from lablib.sim.pending import Pending
-from lablib.sim.random_state import RandomStates
-from lablib.torch_compat import World as PlainWorld
-from lablib.torch_compat import current, graph_task_id, place
+from lablib.torch_compat import graph_task_id
 
 if TYPE_CHECKING:
     from lablib.sim.in_flight import InFlight
     from lablib.sim.ledger import Ledger
     from lablib.sim.work import Issued, SimWork
-
-
-class World(PlainWorld):
-    """torch.distributed's per-process registry of groups, with dictionaries of its own instead of module globals."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._maps: dict[str, dict] = {}
-        self._group_count = 0
-
-    def _map(self, name: str) -> dict:
-        return self._maps.setdefault(name, {})
-
-    pg_map = property(lambda self: self._map("pg_map"))  # type: ignore[assignment]
-    pg_names = property(lambda self: self._map("pg_names"))  # type: ignore[assignment]
-    pg_group_ranks = property(lambda self: self._map("pg_group_ranks"))  # type: ignore[assignment]
-    pg_backend_config = property(lambda self: self._map("pg_backend_config"))  # type: ignore[assignment]
-    tags_to_pg = property(lambda self: self._map("tags_to_pg"))  # type: ignore[assignment]
-    pg_to_tag = property(lambda self: self._map("pg_to_tag"))  # type: ignore[assignment]
-
-    @property
-    def group_count(self) -> int:
-        return self._group_count
-
-    @group_count.setter
-    def group_count(self, value: int) -> None:
-        self._group_count = value
 
 
 class Belonging(Protocol):
@@ -73,38 +38,6 @@ class Belonging(Protocol):
     def put(self) -> None: ...
 
     def take(self) -> None: ...
-
-
-class Attribute:
-    """A belonging that is an attribute of something: the rank's value of it, whatever the rank makes of it."""
-
-    def __init__(self, holder: Any, name: str, value: Any):
-        self._holder, self._name, self._value = holder, name, value
-
-    def put(self) -> None:
-        setattr(self._holder, self._name, self._value)
-
-    def take(self) -> None:
-        self._value = getattr(self._holder, self._name)
-
-
-class ProcessState:
-    """What the host process has in those places; `restore` puts it back after the run."""
-
-    def __init__(self) -> None:
-        self._settings = owners.taken(owners.OF_THE_PROCESS)
-        self._threads = torch.get_num_threads()
-        self._belongings: list[Belonging] = [
-            Attribute(*place("process_world"), current("process_world")),
-            RandomStates(),
-            ModuleState(is_rank=False),
-        ]
-
-    def restore(self) -> None:
-        for belonging in self._belongings:
-            belonging.put()
-        torch.set_num_threads(self._threads)
-        owners.give_back(self._settings)
 
 
 class Rank(RankClock):
@@ -147,7 +80,7 @@ class Rank(RankClock):
         self.stderr: TextIO = sys.stderr
         self.value: Any = None
         self.world = World()
-        self.begins_with: dict[str, Any] = {}
+        self.begins_with: dict[str, Any] = {"process groups": self.world}
         self._has_begun = False
         self.environ = dict(os.environ._data)  # type: ignore[attr-defined]
         torchrun = {
@@ -162,7 +95,7 @@ class Rank(RankClock):
         for key, value in torchrun.items():
             self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
 
-        self.belongings: list[Belonging] = [Attribute(*place("process_world"), self.world)]
+        self.belongings: list[Belonging] = []
 
     def enter(self) -> None:
         """The rank's turn begins."""
@@ -175,7 +108,6 @@ class Rank(RankClock):
         """Its first turn: what a rank starts with, whatever the process has."""
         self._has_begun = True
         seed_rank(self.rank)
-        self.belongings.append(RandomStates())
         compute_with_one_thread()
 
     def leave(self) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.algorithms.join import Join
 
+from lablib import owners
 from lablib.cost import GroupNetwork
 from lablib.engine.conditions import Conditions
 from lablib.engine.events import Events
@@ -57,12 +58,11 @@ from lablib.sim.faults import Faults
 from lablib.sim.group_orders import GroupOrders
 from lablib.sim.ledger import Books
 from lablib.sim.meta_kernels import Answer, MetaKernels
-from lablib.sim.module_state import ModuleState
 from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import OwnSettings, Settings
 from lablib.sim.process_group import SimProcessGroup, ensure_one_dtype, monitored_barrier, notify_join_context
 from lablib.sim.profilers import one_profile_at_a_time
-from lablib.sim.rank import ProcessState, Rank
+from lablib.sim.rank import Rank
 from lablib.sim.recorder import Recorder
 from lablib.sim.replaced import replaced
 from lablib.sim.shapes import OnMeta, torch_without_values
@@ -209,7 +209,7 @@ class _Simulation:
             Settings().watched() as settings,
         ):
             for rank in self._ranks.values():
-                rank.belongings += [ModuleState(), OwnSettings(settings, rank.begins_with)]
+                rank.belongings.append(OwnSettings(settings, rank.begins_with))
             error: BaseException | None = None
             try:
                 with naming_what_cannot_be_ended(timeout_s):
@@ -408,7 +408,7 @@ def _programs(stack: traceback.StackSummary, left_out: str | tuple[str, ...] = _
 @contextmanager
 def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: Mapping[int, Rank]):
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
-    state = ProcessState()
+    before = owners.taken(owners.AROUND_A_RUN)
     unraisablehook = sys.unraisablehook
     # A rank that is ended in the middle of a destructor goes on: that is no error to print.
     sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
@@ -433,7 +433,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         backend_plugins["SIM"] = between_runs  # torch keeps what stands there: it would keep the program as well
         set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
-        state.restore()
+        owners.give_back(before)
 
 
 def _no_group(*_: Any) -> NoReturn:

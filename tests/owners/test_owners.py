@@ -2,12 +2,14 @@
 
 import builtins
 import contextlib
+import copy
 import decimal
 import gc
 import io
 import locale
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -18,13 +20,18 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed.fsdp._debug_utils import SimpleProfiler
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook
 
 from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
-from lablib.owners import OF_THE_PROCESS, OWNERS, taken
+from lablib.owners import OF_THE_PROCESS, OWNERS, Owner, taken
+from lablib.owners.torch_modules import Tables
 
 # How a program changes each; on one rank with 1, on another with 2.
 CHANGES: dict[str, Callable[[int], Any]] = {
@@ -32,7 +39,10 @@ CHANGES: dict[str, Callable[[int], Any]] = {
     "sys.path": lambda n: sys.path.append(f"folder {n}"),
     "sys.argv": lambda n: setattr(sys, "argv", ["script", str(n)]),
     "sys.meta_path": lambda n: sys.meta_path.append(Finder(n)),  # pyright: ignore[reportArgumentType]
-    "standard streams": lambda n: setattr(sys, "stderr", io.StringIO(str(n))),
+    "environment": lambda n: (os.environ.update(LAB_TEST_OWNER=str(n)), os.environ.pop("HOME", None)),
+    "standard streams": lambda n: [
+        setattr(sys, name, io.StringIO()) for name in ("stdin", "stdout", "stderr")[n - 1 :]
+    ],
     "hooks of the interpreter": lambda n: setattr(sys, "excepthook", [print, repr][n - 1]),
     "hook for errors of threads": lambda n: setattr(threading, "excepthook", [print, repr][n - 1]),
     "replaced builtins": lambda n: setattr(builtins, "print", [repr, str][n - 1]),
@@ -70,6 +80,22 @@ CHANGES: dict[str, Callable[[int], Any]] = {
     "grad mode": lambda n: torch.set_grad_enabled(n == 2),
     "autocast": lambda n: torch.set_autocast_enabled("cpu", n == 1),
     "number of threads": lambda n: torch.set_num_threads(1 + n),
+    "process groups": lambda n: setattr(c10d, "_world", copy.copy(c10d._world)),
+    "tables in modules of torch": lambda n: (
+        setattr(torch.nn.functional, "scaled_dot_product_attention", [ignored, print][n - 1]),
+        vars(DTensor._op_dispatcher)["_custom_op_handlers"].update({n: ignored}),
+        SimpleProfiler.profiling.add(str(n)),
+    ),
+    "random generators": lambda n: (torch.manual_seed(n), random.seed(n), numpy.random.seed(n), numpy.random.randn()),
+}
+
+# What differs from rank to rank at the start, and why.
+KNOWS_ITS_RANK = {
+    "environment": "RANK",
+    "standard streams": "each prints for itself",
+    "hooks of the interpreter": "init_process_group puts one there that knows its rank",
+    "process groups": "each has its own end of a group",
+    "random generators": "the seed is the rank",
 }
 
 
@@ -81,6 +107,32 @@ class Finder:
 
     def find_spec(self, *_: Any) -> None:
         return None
+
+
+def seen(owner: Owner) -> Any:
+    """Its state now, of which nothing changes afterwards: tables of torch are given back as they are, and changed."""
+    state = owner.take()
+    if isinstance(state, Tables):
+        return [part.copy() if isinstance(part, (dict, set)) else part for part in state]
+    return state
+
+
+def all_seen() -> dict[str, Any]:
+    return {owner.name: seen(owner) for owner in OWNERS}
+
+
+def functions_in_place() -> dict[tuple[str, ...], int]:
+    """Every function and class of torch and Python, by where it stands: in a module, or in a class of one."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in {"torch", *sys.stdlib_module_names} or name.startswith("test"):
+            continue
+        for key, value in list(vars(module).items()):
+            if callable(value):
+                found[name, key] = id(value)
+            if issubclass(type(value), type) and value.__module__ == name:
+                found |= {(name, key, inner): id(own) for inner, own in list(vars(value).items()) if callable(own)}
+    return found
 
 
 def set_debug_level(name: str) -> None:
@@ -99,26 +151,38 @@ def test_every_owner_has_an_example():
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.name)
 def test_a_rank_has_its_own_the_notebook_keeps_its_own_and_the_next_launch_starts_clean(owner):
     def program() -> tuple[Any, Any, Any]:
-        before, rank = owner.take(), dist.get_rank()
+        before, rank = seen(owner), dist.get_rank()
         if rank < 2:
             CHANGES[owner.name](rank + 1)
-        own = owner.take()
+        own = seen(owner)
         for _ in range(3):
             dist.barrier()
-        return before, own, owner.take()
+        return before, own, seen(owner)
 
-    host = owner.take()
+    host = seen(owner)
     first, second, third = launch(program, ranks=3).values
-    if owner.name == "standard streams":
-        assert len({id(stdout) for (_, stdout, _), *_ in (first, second, third)}) == 3  # Each prints for itself.
-        assert [start[::2] for start, *_ in (first, second, third)] == [host[::2]] * 3
-    elif owner.name != "hooks of the interpreter":  # init_process_group puts one there that knows its rank
+    if owner.name in KNOWS_ITS_RANK:
+        assert first[0] != second[0] != third[0] != first[0]
+    else:
         assert first[0] == second[0] == third[0]  # All start alike,
-        assert launch(owner.take, ranks=1).values == [first[0]]  # and so does the next launch;
+        assert launch(seen, owner, ranks=1).values == [first[0]]  # and so does the next launch;
         assert first[0] == host or owner.is_of_thread  # as the notebook has it.
     assert first[1] != second[1] and first[1] != first[0]  # Two change it,
     assert [own == after for _, own, after in (first, second, third)] == [True] * 3  # each sees its own,
-    assert third[1] == third[0] and owner.take() == host  # and the third and the notebook see nothing of it.
+    assert third[1] == third[0] and seen(owner) == host  # and the third and the notebook see nothing of it.
+
+
+@pytest.mark.parametrize("name", ["random generators"])
+def test_a_rank_that_knows_its_number_starts_the_next_launch_as_it_started_the_last(name: str):
+    owner = next(owner for owner in OWNERS if owner.name == name)
+
+    def program(changes: bool) -> Any:
+        start = owner.take()
+        if changes:
+            CHANGES[name](1)
+        return start
+
+    assert launch(program, True, ranks=2).values == launch(program, False, ranks=2).values
 
 
 def test_on_processes_it_is_the_same():
@@ -135,6 +199,7 @@ def test_on_processes_it_is_the_same():
             dist.barrier()
         return {o.name: (seen[o.name][0], o.take() == seen[o.name][1], o.travels) for o in OWNERS}
 
+    launch(lambda: DTensor.__name__, ranks=2, backend="gloo")  # what its import adds to the filters is no program's
     change = True
     first, second = launch(program, ranks=2, backend="gloo").values
     assert all(is_own for _, is_own, _ in (*first.values(), *second.values()))
@@ -148,6 +213,22 @@ def test_on_processes_it_is_the_same():
         if travels and name != "sys.path":  # there without relative folders
             assert start == simulated[name][0]  # and as a simulated rank does;
             assert start == host.get(name, start)  # which is as the notebook is, but for modes of a thread.
+
+
+@pytest.mark.parametrize("backend", ["sim", "gloo"])
+def test_the_next_program_draws_and_finds_in_torch_what_the_first_did(backend: str):
+    def program() -> list[Any]:
+        found = CHANGES["random generators"], CHANGES["tables in modules of torch"]
+        handlers = vars(DTensor._op_dispatcher)["_custom_op_handlers"]
+        start = [numpy.random.randn(), random.random(), torch.rand(()).item(), len(handlers)]
+        start += [torch.nn.functional.scaled_dot_product_attention.__name__, len(SimpleProfiler.profiling)]
+        dist.barrier()
+        for change in found:
+            change(1 + dist.get_rank())
+        return start
+
+    values = [launch(program, ranks=2, backend=backend).values for _ in range(2)]
+    assert values[0] == values[1] and values[0][0][:3] != values[0][1][:3]
 
 
 def fail(rank: int) -> None:
@@ -172,31 +253,47 @@ def press_stop(rank: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize(
-    ("end", "error"),
-    [
-        (lambda rank: None, None),
-        (fail, RankError),
-        (wait_for_nobody, DeadlockError),
-        (press_stop, KeyboardInterrupt),
-        (go_on, LaunchTimeoutError),
-    ],
-)
+ENDS: dict[str, tuple[Callable[[int], None], Any]] = {
+    "success": (lambda rank: None, None),
+    "failure": (fail, RankError),
+    "deadlock": (wait_for_nobody, DeadlockError),
+    "interrupt": (press_stop, KeyboardInterrupt),
+    "timeout": (go_on, LaunchTimeoutError),
+}
+
+
+def launch_until(end: str, program: Callable[[], None], **options: Any) -> None:
+    """Launch a program that then ends in this way, and see that it does."""
+    finish, error = ENDS[end]
+
+    def whole() -> None:
+        program()
+        dist.barrier()
+        finish(dist.get_rank())
+
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        launch(whole, ranks=2, timeout_s=0.3 if end == "timeout" else None, **options)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.name)
+def test_however_a_run_ends_an_owner_that_ranks_changed_is_as_before(owner: Owner, end: str):
+    host, classes = all_seen(), (type(sys), type(os.environ))
+    launch_until(end, lambda: CHANGES[owner.name](1 + dist.get_rank()))
+    assert all_seen() == host and (type(sys), type(os.environ)) == classes
+
+
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("fidelity", ["values", "shapes"])
-def test_however_a_run_ends_the_process_is_as_before(end: Callable[[int], None], error: Any, fidelity: str):
+def test_however_a_run_ends_the_process_is_as_before(end: str, fidelity: str):
     def program() -> None:
         for change in CHANGES.values():
             change(1 + dist.get_rank())
-        dist.barrier()
-        end(dist.get_rank())
 
-    host = taken()
-    if error is None:
-        launch(program, ranks=2, fidelity=fidelity)
-    else:
-        with pytest.raises(error):
-            launch(program, ranks=2, fidelity=fidelity, timeout_s=0.5 if error is LaunchTimeoutError else None)
-    assert taken() == host
+    launch(lambda: torch.ones(2).sum().item() if fidelity == "values" else None, ranks=2, fidelity=fidelity)
+    host, functions = all_seen(), functions_in_place()
+    launch_until(end, program, fidelity=fidelity)
+    assert all_seen() == host and functions_in_place() == functions
 
 
 def test_what_the_notebook_has_set_holds_on_its_ranks():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.sim.random_state import RandomStates
+from lablib.owners.random_states import RandomStates
 
 DRAWS = {
     "normal": lambda: float(numpy.random.randn()),  # drawn in pairs: the second one waits
@@ -44,10 +44,10 @@ def test_interleaved_streams_draw_what_each_draws_alone(turns):
         for stream, name in turns:
             states[stream].put()
             drawn[stream].append(DRAWS[name]())
-            states[stream].take()
+            states[stream] = states[stream].taken_again()
         assert drawn == expected
     finally:
-        host.put()
+        host.give_back()
 
 
 def test_ranks_draw_the_same_on_the_simulator_and_in_processes():

@@ -114,7 +114,7 @@ def test_the_private_places_that_the_simulator_borrows_still_exist():
 
 def test_every_dictionary_of_torchs_world_is_a_ranks_own():
     """A property of _World that reads a module global and is not overridden would be shared by all ranks."""
-    from lablib.sim.rank import World
+    from lablib.owners.torch_modules import World
 
     shared = [
         name

@@ -1,0 +1,85 @@
+"""The states of torch's, Python's and numpy's default generators, taken and put back together.
+
+Simulated ranks swap them on every turn. torch hands its state out in a microsecond, Python in twenty; numpy takes
+sixty, more than all else that a turn costs. So numpy's Mersenne twister (624 words and a position) is copied as the
+bytes it is, at the address that numpy publishes for this purpose. Its one other part, the second of two normal numbers
+drawn at once, is rare: a rank that has one waiting gets the slow way.
+"""
+
+import ctypes
+import random
+from typing import Any, Self
+
+import numpy.random  # numpy loads it on first use: a tenth of a second that belongs to the import, not to a launch
+import torch
+
+from lablib.owners.owner import Owner
+
+_TWISTER_BYTES = 624 * 4 + 4  # the key and the position
+
+
+class RandomStates:
+    """The three states, as the generators hold them when this is made.
+
+    Args:
+        before: those that were put last; quicker where numpy's generator has not been used since.
+    """
+
+    def __init__(self, before: Self | None = None) -> None:
+        self._torch = torch.default_generator.get_state()
+        self._python = random.getstate()
+        address = _twister_address()
+        self._numpy_bytes = ctypes.string_at(address, _TWISTER_BYTES) if address else b""
+        if before is not None and before._is_plain and self._numpy_bytes == before._numpy_bytes:
+            self._numpy: Any = before._numpy
+        else:
+            self._numpy = numpy.random.get_state()
+        self._is_plain = bool(self._numpy_bytes) and not self._numpy[3]  # no second normal number waits
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RandomStates) and self._comparable() == other._comparable()
+
+    def _comparable(self) -> tuple:
+        kind, key, *rest = self._numpy
+        return self._torch.tolist(), self._python, kind, key.tolist(), rest
+
+    def give_back(self) -> None:
+        """Make the generators hold these."""
+        torch.default_generator.set_state(self._torch)
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+
+    # ---- at every turn of a simulated rank ----
+
+    def put(self) -> None:
+        """The same, where those that it replaces were taken by `taken_again`."""
+        address = _twister_address()
+        if not self._is_plain or not address:
+            return self.give_back()
+        torch.default_generator.set_state(self._torch)
+        random.setstate(self._python)
+        ctypes.memmove(address, self._numpy_bytes, _TWISTER_BYTES)
+
+    def taken_again(self) -> "RandomStates":
+        """What the generators hold after these were put. Leaves no second normal number behind for the next rank."""
+        now = RandomStates(self)
+        if now._numpy_bytes and not now._is_plain:
+            numpy.random.set_state((*now._numpy[:3], 0, 0.0))
+        return now
+
+
+def _twister_address() -> int:
+    """Where numpy's default generator keeps its state; 0 if the program has put another kind in its place."""
+    generator = numpy.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
+    return generator.ctypes.state_address if type(generator) is numpy.random.MT19937 else 0
+
+
+OWNERS = (
+    Owner(
+        "random generators",
+        RandomStates,
+        RandomStates.give_back,
+        is_always=True,
+        at_turns=(RandomStates.put, RandomStates.taken_again),
+    ),
+)

@@ -1,0 +1,106 @@
+"""What torch keeps in its modules, not as a setting: process groups, and what context managers of torch change.
+
+A process that enters `loss_parallel` or `context_parallel` changes torch for itself alone. Ranks share the modules, so
+what these change is a rank's own:
+
+    process groups     torch.distributed's world: the groups, their names and counters
+    loss_parallel      DTensor's table of operators with a handler of their own: entries added, then removed
+    context_parallel   the same table, replaced; torch.nn.functional.scaled_dot_product_attention, replaced
+    FSDP1              the set of what its profiler is timing, which may hold a name once
+
+DTensor and FSDP1 may be imported in the middle of a run. Their part of a state that was taken before is None, and what
+is given back for it is as in a new process.
+
+Simplified: the sharding rules that `context_parallel` adds to DTensor stay shared.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+
+from lablib.owners.owner import Owner
+from lablib.torch_compat import World as PlainWorld
+from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, set_op_handlers
+
+
+class World(PlainWorld):
+    """torch.distributed's per-process registry of groups, with dictionaries of its own instead of module globals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._maps: dict[str, dict] = {}
+        self._group_count = 0
+
+    def _map(self, name: str) -> dict:
+        return self._maps.setdefault(name, {})
+
+    pg_map = property(lambda self: self._map("pg_map"))  # type: ignore[assignment]
+    pg_names = property(lambda self: self._map("pg_names"))  # type: ignore[assignment]
+    pg_group_ranks = property(lambda self: self._map("pg_group_ranks"))  # type: ignore[assignment]
+    pg_backend_config = property(lambda self: self._map("pg_backend_config"))  # type: ignore[assignment]
+    tags_to_pg = property(lambda self: self._map("tags_to_pg"))  # type: ignore[assignment]
+    pg_to_tag = property(lambda self: self._map("pg_to_tag"))  # type: ignore[assignment]
+
+    @property
+    def group_count(self) -> int:
+        return self._group_count
+
+    @group_count.setter
+    def group_count(self, value: int) -> None:
+        self._group_count = value
+
+
+class Tables(NamedTuple):
+    """What context managers of torch change: the things themselves, of which programs change the content."""
+
+    attention: Any
+    timed: set[str] | None
+    handlers: dict[Any, Any] | None
+    handlers_at_first: dict[Any, Any] | None  # what context_parallel puts back
+
+    def own(self) -> "Tables":
+        """What a rank begins with."""
+        handlers = None if self.handlers is None else dict(self.handlers)
+        return Tables(self.attention, None, handlers, handlers)
+
+
+def _tables() -> Tables:
+    timed = handlers = handlers_at_first = None
+    if (profiler := loaded("torch.distributed.fsdp._debug_utils")) is not None:
+        timed = profiler.SimpleProfiler.profiling
+    if (api := loaded("torch.distributed.tensor._api")) is not None:
+        handlers, parallel = op_handlers(op_dispatcher(api)), _context_parallel()
+        handlers_at_first = handlers if parallel is None else parallel.existing_custom_ops
+    return Tables(F.scaled_dot_product_attention, timed, handlers, handlers_at_first)
+
+
+def _set_tables(state: Tables) -> None:
+    F.scaled_dot_product_attention = state.attention
+    if (profiler := loaded("torch.distributed.fsdp._debug_utils")) is not None:
+        profiler.SimpleProfiler.profiling = set() if state.timed is None else state.timed
+    if (api := loaded("torch.distributed.tensor._api")) is not None:
+        dispatcher = op_dispatcher(api)
+        handlers = op_handlers(type(dispatcher)()) if state.handlers is None else state.handlers
+        set_op_handlers(dispatcher, handlers)
+        if (parallel := _context_parallel()) is not None:
+            parallel.existing_custom_ops = handlers if state.handlers_at_first is None else state.handlers_at_first
+
+
+def _context_parallel() -> Any:
+    """Which imports DTensor; None while nobody has imported it."""
+    return loaded("torch.distributed.tensor.experimental._context_parallel._attention")
+
+
+_PLACE = place("process_world")
+
+OWNERS = (
+    Owner(
+        "process groups",
+        partial(getattr, *_PLACE),
+        partial(setattr, *_PLACE),
+        begin=lambda _: World(),
+        is_always=True,
+    ),
+    Owner("tables in modules of torch", _tables, _set_tables, begin=Tables.own, is_always=True),
+)
