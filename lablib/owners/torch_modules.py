@@ -27,28 +27,13 @@ from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, set_o
 class World(PlainWorld):
     """torch.distributed's per-process registry of groups, with dictionaries of its own instead of module globals."""
 
+    pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = None  # type: ignore[assignment]
+    group_count = 0  # type: ignore[assignment]
+
     def __init__(self) -> None:
         super().__init__()
-        self._maps: dict[str, dict] = {}
-        self._group_count = 0
-
-    def _map(self, name: str) -> dict:
-        return self._maps.setdefault(name, {})
-
-    pg_map = property(lambda self: self._map("pg_map"))  # type: ignore[assignment]
-    pg_names = property(lambda self: self._map("pg_names"))  # type: ignore[assignment]
-    pg_group_ranks = property(lambda self: self._map("pg_group_ranks"))  # type: ignore[assignment]
-    pg_backend_config = property(lambda self: self._map("pg_backend_config"))  # type: ignore[assignment]
-    tags_to_pg = property(lambda self: self._map("tags_to_pg"))  # type: ignore[assignment]
-    pg_to_tag = property(lambda self: self._map("pg_to_tag"))  # type: ignore[assignment]
-
-    @property
-    def group_count(self) -> int:
-        return self._group_count
-
-    @group_count.setter
-    def group_count(self, value: int) -> None:
-        self._group_count = value
+        for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag"):
+            setattr(self, name, {})
 
 
 class Tables(NamedTuple):
@@ -95,12 +80,6 @@ def _context_parallel() -> Any:
 _PLACE = place("process_world")
 
 OWNERS = (
-    Owner(
-        "process groups",
-        partial(getattr, *_PLACE),
-        partial(setattr, *_PLACE),
-        begin=lambda _: World(),
-        is_always=True,
-    ),
+    Owner("process groups", partial(getattr, *_PLACE), partial(setattr, *_PLACE), is_always=True),
     Owner("tables in modules of torch", _tables, _set_tables, begin=Tables.own, is_always=True),
 )

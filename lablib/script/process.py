@@ -53,7 +53,6 @@ class Process:
         is_importing: inside the import of a library.
         notes: what the run must say about this rank (what was answered in another way than on a real machine).
         exit_handlers: what the script gave to `atexit.register`.
-        signal_handlers: what it gave to `signal.signal`.
     """
 
     rank: Rank
@@ -69,7 +68,6 @@ class Process:
     is_importing: bool = False
     notes: list[str] = field(default_factory=list)
     exit_handlers: list[tuple[Any, tuple, dict]] = field(default_factory=list)
-    signal_handlers: dict[int, Any] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
         """Have the run say this, once."""

@@ -2,7 +2,6 @@
 
     atexit.register     the rank's own list, run when the rank ends
     os.close, os.dup2   leave the process its standard streams: a rank's own have no numbers
-    signal.signal       remembered and never called: nobody signals a simulated rank
     os._exit            ends the rank, not the process
     torch.compile       runs the function as it is, eagerly, and says so
     DataLoader          loads in the rank's own thread whatever `num_workers` says, and says so
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -80,17 +78,11 @@ def _answer_interpreter(patches: Patches) -> None:
     def rank_duplicates(process: Process, fd: int, fd2: int, *args: Any, **kwargs: Any) -> int:
         return fd2 if fd2 in _STREAMS else duplicate(fd, fd2, *args, **kwargs)
 
-    def rank_signals(process: Process, number: int, handler: Any) -> Any:
-        before = process.signal_handlers.get(number, signal.getsignal(number))
-        process.signal_handlers[number] = handler
-        return before
-
     patches.answer(atexit, "register", rank_registers)
     patches.answer(atexit, "unregister", rank_unregisters)
     patches.answer(os, "_exit", rank_exits)
     patches.answer(os, "close", rank_closes)
     patches.answer(os, "dup2", rank_duplicates)
-    patches.answer(signal, "signal", rank_signals)
 
 
 # ---- torch.compile ----

@@ -74,11 +74,8 @@ def own_streams(ranks: Sequence["Rank"]) -> Iterator[None]:
         try:
             yield
         finally:
-            # What the notebook has now: one of its threads may have put another there.
-            kept = {name: by_thread.values[None] for name, by_thread in own.items()}
-            for name in [name for name, stream in kept.items() if stream is _GONE]:
-                del sys.__dict__[name], kept[name]
-            sys.__dict__.update(kept)
+            now = {name: by_thread.values[None] for name, by_thread in own.items()}  # the notebook may have set another
+            sys.__dict__.update({name: None if stream is _GONE else stream for name, stream in now.items()})
 
 
 @contextmanager

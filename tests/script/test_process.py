@@ -202,12 +202,13 @@ def test_the_working_folder_standard_error_and_signal_handlers_are_a_ranks_own(s
             logging.getLogger("mine").setLevel(logging.ERROR)
         dist.barrier(device_ids=[rank])
         print(os.getcwd() == before, torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
-        print(torch.ones(1).device.type, logging.getLogger("mine").level, signal.signal(signal.SIGTERM, print) is print)
+        print(torch.ones(1).device.type, logging.getLogger("mine").level, signal.getsignal(signal.SIGTERM) is print)
+        print(signal.signal(signal.SIGTERM, print) is print)
         print("to stderr", file=sys.stderr)
         """)
     )
-    assert run.stdout[0].splitlines() == ["False high True", "cuda 40 True", "to stderr"]
-    assert run.stdout[1].splitlines() == ["True highest False", "cpu 0 False", "to stderr"]
+    assert run.stdout[0].splitlines() == ["False high True", "cuda 40 True", "True", "to stderr"]
+    assert run.stdout[1].splitlines() == ["True highest False", "cpu 0 False", "False", "to stderr"]
 
 
 def test_handlers_of_atexit_run_last_first_when_the_rank_ends(simulated):
