@@ -25,16 +25,19 @@ class RandomStates:
         before: those that were put last; quicker where numpy's generator has not been used since.
     """
 
+    __slots__ = ("_torch", "_python", "_numpy", "_numpy_bytes", "_is_plain")
+
     def __init__(self, before: Self | None = None) -> None:
         self._torch = torch.default_generator.get_state()
         self._python = random.getstate()
         address = _twister_address()
-        self._numpy_bytes = ctypes.string_at(address, _TWISTER_BYTES) if address else b""
-        if before is not None and before._is_plain and self._numpy_bytes == before._numpy_bytes:
-            self._numpy: Any = before._numpy
+        self._numpy_bytes = held = ctypes.string_at(address, _TWISTER_BYTES) if address else b""
+        self._numpy: Any
+        if before is not None and before._is_plain and held == before._numpy_bytes:
+            self._numpy, self._is_plain = before._numpy, True
         else:
             self._numpy = numpy.random.get_state()
-        self._is_plain = bool(self._numpy_bytes) and not self._numpy[3]  # no second normal number waits
+            self._is_plain = bool(held) and not self._numpy[3]  # no second normal number waits
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RandomStates) and self._comparable() == other._comparable()
@@ -63,7 +66,7 @@ class RandomStates:
     def taken_again(self) -> "RandomStates":
         """What the generators hold after these were put. Leaves no second normal number behind for the next rank."""
         now = RandomStates(self)
-        if now._numpy_bytes and not now._is_plain:
+        if not now._is_plain and now._numpy_bytes:
             numpy.random.set_state((*now._numpy[:3], 0, 0.0))
         return now
 

@@ -15,7 +15,7 @@ Simplified: the sharding rules that `context_parallel` adds to DTensor stay shar
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.nn.functional as F
 
@@ -36,40 +36,34 @@ class World(PlainWorld):
             setattr(self, name, {})
 
 
-class Tables(NamedTuple):
+def _tables() -> tuple:
     """What context managers of torch change: the things themselves, of which programs change the content."""
-
-    attention: Any
-    timed: set[str] | None
-    handlers: dict[Any, Any] | None
-    handlers_at_first: dict[Any, Any] | None  # what context_parallel puts back
-
-    def own(self) -> "Tables":
-        """What a rank begins with."""
-        handlers = None if self.handlers is None else dict(self.handlers)
-        return Tables(self.attention, None, handlers, handlers)
-
-
-def _tables() -> Tables:
     timed = handlers = handlers_at_first = None
     if (profiler := loaded("torch.distributed.fsdp._debug_utils")) is not None:
         timed = profiler.SimpleProfiler.profiling
     if (api := loaded("torch.distributed.tensor._api")) is not None:
         handlers, parallel = op_handlers(op_dispatcher(api)), _context_parallel()
         handlers_at_first = handlers if parallel is None else parallel.existing_custom_ops
-    return Tables(F.scaled_dot_product_attention, timed, handlers, handlers_at_first)
+    return F.scaled_dot_product_attention, timed, handlers, handlers_at_first
 
 
-def _set_tables(state: Tables) -> None:
-    F.scaled_dot_product_attention = state.attention
+def _ranks_tables(state: tuple) -> tuple:
+    """What a rank begins with."""
+    attention, _, handlers, _ = state
+    own = None if handlers is None else dict(handlers)
+    return attention, None, own, own
+
+
+def _set_tables(state: tuple) -> None:
+    F.scaled_dot_product_attention, timed, handlers, handlers_at_first = state
     if (profiler := loaded("torch.distributed.fsdp._debug_utils")) is not None:
-        profiler.SimpleProfiler.profiling = set() if state.timed is None else state.timed
+        profiler.SimpleProfiler.profiling = set() if timed is None else timed
     if (api := loaded("torch.distributed.tensor._api")) is not None:
         dispatcher = op_dispatcher(api)
-        handlers = op_handlers(type(dispatcher)()) if state.handlers is None else state.handlers
+        handlers = op_handlers(type(dispatcher)()) if handlers is None else handlers
         set_op_handlers(dispatcher, handlers)
-        if (parallel := _context_parallel()) is not None:
-            parallel.existing_custom_ops = handlers if state.handlers_at_first is None else state.handlers_at_first
+        if (parallel := _context_parallel()) is not None:  # it puts these back
+            parallel.existing_custom_ops = handlers if handlers_at_first is None else handlers_at_first
 
 
 def _context_parallel() -> Any:
@@ -81,5 +75,5 @@ _PLACE = place("process_world")
 
 OWNERS = (
     Owner("process groups", partial(getattr, *_PLACE), partial(setattr, *_PLACE), is_always=True),
-    Owner("tables in modules of torch", _tables, _set_tables, begin=Tables.own, is_always=True),
+    Owner("tables in modules of torch", _tables, _set_tables, begin=_ranks_tables, is_always=True),
 )

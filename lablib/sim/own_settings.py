@@ -18,8 +18,8 @@ from lablib.sim.replaced import replaced
 
 _ALWAYS = tuple(owner for owner in OF_THE_PROCESS if owner.is_always)
 _LOOKED_AT = tuple(owner for owner in OF_THE_PROCESS if not owner.is_always)
-_GIVE_BACK = [owner.at_turns[0] if owner.at_turns else owner.give_back for owner in _ALWAYS]
-_TAKE = [owner.at_turns[1] if owner.at_turns else lambda _, take=owner.take: take() for owner in _ALWAYS]
+_GIVE_BACK = [(at, own.at_turns[0] if own.at_turns else own.give_back) for at, own in enumerate(_ALWAYS)]
+_TAKE = [(at, own.at_turns[1] if own.at_turns else lambda _, own=own: own.take()) for at, own in enumerate(_ALWAYS)]
 
 
 class Settings:
@@ -51,8 +51,6 @@ class Settings:
 
     def put(self, states: list[Any]) -> None:
         """Put these in place."""
-        if states is self.states:
-            return
         for owner, state, now in zip(_LOOKED_AT, states, self.states, strict=True):
             if state is not now and state != now:
                 owner.give_back(state)
@@ -95,12 +93,14 @@ class OwnSettings:
             self._states = _begun(_LOOKED_AT, settings.states, others)
 
     def put(self) -> None:
-        for give_back, state in zip(_GIVE_BACK, self._always, strict=True):
-            give_back(state)
-        self._settings.put(self._states)
+        for at, give_back in _GIVE_BACK:
+            give_back(self._always[at])
+        if self._states is not self._settings.states:
+            self._settings.put(self._states)
 
     def take(self) -> None:
-        self._always = [take(state) for take, state in zip(_TAKE, self._always, strict=True)]
+        for at, take in _TAKE:
+            self._always[at] = take(self._always[at])
         self._settings.look()
         self._states = self._settings.states
 
