@@ -29,9 +29,9 @@ _GONE = object()
 class _ByThread:
     """A descriptor: one value for each rank, by its number, and one for everybody else, under None."""
 
-    def __init__(self, name: str, of_the_process: Any, of_ranks: Sequence[Any]):
+    def __init__(self, name: str, of_the_process: Any, of_ranks: Mapping[int, Any]):
         self._name = name
-        self.values: dict[int | None, Any] = {None: of_the_process, **dict(enumerate(of_ranks))}
+        self.values: dict[int | None, Any] = {None: of_the_process, **of_ranks}
 
     def __get__(self, holder: Any, kind: type | None = None) -> Any:
         if (value := self.values[owner(current_thread())]) is _GONE:
@@ -66,9 +66,9 @@ def _nothing(*_: Any) -> None:
 @contextmanager
 def own_streams(ranks: Sequence["Rank"]) -> Iterator[None]:
     """Until the end every rank has its own standard streams."""
-    of_ranks = {name: [getattr(rank, name) for rank in ranks] for name in ("stdout", "stderr")}
-    of_ranks["stdin"] = [sys.stdin] * len(ranks)
-    own = {name: _ByThread(name, getattr(sys, name), streams) for name, streams in of_ranks.items()}
+    streams = {name: {rank.rank: getattr(rank, name) for rank in ranks} for name in ("stdout", "stderr")}
+    streams["stdin"] = dict.fromkeys(streams["stdout"], sys.stdin)
+    own = {name: _ByThread(name, getattr(sys, name), of_ranks) for name, of_ranks in streams.items()}
     with _of_class(sys, own):
         sys.__dict__.update({name: _Stream(name) for name in own})
         try:
@@ -79,7 +79,7 @@ def own_streams(ranks: Sequence["Rank"]) -> Iterator[None]:
 
 
 @contextmanager
-def own_environments(of_ranks: Sequence[dict[Any, Any]]) -> Iterator[None]:
+def own_environments(of_ranks: Mapping[int, dict[Any, Any]]) -> Iterator[None]:
     """Until the end every rank has its own of what `os.environ` keeps: names and values, encoded."""
     environ: dict[Any, Any] = vars(os.environ)["_data"]
     own = {"_data": _ByThread("_data", environ, of_ranks)}
@@ -90,9 +90,9 @@ def own_environments(of_ranks: Sequence[dict[Any, Any]]) -> Iterator[None]:
         yield
 
 
-def _tell_the_system(environ: dict[Any, Any], of_ranks: Sequence[dict[Any, Any]]) -> None:
+def _tell_the_system(environ: dict[Any, Any], of_ranks: Mapping[int, dict[Any, Any]]) -> None:
     """Have child processes, which do not ask os.environ, find what it has: setting a variable sets it for them too."""
-    for key in {key for own in of_ranks for key, _ in own.items() ^ environ.items()}:
+    for key in {key for own in of_ranks.values() for key, _ in own.items() ^ environ.items()}:
         if key in environ:
             os.putenv(key, environ[key])
         else:

@@ -167,7 +167,7 @@ class _Simulation:
         self._compiled = Compiled()
         self._num_ranks = num_ranks
         self._simulated = None if simulate is None else tuple(sorted(simulate))
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: list[Rank] = []
         self._faults = Faults(faults, cluster) if faults else None
         if self._faults:
             self._cluster = self._faults.cluster
@@ -176,13 +176,14 @@ class _Simulation:
         for rank in range(num_ranks) if self._simulated is None else self._simulated:
             first = cluster.node(rank) * cluster.devices_per_node
             local_size = min(cluster.devices_per_node, num_ranks - first)
-            self._ranks[rank] = make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace)
+            self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
+        self._by_number = {rank.rank: rank for rank in self._ranks}
         self._network = Network()
-        self._scheduler = Scheduler(list(self._ranks.values()), self._network)
+        self._scheduler = Scheduler(self._ranks, self._network)
         self._events = Events()
-        self._recorder = Recorder(self._ranks, self._events)
+        self._recorder = Recorder(self._by_number, self._events)
         follow(self._events)
-        self._turns = Turns(list(self._ranks.values()), self._scheduler, self._blame)
+        self._turns = Turns(self._ranks, self._scheduler, self._blame)
         self._group_orders = GroupOrders()
         if self._faults:
             self._faults.turns = self._turns
@@ -193,9 +194,9 @@ class _Simulation:
         changed_torch = torch_without_values() if self._fidelity == "shapes" else nullcontext()
         around = nullcontext()
         if self._surroundings is not None:
-            around = self._surroundings.of_the_run(list(self._ranks.values()), self._store, self._cluster)
+            around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
-        process = _borrowed_process(self._make_group, self._ranks)
+        process = _borrowed_process(self._make_group, self._by_number)
         noted = self._group_orders.noting(process_group_name, lambda: self._turns.current)
         with (
             replaced((*place("process_group_name"), noted)),
@@ -203,12 +204,12 @@ class _Simulation:
             changed_torch,
             heard,
             around,
-            own_environments([rank.environ for rank in self._ranks]),
+            own_environments({rank.rank: rank.environ for rank in self._ranks}),
             own_streams(self._ranks),
             self._compiled.eagerly(),
             Settings().watched() as settings,
         ):
-            for rank in self._ranks.values():
+            for rank in self._ranks:
                 rank.belongings.append(OwnSettings(settings, rank.begins_with))
             error: BaseException | None = None
             try:
@@ -220,7 +221,7 @@ class _Simulation:
                 error = interrupt
             with _no_interrupts():
                 stuck = self._turns.end()
-                self._books.close(list(self._ranks.values()))
+                self._books.close(self._ranks)
             for rank in stuck:
                 text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
                 (error or self._turns.error or RuntimeError()).add_note(text)
@@ -230,10 +231,10 @@ class _Simulation:
             raise error
         for note in notes:
             warnings.warn(note, stacklevel=4)
-        unwaited = unwaited_notes(list(self._ranks.values()))
+        unwaited = unwaited_notes(self._ranks)
         for note in unwaited:
             warnings.warn(note, UnwaitedWarning, stacklevel=4)
-        written = written_notes(list(self._ranks.values()))
+        written = written_notes(self._ranks)
         for note in written:
             warnings.warn(note, WriteInFlightWarning, stacklevel=4)
         return self._result([*notes, *unwaited, *written, *self._compiled.notes(), *self._notebook.notes()])
@@ -248,8 +249,8 @@ class _Simulation:
             return DeadlockError(headline, waits)
         error = self._faults.blame(headline, waits)
         if isinstance(error, FaultError):
-            spans = [span for rank in self._ranks.values() for span in rank.named_spans()]
-            end_s = max([rank.clock_s for rank in self._ranks.values()] + [span.end_s for span in spans])
+            spans = [span for rank in self._ranks for span in rank.named_spans()]
+            end_s = max([rank.clock_s for rank in self._ranks] + [span.end_s for span in spans])
             error.run = self._result(
                 self._faults.notes(),
                 *self._faults.unfinished(self._groups.values(), end_s, len(self._recorder.transfers)),
@@ -258,19 +259,19 @@ class _Simulation:
 
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
         """What happened; of a run that a fault ended, also what never did."""
-        spans = with_phases([*(span for rank in self._ranks.values() for span in rank.named_spans()), *open_spans])
+        spans = with_phases([*(span for rank in self._ranks for span in rank.named_spans()), *open_spans])
         transfers = [*self._recorder.transfers, *unfinished]
-        memory = self._books.memory(list(self._ranks.values()), passes_of(spans), self._num_ranks, self._simulated)
+        memory = self._books.memory(self._ranks, passes_of(spans), self._num_ranks, self._simulated)
         every_rank = range(self._num_ranks)
         if self._simulated is not None:
             notes = [_phantoms(len(self._simulated), self._num_ranks), *notes]
         return Run(
-            values=[self._ranks[rank].value if rank in self._ranks else None for rank in every_rank],
+            values=[self._by_number[rank].value if rank in self._by_number else None for rank in every_rank],
             timeline=Timeline.of(
                 spans, self._num_ranks, self._faults.deaths() if self._faults else (), self._simulated
             ),
             traffic=Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.ranks)))),
-            stdout=[self._ranks[rank].stdout.getvalue() if rank in self._ranks else "" for rank in every_rank],
+            stdout=[self._by_number[rank].stdout.getvalue() if rank in self._by_number else "" for rank in every_rank],
             backend="sim",
             cluster=self._cluster.name,
             wall_s=time.perf_counter() - self._began_s,
@@ -282,7 +283,7 @@ class _Simulation:
 
     def _body(self, number: int) -> None:
         """What one rank's thread does."""
-        rank = self._ranks[number]
+        rank = self._by_number[number]
         with torch.autograd.set_multithreading_enabled(False):
             if self._surroundings is None:
                 dist.init_process_group(
@@ -316,13 +317,13 @@ class _Simulation:
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """The rank whose turn it is resized a storage."""
-        ledger = self._ranks[self._turns.current].ledger
+        ledger = self._by_number[self._turns.current].ledger
         if ledger is not None and is_rank():
             ledger.resized(storage)
 
     def _swapped(self, *tensors: torch.Tensor) -> None:
         """The rank whose turn it is lets tensors change places; others may know them as well."""
-        for rank in self._ranks.values() if is_rank() else ():
+        for rank in self._ranks if is_rank() else ():
             if rank.ledger is not None:
                 rank.ledger.categories.forget(*tensors)
 
@@ -334,7 +335,7 @@ class _Simulation:
         if key not in self._groups:
             self._groups[key] = Group(
                 label=_label(members, self._num_ranks, is_default=not options.global_ranks_in_group),
-                clocks={rank: self._ranks[rank] for rank in members if rank in self._ranks},
+                clocks={rank: self._by_number[rank] for rank in members if rank in self._by_number},
                 network=GroupNetwork(self._cluster, members),
                 wires=self._network,
                 scheduler=self._scheduler,
@@ -342,7 +343,7 @@ class _Simulation:
                 conditions=self._faults or Conditions(),
             )
         return SimProcessGroup(
-            self._groups[key], options.group_rank, self._ranks[number], self._turns, str(options.group_id)
+            self._groups[key], options.group_rank, self._by_number[number], self._turns, str(options.group_id)
         )
 
     def _timeout(self, timeout_s: float) -> LaunchTimeoutError:
