@@ -42,11 +42,17 @@ def fused_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As torch's function of tensors on "meta"; spelled out where no fused kernel takes such arguments."""
-    is_alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[-1] == value.shape[-1]
     is_plain = attn_mask is None or not attn_mask.requires_grad
-    if query.dim() != 4 or not is_alike or not is_plain or dropout_p or not query.numel():
+    if query.dim() != 4 or not _fit(query, key, value, enable_gqa) or not is_plain or dropout_p or not query.numel():
         return UNFUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = attn_mask.logical_not()
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
     return flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _fit(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether the fused kernel takes such shapes: [batch, heads, tokens, width], and whole groups of heads."""
+    if key.shape[:2] != value.shape[:2] or query.shape[0] != key.shape[0] or query.shape[-1] != value.shape[-1]:
+        return False
+    return query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0)

@@ -58,7 +58,7 @@ class Summary:
         peak_memory_bytes: the most it held at once in the whole run; None where nobody counted.
         mfu, hfu: shares of the peak of the device, in [0, 1]; None where the device is not known.
         steps: how many steps of the program the run was made of.
-        ranks: which: all but phantoms.
+        ranks: whose they are: all but phantoms. Left out: as many as there are entries, from 0 on.
     """
 
     step_time_s: float
@@ -75,6 +75,10 @@ class Summary:
     hfu: tuple[float, ...] | None = None
     steps: int = 1
     ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.ranks:
+            object.__setattr__(self, "ranks", tuple(range(len(self.busy_s))))
 
     @staticmethod
     def of(

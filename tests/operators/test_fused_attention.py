@@ -5,9 +5,13 @@ from math import isclose
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib.cost.attention import flash_compute_s
 from lablib.hardware import Device
+from lablib.operators.fused_attention import FusedAttention
 
 DEVICE = Device("easy", {"float32": 1e12, "float16": 4e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e18)
 
@@ -54,3 +58,46 @@ def test_a_fused_encoder_layer_has_the_flops_of_its_parts(priced):
     attention = 4 * 2 * 8 * 8 * 64
     cost = costs["aten::_transformer_encoder_layer_fwd"]
     assert cost.flops == products + attention and cost.time_s > cost.flops / 1e12
+
+
+class _Names(TorchDispatchMode):
+    """The operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@given(st.data())
+def test_attention_is_fused_without_values_where_it_is_with_values(data):
+    heads, kv_heads = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))
+    v_heads = data.draw(st.sampled_from([kv_heads, heads]))
+    batch, width = data.draw(st.integers(1, 2)), data.draw(st.sampled_from([4, 16]))
+    kv_batch, v_width = data.draw(st.sampled_from([batch, 1])), data.draw(st.sampled_from([width, 8]))
+    tokens, keys = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 5))
+    options = {
+        "enable_gqa": data.draw(st.booleans()),
+        "is_causal": data.draw(st.booleans()),
+        "dropout_p": data.draw(st.sampled_from([0.0, 0.0, 0.5])),
+    }
+    mask = data.draw(st.sampled_from(["none", "none", "bool", "float", "learned"]))
+    seen = []
+    for place in ("cpu", "meta"):
+        q = torch.zeros(batch, heads, tokens, width, device=place)
+        k = torch.zeros(kv_batch, kv_heads, keys, width, device=place)
+        v = torch.zeros(kv_batch, v_heads, keys, v_width, device=place)
+        kinds = {"bool": torch.bool, "float": torch.float32, "learned": torch.float32}
+        kind = kinds.get(mask)
+        masked = kind and torch.ones(tokens, keys, dtype=kind, device=place, requires_grad=mask == "learned")
+        try:
+            with _Names() as ran, FusedAttention():
+                F.scaled_dot_product_attention(q, k, v, masked, **options)
+        except RuntimeError:
+            seen.append("refused")
+        else:
+            seen.append(any("flash" in name for name in ran.names))
+    assert seen[0] == seen[1]
