@@ -21,7 +21,7 @@ import numpy as np
 
 from lablib.calibration.robust import Residual, least_relative_error, residual
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.cost.library import LIBRARIES
+from lablib.cost.collectives import COLLECTIVES
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
 from lablib.hardware.link import Link
@@ -98,7 +98,7 @@ def _network(ranks: int, cluster: Cluster) -> GroupNetwork:
 
 
 def _fastest(timing: MessageTiming, cluster: Cluster) -> str:
-    if timing.name in MESSAGES or timing.name in LIBRARIES.get(cluster.library, ()):
+    if timing.name in MESSAGES or cluster.library in COLLECTIVES[timing.name].libraries:
         return "auto"  # there is one way
     return collective_cost(timing.name, timing.size_bytes, _network(timing.ranks, cluster)).algorithm
 

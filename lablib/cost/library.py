@@ -17,44 +17,32 @@ synchronization", Int. J. Parallel Programming 17 (1988): dissemination.
 Simplified: segments follow one another; chunks of more than two segments (above 1 MB each) count as two.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Iterator
 
-from lablib.cost import collective
-from lablib.cost.collective import Algorithm, CollectiveCost
-from lablib.cost.network import GroupNetwork
-
-
-def segmented_ring_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    return _times(2, collective.ring_all_reduce(net, size_bytes / 2))
-
-
-def segmented_ring_all_gather(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    return _times(2, collective.ring_gather(net, size_bytes / 2))
-
-
-def dissemination_barrier(net: GroupNetwork, size_bytes: float = 0.0, root: int = 0) -> CollectiveCost:
-    # A tree barrier goes up and down; here every rank tells another in each round, and nobody need be told after.
-    return replace(_times(0.5, collective.tree_barrier(net, size_bytes)), algorithm="dissemination")
-
-
-def _times(count: float, cost: CollectiveCost) -> CollectiveCost:
-    """The same rounds so many times."""
-    sent_bytes = tuple(count * sent for sent in cost.sent_bytes)
-    return CollectiveCost("segmented ring", count * cost.time_s, sent_bytes, count * cost.latency_s)
-
-
-LIBRARIES: Mapping[str, Mapping[str, Algorithm]] = MappingProxyType(
-    {
-        "gloo": MappingProxyType(
-            {
-                "all_reduce": segmented_ring_all_reduce,
-                "all_gather": segmented_ring_all_gather,
-                "reduce_scatter": segmented_ring_all_reduce,
-                "broadcast": collective.tree_broadcast,
-                "barrier": dissemination_barrier,
-            }
-        )
-    }
+from lablib.cost.algorithms import (
+    RING_ALL_REDUCE,
+    RING_GATHER,
+    Algorithm,
+    Paths,
+    Term,
+    no_messages,
+    none_sent,
 )
+
+
+def _segmented(ring: Algorithm) -> Algorithm:
+    """Twice as many rounds of half the bytes."""
+
+    def rounds(g: Paths, size: float, root: int) -> Iterator[Term]:
+        return ((2 * count, share, edges) for count, share, edges in ring.rounds(g, size / 2, root))
+
+    return Algorithm("segmented ring", rounds, ring.sent, ring.messages)
+
+
+def _disseminated(g: Paths, size: float, root: int) -> Iterator[Term]:
+    # A tree barrier goes up and down; here every rank tells another in each round, and nobody need be told after.
+    return ((1, 0.0, step) for step in g.tree)
+
+
+SEGMENTED_RING_ALL_REDUCE, SEGMENTED_RING_GATHER = _segmented(RING_ALL_REDUCE), _segmented(RING_GATHER)
+DISSEMINATION_BARRIER = Algorithm("dissemination", _disseminated, none_sent, no_messages)

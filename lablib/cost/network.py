@@ -81,12 +81,10 @@ class GroupNetwork:
         return rounds
 
     @cached_property
-    def shifts(self) -> list[Round]:
-        """The n - 1 rounds of a direct exchange: in round k every rank i sends to rank i + k (mod n)."""
-        n = self.size
-        return [
-            round_of(self.cluster, ((self.ranks[i], self.ranks[(i + k) % n]) for i in range(n))) for k in range(1, n)
-        ]
+    def shifts(self) -> list[tuple[int, Round]]:
+        """The n - 1 rounds of a direct exchange, each once: in round k every rank i sends to rank i + k (mod n)."""
+        n, ranks = self.size, self.ranks
+        return [(1, round_of(self.cluster, ((ranks[i], ranks[(i + k) % n]) for i in range(n)))) for k in range(1, n)]
 
     @cached_property
     def by_node(self) -> list[tuple[int, ...]]:
@@ -97,10 +95,20 @@ class GroupNetwork:
         return [tuple(members) for members in nodes.values()]
 
     @cached_property
-    def is_hierarchical(self) -> bool:
-        """Whether the group fills two or more nodes with the same number (two or more) of ranks each."""
+    def local(self) -> int:
+        """L, where the group fills two or more nodes with the same number (two or more) of ranks each; else 1."""
         counts = {len(members) for members in self.by_node}
-        return len(self.by_node) > 1 and len(counts) == 1 and counts.pop() > 1
+        return counts.pop() if len(self.by_node) > 1 and len(counts) == 1 else 1
+
+    @property
+    def is_one_node(self) -> bool:
+        """Whether one node holds all of its ranks."""
+        return len(self.by_node) == 1
+
+    @cached_property
+    def inside(self) -> Round:
+        """The rings of all nodes at once."""
+        return _at_once(node.ring for node in self.nodes)
 
     @cached_property
     def nodes(self) -> "tuple[GroupNetwork, ...]":
@@ -113,20 +121,30 @@ class GroupNetwork:
         return tuple(GroupNetwork(self.cluster, members) for members in zip(*self.by_node, strict=True))
 
     @cached_property
-    def switch(self) -> Round:
-        """Every rank of one node and its switch, which adds what they send (nvls.py).
+    def switches(self) -> Round:
+        """Every rank and the switch of its node, which adds what they send (nvls.py).
 
         A link between two ranks is what each has into the switch; where one is slow, so is everybody's sum.
         """
         intra = self.cluster.intra
         assert intra.nvls_latency_s is not None
         alpha = intra.nvls_latency_s
-        edges = dict.fromkeys(edge for step in self.shifts for edge in step.edges)
-        return Round(tuple(replace(edge, latency_s=edge.latency_s - intra.latency_s + alpha) for edge in edges))
+        links = _at_once(step for node in self.nodes for _, step in node.shifts)
+        return Round(tuple(replace(edge, latency_s=edge.latency_s - intra.latency_s + alpha) for edge in links.edges))
 
-    def root_edges(self, root: int) -> list[Edge]:
+    def to_root(self, root: int) -> list[Round]:
         """The edges between group rank `root` and each other rank. Raises ValueError for a root outside the group."""
         check_places("root", root)
         if root >= self.size:
             raise ValueError(f"root is a group rank, 0 to {self.size - 1}: got {root}; give one of those")
-        return [self.cluster.wire(self.ranks[root], rank) for i, rank in enumerate(self.ranks) if i != root]
+        ranks = enumerate(self.ranks)
+        return [Round((self.cluster.wire(self.ranks[root], rank),)) for i, rank in ranks if i != root]
+
+    def from_root(self, root: int) -> "GroupNetwork":
+        """The same group, numbered from the root."""
+        return self if root == 0 else GroupNetwork(self.cluster, self.ranks[root:] + self.ranks[:root])
+
+
+def _at_once(rounds: Iterable[Round]) -> Round:
+    """Rounds of different ranks as one."""
+    return Round(tuple(dict.fromkeys(edge for each in rounds for edge in each.edges)))

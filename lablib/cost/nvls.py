@@ -27,51 +27,39 @@ be 1.3 times as fast as the ring (NVIDIA/nccl issues 1442 and 1455), and not 14/
 0.85 of Hopper's bandwidth for NVLS. SHARP in InfiniBand switches (NCCL's CollNet) is not modelled.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
-from lablib.cost.collective import Algorithm, CollectiveCost, rails_all_reduce
-from lablib.cost.network import GroupNetwork
-from lablib.hardware.cluster import Cluster
-
-
-def nvls_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    moved = (net.size + 1) / net.size * size_bytes
-    return CollectiveCost("nvls", net.switch.time_s(moved), (moved,) * net.size, net.switch.latency_s(moved))
-
-
-def nvls_tree_all_reduce(net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    inside = max((nvls_all_reduce(node, size_bytes) for node in net.nodes), key=lambda cost: cost.time_s)
-    across = rails_all_reduce(net, size_bytes)
-    sent = tuple(inside.sent_bytes[0] + across.sent_bytes[place] for place in range(net.size))
-    return CollectiveCost("nvls-tree", inside.time_s + across.time_s, sent, inside.latency_s + across.latency_s)
-
-
-NVLS: Mapping[str, Mapping[str, Algorithm]] = MappingProxyType(
-    {"all_reduce": MappingProxyType({"nvls": nvls_all_reduce, "nvls-tree": nvls_tree_all_reduce})}
+from lablib.cost.algorithms import (
+    EQUAL_NODES,
+    RING_ALL_REDUCE,
+    TREE_ALL_REDUCE,
+    Algorithm,
+    Message,
+    Paths,
+    Term,
+    fills_nodes,
 )
 
 
-def nvls_algorithms(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
-    """Those of this file that can do the collective on this group of ranks."""
-    if net.cluster.intra.nvls_latency_s is None or net.size == 1:
-        return {}
-    fits = {"nvls": len(net.by_node) == 1, "nvls-tree": net.is_hierarchical}
-    return {algorithm: f for algorithm, f in NVLS.get(name, {}).items() if fits[algorithm]}
+def _one_switch(g: Paths, size: float, root: int) -> Iterator[Term]:
+    yield 1, (g.size + 1) / g.size * size, g.switches
 
 
-def why_not(algorithm: str, net: GroupNetwork) -> str:
-    """Why an algorithm of this file cannot work on this group: rule, value, remedy."""
-    if net.cluster.intra.nvls_latency_s is None:
-        return no_nvls(algorithm, net.cluster)
-    counts = [len(members) for members in net.by_node]
-    needs = "ranks of one node" if algorithm == "nvls" else "two or more nodes with the same number (two or more)"
-    return f"algorithm {algorithm!r} needs {needs}: ranks {net.ranks} have {counts} a node; choose 'auto'"
+def _switches(g: Paths, size: float, root: int) -> Iterator[Term]:
+    yield 1, (g.local + 1) / g.local * size, g.switches
 
 
-def no_nvls(algorithm: str, cluster: Cluster) -> str:
-    """What to say where the switches of a cluster cannot add."""
-    return (
-        f"algorithm {algorithm!r} needs switches that add (nvls_latency_s of the link inside a node): "
-        f"{cluster.intra.name!r} of {cluster.name!r} has none; NVLink 4 and 5 have ('dgx-h100', 'dgx-b200')"
-    )
+def _sent(n: int, size: float, root: int) -> tuple[float, ...]:
+    return ((n + 1) / n * size,) * n
+
+
+def _messages(n: int, size: float, root: int) -> Iterator[Message]:
+    # The switch adds on the way: what leaves a rank is spread over the others evenly.
+    share = (n + 1) / n * size / (n - 1)
+    return ((a, b, share) for a in range(n) for b in range(n) if a != b)
+
+
+NVLS = Algorithm("nvls", _one_switch, _sent, _messages, (), lambda g: g.is_one_node, "ranks of one node")
+NVLS_TREE = Algorithm(
+    "nvls-tree", _switches, _sent, _messages, (RING_ALL_REDUCE, TREE_ALL_REDUCE), fills_nodes, EQUAL_NODES
+)

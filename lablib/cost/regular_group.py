@@ -22,72 +22,35 @@ Source: as collective.py.
 Simplified: the groups of an axis run at once without slowing each other, as each device has a NIC of its own.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from lablib.cost.algorithms import (
+    RING_GATHER,
+    SCATTER_GATHER_BROADCAST,
+    TREE_BROADCAST,
+    Algorithm,
+    Paths,
+    scatter_share,
+)
 from lablib.cost.arrays import Numbers, distinct
-from lablib.cost.nvls import no_nvls
+from lablib.cost.collective import no_nvls
+from lablib.cost.collectives import COLLECTIVES
 from lablib.cost.regular_rounds import Lines, Rounds, rounds_of
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
 
-Term = tuple[float, float, Lines]  # so many rounds, each of such a share of S, over these edges
-Terms = Iterator[Term]
+Terms = Iterator[tuple[float, float, Lines]]  # so many rounds, each of such a share of S, over these edges
 
 
-# ---- the algorithms, as rounds ----
+# ---- from no rank in particular: nothing that a program calls, but what many calls take in the mean ----
 
 
-def _ring_all_reduce(g: Rounds) -> Terms:
-    yield 2 * (g.size - 1), 1 / g.size, g.ring
-
-
-def _tree_all_reduce(g: Rounds) -> Terms:
-    return ((2, 1.0, step) for step in g.tree)
-
-
-def _on_rails(flat: Callable[[Rounds], Terms], passes: int) -> Callable[[Rounds], Terms]:
-    """In the node, and across nodes on every rail at once with S / L bytes, by a flat algorithm."""
-
-    def terms(g: Rounds) -> Terms:
-        local = g.local
-        yield passes * (local - 1), 1 / local, g.inside
-        yield from ((rounds, share / local, edges) for rounds, share, edges in flat(g.rail))
-
-    return terms
-
-
-def _in_the_switch(cluster: Cluster, across: Callable[[Rounds], Terms] | None) -> Callable[[Rounds], Terms]:
-    """Sums made by the switches of a node (nvls.py), and between their two halves `across` on every rail."""
-    wire: Lines = ((cluster.intra.nvls_latency_s or 0.0, 1 / cluster.intra.bandwidth_bytes_per_s),)
-
-    def terms(g: Rounds) -> Terms:
-        local = g.local if across else g.size
-        yield 1, (local + 1) / local, wire
-        if across:
-            yield from ((rounds, share / local, edges) for rounds, share, edges in across(g.rail))
-
-    return terms
-
-
-def _ring_gather(g: Rounds) -> Terms:
-    yield g.size - 1, 1 / g.size, g.ring
-
-
-def _tree_broadcast(g: Rounds) -> Terms:
-    return ((1, 1.0, step) for step in g.tree)
-
-
-def _scatter_gather_broadcast(g: Rounds) -> Terms:
-    n = g.size
-    yield from ((1, min(2**k, n - 2**k) / n, step) for k, step in enumerate(g.tree))
-    yield from _ring_gather(g)
-
-
-def _in_turn(g: Rounds) -> Iterator[tuple[float, Lines, int]]:
+def _in_turn(g: Paths) -> Iterator[tuple[float, Any, int]]:
     """The rounds of a tree whose root is each rank in turn, in the mean: how many of round k stay in a node or do not.
 
     Round k pairs ranks 2^k apart, every 2^(k+1) from the root on. Where 2^(k+1) divides L, they stay in their nodes
@@ -100,59 +63,34 @@ def _in_turn(g: Rounds) -> Iterator[tuple[float, Lines, int]]:
         yield 1 - stays, g.ring, k
 
 
-def _tree_in_turn(g: Rounds) -> Terms:
-    return ((share, 1.0, edges) for share, edges, _ in _in_turn(g))
+def _tree_in_turn(g: Paths, size: float, root: int) -> Terms:
+    return ((share, size, edges) for share, edges, _ in _in_turn(g))
 
 
-def _scatter_gather_in_turn(g: Rounds) -> Terms:
+def _scatter_gather_in_turn(g: Paths, size: float, root: int) -> Terms:
     n = g.size
-    yield from ((share, min(2**k, n - 2**k) / n, edges) for share, edges, k in _in_turn(g))
-    yield from _ring_gather(g)
+    yield from ((share, size * scatter_share(k, n) / n, edges) for share, edges, k in _in_turn(g))
+    yield from RING_GATHER.rounds(g, size, root)
 
 
-def _direct_all_to_all(g: Rounds) -> Terms:
-    return ((count, 1 / g.size, edges) for count, edges in g.shifts)
+_IN_TURN = (
+    replace(TREE_BROADCAST, rounds=_tree_in_turn),
+    replace(SCATTER_GATHER_BROADCAST, rounds=_scatter_gather_in_turn),
+)
 
 
-def _send(g: Rounds) -> Terms:
-    yield 1, 1.0, g.neighbours
+# ---- one message between neighbours of the group ----
 
 
-def _segmented(flat: Callable[[Rounds], Terms]) -> Callable[[Rounds], Terms]:
-    """Gloo's rings: twice as many rounds of half the bytes."""
-    return lambda g: ((2 * rounds, share / 2, edges) for rounds, share, edges in flat(g))
+def _to_the_next(g: Any, size: float, root: int) -> Terms:
+    yield 1, size, g.neighbours
 
 
-# name -> (algorithm, its rounds); one algorithm may stand twice, then the better counts
-ALGORITHMS: dict[str, tuple[tuple[str, Callable[[Rounds], Terms]], ...]] = {
-    "all_reduce": (
-        ("ring", _ring_all_reduce),
-        ("tree", _tree_all_reduce),
-        ("hierarchical", _on_rails(_ring_all_reduce, 2)),
-        ("hierarchical", _on_rails(_tree_all_reduce, 2)),
-    ),
-    "all_gather": (("ring", _ring_gather), ("hierarchical", _on_rails(_ring_gather, 1))),
-    "reduce_scatter": (("ring", _ring_gather), ("hierarchical", _on_rails(_ring_gather, 1))),
-    "broadcast": (("tree", _tree_broadcast), ("scatter-gather", _scatter_gather_broadcast)),
-    "all_to_all": (("direct", _direct_all_to_all),),
-    "send": (("direct", _send),),
-}
+_SEND = (replace(TREE_BROADCAST, name="direct", rounds=_to_the_next),)
 
-# From no rank in particular: nothing that a program calls, but what many calls take in the mean.
-IN_TURN = {"broadcast in turn": (("tree", _tree_in_turn), ("scatter-gather", _scatter_gather_in_turn))}
-
-# Where the switches add (nvls.py): (algorithm, how the rails of several nodes go on; None: it stays in one node)
-NVLS = {"all_reduce": (("nvls", None), ("nvls-tree", _ring_all_reduce), ("nvls-tree", _tree_all_reduce))}
-
-# What a library takes instead of the fastest (library.py).
-LIBRARIES = {
-    "gloo": {
-        "all_reduce": (("segmented ring", _segmented(_ring_all_reduce)),),
-        "all_gather": (("segmented ring", _segmented(_ring_gather)),),
-        "reduce_scatter": (("segmented ring", _segmented(_ring_all_reduce)),),
-        "broadcast": (("tree", _tree_broadcast),),
-    }
-}
+# What a planner asks for beside the collectives of the table.
+_OTHERS = {"broadcast in turn": _IN_TURN, "send": _SEND}
+NAMES = (*(name for name in COLLECTIVES if name not in ("gather", "scatter")), *_OTHERS)
 
 
 # ---- their sums ----
@@ -164,7 +102,7 @@ class Sum:
 
     latency_s: float
     s_per_byte: float
-    rest: tuple[Term, ...] = ()
+    rest: tuple[tuple[float, float, Lines], ...] = ()
 
     def time_s(self, size_bytes: Numbers) -> Numbers:
         time_s = self.latency_s + self.s_per_byte * size_bytes
@@ -186,6 +124,13 @@ def _sum(terms: Terms, call_s: float) -> Sum:
         else:
             latency_s, s_per_byte = latency_s + rounds * alpha, s_per_byte + rounds * share * beta
     return Sum(latency_s, s_per_byte, tuple(rest))
+
+
+def _terms(algorithm: Algorithm, rails: Algorithm | None, g: Rounds) -> Terms:
+    """The rounds of an algorithm for S = 1; in two levels, its rails go on by one of their choices."""
+    yield from algorithm.rounds(g, 1.0, 0)
+    if rails is not None:
+        yield from rails.rounds(g.rail, 1.0 / g.local, 0)
 
 
 class RegularGroups:
@@ -225,38 +170,34 @@ class RegularGroups:
             yield Sum(0.0, 0.0)
             return
         group = rounds_of(self.cluster, int(n), int(stride))
-        is_one_node = (n - 1) * stride < self.cluster.devices_per_node
-        can = {"hierarchical": group.local > 1, "nvls-tree": group.local > 1, "nvls": is_one_node}
-        possible = [f for key, f in choices if can.get(key, True)]
-        if not possible and algorithm == "nvls":
-            raise ValueError(
-                f"algorithm 'nvls' needs ranks of one node: {n} ranks at stride {stride} do not fit into a node of "
-                f"{self.cluster.devices_per_node}; choose 'auto'"
-            )
+        possible = [each for each in choices if each.fits(group)]
         if not possible:
             raise ValueError(
-                f"algorithm {algorithm!r} needs two or more nodes with the same number (two or more) of ranks each: "
-                f"{n} ranks at stride {stride} do not fill nodes of {self.cluster.devices_per_node} so; choose 'auto'"
+                f"algorithm {algorithm!r} needs {choices[0].needs}: {n} ranks at stride {stride} on nodes of "
+                f"{self.cluster.devices_per_node} are no such group; choose 'auto'"
             )
-        for f in possible:
-            yield _sum(f(group), self.cluster.collective_overhead_s)
+        for each in possible:
+            for rails in each.across or (None,):
+                yield _sum(_terms(each, rails, group), self.cluster.collective_overhead_s)
 
-    def _choices(self, name: str, algorithm: str) -> tuple[tuple[str, Callable[[Rounds], Terms]], ...]:
-        if name in IN_TURN:
-            return IN_TURN[name]
-        if name not in ALGORITHMS:
-            raise unknown_name("collective of a regular group", name, list(ALGORITHMS))
-        if algorithm == "auto" and (own := LIBRARIES.get(self.cluster.library, {}).get(name)):
-            return own
-        has_nvls = self.cluster.intra.nvls_latency_s is not None
-        in_the_switch = tuple((key, _in_the_switch(self.cluster, f)) for key, f in NVLS.get(name, ()) if has_nvls)
+    def _choices(self, name: str, algorithm: str) -> tuple[Algorithm, ...]:
+        if name not in NAMES:
+            raise unknown_name("collective of a regular group", name, NAMES)
+        if name in _OTHERS:
+            found, in_the_switch = _OTHERS[name], ()
+        else:
+            row = COLLECTIVES[name]
+            if algorithm == "auto" and (own := row.libraries.get(self.cluster.library)):
+                return (own,)
+            found, in_the_switch = row.algorithms, row.in_the_switch
         if algorithm == "auto":
-            return ALGORITHMS[name] + (in_the_switch if self.cluster.uses_nvls else ())
-        chosen = tuple(choice for choice in ALGORITHMS[name] + in_the_switch if choice[0] == algorithm)
-        if not chosen and algorithm in dict(NVLS.get(name, ())):
-            raise ValueError(no_nvls(algorithm, self.cluster))
+            switches_add = self.cluster.uses_nvls and self.cluster.intra.nvls_latency_s is not None
+            return found + in_the_switch if switches_add else found
+        chosen = tuple(each for each in found + in_the_switch if each.name == algorithm)
         if not chosen:
-            raise unknown_name(f"{name} algorithm", algorithm, list(dict(ALGORITHMS[name])))
+            raise unknown_name(f"{name} algorithm", algorithm, [each.name for each in found])
+        if chosen[0] in in_the_switch and self.cluster.intra.nvls_latency_s is None:
+            raise ValueError(no_nvls(algorithm, self.cluster))
         return chosen
 
     def _many(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers, algorithm: str) -> np.ndarray:
@@ -322,8 +263,8 @@ def regular_collective_s(
 
 def regular_sent_bytes(name: str, size_bytes: Numbers, n: Numbers) -> Numbers:
     """Bytes that leave a rank in the mean over its group: see the head of this file (broadcast: the tree's)."""
-    if name not in ALGORITHMS:
-        raise unknown_name("collective of a regular group", name, list(ALGORITHMS))
+    if name not in NAMES:
+        raise unknown_name("collective of a regular group", name, NAMES)
     if name == "send":
         return size_bytes * (n > 1)
-    return (2 if name == "all_reduce" else 1) * (n - 1) / n * size_bytes
+    return COLLECTIVES[name.removesuffix(" in turn")].mean_sent(size_bytes, n)

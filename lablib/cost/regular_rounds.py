@@ -21,7 +21,7 @@ groups of the axis are copies of it further on, and have the same edges wherever
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, Self
 
 from lablib.cost.network import GroupNetwork, Round, round_of
 from lablib.hardware.cluster import Cluster, Edge
@@ -32,13 +32,16 @@ Lines = tuple[Line, ...]  # the edges of one round: the slowest counts
 
 
 class Rounds(Protocol):
-    """What a group's collectives travel over; `local` is L where every node holds L of it on N > 1 nodes, else 1."""
+    """What a group's collectives travel over, with the attributes of network.GroupNetwork."""
 
     @property
     def size(self) -> int: ...
 
     @property
     def local(self) -> int: ...
+
+    @property
+    def is_one_node(self) -> bool: ...
 
     @property
     def ring(self) -> Lines: ...
@@ -57,14 +60,29 @@ class Rounds(Protocol):
         ...
 
     @property
-    def inside(self) -> Lines:
-        """The ring of the group's ranks on one node."""
-        ...
+    def inside(self) -> Lines: ...
+
+    @property
+    def switches(self) -> Lines: ...
 
     @property
     def rail(self) -> "Rounds":
-        """The group's ranks that hold the same place on their nodes."""
+        """The group's ranks that hold the same place on their nodes: one rail stands for all."""
         ...
+
+    def to_root(self, root: int) -> list[Lines]: ...
+
+    def from_root(self, root: int) -> "Rounds": ...
+
+
+class _FromFirst:
+    """A regular group's collectives with a root are from its first rank."""
+
+    def from_root(self, root: int) -> Self:
+        return self
+
+    def to_root(self, root: int) -> list[Lines]:
+        raise NotImplementedError("no formula: gather and scatter are no collectives of a mesh")
 
 
 def slowest(edges: Lines) -> Lines:
@@ -90,11 +108,15 @@ def local_ranks(n: int, stride: int, devices: int) -> int:
 
 @dataclass(frozen=True)
 class Levels:
-    """Sizes, in ranks, of the blocks of a network (node, leaf, pod), and what crossing the border of each costs."""
+    """Sizes, in ranks, of the blocks of a network (node, leaf, pod), and what crossing the border of each costs.
+
+    `switch` is the edge of each rank to the switch of its node.
+    """
 
     blocks: tuple[int, ...]
     inside: Line
     across: Lines
+    switch: Line
 
 
 def levels_of(cluster: Cluster) -> Levels | None:
@@ -109,11 +131,12 @@ def levels_of(cluster: Cluster) -> Levels | None:
     nodes = (1, inner, inner * outer)
     blocks = tuple(cluster.devices_per_node * count for count in nodes)
     inside = Edge("intra", cluster.intra.latency_s, cluster.intra.bandwidth_bytes_per_s)
-    return Levels(blocks, line(inside), tuple(line(cluster.wire(0, block)) for block in blocks))
+    switch = Edge("intra", cluster.intra.nvls_latency_s or 0.0, cluster.intra.bandwidth_bytes_per_s)
+    return Levels(blocks, line(inside), tuple(line(cluster.wire(0, block)) for block in blocks), line(switch))
 
 
 @dataclass(frozen=True)
-class BlockRounds:
+class BlockRounds(_FromFirst):
     """The rounds of `size` ranks at a stride on a network of blocks."""
 
     levels: Levels
@@ -133,6 +156,10 @@ class BlockRounds:
     @property
     def local(self) -> int:
         return local_ranks(self.size, self.stride, self.levels.blocks[0])
+
+    @property
+    def is_one_node(self) -> bool:
+        return self._spanned == 0
 
     @property
     def ring(self) -> Lines:
@@ -163,6 +190,10 @@ class BlockRounds:
         return (self.levels.inside,)
 
     @property
+    def switches(self) -> Lines:
+        return (self.levels.switch,)
+
+    @property
     def rail(self) -> "BlockRounds":
         return BlockRounds(self.levels, self.size // self.local, self.levels.blocks[0])
 
@@ -179,7 +210,7 @@ def _crosses(block: int, step: int, end: int) -> bool:
 # ---- any network ----
 
 
-class PairRounds:
+class PairRounds(_FromFirst):
     """The same for a network without blocks, pair by pair."""
 
     def __init__(self, cluster: Cluster, ranks: range | tuple[int, ...]):
@@ -188,7 +219,11 @@ class PairRounds:
 
     @property
     def local(self) -> int:
-        return len(self._net.by_node[0]) if self._net.is_hierarchical else 1
+        return self._net.local
+
+    @property
+    def is_one_node(self) -> bool:
+        return self._net.is_one_node
 
     @property
     def ring(self) -> Lines:
@@ -205,11 +240,15 @@ class PairRounds:
 
     @property
     def shifts(self) -> list[tuple[int, Lines]]:
-        return [(1, _lines(step)) for step in self._net.shifts]
+        return [(count, _lines(step)) for count, step in self._net.shifts]
 
     @property
     def inside(self) -> Lines:
-        return _lines(self._net.nodes[0].ring)
+        return _lines(self._net.inside)
+
+    @property
+    def switches(self) -> Lines:
+        return _lines(self._net.switches)
 
     @property
     def rail(self) -> "PairRounds":

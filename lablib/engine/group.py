@@ -32,8 +32,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lablib.cost.collective import CollectiveCost
+from lablib.cost.collectives import COLLECTIVES
 from lablib.cost.network import GroupNetwork
-from lablib.cost.payload import payload_bytes
 from lablib.cost.routes import Route
 from lablib.engine.communication import ANY_SOURCE, Communication, Joined, Meeting, Message
 from lablib.engine.conditions import Conditions
@@ -144,7 +144,7 @@ class Group:
     def _issue(self, meeting: Meeting, arrived: Sequence[Joined], kind: str, root: int) -> None:
         """All have joined: the collective follows the others of this group, on their communication streams."""
         sent, received = [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived]
-        size_bytes = payload_bytes(kind, sent, received, self.size)
+        size_bytes = COLLECTIVES[kind].payload(sent, received, self.size)
         cost = self._cost(kind, size_bytes, root)
         wires = self._wire_set(kind, cost.algorithm, root)
         self._stream.append(_UnderWay(meeting, kind, root, cost, size_bytes, wires, arrived))

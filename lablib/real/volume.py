@@ -1,21 +1,36 @@
 """How many bytes a communication call moves, from its arguments.
 
-With n ranks and S the whole tensor (`Transfer.tensor_bytes`), by the ring's formula:
-
-    all_reduce                          each rank sends 2 (n-1)/n S
-    all_gather, reduce_scatter          each rank sends (n-1)/n S
-    broadcast                           S passes from rank to rank: all send S but the last before the root
-    reduce                              the same in reverse: all send S but the root
-    gather / scatter                    S/n to the root from each other rank / (n-1)/n S from the root
-    all_to_all                          each rank sends what is not for itself
-    send                                S;  barrier: 0
-
-These are what an algorithm must move, the same for every library: gloo and NCCL choose other algorithms for some sizes.
+S is the whole tensor (`Transfer.tensor_bytes`), and what a rank sends is `must_send` of the table of collectives
+(lablib/cost/collectives.py): what an algorithm must move, the same for every library; gloo and NCCL choose other
+algorithms for some sizes. Of an all-to-all each rank sends what is not for itself, of a message all of it.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
+
+from lablib.cost.collectives import COLLECTIVES
+
+# The dispatcher's name: the collective, the argument that holds the whole tensor or else one of its n shards.
+_CALLS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "allreduce_": ("all_reduce", "tensors"),
+        "allreduce_coalesced_": ("all_reduce", "tensors"),
+        "allgather_": ("all_gather", "output_tensors"),
+        "_allgather_base_": ("all_gather", "output_tensor"),
+        "allgather_coalesced_": ("all_gather", "output_lists"),
+        "allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
+        "reduce_scatter_": ("reduce_scatter", "input_tensors"),
+        "_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+        "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+        "broadcast_": ("broadcast", "tensors"),
+        "reduce_": ("reduce", "tensors"),
+        "gather_": ("gather", "input_tensors"),
+        "scatter_": ("scatter", "output_tensors"),
+    }
+)
 
 
 def volume(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[float, float]:
@@ -27,31 +42,7 @@ def volume(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[fl
         me: this rank's number in the group.
         n: how many ranks the group has.
     """
-    tensors = arguments.get("tensors", [])
     match op_name:
-        case "allreduce_" | "allreduce_coalesced_":
-            size = _bytes(tensors)
-            return size, 2 * (n - 1) / n * size
-        case "allgather_" | "_allgather_base_" | "allgather_coalesced_" | "allgather_into_tensor_coalesced_":
-            outputs = ("output_tensors", "output_tensor", "output_lists", "outputs")
-            size = _bytes(next(arguments[name] for name in outputs if name in arguments))
-            return size, (n - 1) / n * size
-        case "reduce_scatter_" | "_reduce_scatter_base_" | "reduce_scatter_tensor_coalesced_":
-            inputs = ("input_tensors", "input_tensor", "inputs")
-            size = _bytes(next(arguments[name] for name in inputs if name in arguments))
-            return size, (n - 1) / n * size
-        case "broadcast_":
-            size = _bytes(tensors)
-            return size, 0.0 if (me - arguments["root_rank"]) % n == n - 1 else size
-        case "reduce_":
-            size = _bytes(tensors)
-            return size, 0.0 if me == arguments["root_rank"] else size
-        case "gather_":
-            shard = _bytes(arguments["input_tensors"])
-            return n * shard, 0.0 if me == arguments["root_rank"] else shard
-        case "scatter_":
-            shard = _bytes(arguments["output_tensors"])
-            return n * shard, (n - 1) * shard if me == arguments["root_rank"] else 0.0
         case "alltoall_":
             inputs = arguments["input_tensors"]
             size = max(_bytes(inputs), _bytes(arguments["output_tensors"]))
@@ -61,10 +52,14 @@ def volume(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[fl
             stays = splits[me] / max(1, sum(splits)) if splits else 1 / n
             return max(given, _bytes(arguments["output"])), (1 - stays) * given
         case "send":
-            return _bytes(tensors), _bytes(tensors)
+            return _bytes(arguments["tensors"]), _bytes(arguments["tensors"])
         case "recv_" | "recv_any_source_":
-            return _bytes(tensors), 0.0
-    return 0.0, 0.0  # the barriers
+            return _bytes(arguments["tensors"]), 0.0
+    if op_name not in _CALLS:
+        return 0.0, 0.0  # the barriers
+    name, argument = _CALLS[op_name]
+    size = _bytes(arguments[argument]) * (n if name in ("gather", "scatter") else 1)
+    return size, COLLECTIVES[name].must_send(size, n, (me - arguments.get("root_rank", 0)) % n)
 
 
 def _bytes(tensors: Any) -> int:

@@ -4,7 +4,8 @@ torch 2.13 calls `all_gather_single` and `reduce_scatter_single` where 2.11 call
 `_reduce_scatter_base`; the class answers to both. tests/sim/test_torch_contract.py lists what torch calls.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -12,11 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join
 
+from lablib.cost.collectives import CALLS
 from lablib.engine.communication import ANY_SOURCE, Agreement, Communication, Joined, Message
 from lablib.engine.group import Group, Misfit
 from lablib.errors import CollectiveMismatchError, LaunchError, Wait
 from lablib.sim import exchange
-from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, Tensors
+from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, PerMember, Tensors
 from lablib.sim.rank import Rank
 from lablib.sim.reduce import reduce_op
 from lablib.sim.source import Source, handling, is_called_by_program, program_line
@@ -112,7 +114,7 @@ class SimProcessGroup(dist.ProcessGroup):
             "all_reduce",
             sent=tensors,
             received=tensors,
-            agree=(("reduction", op[0]), *_like(tensors)),
+            agree=_alike("all_reduce", tensors, reduction=op[0]),
             move=lambda sent, received: exchange.all_reduce(sent, received, op),
         )
 
@@ -125,7 +127,7 @@ class SimProcessGroup(dist.ProcessGroup):
             "broadcast",
             sent=tensors,
             received=[] if self._member == root else tensors,
-            agree=(("root", self._global(root)), *_like(tensors)),
+            agree=_alike("broadcast", tensors, root=self._global(root)),
             move=lambda sent, received: exchange.broadcast(sent, received, root),
             root=root,
             results=tensors,
@@ -137,7 +139,7 @@ class SimProcessGroup(dist.ProcessGroup):
             "reduce",
             sent=tensors,
             received=tensors if self._member == root else [],
-            agree=(("root", self._global(root)), ("reduction", op[0]), *_like(tensors)),
+            agree=_alike("reduce", tensors, root=self._global(root), reduction=op[0]),
             move=lambda sent, received: exchange.reduce(sent, received, op, root),
             root=root,
             results=tensors,
@@ -149,8 +151,7 @@ class SimProcessGroup(dist.ProcessGroup):
             "all_gather",
             sent=inputs,
             received=outputs[0],
-            # Shards may differ in size (they do in NCCL); each output must fit its shard.
-            agree=(("dtype", inputs[0].dtype), ("output shapes", tuple(tuple(o.shape) for o in outputs[0]))),
+            agree=_alike("all_gather", inputs, **{"output shapes": tuple(tuple(o.shape) for o in outputs[0])}),
             move=exchange.all_gather,
             own=("input shape", tuple(inputs[0].shape), tuple(outputs[0][self._member].shape)),
         )
@@ -169,10 +170,9 @@ class SimProcessGroup(dist.ProcessGroup):
             self._divides("all_gather_into_tensor", "output", output, "input", tensor)
         return self._collective(
             "all_gather_into_tensor",
-            kind="all_gather",
             sent=inputs,
             received=outputs,
-            agree=_like(inputs),
+            agree=_alike("all_gather_into_tensor", inputs),
             move=exchange.all_gather_single,
         )
 
@@ -188,7 +188,7 @@ class SimProcessGroup(dist.ProcessGroup):
             "gather",
             sent=inputs,
             received=received,
-            agree=(("root", self._global(root)), *_like(inputs)),
+            agree=_alike("gather", inputs, root=self._global(root)),
             move=lambda sent, received: exchange.gather(sent, received, root),
             misfit=lambda joined: _parts_misfit("gather", joined, root, "receives", "sends"),
             root=root,
@@ -203,7 +203,7 @@ class SimProcessGroup(dist.ProcessGroup):
             "scatter",
             sent=sent,
             received=outputs,
-            agree=(("root", self._global(root)), *_like(outputs)),
+            agree=_alike("scatter", outputs, root=self._global(root)),
             move=lambda sent, received: exchange.scatter(sent, received, root),
             misfit=lambda joined: _parts_misfit("scatter", joined, root, "sends", "receives"),
             root=root,
@@ -216,7 +216,7 @@ class SimProcessGroup(dist.ProcessGroup):
             "reduce_scatter",
             sent=inputs[0],
             received=outputs,
-            agree=(("reduction", op[0]), *_like(inputs[0])),
+            agree=_alike("reduce_scatter", inputs[0], reduction=op[0]),
             move=lambda sent, received: exchange.reduce_scatter(sent, received, op),
             own=("output shape", tuple(outputs[0].shape), tuple(inputs[0][self._member].shape)),
         )
@@ -230,10 +230,9 @@ class SimProcessGroup(dist.ProcessGroup):
             self._divides("reduce_scatter_tensor", "input", tensor, "output", output)
         return self._collective(
             "reduce_scatter_tensor",
-            kind="reduce_scatter",
             sent=inputs,
             received=outputs,
-            agree=(("reduction", op[0]), *_like(inputs)),
+            agree=_alike("reduce_scatter_tensor", inputs, reduction=op[0]),
             move=lambda sent, received: exchange.reduce_scatter_single(sent, received, op),
         )
 
@@ -279,23 +278,19 @@ class SimProcessGroup(dist.ProcessGroup):
 
         return self._collective(
             name,
-            kind="all_to_all",
             sent=inputs,
             received=outputs,
-            agree=(("dtype", inputs[0].dtype),),
+            agree=_alike(name, inputs),
             move=exchange.all_to_all,
             misfit=misfit,
         )
 
     def barrier(self, opts: Any = None) -> SimWork:
-        return self._collective("barrier", sent=[], received=[], agree=(), move=lambda sent, received: None)
+        return self._collective("barrier", sent=[], received=[], agree=(), move=_moves_nothing)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that would name the missing ranks after a timeout; here a missing rank is a deadlock, and named."""
-        work = self._collective(
-            "monitored_barrier", kind="barrier", sent=[], received=[], agree=(), move=lambda sent, received: None
-        )
-        work.wait()
+        self._collective("monitored_barrier", sent=[], received=[], agree=(), move=_moves_nothing).wait()
 
     # ---- point to point ----
 
@@ -356,7 +351,6 @@ class SimProcessGroup(dist.ProcessGroup):
         agree: Agreement,
         move: Move,
         misfit: Misfit | None = None,
-        kind: str = "",
         root: int = 0,
         own: tuple[str, Any, Any] | None = None,
         results: Sequence[Tensor] | None = None,
@@ -387,7 +381,7 @@ class SimProcessGroup(dist.ProcessGroup):
             Tensors(raw_sent, raw_received, move),
         )
         try:
-            meeting = self._group.join(self._member, newcomer, kind or name, root, misfit)
+            meeting = self._group.join(self._member, newcomer, CALLS[name][0], root, misfit)
         except CollectiveMismatchError as error:
             self._turns.fail(error)
         if meeting.cargo is None:
@@ -503,10 +497,24 @@ def _check_tag(tag: Any) -> None:
         raise RuntimeError(f"Tag must be nonnegative: got {safe_repr(tag)}; number messages from 0")
 
 
-def _like(tensors: Sequence[Tensor]) -> Agreement:
-    """dtype and shape that all ranks must share."""
-    shapes = tuple(tuple(t.shape) for t in tensors)
-    return (("dtype", tensors[0].dtype if tensors else None), ("shape", shapes[0] if len(shapes) == 1 else shapes))
+def _alike(call: str, tensors: Sequence[Tensor], **others: Any) -> Agreement:
+    """What all ranks must give alike in this call, by the table of collectives: of the tensors, or given here."""
+    return tuple(
+        [(what, _OF_TENSORS[what](tensors) if what in _OF_TENSORS else others[what]) for what in CALLS[call][1]]
+    )
+
+
+def _shape(tensors: Sequence[Tensor]) -> tuple:
+    return tuple(tensors[0].shape) if len(tensors) == 1 else tuple([tuple(t.shape) for t in tensors])
+
+
+_OF_TENSORS: Mapping[str, Callable[[Sequence[Tensor]], Any]] = MappingProxyType(
+    {"dtype": lambda tensors: tensors[0].dtype if tensors else None, "shape": _shape}
+)
+
+
+def _moves_nothing(sent: PerMember, received: PerMember) -> None:
+    """What a barrier does."""
 
 
 def _misfit(headline: str, *calls: Joined) -> CollectiveMismatchError:

@@ -9,7 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lablib.cost import GroupNetwork, algorithms_for, collective_cost
-from lablib.cost.collective import ALGORITHMS, _subtree, _tree_children
+from lablib.cost.algorithms import subtree as subtree_of
+from lablib.cost.algorithms import tree_children
+from lablib.cost.collectives import COLLECTIVES
 from lablib.hardware import CLUSTERS, Cluster, FatTree, Link, find_cluster
 
 # One switch and one kind of wire: then alpha and beta are the same for every pair, as the closed forms assume.
@@ -201,7 +203,7 @@ def networks(draw) -> GroupNetwork:
     return GroupNetwork(cluster, ranks)
 
 
-NAMES = st.sampled_from(sorted(ALGORITHMS))
+NAMES = st.sampled_from(sorted(COLLECTIVES))
 
 
 @given(NAMES, networks(), SIZES, st.data())
@@ -278,9 +280,9 @@ def test_children_and_subtrees_are_those_of_a_binomial_tree(n):
     for child in sorted(parents, reverse=True):
         subtree[parents[child]] += subtree[child]
     for node in range(n):
-        assert _tree_children(node, n) == sum(parent == node for parent in parents.values())
-        assert _subtree(node, n) == subtree[node]
-    assert sum(_tree_children(node, n) for node in range(n)) == n - 1
+        assert tree_children(node, n) == sum(parent == node for parent in parents.values())
+        assert subtree_of(node, n) == subtree[node]
+    assert sum(tree_children(node, n) for node in range(n)) == n - 1
 
 
 class Telltale(FatTree):
@@ -304,7 +306,7 @@ def test_the_rounds_of_the_tree_are_the_edges_of_the_binomial_tree(n, data):
 def test_the_rounds_of_a_ring_and_of_an_exchange_pair_each_rank_with_its_neighbours(n):
     net = GroupNetwork(FLAT.replace(devices_per_node=1, inter=WIRE, topology=Telltale()), range(n))
     assert set(net.ring.edges) == {net.cluster.edge(rank, (rank + 1) % n) for rank in range(n)}
-    exchanged = {edge for step in net.shifts for edge in step.edges}
+    exchanged = {edge for _, step in net.shifts for edge in step.edges}
     assert exchanged == {net.cluster.edge(a, b) for a in range(n) for b in range(n) if a != b}
 
 
@@ -414,8 +416,8 @@ def test_the_latency_of_a_hierarchical_all_reduce_is_that_of_its_three_parts(net
 
 def test_a_faster_link_shortens_the_transfer_alone():
     base = find_cluster("dgx-h100")
-    for name, algorithms in ALGORITHMS.items():
-        for algorithm in algorithms:
+    for name, row in COLLECTIVES.items():
+        for algorithm in [each.name for each in row.algorithms]:
             nets = []
             for speed in (1, 4):
                 links = {

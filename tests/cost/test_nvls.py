@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.cost import GroupNetwork, algorithms_for, collective_cost, regular_collective_s
-from lablib.cost.collective import ALGORITHMS
-from lablib.cost.nvls import NVLS
-from lablib.cost.routes import MESSAGES, routes
+from lablib.cost.collectives import COLLECTIVES
+from lablib.cost.routes import routes
 from lablib.faults import DropLink, SlowLink
 from lablib.hardware import CLUSTERS, LINKS, Cluster, find_cluster
 from lablib.sim.faulty_network import FaultyNetwork
 
+NVLS = [each.name for each in COLLECTIVES["all_reduce"].in_the_switch]
 ALPHA_S, BYTES_PER_S = 25e-6, 450e9  # NCCL's tuning.cc, hwLat of NVLS; NVLink 4
 H100 = find_cluster("dgx-h100").replace(uses_nvls=True)
 WITH_SWITCHES = {name: cluster for name, cluster in CLUSTERS.items() if cluster.intra.nvls_latency_s is not None}
@@ -84,19 +84,18 @@ _WAYS = ("ring", "nvls")
 
 @given(groups(), SIZES)
 def test_its_routes_add_up_to_what_each_rank_sends(net, size):
-    for algorithm in algorithms_for("all_reduce", net).keys() & NVLS["all_reduce"].keys():
+    for algorithm in algorithms_for("all_reduce", net).keys() & set(NVLS):
         cost, sums = collective_cost("all_reduce", size, net, algorithm), dict.fromkeys(net.ranks, 0.0)
         for (a, b), sent in routes("all_reduce", algorithm, net, size).items():
             assert a != b and sent > 0
             sums[a] += sent
         assert all(close(sums[rank], sent) for rank, sent in zip(net.ranks, cost.sent_bytes, strict=True))
-    assert set(NVLS["all_reduce"]) <= set(MESSAGES["all_reduce"])
 
 
 # ---- off, and on ----
 
 
-@given(groups(find_cluster("dgx-h100")), SIZES, st.sampled_from(sorted(ALGORITHMS)))
+@given(groups(find_cluster("dgx-h100")), SIZES, st.sampled_from(sorted(COLLECTIVES)))
 def test_switched_off_it_is_no_candidate_and_switched_on_it_never_makes_anything_slower(net, size, name):
     on = GroupNetwork(net.cluster.replace(uses_nvls=True), net.ranks)
     assert not algorithms_for(name, net).keys() & {"nvls", "nvls-tree"}
@@ -125,7 +124,7 @@ def test_a_planners_groups_take_what_their_ranks_take(name, size, n, stride, is_
     assert close(
         regular_collective_s("all_reduce", size, n, stride, cluster), collective_cost("all_reduce", size, net).time_s
     )
-    for algorithm in NVLS["all_reduce"]:
+    for algorithm in NVLS:
         if n > 1 and algorithm in algorithms_for(
             "all_reduce", GroupNetwork(cluster.replace(uses_nvls=True), net.ranks)
         ):
@@ -166,7 +165,7 @@ def test_a_link_that_is_down_stops_it():
 # ---- refused ----
 
 
-@given(groups(), st.sampled_from(sorted(NVLS["all_reduce"])))
+@given(groups(), st.sampled_from(sorted(NVLS)))
 def test_a_group_that_cannot_is_told_what_is_needed_and_what_it_has(net, algorithm):
     assume(net.size > 1 and algorithm not in algorithms_for("all_reduce", net))
     needs = {"nvls": "ranks of one node", "nvls-tree": "two or more nodes with the same number"}[algorithm]

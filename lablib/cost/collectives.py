@@ -1,0 +1,179 @@
+"""THE TABLE of collectives: each described once, for all who must know something about it.
+
+    what it is about     `payload`: S, from what the ranks give and want
+    who must agree       `calls`: torch.distributed's functions for it, and what all ranks must give alike in each
+    what must be sent    `must_send`: bytes that leave a rank whatever the algorithm, by a ring or a chain; `mean_sent`
+    how it is done       `algorithms`, of which the fastest is taken; `in_the_switch` also, where the cluster uses that;
+                         `libraries`: what a communication library does instead, whatever the size
+
+It is read by the cost of a call (collective.py), by the planner's closed forms (regular_group.py), by who sends to whom
+(routes.py), by the simulator's check of what the ranks of a call agree on and by the bytes of real backends' calls.
+
+Legend: n ranks, S bytes as in algorithms.py; a rank's place is counted from the root.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from lablib.cost import algorithms as by
+from lablib.cost import library as gloo
+from lablib.cost import nvls
+from lablib.cost.algorithms import Algorithm
+from lablib.cost.arrays import Numbers
+
+Payload = Callable[[Sequence[float], Sequence[float], int], float]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One row of the table.
+
+    Attributes:
+        payload: (bytes that each known rank gives, bytes that it wants, n) -> S. Some of the n ranks may be unknown:
+            they do what the known ones do.
+        calls: torch.distributed's name -> what all ranks must give alike, as its parts are called in messages.
+        must_send: (S, n, place) -> bytes.
+        mean_sent: (S, n) -> its mean over the places; numbers or arrays.
+        algorithms: those to choose from.
+        in_the_switch: those in which switches add.
+        libraries: what a library has instead of a choice.
+    """
+
+    payload: Payload
+    calls: Mapping[str, tuple[str, ...]]
+    must_send: Callable[[float, int, int], float]
+    mean_sent: Callable[[Numbers, Numbers], Numbers]
+    algorithms: tuple[Algorithm, ...]
+    in_the_switch: tuple[Algorithm, ...] = ()
+    libraries: Mapping[str, Algorithm] = field(default_factory=dict)
+
+
+# ---- S ----
+
+
+def _given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
+    """What each rank gives; with phantoms and roots, what the fullest does."""
+    return float(max(sent))
+
+
+def _shards_given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
+    """What all give together."""
+    return _together(sent, n)
+
+
+def _shards_wanted(sent: Sequence[float], received: Sequence[float], n: int) -> float:
+    """What all get together."""
+    return _together(received, n)
+
+
+def _together(shards: Sequence[float], n: int) -> float:
+    total = float(sum(shards))
+    return total if len(shards) == n else total * n / len(shards)
+
+
+def _fullest(sent: Sequence[float], received: Sequence[float], n: int) -> float:
+    """The most that a rank gives or gets: with uneven splits a round lasts as long as its largest message."""
+    return float(max(map(max, sent, received)))
+
+
+# ---- what must be sent ----
+
+
+def _once(size: Numbers, n: Numbers, place: int = 0) -> Numbers:
+    return (n - 1) / n * size
+
+
+def _twice(size: Numbers, n: Numbers, place: int = 0) -> Numbers:
+    return 2 * (n - 1) / n * size
+
+
+def _nothing(size: Numbers, n: Numbers, place: int = 0) -> Numbers:
+    return 0.0 * size
+
+
+def _mean_of_one_shard(size: Numbers, n: Numbers) -> Numbers:
+    return (n - 1) / n * (size / n)
+
+
+_ALIKE = ("dtype", "shape")
+
+COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
+    {
+        "all_reduce": Collective(
+            payload=_given,
+            calls={"all_reduce": ("reduction", *_ALIKE)},
+            must_send=_twice,
+            mean_sent=_twice,
+            algorithms=(by.RING_ALL_REDUCE, by.TREE_ALL_REDUCE, by.HIERARCHICAL_ALL_REDUCE),
+            in_the_switch=(nvls.NVLS, nvls.NVLS_TREE),
+            libraries={"gloo": gloo.SEGMENTED_RING_ALL_REDUCE},
+        ),
+        "all_gather": Collective(
+            payload=_shards_given,
+            # Shards of a list may differ in size (they do in NCCL); each output must fit its shard.
+            calls={"all_gather": ("dtype", "output shapes"), "all_gather_into_tensor": _ALIKE},
+            must_send=_once,
+            mean_sent=_once,
+            algorithms=(by.RING_GATHER, by.HIERARCHICAL_GATHER),
+            libraries={"gloo": gloo.SEGMENTED_RING_GATHER},
+        ),
+        "reduce_scatter": Collective(  # an all-gather backwards
+            payload=_given,
+            calls={"reduce_scatter": ("reduction", *_ALIKE), "reduce_scatter_tensor": ("reduction", *_ALIKE)},
+            must_send=_once,
+            mean_sent=_once,
+            algorithms=(by.RING_GATHER, by.HIERARCHICAL_GATHER),
+            libraries={"gloo": gloo.SEGMENTED_RING_ALL_REDUCE},
+        ),
+        "broadcast": Collective(
+            payload=_given,
+            calls={"broadcast": ("root", *_ALIKE)},
+            must_send=lambda size, n, place: 0.0 if place == n - 1 else size,  # from rank to rank: not the last
+            mean_sent=_once,
+            algorithms=(by.TREE_BROADCAST, by.SCATTER_GATHER_BROADCAST),
+            libraries={"gloo": by.TREE_BROADCAST},
+        ),
+        "reduce": Collective(
+            payload=_given,
+            calls={"reduce": ("root", "reduction", *_ALIKE)},
+            must_send=lambda size, n, place: 0.0 if place == 0 else size,
+            mean_sent=_once,
+            algorithms=(by.TREE_REDUCE, by.SCATTER_GATHER_REDUCE),
+        ),
+        "gather": Collective(
+            payload=_shards_given,
+            calls={"gather": ("root", *_ALIKE)},
+            must_send=lambda size, n, place: 0.0 if place == 0 else size / n,
+            mean_sent=_mean_of_one_shard,
+            algorithms=(by.DIRECT_GATHER,),
+        ),
+        "scatter": Collective(
+            payload=_shards_wanted,
+            calls={"scatter": ("root", *_ALIKE)},
+            must_send=lambda size, n, place: (n - 1) * (size / n) if place == 0 else 0.0,
+            mean_sent=_mean_of_one_shard,
+            algorithms=(by.DIRECT_SCATTER,),
+        ),
+        "all_to_all": Collective(
+            payload=_fullest,
+            calls={"all_to_all": ("dtype",), "all_to_all_single": ("dtype",)},
+            must_send=_once,  # with uneven splits: what is not for itself
+            mean_sent=_once,
+            algorithms=(by.DIRECT_ALL_TO_ALL,),
+        ),
+        "barrier": Collective(
+            payload=lambda sent, received, n: 0.0,
+            calls={"barrier": (), "monitored_barrier": ()},
+            must_send=_nothing,
+            mean_sent=_nothing,
+            algorithms=(by.TREE_BARRIER,),
+            libraries={"gloo": gloo.DISSEMINATION_BARRIER},
+        ),
+    }
+)
+
+# torch.distributed's function -> the collective that it is, and what its ranks must give alike
+CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {call: (name, alike) for name, row in COLLECTIVES.items() for call, alike in row.calls.items()}
+)
