@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from statistics import mean
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -178,7 +179,8 @@ def one_f_one_b(
         exchange([(forward(exchange([], [before])), after)], [])
     received = exchange([], [before]) if warmup < micro_batches else []
     for i in range(micro_batches - warmup):
-        grad = backward(exchange([(forward(received), after)], [after]))
+        grad: Any = exchange([(forward(received), after)], [after])  # one name: the gradient sent before is let go
+        grad = backward(grad)
         is_last = i == micro_batches - warmup - 1
         received = exchange([(grad, before)], [before] if not is_last else [])
     for _ in range(warmup):

@@ -12,7 +12,8 @@ slowest edge of a round (see network.py); L ranks on each of N nodes.
     broadcast,      tree            ceil(log2 n) (alpha + S beta)
     reduce          scatter-gather  scatter by halves + ring all-gather:  (ceil(log2 n) + n-1) alpha + 2 (n-1)/n S beta
     gather, scatter direct          the root's messages one after another:  sum over peers of (alpha + S/n beta)
-    all_to_all      direct          n-1 rounds of a shifted exchange:  sum over rounds of (alpha + S/n beta)
+    all_to_all      grouped         every message at once:  alpha + max over ranks and levels of (S/n sum of beta)
+                    direct          n-1 rounds of a shifted exchange:  sum over rounds of (alpha + S/n beta)
     barrier         tree            an all-reduce of nothing: 2 ceil(log2 n) alpha
 
 An algorithm says these in terms of the paths of a group, which are of two kinds: edges that were looked up rank by rank
@@ -20,8 +21,11 @@ An algorithm says these in terms of the paths of a group, which are of two kinds
 seconds of any group of ranks (collective.py), those of the groups of a mesh as closed forms in S (regular_group.py),
 and who sends to whom (routes.py). The tree is binomial: i's parent is i without its lowest set bit.
 
+In "grouped" the wires inside and outside nodes work at the same time; on each a rank's messages share its bandwidth.
+
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
-2005, sections 4 to 4.6; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009 (ring).
+2005, sections 4 to 4.6; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009 (ring); NCCL's
+user guide, point-to-point communication (an all-to-all is one group of sends, all in flight together).
 Simplified: one ring, through one NIC of each node, and one tree of whole messages. NCCL runs several rings at once over
 all NICs of a node (what "hierarchical" makes of them), and double binary trees whose chunks are pipelined (Sanders,
 Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009),
@@ -218,6 +222,10 @@ def _gather_messages(n: int, size: float, root: int) -> Iterator[Message]:
     return ((i, root, size / n) for i in range(n) if i != root)
 
 
+def _at_once(g: Paths, size: float, root: int) -> Iterator[Term]:
+    yield 1, size, g.exchange
+
+
 def _shifted(g: Paths, size: float, root: int) -> Iterator[Term]:
     return ((count, size / g.size, step) for count, step in g.shifts)
 
@@ -261,5 +269,6 @@ SCATTER_GATHER_REDUCE = Algorithm(
 )
 DIRECT_GATHER = Algorithm("direct", _by_the_root, _gathered, _gather_messages)
 DIRECT_SCATTER = Algorithm("direct", _by_the_root, _scattered, _scatter_messages)
+GROUPED_ALL_TO_ALL = Algorithm("grouped", _at_once, exchanged, exchange_messages)
 DIRECT_ALL_TO_ALL = Algorithm("direct", _shifted, exchanged, exchange_messages)
 TREE_BARRIER = Algorithm("tree", _of_nothing, none_sent, no_messages)

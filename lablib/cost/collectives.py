@@ -160,7 +160,8 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
             calls={"all_to_all": ("dtype",), "all_to_all_single": ("dtype",)},
             must_send=_once,  # with uneven splits: what is not for itself
             mean_sent=_once,
-            algorithms=(by.DIRECT_ALL_TO_ALL,),
+            algorithms=(by.GROUPED_ALL_TO_ALL, by.DIRECT_ALL_TO_ALL),
+            libraries={"gloo": by.DIRECT_ALL_TO_ALL},
         ),
         "barrier": Collective(
             payload=lambda sent, received, n: 0.0,

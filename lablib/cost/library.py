@@ -6,6 +6,7 @@ NCCL chooses among algorithms by formulas like those of collective.py; gloo has 
     all_gather        the same for half of it:                     2 (n-1) (alpha + S/2n beta)
     reduce_scatter    an all_reduce of which each rank keeps its part (torch's gloo backend)
     broadcast         a binomial tree, whatever the size
+    all_to_all        one message after another, as processes that share cores send them
     barrier           a dissemination barrier:                     ceil(log2 n) alpha
 
 Two segments let a rank add one while the other travels. Where processes share cores there is no such overlap: what

@@ -11,7 +11,8 @@ Many edges are alike (every NVLink of a node), so a round keeps only the distinc
 Legend: n ranks in the group, L of them on each node, N nodes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -85,6 +86,24 @@ class GroupNetwork:
         """The n - 1 rounds of a direct exchange, each once: in round k every rank i sends to rank i + k (mod n)."""
         n, ranks = self.size, self.ranks
         return [(1, round_of(self.cluster, ((ranks[i], ranks[(i + k) % n]) for i in range(n)))) for k in range(1, n)]
+
+    @cached_property
+    def exchange(self) -> Round:
+        """A message of S/n from every rank to every other at once, as the edges of one round of S bytes.
+
+        At each level, inside the node and outside, a rank's messages share its bandwidth: S times the mean of their
+        beta over n. The farthest one's alpha counts.
+        """
+        edges = dict.fromkeys(edge for rank in self.ranks for edge in self._shared(rank))
+        return Round(tuple(edges))
+
+    def _shared(self, rank: int) -> Iterator[Edge]:
+        to_others = Counter(self.cluster.wire(rank, other) for other in self.ranks if other != rank)
+        for level in ("intra", "inter"):
+            wires = [(edge, count) for edge, count in to_others.items() if edge.level == level]
+            if wires:
+                s_per_byte = sum(count / edge.bandwidth_bytes_per_s for edge, count in wires) / self.size
+                yield Edge(level, max(edge.latency_s for edge, _ in wires), 1 / s_per_byte)
 
     @cached_property
     def by_node(self) -> list[tuple[int, ...]]:

@@ -15,13 +15,18 @@ ranks, one inside the next, and a message is the slower the larger the block who
 
 Legend: n, s; D devices a node; L ranks of the group on each of N nodes.
 
+    at once     a rank has as many messages inside its node, leaf and pod as there are multiples of s in each but itself
+
 Where nodes are not such blocks (a torus) the pairs are gone through one by one. The group begins at rank 0: other
 groups of the axis are copies of it further on, and have the same edges wherever blocks and strides divide.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, Self
+
+import numpy as np
 
 from lablib.cost.network import GroupNetwork, Round, round_of
 from lablib.hardware.cluster import Cluster, Edge
@@ -58,6 +63,9 @@ class Rounds(Protocol):
     def shifts(self) -> list[tuple[int, Lines]]:
         """How many of the n - 1 shifts travel over what."""
         ...
+
+    @property
+    def exchange(self) -> Lines: ...
 
     @property
     def inside(self) -> Lines: ...
@@ -186,6 +194,24 @@ class BlockRounds(_FromFirst):
         return [(count, self._edges(self._spanned, has_inside)) for count, has_inside in kinds if count]
 
     @property
+    def exchange(self) -> Lines:
+        # How many ranks of the group each rank has in its node, leaf, pod and beyond: those in a block of B ranks are
+        # the multiples of s in it.
+        at, n, s = np.arange(self.size) * self.stride, self.size, self.stride
+        held = [np.minimum(n, -(-(at // b + 1) * b // s)) - -(-(at // b) * b // s) for b in self.levels.blocks]
+        beyond = np.diff(np.stack([*held, np.full(n, n)]), axis=0)  # peers by the block whose border is crossed last
+        rows = np.unique(np.vstack([held[0] - 1, beyond]).T, axis=0)
+        return slowest(tuple(line for row in rows.tolist() for line in self._shared(*row)))
+
+    def _shared(self, num_inside: int, *num_beyond: int) -> Iterator[Line]:
+        alpha, beta = self.levels.inside
+        if num_inside:
+            yield alpha, num_inside * beta / self.size
+        wires = [(edge, count) for edge, count in zip(self.levels.across, num_beyond, strict=True) if count]
+        if wires:
+            yield max(alpha for (alpha, _), _ in wires), sum(count * beta for (_, beta), count in wires) / self.size
+
+    @property
     def inside(self) -> Lines:
         return (self.levels.inside,)
 
@@ -245,6 +271,10 @@ class PairRounds(_FromFirst):
     @property
     def inside(self) -> Lines:
         return _lines(self._net.inside)
+
+    @property
+    def exchange(self) -> Lines:
+        return _lines(self._net.exchange)
 
     @property
     def switches(self) -> Lines:

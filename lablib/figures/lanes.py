@@ -44,7 +44,9 @@ def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int
     unknown = [r for r in chosen if r not in known]
     if unknown or not chosen:
         got = f"got {unknown}" if unknown else "got none"
-        raise ValueError(f"ranks must be among {ranks_in_words(known)}: {got}; leave it out to see some of them.")
+        has_all = len(known) == known[-1] - known[0] + 1
+        where = f"between {known[0]} and {known[-1]}" if has_all else f"among {ranks_in_words(known)}"
+        raise ValueError(f"ranks must be {where}: {got}; leave it out to see some of them.")
     return _ends(chosen, MAX_CHOSEN)
 
 

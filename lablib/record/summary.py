@@ -77,6 +77,7 @@ class Summary:
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_type("busy_s of a Summary", self.busy_s, Sequence)
         if not self.ranks:
             object.__setattr__(self, "ranks", tuple(range(len(self.busy_s))))
 

@@ -88,9 +88,28 @@ def test_a_gather_and_a_scatter_pass_the_root_one_message_after_another(name, n,
 
 @given(RANKS, SIZES)
 def test_an_all_to_all_is_n_minus_one_exchanges_of_a_shard(n, size):
-    cost = collective_cost("all_to_all", size, flat(n))
+    cost = collective_cost("all_to_all", size, flat(n), "direct")
     assert close(cost.time_s, (n - 1) * (ALPHA_S + size / n * BETA_S))
     assert all(close(sent, (n - 1) / n * size) for sent in cost.sent_bytes)
+
+
+@given(RANKS, SIZES)
+def test_an_all_to_all_of_one_group_has_one_latency_and_each_ranks_messages_share_its_wire(n, size):
+    cost = collective_cost("all_to_all", size, flat(n))
+    assert cost.algorithm == "grouped" and close(cost.latency_s, ALPHA_S)
+    assert close(cost.time_s, ALPHA_S + (n - 1) / n * size * BETA_S)
+
+
+@given(st.integers(2, 6), st.integers(1, 8), SIZES)
+def test_across_nodes_its_wires_inside_and_outside_work_at_the_same_time(nodes, local, size):
+    cluster = find_cluster("dgx-h100")
+    ranks = [node * 8 + place for node in range(nodes) for place in range(local)]
+    net, n = GroupNetwork(cluster, ranks), nodes * local
+    outside_s = cluster.edge(0, 8).latency_s + (n - local) / n * size / cluster.inter.bandwidth_bytes_per_s
+    inside_s = (local > 1) * (cluster.intra.latency_s + (local - 1) / n * size / cluster.intra.bandwidth_bytes_per_s)
+    assert close(collective_cost("all_to_all", size, net).time_s, max(outside_s, inside_s))
+    # What leaves the node is sent by the direct exchange in rounds of which nearly all wait for the slower wires.
+    assert collective_cost("all_to_all", size, net, "direct").time_s >= max(outside_s, inside_s) * (1 - ROUNDING)
 
 
 @given(RANKS)
@@ -367,6 +386,7 @@ ROUNDS = {
     ("gather", "direct"): lambda n: n - 1,
     ("scatter", "direct"): lambda n: n - 1,
     ("all_to_all", "direct"): lambda n: n - 1,
+    ("all_to_all", "grouped"): lambda n: 1,
     ("barrier", "tree"): lambda n: 2 * rounds(n),
 }
 

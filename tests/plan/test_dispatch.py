@@ -6,7 +6,7 @@ from math import comb
 
 import pytest
 
-from lablib.hardware import CLUSTERS
+from lablib.hardware import CLUSTERS, FatTree
 from lablib.models import Experts, find_transformer
 from lablib.plan import IDEAL, STACKS, Parallel, predict, predict_many
 from lablib.plan.layer.dispatch import exchange_s, visited_share
@@ -14,7 +14,10 @@ from lablib.plan.machine import Machine
 
 DGX = CLUSTERS["dgx-h100"]
 WIRES = DGX.replace(
-    intra=replace(DGX.intra, latency_s=0.0), inter=replace(DGX.inter, latency_s=0.0), collective_overhead_s=0.0
+    intra=replace(DGX.intra, latency_s=0.0),
+    inter=replace(DGX.inter, latency_s=0.0),
+    topology=FatTree(switch_latency_s=0.0),
+    collective_overhead_s=0.0,
 )
 CORE = STACKS["megatron-core"]
 DEDUPLICATED = replace(CORE, dispatcher="deduplicated")

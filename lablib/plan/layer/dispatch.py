@@ -6,7 +6,7 @@ outside nodes work at the same time, and the slower ones decide:
     time = alpha + max( outside / NIC, inside / NVLink )
 
     dispatcher   outside                    inside                      a token is sent
-    all-to-all   R k (N - 1) / N            R k (L - 1) / e             once for each of its experts
+    all-to-all   R k (N - 1) / N            R k (L - 1) / e             once for each of its experts (lablib/cost)
     deduplicated R (N - 1) v(N)             R e v(e) (L - 1) / L        once to each node, there once to each rank
 
 v(n) is the chance that one of n equal parts of the experts has one of the k that a token visits, with even routing:
@@ -20,11 +20,9 @@ What hides behind compute (`Stack.hides_dispatch`) still takes cores from it: a 
 Legend: all in rows of D numbers; alpha of the farther wires, and a collective's call.
 
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, sections 3.2.1 (overlap) and 3.2.2 (once to each node, 20 of 132 cores);
-NCCL's user guide, point-to-point communication (an all-to-all is one group of sends, all in flight together); "Scalable
-Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (dispatchers).
+"Scalable Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (dispatchers).
 Simplified: routing is even and independent, no groups of nodes are preferred; weights and places of tokens, a few
-bytes each, are not counted; a step of one micro-batch hides its exchanges too. Eager torch does what the cost model's
-all-to-all does: round after round.
+bytes each, are not counted; a step of one micro-batch hides its exchanges too.
 """
 
 from lablib.cost.arrays import Numbers, maximum, minimum
@@ -38,17 +36,13 @@ def exchange_s(
     on: Machine, mixture: Experts, rows: Numbers, row_bytes: Numbers, expert: Numbers, stride: Numbers
 ) -> Numbers:
     """Seconds of one exchange: of `rows` tokens of each rank, over `expert` ranks, `stride` ranks apart."""
-    if on.stack.is_eager:
+    if on.stack.is_eager or on.stack.dispatcher == "alltoall":
         return on.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
     wires = on.groups.cluster
     inside = maximum(minimum(expert, wires.devices_per_node // stride), 1)
     nodes = expert / inside
-    if on.stack.dispatcher == "alltoall":
-        sent = rows * mixture.num_active
-        outside_rows, inside_rows = sent * (1 - 1 / nodes), sent * (inside - 1) / expert
-    else:
-        outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
-        inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
+    outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
+    inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
     slower_s = maximum(
         outside_rows * row_bytes / wires.inter.bandwidth_bytes_per_s,
         inside_rows * row_bytes / wires.intra.bandwidth_bytes_per_s,

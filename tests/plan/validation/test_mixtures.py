@@ -104,8 +104,8 @@ def test_what_the_page_calls_doubtful_of_them_is_so(report, mixtures, monkeypatc
     monkeypatch.setattr(
         dispatch,
         "exchange_s",
-        lambda on, mixture, rows, size, n, stride: on.collective_s(
-            "all_to_all", rows * mixture.num_active * size, n, stride
+        lambda on, mixture, rows, size, n, stride: on.groups.time_s(
+            "all_to_all", rows * mixture.num_active * size, n, stride, "direct"
         ),
     )
     plain = [replace(row, parallel={**row.parallel, "ep_overlap": False}, texts=dict(row.texts)) for row in mixtures]
