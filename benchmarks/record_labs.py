@@ -63,15 +63,10 @@ def loops() -> tuple[str, str, int, list[Setting]]:
     ways |= {f"jitter, prefetch {prefetch}": (Loader(1, prefetch), jittery) for prefetch in (1, 8)}
     steps_s = [STEP_S] * BATCHES
     settings: list[Setting] = [
-        (name, step_s(run_loop(*way, steps_s)), lambda way=way: step_s(measure_loop(*way, steps_s)))
+        (name, run_loop(*way, steps_s).step_time_s, lambda way=way: measure_loop(*way, steps_s).step_time_s)
         for name, way in ways.items()
     ]
     return f"Loops of {BATCHES} batches with torch's DataLoader", "torch's DataLoader", BATCHES, settings
-
-
-def step_s(run) -> float:
-    """Time a step, from the start of the first one on."""
-    return (run.makespan_s - run.batches[0].step_start_s) / len(run.batches)
 
 
 def recorded(what: str, backend: str, calls: int, settings: list[Setting], repeats: int) -> RecordedReconciliation:

@@ -10,6 +10,7 @@
  8  each section has its minutes; those of the lab, without what is tagged `further`, are at most 60
  9  what a section tagged `further` binds is used in it alone, for a reader may skip it
 10  every parameter but `interactive` and `quick` is used by some cell
+11  what a cell shows by its value, a figure or a source, is its last line: of others a notebook drops the value
 
 A finding is one sentence with file and line.
 """
@@ -32,7 +33,7 @@ def lint(master: Master) -> list[CourseError]:
     """Everything that is wrong with this master; empty if nothing is."""
     rules = (
         *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
-        *(_trials, _minutes, _further, _used_parameters),
+        *(_trials, _minutes, _further, _used_parameters, _dropped),
     )
     return [at(master, cell, message) for rule in rules for cell, message in rule(master)]
 
@@ -188,6 +189,21 @@ def _used_parameters(master: Master) -> Findings:
         return  # _parameters says so
     if unused:
         yield knobs, f"every parameter must be used by some cell: {', '.join(unused)} is not; remove it."
+
+
+_SHOWN = ("show_source", "figure", "figure_", "_calculator")  # what is called so returns what is to be seen
+
+
+def _dropped(master: Master) -> Findings:
+    for cell in master.cells:
+        for statement in ast.parse(cell.source).body[:-1] if cell.kind == "code" else ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                name = ast.unparse(statement.value.func).split(".")[-1]
+                if name in _SHOWN or name.startswith(_SHOWN[2]) or name.endswith(_SHOWN[3]):
+                    yield (
+                        cell,
+                        f"only the last line of a cell is shown: move `{name}(...)` there, or wrap it in `show`.",
+                    )
 
 
 def declared_checks(source: str) -> list[str]:

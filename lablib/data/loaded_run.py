@@ -75,6 +75,13 @@ class LoadedRun:
         """Seconds from the start of the first epoch to the end of the last step."""
         return self.batches[-1].step_end_s
 
+    @property
+    def step_time_s(self) -> float:
+        """Mean seconds from the start of one step to the start of the next; of a single one, until its end."""
+        first, last = self.batches[0], self.batches[-1]
+        num = len(self.batches) - 1
+        return (last.step_start_s - first.step_start_s) / num if num else first.step_end_s - first.step_start_s
+
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Every second in which the device did not compute, by its cause."""

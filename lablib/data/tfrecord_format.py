@@ -65,7 +65,8 @@ def _scan(content: memoryview) -> Iterator[Numbered | Damage]:
     while place < len(content):
         length = _length_at(content, place)
         if length is None:
-            yield Damage(f"no length of a record at byte {place}")
+            is_cut = _has_length(content, place)
+            yield Damage(f"{'the file ends in the' if is_cut else 'no length of a'} record at byte {place}")
             place = next(
                 (at for at in range(place + 1, len(content)) if _length_at(content, at) is not None), len(content)
             )
@@ -78,12 +79,16 @@ def _scan(content: memoryview) -> Iterator[Numbered | Damage]:
 
 def _length_at(content: memoryview, place: int) -> int | None:
     """The length of the record that begins here; None if none does, or it goes beyond the end."""
-    head = bytes(content[place : place + HEAD])
-    if len(head) < HEAD:
+    if not _has_length(content, place):
         return None
-    (length,) = struct.unpack("<Q", head[:8])
-    fits = place + HEAD + length + TAIL <= len(content)
-    return length if fits and _crc(head[:8]) == head[8:] else None
+    (length,) = struct.unpack("<Q", content[place : place + 8])
+    return length if place + HEAD + length + TAIL <= len(content) else None
+
+
+def _has_length(content: memoryview, place: int) -> bool:
+    """Whether a length with its checksum stands here."""
+    head = bytes(content[place : place + HEAD])
+    return len(head) == HEAD and _crc(head[:8]) == head[8:]
 
 
 def _record(content: memoryview, place: int, length: int) -> Numbered | Damage:

@@ -58,7 +58,7 @@ def figure_loading(run: LoadedRun, first: int = 0, batches: int = 12, title: str
         yaxis={"range": [len(lanes) - 0.4, -0.6], "tickvals": list(range(len(lanes))), "ticktext": list(lanes)}
         | {"showgrid": False, "zeroline": False, "fixedrange": True, "ticks": "", "automargin": True},
     )
-    return attach(figure, _summary(run), _columns(run))
+    return attach(figure, _summary(run, drawn), _columns(run))
 
 
 @checked
@@ -95,6 +95,11 @@ def _lanes(run: LoadedRun) -> list[str]:
 def _bars(run: LoadedRun, drawn: range) -> dict[Look, list[Bar]]:
     """What is drawn, by its look, in the order of the legend."""
     bars: dict[Look, list[Bar]] = {look: [] for look in (COMPUTE, _COPY, _LOAD, *_GAPS.values())}
+    edge_s = run.batches[drawn[-1]].step_end_s
+    for number, batch in enumerate(run.batches[drawn[-1] + 1 :], drawn[-1] + 1):
+        if batch.load_start_s < edge_s:  # cut off at the edge: the worker goes on
+            lane = f"worker {batch.worker}" if batch.worker >= 0 else "loop loads"
+            bars[_LOAD].append(_bar(lane, batch.load_start_s, min(batch.load_end_s, edge_s), number, "load"))
     for number in drawn:
         batch = run.batches[number]
         lane = f"worker {batch.worker}" if batch.worker >= 0 else "loop loads"
@@ -151,12 +156,13 @@ def _causes(run: LoadedRun) -> dict[str, float]:
     return causes
 
 
-def _summary(run: LoadedRun) -> str:
+def _summary(run: LoadedRun, drawn: range) -> str:
     told = [f"{format_quantity(seconds, 's')} {cause}" for cause, seconds in _causes(run).items() if seconds]
     why = f": {', '.join(told)}" if told else ""
+    part = "" if len(drawn) == len(run.batches) else f" Drawn are batches {drawn[0]} to {drawn[-1]}."
     return (
         f"Over {plural(len(run.batches), 'batches')} in {format_quantity(run.makespan_s, 's')} the device waits "
-        f"{run.idle_share:.0%} of the time{why}."
+        f"{run.idle_share:.0%} of the time{why}.{part}"
     )
 
 

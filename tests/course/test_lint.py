@@ -68,6 +68,16 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap("try_out(mean, [1.0, 2.0])", "mean([1.0])"), 44, "add a cell with `try_out(...)`"),
         (swap(" minutes=5", ""), 27, "must say what it takes"),
         (swap("minutes=5", "minutes=58"), 1, "a lab is one hour: its sections take 60.5 minutes"),
+        (
+            swap("check.size(size_bytes)", "show_source(size_bytes)\ncheck.size(size_bytes)"),
+            59,
+            "move `show_source(...)` there",
+        ),
+        (
+            swap("check.size(size_bytes)", "run.timeline.figure()\ncheck.size(size_bytes)"),
+            59,
+            "move `figure(...)` there",
+        ),
         (swap(", scale {scale}", ""), 9, "every parameter must be used by some cell: scale is not"),
         (swap('"instructor"]\n', '"instructor"]\n# ## Optional\n\n# %% tags=["a"]\nuse = 1\n'), 24, "must say what"),
     ],

@@ -54,7 +54,7 @@ def _settings(draw: Draw) -> Iterator[tuple[str, int, int, int, bool, int]]:
     step, k = 10 * draw.integer(5, 15), draw.integer(3, 6)
     copy = step // 2 + draw.integer(1, 20)
     yield "no copy, a load that steps divide", k * step, 0, step, False, 99
-    yield "what nearly divides needs no more", k * step - 1, 0, step, False, 99
+    yield "a load just short of k steps needs all k workers", k * step - 1, 0, step, False, 99
     yield "what does not divide is rounded up", k * step + step // 4, 0, step, False, 99
     yield "a load as short as a step", step, 0, step, False, 99
     yield "in one stream a long copy and the step follow one another", k * (3 * step) + 1, 2 * step, step, False, 99

@@ -10,9 +10,6 @@
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
 # %%
-from collections import Counter
-from itertools import pairwise
-
 import pandas as pd
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -32,9 +29,9 @@ quick: bool = True  # few batches and few repeats
 # %% [markdown] minutes=6
 # ## The loop as a timeline
 #
-# First the plainest loop: it loads a batch, then computes with it, in turn. To *load* is to read, decode and collect
-# samples in the host's memory. Here a load takes 250 ms and a step 100. Guess: for which part of the time does the
-# device wait?
+# First the plainest loop: it loads a batch, then computes with it, in turn. To *load* is to read samples, unpack
+# them (*decode*) and collect them in memory of the *host*, the computer that the device belongs to. Here a load takes
+# 250 ms and a step 100. Guess: for which part of the time does the device wait?
 
 # %%
 my_guess_alone = None  # percent
@@ -77,7 +74,8 @@ show(figure_loading(again, batches=10))
 
 # %% [markdown]
 # Which gap has which cause? Before an epoch's first step all three follow one another. `persistent_workers=True` keeps
-# workers from epoch to epoch; and where an epoch is long, a start hardly counts.
+# workers from epoch to epoch, which saves the start; the epoch's first load stays. Where an epoch is long, neither
+# counts much.
 
 # %% [markdown] minutes=4
 # ## Copies
@@ -100,17 +98,25 @@ print("you guessed", my_guess_copies)
 
 # %% [markdown]
 # A stream does one thing after another, so in the steps' own stream a pinned copy saves nothing here. It allows the
-# stream of its own, drawn above, where a copy hides behind the step before. (A real pageable copy is also slower
-# itself.) In torch: `DataLoader(..., pin_memory=True)`; the next batch's `.to(device, non_blocking=True)` is issued
-# inside `with torch.cuda.stream(own):` before this step is waited for, and before the batch is used,
-# `torch.cuda.current_stream().wait_stream(own)`, or a step reads a batch that is half there. When does it matter? When
-# C is a good part of a step; the link is taken as PCIe 4.0 x16:
+# stream of its own, drawn above, where each copy but the first hides behind the step before. (A real pageable copy is
+# also slower itself.) In torch:
+#
+# - `DataLoader(..., pin_memory=True)`;
+# - the next batch's `.to(device, non_blocking=True)` inside `with torch.cuda.stream(own):`, before this step is waited
+#   for;
+# - before the batch is used, `torch.cuda.current_stream().wait_stream(own)`, or a step reads a batch that is half
+#   there;
+# - then `batch.record_stream(torch.cuda.current_stream())`, or its memory may go to the next copy while a step reads
+#   it.
+#
+# When does it matter? When C is a good part of a step. Say the *link* between host and device carries 25 of the 31.5
+# GB/s that PCIe 4.0 x16 has on paper:
 
 # %%
 batches = {"8,192 tokens of 8 bytes": 8192 * 8}
 batches["256 images, 3 x 224 x 224 numbers of 4 bytes"] = 256 * 3 * 224**2 * 4
 for name, size_bytes in batches.items():
-    print(f"{name}: {size_bytes / 25e9 * 1e3:.3g} ms at 25 GB/s")
+    print(f"{name}: {size_bytes / 25e9 * 1e6:,.0f} us, and some us for the start of any copy")
 
 # %% [markdown] minutes=5
 # ## Exercise 1: how many workers?
@@ -118,7 +124,7 @@ for name, size_bytes in batches.items():
 # Each load takes L, each copy C, each step S. The device needs a batch every S + C where copy and step follow one
 # another; on a stream of its own a copy runs beside a step, and the slower of the two decides. With k workers a batch
 # comes every L / k. In the long run (*steady state*), loading delays nothing if that is no longer. A worker
-# that decodes keeps a core busy, so there is a most.
+# that decodes keeps a core busy, so their number has a limit, `most`.
 
 
 # %% tags=["exercise"]
@@ -147,9 +153,10 @@ check.fewest_workers(fewest_workers)
 # %% [markdown] minutes=6
 # ## Jitter
 #
-# Real loads differ: a large image, a busy disk. Such *jitter* is given here as standard deviation over mean. One worker
-# loads, in 80 ms on average, for steps of 100. On average it is fast enough. Guess: how long does the device wait at a
-# jitter of 100%, with prefetch 1 and with prefetch 16?
+# Real loads differ: a large image, a busy disk. Such *jitter* is given here as standard deviation over mean; times are
+# drawn from a *lognormal* distribution: most are short, a few much longer. One worker loads, in 80 ms on average, for
+# steps of 100. On average it is fast enough. Guess: for which part of the time does the device wait at a jitter of
+# 100%, with prefetch 1 and with prefetch 16?
 
 # %%
 my_guess_jitter = None  # two percentages
@@ -193,10 +200,12 @@ print("you guessed", my_guess_jitter)
 def smallest_prefetch(loads, step):
     """The least P with which the device never waits after batch 0; None: no P is enough.
 
-    loads: list of whole numbers of ms, at least one; stays as it is. step: ms, at least 1.
+    loads: list of whole numbers of ms, 0 or more, at least one; stays as it is. step: ms, at least 1.
     One worker; batches are taken in order. P from 1 to len(loads): more changes nothing.
     """
     ### BEGIN SOLUTION
+    from itertools import pairwise
+
     for prefetch in range(1, len(loads) + 1):
         takes, loaded = [], 0
         for number, load in enumerate(loads):
@@ -220,21 +229,24 @@ try_out(smallest_prefetch, [1, 9, 1, 1, 1, 1], step=4)  # None: slow before it c
 check.smallest_prefetch(smallest_prefetch)
 
 # %% [markdown]
-# More orders never make a batch later, so the library searches by halves. A slow load of X among many quick ones is
-# hidden by P of about X / (k S), with k workers: that many steps the device can do meanwhile. Unless it comes before
-# the workers could get ahead: that no P hides.
+# More orders never make a batch later, so the library searches by halves: it tries the middle, then the half where the
+# answer must be. The k P batches that k workers have loaded ahead last the device k P steps. So a slow load of X among
+# many quick ones is hidden by P of about X / (k S), rounded up; unless it comes before the workers could get ahead:
+# that no P hides.
 
 # %%
 from lablib.data import smallest_prefetch as library
 
-show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 loads_s = draw_times(0.08, 200, Jitter.LOGNORMAL, 0.5)
 print("200 loads of 80 ms, jitter 50%: prefetch", library.smallest_prefetch(loads_s, 0.1))
+show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 
 # %% [markdown]
-# Now turn the knobs. Find settings where workers help and prefetch does not, and the other way round. Two lines are
-# formulas: for constant times (*D/D*), and for *exponential* ones, whose deviation equals their mean (*M/M/k/K*, the
-# name of that queue).
+# Now turn the knobs. Find settings where workers help and prefetch does not; and some where twice the prefetch does as
+# much as twice the workers, without keeping further cores busy. Two lines are formulas: for constant times (*D/D*, as
+# in *deterministic*), and for *exponential* ones, whose deviation equals their mean (*M/M/k/K*, the name of that
+# queue). In that queue the steps jitter, too, and any free worker takes the next order; torch's take turns, as ours
+# do.
 
 # %%
 from lablib.widgets import loader_calculator
@@ -261,10 +273,10 @@ for size in (1, 100, 1000, 5000):
     order = list(shuffle_buffer(range(5000), size))
     parts = [order[first : first + 50] for first in range(0, 5000, 50)]
     classes[f"buffer {size:,}"] = [len({sample // 500 for sample in part}) for part in parts]
-labels = {"x_label": "batch", "y_label": "classes in a batch of 50"}
-show(figure_lines(range(100), classes, **labels, title="Through a shuffle buffer"))
-for name, line in classes.items():
-    print(f"{name}: {sum(line) / 100:.1f} classes in a batch, mean")
+told = [f"{name} {sum(line) / 100:.1f} ({min(line)} to {max(line)})" for name, line in classes.items()]
+labels = {"x_label": "batch", "y_label": "classes in a batch of 50", "title": "Through a shuffle buffer"}
+labels["summary"] = f"Classes in a batch, mean: {'; '.join(told)}."
+show(figure_lines(range(100), classes, **labels))
 print("you guessed", my_guess_classes)
 
 # %% [markdown]
@@ -291,7 +303,7 @@ print(f"you guessed {my_guess_lost}; by chance 1000 x (1 - 1/4)^4 = {1000 * 0.75
 # %% [markdown] minutes=7
 # ## Exercise 3: what is wrong with this order?
 #
-# Bugs of order raise no error: the loss falls, only less well. They show in what was *delivered*: the sample numbers
+# Bugs of order raise no error: the loss falls all the same. They show in what was *delivered*: the sample numbers
 # that each rank got in each epoch. Write a detector of three of them:
 #
 # - `"lost"`: in some epoch a sample came to no rank;
@@ -307,6 +319,8 @@ def order_bugs(delivered, num_samples):
     Samples are 0 to num_samples - 1; all epochs have the same ranks; each rank gets two or more.
     """
     ### BEGIN SOLUTION
+    from collections import Counter
+
     bugs = set()
     for epoch in delivered:
         counts = Counter(sample for part in epoch for sample in part)
@@ -334,7 +348,8 @@ check.order_bugs(order_bugs)
 
 # %% [markdown]
 # torch's sampler shuffles from its seed plus the epoch, but does not count epochs: call `sampler.set_epoch(epoch)`
-# before each. By default it also *pads*: where samples do not divide by the ranks, some come twice.
+# before each. By default it also *pads*: where samples do not divide by the ranks, some come twice, so that all ranks
+# have as many steps. Ranks add up their gradients in every step: one with a step fewer would leave the others waiting.
 
 # %% [markdown] minutes=8
 # ## Exercise 4: stop and go on
@@ -344,7 +359,8 @@ check.order_bugs(order_bugs)
 # gone. What counts is what the loop has *used*.
 #
 # Each run deals what is left, in the epoch's order: place i to rank i mod W. A rank uses its part from the front. Ranks
-# may have got differently far, and there may have been several runs before.
+# may have got differently far, and there may have been several runs before. Parts may differ by one sample: a loop then
+# pads or drops the last batch.
 #
 # By hand: order 5 2 7 0 6 1 4 3 and two ranks. Rank 0 has 5, 7, 6, 4 and used three; rank 1 has 2, 0, 1, 3 and used
 # one. Left, in order: 0 1 4 3.
@@ -356,6 +372,7 @@ def resume(order, runs, ranks):
 
     order: the epoch's samples, each once. runs: the runs so far, the first one first; a run is a
     list with a pair (loaded, used) for each of its ranks: how many samples. Both stay as they are.
+    A rank for which nothing is left gets an empty list.
     """
     ### BEGIN SOLUTION
     left = list(order)
@@ -379,13 +396,13 @@ try_out(resume, order, [[(4, 3), (2, 1)], [(2, 1), (2, 1)]], 1)  # then two rank
 check.resume(resume)
 
 # %% [markdown]
-# The library's sampler keeps the used places themselves. Workers do not matter to it: the loop says what it had. Here
-# two ranks with two workers each stop after different numbers of batches, and three ranks go on without workers.
+# The library's sampler keeps the used places themselves: all before `first`, and of the later ones those in `more`.
+# Workers do not matter to it: the loop says what it had. Here two ranks with two workers each stop after different
+# numbers of batches, and three ranks go on without workers.
 
 # %%
 from lablib.data.resumable_sampler import ResumableSampler, merge_states
 
-show_source(ResumableSampler.load_state_dict, after=check.resume)
 data, had, states = torch.arange(40), [], []
 for rank, num_batches in enumerate((3, 2)):
     sampler = ResumableSampler(40, 4, rank, world_size=2)
@@ -395,24 +412,26 @@ for rank, num_batches in enumerate((3, 2)):
 print("saved:", state := merge_states(states))
 
 # %%
+rest = []
 for rank in range(3):
     sampler = ResumableSampler(40, 4, rank, world_size=3)
     sampler.load_state_dict(state)
-    had += [batch.tolist() for batch in sampler.used(DataLoader(data, batch_sampler=sampler))]
-seen = count_seen(had, 40)
+    rest += [batch.tolist() for batch in sampler.used(DataLoader(data, batch_sampler=sampler))]
+seen = count_seen(had + rest, 40)
 print(f"of 40 samples lost: {len(seen.lost)}, more than once: {len(seen.repeated)}")
+show_source(ResumableSampler.load_state_dict, after=check.resume)
 
 # %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
 #
 # Now torch's own `DataLoader` on this machine. A load is a sleep of 20 ms in a real worker process, a step a sleep of
 # 10 ms in the loop: what is measured beyond the prediction is what the DataLoader costs, and sleeps that last too long.
-# The last two settings have one worker and loads of 8 ms with a jitter of 100%. A step's time here is that of the whole
-# loop from the first step on, over all batches, so the first load is left out. Guess which setting is furthest off, and
-# by how many percent of what is measured.
+# The last two settings have one worker and loads of 8 ms with a jitter of 100%. A step's time is the mean from the
+# start of one step to the start of the next. Guess which prediction is furthest off, and by how many percent of what is
+# measured.
 
 # %%
-my_guess_off = None  # no, 1 or 2 workers, or jitter with prefetch 1 or 8; percent
+my_guess_off = None  # no, 1 or 2 workers, jitter with prefetch 1 or 8; percent
 print("guess:", my_guess_off)
 
 # %%
@@ -425,34 +444,26 @@ loops = {"no workers": (Loader(0), constant), "1 worker": (Loader(1), constant)}
 loops |= {"2 workers": (Loader(2), constant)}
 loops |= {f"jitter, prefetch {prefetch}": (Loader(1, prefetch), jittery) for prefetch in (1, 8)}
 
-
-def step_ms(run):
-    """Time a step, from the start of the first one on."""
-    return (run.makespan_s - run.batches[0].step_start_s) / len(run.batches) * 1e3
-
-
 # %%
+rows, steps_s = {}, [0.01] * num
+for name, (loader, loads_s) in loops.items():
+    predicted_s = run_loop(loader, loads_s, steps_s).step_time_s
+    runs = [measure_loop(loader, loads_s, steps_s) for _ in range(2 if quick else 5)]
+    measured_s = min(run.step_time_s for run in runs)
+    off = 100 * (predicted_s / measured_s - 1)
+    rows[name] = {"predicted, ms": predicted_s * 1e3, "measured, ms": measured_s * 1e3, "off, %": off}
 recorded = recorded_comparison("07")
-rows, steps_s, repeats = {}, [0.01] * num, 2 if quick else 5
 for row in recorded.rows:
-    loader, loads_s = loops[row["name"]]
-    times = [step_ms(measure_loop(loader, loads_s, steps_s)) for _ in range(repeats)]
-    rows[row["name"]] = {
-        "predicted": step_ms(run_loop(loader, loads_s, steps_s)),
-        "measured, least": min(times),
-        "measured, most": max(times),
-        "recorded: predicted": row["predicted_s"] * 1e3,
-        "recorded: measured": row["measured_s"] * 1e3,
-    }
-print("ms a step; you guessed", my_guess_off)
+    rows[row["name"]] |= {"recorded, ms": row["measured_s"] * 1e3, "recorded off, %": row["error_pct"]}
+print("you guessed", my_guess_off)
 print_text(f"{recorded}")
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
 # A sleep lasts at least as long as asked, and a batch must come through a queue between processes: the prediction knows
-# neither, so measured is above it, by about 1 ms a step wherever loads hide behind steps: that is the loop's own. With
-# prefetch 1 the way to the worker is added, as the next batch is ordered only when one is taken. On a busy machine
-# waking a process takes longer, and least and most lie apart. Real
+# neither, so measured is above it, by about 1 ms a step. The same millisecond is more of a short step, so the three
+# settings of about 10 ms are furthest off in percent, and close together. With prefetch 1 the way to the worker is
+# added, as the next batch is ordered only when one is taken. On a busy machine waking a process takes longer. Real
 # loads also slow each other down, which sleeps do not: ten workers that decode on two cores are no ten workers.
 
 # %% [markdown] tags=["further"] minutes=4
@@ -460,7 +471,7 @@ pd.DataFrame(rows).T.round(2)
 #
 # Text is loaded as *tokens*, numbers of byte strings that are frequent. *Byte-pair encoding* joins the most frequent
 # pair of neighbours, again and again. Tokens are made once, into a file that is mapped into memory: a load then is a
-# copy of some kilobytes, and a tokenizer knows its own files.
+# copy of some kilobytes, and a file made by another tokenizer is refused.
 
 # %%
 import tempfile
@@ -483,8 +494,8 @@ with tempfile.TemporaryDirectory() as folder:
 # ## Further: formats
 #
 # Many small files are slow to open, so samples are kept in shards. From `benchmarks/data`, recorded on a 2-core virtual
-# machine with files in the page cache, for records of 1,000 bytes of text, without compression; times are of the
-# processor, over those of a memory map:
+# machine with files already in memory (the system's *page cache*), for records of 1,000 bytes of text, without
+# compression. Times are of the processor, over those of a *memory map*, a file read as if it were an array:
 #
 # | format | bytes on disk / text | read in order | at random |
 # |---|--:|--:|--:|
@@ -493,11 +504,12 @@ with tempfile.TemporaryDirectory() as folder:
 # | TFRecord | 1.10 | 3.4 | 3.3 |
 # | memory map | 1.05 | 1.0 (3.2 us) | 1.0 (3.3 us) |
 #
-# Parquet reads a group of records to get one. In tar each record is two files, each with a header and filled up to 512
-# bytes; it and TFRecord have an index at random only once all headers were read. A checksum of each record is included.
+# Parquet reads a group of records, of 64 here, to get one. In tar each record is two files, each with a header and
+# filled up to 512 bytes. It and TFRecord can be read at random only once all headers were read, which gives an *index*:
+# where each record begins. A checksum of each record is included.
 
 # %%
-tokens_s, bytes_each = 100_000, 4  # what a GPU takes, bytes of text a token
+tokens_s, bytes_each = 100_000, 4  # say a GPU takes so many a second, of 4 bytes of text each
 read_us = 3.2 * 12.2  # WebDataset, the slowest in order, for 1,000 bytes
 busy = tokens_s * bytes_each / 1000 * read_us * 1e-6
 print(f"one core reads what this GPU takes in {busy:.1%} of the time")
@@ -523,9 +535,10 @@ show(figure_lines(flights, rates, **axes, title="An object store: rate by reques
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: damage
 #
-# Of many shards some are damaged. To skip in silence hides what is missing; to end may stop a cluster for one record.
-# Choose, but name and count it. Here one byte of a shard is flipped, and another shard is cut off. (A worker that dies,
-# such as for want of memory, is named by `lablib/data/dead_worker.py`, and the epoch goes on where the loop was.)
+# Of many shards some are damaged. A *manifest* lists them, with the records of each. To skip in silence hides what is
+# missing; to end may stop a cluster for one record. Choose, but name and count it. Here one byte of a shard is flipped,
+# and another shard is cut off. (A worker that dies, such as for want of memory, is named by
+# `lablib/data/dead_worker.py`, and the epoch goes on where the loop was.)
 
 # %%
 import tempfile
@@ -561,11 +574,15 @@ for loaders in (1, 2, 3):
     run = launch(train_with_loader_ranks, [250] * 12, 100, ranks=1 + loaders)
     print(f"loader ranks: {loaders}, {run.timeline.makespan_s * 1e3:.3g} ms, order {run.values[0]}")
 
+# %% [markdown] tags=["further"]
+# Three suffice: 250 / 100 = 2.5, as in exercise 1. What then remains is the first load and twelve steps.
+
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: torchdata beside ours
 #
 # torchdata's `StatefulDataLoader` has a state, too: it counts the batches given out. It resumes exactly with as many
-# workers; with another number it ends with an error, and of ranks it knows nothing.
+# workers; with another number it ends with an error. Its `StatefulDistributedSampler` goes on with as many ranks as
+# before.
 
 # %%
 import warnings
@@ -606,6 +623,7 @@ if StatefulDataLoader:
 # - The device waits where loading is slower on average: what is lost so, only more workers, or quicker loads, bring
 #   back. Fewest: L over what the device needs a batch, S + C or the larger of S and C, rounded up.
 # - Or it waits because loads jitter: batches loaded ahead help, at the price of host memory, if workers can get ahead.
+# - Or for workers that start anew in each epoch (keep them), or for copies (pin memory, give copies their own stream).
 # - One seed on all ranks and an epoch that counts: each sample once, in an order that changes. Bugs raise no error, so
 #   look at what was delivered.
 # - To resume exactly, save what the loop has used of the common order, and deal the rest anew.
@@ -613,10 +631,12 @@ if StatefulDataLoader:
 # %% [markdown]
 # ### Sources
 #
-# - J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021, arXiv 2007.06775.
+# - J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021, arXiv 2007.06775: how much real
+#   training waits for data.
 # - D. Murray et al., "tf.data: A Machine Learning Data Processing Framework", 2021, arXiv 2101.12127.
-# - A. Audibert et al., "tf.data service", 2023, arXiv 2210.14826.
-# - L. Kleinrock, "Queueing Systems", volume 1, 1975.
+# - A. Audibert et al., "tf.data service: A Case for Disaggregating ML Input Data Processing", 2023, arXiv 2210.14826:
+#   loaders on other machines.
+# - L. Kleinrock, "Queueing Systems", volume 1, 1975: the queue M/M/k/K.
 # - torch 2.13: `torch/utils/data/dataloader.py` and `distributed.py`.
 # - "Best Practices Design Patterns: Optimizing Amazon S3 Performance", AWS, 2019.
 # - The code: `lablib/data`.

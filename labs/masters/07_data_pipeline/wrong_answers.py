@@ -47,6 +47,9 @@ def _prefetch(
 
 
 _BUGS = """
+from collections import Counter
+
+
 def order_bugs(delivered, num_samples):
     bugs = set()
     for epoch in {epochs}:
@@ -101,7 +104,7 @@ def _resume(
 
 WRONG_ANSWERS = {
     "fewest_workers": [
-        ("rounds down", _workers(workers="max(1, load_ms // busy_ms)"), "what nearly divides"),
+        ("rounds down", _workers(workers="max(1, load_ms // busy_ms)"), "just short of k steps"),
         ("rounds to the nearest", _workers(workers="max(1, round(load_ms / busy_ms))"), "rounded up"),
         ("always one more", _workers(workers="load_ms // busy_ms + 1"), "a load that steps divide"),
         ("leaves the fraction", _workers(workers="load_ms / busy_ms"), "a whole number of workers, or None"),
