@@ -2,6 +2,7 @@
 
 The skin of the engine (lablib/engine), which says who waits for whom and when. Read in this order:
 
+    sketch.py          the whole idea in 200 lines that stand alone: threads, a baton, a clock
     turns.py           ranks are threads that take turns
     watchdog.py        a wait outside torch.distributed that never ends
     rank.py            what one rank has for itself
