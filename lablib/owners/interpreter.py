@@ -83,7 +83,13 @@ OWNERS = (
     contents("sys.meta_path", sys, "meta_path"),
     Owner("environment", lambda: dict(os.environ), _set_environment, is_of_thread=True),
     attributes("standard streams", sys, "stdin", "stdout", "stderr", is_of_thread=True),
-    attributes("hooks of the interpreter", sys, "excepthook", "unraisablehook", "displayhook", "breakpointhook"),
+    # init_process_group puts one there on every rank.
+    attributes(
+        "hooks of the interpreter",
+        sys,
+        *("excepthook", "unraisablehook", "displayhook", "breakpointhook"),
+        is_always=True,
+    ),
     attributes("hook for errors of threads", threading, "excepthook", "__excepthook__"),
     attributes("replaced builtins", builtins, *_BUILTINS),
     Owner(

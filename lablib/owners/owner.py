@@ -24,6 +24,7 @@ class Owner:
         begin: what a simulated rank starts with, made of the process's state; None: that state.
         at_turns: quicker ways for the simulator, at every turn: one that gives back what these took, and one that takes
             what stands there after a state was given back, from that state.
+        reads: functions without Python code whose answers differ where the state does; none: `take` tells.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Owner:
     is_always: bool = False
     begin: Callable[[Any], Any] | None = None
     at_turns: tuple[Callable[[Any], None], Callable[[Any], Any]] | None = None
+    reads: tuple[Callable[[], Any], ...] = ()
 
 
 Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
@@ -52,7 +54,7 @@ def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> Owner:
             if read() != value:
                 write(value)
 
-    return Owner(name, take, give_back, is_of_thread=is_of_thread, travels=True)
+    return Owner(name, take, give_back, is_of_thread=is_of_thread, travels=True, reads=tuple(reads))
 
 
 def attributes(name: str, holder: Any, *names: str, **more: Any) -> Owner:
@@ -62,7 +64,8 @@ def attributes(name: str, holder: Any, *names: str, **more: Any) -> Owner:
         for attribute, value in zip(names, state, strict=True):
             setattr(holder, attribute, value)
 
-    return Owner(name, partial(attrgetter(*names), holder), give_back, **more)
+    take = partial(attrgetter(*names), holder)
+    return Owner(name, take, give_back, reads=(take,), **more)
 
 
 def contents(name: str, holder: Any, attribute: str, changed: Callable[[], None] | None = None, **more: Any) -> Owner:

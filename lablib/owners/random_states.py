@@ -16,6 +16,7 @@ import torch
 from lablib.owners.owner import Owner
 
 _TWISTER_BYTES = 624 * 4 + 4  # the key and the position
+_Twister = ctypes.c_char * _TWISTER_BYTES
 
 
 class RandomStates:
@@ -31,7 +32,7 @@ class RandomStates:
         self._torch = torch.default_generator.get_state()
         self._python = random.getstate()
         address = _twister_address()
-        self._numpy_bytes = held = ctypes.string_at(address, _TWISTER_BYTES) if address else b""
+        self._numpy_bytes = held = _Twister.from_address(address).raw if address else b""
         self._numpy: Any
         if before is not None and before._is_plain and held == before._numpy_bytes:
             self._numpy, self._is_plain = before._numpy, True

@@ -19,7 +19,8 @@ from lablib.sim.replaced import replaced
 _ALWAYS = tuple(owner for owner in OF_THE_PROCESS if owner.is_always)
 _LOOKED_AT = tuple(owner for owner in OF_THE_PROCESS if not owner.is_always)
 _GIVE_BACK = [(at, own.at_turns[0] if own.at_turns else own.give_back) for at, own in enumerate(_ALWAYS)]
-_TAKE = [(at, own.at_turns[1] if own.at_turns else lambda _, own=own: own.take()) for at, own in enumerate(_ALWAYS)]
+_TAKE = [(at, own.take) for at, own in enumerate(_ALWAYS) if not own.at_turns]
+_TAKE_AGAIN = [(at, own.at_turns[1]) for at, own in enumerate(_ALWAYS) if own.at_turns]
 
 
 class Settings:
@@ -37,25 +38,29 @@ class Settings:
         self._looks()
 
     def _looks(self) -> None:
-        self._places = [at for at, _ in self._quick]
-        self._takes = [owner.take for _, owner in self._quick]
-        self._seen = [self.states[at] for at in self._places]
+        self._reads = [read for _, owner in self._quick for read in owner.reads or (owner.take,)]
+        self._seen = list(map(call, self._reads))
 
     def look(self) -> None:
         """Note what a rank leaves."""
-        seen = list(map(call, self._takes))
+        seen = list(map(call, self._reads))
         if seen != self._seen:
             self._seen, self.states = seen, self.states.copy()
-            for at, state in zip(self._places, seen, strict=True):
-                self.states[at] = state
+            for at, owner in self._quick:
+                self.states[at] = owner.take()
 
     def put(self, states: list[Any]) -> None:
-        """Put these in place."""
-        for owner, state, now in zip(_LOOKED_AT, states, self.states, strict=True):
-            if state is not now and state != now:
-                owner.give_back(state)
-        self.states = states
-        self._seen = [states[at] for at in self._places]
+        """Put these in place. Equal ones stay the same object, so that nobody need compare them again."""
+        differing = [
+            (owner, state)
+            for owner, state, now in zip(_LOOKED_AT, states, self.states, strict=True)
+            if state is not now and state != now
+        ]
+        for owner, state in differing:
+            owner.give_back(state)
+        if differing:
+            self.states = states
+            self._seen = list(map(call, self._reads))
 
     @contextmanager
     def watched(self) -> Iterator["Settings"]:
@@ -69,7 +74,7 @@ class Settings:
     def _telling(self, setter: Callable[..., Any], at: int) -> Callable[..., Any]:
         @wraps(setter)
         def tell(*args: Any, **kwargs: Any) -> Any:
-            if at not in self._places:
+            if all(at != place for place, _ in self._quick):
                 self._quick.append((at, _LOOKED_AT[at]))
                 self._looks()
             return setter(*args, **kwargs)
@@ -100,7 +105,9 @@ class OwnSettings:
 
     def take(self) -> None:
         for at, take in _TAKE:
-            self._always[at] = take(self._always[at])
+            self._always[at] = take()
+        for at, take_again in _TAKE_AGAIN:
+            self._always[at] = take_again(self._always[at])
         self._settings.look()
         self._states = self._settings.states
 

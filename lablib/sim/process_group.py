@@ -4,8 +4,8 @@ torch 2.13 calls `all_gather_single` and `reduce_scatter_single` where 2.11 call
 `_reduce_scatter_base`; the class answers to both. tests/sim/test_torch_contract.py lists what torch calls.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +36,7 @@ from lablib.torch_compat import (
 )
 from lablib.units import plural
 
+_data, _num_bytes, _type = attrgetter("data"), attrgetter("nbytes"), attrgetter("dtype")
 _HIGHEST_TAG = 2**31 - 1
 _CPU = torch.device("cpu")
 
@@ -364,15 +365,16 @@ class SimProcessGroup(dist.ProcessGroup):
             )
         source = program_line()
         rank = self._rank_state
-        raw_sent, raw_received = _raw(sent), _raw(received)
+        raw_sent = _raw(sent)
+        raw_received = raw_sent if received is sent else _raw(received)
         if rank.ledger is not None:
-            rank.ledger.communicates((*raw_sent, *raw_received))
+            rank.ledger.communicates(raw_sent if received is sent else (*raw_sent, *raw_received))
         newcomer = Joined(
             rank.rank,
             name,
             agree,
-            sum([t.nbytes for t in raw_sent]),
-            sum([t.nbytes for t in raw_received]),
+            sum(map(_num_bytes, raw_sent)),
+            sum(map(_num_bytes, raw_received)),
             rank.clock_s,
             rank.phase(),
             source,
@@ -499,18 +501,16 @@ def _check_tag(tag: Any) -> None:
 
 def _alike(call: str, tensors: Sequence[Tensor], **others: Any) -> Agreement:
     """What all ranks must give alike in this call, by the table of collectives: of the tensors, or given here."""
-    return tuple(
-        [(what, _OF_TENSORS[what](tensors) if what in _OF_TENSORS else others[what]) for what in CALLS[call][1]]
-    )
-
-
-def _shape(tensors: Sequence[Tensor]) -> tuple:
-    return tuple(tensors[0].shape) if len(tensors) == 1 else tuple([tuple(t.shape) for t in tensors])
-
-
-_OF_TENSORS: Mapping[str, Callable[[Sequence[Tensor]], Any]] = MappingProxyType(
-    {"dtype": lambda tensors: tensors[0].dtype if tensors else None, "shape": _shape}
-)
+    agreement = []
+    for what in CALLS[call][1]:
+        if what == "dtype":
+            value = tensors[0].dtype if tensors else None
+        elif what == "shape":
+            value = tuple(tensors[0].shape) if len(tensors) == 1 else tuple([tuple(t.shape) for t in tensors])
+        else:
+            value = others[what]
+        agreement.append((what, value))
+    return tuple(agreement)
 
 
 def _moves_nothing(sent: PerMember, received: PerMember) -> None:
@@ -548,12 +548,12 @@ def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
         if t.layout != torch.strided:
             raise ValueError(f"communication takes dense tensors: got one of layout {t.layout}; use to_dense()")
     with DisableTorchDispatch():  # the program ran no operator here
-        return [t.data for t in tensors]
+        return list(map(_data, tensors))
 
 
 def _dtype(tensors: Sequence[Tensor]) -> str:
     """That of all of them; "" where they differ, and of none."""
-    found = {tensor.dtype for tensor in tensors}
+    found = set(map(_type, tensors))
     return str(found.pop()).removeprefix("torch.") if len(found) == 1 else ""
 
 

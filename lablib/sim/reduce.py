@@ -53,10 +53,13 @@ def reduce_op(op: Any, tensors: Sequence[Tensor]) -> Op:
 
     Raises TypeError for a reduction that is not defined on the dtype of these tensors.
     """
-    kind = next((kind for kind in _COMBINE if op == kind), None)
-    if kind is None:
+    for kind in _COMBINE:  # the first is the usual one
+        if op == kind:
+            break
+    else:
         raise TypeError(f"unknown reduction {op}: choose from {', '.join(kind.name for kind in _COMBINE)}")
-    for dtype in {tensor.dtype for tensor in tensors}:
+    for tensor in tensors:
+        dtype = tensor.dtype
         if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
             raise TypeError(f"bitwise reductions need integers: got {kind.name} of {dtype}; use SUM, MIN or MAX")
         if kind in (RedOp.AVG, RedOp.PREMUL_SUM) and dtype == torch.bool:

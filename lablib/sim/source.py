@@ -7,8 +7,10 @@ when an error needs it.
 import linecache
 import os
 import sys
-from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 
@@ -25,13 +27,14 @@ _COMMUNICATION = (
     torch_file("utils", "_device.py"),
     os.path.join(os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py"),  # around deprecated functions
 )
+_BOTTOM = _LABLIB + os.path.join("sim", "simulation.py")
+_MACHINERY = (_LABLIB + "sim", _LABLIB + "launch")  # what runs the program
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE_PACKAGES = (_STDLIB + "site-packages", _STDLIB + "dist-packages")  # without a virtual environment
 _NOT_A_PROGRAM = ("<frozen", "<string>", "<eval_with_key>")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A line of the program."""
 
     filename: str
@@ -50,38 +53,62 @@ class Source:
 UNKNOWN = Source("", 0)
 
 
+class Code(Enum):
+    """Whose a file is.
+
+    PROGRAM is not of torch, lablib, Python's own library, or what Python makes up. LIBRARY is code of lablib that a
+    program calls; BOTTOM lies beneath the program on a rank's stack; OTHER is the rest.
+    """
+
+    PROGRAM = "program"
+    LIBRARY = "library"
+    BOTTOM = "bottom"
+    OTHER = "other"
+
+
+@lru_cache(maxsize=4096)
+def code_of(filename: str) -> Code:
+    """Whose code this file holds."""
+    if filename.startswith(_LABLIB):
+        if filename == _BOTTOM:
+            return Code.BOTTOM
+        return Code.OTHER if filename.startswith(_MACHINERY) else Code.LIBRARY
+    is_python = filename.startswith(_STDLIB) and not filename.startswith(_SITE_PACKAGES)
+    is_other = is_python or filename.startswith((_TORCH, *_NOT_A_PROGRAM))
+    return Code.OTHER if is_other else Code.PROGRAM
+
+
 def program_line(frame: FrameType | None = None) -> Source:
     """The line of the program that led here (or to `frame`). Lines of lablib count only when it has none of its own."""
     frame = frame or sys._getframe(1)
     inside_lablib = UNKNOWN
     while frame is not None:
-        if is_program(frame):
+        code = code_of(frame.f_code.co_filename)
+        if code is Code.PROGRAM:
             return Source(frame.f_code.co_filename, frame.f_lineno)
-        if is_bottom(frame):
+        if code is Code.BOTTOM:
             break
-        if inside_lablib is UNKNOWN and is_library(frame):
+        if code is Code.LIBRARY and inside_lablib is UNKNOWN:
             inside_lablib = Source(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return inside_lablib
 
 
-def is_library(frame: FrameType) -> bool:
-    """Whether a frame runs code of lablib that a program calls: not the machinery that runs the program."""
-    name = frame.f_code.co_filename
-    return name.startswith(_LABLIB) and not name.startswith((_LABLIB + "sim", _LABLIB + "launch"))
+class Here:
+    """The line of the program that a frame is at: looked for when somebody asks, while the frame waits."""
 
+    __slots__ = ("_frame",)
 
-def is_bottom(frame: FrameType) -> bool:
-    """Whether a frame is at the bottom of a rank's stack, beneath the program."""
-    return frame.f_code.co_filename == _LABLIB + os.path.join("sim", "simulation.py")
+    def __init__(self) -> None:
+        self._frame = sys._getframe(1)
+
+    def __str__(self) -> str:
+        return str(program_line(self._frame))
 
 
 def is_program(frame: FrameType) -> bool:
-    """Whether a frame runs code of the program: not of torch, lablib, Python's own library, or what Python makes up."""
-    name = frame.f_code.co_filename
-    if name.startswith((_TORCH, _LABLIB, *_NOT_A_PROGRAM)):
-        return False
-    return not name.startswith(_STDLIB) or name.startswith(_SITE_PACKAGES)
+    """Whether a frame runs code of the program."""
+    return code_of(frame.f_code.co_filename) is Code.PROGRAM
 
 
 def is_users_code(filename: str) -> bool:

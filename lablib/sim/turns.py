@@ -71,6 +71,7 @@ class _Seat:
         self.wake = threading.Lock()
         self.wake.acquire()
         self.thread: threading.Thread | None = None
+        self.ident = 0  # of the thread, once it runs
         self.has_turn = False
         self.is_unwinding = False
         self.num_refusals = 0
@@ -200,16 +201,17 @@ class Turns:
 
         Raises RuntimeError in a thread that the program started itself, and ends the run for the same reason.
         """
-        seat = self._seats[self.current]
+        current = self._scheduler.current
+        seat = self._seats[current]
         self._num_calls += 1
-        if seat.thread is not threading.current_thread():
+        if seat.ident != threading.get_ident():
             self._refuse_thread()
         if self._ending:
             seat.is_unwinding = True
             seat.num_refusals += 1
             raise RunEndedForGood if seat.num_refusals > _MAX_REFUSALS else RunEnded
-        if owner is not None and owner != self.current:
-            self.fail(_foreign(self.current, owner))
+        if owner is not None and owner != current:
+            self.fail(_foreign(current, owner))
 
     def _refuse_thread(self) -> NoReturn:
         """End the run for a thread that communicates in the place of the rank that started it."""
@@ -259,7 +261,7 @@ class Turns:
 
     def _switch(self) -> None:
         self.check()
-        seat, next_rank = self._seats[self.current], self._scheduler.next()
+        seat, next_rank = self._seats[self._scheduler.current], self._scheduler.next()
         if next_rank is None:
             self.fail(self._deadlock())
         if next_rank == seat.rank.rank:
@@ -278,6 +280,7 @@ class Turns:
         seat.wake.release()
 
     def _thread(self, seat: _Seat, body: Callable[[int], None], on_error) -> None:
+        seat.ident = threading.get_ident()
         try:
             seat.wake.acquire()
             self._guard(seat, on_error, self._live, seat, body)

@@ -24,11 +24,11 @@ from torch import Tensor
 from lablib.engine.communication import Communication
 from lablib.sim.future import SimFuture
 from lablib.sim.rank import Rank
-from lablib.sim.source import Source, program_line
+from lablib.sim.source import Here, Source, program_line
 from lablib.sim.turns import Turns
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Issued:
     """A communication that one rank has issued.
 
@@ -135,7 +135,7 @@ class SimWork(dist.Work):
         event.cargo.await_by(issued.member)
         if not (event.is_final if joins else event.has_data):
             (event.end_waiters if joins else event.data_waiters).append(self._rank.rank)
-            self._turns.wait(event.describe(self._rank.rank, program_line()), joins)
+            self._turns.wait(event.describe(self._rank.rank, Here()), joins)
         self._turns.check()
         event.cargo.fill(issued.member)
         self._rank.unwaited.pop(issued, None)

@@ -16,7 +16,9 @@ _WORLD: Any = vars(WorldMeta)["WORLD"]
 
 
 def _world(cls: type) -> Any:
-    return None if _is_import(sys._getframe(1)) else _WORLD.fget(cls)
+    frame = sys._getframe(1)
+    is_function = frame.f_code.co_flags & CO_OPTIMIZED
+    return _WORLD.fget(cls) if is_function or not _is_import(frame) else None
 
 
 def _is_import(frame: FrameType | None) -> bool:
