@@ -159,7 +159,8 @@ class Expect:
     def that(self, rule: str, condition: bool, saw: object, expected: object) -> None:
         """`condition` holds. For what no other word says; `saw` and `expected` are for the message.
 
-        Where it holds and there was nothing to see (an empty list of offenders), what was expected is kept as measured.
+        Where it holds, what was seen is kept as measured; what was expected, if that was words, which are those for a
+        failure, or nothing (an empty list of offenders).
 
         Raises:
             RuleBroken: it does not hold.
@@ -167,7 +168,7 @@ class Expect:
         _refuse_stub(saw)
         if not condition:
             raise RuleBroken(rule, _text(saw), _text(expected))
-        self.measured.append(Measured(rule, _text(expected if _is_nothing(saw) else saw)))
+        self.measured.append(Measured(rule, _text(expected if isinstance(saw, str) or _is_nothing(saw) else saw)))
 
     def raises(self, rule: str, error: type[E], call: Callable[[], object]) -> E:
         """Calling `call()` raises an `error`, which is returned.

@@ -7,10 +7,11 @@ import _thread
 import contextlib
 import ctypes
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
+
+from lablib.thread_frames import thread_frames
 
 _AGAIN_AFTER_S = 1.0  # code may catch the interrupt and go on
 
@@ -81,7 +82,7 @@ class _Clock:
                     return
                 if not self.is_up:
                     # At once: the frames are taken apart when the block ends.
-                    self.is_up, self.stack = True, traceback.extract_stack(sys._current_frames().get(self._main))
+                    self.is_up, self.stack = True, traceback.extract_stack(thread_frames().get(self._main))
                 _interrupt(self._main)
             wait_s = _AGAIN_AFTER_S
 

@@ -129,6 +129,6 @@ def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
     if isinstance(error, LaunchError) and cause is error:  # a diagnosis: it names ranks and lines itself
         return "every rank runs to its end", f"{name}: {error}", "no deadlock, mismatch or lost worker", ""
     if trace:
-        return "your code runs without an exception", f"{name}{where}: {cause}", "a returned value", trace
+        return "your code runs without an exception", f"{name}{where}: {cause}", "no exception", trace
     rule = "your code returns what the exercise asks for"
     return rule, f"{name} when the check used it: {cause}", "see the exercise's text and docstring", ""

@@ -60,12 +60,13 @@ class Point:
 
 
 @checked
-def figure_roofline(timeline: Timeline, device: Device, title: str = "") -> go.Figure:
+def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary: str = "") -> go.Figure:
     """A point for each operation and dtype, as large as its share of the compute time, under the roofs of the device.
 
     Args:
         timeline: of a run; its spans tell FLOPs, bytes and dtype where they know them.
         device: what it ran on, `run.device`.
+        summary: one sentence below it; none given: what takes longest, and under which roof.
 
     Returns:
         A figure whose table has one row for each operation and dtype.
@@ -95,7 +96,7 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "") -> go.F
     heights = [y for _, y in places] + [device.peak(dtypes[0]), device.memory_bandwidth_bytes_per_s * first]
     x_axis, y_axis = log_axis([first, last], "intensity", "FLOP/B"), log_axis(heights, "speed", "FLOP/s")
     figure.update_layout(xaxis=_without(x_axis, first, edge) if has_edge else x_axis, yaxis=y_axis, showlegend=True)
-    return attach(figure, _summary(points, device), _columns(points, total_s, device))
+    return attach(figure, summary or _summary(points, device), _columns(points, total_s, device))
 
 
 def points_of(timeline: Timeline, device: Device) -> list[Point]:

@@ -1,11 +1,11 @@
 """Stacks and tracebacks as the writer of the program wants them: without the launcher's own frames."""
 
-import sys
 import threading
 import traceback
 from pathlib import Path
 
 from lablib import texts
+from lablib.thread_frames import thread_frames
 
 _HERE = (str(Path(__file__).parent), texts.__file__)
 
@@ -17,7 +17,7 @@ def traceback_text(error: BaseException) -> str:
 
 def main_thread_stack() -> str:
     """Where the main thread is now, as text; empty while it is not in a program."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = thread_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return ""
     stack = traceback.extract_stack(frame)

@@ -76,6 +76,7 @@ from lablib.sim.unwaited import unwaited_notes, written_notes
 from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.sim.world import WORLD
 from lablib.texts import traceback_text
+from lablib.thread_frames import thread_frames
 from lablib.torch_compat import (
     BackendPlugin,
     WorldMeta,
@@ -348,7 +349,7 @@ class _Simulation:
 
     def _timeout(self, timeout_s: float) -> LaunchTimeoutError:
         number, thread = self._turns.running_rank()
-        frame = sys._current_frames().get(thread or 0)
+        frame = thread_frames().get(thread or 0)
         where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
         innermost = frame
         while innermost and not is_program(innermost):  # the program's own line, however deep in torch it was

@@ -27,6 +27,7 @@ from lablib.sim.source import handling, is_program, program_line
 from lablib.sim.threads import owner as owner_of
 from lablib.sim.threads import set_owner
 from lablib.sim.watchdog import Watchdog, end_wait
+from lablib.thread_frames import thread_frames
 
 THREAD_NAME = "sim rank"
 _SLICE_S = 0.2  # how soon an interrupt is noticed, at the latest
@@ -369,7 +370,7 @@ def _takes_a_lock_of_logging(seat: _Seat) -> bool:
 
     An exception raised there would leave the lock taken for ever, and every later message of this process waiting.
     """
-    frame = sys._current_frames().get(seat.thread.ident or 0) if seat.thread is not None else None
+    frame = thread_frames().get(seat.thread.ident or 0) if seat.thread is not None else None
     code = frame.f_code if frame is not None else None
     return code is not None and code.co_filename == logging.__file__ and code.co_name in ("acquire", "handle")
 

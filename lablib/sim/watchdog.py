@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from lablib.sim.source import is_program, program_line
+from lablib.thread_frames import thread_frames
 
 _SURE_AFTER_S = 3.0
 _GRACE_S = 10.0
@@ -57,8 +58,8 @@ class Watchdog:
             self._seen, self._since_s, self._speak_after_s = num_calls, time.monotonic(), _FIRST_WORD_AFTER_S
         quiet_s = time.monotonic() - self._since_s
         rank, ident = self._running()
-        frame = sys._current_frames().get(ident or 0)
-        if quiet_s < _SURE_AFTER_S or frame is None:
+        frame = thread_frames().get(ident or 0) if quiet_s >= _SURE_AFTER_S else None
+        if frame is None:
             return ""
         if _is_wait(frame) and frame.f_locals.get("timeout") is None and not self._somebody_else_runs():
             return (
@@ -79,7 +80,7 @@ class Watchdog:
     def _somebody_else_runs(self) -> bool:
         """Whether there is a thread that could know what a rank waits for."""
         known = {threading.get_ident(), threading.main_thread().ident, *(t.ident for t in self._ranks_threads)}
-        return any(not _serves_others(frame) for ident, frame in _threads().items() if ident not in known)
+        return any(not _serves_others(frame) for ident, frame in thread_frames().items() if ident not in known)
 
 
 @contextmanager
@@ -107,14 +108,9 @@ def end_wait(ident: int) -> None:
 
     The lock that it waits for is the wait's own: nothing of the program is released.
     """
-    frame = sys._current_frames().get(ident)
+    frame = thread_frames().get(ident)
     if frame is not None and _is_wait(frame) and (waiter := frame.f_locals["waiter"]).locked():
         waiter.release()
-
-
-def _threads() -> dict[int, FrameType]:
-    """Where each thread of the process is, by its identity."""
-    return sys._current_frames()
 
 
 def _serves_others(frame: FrameType | None) -> bool:

@@ -34,7 +34,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     # Threads that other tests of this process have left behind might know anything.
     others = set(sys._current_frames())
     now = lambda: {ident: frame for ident, frame in sys._current_frames().items() if ident not in others}  # noqa: E731
-    monkeypatch.setattr(watchdog, "_threads", now)
+    monkeypatch.setattr(watchdog, "thread_frames", now)
 
 
 @pytest.mark.parametrize("name", WAITS)
