@@ -96,10 +96,12 @@ pd.DataFrame(rows).T
 
 # %%
 costs = {"unfused": cost, "fused": fused_cost(chain, numel, itemsize=4)}
+told = []
 for name, one in costs.items():
-    print(f"{name}: {one.intensity:.2f} FLOP/B, {chain_time_s(one, h100) * 1e6:.0f} us on an H100")
-told = "; ".join(f"{name} {chain_time_s(one, h100) * 1e6:.0f} us" for name, one in costs.items())
-labels = {"title": "A chain before and after fusing", "summary": f"A larger point takes longer: {told}."}
+    took_us = chain_time_s(one, h100) * 1e6
+    told.append(f"{name} {one.intensity:.2f} FLOP/B, {took_us:.0f} us")
+labels = {"title": "A chain before and after fusing"}
+labels["summary"] = f"A larger point takes longer: {'; '.join(told)}."
 show(figure_roofline(chain_timeline(costs, h100), h100, **labels))
 
 # %% [markdown]
