@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class Passes:
         return [phase or (FORWARD if ahead else OTHER) for phase, ahead in zip(given, is_forward, strict=True)]
 
 
+@lru_cache(maxsize=1024)  # a run has few phases and many spans
 def _kind(phase: str) -> str:
     words = phase.lower()
     return next((kind for kind in ("backward", "optimizer") if kind in words), "")
