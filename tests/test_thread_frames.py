@@ -7,8 +7,8 @@ import threading
 
 from lablib.thread_frames import thread_frames
 
-# Garbage that holds a `threading.local`, and a collection that is due while the frames of new threads are listed: where it
-# may run then, CPython 3.11 stands still.
+# Garbage that holds a `threading.local`, and a collection that is due while the frames of new threads are listed: where
+# it may run then, CPython 3.11 stands still.
 PROGRAM = """
 import gc, sys, threading
 from lablib.thread_frames import thread_frames
