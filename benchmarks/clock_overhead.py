@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib import launch
 from lablib.models import GPT, GPTConfig
-from lablib.sim.ledger import Ledger
 from lablib.sim.lines import Lines
+from lablib.sim.memory_tracker import MemoryTracker
 
 TARGET_US = 25.0
 CONFIG = GPTConfig(num_layers=4, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)
@@ -74,9 +74,9 @@ def num_operators() -> int:
 @contextmanager
 def without(*parts: str) -> Iterator[None]:
     """The clock without the ledger, or without lines of the program."""
-    ledger = patch.object(Ledger, "saw", lambda *_: None)
+    ledger = patch.object(MemoryTracker, "saw", lambda *_: None)
     lines = patch.object(Lines, "here", lambda *_: "")
-    with ledger if "ledger" in parts else patch.object(Ledger, "saw", Ledger.saw):
+    with ledger if "ledger" in parts else patch.object(MemoryTracker, "saw", MemoryTracker.saw):
         with lines if "lines" in parts else patch.object(Lines, "here", Lines.here):
             yield
 

@@ -182,7 +182,7 @@ def memory_of(optimizer: str) -> Row:
         return [training.state_bytes(), sum(param.numel() for param in training.model.parameters())]
 
     launched = launch(program, ranks=1)
-    (mark,) = [block for block in launched.memory.blocks if block.phase == "after second"]
+    (mark,) = [block for block in launched.memory.allocations if block.phase == "after second"]
     held = launched.memory.at(0, mark.start_s)
     at_rest = held["parameter"] + held["gradient"] + held["optimizer state"]
     peak = int(launched.memory.by_phase(0).loc["second", "peak_bytes"])

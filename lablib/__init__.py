@@ -30,7 +30,7 @@ from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Link, fin
 from lablib.launch import launch
 from lablib.phases import phase
 from lablib.reconcile import Reconciliation, reconcile
-from lablib.record import Block, Memory, Span, Summary, Timeline, Traffic, Transfer
+from lablib.record import Allocation, Memory, Span, Summary, Timeline, Traffic, Transfer
 from lablib.run import Run
 from lablib.script import simulate_script
 
@@ -38,7 +38,7 @@ __all__ = [
     "CLUSTERS",
     "DEVICES",
     "LINKS",
-    "Block",
+    "Allocation",
     "Cluster",
     "CollectiveMismatchError",
     "CorruptGradient",

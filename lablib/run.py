@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lablib.hardware.device import Device
-from lablib.record.ledger import Memory
+from lablib.record.memory import Memory
 from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lablib
-from lablib import Block, Memory, Reconciliation, Run, Span, Timeline, Traffic, Transfer, figures
+from lablib import Allocation, Memory, Reconciliation, Run, Span, Timeline, Traffic, Transfer, figures
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import best_fit
 from lablib.course.expect import Measured
@@ -71,7 +71,7 @@ def timeline(slow: float = 1.0) -> Timeline:
 
 
 TRAFFIC = Traffic((Transfer(MARK, MARK, (0, 1), MARK, 1e6, (1e6, 1e6), 0.0, 1.0),))
-MEMORY = Memory(tuple(Block(rank, "activation", 1000, 0.0, 2.0, MARK, MARK, MARK) for rank in (0, 1)), 2)
+MEMORY = Memory(tuple(Allocation(rank, "activation", 1000, 0.0, 2.0, MARK, MARK, MARK) for rank in (0, 1)), 2)
 
 
 OPERAND = Operand(MARK, (2,), (1,), 4, 0)

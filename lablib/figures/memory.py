@@ -19,7 +19,7 @@ from lablib.figures.lanes import Lane, lanes_of, pixels
 from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.figures.timeline import death_marks, lane_axis, lane_index, letters, state_bars, work_bars
 from lablib.hardware.device import Device
-from lablib.record.ledger import Memory
+from lablib.record.memory import Memory
 from lablib.run import Timeline
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
@@ -31,7 +31,7 @@ ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many tim
 # Shares of the peak and of the time: a category that is so thick for so long has its name written there.
 THICK, LONG = 0.09, 0.12
 
-Course = tuple[np.ndarray, dict[str, np.ndarray]]  # seconds, and what was held of each category from then on
+Curve = tuple[np.ndarray, dict[str, np.ndarray]]  # seconds, and what was held of each category from then on
 
 
 @checked
@@ -78,8 +78,8 @@ def figure_memory(
     return attach(figure, _summary(memory, rank, device, (times_s, held), steps, window, timeline), _columns(held))
 
 
-def _shown(memory: Memory, timeline: Timeline | None, rank: int) -> Course:
-    """The rank's course in the time of the timeline: what it held at its start, and every change until its end."""
+def _shown(memory: Memory, timeline: Timeline | None, rank: int) -> Curve:
+    """The rank's curve in the time of the timeline: what it held at its start, and every change until its end."""
     if not len(memory):
         return np.zeros(0), {name: np.zeros(0, int) for name in MEMORY_LOOKS}
     times_s, held = memory.curve(rank)
@@ -96,8 +96,8 @@ def _total(held: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.sum(list(held.values()), axis=0)
 
 
-def _steps(times_s: np.ndarray, held: dict[str, np.ndarray], window: tuple[float, float]) -> Course:
-    """The course in at most `MAX_STEPS` steps, each at its highest moment; then what is held at the end."""
+def _steps(times_s: np.ndarray, held: dict[str, np.ndarray], window: tuple[float, float]) -> Curve:
+    """The curve in at most `MAX_STEPS` steps, each at its highest moment; then what is held at the end."""
     if len(times_s) <= MAX_STEPS:
         steps, chosen = times_s, np.arange(len(times_s))
     else:
@@ -113,7 +113,7 @@ def _steps(times_s: np.ndarray, held: dict[str, np.ndarray], window: tuple[float
     return steps, {name: size_bytes[chosen] for name, size_bytes in held.items()}
 
 
-def _draw(figure: go.Figure, steps: Course, window: tuple[float, float], seconds: Unit, device: Device | None) -> None:
+def _draw(figure: go.Figure, steps: Curve, window: tuple[float, float], seconds: Unit, device: Device | None) -> None:
     """The stack, the names in it, its peak, and the capacity of the device."""
     times_s, held = steps
     total = _total(held)
@@ -231,8 +231,8 @@ def _summary(
     memory: Memory,
     rank: int,
     device: Device | None,
-    course: Course,
-    steps: Course,
+    curve: Curve,
+    steps: Curve,
     window: tuple[float, float],
     timeline: Timeline | None,
 ) -> str:
@@ -243,11 +243,11 @@ def _summary(
         share = memory.peak_bytes(rank) / device.memory_bytes
         text += f" That is {share:.1%} of the {format_quantity(device.memory_bytes, 'B')} of {device.name}."
     if timeline is not None and timeline.window:
-        high = float(_total(course[1]).max(initial=0))
+        high = float(_total(curve[1]).max(initial=0))
         first, last = (format_quantity(edge, "s") for edge in window)
         text += f" Shown: {first} to {last}, in which it held at most {format_quantity(high, 'B')}."
-    if len(course[0]) > MAX_STEPS:
-        text += f" {len(course[0]):,} changes are drawn as {len(steps[0]) - 1:,} steps, each at its highest moment."
+    if len(curve[0]) > MAX_STEPS:
+        text += f" {len(curve[0]):,} changes are drawn as {len(steps[0]) - 1:,} steps, each at its highest moment."
     return text
 
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.hardware.device import Device
-from lablib.record.ledger import Memory
+from lablib.record.memory import Memory
 from lablib.signature import checked
 from lablib.units import axis_title, format_quantity, unit_for
 

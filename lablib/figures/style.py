@@ -90,10 +90,10 @@ OTHER = Look("other", "X", "#999999", "-")
 # Everything that is computed, where a figure does not tell forward from backward.
 COMPUTE = Look("compute", "F+B", "#3B5B92", "", ink="#FFFFFF")
 
-# What memory is held for: the categories of lablib/record/blocks.py, from the bottom of a stack to its top. What is
-# there all the time stands below what comes and goes. What a model holds has none of the colours of phases, for the two
-# share a legend, and gets lighter from one to the next, to be told apart in grey (three of the muted colours of P. Tol,
-# Colour Schemes, SRON/EPS/TN/09-002, 2021). Communication and what is left are the same in both.
+# What memory is held for: the categories of lablib/record/allocations.py, from the bottom of a stack to its top. What
+# is there all the time stands below what comes and goes. What a model holds has none of the colours of phases, for the
+# two share a legend, and gets lighter from one to the next, to be told apart in grey (three of the muted colours of P.
+# Tol, Colour Schemes, SRON/EPS/TN/09-002, 2021). Communication and what is left are the same in both.
 MEMORY_LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         look.name: look

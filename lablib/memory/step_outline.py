@@ -29,7 +29,7 @@ from lablib.plan.predict import choices_of
 from lablib.plan.setup import Split
 from lablib.plan.stack import find_stack
 from lablib.plan.step import step_of
-from lablib.record.blocks import CATEGORIES
+from lablib.record.allocations import CATEGORIES
 
 
 def outline(model: Transformer, seq_len: int, kind: Kind) -> Step:

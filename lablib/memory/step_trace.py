@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lablib.hardware.device import Device
-from lablib.record.blocks import CATEGORIES
+from lablib.record.allocations import CATEGORIES
 
 _LABLIB = Path(__file__).parents[1]
 

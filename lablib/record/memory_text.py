@@ -8,7 +8,7 @@ from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.hardware.device import Device
-    from lablib.record.ledger import Allocation, Memory
+    from lablib.record.memory import AllocationGroup, Memory
 
 _SHOWN = 3  # categories and origins that one sentence names
 _LONGEST = 72  # characters of a line of the program
@@ -19,7 +19,7 @@ def explain(memory: Memory, rank: int) -> str:
     """One sentence: the peak of a rank, when, by category, and the lines and ops that made most of it.
 
     "At its peak (1.23 ms, in backward) rank 0 held 4.1 GB: 61% activation, made in model.py:12: h = gelu(x) (aten.gelu,
-    24 blocks, 1.2 GB), ...; 20% parameter, ..."
+    24 allocations, 1.2 GB), ...; 20% parameter, ..."
     """
     peak_bytes = memory.peak_bytes(rank)
     if not peak_bytes:
@@ -34,8 +34,8 @@ def explain(memory: Memory, rank: int) -> str:
     return f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {'; '.join(parts)}."
 
 
-def _origins(allocations: list[Allocation], size_bytes: int) -> str:
-    """Where the largest of them were made: "made in model.py:12: h = gelu(x) (aten.gelu, 24 blocks, 1.2 GB)"."""
+def _origins(allocations: list[AllocationGroup], size_bytes: int) -> str:
+    """Where the largest of them were made: "made in model.py:12: h = gelu(x) (aten.gelu, 24 allocations, 1.2 GB)"."""
     named = [h for h in allocations[:_SHOWN] if h.size_bytes >= _SMALL * size_bytes]
     lines = [_line(h) for h in named]
     is_new = [line not in lines[:i] for i, line in enumerate(lines)]
@@ -44,14 +44,14 @@ def _origins(allocations: list[Allocation], size_bytes: int) -> str:
     return text + (f" and {rest} more {'places' if rest > 1 else 'place'}" if rest else "")
 
 
-def _origin(allocation: Allocation, is_new: bool) -> str:
+def _origin(allocation: AllocationGroup, is_new: bool) -> str:
     """The line (once: "there" stands for a line named before), the op, the bytes."""
-    count = f"{allocation.num_blocks} blocks, " if allocation.num_blocks > 1 else ""
+    count = f"{allocation.num_allocations} allocations, " if allocation.num_allocations > 1 else ""
     op = allocation.name.removeprefix("aten.") or "there before"
     return f"{_line(allocation) if is_new else 'there'} ({op}, {count}{format_quantity(allocation.size_bytes, 'B')})"
 
 
-def _line(allocation: Allocation) -> str:
+def _line(allocation: AllocationGroup) -> str:
     line = allocation.source or allocation.phase or "torch"
     return line if len(line) <= _LONGEST else line[: _LONGEST - 4] + " ..."
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from lablib.record.blocks import Blocks
+from lablib.record.allocations import Allocations
 from lablib.record.timeline import COMPUTE, Span
 
 UNNAMED = ""  # the phase of what the program did not name, until it has ended
@@ -82,7 +82,7 @@ def with_phases(spans: Sequence[Span]) -> list[Span]:
     return named
 
 
-def blocks_with_phases(blocks: Blocks, passes: Mapping[int, Passes]) -> Blocks:
+def allocations_with_phases(blocks: Allocations, passes: Mapping[int, Passes]) -> Allocations:
     """The storages of a run, each with the phase of the work that made it."""
     unnamed = np.array([phase == UNNAMED for _, phase, _ in blocks.labels], dtype=bool)
     if not unnamed.any():
@@ -98,4 +98,4 @@ def blocks_with_phases(blocks: Blocks, passes: Mapping[int, Passes]) -> Blocks:
         here = np.flatnonzero(chosen & (ranks == rank))
         is_forward = passes.get(rank, Passes(())).is_forward(start_s[here])
         label[here] = np.where(is_forward, label[here], places[label[here]])
-    return Blocks(columns | {"label": label}, labels)
+    return Allocations(columns | {"label": label}, labels)

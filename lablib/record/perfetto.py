@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from lablib.files import replacing
-from lablib.record.ledger import Memory
+from lablib.record.memory import Memory
 from lablib.record.timeline import COMPUTE, Span, Timeline
 
 Event = dict[str, Any]

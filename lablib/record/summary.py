@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from lablib.hardware.device import Device
 from lablib.markup import paragraph, table_html
-from lablib.record.ledger import Memory
+from lablib.record.memory import Memory
 from lablib.record.timeline import Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type

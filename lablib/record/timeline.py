@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from lablib.record.ledger import Memory
+    from lablib.record.memory import Memory
 
 COMPUTE = "compute"
 CALLBACKS = "compute:callbacks"

@@ -1,7 +1,7 @@
 """`torch.cuda` and `torch.accelerator` of a simulated rank: what each function answers, and a sentence for the rest.
 
     device_count, get_device_properties, ...   from the records of the cluster (lablib/hardware)
-    memory_allocated, max_memory_allocated     from the rank's ledger; reserved is what is allocated: nothing is cached
+    memory_allocated, max_memory_allocated     from the rank's memory tracker; reserved is what is allocated
     Event, Stream, synchronize                 virtual time (streams.py)
     manual_seed, get_rng_state, ...            the device's own generator (placement.py)
 
@@ -102,12 +102,12 @@ class DeviceOfGuard(DeviceGuard):
 # ---- memory ----
 
 
-def _ledger(process: Process, device: Any = None) -> Any:
-    ledger = getattr(process.rank, "ledger", None)
-    if ledger is None:
+def _tracker(process: Process, device: Any = None) -> Any:
+    tracker = process.rank.memory_tracker
+    if tracker is None:
         refuse("torch.cuda's memory statistics", "this run counts no memory", "run it with trace=True")
     # A rank has one device of the node: on the others it holds nothing.
-    return ledger if _index(process, device) == process.local_rank else _Nothing()
+    return tracker if _index(process, device) == process.local_rank else _Nothing()
 
 
 class _Nothing:
@@ -122,15 +122,15 @@ class _Nothing:
 
 
 def _allocated(process: Process, device: Any = None) -> int:
-    return _ledger(process, device).allocated_bytes()
+    return _tracker(process, device).allocated_bytes()
 
 
 def _peak(process: Process, device: Any = None) -> int:
-    return _ledger(process, device).peak_bytes()
+    return _tracker(process, device).peak_bytes()
 
 
 def _reset_peak(process: Process, device: Any = None) -> None:
-    _ledger(process, device).reset_peak()
+    _tracker(process, device).reset_peak()
 
 
 def _mem_get_info(process: Process, device: Any = None) -> tuple[int, int]:

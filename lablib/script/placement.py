@@ -171,7 +171,7 @@ class Placement(TorchDispatchMode):
         return index
 
     def counts(self, storage: Any) -> bool:
-        """Whether the rank's ledger counts a storage: the device's memory, once the script uses the device."""
+        """Whether the rank's memory tracker counts a storage: the device's memory, once the script uses the device."""
         return not self.is_used or getattr(storage, _MARK, None) is not None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

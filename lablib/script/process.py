@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AllocationStatistics(Protocol):
-    """What `torch.cuda`'s memory statistics ask of a rank's ledger, in bytes on the device."""
+    """What `torch.cuda`'s memory statistics ask of a rank's memory tracker, in bytes on the device."""
 
     def allocated_bytes(self) -> int: ...
 

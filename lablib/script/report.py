@@ -18,7 +18,7 @@ from lablib.figures.show import caption_html, picture_bundle, without_subtitle
 from lablib.figures.timeline import figure_timeline
 from lablib.files import write_text
 from lablib.markup import in_html
-from lablib.record.ledger import Memory
+from lablib.record.memory import Memory
 from lablib.run import Run
 from lablib.units import format_quantity, plural
 
@@ -126,7 +126,8 @@ def memory_text(memory: Memory) -> str:
         for held in memory.allocations_at_peak(rank)[:_MAX_ALLOCATIONS]:
             made = " ".join(part for part in (held.name, held.phase, held.source) if part)
             parts.append(
-                f"    {format_quantity(held.size_bytes, 'B', 4):>10}  {held.category}, {held.num_blocks} made in {made}"
+                f"    {format_quantity(held.size_bytes, 'B', 4):>10}  {held.category}, "
+                f"{held.num_allocations} made in {made}"
             )
     if memory.num_ranks > _MAX_LINES:
         parts.append(f"... {memory.num_ranks - _MAX_LINES} more ranks")

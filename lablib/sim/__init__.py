@@ -25,12 +25,12 @@ The skin of the engine (lablib/engine), which says who waits for whom and when. 
     process_group.py   torch.distributed's view of it all
     store.py           the key-value store
     lines.py           the line of the program behind every operator
-    place.py           phase and line of the operator under way
-    facts.py           what is asked of every operator
+    program_position.py           phase and line of the operator under way
+    op_traits.py           what is asked of every operator
     storages.py        watching a storage until it dies
-    account.py         what is held: blocks that begin and end
+    allocation_log.py         what is held: blocks that begin and end
     categories.py      what each block is
-    ledger.py          every storage of a rank
+    memory_tracker.py          every storage of a rank
     clock.py           the price of every operator
     compiled.py        compiled functions run eagerly
     faulty_rank.py     a rank that is slow, late or dead

@@ -1,4 +1,4 @@
-"""What each block of a rank is, as the program lets it be known; `lablib.record.ledger` lists the categories.
+"""What each allocation of a rank is, as the program lets it be known; `lablib.record.memory` lists the categories.
 
     parameter         an operator gets an nn.Parameter, or an optimizer steps a leaf that requires gradients
     gradient          autograd's AccumulateGrad puts it into `.grad`, or it is found there after backward (DDP's bucket
@@ -20,30 +20,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lablib.record.blocks import CATEGORIES
-from lablib.sim.storages import Watch, inner
+from lablib.record.allocations import CATEGORIES
+from lablib.sim.storages import TrackedStorage, inner
 from lablib.torch_compat import base_of, current_autograd_node, storage_id
 
 PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, COMMUNICATION, OTHER = range(len(CATEGORIES))
 
 
 class Categories:
-    """The categories of one rank's blocks.
+    """The categories of one rank's allocations.
 
     Args:
         live: the storages that are watched, by their address.
-        of: the category of each block, to be written.
+        of: the category of each allocation, to be written.
 
     Attributes:
         is_stepping: inside `Optimizer.step`.
     """
 
-    def __init__(self, live: dict[int, Watch], of: array):
+    def __init__(self, live: dict[int, TrackedStorage], of: array):
         self.of = of
         self.is_stepping = False
         self._live = live
         self._params: dict[int, weakref.ref[Tensor]] = {}
-        self._steps: list[list[Watch]] = []  # what the steps under way have touched
+        self._steps: list[list[TrackedStorage]] = []  # what the steps under way have touched
 
     def close(self) -> None:
         """The rank has ended."""
@@ -51,32 +51,32 @@ class Categories:
         self._params.clear()
         self._steps.clear()
 
-    def read(self, tensor: Tensor, watch: Watch) -> None:
+    def read(self, tensor: Tensor, tracked: TrackedStorage) -> None:
         """An operator has this argument."""
         if type(tensor) is not Tensor:
-            self.know_parameter(tensor, watch)
+            self.know_parameter(tensor, tracked)
         if self.is_stepping:
-            self._step_touches(tensor, watch)
-        elif self.of[watch.block] == OTHER and tensor.requires_grad and not _is_leaf(tensor):
-            self.of[watch.block] = ACTIVATION
+            self._step_touches(tensor, tracked)
+        elif self.of[tracked.allocation] == OTHER and tensor.requires_grad and not _is_leaf(tensor):
+            self.of[tracked.allocation] = ACTIVATION
 
-    def communicates(self, watch: Watch) -> None:
+    def communicates(self, tracked: TrackedStorage) -> None:
         """A collective gets it."""
-        if self.of[watch.block] == OTHER:
-            self.of[watch.block] = COMMUNICATION
+        if self.of[tracked.allocation] == OTHER:
+            self.of[tracked.allocation] = COMMUNICATION
 
     # ---- parameters ----
 
-    def know_parameter(self, tensor: Tensor, watch: Watch | None = None) -> None:
+    def know_parameter(self, tensor: Tensor, tracked: TrackedStorage | None = None) -> None:
         """If this is an nn.Parameter, its memory is a parameter's, and its `.grad` is worth looking at."""
         known = self._params.get(id(tensor))
         if known is not None and known() is tensor:
-            if watch is not None:  # `param.data = ...` gives it other memory
-                self.of[watch.block] = PARAMETER
+            if tracked is not None:  # `param.data = ...` gives it other memory
+                self.of[tracked.allocation] = PARAMETER
         elif isinstance(tensor, torch.nn.Parameter):
             self._params[id(tensor)] = weakref.ref(tensor)
             for found in self._watches(tensor):
-                self.of[found.block] = PARAMETER
+                self.of[found.allocation] = PARAMETER
             self._find_gradient(tensor)
 
     def forget(self, *tensors: Tensor) -> None:
@@ -84,11 +84,11 @@ class Categories:
         for tensor in tensors:
             self._params.pop(id(tensor), None)
 
-    def _watches(self, tensor: Tensor) -> Iterator[Watch]:
+    def _watches(self, tensor: Tensor) -> Iterator[TrackedStorage]:
         for part in inner(tensor):
-            watch = self._live.get(storage_id(part.untyped_storage()))
-            if watch is not None:
-                yield watch
+            tracked = self._live.get(storage_id(part.untyped_storage()))
+            if tracked is not None:
+                yield tracked
 
     # ---- gradients ----
 
@@ -104,19 +104,19 @@ class Categories:
     def _find_gradient(self, param: Tensor) -> None:
         gradient = param.grad if base_of(param) is None and param.is_leaf else None
         if gradient is not None:
-            for watch in self._watches(gradient):
-                self._is_gradient(watch)
+            for tracked in self._watches(gradient):
+                self._is_gradient(tracked)
 
-    def perhaps_gradient(self, tensor: Tensor, watch: Watch) -> None:
+    def perhaps_gradient(self, tensor: Tensor, tracked: TrackedStorage) -> None:
         """AccumulateGrad keeps the gradient that comes first: as it is, or a copy in the parameter's layout."""
         node: Any = current_autograd_node()
         # Hooks run inside the node too, and may have other tensors in hand.
         if type(node).__name__ == "AccumulateGrad" and node.variable.shape == tensor.shape:
-            self._is_gradient(watch)
+            self._is_gradient(tracked)
 
-    def _is_gradient(self, watch: Watch) -> None:
-        if self.of[watch.block] != PARAMETER:
-            self.of[watch.block] = GRADIENT
+    def _is_gradient(self, tracked: TrackedStorage) -> None:
+        if self.of[tracked.allocation] != PARAMETER:
+            self.of[tracked.allocation] = GRADIENT
 
     # ---- optimizer state ----
 
@@ -128,23 +128,23 @@ class Categories:
 
     def leave_step(self) -> None:
         """It ends: what it touched, and what is alive and nothing else, is its state."""
-        for watch in self._steps.pop() if self._steps else ():
-            if watch() is not None and self.of[watch.block] == OTHER:
-                self.of[watch.block] = OPTIMIZER
+        for tracked in self._steps.pop() if self._steps else ():
+            if tracked() is not None and self.of[tracked.allocation] == OTHER:
+                self.of[tracked.allocation] = OPTIMIZER
         self.is_stepping = bool(self._steps)
 
-    def made(self, watch: Watch) -> None:
+    def made(self, tracked: TrackedStorage) -> None:
         """An operator inside the step allocated it."""
-        self._steps[-1].append(watch)
+        self._steps[-1].append(tracked)
 
-    def _step_touches(self, tensor: Tensor, watch: Watch) -> None:
+    def _step_touches(self, tensor: Tensor, tracked: TrackedStorage) -> None:
         if torch.is_grad_enabled():
             return  # the closure that it was given computes the loss
         root = _root(tensor)
         if root.requires_grad and root.is_leaf:
-            self.of[watch.block] = PARAMETER
-        elif self.of[watch.block] == OTHER:
-            self._steps[-1].append(watch)
+            self.of[tracked.allocation] = PARAMETER
+        elif self.of[tracked.allocation] == OTHER:
+            self._steps[-1].append(tracked)
 
 
 def _root(tensor: Tensor) -> Tensor:

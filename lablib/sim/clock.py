@@ -2,8 +2,8 @@
 
 A `TorchDispatchMode` sees each operator below autograd, in forward, backward and optimizer alike, with the tensors it
 really gets. Pricing follows `lablib/cost`; the result does not depend on how fast the host is. The same look tells the
-ledger (ledger.py) what was allocated. `record_function` blocks pass through the dispatcher too, and name the phase of
-the spans inside them.
+memory tracker (memory_tracker.py) what was allocated. `record_function` blocks pass through the dispatcher too, and
+name the phase of the spans inside them.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ import torch
 
 from lablib.operators.op import tensors_in
 from lablib.operators.pricer import Pricer
-from lablib.sim.facts import Facts, facts_of
 from lablib.sim.in_flight import InFlight
-from lablib.sim.ledger import Books, Ledger
 from lablib.sim.lines import Lines
-from lablib.sim.place import Place
+from lablib.sim.memory_tracker import MemoryTracker, MemoryTrackers
+from lablib.sim.op_traits import OpTraits, traits_of
+from lablib.sim.program_position import ProgramPosition
 from lablib.sim.rank import Rank
 from lablib.torch_compat import (
     FAKE_MODE,
@@ -53,25 +53,25 @@ def is_fake(types: tuple[type, ...]) -> bool:
 
 
 class Clock(TorchDispatchMode):
-    """Prices what one rank computes, and keeps its ledger. Enter it in the rank's thread.
+    """Prices what one rank computes, and tracks its memory. Enter it in the rank's thread.
 
     Args:
         rank: whose clock moves.
         pricer: the prices of the device it runs on.
         run: carries an op out, given `(func, args, kwargs)`.
-        books: shared by the ranks of a run; None: nobody counts memory.
+        trackers: shared by the ranks of a run; None: nobody counts memory.
     """
 
-    def __init__(self, rank: Rank, pricer: Pricer, run: Run = call, books: Books | None = None):
+    def __init__(self, rank: Rank, pricer: Pricer, run: Run = call, trackers: MemoryTrackers | None = None):
         super().__init__()
         self._rank = rank
         self._run = run
         self._pricer = pricer
-        self._place = Place(rank, books.lines if books else Lines())
-        self.ledger = rank.ledger = Ledger(rank, books, self._place) if books else None
+        self._position = ProgramPosition(rank, trackers.lines if trackers else Lines())
+        self.memory_tracker = rank.memory_tracker = MemoryTracker(rank, trackers, self._position) if trackers else None
         self._in_flight = rank.in_flight = InFlight()
         self._is_free_of_time = pricer.device.memory_bandwidth_bytes_per_s == float("inf")
-        self._facts: dict[int, Facts] = {}
+        self._facts: dict[int, OpTraits] = {}
         self._is_backward = False
         self._is_step: list[bool] = []  # of the blocks under way, whether they are an Optimizer.step
 
@@ -82,8 +82,8 @@ class Clock(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        if self.ledger is not None:
-            self.ledger.leave()
+        if self.memory_tracker is not None:
+            self.memory_tracker.leave()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -92,54 +92,54 @@ class Clock(TorchDispatchMode):
             # communication: these are what the rank runs.
             if is_fake(types):
                 return func(*args, **kwargs)
-            if self.ledger is not None:
-                self.ledger.uses(tensors_in((*args, *kwargs.values())))
+            if self.memory_tracker is not None:
+                self.memory_tracker.uses(tensors_in((*args, *kwargs.values())))
             return NotImplemented
         if get_dispatch_mode(FAKE_MODE) is not None:
             return func(*args, **kwargs)
-        facts = self._facts.get(id(func))
-        if facts is None:
-            facts = self._facts[id(func)] = facts_of(func)
+        traits = self._facts.get(id(func))
+        if traits is None:
+            traits = self._facts[id(func)] = traits_of(func)
         if (graph_task_id() != -1) is not self._is_backward:
             self._turn()
-        if facts.is_block:
+        if traits.is_block:
             self._enter_or_leave(func, args)
-        self._place.moved()
-        before = self._in_flight.before(facts, args, kwargs) if self._in_flight else None
+        self._position.moved()
+        before = self._in_flight.before(traits, args, kwargs) if self._in_flight else None
         out = self._run(func, args, kwargs)
         if before:
             self._in_flight.after(before)
         if num_function_modes():
             # A mode of the program's surroundings (shapes.py) must not answer for the tensors that are looked at here.
             with DisableTorchFunction():
-                self._account(facts, args, kwargs, out)
+                self._account(traits, args, kwargs, out)
         else:
-            self._account(facts, args, kwargs, out)
+            self._account(traits, args, kwargs, out)
         return out
 
-    def _account(self, facts: Facts, args: tuple, kwargs: dict, out: Any) -> None:
+    def _account(self, traits: OpTraits, args: tuple, kwargs: dict, out: Any) -> None:
         """Note what an operator allocated and how long it took."""
         rank = self._rank
-        if rank.pending and facts.waits:
+        if rank.pending and traits.waits:
             self._join_pending(args, kwargs)
-        if self.ledger is not None:  # before the price: memory is taken when an operator starts
-            self.ledger.saw(facts, args, kwargs, out)
-        if facts.is_free or self._is_free_of_time or not rank.is_priced:
+        if self.memory_tracker is not None:  # before the price: memory is taken when an operator starts
+            self.memory_tracker.saw(traits, args, kwargs, out)
+        if traits.is_free or self._is_free_of_time or not rank.is_priced:
             return
-        cost = self._pricer.cost(facts.op, args, kwargs, out)
-        phase, line = self._place.now()
-        again = self._is_backward and self._place.is_recompute()
-        rank.compute(facts.name, cost.time_s, cost.flops, cost.size_bytes, phase, cost.dtype, line, again)
+        cost = self._pricer.cost(traits.op, args, kwargs, out)
+        phase, line = self._position.now()
+        again = self._is_backward and self._position.is_recompute()
+        rank.compute(traits.name, cost.time_s, cost.flops, cost.size_bytes, phase, cost.dtype, line, again)
 
     def _turn(self) -> None:
         """A backward begins or ends."""
         self._is_backward = not self._is_backward
-        if self.ledger is not None and not self._is_backward:
-            self.ledger.categories.find_gradients()
+        if self.memory_tracker is not None and not self._is_backward:
+            self.memory_tracker.categories.find_gradients()
 
     def _enter_or_leave(self, func: Any, args: tuple) -> None:
         """A `record_function` block opens or closes; `Optimizer.step` is one."""
-        categories = self.ledger.categories if self.ledger is not None else None
+        categories = self.memory_tracker.categories if self.memory_tracker is not None else None
         if func is enter_label:
             self._rank.enter_block(args[0])
             self._is_step.append(args[0].startswith("Optimizer.step"))

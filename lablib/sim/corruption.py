@@ -106,7 +106,7 @@ def corrupted(grad: Tensor, fault: CorruptGradient) -> Tensor:
     if fault.element >= local.numel():
         raise ValueError(f"{fault}: this rank's gradient has elements 0 to {local.numel() - 1}")
     with torch.no_grad():
-        copy = torch.empty_like(local)  # seen by the ledger; the rest is no work of the program's
+        copy = torch.empty_like(local)  # seen by the memory tracker; the rest is no work of the program's
         with DisableTorchDispatch():
             copy.copy_(local)
             _corrupt(copy[_place(fault.element, copy.shape)], fault)

@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lablib.operators.op import tensors_in
 from lablib.sim.delivery import unseen_by_torch
-from lablib.sim.facts import Facts
+from lablib.sim.op_traits import OpTraits
 from lablib.sim.source import Source, program_line
 from lablib.torch_compat import DisableTorchFunction, storage_id
 
@@ -148,16 +148,16 @@ class InFlight:
             if not self._given[storage]:
                 del self._given[storage]
 
-    def before(self, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Before]:
+    def before(self, traits: OpTraits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Before]:
         """An operator is about to run. Returns what must be shown to `after` when it has."""
         self._settle()
-        if not facts.writes:
+        if not traits.writes:
             return []
         met: dict[_Given, _Before] = {}
         with DisableTorchFunction():
-            for tensor in tensors_in([args[n] if n < len(args) else kwargs.get(name) for n, name in facts.writes]):
+            for tensor in tensors_in([args[n] if n < len(args) else kwargs.get(name) for n, name in traits.writes]):
                 for given in self._meeting(tensor):
-                    if facts.writes_all:
+                    if traits.writes_all:
                         self._found(given.issued, "wrote to")
                     elif not tensor.is_meta and given not in met:
                         storage = tensor.untyped_storage()

@@ -367,8 +367,8 @@ class SimProcessGroup(dist.ProcessGroup):
         rank = self._rank_state
         raw_sent = _raw(sent)
         raw_received = raw_sent if received is sent else _raw(received)
-        if rank.ledger is not None:
-            rank.ledger.communicates(raw_sent if received is sent else (*raw_sent, *raw_received))
+        if rank.memory_tracker is not None:
+            rank.memory_tracker.communicates(raw_sent if received is sent else (*raw_sent, *raw_received))
         newcomer = Joined(
             rank.rank,
             name,
@@ -420,8 +420,8 @@ class SimProcessGroup(dist.ProcessGroup):
             self.accepts((tensor,))
         _check_tag(tag)
         rank = self._rank_state
-        if rank.ledger is not None:
-            rank.ledger.communicates([tensor])
+        if rank.memory_tracker is not None:
+            rank.memory_tracker.communicates([tensor])
         return Message(
             kind,
             rank,

@@ -28,7 +28,7 @@ from lablib.torch_compat import graph_task_id
 
 if TYPE_CHECKING:
     from lablib.sim.in_flight import InFlight
-    from lablib.sim.ledger import Ledger
+    from lablib.sim.memory_tracker import MemoryTracker
     from lablib.sim.work import Issued, SimWork
 
 
@@ -52,8 +52,8 @@ class Rank(RankClock):
         phases: names of the `record_function` blocks it is in, outermost first.
         belongings: what is swapped with the rank's turn, each with `put()` and `take()`.
         begins_with: settings (lablib/owners) that the rank does not take over from the process: the state, by name.
-        ledger: what it holds, while it runs with a clock (ledger.py).
-        counts: which storages the ledger counts; None: all. (Host memory is not the device's.)
+        memory_tracker: what it holds, while it runs with a clock (memory_tracker.py).
+        counts: which storages the memory tracker counts; None: all. (Host memory is not the device's.)
         world: torch's registry of its process groups.
         pending: results under way whose future the program holds.
         unwaited: communications that were issued on this rank and not waited for, in that order.
@@ -74,7 +74,7 @@ class Rank(RankClock):
         self.pending = Pending()
         self.unwaited: dict[Issued, SimWork] = {}
         self.in_flight: InFlight | None = None
-        self.ledger: Ledger | None = None
+        self.memory_tracker: MemoryTracker | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self.stdout = io.StringIO()
         self.stderr: TextIO = sys.stderr

@@ -56,7 +56,7 @@ from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.delivery import follow
 from lablib.sim.faults import Faults
 from lablib.sim.group_orders import GroupOrders
-from lablib.sim.ledger import Books
+from lablib.sim.memory_tracker import MemoryTrackers
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import OwnSettings, Settings
@@ -164,7 +164,7 @@ class _Simulation:
         self._fidelity, self._surroundings = fidelity, surroundings
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
-        self._books = Books()
+        self._trackers = MemoryTrackers()
         self._compiled = Compiled()
         self._num_ranks = num_ranks
         self._simulated = None if simulate is None else tuple(sorted(simulate))
@@ -222,7 +222,7 @@ class _Simulation:
                 error = interrupt
             with _no_interrupts():
                 stuck = self._turns.end()
-                self._books.close(self._ranks)
+                self._trackers.close(self._ranks)
             for rank in stuck:
                 text = f"rank {rank} is in a long call outside Python; its thread ends when that call returns."
                 (error or self._turns.error or RuntimeError()).add_note(text)
@@ -262,7 +262,7 @@ class _Simulation:
         """What happened; of a run that a fault ended, also what never did."""
         spans = with_phases([*(span for rank in self._ranks for span in rank.named_spans()), *open_spans])
         transfers = [*self._recorder.transfers, *unfinished]
-        memory = self._books.memory(self._ranks, passes_of(spans), self._num_ranks, self._simulated)
+        memory = self._trackers.memory(self._ranks, passes_of(spans), self._num_ranks, self._simulated)
         every_rank = range(self._num_ranks)
         if self._simulated is not None:
             notes = [_phantoms(len(self._simulated), self._num_ranks), *notes]
@@ -312,21 +312,21 @@ class _Simulation:
             modes.enter_context(OnMeta())
             run = MetaKernels(self._meta_answers).run
         if self._trace or self._fidelity == "shapes":
-            pricer, books = (self._pricer, self._books) if self._trace else (Pricer(FREE), None)
-            modes.enter_context(Clock(rank, pricer, run, books))
+            pricer, trackers = (self._pricer, self._trackers) if self._trace else (Pricer(FREE), None)
+            modes.enter_context(Clock(rank, pricer, run, trackers))
         return modes
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """The rank whose turn it is resized a storage."""
-        ledger = self._by_number[self._turns.current].ledger
-        if ledger is not None and is_rank():
-            ledger.resized(storage)
+        tracker = self._by_number[self._turns.current].memory_tracker
+        if tracker is not None and is_rank():
+            tracker.resized(storage)
 
     def _swapped(self, *tensors: torch.Tensor) -> None:
         """The rank whose turn it is lets tensors change places; others may know them as well."""
         for rank in self._ranks if is_rank() else ():
-            if rank.ledger is not None:
-                rank.ledger.categories.forget(*tensors)
+            if rank.memory_tracker is not None:
+                rank.memory_tracker.categories.forget(*tensors)
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
         """torch asks for one rank's end of a group; the ends of one group share a `Group`."""

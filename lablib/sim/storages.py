@@ -17,17 +17,17 @@ from lablib.sim.replaced import replaced
 from lablib.torch_compat import sparse_parts
 
 
-class Watch(weakref.ref):
+class TrackedStorage(weakref.ref):
     """A weak reference to a storage.
 
     Attributes:
         key: its address.
-        block: the number of its block; the last one, of a storage that changed its size.
+        allocation: the number of its allocation; the last one, of a storage that changed its size.
     """
 
-    __slots__ = ("key", "block")
+    __slots__ = ("key", "allocation")
     key: int
-    block: int
+    allocation: int
 
 
 def inner(tensor: Tensor) -> Iterator[Tensor]:

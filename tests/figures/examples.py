@@ -12,7 +12,7 @@ from lablib.kernels.accesses import Access, Launch, Operand
 from lablib.optim.evidence import Result
 from lablib.plan import Parallel, Prediction
 from lablib.plan.validation import Report, published_rows, score
-from lablib.record.ledger import Block, Memory
+from lablib.record.memory import Allocation, Memory
 from lablib.run import Span, Timeline, Traffic, Transfer
 
 
@@ -77,12 +77,12 @@ DEVICE = Device("toy", {"float32": 1e12, "bfloat16": 4e12}, 2000.0, 1e12, matmul
 def some_memory() -> Memory:
     """Two ranks hold 1000 bytes of parameters; rank 1 reaches 1750 bytes at 6 ms."""
     blocks = [
-        Block(rank, "parameter", 1000, 0.0, 20e-3, "aten.empty", "setup", "train.py:3: Linear") for rank in (0, 1)
+        Allocation(rank, "parameter", 1000, 0.0, 20e-3, "aten.empty", "setup", "train.py:3: Linear") for rank in (0, 1)
     ]
     for rank, size in ((0, 100), (1, 150)):
         for layer in range(5):
             times = (2e-3 + 1e-3 * layer, 12e-3 - 1e-3 * layer)
-            blocks.append(Block(rank, "activation", size, *times, "aten.mm", "forward", "train.py:7: model(x)"))
+            blocks.append(Allocation(rank, "activation", size, *times, "aten.mm", "forward", "train.py:7: model(x)"))
     return Memory(tuple(blocks), 2)
 
 

@@ -17,7 +17,7 @@ from lablib.figures import describe, figure_memory, figure_peaks, table
 from lablib.figures.memory import MAX_STEPS
 from lablib.figures.style import STATES
 from lablib.hardware import Device
-from lablib.record.ledger import CATEGORIES, Block, Memory
+from lablib.record.memory import CATEGORIES, Allocation, Memory
 from lablib.run import Span, Timeline
 
 SCALES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}
@@ -50,7 +50,7 @@ def memories(draw) -> Memory:
     for _ in range(draw(st.integers(1, 30))):
         start, life = draw(st.integers(0, 20)), draw(st.integers(1, 10))
         category, rank = draw(st.sampled_from(CATEGORIES)), draw(st.integers(0, 1))
-        blocks.append(Block(rank, category, draw(st.integers(1, 1000)), float(start), float(start + life)))
+        blocks.append(Allocation(rank, category, draw(st.integers(1, 1000)), float(start), float(start + life)))
     return Memory(tuple(blocks), 2)
 
 
@@ -58,7 +58,7 @@ def memories(draw) -> Memory:
 @given(memories(), st.integers(0, 1))
 def test_the_steps_are_what_the_blocks_that_were_alive_add_up_to(memory, rank):
     figure = figure_memory(memory, rank=rank)
-    alive = [b for b in memory.blocks if b.rank == rank]
+    alive = [b for b in memory.allocations if b.rank == rank]
     for second in range(30):
         expected = dict.fromkeys({b.category for b in alive}, 0)
         for b in alive:
@@ -82,7 +82,7 @@ def many_blocks(num: int, seed: int = 0) -> Memory:
     sizes = rng.integers(1, 1000, num)
     kinds = rng.integers(0, len(CATEGORIES), num)
     blocks = [
-        Block(0, CATEGORIES[k], int(size), float(a), float(a + life))
+        Allocation(0, CATEGORIES[k], int(size), float(a), float(a + life))
         for k, size, a, life in zip(kinds, sizes, starts, lives, strict=True)
     ]
     return Memory(tuple(blocks), 1)
@@ -121,8 +121,8 @@ def test_the_peak_is_marked_and_the_sentence_says_when_what_and_where(examples):
 
 
 def test_a_category_is_named_in_its_band_where_that_is_thick_for_long():
-    long, short = Block(0, "parameter", 600, 0.0, 10.0), Block(0, "activation", 400, 4.0, 8.0)
-    thin, brief = Block(0, "gradient", 10, 0.0, 10.0), Block(0, "other", 500, 9.0, 9.1)
+    long, short = Allocation(0, "parameter", 600, 0.0, 10.0), Allocation(0, "activation", 400, 4.0, 8.0)
+    thin, brief = Allocation(0, "gradient", 10, 0.0, 10.0), Allocation(0, "other", 500, 9.0, 9.1)
     figure = figure_memory(Memory((long, short, thin, brief), 1), Timeline.of([Span(0, "compute", "a", "", 0, 10)], 1))
     names = {note.text: (note.x, note.y) for note in figure.layout.annotations if note.text.startswith("<b>")}
     up = scale(figure.layout.yaxis)
@@ -156,7 +156,7 @@ def test_under_a_timeline_both_panels_have_one_time(examples):
 
 def test_memory_moves_with_a_timeline_whose_setup_was_left_out():
     spans = [Span(0, "compute", "a", "setup", 0.0, 2.0), Span(0, "compute", "b", "forward", 2.0, 6.0)]
-    blocks = (Block(0, "parameter", 10, 1.0, 6.0), Block(0, "activation", 5, 3.0, 5.0, phase="forward"))
+    blocks = (Allocation(0, "parameter", 10, 1.0, 6.0), Allocation(0, "activation", 5, 3.0, 5.0, phase="forward"))
     timeline = Timeline.of(spans, 1).without("setup")
     figure = figure_memory(Memory(blocks, 1), timeline)
     assert [drawn_at(figure, t) for t in (0.5, 1.5, 3.5)] == [
@@ -169,7 +169,7 @@ def test_memory_moves_with_a_timeline_whose_setup_was_left_out():
 
 def test_a_part_of_a_run_begins_with_what_was_held_before_it():
     spans = [Span(0, "compute", "b", "forward", 0.0, 6.0)]
-    blocks = (Block(0, "parameter", 10, 1.0, 6.0), Block(0, "activation", 5, 5.0, 5.5))
+    blocks = (Allocation(0, "parameter", 10, 1.0, 6.0), Allocation(0, "activation", 5, 5.0, 5.5))
     figure = figure_memory(Memory(blocks, 1), Timeline.of(spans, 1).between(2.0, 4.0))
     assert drawn_at(figure, 2.0) == drawn_at(figure, 3.9) == {"parameter": 10}
     assert figure.layout.xaxis.range == (2.0, 4.0)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lablib.figures import LOOKS, describe, format_quantity, kind_of_phase, table, unit_for
 from lablib.figures.style import COMPUTE, MEMORY_LOOKS, series_look
 from lablib.figures.theme import AREAS, LINES, PAGE
-from lablib.record.ledger import CATEGORIES
+from lablib.record.memory import CATEGORIES
 from tests.contrast import contrast, luminance
 
 # Their y axes name ranks or parts, not quantities.

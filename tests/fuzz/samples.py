@@ -16,7 +16,7 @@ from lablib import (
     CLUSTERS,
     DEVICES,
     LINKS,
-    Block,
+    Allocation,
     Cluster,
     Device,
     KillRank,
@@ -52,7 +52,7 @@ def step() -> Timeline:
 def run() -> Run:
     transfer = Transfer("world", "all_reduce", (0, 1), "ring", 1e6, (1e6, 1e6), 1e-3, 3e-3)
     memory = Memory(
-        tuple(Block(rank, "activation", 1000, 0.0, 2e-3, "aten.mm", "forward", "a.py:1") for rank in (0, 1)), 2
+        tuple(Allocation(rank, "activation", 1000, 0.0, 2e-3, "aten.mm", "forward", "a.py:1") for rank in (0, 1)), 2
     )
     device = DEVICES["A100-80GB-SXM"]
     return Run([1, 2], step(), Traffic((transfer,)), ["", ""], "sim", "dgx-a100", memory=memory, device=device)
@@ -74,7 +74,7 @@ SAMPLES: dict[type, Callable[[], list[Any]]] = {
     Memory: lambda: [run().memory, Memory()],
     Traffic: lambda: [run().traffic, Traffic(())],
     Transfer: lambda: [run().traffic.transfers[0]],
-    Block: lambda: [Block(0, "activation", 1000, 0.0, 2e-3, "aten.mm", "forward", "a.py:1")],
+    Allocation: lambda: [Allocation(0, "activation", 1000, 0.0, 2e-3, "aten.mm", "forward", "a.py:1")],
     Run: lambda: [run(), Run([], Timeline.of([], 0), Traffic(()), [], "gloo", "laptop")],
     Reconciliation: lambda: [Reconciliation.of(run(), [run()])],
     Device: lambda: [DEVICES["A100-80GB-SXM"], DEVICES["laptop-core"]],

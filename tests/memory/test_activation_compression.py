@@ -153,8 +153,8 @@ def kept_bytes(is_compressed: bool, depth: int = 6, numel: int = 4096) -> int:
         return x
 
     run = launch(program, ranks=1)
-    (block,) = [b for b in run.memory.blocks if b.phase == "after"]
-    held = [b.size_bytes for b in run.memory.blocks if b.start_s <= block.start_s < b.end_s and b.phase != "after"]
+    (block,) = [b for b in run.memory.allocations if b.phase == "after"]
+    held = [b.size_bytes for b in run.memory.allocations if b.start_s <= block.start_s < b.end_s and b.phase != "after"]
     return sum(held)
 
 

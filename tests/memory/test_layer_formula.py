@@ -71,7 +71,7 @@ def kept(s: int, b: int, h: int, a: int, flash: bool = False) -> int:
     held = []
     for layers in (1, 2):
         memory = launch(forward, s, b, h, a, layers, flash, ranks=1, fidelity="shapes").memory
-        [after] = [block for block in memory.blocks if block.size_bytes == AFTER]
+        [after] = [block for block in memory.allocations if block.size_bytes == AFTER]
         held.append(int(memory.curve(0)[1]["activation"][after.start_event - 1]))
     return held[1] - held[0]
 

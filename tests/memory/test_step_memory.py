@@ -58,7 +58,7 @@ def two_steps(
 def highest_moments(*args: Any, fidelity: str) -> tuple[list[dict[str, int]], int]:
     """What the ledger held before each time that something was freed, by category; and the step's peak."""
     memory = launch(two_steps, *args, ranks=1, fidelity=fidelity).memory
-    marks = [block for block in memory.blocks if block.size_bytes == MARK]
+    marks = [block for block in memory.allocations if block.size_bytes == MARK]
     _, held = memory.curve(0)
     begin, stop = marks[1].end_event, marks[2].start_event - 1
     rows = np.array([held[name][begin:stop] for name in held])

@@ -65,7 +65,7 @@ def in_the_ledger(name: str, shapes, options, in_backward: bool = False):
         return optimizer.state_bytes()
 
     launched = launch(program, ranks=1)
-    (mark,) = [block for block in launched.memory.blocks if block.phase == "after last"]
+    (mark,) = [block for block in launched.memory.allocations if block.phase == "after last"]
     held = launched.memory.at(0, mark.start_s)
     at_rest = held["parameter"] + held["gradient"] + held["optimizer state"]
     peak = int(launched.memory.by_phase(0).loc["last", "peak_bytes"])

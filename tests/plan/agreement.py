@@ -7,7 +7,7 @@ import pytest
 
 from lablib import Run
 from lablib.plan import Prediction
-from lablib.record.ledger import CATEGORIES
+from lablib.record.memory import CATEGORIES
 from lablib.record.timeline import Span
 
 _TIME, _MEMORY, _WIRES = 0.05, 0.02, 0.05

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch, parallel
-from lablib.record.blocks import Block, Blocks
-from lablib.record.passes import UNNAMED, Passes, blocks_with_phases, passes_of, with_phases
+from lablib.record.allocations import Allocation, Allocations
+from lablib.record.passes import UNNAMED, Passes, allocations_with_phases, passes_of, with_phases
 from lablib.run import Span
 
 LETTERS = {"?": UNNAMED, "B": "backward", "O": "optimizer", "S": "setup"}
@@ -63,11 +63,11 @@ def test_forward_is_followed_by_a_backward_and_work_between_backward_and_step_is
 
 def test_storages_get_the_phase_of_the_work_that_made_them():
     work = spans("?B?", 1)
-    blocks = Blocks.of([Block(1, "other", 8, s.start_s, 9.0, "op", s.phase, "line") for s in work])
-    found = blocks_with_phases(blocks, passes_of(work))
+    blocks = Allocations.of([Allocation(1, "other", 8, s.start_s, 9.0, "op", s.phase, "line") for s in work])
+    found = allocations_with_phases(blocks, passes_of(work))
     assert [block.phase for block in found] == ["forward", "backward", "compute"]
     assert [block.size_bytes for block in found] == [8, 8, 8] and {block.source for block in found} == {"line"}
-    assert [block.phase for block in blocks_with_phases(blocks, {})] == ["compute", "backward", "compute"]
+    assert [block.phase for block in allocations_with_phases(blocks, {})] == ["compute", "backward", "compute"]
     assert not Passes(()).is_forward([0.0])[0]
 
 
@@ -97,5 +97,5 @@ def test_additions_of_a_ring_are_not_forward(backend):
 
 def test_the_memory_of_a_run_has_the_phases_of_its_timeline():
     run = launch(step, ranks=2)
-    assert {block.phase for block in run.memory.blocks} == {"forward", "backward", "compute"}
+    assert {block.phase for block in run.memory.allocations} == {"forward", "backward", "compute"}
     assert UNNAMED not in {span.phase for span in run.timeline}

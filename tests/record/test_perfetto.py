@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.record.ledger import Block, Memory
+from lablib.record.memory import Allocation, Memory
 from lablib.run import COMPUTE, Span, Timeline
 
 Event = dict[str, Any]
@@ -203,11 +203,11 @@ def test_arrows_of_a_collective_pass_its_members_and_no_group_of_the_same_name(t
 
 def test_counters_hold_the_bytes_of_each_category_from_change_to_change(tmp_path):
     blocks = (
-        Block(0, "parameter", 100, 0.0, 9.0),
-        Block(0, "activation", 30, 1.0, 4.0),
-        Block(0, "activation", 12, 2.0, 4.0),
-        Block(1, "activation", 7, 4.0, 5.0),
-        Block(1, "activation", 7, 5.0, 6.0),  # one dies when the next is born: nothing changes
+        Allocation(0, "parameter", 100, 0.0, 9.0),
+        Allocation(0, "activation", 30, 1.0, 4.0),
+        Allocation(0, "activation", 12, 2.0, 4.0),
+        Allocation(1, "activation", 7, 4.0, 5.0),
+        Allocation(1, "activation", 7, 5.0, 6.0),  # one dies when the next is born: nothing changes
     )
     path = Timeline((), 2).to_perfetto(tmp_path / "trace.json", memory=Memory(blocks, 2))
     counters = defaultdict(list)

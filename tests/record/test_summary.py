@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lablib
-from lablib import Block, Device, Memory, Run, Span, Summary, Timeline, Traffic, Transfer, launch
+from lablib import Allocation, Device, Memory, Run, Span, Summary, Timeline, Traffic, Transfer, launch
 from lablib.hardware import find_cluster
 
 RANKS = 4
@@ -120,7 +120,7 @@ def test_flops_bytes_and_shares_of_the_peak_are_sums_over_spans(run):
 @given(runs(), st.integers(1, 4))
 def test_several_steps_divide_times_flops_and_bytes_and_no_share(run, steps):
     timeline, traffic = run
-    memory = Memory((Block(0, "other", 8, 0.0, 1.0),), RANKS)
+    memory = Memory((Allocation(0, "other", 8, 0.0, 1.0),), RANKS)
     whole = Summary.of(timeline, traffic, memory, DEVICE)
     step = Summary.of(timeline, traffic, memory, DEVICE, steps)
     for name in ("busy_s", "communication_s", "exposed_s", "waiting_s", "idle_s", "straggler_s", "flops"):
@@ -278,8 +278,9 @@ def test_a_run_in_which_nothing_happened_has_a_summary():
 
 
 def test_the_peak_of_memory_is_that_of_each_rank():
-    blocks = (Block(0, "other", 8, 0.0, 2.0), Block(0, "other", 4, 1.0, 3.0), Block(1, "other", 5, 0.0, 1.0))
-    summary = Summary.of(Timeline((), 3), memory=Memory(blocks, 3))
+    given = ((0, 8, 0.0, 2.0), (0, 4, 1.0, 3.0), (1, 5, 0.0, 1.0))
+    held = [Allocation(rank, "other", size, start_s, end_s) for rank, size, start_s, end_s in given]
+    summary = Summary.of(Timeline((), 3), memory=Memory(held, 3))
     assert summary.peak_memory_bytes == (12.0, 5.0, 0.0)
     assert Summary.of(Timeline((), 3), memory=Memory((), 3)).peak_memory_bytes is None
 

@@ -303,7 +303,7 @@ def test_autocast_holds_the_same_memory_with_and_without_values():
     """At one moment torch lets go of all the casts it kept, in no particular order: so blocks, not a curve."""
     memories = [launch(under_autocast, ranks=1, fidelity=fidelity).memory for fidelity in ("values", "shapes")]
     values, shapes = (
-        sorted((block.category, block.name, block.size_bytes, block.start_s, block.end_s) for block in memory.blocks)
+        sorted((one.category, one.name, one.size_bytes, one.start_s, one.end_s) for one in memory.allocations)
         for memory in memories
     )
     assert shapes == values

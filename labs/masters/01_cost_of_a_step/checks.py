@@ -21,7 +21,7 @@ from lablib.course.formatting import short_repr
 from lablib.course.rules import not_from_lablib
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.models.transformer_flops import palm_flops_per_token
-from lablib.record.blocks import NEVER
+from lablib.record.allocations import NEVER
 from lablib.units import plural
 
 _cross_entropy = F.cross_entropy  # as it is before any answer runs
@@ -259,7 +259,7 @@ def _ledger_bytes(sizes: dict[str, int]) -> int:
             x = torch.zeros(batch, seq_len, width, dtype=torch.bfloat16, requires_grad=True)
         return layer(x)
 
-    blocks = launch(one_layer, ranks=1, fidelity="shapes").memory.blocks
+    blocks = launch(one_layer, ranks=1, fidelity="shapes").memory.allocations
     kept = sum(block.size_bytes for block in blocks if block.category == "activation" and block.end_event == NEVER)
     per_token = 4 * 2 * 2 + 4 * heads  # mean and deviation of two norms; of each head the logarithm of softmax's sum
     return kept - batch * seq_len * per_token

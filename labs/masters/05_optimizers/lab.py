@@ -195,7 +195,7 @@ print("bytes that AdamW keeps for 65,536 numbers:", f"{step_of('adamw'):,}")
 rows = {}
 for name in OPTIMIZERS:
     run = launch(lambda name=name: step_of(name), ranks=1)
-    states = [block for block in run.memory.blocks if block.category == "optimizer state"]
+    states = [block for block in run.memory.allocations if block.category == "optimizer state"]
     found = {"counted": run.values[0], "simulator": sum(block.size_bytes for block in states)}
     found["formula"] = state_bytes(name, (256, 256), rank=64)
     rows[name] = {way: size / 256**2 for way, size in found.items()}

@@ -1,26 +1,26 @@
-"""The records of memory against their definitions, on blocks made by hand."""
+"""The records of memory against their definitions, on allocations made by hand."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib import Block, Memory
+from lablib import Allocation, Memory
 from lablib.hardware import find_cluster
-from lablib.record.ledger import CATEGORIES, NEVER, Blocks
+from lablib.record.memory import CATEGORIES, NEVER, Allocations
 
 STEP = [
-    Block(0, "parameter", 400, 0.0, 9e-3, "aten.empty", "forward", "train.py:3: model = Model()", 1, NEVER),
-    Block(0, "activation", 900, 1e-3, 5e-3, "aten.gelu", "forward", "model.py:12: h = gelu(x)", 2, 6),
-    Block(0, "activation", 600, 2e-3, 4e-3, "aten.gelu", "forward", "model.py:12: h = gelu(x)", 3, 5),
-    Block(0, "gradient", 100, 3e-3, 9e-3, "aten.mm", "backward", "train.py:9: loss.backward()", 4, NEVER),
-    Block(1, "other", 50, 0.0, 9e-3, "aten.randn", "forward", "train.py:4: x = torch.randn(8)", 1, NEVER),
+    Allocation(0, "parameter", 400, 0.0, 9e-3, "aten.empty", "forward", "train.py:3: model = Model()", 1, NEVER),
+    Allocation(0, "activation", 900, 1e-3, 5e-3, "aten.gelu", "forward", "model.py:12: h = gelu(x)", 2, 6),
+    Allocation(0, "activation", 600, 2e-3, 4e-3, "aten.gelu", "forward", "model.py:12: h = gelu(x)", 3, 5),
+    Allocation(0, "gradient", 100, 3e-3, 9e-3, "aten.mm", "backward", "train.py:9: loss.backward()", 4, NEVER),
+    Allocation(1, "other", 50, 0.0, 9e-3, "aten.randn", "forward", "train.py:4: x = torch.randn(8)", 1, NEVER),
 ]
 MEMORY = Memory(STEP, 2)
 
-blocks = st.lists(
+allocations = st.lists(
     st.builds(
-        lambda category, size, start, length: Block(0, category, size, float(start), float(start + length)),
+        lambda category, size, start, length: Allocation(0, category, size, float(start), float(start + length)),
         st.sampled_from(CATEGORIES),
         st.integers(1, 1000),
         st.integers(0, 6),
@@ -30,7 +30,7 @@ blocks = st.lists(
 )
 
 
-@given(blocks)
+@given(allocations)
 def test_the_peak_is_the_largest_sum_of_what_is_alive_at_one_moment(some):
     memory = Memory(some, 1)
     held = [sum(b.size_bytes for b in some if b.start_s <= t < b.end_s) for t in range(13)]
@@ -40,7 +40,7 @@ def test_the_peak_is_the_largest_sum_of_what_is_alive_at_one_moment(some):
     assert sum(memory.at(0, memory.peak_at_s(0)).values()) == (max(held) if some else 0)
 
 
-@given(blocks)
+@given(allocations)
 def test_the_curve_after_each_moment_is_what_is_held_then(some):
     memory = Memory(some, 1)
     times_s, held = memory.curve(0)
@@ -52,14 +52,14 @@ def test_the_curve_after_each_moment_is_what_is_held_then(some):
 
 
 def test_where_time_stands_still_the_order_of_events_decides():
-    one_by_one = [Block(0, "other", 8, 0.0, 0.0, start_event=2 * i + 1, end_event=2 * i + 2) for i in range(5)]
+    one_by_one = [Allocation(0, "other", 8, 0.0, 0.0, start_event=2 * i + 1, end_event=2 * i + 2) for i in range(5)]
     assert Memory(one_by_one, 1).peak_bytes() == 8
-    together = [Block(0, "other", 8, 0.0, 0.0, start_event=i + 1, end_event=10 + i) for i in range(5)]
+    together = [Allocation(0, "other", 8, 0.0, 0.0, start_event=i + 1, end_event=10 + i) for i in range(5)]
     assert Memory(together, 1).peak_bytes() == 40
 
 
 def test_without_numbers_what_dies_goes_before_what_is_born():
-    assert Memory([Block(0, "other", 8, 0.0, 1.0), Block(0, "other", 8, 1.0, 2.0)], 1).peak_bytes() == 8
+    assert Memory([Allocation(0, "other", 8, 0.0, 1.0), Allocation(0, "other", 8, 1.0, 2.0)], 1).peak_bytes() == 8
 
 
 def test_what_outlives_its_rank_is_held_at_the_end_and_what_died_is_not():
@@ -71,7 +71,7 @@ def test_the_peak_has_a_rank_a_moment_a_phase_and_its_holdings():
         2000, 0, 3e-3, "backward",
     )  # fmt: skip
     assert MEMORY.peak_bytes(1) == 50
-    held = [(h.source, h.name, h.category, h.size_bytes, h.num_blocks) for h in MEMORY.allocations_at_peak()]
+    held = [(h.source, h.name, h.category, h.size_bytes, h.num_allocations) for h in MEMORY.allocations_at_peak()]
     assert held == [
         ("model.py:12: h = gelu(x)", "aten.gelu", "activation", 1500, 2),
         ("train.py:3: model = Model()", "aten.empty", "parameter", 400, 1),
@@ -82,7 +82,7 @@ def test_the_peak_has_a_rank_a_moment_a_phase_and_its_holdings():
 def test_the_peak_in_words():
     assert MEMORY.explain() == (
         "At its peak (3 ms, in backward) rank 0 held 2 kB: "
-        "75% activation, made in model.py:12: h = gelu(x) (gelu, 2 blocks, 1.5 kB); "
+        "75% activation, made in model.py:12: h = gelu(x) (gelu, 2 allocations, 1.5 kB); "
         "20% parameter, made in train.py:3: model = Model() (empty, 400 B); "
         "5% gradient, made in train.py:9: loss.backward() (mm, 100 B)."
     )
@@ -101,13 +101,14 @@ def test_tables_by_rank_and_by_phase():
 def test_a_rank_that_needs_more_than_a_device_has_is_noted():
     device = find_cluster("dgx-h100").device
     assert MEMORY.notes(device) == []
-    [note] = Memory([Block(r, "parameter", 95 * 10**9 + r, 0.0, 1.0) for r in range(3)], 4).notes(device)
+    [note] = Memory([Allocation(r, "parameter", 95 * 10**9 + r, 0.0, 1.0) for r in range(3)], 4).notes(device)
     assert note.startswith(f"rank 2 (so do 2 more ranks) needs 95 GB at its peak, an {device.name} has 80 GB")
 
 
 def test_a_rank_that_alone_needs_more_is_noted_alone():
     device = find_cluster("dgx-h100").device
-    held = [Block(0, "parameter", int(device.memory_bytes), 0.0, 1.0), Block(1, "parameter", 10**12, 0.0, 1.0)]
+    sizes = (int(device.memory_bytes), 10**12)
+    held = [Allocation(rank, "parameter", size, 0.0, 1.0) for rank, size in enumerate(sizes)]
     [note] = Memory(held, 2).notes(device)
     assert note.startswith("rank 1 needs 1 TB at its peak")
 
@@ -119,10 +120,10 @@ def test_no_blocks_are_a_memory_too():
         assert memory.notes(find_cluster("laptop").device) == []
 
 
-@given(blocks, st.integers(0, 12), st.integers(0, 12))
+@given(allocations, st.integers(0, 12), st.integers(0, 12))
 def test_columns_are_read_like_a_tuple_of_blocks(some, first, last):
-    columns = Blocks.of(some)
-    assert list(columns) == some and columns == tuple(some) and Blocks.of(columns) is columns
+    columns = Allocations.of(some)
+    assert list(columns) == some and columns == tuple(some) and Allocations.of(columns) is columns
     assert list(columns[first:last]) == some[first:last]
     assert [columns[i] for i in range(-len(some), len(some))] == some * 2
     with pytest.raises(IndexError):
@@ -130,11 +131,11 @@ def test_columns_are_read_like_a_tuple_of_blocks(some, first, last):
 
 
 def test_the_blocks_of_a_rank_are_found_in_any_order():
-    assert list(Blocks.of(STEP).of_rank(1)) == [STEP[4]]
-    assert list(Blocks.of(STEP[::-1]).of_rank(0)) == STEP[3::-1]
+    assert list(Allocations.of(STEP).of_rank(1)) == [STEP[4]]
+    assert list(Allocations.of(STEP[::-1]).of_rank(0)) == STEP[3::-1]
     assert Memory(STEP[::-1], 2).peak_bytes() == 2000
 
 
 def test_a_category_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="a block's category is one of parameter, .*: got 'weights'"):
-        Memory([Block(0, "weights", 1, 0.0, 1.0)], 1)
+    with pytest.raises(ValueError, match="an allocation's category is one of parameter, .*: got 'weights'"):
+        Memory([Allocation(0, "weights", 1, 0.0, 1.0)], 1)

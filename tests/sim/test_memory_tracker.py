@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from lablib import RankError, launch
 from lablib.hardware import find_cluster
 from lablib.models import GPT, GPTConfig
-from lablib.record.ledger import Memory
+from lablib.record.memory import Memory
 from lablib.sim.clock import Clock
-from lablib.sim.ledger import Ledger
+from lablib.sim.memory_tracker import MemoryTracker
 
 
 def memory_of(program: Callable[..., Any], *args: Any, ranks: int = 1) -> Memory:
@@ -37,11 +37,11 @@ def held_at_end(memory: Memory, rank: int = 0) -> dict[str, int]:
     return {name: size for name, size in memory.at(rank, float("inf")).items() if size}
 
 
-def my_ledger() -> Ledger:
-    """The ledger of the rank that asks."""
+def my_tracker() -> MemoryTracker:
+    """The memory tracker of the rank that asks."""
     [clock] = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Clock)]
-    assert clock.ledger is not None
-    return clock.ledger
+    assert clock.memory_tracker is not None
+    return clock.memory_tracker
 
 
 # ---- what a training step holds ----
@@ -96,7 +96,7 @@ def test_gradients_are_known_when_an_optimizer_runs_inside_backward():
         model.weight.register_post_accumulate_grad_hook(step)
         model(torch.ones(2, 16)).sum().backward()
 
-    gradients = [b for b in memory_of(program).blocks if b.category == "gradient"]
+    gradients = [b for b in memory_of(program).allocations if b.category == "gradient"]
     assert [b.size_bytes for b in gradients] == [4 * 16 * 16] and gradients[0].end_event < 2**62
 
 
@@ -111,7 +111,7 @@ def test_what_an_optimizer_steps_is_a_parameter_though_it_is_a_plain_tensor():
 
 
 class Wide(nn.Module):
-    """One block of a chain: D to 4 D and back."""
+    """One allocation of a chain: D to 4 D and back."""
 
     def __init__(self, width: int, reentrant: bool | None):
         super().__init__()
@@ -147,7 +147,7 @@ def test_recomputed_activations_are_activations_of_the_phase_recompute():
         model(x).sum().backward()
 
     run = launch(program, ranks=1)
-    again = [b for b in run.memory.blocks if b.phase == "recompute"]
+    again = [b for b in run.memory.allocations if b.phase == "recompute"]
     # The recomputation stops once it has what backward needs: `down`'s result is not among it.
     assert [(b.category, b.name) for b in again] == [("activation", "aten.addmm"), ("activation", "aten.gelu")]
 
@@ -173,12 +173,12 @@ def test_views_and_operators_in_place_add_nothing():
         x[2].fill_(5)
         torch.add(x, x, out=x)
 
-    assert [b.size_bytes for b in memory_of(program).blocks] == [4 * 48]
+    assert [b.size_bytes for b in memory_of(program).allocations] == [4 * 48]
 
 
 def test_a_tensor_lives_until_the_last_name_view_or_graph_that_holds_it_is_gone():
     def program() -> list[int]:
-        ledger, held = my_ledger(), []
+        ledger, held = my_tracker(), []
         x = torch.zeros(10)
         view = x[2:]
         del x
@@ -202,7 +202,7 @@ def test_what_is_computed_out_of_place_is_held_beside_what_it_is_computed_from()
             x = x + 1
 
     run = launch(program, ranks=1, cluster=find_cluster("dgx-h100").free_compute())
-    assert {b.start_s for b in run.memory.blocks} == {0.0}
+    assert {b.start_s for b in run.memory.allocations} == {0.0}
     assert run.memory.peak_bytes() == 800 and len(run.memory) == 4
 
 
@@ -217,7 +217,7 @@ def test_an_address_that_is_used_again_is_another_block():
 
 def test_a_storage_that_changes_its_size_ends_one_block_and_begins_another():
     def program() -> list[int]:
-        ledger, held = my_ledger(), []
+        ledger, held = my_tracker(), []
         weight = nn.Parameter(torch.ones(100))
         torch.add(weight, 1)
         for size in (0, 400, 400, 800):
@@ -231,7 +231,7 @@ def test_a_storage_that_changes_its_size_ends_one_block_and_begins_another():
 
     run = launch(program, ranks=1)
     assert run.values == [[0, 400, 400, 800, 200]]
-    of_weight = [b for b in run.memory.blocks if b.category == "parameter"]
+    of_weight = [b for b in run.memory.allocations if b.category == "parameter"]
     assert [b.size_bytes for b in of_weight] == [400, 400, 800]
     assert [b.name for b in of_weight] == ["aten.ones", "resize_", "resize_"]
 
@@ -285,7 +285,7 @@ def test_any_program_holds_what_its_names_reach(steps):
         """Each name is [tensor, number of its storage]; a plain list of sizes is the model."""
         names: list[tuple[torch.Tensor, int]] = []
         sizes: list[int] = []
-        held, ledger = [], my_ledger()
+        held, ledger = [], my_tracker()
         for what, which, size in steps:
             chosen = names[which % len(names)] if names else None
             if what == "make" or chosen is None:
@@ -343,7 +343,7 @@ def test_buffers_of_collectives_are_communication_unless_they_are_something_else
     # "Other" is the input of the last product, which its graph keeps.
     expected = {"parameter": 400, "gradient": 400, "communication": 40, "activation": 40, "other": 40}
     assert held_at_end(memory) == expected
-    assert [b.size_bytes for b in memory.blocks.of_rank(0) if b.category == "communication"] == [40, 20]  # type: ignore
+    assert [b.size_bytes for b in memory.allocations.of_rank(0) if b.category == "communication"] == [40, 20]  # type: ignore
 
 
 def test_a_message_is_in_communication_buffers_on_both_sides():
@@ -379,7 +379,7 @@ def test_what_other_ranks_have_not_yet_seen_of_a_collective_holds_no_memory():
         x = torch.ones(1000)
         dist.all_reduce(x)
         del x
-        return my_ledger().allocated_bytes()
+        return my_tracker().allocated_bytes()
 
     assert launch(program, ranks=4).values == [0] * 4
 
@@ -494,10 +494,10 @@ def test_the_ledger_keeps_nothing_alive_and_hears_nothing_after_the_run():
     run = launch(program, ranks=2)
     gc.collect()
     assert [ref() for ref in alive] == [None, None]
-    before = list(run.memory.blocks)
+    before = list(run.memory.allocations)
     assert run.values[0].shape == (2, 4) and float(run.values[1].sum()) == float(run.values[1].sum())
     run.values.clear()
-    assert list(run.memory.blocks) == before
+    assert list(run.memory.allocations) == before
 
 
 def test_after_a_run_that_fails_a_storage_is_resized_and_freed_as_ever():
@@ -517,7 +517,7 @@ def test_after_a_run_that_fails_a_storage_is_resized_and_freed_as_ever():
 
 def test_a_program_may_ask_what_it_holds_and_start_a_new_peak():
     def program() -> list[int]:
-        ledger = my_ledger()
+        ledger = my_tracker()
         x = torch.zeros(100)
         y = torch.zeros(50)
         del y
@@ -558,12 +558,12 @@ def test_spans_and_blocks_name_the_line_of_the_program():
 
     run = launch(program, ranks=2)
     [product] = [s for s in run.timeline.select(0) if s.name == "aten.mm" and s.phase == "forward"]
-    assert product.source.startswith("test_ledger.py:") and product.source.endswith("y = x @ x  # the product")
+    assert product.source.startswith("test_memory_tracker.py:") and product.source.endswith("y = x @ x  # the product")
     assert {s.source.split("  # ")[1] for s in run.timeline.select(0, phase="backward")} == {"backward"}
     [together] = run.timeline.select(0, stream="comm")
     assert together.source.endswith("dist.all_reduce(y.detach())  # together")
-    [block] = [b for b in run.memory.blocks if b.rank == 0 and b.name == "aten.mm" and b.phase == "forward"]
-    assert block.source == product.source
+    [allocation] = [b for b in run.memory.allocations if b.rank == 0 and b.name == "aten.mm" and b.phase == "forward"]
+    assert allocation.source == product.source
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

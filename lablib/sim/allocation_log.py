@@ -1,4 +1,4 @@
-"""The blocks of one rank as they begin and end, in columns, and what is held meanwhile."""
+"""The allocations of one rank as they begin and end, in columns, and what is held meanwhile."""
 
 import itertools
 from array import array
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lablib.record.blocks import NEVER, Blocks
+from lablib.record.allocations import NEVER, Allocations
 from lablib.sim.rank import Rank
 
 
-class Account:
-    """Blocks of one rank, by their numbers: 0, 1, 2, ...
+class AllocationLog:
+    """Allocations of one rank, by their numbers: 0, 1, 2, ...
 
     Args:
         rank: whose; its clock is read at each event.
 
     Attributes:
-        category: what each block is, a position in CATEGORIES.
-        held_bytes: in blocks that have not ended.
+        category: what each allocation is, a position in CATEGORIES.
+        held_bytes: in allocations that have not ended.
         peak_bytes: the most of that, since the start or since the rank asked for a new peak.
     """
 
     def __init__(self, rank: Rank):
         self._rank = rank
-        self._events = itertools.count(1)  # several threads may end a block: its `next` cannot be interrupted
+        self._events = itertools.count(1)  # several threads may end an allocation: its `next` cannot be interrupted
         self._end_of_rank_s: float | None = None
         self.held_bytes = self.peak_bytes = 0
         self.category, self._label = array("B"), array("i")
@@ -32,7 +32,7 @@ class Account:
         self._start_s, self._end_s = array("d"), array("d")
 
     def begin(self, size_bytes: int, category: int, label: int) -> int:
-        """The number of a new block."""
+        """The number of a new allocation."""
         self.category.append(category)
         self._label.append(label)
         self._size.append(size_bytes)
@@ -45,22 +45,22 @@ class Account:
             self.peak_bytes = held
         return len(self._size) - 1
 
-    def end(self, block: int) -> None:
-        """A block ends; after the end of its rank nobody counts."""
-        if self._end_event[block] == NEVER and self._end_of_rank_s is None:
-            self._end_event[block] = next(self._events)
-            self._end_s[block] = self._rank.clock_s
-            self.held_bytes -= self._size[block]
+    def end(self, allocation: int) -> None:
+        """An allocation ends; after the end of its rank nobody counts."""
+        if self._end_event[allocation] == NEVER and self._end_of_rank_s is None:
+            self._end_event[allocation] = next(self._events)
+            self._end_s[allocation] = self._rank.clock_s
+            self.held_bytes -= self._size[allocation]
 
-    def size_bytes(self, block: int) -> int:
-        """What a block holds: nothing, once it has ended."""
-        return self._size[block] if self._end_event[block] == NEVER else 0
+    def size_bytes(self, allocation: int) -> int:
+        """What an allocation holds: nothing, once it has ended."""
+        return self._size[allocation] if self._end_event[allocation] == NEVER else 0
 
     def leave(self) -> None:
         """The rank has ended, and with it what it holds."""
         self._end_of_rank_s = self._rank.clock_s
 
-    def blocks(self, labels: Sequence[tuple[str, str, str]]) -> Blocks:
+    def allocations(self, labels: Sequence[tuple[str, str, str]]) -> Allocations:
         """All of them; those that have not ended do so with their rank, or now."""
         end_event = np.array(self._end_event)
         now_s = self._rank.clock_s if self._end_of_rank_s is None else self._end_of_rank_s
@@ -75,4 +75,4 @@ class Account:
             "end_event": end_event,
             "label": np.array(self._label),
         }
-        return Blocks(columns, labels)
+        return Allocations(columns, labels)

@@ -13,7 +13,7 @@ from lablib.sim.rank import Rank
 from lablib.torch_compat import graph_task_id, is_call_of
 
 
-class Place:
+class ProgramPosition:
     """Answers for one rank; found once for each operator, and only when somebody asks.
 
     Args:

@@ -1,12 +1,12 @@
 """Who held how many bytes, and when: the memory of a run, from the storages that its ranks allocated.
 
-A block is one storage (the memory behind one or more tensors) of one rank, from its allocation to its death. The bytes
-a rank holds at a moment are the blocks alive then; the peak is the largest of these sums, over the rank's allocations
-and deaths in the order in which they happened:
+An allocation is one storage (the memory behind one or more tensors) of one rank, from its birth to its death. The bytes
+a rank holds at a moment are those of the allocations alive then; the peak is the largest of these sums, over the rank's
+births and deaths in the order in which they happened:
 
     held(k) = sum over events 1 .. k of (+ size of what is born, - size of what dies)        peak = max over k
 
-Categories. A block has one, the last that was known:
+Categories. An allocation has one, the last that was known:
     parameter       a storage of an nn.Parameter, or of something that an optimizer steps
     gradient        what backward leaves in `.grad`
     optimizer state touched inside `Optimizer.step`, alive after it, and none of the above (momentum, variance)
@@ -28,7 +28,7 @@ import numpy as np
 
 from lablib.draw import draw
 from lablib.markup import table_html
-from lablib.record.blocks import CATEGORIES, NEVER, Block, Blocks, Course
+from lablib.record.allocations import CATEGORIES, NEVER, Allocation, Allocations, MemoryTimeline
 from lablib.record.timeline import check_rank
 from lablib.signature import check_type, checked
 from lablib.units import plural
@@ -40,42 +40,42 @@ if TYPE_CHECKING:
     from lablib.hardware.device import Device
     from lablib.record.timeline import Timeline
 
-__all__ = ["CATEGORIES", "NEVER", "Allocation", "Block", "Blocks", "Memory"]
+__all__ = ["CATEGORIES", "NEVER", "AllocationGroup", "Allocation", "Allocations", "Memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """Blocks of one origin that were held together."""
+class AllocationGroup:
+    """Allocations of one origin that were held together."""
 
     source: str
     name: str
     category: str
     phase: str
     size_bytes: int
-    num_blocks: int
+    num_allocations: int
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The blocks of a run, rank by rank in the order in which they were allocated.
+    """The allocations of a run, rank by rank in the order in which they were allocated.
 
     Sizes are in bytes, times in virtual seconds. Where a rank is not named (None), it is the one with the highest peak.
 
     Attributes:
-        blocks: of all ranks.
+        allocations: of all ranks.
         num_ranks: how many ranks there were.
         simulated: the ranks that were simulated, where the others were phantoms; None: all.
     """
 
-    blocks: Sequence[Block] = ()
+    allocations: Sequence[Allocation] = ()
     num_ranks: int = 0
     simulated: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_type("num_ranks of a Memory", self.num_ranks, int)
-        if not isinstance(self.blocks, Blocks):
-            check_type("blocks of a Memory", self.blocks, Sequence[Block])
-        object.__setattr__(self, "blocks", Blocks.of(self.blocks))
+        if not isinstance(self.allocations, Allocations):
+            check_type("allocations of a Memory", self.allocations, Sequence[Allocation])
+        object.__setattr__(self, "allocations", Allocations.of(self.allocations))
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -87,45 +87,45 @@ class Memory:
     @checked
     def peak_bytes(self, rank: int | None = None) -> int:
         """The most that `rank` ever held at once; None: that any rank held."""
-        return self._course(rank).peak_bytes if self.num_ranks else 0
+        return self._curve(rank).peak_bytes if self.num_ranks else 0
 
     def peak_rank(self) -> int:
         """The rank with the highest peak; the first of several."""
-        return max(self.ranks, key=lambda rank: self._course(rank).peak_bytes, default=0)
+        return max(self.ranks, key=lambda rank: self._curve(rank).peak_bytes, default=0)
 
     @checked
     def peak_at_s(self, rank: int | None = None) -> float:
         """When the rank first held its peak."""
-        course = self._course(rank)
-        return float(course.times_s[course.peak_index]) if len(course) else 0.0
+        curve = self._curve(rank)
+        return float(curve.times_s[curve.peak_index]) if len(curve) else 0.0
 
     @checked
     def peak_phase(self, rank: int | None = None) -> str:
         """What the program was doing when the rank reached its peak."""
-        course = self._course(rank)
-        if not len(course):
+        curve = self._curve(rank)
+        if not len(curve):
             return ""
-        return course.blocks[int(course.block[course.peak_index])].phase
+        return curve.allocations[int(curve.allocation[curve.peak_index])].phase
 
     @checked
     def at_peak(self, rank: int | None = None) -> dict[str, int]:
         """What the rank held at its peak, by category."""
-        course = self._course(rank)
-        return _by_category(course.blocks.where(course.is_alive_at_peak))
+        curve = self._curve(rank)
+        return _by_category(curve.allocations.where(curve.is_alive_at_peak))
 
     @checked
-    def allocations_at_peak(self, rank: int | None = None) -> list[Allocation]:
+    def allocations_at_peak(self, rank: int | None = None) -> list[AllocationGroup]:
         """What the rank held at its peak, by where it was made; largest first."""
-        course = self._course(rank)
+        curve = self._curve(rank)
         groups: dict[tuple[int, int], list[int]] = {}
-        held = course.blocks.where(course.is_alive_at_peak).columns
+        held = curve.allocations.where(curve.is_alive_at_peak).columns
         for label, category, size in zip(held["label"], held["category"], held["size_bytes"], strict=True):
             group = groups.setdefault((int(label), int(category)), [0, 0])
             group[0] += int(size)
             group[1] += 1
-        labels = course.blocks.labels
+        labels = curve.allocations.labels
         allocations = [
-            Allocation(labels[label][2], labels[label][0], CATEGORIES[category], labels[label][1], size, count)
+            AllocationGroup(labels[label][2], labels[label][0], CATEGORIES[category], labels[label][1], size, count)
             for (label, category), (size, count) in groups.items()
         ]
         return sorted(allocations, key=lambda h: (-h.size_bytes, h.source, h.name))
@@ -135,9 +135,9 @@ class Memory:
     @checked
     def at(self, rank: int, time_s: float) -> dict[str, int]:
         """What the rank held after everything that happened up to `time_s`, by category."""
-        blocks = self._course(rank).blocks
-        start_s, end_s, end = (blocks.columns[name] for name in ("start_s", "end_s", "end_event"))
-        return _by_category(blocks.where((start_s <= time_s) & ((end_s > time_s) | (end == NEVER))))
+        allocations = self._curve(rank).allocations
+        start_s, end_s, end = (allocations.columns[name] for name in ("start_s", "end_s", "end_event"))
+        return _by_category(allocations.where((start_s <= time_s) & ((end_s > time_s) | (end == NEVER))))
 
     @checked
     def curve(self, rank: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -147,25 +147,25 @@ class Memory:
             `times_s`, and for each category an array of the same length. Several events may share one moment: then
             the last says what was held after it, and the others what was held within.
         """
-        course = self._course(rank)
-        kinds = course.blocks.columns["category"][course.block]
-        held = {name: np.cumsum(np.where(kinds == i, course.changes, 0)) for i, name in enumerate(CATEGORIES)}
-        return course.times_s, held
+        curve = self._curve(rank)
+        kinds = curve.allocations.columns["category"][curve.allocation]
+        held = {name: np.cumsum(np.where(kinds == i, curve.changes, 0)) for i, name in enumerate(CATEGORIES)}
+        return curve.times_s, held
 
     @checked
     def by_phase(self, rank: int | None = None) -> pd.DataFrame:
         """One row a phase, in the order of their beginning: the most held in it, and what was allocated in it."""
         import pandas as pd
 
-        course = self._course(rank)
-        phases = [phase for _, phase, _ in course.blocks.labels]
+        curve = self._curve(rank)
+        phases = [phase for _, phase, _ in curve.allocations.labels]
         rows: dict[str, list[int]] = {}
-        born = course.changes > 0
-        labels = course.blocks.columns["label"][course.block[born]].tolist()
-        for label, held, size in zip(labels, course.held[born].tolist(), course.changes[born].tolist(), strict=True):
+        born = curve.changes > 0
+        labels = curve.allocations.columns["label"][curve.allocation[born]].tolist()
+        for label, held, size in zip(labels, curve.held[born].tolist(), curve.changes[born].tolist(), strict=True):
             row = rows.setdefault(phases[label], [0, 0, 0])
             rows[phases[label]] = [max(row[0], held), row[1] + size, row[2] + 1]
-        columns = ["peak_bytes", "allocated_bytes", "num_blocks"]
+        columns = ["peak_bytes", "allocated_bytes", "num_allocations"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("phase")
 
     # ---- in words, in a table, in a picture ----
@@ -201,11 +201,11 @@ class Memory:
         return too_large(self, device)
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self.allocations)
 
     def __repr__(self) -> str:
         return (
-            f"Memory({plural(len(self.blocks), 'blocks')}, {plural(self.num_ranks, 'ranks')}, peak "
+            f"Memory({plural(len(self.allocations), 'allocations')}, {plural(self.num_ranks, 'ranks')}, peak "
             f"{self.peak_bytes():.4g} bytes)"
         )
 
@@ -213,19 +213,19 @@ class Memory:
         return table_html(self.table(), max_rows=20)
 
     @cached_property
-    def _courses(self) -> dict[int, Course]:
+    def _curves(self) -> dict[int, MemoryTimeline]:
         return {}
 
-    def _course(self, rank: int | None) -> Course:
+    def _curve(self, rank: int | None) -> MemoryTimeline:
         check_rank(rank, self.num_ranks, self.simulated)
         rank = self.peak_rank() if rank is None else rank
-        if rank not in self._courses:
-            assert isinstance(self.blocks, Blocks)
-            self._courses[rank] = Course(self.blocks.of_rank(rank))
-        return self._courses[rank]
+        if rank not in self._curves:
+            assert isinstance(self.allocations, Allocations)
+            self._curves[rank] = MemoryTimeline(self.allocations.of_rank(rank))
+        return self._curves[rank]
 
 
-def _by_category(blocks: Blocks) -> dict[str, int]:
+def _by_category(allocations: Allocations) -> dict[str, int]:
     sums = np.zeros(len(CATEGORIES), np.int64)
-    np.add.at(sums, blocks.columns["category"], blocks.columns["size_bytes"])
+    np.add.at(sums, allocations.columns["category"], allocations.columns["size_bytes"])
     return {name: int(size) for name, size in zip(CATEGORIES, sums, strict=True)}

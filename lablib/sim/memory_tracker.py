@@ -2,13 +2,13 @@
 
     allocated    a storage that was not known before is in the result of an operator
     first read   ... or among its arguments: made before the launch, or where no dispatcher looks (from_numpy)
-    resized      `untyped_storage().resize_` (FSDP2 frees and restores memory so), `resize_`, `out=`: one block ends,
-                 another begins
+    resized      `untyped_storage().resize_` (FSDP2 frees and restores memory so), `resize_`, `out=`: one allocation
+                 ends, another begins
     dead         the last tensor, graph or C++ object that held it has let go (storages.py)
 
 Views share a storage and in-place operators keep it, so they add nothing. A storage made by one rank and read by
 another (ranks share closures here) is counted for its maker alone; one made before the launch for every rank that reads
-it, as every process would have its own. What a block is: categories.py.
+it, as every process would have its own. What an allocation is: categories.py.
 
 Cost: benchmarks/clock_overhead.py. Simplified: memory that an operator takes and gives back while it runs (a kernel's
 workspace) is not seen; tensors in reference cycles live until Python's collector runs, as in any program.
@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from lablib.operators.op import tensors_in
-from lablib.record.blocks import Blocks
-from lablib.record.ledger import Memory
-from lablib.record.passes import Passes, blocks_with_phases
-from lablib.sim.account import Account
+from lablib.record.allocations import Allocations
+from lablib.record.memory import Memory
+from lablib.record.passes import Passes, allocations_with_phases
+from lablib.sim.allocation_log import AllocationLog
 from lablib.sim.categories import ACTIVATION, COMMUNICATION, OTHER, Categories
-from lablib.sim.facts import Facts
 from lablib.sim.lines import Lines
-from lablib.sim.place import Place
-from lablib.sim.storages import Watch, inner
+from lablib.sim.op_traits import OpTraits
+from lablib.sim.program_position import ProgramPosition
+from lablib.sim.storages import TrackedStorage, inner
 from lablib.torch_compat import graph_task_id, storage_id
 
 if TYPE_CHECKING:
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
 _storage_of = Tensor.untyped_storage
 
 
-class Books:
-    """What the ledgers of one run share.
+class MemoryTrackers:
+    """What the trackers of one run share.
 
     Attributes:
         lines: the lines of the program.
         labels: (op, phase, line) -> its number.
-        makers: address of a storage -> the ledger of the rank that allocated it, while it lives.
+        makers: address of a storage -> the tracker of the rank that allocated it, while it lives.
     """
 
     def __init__(self) -> None:
         self.lines = Lines()
         self.labels: dict[tuple[str, str, str], int] = {}
-        self.makers: dict[int, Ledger] = {}
+        self.makers: dict[int, MemoryTracker] = {}
 
     def close(self, ranks: Sequence[Rank]) -> None:
         """The run has ended."""
         for rank in ranks:
-            if rank.ledger is not None:
-                rank.ledger.close()
+            if rank.memory_tracker is not None:
+                rank.memory_tracker.close()
         self.makers.clear()
 
     def memory(
@@ -70,80 +70,80 @@ class Books:
     ) -> Memory:
         """What these ranks held, now or until they ended; `passes` tells the phase of what the program did not name."""
         labels = list(self.labels)
-        parts = [rank.ledger.account.blocks(labels) for rank in ranks if rank.ledger is not None]
-        return Memory(blocks_with_phases(Blocks.joined(parts), passes), num_ranks, simulated)
+        parts = [rank.memory_tracker.log.allocations(labels) for rank in ranks if rank.memory_tracker is not None]
+        return Memory(allocations_with_phases(Allocations.joined(parts), passes), num_ranks, simulated)
 
 
-class Ledger:
+class MemoryTracker:
     """The storages of one rank.
 
     Args:
         rank: whose.
-        books: shared with the other ranks.
+        trackers: shared with the other ranks.
         place: where its program is.
 
     Attributes:
-        account: its blocks.
+        log: its allocations.
         categories: what they are.
     """
 
-    def __init__(self, rank: Rank, books: Books, place: Place):
+    def __init__(self, rank: Rank, trackers: MemoryTrackers, position: ProgramPosition):
         self._rank = rank
-        self._books = books
-        self._place = place
-        self._live: dict[int, Watch] = {}
-        self.account = Account(rank)
-        self.categories = Categories(self._live, self.account.category)
+        self._trackers = trackers
+        self._position = position
+        self._live: dict[int, TrackedStorage] = {}
+        self.log = AllocationLog(rank)
+        self.categories = Categories(self._live, self.log.category)
         self._on_death = self._died
 
     # ---- what a program may ask ----
 
     def allocated_bytes(self) -> int:
         """What the rank holds now."""
-        return self.account.held_bytes
+        return self.log.held_bytes
 
     def peak_bytes(self) -> int:
         """The most it held since the start, or since `reset_peak`."""
-        return self.account.peak_bytes
+        return self.log.peak_bytes
 
     def reset_peak(self) -> None:
         """Forget the peak so far: the next one is at least what is held now."""
-        self.account.peak_bytes = self.account.held_bytes
+        self.log.peak_bytes = self.log.held_bytes
 
     # ---- what clock and process groups tell ----
 
-    def saw(self, facts: Facts, args: tuple, kwargs: dict, out: Any) -> None:
+    def saw(self, traits: OpTraits, args: tuple, kwargs: dict, out: Any) -> None:
         """An operator ran: look at its arguments, and note what it allocated."""
         live, categories, requires_grad = self._live, self.categories, False
-        tells = facts.is_collective or facts.resizes or (facts.gives_gradient and graph_task_id() != -1)
-        given: Iterable[Any] = args if not (kwargs or facts.takes_lists) else tensors_in((*args, *kwargs.values()))
+        tells = traits.is_collective or traits.resizes or (traits.gives_gradient and graph_task_id() != -1)
+        given: Iterable[Any] = args if not (kwargs or traits.takes_lists) else tensors_in((*args, *kwargs.values()))
         for tensor in given:
             if not isinstance(tensor, Tensor):
                 continue
             try:
-                watch = live.get(storage_id(_storage_of(tensor)))
+                tracked = live.get(storage_id(_storage_of(tensor)))
             except (NotImplementedError, RuntimeError):  # sparse: its parts have storages
-                self._meet_parts(tensor, facts.name)
+                self._meet_parts(tensor, traits.name)
                 continue
-            if watch is None and (watch := self._meet(tensor, facts.first_name)) is None:
+            if tracked is None and (tracked := self._meet(tensor, traits.first_name)) is None:
                 continue
             if tensor.requires_grad:
                 requires_grad = True
-                categories.read(tensor, watch)
+                categories.read(tensor, tracked)
             elif categories.is_stepping or type(tensor) is not Tensor:
-                categories.read(tensor, watch)
+                categories.read(tensor, tracked)
             if tells:
-                self._learn(facts, tensor, watch)
-        if facts.allocates:
-            self._note(facts, out, requires_grad)
+                self._learn(traits, tensor, tracked)
+        if traits.allocates:
+            self._note(traits, out, requires_grad)
 
     def communicates(self, tensors: Iterable[Tensor]) -> None:
         """A communication sends or fills these."""
-        self._place.moved()
+        self._position.moved()
         for tensor in tensors:
-            watch = self._live.get(storage_id(_storage_of(tensor))) or self._meet(tensor, "")
-            if watch is not None:
-                self.categories.communicates(watch)
+            tracked = self._live.get(storage_id(_storage_of(tensor))) or self._meet(tensor, "")
+            if tracked is not None:
+                self.categories.communicates(tracked)
 
     def uses(self, tensors: Iterable[Tensor]) -> None:
         """An operator on tensors of several parts (DTensor) is about to run on these: they may be parameters."""
@@ -153,22 +153,22 @@ class Ledger:
                 self.categories.know_parameter(tensor)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage may have another size now: then one block ends, and another of its category begins."""
-        watch = self._live.get(storage_id(storage))
-        if watch is None:
+        """A storage may have another size now: then one allocation ends, and another of its category begins."""
+        tracked = self._live.get(storage_id(storage))
+        if tracked is None:
             return
-        size, block = storage.nbytes(), watch.block
-        if size == self.account.size_bytes(block):
+        size, allocation = storage.nbytes(), tracked.allocation
+        if size == self.log.size_bytes(allocation):
             return
-        self.account.end(block)
+        self.log.end(allocation)
         if size:
-            self._place.moved()
-            watch.block = self.account.begin(size, self.account.category[block], self._label("resize_"))
+            self._position.moved()
+            tracked.allocation = self.log.begin(size, self.log.category[allocation], self._label("resize_"))
 
     def leave(self) -> None:
         """The rank has ended. Its storages are watched on: others must know them as its own as long as they live."""
         self.categories.close()
-        self.account.leave()
+        self.log.leave()
 
     def close(self) -> None:
         """The run has ended: no callback will come."""
@@ -176,10 +176,10 @@ class Ledger:
 
     # ---- what is seen ----
 
-    def _meet(self, tensor: Tensor, name: str) -> Watch | None:
+    def _meet(self, tensor: Tensor, name: str) -> TrackedStorage | None:
         """A storage that nobody saw being made. Another rank's is its own."""
         storage = _storage_of(tensor)
-        if storage_id(storage) in self._books.makers:
+        if storage_id(storage) in self._trackers.makers:
             return None
         return self._begin(storage, OTHER, name)
 
@@ -188,58 +188,58 @@ class Ledger:
             if storage_id(_storage_of(part)) not in self._live:
                 self._meet(part, name)
 
-    def _learn(self, facts: Facts, tensor: Tensor, watch: Watch) -> None:
-        if facts.is_collective:
-            self.categories.communicates(watch)
-        if facts.resizes:
+    def _learn(self, traits: OpTraits, tensor: Tensor, tracked: TrackedStorage) -> None:
+        if traits.is_collective:
+            self.categories.communicates(tracked)
+        if traits.resizes:
             self.resized(_storage_of(tensor))
-        if facts.gives_gradient and graph_task_id() != -1:
-            self.categories.perhaps_gradient(tensor, watch)
+        if traits.gives_gradient and graph_task_id() != -1:
+            self.categories.perhaps_gradient(tensor, tracked)
 
-    def _note(self, facts: Facts, out: Any, requires_grad: bool) -> None:
-        """Whatever is new in an operator's result is a block."""
-        live, makers = self._live, self._books.makers
+    def _note(self, traits: OpTraits, out: Any, requires_grad: bool) -> None:
+        """Whatever is new in an operator's result is an allocation."""
+        live, makers = self._live, self._trackers.makers
         for tensor in (out,) if type(out) is Tensor else tensors_in((out,)):
             try:
                 storage = _storage_of(tensor)
             except (NotImplementedError, RuntimeError):
-                self._meet_parts(tensor, facts.name)
+                self._meet_parts(tensor, traits.name)
                 continue
             if type(tensor) is not Tensor and hasattr(type(tensor), "__tensor_flatten__"):
                 # A functional collective's result under way: what wraps it has a size, but no memory of its own.
-                self._meet_parts(tensor, facts.name)
+                self._meet_parts(tensor, traits.name)
                 continue
             key = storage_id(storage)
             if key in live or key in makers:
                 continue
-            is_recorded = requires_grad and self._place.is_forward()
-            kind = COMMUNICATION if facts.is_collective else ACTIVATION if is_recorded else OTHER
-            watch = self._begin(storage, kind, facts.name)
-            if watch is None:
+            is_recorded = requires_grad and self._position.is_forward()
+            kind = COMMUNICATION if traits.is_collective else ACTIVATION if is_recorded else OTHER
+            tracked = self._begin(storage, kind, traits.name)
+            if tracked is None:
                 continue
             makers[key] = self
             if self.categories.is_stepping and not is_recorded:
-                self.categories.made(watch)
-            if facts.gives_gradient and graph_task_id() != -1:
-                self.categories.perhaps_gradient(tensor, watch)
+                self.categories.made(tracked)
+            if traits.gives_gradient and graph_task_id() != -1:
+                self.categories.perhaps_gradient(tensor, tracked)
 
-    # ---- how blocks begin and end ----
+    # ---- how allocations begin and end ----
 
-    def _begin(self, storage: torch.UntypedStorage, category: int, name: str) -> Watch | None:
+    def _begin(self, storage: torch.UntypedStorage, category: int, name: str) -> TrackedStorage | None:
         size, counts = storage.nbytes(), self._rank.counts
         if not size or (counts is not None and not counts(storage)):
             return None
-        watch = Watch(storage, self._on_death)
-        watch.key = storage_id(storage)
-        watch.block = self.account.begin(size, category, self._label(name))
-        self._live[watch.key] = watch
-        return watch
+        tracked = TrackedStorage(storage, self._on_death)
+        tracked.key = storage_id(storage)
+        tracked.allocation = self.log.begin(size, category, self._label(name))
+        self._live[tracked.key] = tracked
+        return tracked
 
     def _label(self, name: str) -> int:
-        labels = self._books.labels
-        return labels.setdefault((name, *self._place.now()), len(labels))
+        labels = self._trackers.labels
+        return labels.setdefault((name, *self._position.now()), len(labels))
 
-    def _died(self, watch: Watch) -> None:
-        if self._live.pop(watch.key, None) is not None:
-            self._books.makers.pop(watch.key, None)
-            self.account.end(watch.block)
+    def _died(self, tracked: TrackedStorage) -> None:
+        if self._live.pop(tracked.key, None) is not None:
+            self._trackers.makers.pop(tracked.key, None)
+            self.log.end(tracked.allocation)

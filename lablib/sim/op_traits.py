@@ -1,4 +1,4 @@
-"""What clock and ledger ask of every operator: found once, from its schema."""
+"""What clock and memory tracker ask of every operator: found once, from its schema."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from lablib.torch_compat import read_number, schema
 _PART = ("index", "indices", "mask")
 
 
-class Facts(NamedTuple):
-    """The facts of one operator.
+class OpTraits(NamedTuple):
+    """The traits of one operator.
 
     Attributes:
         op: the operator.
@@ -46,11 +46,11 @@ class Facts(NamedTuple):
 
 
 @cache
-def facts_of(op: Any) -> Facts:
-    """The facts of one operator."""
+def traits_of(op: Any) -> OpTraits:
+    """The traits of one operator."""
     signature = schema(op)
     plain = signature.name.split("::")[-1]
-    return Facts(
+    return OpTraits(
         op=op,
         name=signature.name.replace("::", "."),
         # torch.tensor() fills memory where no mode looks, and shows the result to this one.

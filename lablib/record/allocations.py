@@ -1,9 +1,9 @@
 """The storages that the ranks of a run allocated, kept as columns: half a million of them take 25 MB.
 
-`Blocks` is read like a tuple of `Block`s, and gives its columns as arrays to those who add up.
+`Allocations` is read like a tuple of `Allocation`s, and gives its columns as arrays to those who add up.
 
 Order. Virtual time stands still while a rank only allocates, so seconds alone do not say what was held together. Each
-rank therefore numbers its allocations and deaths: 1, 2, 3, ... (`start_event`, `end_event`). Blocks without numbers are
+rank therefore numbers its births and deaths: 1, 2, 3, ... (`start_event`, `end_event`). Allocations without numbers are
 ordered by their seconds; at one moment what dies goes before what is born, as an allocator reuses it.
 """
 
@@ -20,7 +20,7 @@ NEVER = 2**62  # the number of an event that did not happen
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Allocation:
     """One storage of one rank: the memory behind one or more tensors.
 
     Attributes:
@@ -31,7 +31,7 @@ class Block:
         name: the op that made it, e.g. "aten.mm"; "" for one that was there before an op first read it.
         phase: what the program was doing then.
         source: the line of the program that led there.
-        start_event, end_event: their numbers among the rank's allocations and deaths; `NEVER` if it did not die.
+        start_event, end_event: their numbers among the rank's births and deaths; `NEVER` if it did not die.
     """
 
     rank: int
@@ -46,8 +46,8 @@ class Block:
     end_event: int = 0
 
 
-class Blocks(Sequence[Block]):
-    """Blocks as columns.
+class Allocations(Sequence[Allocation]):
+    """Allocations as columns.
 
     Args:
         columns: arrays of equal length by name, see COLUMNS; `label` counts into `labels`.
@@ -70,70 +70,72 @@ class Blocks(Sequence[Block]):
         self.labels = labels
 
     @staticmethod
-    def of(blocks: Iterable[Block]) -> Blocks:
-        """The columns of some blocks.
+    def of(allocations: Iterable[Allocation]) -> Allocations:
+        """The columns of some allocations.
 
         Raises:
             ValueError: a category that does not exist.
         """
-        if isinstance(blocks, Blocks):
-            return blocks
+        if isinstance(allocations, Allocations):
+            return allocations
         labels: dict[tuple[str, str, str], int] = {}
-        columns: dict[str, list] = {name: [] for name in Blocks.COLUMNS}
-        for block in blocks:
-            if block.category not in CATEGORIES:
-                raise ValueError(f"a block's category is one of {', '.join(CATEGORIES)}: got {block.category!r}")
-            label = (block.name, block.phase, block.source)
+        columns: dict[str, list] = {name: [] for name in Allocations.COLUMNS}
+        for allocation in allocations:
+            if allocation.category not in CATEGORIES:
+                names = ", ".join(CATEGORIES)
+                raise ValueError(f"an allocation's category is one of {names}: got {allocation.category!r}")
+            label = (allocation.name, allocation.phase, allocation.source)
             given = {
-                "category": CATEGORIES.index(block.category),
+                "category": CATEGORIES.index(allocation.category),
                 "label": labels.setdefault(label, len(labels)),
             }
             for name, column in columns.items():
-                column.append(given[name] if name in given else getattr(block, name))
-        return Blocks(columns, list(labels))
+                column.append(given[name] if name in given else getattr(allocation, name))
+        return Allocations(columns, list(labels))
 
     @staticmethod
-    def joined(parts: Sequence[Blocks]) -> Blocks:
-        """Several ranks' blocks one after another; they share their labels."""
+    def joined(parts: Sequence[Allocations]) -> Allocations:
+        """Several ranks' allocations one after another; they share their labels."""
         if not parts:
-            return Blocks({name: () for name in Blocks.COLUMNS}, ())
-        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in Blocks.COLUMNS}
-        return Blocks(columns, parts[0].labels)
+            return Allocations({name: () for name in Allocations.COLUMNS}, ())
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in Allocations.COLUMNS}
+        return Allocations(columns, parts[0].labels)
 
-    def where(self, chosen: Any) -> Blocks:
-        """The blocks that a mask or a list of indices chooses."""
-        return Blocks({name: column[chosen] for name, column in self.columns.items()}, self.labels)
+    def where(self, chosen: Any) -> Allocations:
+        """The allocations that a mask or a list of indices chooses."""
+        return Allocations({name: column[chosen] for name, column in self.columns.items()}, self.labels)
 
-    def of_rank(self, rank: int) -> Blocks:
-        """The blocks of one rank, in the order of allocation."""
+    def of_rank(self, rank: int) -> Allocations:
+        """The allocations of one rank, in the order of allocation."""
         ranks = self.columns["rank"]
         if len(ranks) and np.all(ranks[1:] >= ranks[:-1]):
             return self.where(slice(*np.searchsorted(ranks, (rank, rank + 1))))
         return self.where(ranks == rank)
 
     @overload
-    def __getitem__(self, index: int) -> Block: ...
+    def __getitem__(self, index: int) -> Allocation: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Blocks: ...
+    def __getitem__(self, index: slice) -> Allocations: ...
 
-    def __getitem__(self, index: int | slice) -> Block | Blocks:
+    def __getitem__(self, index: int | slice) -> Allocation | Allocations:
         if isinstance(index, slice):
             return self.where(index)
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         row = {name: column[index].item() for name, column in self.columns.items()}
         name, phase, source = self.labels[row.pop("label")]
-        return Block(**{**row, "category": CATEGORIES[row["category"]]}, name=name, phase=phase, source=source)
+        return Allocation(**{**row, "category": CATEGORIES[row["category"]]}, name=name, phase=phase, source=source)
 
     def __len__(self) -> int:
         return len(self.columns["rank"])
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[Allocation]:
         columns = (self.columns[name].tolist() for name in self.COLUMNS)
         for rank, category, size, start_s, end_s, start_event, end_event, label in zip(*columns, strict=True):
             name, phase, source = self.labels[label]
-            yield Block(rank, CATEGORIES[category], size, start_s, end_s, name, phase, source, start_event, end_event)
+            made = (name, phase, source)
+            yield Allocation(rank, CATEGORIES[category], size, start_s, end_s, *made, start_event, end_event)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str) or len(self) != len(other):
@@ -143,31 +145,31 @@ class Blocks(Sequence[Block]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Blocks({len(self)})"
+        return f"Allocations({len(self)})"
 
 
-class Course:
-    """The allocations and deaths of one rank in the order in which they happened.
+class MemoryTimeline:
+    """The births and deaths of one rank's allocations, in the order in which they happened.
 
     Attributes (arrays with one entry an event):
         times_s: when.
         changes: bytes gained or lost.
-        block: which block, counted in `blocks`.
+        allocation: which allocation, counted in `allocations`.
         held: bytes held from then on.
     """
 
-    def __init__(self, blocks: Blocks):
-        self.blocks = blocks
-        columns, every = blocks.columns, np.arange(len(blocks))
+    def __init__(self, allocations: Allocations):
+        self.allocations = allocations
+        columns, every = allocations.columns, np.arange(len(allocations))
         dies = columns["end_event"] != NEVER
         times_s = np.concatenate([columns["start_s"], columns["end_s"][dies]])
         events = np.concatenate([columns["start_event"], columns["end_event"][dies]])
-        is_birth = np.concatenate([np.ones(len(blocks), bool), np.zeros(dies.sum(), bool)])
+        is_birth = np.concatenate([np.ones(len(allocations), bool), np.zeros(dies.sum(), bool)])
         order = np.lexsort((is_birth, events, times_s))
         sizes = columns["size_bytes"]
         self.times_s = times_s[order]
         self.changes = np.concatenate([sizes, -sizes[dies]])[order]
-        self.block = np.concatenate([every, every[dies]])[order]
+        self.allocation = np.concatenate([every, every[dies]])[order]
         self.held = np.cumsum(self.changes)
         self.peak_index = int(np.argmax(self.held)) if len(order) else 0
         self.peak_bytes = max(0, int(self.held[self.peak_index])) if len(order) else 0
@@ -177,8 +179,8 @@ class Course:
 
     @property
     def is_alive_at_peak(self) -> np.ndarray:
-        """Which blocks were alive at the peak: born by then and not dead yet."""
-        count = np.zeros(len(self.blocks), int)
+        """Which allocations were alive at the peak: born by then and not dead yet."""
+        count = np.zeros(len(self.allocations), int)
         upto = slice(0, self.peak_index + 1)
-        np.add.at(count, self.block[upto], np.sign(self.changes[upto]))
+        np.add.at(count, self.allocation[upto], np.sign(self.changes[upto]))
         return count > 0
