@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from lablib.hardware.checks import check_places
 from lablib.hardware.cluster import Cluster, Edge
-from lablib.hardware.figures import check_places
 from lablib.signature import check_type
 
 

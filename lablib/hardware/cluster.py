@@ -24,8 +24,8 @@ from numbers import Integral
 from typing import Any
 
 from lablib.errors import unknown_name
+from lablib.hardware.checks import check_numbers, check_places, check_size, check_times
 from lablib.hardware.device import FREE, Device
-from lablib.hardware.figures import check_numbers, check_places, check_size, check_times
 from lablib.hardware.link import Link
 from lablib.hardware.topology import FatTree, Topology
 from lablib.signature import check_fields

@@ -11,7 +11,7 @@ The defaults leave out what a device does not state: no quantization, no cache, 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lablib.hardware.figures import check_numbers, check_times
+from lablib.hardware.checks import check_numbers, check_times
 from lablib.signature import check_fields, check_type
 
 

@@ -10,7 +10,7 @@ Simplified: one alpha for every protocol, and a bandwidth that does not depend o
 
 from dataclasses import dataclass
 
-from lablib.hardware.figures import check_numbers, check_size, check_times
+from lablib.hardware.checks import check_numbers, check_size, check_times
 from lablib.signature import check_fields
 
 

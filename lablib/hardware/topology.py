@@ -17,7 +17,7 @@ Simplified: minimal routes, no adaptive routing; congestion is the constant tape
 from dataclasses import dataclass
 from typing import Protocol
 
-from lablib.hardware.figures import check_places
+from lablib.hardware.checks import check_places
 from lablib.signature import check_fields
 
 

@@ -7,7 +7,7 @@ communication.py    a plan with its sends and receives (messages.py)
 costs.py            what the actions take
 replay.py           when each runs, what each rank holds
 steady_state.py     the same for very many micro-batches, from a few
-closed_form.py      the same as formulas, for a planner (case.py, longest_paths.py, longest_paths_split.py)
+closed_form.py      the same as formulas, for a planner (sums.py, longest_paths.py, longest_paths_split.py)
 """
 
 # ruff: noqa: I001  (in reading order)

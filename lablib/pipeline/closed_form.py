@@ -40,9 +40,9 @@ import numpy as np
 
 from lablib.cost.arrays import Numbers, minimum
 from lablib.errors import unknown_name
-from lablib.pipeline.case import Case, StageTime, where
 from lablib.pipeline.longest_paths import breadth_first_s, gpipe_s, interleaved_s, one_f_one_b_s
 from lablib.pipeline.longest_paths_split import dualpipe_v_s, v_half_s, zb_h1_s, zb_h2_s, zb_v_s
+from lablib.pipeline.sums import PipelineSums, StageTime, where
 
 WITH_CLOSED_FORM = (
     "gpipe",
@@ -90,14 +90,16 @@ def makespan_s(
     """
     if schedule not in _MAKESPANS:
         raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
-    case = Case(num_stages, num_microbatches, num_chunks, middle, first_extra, last_extra, send_s, overlap, busiest)
-    longest_s = _MAKESPANS[schedule](case)
+    sums = PipelineSums(
+        num_stages, num_microbatches, num_chunks, middle, first_extra, last_extra, send_s, overlap, busiest
+    )
+    longest_s = _MAKESPANS[schedule](sums)
     if schedule == "interleaved":
         # With one piece on each rank there is nothing to interleave.
         is_plain = num_chunks == 1
         if is_plain.any() if isinstance(is_plain, np.ndarray) else is_plain:
-            longest_s = where(is_plain, one_f_one_b_s(case), longest_s)
-    return where(num_stages == 1, num_microbatches * case.round_s, longest_s)
+            longest_s = where(is_plain, one_f_one_b_s(sums), longest_s)
+    return where(num_stages == 1, num_microbatches * sums.round_s, longest_s)
 
 
 def bubble_fraction(

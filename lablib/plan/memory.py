@@ -31,8 +31,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lablib.cost.arrays import Numbers, maximum, minimum
-from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import in_flight
+from lablib.pipeline.sums import where
 from lablib.plan.eager import peak as eager_peak
 from lablib.plan.optimizer_step import Own, own_parameters, state_bytes
 from lablib.plan.setup import Choices, Split, has_both_ends

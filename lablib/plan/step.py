@@ -21,8 +21,8 @@ Simplified: every layer takes as long as the mean one (dense ones and those with
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
-from lablib.pipeline.case import where
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
+from lablib.pipeline.sums import where
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
 from lablib.plan.eager.messages import mixed_makespan_s, sent_s
 from lablib.plan.held import Held

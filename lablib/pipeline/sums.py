@@ -1,4 +1,4 @@
-"""One question to the formulas of closed_form.py, with the sums that the longest paths of every schedule need."""
+"""Stages' times as sums: what the longest path through each schedule is made of (closed_form.py)."""
 
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ class StageTime(NamedTuple):
         return self.forward_s + self.input_s + self.weight_s
 
 
-class Case:
-    """One question, with the sums that every schedule needs."""
+class PipelineSums:
+    """The sums that every schedule needs, for so many stages, micro-batches and seconds of each stage."""
 
     __slots__ = (
         "b_s",
