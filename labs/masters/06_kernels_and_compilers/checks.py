@@ -252,8 +252,8 @@ def _texts(draw: Draw) -> Iterator[tuple[Any, ...]]:
     q, *rest = text(5, 20, 11, 4)
     yield "scores far apart", 1000 * q, *rest
     low = torch.full((20, 3), -1.0, dtype=kind)
-    yield "scores far below 0", q.abs() * 3000 + 3000, low + 1e-4 * draw.tensor((20, 3), kind), *rest[1:]
-    yield "scores far above 0", q.abs() * 3000 + 3000, -low + 1e-4 * draw.tensor((20, 3), kind), *rest[1:]
+    yield "scores far below 0", q.abs() * 3e4 + 3e4, low + 1e-4 * draw.tensor((20, 3), kind), *rest[1:]
+    yield "scores far above 0", q.abs() * 3e4 + 3e4, -low + 1e-4 * draw.tensor((20, 3), kind), *rest[1:]
     high = draw.tensor((20, 3), kind)
     yield "scores that grow along the text", q.abs() + 1, torch.arange(20.0, dtype=kind)[:, None] + high, *rest[1:]
     yield "float32", *(one.float() for one in text(5, 20, 9, 4)[:3]), 9, 4

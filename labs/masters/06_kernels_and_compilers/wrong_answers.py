@@ -265,8 +265,8 @@ WRONG_ANSWERS = {
             "no number is nan (scores far apart; R 5, d 3, N 20, first 11, block 4)",
         ),
         (
-            "begins with a maximum of 0",
-            _attend(start="q.new_zeros(R, 1), q.new_zeros(R, 1), torch.zeros_like(q)"),
+            "begins with a maximum of -10,000",
+            _attend(start="q.new_full((R, 1), -1e4), q.new_zeros(R, 1), torch.zeros_like(q)"),
             "no number is nan (scores far below 0; R 5, d 3, N 20, first 11, block 4)",
         ),
         (
