@@ -109,7 +109,7 @@ def part_train(results: Results, optimizer: str, num_seeds: int) -> None:
         key = {"part": "search", "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay, "seed": 0}
         return results.get(one_run, **key)["loss"]
 
-    found = search(loss_of, first, num_rates, decays, most=12 if optimizer == "adamw" else MOST_TRIALS)
+    found = search(loss_of, first, num_rates, decays, max_trials=12 if optimizer == "adamw" else MOST_TRIALS)
     again = [found.best, found.runner_up]
     while again:  # until both neighbours of the best mean were tried
         for (lr, weight_decay), seed in product(again, (0, *FURTHER_SEEDS)):

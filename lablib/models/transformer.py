@@ -122,9 +122,9 @@ class Transformer:
                 f"for {self.name!r}"
             )
 
-    def _check_count(self, name: str, value: Any, least: int = 1) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number, {least} or more: got {value!r} for {self.name!r}")
+    def _check_count(self, name: str, value: Any, minimum: int = 1) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ValueError(f"{name} must be a whole number, {minimum} or more: got {value!r} for {self.name!r}")
 
     def _check_latent(self, latent: Latent) -> None:
         if not isinstance(latent, Latent):

@@ -69,7 +69,7 @@ def search(
     num_rates: int,
     decays: Sequence[float],
     factor: float = FACTOR,
-    most: int = 24,
+    max_trials: int = 24,
 ) -> Search:
     """Find the rate and the decay of the least loss.
 
@@ -79,7 +79,7 @@ def search(
         num_rates: rates of the grid, at each decay.
         decays: of the grid.
         factor: from one rate to the next.
-        most: trials at which to stop in any case.
+        max_trials: at which to stop in any case.
     """
     losses = {
         (start * factor**place, decay): loss_of(start * factor**place, decay)
@@ -90,7 +90,7 @@ def search(
     while True:
         place, decay = min(places, key=lambda key: losses[places[key]])
         missing = [(side, decay) for side in (place - 1, place + 1) if (side, decay) not in places]
-        if not missing or len(losses) >= most:
+        if not missing or len(losses) >= max_trials:
             return Search(losses, places[place, decay], not missing)
         for side, _ in missing:
             places[side, decay] = (start * factor**side, decay)

@@ -86,7 +86,7 @@ def search(
         # 0: as many as tensor. Whole experts need tokens of their own on every tensor rank.
         given["expert_tensor"] = (0, 1) if model.experts and others.get("sequence_parallel") is not False else (0,)
     splits = splits_of(model, cluster, total, seq_len, given)
-    stages = _values("zero_stage", zero_stage, least=0)
+    stages = _values("zero_stage", zero_stage, minimum=0)
     if wrong := set(stages) - set(SHARDING):
         raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {min(wrong)}")
     if not stages and not find_compression(others.get("compression", "none")).is_none:
@@ -129,21 +129,21 @@ def _several(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)
 
 
-def _values(name: str, given: Whole, least: int = 1, most: float = MAX_WHOLE) -> tuple[int, ...]:
+def _values(name: str, given: Whole, minimum: int = 1, maximum: float = MAX_WHOLE) -> tuple[int, ...]:
     """The values to try, each once; none where nothing was given."""
     if given is None:
         return ()
     values = _several(given)
     for value in values or (None,):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-            raise ValueError(f"{name} must be whole numbers, {least} or more: got {shown(value)}; try [1, 2, 4]")
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not minimum <= value <= maximum:
+            raise ValueError(f"{name} must be whole numbers, {minimum} or more: got {shown(value)}; try [1, 2, 4]")
     return tuple(dict.fromkeys(int(value) for value in values))
 
 
 def _one(name: str, given: Any) -> int:
     if given is None or isinstance(given, Iterable):
         raise ValueError(f"{name} must be a whole number, 1 or more: got {shown(given)}; try 8")
-    return _values(name, given, most=inf if name in ("gpus", "nodes") else MAX_WHOLE)[0]
+    return _values(name, given, maximum=inf if name in ("gpus", "nodes") else MAX_WHOLE)[0]
 
 
 def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:

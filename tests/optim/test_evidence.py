@@ -31,7 +31,7 @@ def test_the_search_finds_the_valley_wherever_it_begins(best, start, num_rates, 
         tried.append((rate, weight_decay))
         return abs(math.log2(rate / start) - best) + 0.1 * abs(weight_decay - 0.1 * decay)
 
-    found = search(loss_of, start, num_rates, (0.0, 0.1), most=100)
+    found = search(loss_of, start, num_rates, (0.0, 0.1), max_trials=100)
     assert found.best[0] == pytest.approx(start * 2.0**best)
     assert found.best[1] == 0.1 * decay and found.is_inside
     assert tried == list(found.losses), "no setting is tried twice"
@@ -39,7 +39,7 @@ def test_the_search_finds_the_valley_wherever_it_begins(best, start, num_rates, 
 
 
 def test_a_search_ends_and_says_that_its_best_lies_at_the_edge():
-    found = search(lambda rate, decay: -rate, 1.0, 3, (0.0,), most=5)
+    found = search(lambda rate, decay: -rate, 1.0, 3, (0.0,), max_trials=5)
     assert found.best == (16.0, 0.0) and not found.is_inside and len(found.losses) == 5
 
 
