@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from lablib.hardware.checks import check_places
 from lablib.hardware.cluster import Cluster, Edge
@@ -103,7 +104,7 @@ class GroupNetwork:
             wires = [(edge, count) for edge, count in to_others.items() if edge.level == level]
             if wires:
                 s_per_byte = sum(count / edge.bandwidth_bytes_per_s for edge, count in wires) / self.size
-                yield Edge(level, max(edge.latency_s for edge, _ in wires), 1 / s_per_byte)
+                yield Edge(level, max(edge.latency_s for edge, _ in wires), 1 / s_per_byte if s_per_byte else inf)
 
     @cached_property
     def by_node(self) -> list[tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from math import ceil, isclose, log2
+from math import ceil, inf, isclose, log2
 
 import pytest
 from hypothesis import assume, given
@@ -110,6 +110,14 @@ def test_across_nodes_its_wires_inside_and_outside_work_at_the_same_time(nodes, 
     assert close(collective_cost("all_to_all", size, net).time_s, max(outside_s, inside_s))
     # What leaves the node is sent by the direct exchange in rounds of which nearly all wait for the slower wires.
     assert collective_cost("all_to_all", size, net, "direct").time_s >= max(outside_s, inside_s) * (1 - ROUNDING)
+
+
+@given(RANKS, SIZES, st.sampled_from(sorted(COLLECTIVES)))
+def test_wires_without_an_end_to_their_bandwidth_cost_their_latency_alone(n, size, name):
+    free = FLAT.replace(intra=replace(WIRE, bandwidth_bytes_per_s=inf))
+    for algorithm in algorithms_for(name, flat(n)):
+        cost = collective_cost(name, size, GroupNetwork(free, range(n)), algorithm)
+        assert cost.time_s == cost.latency_s
 
 
 @given(RANKS)

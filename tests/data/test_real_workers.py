@@ -136,7 +136,8 @@ def test_a_batch_that_the_dead_worker_had_sent_is_loaded_again(loss, tmp_path):
         except WorkerDiedError as error:
             errors.append(error)
     assert [(error.workers, error.exit_codes) for error in errors] == [([1], [7])]
-    assert isinstance(errors[0].__cause__, OSError | EOFError)
+    # By the batch that cannot be had any more; or, on a busy machine, first by torch's own look at its workers.
+    assert isinstance(errors[0].__cause__, OSError | EOFError | RuntimeError)
     assert count_seen(used, num).is_exact
 
 
