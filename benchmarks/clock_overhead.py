@@ -1,4 +1,4 @@
-"""What the clock and the ledger cost the host: microseconds for each operator, beyond the untimed run.
+"""What the clock and the memory tracker cost the host: microseconds for each operator, beyond the untimed run.
 
     python benchmarks/clock_overhead.py [--rounds 7] [--steps 3]
 
@@ -73,20 +73,20 @@ def num_operators() -> int:
 
 @contextmanager
 def without(*parts: str) -> Iterator[None]:
-    """The clock without the ledger, or without lines of the program."""
-    ledger = patch.object(MemoryTracker, "saw", lambda *_: None)
+    """The clock without the memory tracker, or without lines of the program."""
+    tracker = patch.object(MemoryTracker, "saw", lambda *_: None)
     lines = patch.object(Lines, "here", lambda *_: "")
-    with ledger if "ledger" in parts else patch.object(MemoryTracker, "saw", MemoryTracker.saw):
+    with tracker if "tracker" in parts else patch.object(MemoryTracker, "saw", MemoryTracker.saw):
         with lines if "lines" in parts else patch.object(Lines, "here", Lines.here):
             yield
 
 
 VARIANTS = {
     "trace=False": (False, ()),
-    "clock, ledger and lines": (True, ()),
-    "clock and ledger": (True, ("lines",)),
-    "clock and lines": (True, ("ledger",)),
-    "clock": (True, ("ledger", "lines")),
+    "clock, memory tracker and lines": (True, ()),
+    "clock and memory tracker": (True, ("lines",)),
+    "clock and lines": (True, ("tracker",)),
+    "clock": (True, ("tracker", "lines")),
 }
 
 
@@ -106,10 +106,9 @@ def main() -> None:
     print(f"{count} operators a step, {args.steps} steps, median of {args.rounds} rounds; us for each operator")
     for name, us in each_us.items():
         print(f"  {name:24} {us:6.1f}   added {us - each_us['trace=False']:6.1f}")
-    whole, plain = each_us["clock, ledger and lines"], each_us["trace=False"]
-    print(
-        f"the ledger adds {whole - each_us['clock and lines']:.1f}, the lines {whole - each_us['clock and ledger']:.1f}"
-    )
+    whole, plain = each_us["clock, memory tracker and lines"], each_us["trace=False"]
+    tracker, lines = (whole - each_us[name] for name in ("clock and lines", "clock and memory tracker"))
+    print(f"the memory tracker adds {tracker:.1f}, the lines {lines:.1f}")
     print(f"added in all: {whole - plain:.1f} us for each operator   target: {TARGET_US:.0f}")
 
 

@@ -1,4 +1,4 @@
-"""Host seconds and memory of a training run on many simulated ranks, clock and ledger on.
+"""Host seconds and memory of a training run on many simulated ranks, clock and memory tracker on.
 
     python benchmarks/many_ranks_training.py
 
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def main() -> None:
-    print("ranks  clock and ledger   host s    CPU s   ms per rank   GB in all    spans   blocks")
+    print("ranks  clock and memory tracker   host s    CPU s   ms per rank   GB in all    spans   blocks")
     for ranks, trace in ((128, "on"), (256, "on"), (512, "on"), (1024, "off"), (1024, "on")):
         command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(ranks), trace]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

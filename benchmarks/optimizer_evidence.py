@@ -167,7 +167,7 @@ def step_seconds(optimizer: str, lr: float, weight_decay: float, turns: int = 10
 
 
 def memory_of(optimizer: str) -> Row:
-    """Bytes of state, and those that a step needs beyond weights, gradients and state, in the simulator's ledger."""
+    """Bytes of state, and those that a step needs beyond weights, gradients and state, by the memory tracker."""
 
     def program() -> list[int]:
         training = start(optimizer, 1e-3, 0.0, 0)
@@ -187,7 +187,7 @@ def memory_of(optimizer: str) -> Row:
     at_rest = held["parameter"] + held["gradient"] + held["optimizer state"]
     peak = int(launched.memory.by_phase(0).loc["second", "peak_bytes"])
     state, numel = launched.values[0]
-    assert state == held["optimizer state"], "the optimizer and the ledger count the same"
+    assert state == held["optimizer state"], "the optimizer and the memory tracker count the same"
     return {"state_bytes": state, "temporary_bytes": peak - at_rest, "num_parameters": numel}
 
 

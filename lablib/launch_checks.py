@@ -85,11 +85,12 @@ def check_size(ranks: Any, backend: Any) -> None:
         raise unknown_name("backend", backend, BACKENDS)
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"ranks must be a whole number of 1 or more: got {safe_repr(ranks)}; try ranks=4")
-    if ranks > (most := MAX_RANKS[backend]):
+    if ranks > (max_ranks := MAX_RANKS[backend]):
         what = "threads of one process" if backend == "sim" else "processes of one machine"
         remedy = "; the planner (lablib.plan) predicts larger runs" if backend == "sim" else '; try backend="sim"'
         raise ValueError(
-            f"ranks on {backend} are {what}, at most {most:,}: got {safe_repr(ranks)}{remedy}, or ranks={most}"
+            f"ranks on {backend} are {what}, at most {max_ranks:,}: got {safe_repr(ranks)}{remedy}, "
+            f"or ranks={max_ranks}"
         )
 
 

@@ -72,17 +72,17 @@ def _own_report(error: BaseException, programs: Callable[[traceback.StackSummary
     return "".join(["Traceback (most recent call last):\n", *stack.format(), error_text(error)])
 
 
-def _said(value: Any, how: Callable[[Any], str], most: int) -> str:
+def _said(value: Any, how: Callable[[Any], str], max_length: int) -> str:
     try:
         said = str.__str__(how(value))  # of a subclass of str, the plain text
     except BaseException as error:  # noqa: B036 - the user's class may raise anything while it is asked
         return f"<a {type_name(value)} whose __{how.__name__}__ raised {type_name(error)}>"
-    return _cut(said, most)
+    return _cut(said, max_length)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, max_length: int) -> str:
     """The text without its middle if it is endless, and without what no terminal can show (half a surrogate pair)."""
-    if len(text) > most:
-        half = most // 2
+    if len(text) > max_length:
+        half = max_length // 2
         text = f"{text[:half]} ... {len(text) - 2 * half:,} characters more ... {text[-half:]}"
     return text.encode(errors="backslashreplace").decode()

@@ -144,17 +144,17 @@ class Expect:
         if not isinstance(saw, Real) or isinstance(saw, bool):
             raise RuleBroken(rule, f"{type(saw).__name__} {short_repr(saw)}", "a number")
 
-        def tell(value: float, digits: int = 4) -> str:
+        def in_units(value: float, digits: int = 4) -> str:
             return format_quantity(value, unit, digits=digits)
 
         if not saw <= at_most + 1e-9 * abs(at_most):
             over = f", {told_apart(_times, saw / at_most, 1.0)[0]} times the budget" if at_most else ""
-            spent, most = told_apart(tell, saw, at_most)
+            spent, most = told_apart(in_units, saw, at_most)
             raise RuleBroken(rule, spent + over, f"at most {most}")
         if not saw >= at_least - 1e-9 * abs(at_least):
-            spent, least = told_apart(tell, saw, at_least)
+            spent, least = told_apart(in_units, saw, at_least)
             raise RuleBroken(rule, f"{spent}: less than the task needs", f"at least {least}")
-        self.measured.append(Measured(rule, f"{tell(saw)}, at most {tell(at_most)}"))
+        self.measured.append(Measured(rule, f"{in_units(saw)}, at most {in_units(at_most)}"))
 
     def that(self, rule: str, condition: bool, saw: object, expected: object) -> None:
         """`condition` holds. For what no other word says; `saw` and `expected` are for the message.

@@ -50,9 +50,9 @@ def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int
     return _ends(chosen, MAX_CHOSEN)
 
 
-def _ends(ranks: Sequence[int], most: int) -> list[int]:
+def _ends(ranks: Sequence[int], maximum: int) -> list[int]:
     """All of them, or half of `most` from each end."""
-    return list(ranks) if len(ranks) <= most else [*ranks[: most // 2], *ranks[-(most // 2) :]]
+    return list(ranks) if len(ranks) <= maximum else [*ranks[: maximum // 2], *ranks[-(maximum // 2) :]]
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -144,12 +144,12 @@ def figure_loss_and_bytes(
     across = log_axis(sizes, label, "B") if is_wide else axis(f"{label} (B)", rangemode="tozero")
     figure.update_layout(xaxis=across, yaxis=axis("final loss, least to largest seed (nats a byte)"), showlegend=True)
     ordered = sorted(results, key=lambda name: bytes_per_parameter[name])
-    least = min(results, key=lambda name: results[name].loss, default=None)
+    best = min(results, key=lambda name: results[name].loss, default=None)
     summary = "There is nothing to draw yet."
-    if least is not None:
+    if best is not None:
         summary = (
-            f"{ordered[0]} takes fewest bytes a parameter, {bytes_per_parameter[ordered[0]]:.2f}; {least} has the "
-            f"least loss, {results[least].loss:.3f} nats, with {bytes_per_parameter[least]:.2f}."
+            f"{ordered[0]} takes fewest bytes a parameter, {bytes_per_parameter[ordered[0]]:.2f}; {best} has the "
+            f"least loss, {results[best].loss:.3f} nats, with {bytes_per_parameter[best]:.2f}."
         )
     columns: dict[str, Sequence[object]] = {
         "optimizer": ordered,

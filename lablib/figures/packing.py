@@ -56,8 +56,10 @@ def figure_packing(packings: Mapping[str, Packed], title: str = "Documents in bl
     figure.update_yaxes(title_text="block (tokens)", row=1, col=1)
     make_room_for_titles(figure)
     figure.update_layout(showlegend=True)
-    most = max(len(packing.blocks) for packing in packings.values())
-    note = f" Of a packing with more, {MOST_BLOCKS} blocks are drawn, evenly spaced." if most > MOST_BLOCKS else ""
+    max_blocks = max(len(packing.blocks) for packing in packings.values())
+    note = (
+        f" Of a packing with more, {MOST_BLOCKS} blocks are drawn, evenly spaced." if max_blocks > MOST_BLOCKS else ""
+    )
     return attach(figure, _summary(packings) + note, packing_table(packings))
 
 

@@ -71,8 +71,8 @@ def _summary(memory: Memory, peaks: list[int], device: Device | None) -> str:
         )
         text += f"(rank {last})"
     held = memory.at_peak(last)
-    most = max(held, key=lambda name: held[name])
-    text += f"; {held[most] / high:.0%} of the highest is {most}"
+    largest = max(held, key=lambda name: held[name])
+    text += f"; {held[largest] / high:.0%} of the highest is {largest}"
     if device is not None and device.memory_bytes < float("inf"):
         over = sum(peak > device.memory_bytes for peak in peaks)
         text += f"; {device.name} has {format_quantity(device.memory_bytes, 'B')}"

@@ -187,8 +187,8 @@ def _summary(replay: Replay, ranks: Sequence[int], in_bytes: bool) -> str:
     text = (
         f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is bubble"
     )
-    most = max(range(plan.num_stages), key=lambda rank: (replay.in_flight[rank], -rank))
-    text += f"; rank {most} holds the most, {format_quantity(replay.in_flight[most], 'micro-batches')} at once"
+    fullest = max(range(plan.num_stages), key=lambda rank: (replay.in_flight[rank], -rank))
+    text += f"; rank {fullest} holds the most, {format_quantity(replay.in_flight[fullest], 'micro-batches')} at once"
     if in_bytes:
         highest = max(range(plan.num_stages), key=lambda rank: (replay.peak_bytes[rank], -rank))
         text += f", and {format_quantity(replay.peak_bytes[highest], 'B')} is the highest peak (rank {highest})"

@@ -20,7 +20,7 @@ MAX_SUMS, MAX_NAMED = 16, 8  # bars that say their sum above them, and the size 
 THICK = 0.055  # share of the height: room for a line of text
 ROOM_FOR_LIMIT = 5.0  # the limit is drawn where it is at most so many times the highest peak; else it is only said
 FEWEST = 4  # bars for which there is room: one alone is not as wide as the figure
-_SAME = {"communication buffer": "communication"}  # categories of the planner that the ledger calls otherwise
+_SAME = {"communication buffer": "communication"}  # categories of the planner that the memory tracker calls otherwise
 
 
 @checked

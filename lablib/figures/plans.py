@@ -105,18 +105,18 @@ class _Plan:
 def _draw(figure: go.Figure, plans: Sequence[_Plan], limit: float) -> str:
     """Points, front and limit; returns what the reader must know about points that are not seen."""
     sizes, times = [plan.size_bytes for plan in plans], [plan.time_s for plan in plans]
-    x_most = MAX_LIMITS * max(limit, min(sizes, default=0.0))
+    max_x = MAX_LIMITS * max(limit, min(sizes, default=0.0))
     fastest = next((plan.time_s for plan in plans if plan.fits), min(times, default=0.0))
-    y_most = max([MAX_TIMES * fastest, *(plan.time_s for plan in plans if plan.is_on_front)])
-    x_axis, x_scale, x_ends = _axis([*sizes, limit], x_most, "memory of the fullest GPU", "B")
-    y_axis, y_scale, _ = _axis(times, y_most, "step time", "s")
+    max_y = max([MAX_TIMES * fastest, *(plan.time_s for plan in plans if plan.is_on_front)])
+    x_axis, x_scale, x_ends = _axis([*sizes, limit], max_x, "memory of the fullest GPU", "B")
+    y_axis, y_scale, _ = _axis(times, max_y, "step time", "s")
     figure.update_layout(xaxis=x_axis, yaxis=y_axis)
     shown = _thinned(plans)
     figure.add_traces(_clouds(shown, (x_scale, y_scale)))
     figure.add_traces(_front([plan for plan in plans if plan.is_on_front], (x_scale, y_scale)))
     if plans:
         _limit(figure, limit, x_scale, max([x_ends[1], *sizes]), x_axis.get("type") == "log")
-    outside = sum(plan.size_bytes > x_most or plan.time_s > y_most for plan in shown)
+    outside = sum(plan.size_bytes > max_x or plan.time_s > max_y for plan in shown)
     note = f" {len(shown):,} of them are drawn." if len(shown) < len(plans) else ""
     return note + (f" Beyond the edges: {outside:,}; zoom out to see them." if outside else "")
 
@@ -161,11 +161,11 @@ def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: 
     """
     order = sorted((i for i in range(len(times_s)) if fits[i]), key=lambda i: (times_s[i], memory_bytes[i]))
     front: list[int] = []
-    least = float("inf")
+    smallest_bytes = float("inf")
     for i in order:
-        if memory_bytes[i] < least:
+        if memory_bytes[i] < smallest_bytes:
             front.append(i)
-            least = memory_bytes[i]
+            smallest_bytes = memory_bytes[i]
     return front
 
 
@@ -178,10 +178,10 @@ def _thinned(plans: Sequence[_Plan]) -> Sequence[_Plan]:
 
 
 def _axis(
-    values: Sequence[float], most: float, label: str, base: str
+    values: Sequence[float], maximum: float, label: str, base: str
 ) -> tuple[dict[str, Any], float, tuple[float, float]]:
     """The axis up to `most`, what values are divided by to stand on it, and its ends in the base unit."""
-    low, high = min(values, default=1.0), min(max(values, default=1.0), most or 1.0)
+    low, high = min(values, default=1.0), min(max(values, default=1.0), maximum or 1.0)
     if low <= 0 or high < WIDE_RANGE * low:
         unit, room = unit_for(high, base), 0.05 * (high - low) or 0.1 * high
         ends = (max(low - room, 0.0), high + room)
@@ -283,9 +283,9 @@ def _summary(plans: Sequence[_Plan], limit: float) -> str:
             text += f", the smallest of the {len(front)} of the front {format_quantity(smallest.time_s, 's')} and "
             text += format_quantity(smallest.size_bytes, "B")
     elif not many:
-        least = min(plans, key=lambda plan: plan.size_bytes)
-        text += f"; the smallest ({least.name}) needs {format_quantity(least.size_bytes, 'B')} and takes "
-        text += format_quantity(least.time_s, "s")
+        smallest = min(plans, key=lambda plan: plan.size_bytes)
+        text += f"; the smallest ({smallest.name}) needs {format_quantity(smallest.size_bytes, 'B')} and takes "
+        text += format_quantity(smallest.time_s, "s")
     return text + "."
 
 

@@ -30,7 +30,7 @@ def figure_spread(
     title: str = "",
     log_x: bool = True,
     log_y: bool = False,
-    mark_least: bool = False,
+    mark_minima: bool = False,
     summary: str = "",
 ) -> go.Figure:
     """One panel a group of lines, side by side with the same axes.
@@ -41,7 +41,7 @@ def figure_spread(
         x_label, y_label: quantity on the axis.
         x_unit, y_unit: kept as they are, without a prefix.
         log_x, log_y: logarithmic axes; on x, ticks stand at the positions themselves.
-        mark_least: a ring round each point of a line that may be its least: see `may_be_least`.
+        mark_minima: a ring round each point of a line that may be its least: see `possible_minima`.
         summary: one sentence; none given: ends of each line.
 
     Raises:
@@ -58,7 +58,7 @@ def figure_spread(
         for name, points in lines.items():
             look = names.index(name)
             figure.add_trace(_line(name, look, points, (x_label, x_unit, y_unit), name not in seen), row=1, col=column)
-            if mark_least and (best := may_be_least(points)):
+            if mark_minima and (best := possible_minima(points)):
                 figure.add_trace(_rings(look, points, best), row=1, col=column)
             seen.add(name)
     xs = sorted({x for lines in panels.values() for points in lines.values() for x in points})
@@ -82,18 +82,18 @@ def mean(values: Sequence[float]) -> float:
     return sum(finite) / len(finite) if finite else float("inf")
 
 
-def least(points: Mapping[float, Sequence[float]]) -> float:
+def minimum_at(points: Mapping[float, Sequence[float]]) -> float:
     """The position whose mean is least, of those with the most runs, all of them finite; one run may be luck."""
-    most = max(map(len, points.values()))
-    return min(points, key=lambda x: mean(points[x]) if _is_whole(points[x], most) else float("inf"))
+    max_runs = max(map(len, points.values()))
+    return min(points, key=lambda x: mean(points[x]) if _is_whole(points[x], max_runs) else float("inf"))
 
 
-def may_be_least(points: Mapping[float, Sequence[float]]) -> list[float]:
+def possible_minima(points: Mapping[float, Sequence[float]]) -> list[float]:
     """Positions that the runs do not tell from the least, in order: one of their values is within the least's bar.
 
     Positions at which a run was not finite are left out; none is left where all have such a run.
     """
-    top = max(points[least(points)])
+    top = max(points[minimum_at(points)])
     return [x for x in sorted(points) if all(map(isfinite, points[x])) and isfinite(top) and min(points[x]) <= top]
 
 

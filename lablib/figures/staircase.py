@@ -93,8 +93,8 @@ def _line(
 def _summary(sizes: Sequence[int], useful: Mapping[str, Sequence[float]], size_label: str) -> str:
     parts = []
     for name, shares in useful.items():
-        least, most = (choose(range(len(sizes)), key=lambda i: shares[i]) for choose in (min, max))
+        worst, best = (choose(range(len(sizes)), key=lambda i: shares[i]) for choose in (min, max))
         parts.append(
-            f"{name} is useful for {shares[least]:.0%} at {sizes[least]:,} and {shares[most]:.0%} at {sizes[most]:,}"
+            f"{name} is useful for {shares[worst]:.0%} at {sizes[worst]:,} and {shares[best]:.0%} at {sizes[best]:,}"
         )
     return f"For {size_label} from {sizes[0]:,} to {sizes[-1]:,}: {'; '.join(parts)}."

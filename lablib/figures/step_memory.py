@@ -208,11 +208,11 @@ def _summary(step: StepMemory) -> str:
         verdict = f"it fits into the {limit} that {step.device.name} leaves, with {margin} to spare"
     else:
         verdict = f"it does not fit into the {limit} that {step.device.name} leaves: {margin} are missing"
-    most = f"the largest micro-batch that fits is {step.largest_micro_batch:,}"
+    largest = f"the largest micro-batch that fits is {step.largest_micro_batch:,}"
     if not step.largest_micro_batch:
-        most = "not even one sequence fits"
+        largest = "not even one sequence fits"
     return (
-        f"{step.name} holds {format_quantity(peak, 'B')} at its peak: {parts}; {verdict}, and {most}. "
+        f"{step.name} holds {format_quantity(peak, 'B')} at its peak: {parts}; {verdict}, and {largest}. "
         f"The peak is made by {step.where(step.peak_index)}"
     )
 

@@ -44,7 +44,7 @@ def figure_steps_law(
         raise ValueError(f"there must be batch sizes with runs, and all numbers positive: got {dict(steps)}.")
     sizes = sorted(steps)
     means = {size: sum(steps[size]) / len(steps[size]) for size in sizes}
-    least_tokens = law.min_steps * law.critical_batch * seq_len
+    min_tokens = law.min_steps * law.critical_batch * seq_len
     low, high = sizes[0] / 4, sizes[-1] * 4
     curve = [low * (high / low) ** (i / (POINTS - 1)) for i in range(POINTS)]
     look, other = series_look(0), series_look(1)
@@ -84,19 +84,19 @@ def figure_steps_law(
             hoverinfo="text",
         )
     )
-    xs, ys = [law.min_steps, *(v for _, v in runs)], [least_tokens, *(v * s * seq_len for s, v in runs)]
+    xs, ys = [law.min_steps, *(v for _, v in runs)], [min_tokens, *(v * s * seq_len for s, v in runs)]
     figure.update_layout(
         xaxis=_axis(xs, "steps to the loss", "count"), yaxis=_axis(ys, "text read to the loss", "tokens")
     )
     line = {"color": FAINT_INK, "dash": "dot", "width": 1.5}
     figure.add_vline(x=law.min_steps, line=line)
-    figure.add_hline(y=least_tokens, line=line)
+    figure.add_hline(y=min_tokens, line=line)
     # On a logarithmic axis a line stands at the number itself and words at its logarithm.
     words = {"showarrow": False, "font": {"size": 12}}
     beside = {"x": log10(law.min_steps), "y": 0, "yref": "paper", "xshift": -9, "textangle": -90, "yanchor": "bottom"}
     figure.add_annotation(text="fewest steps", **beside, **words)
     # Below the line, as the law comes down to it from above.
-    below = {"y": log10(least_tokens), "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "top"}
+    below = {"y": log10(min_tokens), "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "top"}
     figure.add_annotation(text="fewest tokens", **below, **words)
     summary = (
         f"From {sizes[0]:,} to {sizes[-1]:,} sequences a step, steps go from {format_quantity(means[sizes[0]])} to "

@@ -85,11 +85,11 @@ def extent(layout: dict[str, Any], values: Iterable[float], is_from_zero: bool) 
     return (ends[1], ends[0]) if layout.get("autorange") == "reversed" else ends
 
 
-def _round_numbers(low: float, high: float, most: int = 8) -> Sequence[float]:
+def _round_numbers(low: float, high: float, max_ticks: int = 8) -> Sequence[float]:
     """Numbers in steps of 1, 2 or 5 between the ends."""
     low, high = sorted((low, high))
     if not high > low:
         return [low]
-    power = 10.0 ** floor(log10((high - low) / most))
-    step = next(s * power for s in (1, 2, 5, 10) if (high - low) / (s * power) <= most)
+    power = 10.0 ** floor(log10((high - low) / max_ticks))
+    step = next(s * power for s in (1, 2, 5, 10) if (high - low) / (s * power) <= max_ticks)
     return [step * n for n in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]

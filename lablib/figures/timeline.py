@@ -330,11 +330,11 @@ def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> st
     lines.append(f"starts at {format_quantity(bars.start_s[index], 's', 4)}")
     busy = f", busy {format_quantity(bars.busy_s[index], 's', 4)}" if count > 1 else ""
     lines.append(f"takes {format_quantity(duration_s, 's', 4)}{busy}")
-    amounts = [format_quantity(bars.flops[index], "FLOP")] if bars.flops[index] else []
-    amounts += [format_quantity(bars.size_bytes[index], "B")] if bars.size_bytes[index] else []
-    amounts += [span.dtype] if span.dtype else []
-    if amounts:
-        lines.append(", ".join(amounts))
+    totals = [format_quantity(bars.flops[index], "FLOP")] if bars.flops[index] else []
+    totals += [format_quantity(bars.size_bytes[index], "B")] if bars.size_bytes[index] else []
+    totals += [span.dtype] if span.dtype else []
+    if totals:
+        lines.append(", ".join(totals))
     if span.source:
         lines.append(plain(shorten(span.source, SOURCE_COLUMNS, placeholder=" ...")))
     return "<br>".join(lines)

@@ -63,8 +63,8 @@ def times(one: Scored) -> tuple[float, float]:
     return one.measured.step_time_s, one.step_time_s
 
 
-def _add_band(figure: go.Figure, least: float, most: float) -> None:
-    ends = [least, most]
+def _add_band(figure: go.Figure, low: float, high: float) -> None:
+    ends = [low, high]
     edge = {"x": ends, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
     figure.add_trace(go.Scatter(**edge, y=[(1 - BAND) * end for end in ends]))
     band = edge | {"showlegend": True, "fill": "tonexty", "fillcolor": GRID, "name": "10% off"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.spread import check_lines, figure_spread, may_be_least, mean, power_of_two
+from lablib.figures.spread import check_lines, figure_spread, mean, possible_minima, power_of_two
 from lablib.signature import checked
 from lablib.units import format_quantity
 
@@ -58,7 +58,7 @@ def figure_rates(
         line: what the number is.
 
     Returns:
-        A figure in which each rate that may be the best of its line has a ring: see `may_be_least`.
+        A figure in which each rate that may be the best of its line has a ring: see `possible_minima`.
     """
     panels = {
         panel: {f"{line} {number:,}": rates for number, rates in lines.items()} for panel, lines in losses.items()
@@ -69,12 +69,12 @@ def figure_rates(
     summary = f"Best rate at {line} {', '.join(f'{n:,}' for n in numbers)}: {'; '.join(parts)}."
     labels = ("peak learning rate", y_label, "a step", "nats a byte")
     title = title or f"The best rate by {line}"
-    return figure_spread(panels, *labels, title=title, mark_least=True, summary=summary)
+    return figure_spread(panels, *labels, title=title, mark_minima=True, summary=summary)
 
 
 def _rates(points: Mapping[float, Sequence[float]]) -> str:
     """Those that may be best."""
-    return " or ".join(map(_rate, may_be_least(points))) or "none"
+    return " or ".join(map(_rate, possible_minima(points))) or "none"
 
 
 def _rate(rate: float) -> str:

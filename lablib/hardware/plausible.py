@@ -57,21 +57,21 @@ _MAY_BE_ENDLESS = ("FLOP/s", "B", "B/s", "W", "FLOP/J")  # no seconds: nothing w
 
 def check_plausible(record: Any, file: str, where: str) -> None:
     """Raise ValueError for a figure of a cluster, device or link outside its range, with what it reads as."""
-    for (kind, name), (least, most, unit) in _PLAUSIBLE.items():
+    for (kind, name), (low, high, unit) in _PLAUSIBLE.items():
         if not isinstance(record, kind):
             continue
         value = getattr(record, name)
         for key, figure in value.items() if isinstance(value, Mapping) else (("", value),):
             is_ideal = figure == 0 or (figure == inf and unit in _MAY_BE_ENDLESS)
-            if figure is None or is_ideal or least <= figure <= most:
+            if figure is None or is_ideal or low <= figure <= high:
                 continue
             path = ".".join(part for part in (where, name, key) if part)
             if unit not in _EXAMPLES:
-                raise ValueError(f"{file}: {path} must be {least:g} to {most:g}: got {figure:g}")
+                raise ValueError(f"{file}: {path} must be {low:g} to {high:g}: got {figure:g}")
             raise ValueError(
                 f"{file}: {path} = {figure:g} reads as {format_quantity(figure, unit)}, outside "
-                f"{format_quantity(least, unit)} to "
-                f"{format_quantity(most, unit)}: probably a unit error; give it in {unit}, as in {_EXAMPLES[unit]}"
+                f"{format_quantity(low, unit)} to "
+                f"{format_quantity(high, unit)}: probably a unit error; give it in {unit}, as in {_EXAMPLES[unit]}"
             )
 
 
@@ -120,12 +120,12 @@ def _unlikely_bandwidth(cluster: Cluster, peak: float) -> str:
         "inter": ("inter.bandwidth_bytes_per_s", cluster.inter.bandwidth_bytes_per_s),
     }
     for part, (path, bandwidth) in bandwidths.items():
-        least, most = _FLOPS_A_BYTE[part]
-        if inf in (peak, bandwidth) or least <= peak / bandwidth <= most:
+        low, high = _FLOPS_A_BYTE[part]
+        if inf in (peak, bandwidth) or low <= peak / bandwidth <= high:
             continue
         return (
             f"{path} = {bandwidth:g} reads as {format_quantity(bandwidth, 'B/s')}, for a device of "
-            f"{format_quantity(peak, 'FLOP/s')}: {peak / bandwidth:,.3g} FLOPs a byte, outside {least:g} to {most:,g}: "
+            f"{format_quantity(peak, 'FLOP/s')}: {peak / bandwidth:,.3g} FLOPs a byte, outside {low:g} to {high:,g}: "
             f"probably a unit error; give it in B/s, as in {_EXAMPLES['B/s']}, or say `unusual = true` if it is meant"
         )
     return ""

@@ -14,7 +14,7 @@ them may be one memory (the output of one operator is the input of the next), an
 Cost: one walk over the graph. Shapes: any.
 Source: torch's notes "Autograd mechanics", section "Saved tensors" (torch 2.13); tools/autograd/derivatives.yaml.
 Simplified: what a saved-tensor hook has packed (checkpointing, compression, offload) is left out, as reading it would
-run the hook; the ledger of a launch counts that. An operator written as a torch.autograd.Function shows all its
+run the hook; the memory tracker of a launch counts that. An operator written as a torch.autograd.Function shows all its
 tensors under the name "tensors".
 """
 

@@ -14,7 +14,7 @@ sum, which nobody needs.
 From the second micro-batch on a gradient of a weight is made beside the sum of those before, added, and forgotten.
 
 Legend: D width, F hidden width, H heads, V vocabulary, T tokens of a sequence, w bytes of a number.
-Source: held to the simulator's ledger of the same step in tests, at every operator, to the byte.
+Source: held to the simulator's memory tracker of the same step in tests, at every operator, to the byte.
 Simplified: attention is flash attention's memory (outputs and logsumexp) at every precision; its FLOPs are half of the
 full square's (causal), and its backward computes the scores again.
 """

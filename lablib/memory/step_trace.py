@@ -1,4 +1,4 @@
-"""A training step as a list of operators, and what is held at the highest moment of each: a ledger on paper.
+"""A training step as a list of operators, and what is held at the highest moment of each: a memory tracker on paper.
 
 A step is written down as a program runs: an operator makes tensors (`op`), and tensors are forgotten (`free`). Every
 size is a number of bytes that does not depend on the micro-batch, plus a number for each of its sequences:

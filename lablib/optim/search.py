@@ -58,8 +58,8 @@ def best_of_means(losses: Mapping[tuple[float, float], Sequence[float]]) -> tupl
     Arguments:
         losses: (rate, decay) -> loss on each seed that it was tried on.
     """
-    most = max(map(len, losses.values()))
-    return min((key for key in losses if len(losses[key]) == most), key=lambda key: sum(losses[key]))
+    max_seeds = max(map(len, losses.values()))
+    return min((key for key in losses if len(losses[key]) == max_seeds), key=lambda key: sum(losses[key]))
 
 
 @checked

@@ -72,7 +72,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     expert = layers * held.expert_layer
     shards, expert_shards = split.shards, split.expert_copies
 
-    def kept(size: Numbers, from_stage: int) -> Numbers:
+    def split_from(size: Numbers, from_stage: int) -> Numbers:
         """Bytes of `size` a parameter, split from this ZeRO stage on."""
         if choices.zero_stage < from_stage:
             return (shared + expert) * size
@@ -84,7 +84,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     is_kept = choices.trainable == "all" and "optimizer" not in choices.offload
     state = state_bytes(choices, own) if is_kept else 0.0 * shared
     whole = held.layer + held.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
-    gradient = kept((on.gradient_bytes + copies) * trained, 2)
+    gradient = split_from((on.gradient_bytes + copies) * trained, 2)
     buffers = _buffers(choices, split, shared, rank)
     held_bytes, working, logits = _activations(choices, split, step, layers, rank)
     at_layer, at_head = _gathered(choices, split, layers * whole, whole, outside, head)
@@ -100,7 +100,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return Memory(
-        parameter=kept(on.width, 3),
+        parameter=split_from(on.width, 3),
         gradient=gradient,
         optimizer_state=state,
         activation=activation,

@@ -159,5 +159,5 @@ def whole_number(name: str, value: Any) -> int:
     return int(value)
 
 
-def _largest_divisor(number: int, most: int) -> int:
-    return next(d for d in range(min(most, number), 0, -1) if number % d == 0)
+def _largest_divisor(number: int, maximum: int) -> int:
+    return next(d for d in range(min(maximum, number), 0, -1) if number % d == 0)

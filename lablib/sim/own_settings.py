@@ -64,7 +64,7 @@ class Settings:
 
     @contextmanager
     def watched(self) -> Iterator["Settings"]:
-        """While this lasts, functions that set what is slow to read tell that it is worth a look from then on."""
+        """While this lasts, functions that set what is slow to read mark it as worth a look from then on."""
         with ExitStack() as stack:
             for at, owner in enumerate(_LOOKED_AT):
                 for holder, name in owner.setters:
@@ -73,13 +73,13 @@ class Settings:
 
     def _telling(self, setter: Callable[..., Any], at: int) -> Callable[..., Any]:
         @wraps(setter)
-        def tell(*args: Any, **kwargs: Any) -> Any:
+        def mark_and_call(*args: Any, **kwargs: Any) -> Any:
             if all(at != place for place, _ in self._quick):
                 self._quick.append((at, _LOOKED_AT[at]))
                 self._looks()
             return setter(*args, **kwargs)
 
-        return tell
+        return mark_and_call
 
 
 class OwnSettings:

@@ -67,8 +67,8 @@ def _notes(found: Iterable[tuple[int, tuple[str, ...]]], sentence: str, others: 
     notes = []
     for words, times in counts.items():
         who = f"rank {next(iter(times))}" if len(times) == 1 else f"ranks {short_ranks(tuple(times))}"
-        most = max(times.values())
-        notes.append(sentence.format(*words, who=who, times=f", {most} times" if most > 1 else ""))
+        max_times = max(times.values())
+        notes.append(sentence.format(*words, who=who, times=f", {max_times} times" if max_times > 1 else ""))
     if len(notes) > _MAX_NOTES:
         notes[_MAX_NOTES:] = [f"{len(notes) - _MAX_NOTES} more lines {others}"]
     return notes

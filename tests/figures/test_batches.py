@@ -22,7 +22,7 @@ from lablib.figures import (
     figure_steps_law,
     table,
 )
-from lablib.figures.spread import least, may_be_least
+from lablib.figures.spread import minimum_at, possible_minima
 
 LENGTHS = [3, 5, 2, 7, 1, 4]
 PACKINGS = {"alone": one_per_block(LENGTHS, 8), "best fit": best_fit(LENGTHS, 8)}
@@ -55,8 +55,8 @@ def test_a_single_lucky_run_does_not_make_its_rate_the_best():
 
 def test_rates_may_be_best_whose_runs_reach_the_bar_of_the_least():
     rates = {1: [2.3, 2.9], 2: [2.0, 2.2], 4: [2.2, 2.4], 8: [2.1, math.inf], 16: [2.21]}
-    assert (least(rates), may_be_least(rates)) == (2, [2, 4])
-    assert may_be_least({1: [math.inf], 2: [math.inf]}) == []
+    assert (minimum_at(rates), possible_minima(rates)) == (2, [2, 4])
+    assert possible_minima({1: [math.inf], 2: [math.inf]}) == []
 
 
 def test_the_sentence_says_none_where_every_rate_diverged():

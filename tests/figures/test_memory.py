@@ -1,4 +1,4 @@
-"""Memory: the stack is what the ledger says was held, at every moment and at the peak; its time is the timeline's."""
+"""The stack is what the memory tracker says was held, at any moment and at the peak; its time is the timeline's."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -69,7 +69,7 @@ def test_the_steps_are_what_the_blocks_that_were_alive_add_up_to(memory, rank):
 
 @settings(deadline=None, max_examples=30)
 @given(memories(), st.integers(0, 1))
-def test_the_table_at_the_peak_is_the_ledgers(memory, rank):
+def test_the_table_at_the_peak_is_the_trackers(memory, rank):
     rows = table(figure_memory(memory, rank=rank))
     at_peak = {row["category"]: int(row["at the peak (B)"]) for row in rows.to_dict("records")}
     assert {k: v for k, v in at_peak.items() if v} == {k: v for k, v in memory.at_peak(rank).items() if v}

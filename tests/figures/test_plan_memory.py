@@ -1,4 +1,4 @@
-"""Memory of a plan: the bars of a stage stack to its peak, in the colours of the ledger's categories."""
+"""Memory of a plan: the bars of a stage stack to its peak, in the colours of the memory tracker's categories."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false

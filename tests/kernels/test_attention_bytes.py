@@ -206,7 +206,7 @@ def test_what_is_kept_for_backward_grows_with_n(way, N, heads, width):
 
 
 def peak_bytes(attend, N: int) -> float:
-    """Of attention, forward and backward, on the ledger."""
+    """Of attention, forward and backward, on the memory tracker."""
 
     def program():
         attend(*example(N)).sum().backward()
@@ -214,7 +214,7 @@ def peak_bytes(attend, N: int) -> float:
     return launch(program, ranks=1).memory.peak_bytes(0)
 
 
-def test_the_peak_of_the_ledger_grows_with_n_where_standard_attention_grows_with_its_square():
+def test_the_peak_of_the_tracker_grows_with_n_where_standard_attention_grows_with_its_square():
     """At lengths for which scores are most of standard attention's memory: twice the tokens, four times the bytes."""
 
     def standard(q, k, v):

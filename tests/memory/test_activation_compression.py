@@ -140,7 +140,7 @@ def test_a_block_keeps_a_quarter_and_its_gradients_are_near():
 
 
 def kept_bytes(is_compressed: bool, depth: int = 6, numel: int = 4096) -> int:
-    """What the ledger holds after the forward of a chain of tanh(x), beyond its input and its output."""
+    """What the memory tracker holds after the forward of a chain of tanh(x), beyond its input and its output."""
 
     def program() -> torch.Tensor:
         x = torch.randn(numel, requires_grad=True)
@@ -158,7 +158,7 @@ def kept_bytes(is_compressed: bool, depth: int = 6, numel: int = 4096) -> int:
     return sum(held)
 
 
-def test_the_ledger_sees_a_quarter():
+def test_the_tracker_sees_a_quarter():
     numel, depth = 4096, 6
     plain, packed = kept_bytes(False), kept_bytes(True)
     assert plain == 4 * numel * (depth + 1)

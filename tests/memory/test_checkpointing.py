@@ -88,7 +88,7 @@ class Keeps(nn.Module):
 
 @settings(max_examples=15)
 @given(num_layers=st.integers(1, 9), k=st.integers(1, 9), numel=st.sampled_from([256, 1000]))
-def test_the_peak_on_the_ledger_is_the_closed_form(num_layers, k, numel):
+def test_the_peak_on_the_tracker_is_the_closed_form(num_layers, k, numel):
     """Each layer keeps its result, b bytes, and a checkpoint is b: exact but for what is at work."""
     b = 4.0 * numel
 
@@ -107,7 +107,7 @@ def test_the_peak_on_the_ledger_is_the_closed_form(num_layers, k, numel):
 
 @settings(max_examples=25)
 @given(num_layers=st.integers(1, 8), kinds=st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1), seed=SEED)
-def test_the_peak_of_any_plan_on_the_ledger_is_the_closed_form(num_layers, kinds, seed):
+def test_the_peak_of_any_plan_on_the_tracker_is_the_closed_form(num_layers, kinds, seed):
     """Segments of any lengths, kept or checkpointed, and layers that keep one or two results."""
     plan, start = [], 0
     for length, is_checkpointed in kinds * num_layers:

@@ -1,4 +1,4 @@
-"""Korthikanti's formula of what a layer keeps, s b h (34 + 5 a s / h), against the ledger of such a layer, to the byte.
+"""Korthikanti's bytes of a layer, s b h (34 + 5 a s / h), against the memory tracker of such a layer, to the byte.
 
 The layer is written as in the paper: 16 bits, dropout in three places, scores written out. Two things that the formula
 leaves out are there besides, and are counted here: a norm's mean and deviation of each token (two numbers of 32 bits),

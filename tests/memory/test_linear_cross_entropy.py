@@ -78,7 +78,7 @@ TOKENS, WIDTH, VOCAB = 512, 16, 4096
 
 
 def peak_bytes(loss_of, *chunks: int) -> float:
-    """Of one loss and its backward, beyond x, w, targets and their gradients, on the ledger."""
+    """Of one loss and its backward, beyond x, w, targets and their gradients, on the memory tracker."""
 
     def program():
         x, w, targets = example(TOKENS, WIDTH, VOCAB, dtype=torch.float32)

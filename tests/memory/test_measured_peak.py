@@ -1,4 +1,4 @@
-"""The measured peak: by hand, and of a training step beside the simulator's ledger."""
+"""The measured peak: by hand, and of a training step beside the simulator's memory tracker."""
 
 import torch
 
@@ -20,7 +20,7 @@ def test_what_is_released_counts_no_more():
     assert measured_peak_bytes(lambda: None) == 0
 
 
-def test_a_training_step_holds_what_the_ledger_says():
+def test_a_training_step_holds_what_the_tracker_says():
     def step():
         model = GPT(GPTConfig(num_layers=2, d_model=64, num_heads=2, vocab_size=64, max_seq_len=32))
         tokens = torch.zeros(4, 32, dtype=torch.long, device=model.head.weight.device)

@@ -1,4 +1,4 @@
-"""The memory of a step on paper equals the simulator's ledger of that step, torch's tracker, and the planner."""
+"""The memory of a step on paper equals the memory tracker's of that step, torch's tracker, and the planner."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -56,7 +56,7 @@ def two_steps(
 
 
 def highest_moments(*args: Any, fidelity: str) -> tuple[list[dict[str, int]], int]:
-    """What the ledger held before each time that something was freed, by category; and the step's peak."""
+    """What the memory tracker held before each time that something was freed, by category; and the step's peak."""
     memory = launch(two_steps, *args, ranks=1, fidelity=fidelity).memory
     marks = [block for block in memory.allocations if block.size_bytes == MARK]
     _, held = memory.curve(0)
@@ -76,7 +76,7 @@ def on_paper(*args: Any) -> StepMemory:
 
 
 def assert_equal(*args: Any, fidelity: str = "shapes") -> None:
-    """The peak, and in order every moment at which the ledger held more than before and after, by category."""
+    """The peak, and in order every moment at which the memory tracker held more than before and after, by category."""
     tops, peak = highest_moments(*args, fidelity=fidelity)
     step = on_paper(*args)
     assert step.peak_bytes == peak
@@ -85,11 +85,11 @@ def assert_equal(*args: Any, fidelity: str = "shapes") -> None:
     counted = moments[0]["other"] + 4
     tops = [top for top in tops if top["other"] != counted]
     if PRECISIONS[args[3]][1]:
-        # The ledger counts a master's gradient as the optimizer's state.
+        # The memory tracker counts a master's gradient as the optimizer's state.
         tops, moments = ([_merged(one) for one in each] for each in (tops, moments))
     places = iter(moments)
     for top in tops:
-        assert any(top == moment for moment in places), f"the ledger held {top}, and no moment on paper does"
+        assert any(top == moment for moment in places), f"the memory tracker held {top}, and no moment on paper does"
 
 
 def _merged(held: dict[str, int]) -> dict[str, int]:
@@ -98,7 +98,7 @@ def _merged(held: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adamw, fused"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_moment_of_a_step_equals_the_ledger_of_a_run_to_the_byte(precision, optimizer):
+def test_every_moment_of_a_step_equals_the_tracker_of_a_run_to_the_byte(precision, optimizer):
     assert_equal(CONFIG, 3, 8, precision, optimizer, 0, 1)
 
 

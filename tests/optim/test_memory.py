@@ -1,4 +1,4 @@
-"""Bytes by formula, from the state and in the ledger: equal; the peak of a step; steps inside backward."""
+"""Bytes by formula, from the state and in the memory tracker: equal; the peak of a step; steps inside backward."""
 
 import math
 from functools import partial
@@ -49,7 +49,7 @@ def test_the_formula_is_what_the_state_holds(name, rows, columns, size, rank, is
     assert optimizer.state_bytes() == want
 
 
-def in_the_ledger(name: str, shapes, options, in_backward: bool = False):
+def in_the_tracker(name: str, shapes, options, in_backward: bool = False):
     """Bytes of optimizer state after three steps, and the peak of the last beyond parameters, gradients and state."""
 
     def program() -> int:
@@ -75,10 +75,10 @@ def in_the_ledger(name: str, shapes, options, in_backward: bool = False):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @settings(max_examples=3)
 @given(rows=st.integers(2, 20), columns=st.integers(2, 20), rank=st.integers(1, 2))
-def test_the_ledger_holds_the_same(name, rows, columns, rank):
+def test_the_tracker_holds_the_same(name, rows, columns, rank):
     shapes = [(rows, columns), (columns, rows)] + ([(columns,)] if name != "muon" else [])
     options = {**OPTIONS.get(name, {})} | ({"rank": rank} if "galore" in name else {})
-    held, _, counted = in_the_ledger(name, shapes, options)
+    held, _, counted = in_the_tracker(name, shapes, options)
     assert held == counted == sum(state_bytes(name, shape, **options) for shape in shapes)
 
 
@@ -96,7 +96,7 @@ def test_a_planner_counts_the_same(name, rows, columns):
 def test_a_batched_step_has_one_more_copy_of_everything(name):
     shapes = [(64, 128), (128, 64), (64, 64)]
     numel = sum(math.prod(shape) for shape in shapes)
-    _, temporary, _ = in_the_ledger(name, shapes, {})
+    _, temporary, _ = in_the_tracker(name, shapes, {})
     assert 4 * numel <= temporary <= 4 * numel + 8 * (64 + 128) * 3
 
 
@@ -104,7 +104,7 @@ def test_a_batched_step_has_one_more_copy_of_everything(name):
 def test_others_have_a_few_copies_of_the_largest(name, each):
     shapes = [(512, 256)] * 3
     options = {"rank": 4} if name == "galore" else {}
-    _, temporary, _ = in_the_ledger(name, shapes, options)
+    _, temporary, _ = in_the_tracker(name, shapes, options)
     tables, small = 2 * 2**16, 3 * 2 * 4 * 4 * 512  # of 8 bits; GaLore's directions of all, and scales
     assert 4 * 512 * 256 <= temporary <= each * 512 * 256 + small + tables * (name == "adam8bit")
 
@@ -113,7 +113,7 @@ def test_others_have_a_few_copies_of_the_largest(name, each):
 @given(rows=st.integers(20, 200), columns=st.integers(20, 200), count=st.integers(1, 3), turns=st.booleans())
 def test_soap_has_all_gradients_rotated_and_four_more_of_the_largest(rows, columns, count, turns):
     options = {"precondition_frequency": 1 if turns else 10}
-    _, temporary, _ = in_the_ledger("soap", [(rows, columns)] * count, options)
+    _, temporary, _ = in_the_tracker("soap", [(rows, columns)] * count, options)
     each, side = rows * columns, max(rows, columns) ** 2
     step = (
         count * each + 4 * each
@@ -127,7 +127,7 @@ def test_soap_has_all_gradients_rotated_and_four_more_of_the_largest(rows, colum
 @pytest.mark.parametrize("name", ["galore", "q_galore"])
 def test_galore_has_one_matrix_back_in_full_or_the_vectors_of_one(name, rows, columns, rank, renews):
     options = {"rank": rank, "update_proj_gap": 1 if renews else 200}
-    _, temporary, _ = in_the_ledger(name, [(rows, columns)] * 2, options)
+    _, temporary, _ = in_the_tracker(name, [(rows, columns)] * 2, options)
     vectors = min(rows, columns) * (rows + columns)  # all singular vectors, of which `rank` are kept
     most = max(rows * columns, vectors) if renews else rows * columns
     low, tables = rank * (rows + columns), 2**17 * (name == "q_galore")  # of 8 bits, six times as much in the making

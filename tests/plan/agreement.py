@@ -26,7 +26,7 @@ def agrees(run: Run, prediction: Prediction, stage_ranks: list[int], skipped: st
         times_s, held = run.memory.curve(rank)
         # A model is built in 64 bits, which may need more than its step.
         held = {name: size[times_s >= setup_ends_s] for name, size in held.items()}
-        # Gradients in 32 bits, which a program makes for its masters, are states to the ledger.
+        # Gradients in 32 bits, which a program makes for its masters, are states to the memory tracker.
         held["states"] = held["gradient"] + held["optimizer state"]
         total = np.sum([held[name] for name in CATEGORIES], axis=0)
         peak = total.max()

@@ -27,7 +27,7 @@ def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 def context_parallel(**sizes) -> None:
     job = ContextJob(**sizes)
     run = launch(partial(train, job), ranks=job.context, cluster=job.cluster, fidelity="shapes")
-    # The first rank keeps most. What travelled is communication to the ledger until an operator copies it.
+    # The first rank keeps most. What travelled is communication to the memory tracker until an operator copies it.
     agrees(run, predicted(job), [0], together=True)
 
 

@@ -16,7 +16,7 @@ from tests.plan.tensor_step import Model, TensorJob, predicted, train
 def tensor_parallel(**sizes) -> None:
     job = TensorJob(**sizes)
     run = launch(partial(train, job), ranks=job.tensor, cluster=job.cluster, fidelity="shapes")
-    # What a rank gathered from the others and kept is communication to the ledger, activation to the planner.
+    # What a rank gathered from the others and kept is communication to the memory tracker, activation to the planner.
     prediction = predicted(job)
     agrees(run, prediction, [0], together=job.sequence_parallel)
     agrees_on_communication(run, prediction, [0], "tensor", has_exposed=True)

@@ -1,4 +1,4 @@
-"""Bytes and seconds of steps: the simulator's ledger and clock beside the sums."""
+"""Bytes and seconds of steps: the simulator's memory tracker and clock beside the sums."""
 
 from functools import partial
 

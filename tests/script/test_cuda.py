@@ -333,7 +333,7 @@ print([o.tolist() for o in outputs], x.tolist(), objects, holder[0][1].tolist(),
     assert lines(run, 1) == ["[[1.0, 1.0], [2.0, 2.0]] [3.0, 3.0] [{'rank': 0}, {'rank': 1}] [2.0, 2.0] True"]
 
 
-def test_allocation_statistics_answer_from_the_ledger_of_the_device(simulated):
+def test_allocation_statistics_answer_from_the_tracker_of_the_device(simulated):
     run = simulated(
         SETUP
         + """

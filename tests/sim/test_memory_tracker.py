@@ -1,4 +1,4 @@
-"""The ledger counts what a program holds: closed forms, a plain model of what lives, and torch's own tracker."""
+"""The memory tracker counts what a program holds: closed forms, a plain model of what lives, torch's tracker."""
 
 import gc
 import weakref
@@ -178,18 +178,18 @@ def test_views_and_operators_in_place_add_nothing():
 
 def test_a_tensor_lives_until_the_last_name_view_or_graph_that_holds_it_is_gone():
     def program() -> list[int]:
-        ledger, held = my_tracker(), []
+        tracker, held = my_tracker(), []
         x = torch.zeros(10)
         view = x[2:]
         del x
-        held.append(ledger.allocated_bytes())
+        held.append(tracker.allocated_bytes())
         del view
-        held.append(ledger.allocated_bytes())
+        held.append(tracker.allocated_bytes())
         w = torch.ones(10, requires_grad=True)
         y = (w * 2).exp().sum()
-        held.append(ledger.allocated_bytes())  # w, what exp keeps, and y
+        held.append(tracker.allocated_bytes())  # w, what exp keeps, and y
         del y
-        held.append(ledger.allocated_bytes())
+        held.append(tracker.allocated_bytes())
         return held
 
     assert launch(program, ranks=1).values == [[40, 0, 40 + 40 + 4, 40]]
@@ -217,16 +217,16 @@ def test_an_address_that_is_used_again_is_another_block():
 
 def test_a_storage_that_changes_its_size_ends_one_block_and_begins_another():
     def program() -> list[int]:
-        ledger, held = my_tracker(), []
+        tracker, held = my_tracker(), []
         weight = nn.Parameter(torch.ones(100))
         torch.add(weight, 1)
         for size in (0, 400, 400, 800):
             weight.untyped_storage().resize_(size)
-            held.append(ledger.allocated_bytes())
+            held.append(tracker.allocated_bytes())
         out = torch.empty(0)
         torch.add(torch.ones(5), 1, out=out)
         out.resize_(50)
-        held.append(ledger.allocated_bytes() - 800)
+        held.append(tracker.allocated_bytes() - 800)
         return held
 
     run = launch(program, ranks=1)
@@ -285,7 +285,7 @@ def test_any_program_holds_what_its_names_reach(steps):
         """Each name is [tensor, number of its storage]; a plain list of sizes is the model."""
         names: list[tuple[torch.Tensor, int]] = []
         sizes: list[int] = []
-        held, ledger = [], my_tracker()
+        held, tracker = [], my_tracker()
         for what, which, size in steps:
             chosen = names[which % len(names)] if names else None
             if what == "make" or chosen is None:
@@ -301,7 +301,7 @@ def test_any_program_holds_what_its_names_reach(steps):
             else:
                 del names[which % len(names)]
             del chosen
-            held.append(ledger.allocated_bytes() - sum(sizes[number] for number in {number for _, number in names}))
+            held.append(tracker.allocated_bytes() - sum(sizes[number] for number in {number for _, number in names}))
         return held
 
     assert set(launch(program, ranks=1).values[0]) <= {0}
@@ -475,7 +475,7 @@ def test_fsdp2_frees_what_it_gathered_and_shards_parameters_gradients_and_state(
     assert [held[name] for name in ("parameter", "gradient", "optimizer state")] == [shard] * 3
 
 
-# ---- the ledger and the run ----
+# ---- the memory tracker and the run ----
 
 
 def test_the_same_program_has_the_same_memory():
@@ -483,7 +483,7 @@ def test_the_same_program_has_the_same_memory():
     assert memories[0] == memories[1] and len(memories[0]) > 100
 
 
-def test_the_ledger_keeps_nothing_alive_and_hears_nothing_after_the_run():
+def test_the_tracker_keeps_nothing_alive_and_hears_nothing_after_the_run():
     alive: list[weakref.ref] = []
 
     def program() -> torch.Tensor:
@@ -517,15 +517,15 @@ def test_after_a_run_that_fails_a_storage_is_resized_and_freed_as_ever():
 
 def test_a_program_may_ask_what_it_holds_and_start_a_new_peak():
     def program() -> list[int]:
-        ledger = my_tracker()
+        tracker = my_tracker()
         x = torch.zeros(100)
         y = torch.zeros(50)
         del y
-        answers = [ledger.allocated_bytes(), ledger.peak_bytes()]
-        ledger.reset_peak()
-        answers.append(ledger.peak_bytes())
+        answers = [tracker.allocated_bytes(), tracker.peak_bytes()]
+        tracker.reset_peak()
+        answers.append(tracker.peak_bytes())
         torch.add(x, 1)
-        return [*answers, ledger.peak_bytes()]
+        return [*answers, tracker.peak_bytes()]
 
     assert launch(program, ranks=1).values == [[400, 600, 400, 800]]
 

@@ -13,7 +13,7 @@ in full; one without meets gradients with one micro-batch less.
 
 Legend: m micro-batches, k of them in flight; others as layer/.
 
-Source: the ledger of the simulator for such steps; torch's DDP (buckets as large as the gradients) and FSDP2
+Source: the memory tracker of the simulator for such steps; torch's DDP (buckets as large as the gradients) and FSDP2
 (the root's parameters stay from forward to backward, the next layer's are gathered while one is at work).
 Simplified: what a program's variables keep longer than they need is not here.
 """

@@ -25,7 +25,7 @@ number's own bytes are; c context ranks.
 
 Source: Liu et al., "Ring Attention", 2023, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel/
 _attention.py (`_templated_ring_attention`, `_SDPAMerger`; balanced, merged in 32 bits and rotated by all-gather, its
-defaults), torch 2.13; the operators and what lives are those of a timeline and a ledger of the simulator.
+defaults), torch 2.13; the operators and what lives are those of a timeline and a memory tracker of the simulator.
 Simplified: an exchange with the next rank is priced as the all-to-all as which torch sends it, even though each rank
 sends to one other alone. The first rank, which keeps a copy of the output that the last one does not, stands for all.
 """

@@ -4,7 +4,7 @@ fields.py           what a row may hold
 rows.py             a file of published measurements, read strictly
 architecture.py     which transformer a row is about
 machine.py          which cluster
-spellings.py        what sources call the same thing
+synonyms.py        what sources call the same thing
 software.py         which software, precision and recomputation
 splits.py           which split over GPUs
 case.py             what the predictor is asked

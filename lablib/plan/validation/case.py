@@ -21,7 +21,7 @@ architecture.py, M1 to M5 in machine.py.
         Else what was usual (usual.py) at the row's `date`, or the latest year in title and address (arXiv numbers among
         them); today, where there is none and on Hopper and later GPUs. No source at all is taken for Megatron.
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
-        single modules are not counted; other words: spellings.py). Not stated is none for "megatron-core": flash
+        single modules are not counted; other words: synonyms.py). Not stated is none for "megatron-core": flash
         attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's memory what does not
         fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc). Elsewhere it is open (C11).
     C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
@@ -64,8 +64,8 @@ from lablib.plan.validation.software import (
     stack_of,
     with_dispatcher,
 )
-from lablib.plan.validation.spellings import schedule_named
 from lablib.plan.validation.splits import data_ranks, parallel_of
+from lablib.plan.validation.synonyms import schedule_named
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 

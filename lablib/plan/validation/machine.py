@@ -1,6 +1,6 @@
 """Which cluster a row was measured on: the GPU's own node from the catalogue, changed by what the row states.
 
-M1  The GPU's name is matched without punctuation and packaging (spellings.py); "A100" alone is the one with 80 GB,
+M1  The GPU's name is matched without punctuation and packaging (synonyms.py); "A100" alone is the one with 80 GB,
     "H100" alone the one with 80 GB. A name that matches no device as a whole is refused.
 M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states; where
     it states nodes alone, with gpus / nodes of them.
@@ -23,7 +23,7 @@ from types import MappingProxyType
 from lablib.errors import unknown_name
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Link
 from lablib.plan.validation.rows import Row
-from lablib.plan.validation.spellings import gpu_key
+from lablib.plan.validation.synonyms import gpu_key
 
 # GPU names without punctuation -> device, cluster of the catalogue.
 GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(

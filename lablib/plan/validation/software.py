@@ -9,7 +9,7 @@ from lablib.plan.predict import OFFLOAD
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.usual import NAMED, Software, usual_software
 from lablib.plan.validation.rows import Row
-from lablib.plan.validation.spellings import recompute_named
+from lablib.plan.validation.synonyms import recompute_named
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
 BEFORE_HOPPER = ("V100", "A100")

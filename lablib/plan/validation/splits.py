@@ -8,7 +8,7 @@ from lablib.hardware import Cluster
 from lablib.plan.parallel import Parallel
 from lablib.plan.validation.rows import Row
 from lablib.plan.validation.software import OLD_MEGATRON
-from lablib.plan.validation.spellings import sharding_named
+from lablib.plan.validation.synonyms import sharding_named
 
 
 def data_ranks(row: Row) -> int:

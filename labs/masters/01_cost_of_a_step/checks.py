@@ -1,4 +1,4 @@
-"""Checks of lab 01: the cost of a step. Sizes are drawn anew; counts are held to torch and to the ledger."""
+"""Checks of lab 01: the cost of a step. Sizes are drawn anew; counts are held to torch and to the memory tracker."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -223,7 +223,7 @@ def _expect_bytes(expect: Expect, answer: Callable[..., float], sizes: dict[str,
         return _number(answer(batch, seq_len, width, hidden, heads, keeps_scores), "bytes")
 
     whole = _twice_the_same(lambda: kept(batch, seq_len, width, hidden, heads))
-    reference = _ledger_bytes(sizes)
+    reference = _tracked_bytes(sizes)
     if 2 * whole == reference:
         raise RuleBroken("a number has 2 bytes", f"{whole:,}: the numbers{on}", f"{reference:,} bytes")
     expect.close(
@@ -243,13 +243,13 @@ def _expect_bytes(expect: Expect, answer: Callable[..., float], sizes: dict[str,
     tensors = (whole - reference) / (2 * batch * seq_len * width)
     if tensors and tensors % 1 == 0:
         said = f"{plural(abs(int(tensors)), 'tensors')} too {'many' if tensors > 0 else 'few'}: {whole:,}{on}"
-        raise RuleBroken("fused: tensors of [B, T, D] as many as the ledger's", said, f"{reference:,}")
-    expect.close(f"fused: as much as the ledger of a layer{on}", whole, reference)
+        raise RuleBroken("fused: tensors of [B, T, D] as many as the memory tracker's", said, f"{reference:,}")
+    expect.close(f"fused: as much as the memory tracker of a layer{on}", whole, reference)
     expect.close(f"not fused: 2 bytes more for each score of each head{on}", scores, 2 * batch * heads * seq_len**2)
 
 
-def _ledger_bytes(sizes: dict[str, int]) -> int:
-    """What one layer of gpt.py keeps in 16 bits, by the ledger: without what is one number for each token or head."""
+def _tracked_bytes(sizes: dict[str, int]) -> int:
+    """What one layer of gpt.py keeps in 16 bits, by the memory tracker: without one number for each token or head."""
     batch, seq_len, width, hidden, heads = sizes.values()
     config = GPTConfig(1, width, heads, 16, seq_len, hidden)
 
@@ -509,7 +509,8 @@ def _expect_most_that_fit(expect: Expect, answer: Callable[..., float], config: 
     for part in (0.3, 0.65):
         memory_bytes = int(few + part * (more - few))
         saw = _sequences(answer, memory_bytes, num_params, config)
-        rule = f"{number} sequences fit into {memory_bytes:,} B: by the ledger they hold {few:,}, one more {more:,}"
+        fits = f"{number} sequences fit into {memory_bytes:,} B"
+        rule = f"{fits}: by the memory tracker they hold {few:,}, one more {more:,}"
         expect.equal(rule, int(saw), number)
 
 
@@ -519,7 +520,7 @@ def _of_a_sequence(config: GPTConfig) -> int:
 
 
 def _peak_bytes(config: GPTConfig, sequences: int) -> int:
-    """The most that a step of the lab holds, by the ledger."""
+    """The most that a step of the lab holds, by the memory tracker."""
 
     def step() -> None:
         with phase("setup"):

@@ -91,9 +91,9 @@ def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
 
 # %% [markdown]
 # `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU, and keeps a
-# *ledger* of every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a large model takes no
-# memory here, and any tokens do as targets. `phase` names a part of the step. A run's processes are its *ranks*: here
-# one. From its first operation to its last is the *makespan*. Guess first.
+# *memory tracker*, a list of every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a
+# large model takes no memory here, and any tokens do as targets. `phase` names a part of the step. A run's processes
+# are its *ranks*: here one. From its first operation to its last is the *makespan*. Guess first.
 
 # %%
 my_guess_s = None  # seconds of one step
@@ -325,7 +325,7 @@ print(f"this lab's step (flash attention makes the scores again): HFU {hfu:.2%},
 #
 # Now the bytes that are kept. In mixed precision a parameter has 2, and its gradient 2. AdamW holds 4 of the master
 # copy and two *states* of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** a
-# parameter when backward ends. In which of the three rows will the ledger differ, and by what?
+# parameter when backward ends. In which of the three rows will the memory tracker differ, and by what?
 
 # %%
 ends_s = [span.end_s for span in run.timeline.select(0) if span.phase == "backward"]
@@ -333,7 +333,7 @@ held = run.memory.at(0, max(ends_s) - 1e-9)  # just before AdamW begins
 rows = {}
 for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
     formula = bytes_a_param * num_params
-    rows[name] = {"bytes a parameter": bytes_a_param, "formula": formula, "ledger": held[name]}
+    rows[name] = {"bytes a parameter": bytes_a_param, "formula": formula, "memory tracker": held[name]}
     rows[name]["difference"] = held[name] - formula
 pd.DataFrame(rows).T
 
@@ -422,8 +422,8 @@ pd.DataFrame(rows)
 # %% [markdown]
 # The surprise is the loss (`usual_loss`, the line that the figure names). The logits are [B T, V], and V is 65 times D.
 # They are widened to 4 bytes for the softmax, whose logarithm is kept, an activation. Backward makes two gradients of
-# that size, which the ledger calls "other": all alive at one moment, **12 bytes for each of B T V numbers**. Each of
-# the three is as large as the activations of eight layers. (AdamW's gradients in 4 bytes count as its state.)
+# that size, which the memory tracker calls "other": all alive at one moment, **12 bytes for each of B T V numbers**.
+# Each of the three is as large as the activations of eight layers. (AdamW's gradients in 4 bytes count as its state.)
 
 # %%
 logits = sequences * seq_len * config.vocab_size
@@ -626,8 +626,8 @@ try_out(largest_micro_batch, memory_bytes=1000, **tiny)  # by hand: 2
 check.largest_micro_batch(largest_micro_batch)
 
 # %% [markdown]
-# Now the lab's model and GPU. By the ledger each sequence takes as much as the one before, so two runs give the largest
-# batch. What does it hold, with one sequence more, and with the loss in chunks?
+# Now the lab's model and GPU. By the memory tracker each sequence takes as much as the one before, so two runs give the
+# largest batch. What does it hold, with one sequence more, and with the loss in chunks?
 
 # %%
 few = [simulate(usual_loss, n).memory.peak_bytes(0) for n in (8, 9)]

@@ -330,26 +330,26 @@ WRONG_ANSWERS = {
             "keeps what leaves out and down as well",
             _BYTES
             + "return 2 * (batch * seq_len * (10 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
-            "as many as the ledger's",
+            "as many as the memory tracker's",
         ),
         (
             "keeps the norm's output once for each of query, key and value, in float32",
             _BYTES
             + "return 2 * (batch * seq_len * (13 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
-            "as many as the ledger's",
+            "as many as the memory tracker's",
         ),
         (
             "forgets what attention puts out",
             _BYTES
             + "return 2 * (batch * seq_len * (7 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
-            "as many as the ledger's",
+            "as many as the memory tracker's",
         ),
         (
             "Korthikanti's count with dropout",
             _BYTES
             + "s, b, h, a = seq_len, batch, width, heads\n"
             + "    return s * b * h * 18 + s * b * hidden * 4 + keeps_scores * 5 * a * s * s * b",
-            "as many as the ledger's",
+            "as many as the memory tracker's",
         ),
         (
             "always keeps the scores",
@@ -1046,12 +1046,12 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         (
             "rounds up",
             _LARGEST + _GUARD + _ONE + "return -(-(memory_bytes - 14 * num_params) // one)",
-            "by the ledger",
+            "by the memory tracker",
         ),
         (
             "rounds to the nearest",
             _LARGEST + _GUARD + _ONE + "return round((memory_bytes - 14 * num_params) / one)",
-            "by the ledger",
+            "by the memory tracker",
         ),
         (
             "does not round",
@@ -1154,7 +1154,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         (
             "returns one less, to be sure",
             _LARGEST + _GUARD + _ONE + "return max(0, (memory_bytes - 14 * num_params) // one - 1)",
-            "by the ledger",
+            "by the memory tracker",
         ),
         (
             "prints instead of returning",

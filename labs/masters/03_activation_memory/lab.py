@@ -143,9 +143,9 @@ print(f"a block's input: {sequences} x {config.max_seq_len} x {config.d_model} n
 print(f"b = {format_quantity(input_bytes, 'B')}")
 
 # %% [markdown]
-# `checkpointing.run` runs a chain by a *plan*, which says what is kept; the first keeps everything. The *ledger* of the
-# simulator notes each block of memory, when it comes and goes. Before you look: draw the activations against time,
-# forward and then backward. Where is the most held?
+# `checkpointing.run` runs a chain by a *plan*, which says what is kept; the first keeps everything. The *memory
+# tracker* of the simulator notes each block of memory, when it comes and goes. Before you look: draw the activations
+# against time, forward and then backward. Where is the most held?
 
 # %%
 GPU = {"ranks": 1, "cluster": cluster, "fidelity": "shapes"}
@@ -214,9 +214,9 @@ show_memory(whole, "One segment of all 16 blocks")
 # ### Exercise 1: checkpoint every k layers
 #
 # `checkpoint(function, x, use_reentrant=False)` returns `function(x)`, and keeps `x` alone. `nn.Sequential(*layers)` is
-# a module that runs layers one after another. The budgets: on the ledger activations peak at most 2% and two inputs
-# above such segments, and no layer's forward runs more than twice. Stuck? Run `check.run_in_segments.hint()` in a new
-# cell.
+# a module that runs layers one after another. The budgets: on the memory tracker activations peak at most 2% and two
+# inputs above such segments, and no layer's forward runs more than twice. Stuck? Run `check.run_in_segments.hint()` in
+# a new cell.
 
 
 # %% tags=["exercise"]
@@ -302,10 +302,10 @@ print(f"you guessed k = {my_guess_k}")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# One block a segment is best, in memory and in time. (The ledger differs from the formula by up to 2 b: it books the
-# chain's own input apart, and a last result is there for a moment.) The sum is least near k = sqrt(n b / a). That is
-# sqrt(n) where a layer saves only its input, a = b (Chen et al., 2016). A block saves sixteen times that, so longer
-# segments pay only for chains of more than 32 blocks.
+# One block a segment is best, in memory and in time. (The memory tracker differs from the formula by up to 2 b: it
+# books the chain's own input apart, and a last result is there for a moment.) The sum is least near k = sqrt(n b / a).
+# That is sqrt(n) where a layer saves only its input, a = b (Chen et al., 2016). A block saves sixteen times that, so
+# longer segments pay only for chains of more than 32 blocks.
 
 # %% [markdown]
 # And the time? Backward takes as long as two forwards: for each product it computes dx and dw. One more forward makes 4

@@ -772,7 +772,7 @@ print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the docu
 # %%
 from lablib.batches import large_batch
 from lablib.figures import figure_rates
-from lablib.figures.spread import least, may_be_least
+from lablib.figures.spread import minimum_at, possible_minima
 
 large = small_runs.recorded_large_batch()
 show(figure_rates(large, "batch", title="Loss after the same text"))
@@ -786,12 +786,12 @@ def told(losses):
 
 rows = {}
 for name, by_batch in large.items():
-    best_of_8 = least(by_batch[8])
+    best_of_8 = minimum_at(by_batch[8])
     for size, losses in by_batch.items():
         row = rows[f"{name}, batch {size}"] = {}
-        rings = may_be_least(losses)
+        rings = possible_minima(losses)
         row["may be best"] = ", ".join(f"2^{math.log2(rate):.0f}" for rate in rings)
-        row["the lowest"] = told(losses[least(losses)])
+        row["the lowest"] = told(losses[minimum_at(losses)])
         for rule in (large_batch.square_root_rate, large_batch.linear_rate):
             rate = rule(best_of_8, 8, size)
             said = f"2^{math.log2(rate):.0f}: {told(losses.get(rate, []))}"
@@ -802,7 +802,7 @@ pd.DataFrame(rows).T
 
 # %%
 for size in (8, 128):
-    adamw, lamb = (large[name][size][least(large[name][size])] for name in ("adamw", "lamb"))
+    adamw, lamb = (large[name][size][minimum_at(large[name][size])] for name in ("adamw", "lamb"))
     apart = max(adamw) < min(lamb) or max(lamb) < min(adamw)
     said = "apart" if apart and len(adamw) > 1 < len(lamb) else "not told apart by these runs"
     print(f"batch {size}: AdamW {told(adamw)}, LAMB {told(lamb)}: {said}")
@@ -859,15 +859,15 @@ show(figure_coordinates(small_runs.recorded_coordinates()))
 
 # %%
 from lablib.figures import figure_rates
-from lablib.figures.spread import least, may_be_least
+from lablib.figures.spread import minimum_at, possible_minima
 
 by_width = small_runs.recorded_rates()
 show(figure_rates(by_width, title="Loss by rate and width"))
 rows = {}
 for name, widths in by_width.items():
     for width, losses in widths.items():
-        powers = [f"2^{math.log2(rate):.0f}" for rate in may_be_least(losses)]
-        lowest = losses[least(losses)]
+        powers = [f"2^{math.log2(rate):.0f}" for rate in possible_minima(losses)]
+        lowest = losses[minimum_at(losses)]
         row = {"may be best": ", ".join(powers), "lowest loss": f"{sum(lowest) / len(lowest):.3f}"}
         rows[f"{name}, width {width}"] = row | {"runs": len(lowest)}
 pd.DataFrame(rows).T

@@ -641,8 +641,8 @@ for n in (3, 5):
 # ## Further: a guide for a model of yours
 #
 # What a step needs differs from model to model. The simulator runs two steps with shapes alone, without numbers, and
-# its ledger holds the peak. Here GPT-2, whose embeddings are a third of its parameters: Muon, SOAP, GaLore and 8 bits
-# leave them to AdamW.
+# its memory tracker holds the peak. Here GPT-2, whose embeddings are a third of its parameters: Muon, SOAP, GaLore and
+# 8 bits leave them to AdamW.
 
 # %%
 from lablib import phase

@@ -312,7 +312,7 @@ print("you guessed", my_guess_growth)
 #
 # And the memory that a step needs, for one head of one text? Standard attention keeps the softmax, N x N numbers, for
 # backward, where two gradients of that size join it. The loop keeps one number a query beside q, k, v and o. The
-# simulator's *ledger* notes every allocation; here its peak, forward and backward, in 16 bits.
+# simulator's *memory tracker* notes every allocation; here its peak, forward and backward, in 16 bits.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention

@@ -99,5 +99,5 @@ def test_a_model_without_attention_is_refused(row):
         transformer_of(row({"model.name": "Nemotron-H 56B"}), False)
 
 
-def test_spellings_of_one_name_are_one():
+def test_synonyms_of_one_name_are_one():
     assert squeezed("Llama3.1-70B") == squeezed("llama 3 70b") == squeezed("llama3_70b")
