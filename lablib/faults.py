@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from lablib.errors import unknown_name
-from lablib.signature import check_fields
+from lablib.signature import check_fields, whole_number
 from lablib.texts import safe_repr
 
 KINDS = ("nan", "inf", "bit flip")
@@ -176,8 +176,8 @@ class CorruptGradient:
         for name in ("step", "element", "parameter", "bit"):
             value = getattr(self, name)
             may_be_left_out = value is None or (name == "parameter" and isinstance(value, str))
-            if not may_be_left_out and (not isinstance(value, int) or value < 0):
-                raise ValueError(f"{name} must be a whole number of 0 or more: got {value!r} in {self}")
+            if not may_be_left_out:
+                whole_number(name, value, 0, 0, f" in {self}")
         if self.bit is not None and self.kind != "bit flip":
             raise ValueError(f'a bit is for kind="bit flip": got bit={self.bit} and kind={self.kind!r}')
 

@@ -15,9 +15,9 @@ from lablib.launch_checks import (
     check_device,
     check_fidelity,
     check_program,
-    check_size,
     check_trace,
     checked_simulate,
+    checked_size,
     checked_timeout,
 )
 from lablib.run import Run
@@ -86,7 +86,7 @@ def launch(
         LaunchError: the program failed; the subclass says how (lablib/errors.py).
     """
     check_program(fn, args)
-    check_size(ranks, backend)
+    ranks = checked_size(ranks, backend)
     check_fidelity(fidelity, backend)
     check_trace(trace)
     timeout_s = checked_timeout(timeout_s)

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from lablib.errors import unknown_name
+from lablib.signature import whole_number
 from lablib.texts import safe_repr
 
 BACKENDS = ("sim", "gloo", "nccl")
@@ -75,16 +76,15 @@ def check_value(value: Any) -> None:
             raise TypeError(f"the program returned what {what} made, whose body has not run; {_REMEDIES[what]}")
 
 
-def check_size(ranks: Any, backend: Any) -> None:
-    """Whether so many ranks can be on this backend.
+def checked_size(ranks: Any, backend: Any) -> int:
+    """The number of ranks, which this backend can have.
 
     Raises:
         ValueError: no such backend, or not a number of ranks that it can have.
     """
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(f"ranks must be a whole number of 1 or more: got {safe_repr(ranks)}; try ranks=4")
+    ranks = whole_number("ranks", ranks, example=4, maximum=inf)
     if ranks > (max_ranks := MAX_RANKS[backend]):
         what = "threads of one process" if backend == "sim" else "processes of one machine"
         remedy = "; the planner (lablib.plan) predicts larger runs" if backend == "sim" else '; try backend="sim"'
@@ -92,6 +92,7 @@ def check_size(ranks: Any, backend: Any) -> None:
             f"ranks on {backend} are {what}, at most {max_ranks:,}: got {safe_repr(ranks)}{remedy}, "
             f"or ranks={max_ranks}"
         )
+    return ranks
 
 
 def checked_timeout(timeout_s: Any) -> float | None:

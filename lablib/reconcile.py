@@ -27,7 +27,7 @@ from lablib.markup import paragraph, table_html
 from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.recorded import RecordedReconciliation, beside
 from lablib.run import Run
-from lablib.signature import checked
+from lablib.signature import checked, whole_number
 from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
@@ -246,8 +246,7 @@ def reconcile(
         ValueError: an argument breaks its rule, or there is no profile of this machine yet.
         LaunchError: the program failed on either side.
     """
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-        raise ValueError(f"repeats must be a whole number of 1 or more: got {repeats!r}; try repeats=5")
+    repeats = whole_number("repeats", repeats, example=5)
     if backend == "sim":
         raise ValueError('a prediction is held against a real backend: got "sim"; use backend="gloo" or "nccl"')
     simulated = find_cluster(cluster)

@@ -96,6 +96,28 @@ def shown(value: object) -> str:
     return text[:MAX_LETTERS] or f"an object of class {type(value).__name__}"
 
 
+def whole_number(
+    name: str, value: Any, minimum: int = 1, example: object = 8, of: str = "", maximum: float = MAX_WHOLE
+) -> int:
+    """A count as Python's int; one of numpy is one, too, True is none.
+
+    Args:
+        name: the argument's, for the message; what stands before a space in it is whose: "gpipe: num_stages".
+        example: what to try instead.
+        of: whose it is, for the message: " for 'gpt2'".
+        maximum: infinity where the caller says what is too many.
+
+    Raises:
+        ValueError: not a whole number, below the minimum, or more than can be counted with.
+    """
+    remedy = f"got {shown(value)}{of}; try {name.split()[-1]}={example}"
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        raise ValueError(f"{name} must be a whole number, {minimum} or more: {remedy}")
+    if int(value) > maximum:
+        raise ValueError(f"{name} must be below 2**63: {remedy}")
+    return int(value)
+
+
 def fits(value: Any, hint: Any) -> bool:
     """Whether the value has the type that the annotation names; True for annotations that name none."""
     if hint is Any or isinstance(hint, TypeVar):

@@ -45,14 +45,14 @@ from lablib import (
         (lambda: DropLink(2, 2), "two different ranks"),
         (lambda: DropLink(0, 1, at_s=-1), "at_s must be 0 or more seconds"),
         (lambda: CorruptGradient(0, kind="NaN "), "unknown kind of corruption 'NaN ': did you mean 'nan'"),
-        (lambda: CorruptGradient(0, step=-1), "step must be a whole number of 0 or more"),
-        (lambda: CorruptGradient(0, element=-1), "element must be a whole number of 0 or more"),
-        (lambda: CorruptGradient(0, parameter=-1), "parameter must be a whole number of 0 or more"),
+        (lambda: CorruptGradient(0, step=-1), "step must be a whole number, 0 or more"),
+        (lambda: CorruptGradient(0, element=-1), "element must be a whole number, 0 or more"),
+        (lambda: CorruptGradient(0, parameter=-1), "parameter must be a whole number, 0 or more"),
         (
             lambda: CorruptGradient(0, parameter=1.5),  # pyright: ignore[reportArgumentType]
             "parameter must be text or a whole number or None",
         ),
-        (lambda: CorruptGradient(0, kind="bit flip", bit=-1), "bit must be a whole number of 0 or more"),
+        (lambda: CorruptGradient(0, kind="bit flip", bit=-1), "bit must be a whole number, 0 or more"),
         (lambda: CorruptGradient(0, kind="inf", bit=3), 'a bit is for kind="bit flip"'),
         (lambda: SlowRank(True, 2.0), "SlowRank: rank must be a whole number: got True"),
         (lambda: SlowRank(None, 2.0), "SlowRank: rank must be a whole number: got None"),

@@ -37,7 +37,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_must_be_a_whole_number_of_one_or_more(ranks, backend):
     with pytest.raises(ValueError) as caught:
         launch(rank, ranks=ranks, backend=backend)
-    assert str(caught.value) == f"ranks must be a whole number of 1 or more: got {ranks!r}; try ranks=4"
+    assert str(caught.value) == f"ranks must be a whole number, 1 or more: got {ranks!r}; try ranks=4"
 
 
 @pytest.mark.usefixtures("nothing_starts")

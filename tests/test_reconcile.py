@@ -168,7 +168,7 @@ def test_repr_and_html_say_the_makespans():
 
 
 def test_bad_arguments_are_refused_in_a_sentence():
-    with pytest.raises(ValueError, match="repeats must be a whole number of 1 or more: got 0"):
+    with pytest.raises(ValueError, match="repeats must be a whole number, 1 or more: got 0"):
         reconcile(print, repeats=0, cluster="laptop")
     with pytest.raises(ValueError, match="real backend: got .sim."):
         reconcile(print, backend="sim", cluster="laptop")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lablib.hardware.checks import check_numbers, check_times
-from lablib.signature import check_fields, check_type
+from lablib.signature import check_fields, check_type, whole_number
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,8 @@ class Device:
                 raise ValueError(f"{figure} must be 0 or more: got {getattr(self, figure)} for {self.name}")
 
     def _check_counts(self) -> None:
-        if not (isinstance(self.num_cores, int) and self.num_cores >= 0):
-            raise ValueError(f"num_cores is a whole number, 0 or more: got {self.num_cores!r} for {self.name}")
-        generation = self.attention_generation
-        if not (isinstance(generation, int) and generation >= 1):
-            raise ValueError(f"attention_generation is a whole number, 1 or more: got {generation!r} for {self.name}")
+        whole_number("num_cores", self.num_cores, 0, 132, f" for {self.name}")
+        whole_number("attention_generation", self.attention_generation, 1, 2, f" for {self.name}")
         alignment = self.row_alignment_bytes
         if not (isinstance(alignment, int) and alignment >= 0 and alignment & (alignment - 1) == 0):
             raise ValueError(f"row_alignment_bytes is a power of two or 0: got {alignment!r} for {self.name}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.models.gpt import GPTConfig
+from lablib.signature import whole_number
 
 ACTIVATIONS = ("gelu", "swiglu")
 POSITIONS = ("learned", "rotary", "alibi")
@@ -123,8 +124,7 @@ class Transformer:
             )
 
     def _check_count(self, name: str, value: Any, minimum: int = 1) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ValueError(f"{name} must be a whole number, {minimum} or more: got {value!r} for {self.name!r}")
+        whole_number(name, value, minimum, max(minimum, 1), f" for {self.name!r}")
 
     def _check_latent(self, latent: Latent) -> None:
         if not isinstance(latent, Latent):

@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers, ceil_div, minimum
 from lablib.errors import unknown_name
-from lablib.signature import check_fields
+from lablib.signature import check_fields, whole_number
 
 ALL_REDUCE, ALL_GATHER, TWO_PHASE = "all_reduce", "all_gather", "two_phase"
 EXCHANGES = (ALL_REDUCE, ALL_GATHER, TWO_PHASE)
@@ -65,12 +65,12 @@ class GradientCompression:
         if self.exchange not in EXCHANGES:
             raise unknown_name("exchange", self.exchange, EXCHANGES)
         for name, lowest in (("bits", 1), ("block", 0), ("choice_reads", 0)):
-            if (value := getattr(self, name)) is not None and value < lowest:
-                raise ValueError(f"{name} must be a whole number, {lowest} or more: got {value!r}; try 8")
+            if (value := getattr(self, name)) is not None:
+                whole_number(name, value, lowest)
         if self.ratio is not None and not 0 < self.ratio <= 1:
             raise ValueError(f"ratio is a share of all gradients, above 0 and up to 1: got {self.ratio!r}; try 0.01")
-        if self.rank is not None and not (isinstance(self.rank, int) and self.rank >= 1):
-            raise ValueError(f"rank must be a whole number, 1 or more: got {self.rank!r}; try 2")
+        if self.rank is not None:
+            whole_number("rank", self.rank, example=2)
 
     @property
     def is_none(self) -> bool:

@@ -37,7 +37,7 @@ from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.errors import unknown_name
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
-from lablib.signature import check_fields
+from lablib.signature import check_fields, whole_number
 
 _AMOUNTS = (
     *("moments", "moment_bytes", "flops_per_param", "update_passes", "extra_reads", "kernels", "extra_gradients"),
@@ -84,9 +84,8 @@ class Optimizer:
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("block", "rank", "renew_every"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name} must be a whole number, 1 or more: got {value!r} for {self.name!r}; try 256")
+            if (value := getattr(self, name)) is not None:
+                whole_number(name, value, example=256, of=f" for {self.name!r}")
         for name in _AMOUNTS:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, and finite: got {getattr(self, name)!r}; try 1")

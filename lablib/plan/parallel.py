@@ -20,9 +20,8 @@ arXiv 2504.14960 (`--expert-tensor-parallel-size` of Megatron-Core).
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
 
-from lablib.signature import MAX_WHOLE, shown
+from lablib.signature import shown, whole_number
 
 SHARDING = (0, 1, 2, 3)
 ZERO_PLUS_PLUS = ("qwZ", "hpZ", "qgZ")
@@ -148,15 +147,6 @@ class Parallel:
         words += [f"{self.chunks} chunks"] if self.chunks > 1 else []
         words += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
         return ", ".join(words) or "one rank"
-
-
-def whole_number(name: str, value: Any) -> int:
-    """A count as an int. Raises ValueError for what is none, less than 1, or more than can be counted with."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be a whole number, 1 or more: got {shown(value)}; try 8")
-    if int(value) > MAX_WHOLE:
-        raise ValueError(f"{name} must be below 2**63: got {shown(value)}; try 8")
-    return int(value)
 
 
 def _largest_divisor(number: int, maximum: int) -> int:

@@ -24,7 +24,7 @@ from lablib.plan.gradient_compression import GradientCompression, find_compressi
 from lablib.plan.machine import Machine
 from lablib.plan.memory import CATEGORIES, stage_memory
 from lablib.plan.optimizers import Optimizer, find_optimizer
-from lablib.plan.parallel import Parallel, whole_number
+from lablib.plan.parallel import Parallel
 from lablib.plan.prediction import AXES, Prediction
 from lablib.plan.recompute import recompute_policy
 from lablib.plan.rules import Question, obstacles
@@ -32,7 +32,7 @@ from lablib.plan.setup import Choices, Split
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.step import Step, step_of
 from lablib.plan.usual import NAMED, Software, usual_software
-from lablib.signature import WrongType, shown
+from lablib.signature import WrongType, shown, whole_number
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
 TRAINABLE = ("all", "lora")

@@ -29,7 +29,7 @@ from lablib.plan.predict_many import Progress, predict_many
 from lablib.plan.recompute import recompute_policy
 from lablib.plan.search_grid import MICRO_BATCHES, RECOMPUTE, grid_of, splits_of
 from lablib.plan.search_result import SearchResult
-from lablib.signature import MAX_WHOLE, shown
+from lablib.signature import MAX_WHOLE, shown, whole_number
 
 _MAX_GPUS = 10_000_000
 
@@ -142,7 +142,7 @@ def _values(name: str, given: Whole, minimum: int = 1, maximum: float = MAX_WHOL
 
 def _one(name: str, given: Any) -> int:
     if given is None or isinstance(given, Iterable):
-        raise ValueError(f"{name} must be a whole number, 1 or more: got {shown(given)}; try 8")
+        return whole_number(name, given)
     return _values(name, given, maximum=inf if name in ("gpus", "nodes") else MAX_WHOLE)[0]
 
 

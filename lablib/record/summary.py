@@ -34,7 +34,7 @@ from lablib.markup import paragraph, table_html
 from lablib.record.memory import Memory
 from lablib.record.timeline import Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
-from lablib.signature import check_type
+from lablib.signature import check_type, whole_number
 from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class Summary:
         Raises:
             ValueError: `steps` is no whole number of 1 or more.
         """
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"steps must be a whole number of 1 or more: got {steps!r}; try steps=1")
+        steps = whole_number("steps", steps, example=1)
         check_type("timeline", timeline, Timeline)
         check_type("traffic", traffic, Traffic | None)
         check_type("memory", memory, Memory | None)

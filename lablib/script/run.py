@@ -32,6 +32,7 @@ from lablib.script.process import Process
 from lablib.script.program import compiled, main_module, run_program, script_folder
 from lablib.script.python import answer_python
 from lablib.script.streams import Streams
+from lablib.signature import whole_number
 from lablib.sim import run_sim
 from lablib.sim.rank import Rank
 from lablib.sim.store import SimStore
@@ -52,8 +53,7 @@ class Script:
         cluster: str | Cluster = "dgx-h100",
         show: TextIO | None = None,
     ):
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-            raise ValueError(f"ranks must be a whole number of 1 or more: got {ranks!r}; try ranks=8")
+        ranks = whole_number("ranks", ranks)
         if isinstance(args, str):
             raise ValueError(f'args must be a list of words: got {args!r}; try args=["--steps", "10"]')
         self.path = Path(path)

@@ -287,5 +287,5 @@ def test_the_peak_of_memory_is_that_of_each_rank():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])
 def test_a_number_of_steps_that_is_none_is_refused(steps):
-    with pytest.raises(ValueError, match="steps must be a whole number of 1 or more"):
+    with pytest.raises(ValueError, match="steps must be a whole number, 1 or more"):
         Summary.of(Timeline((), 1), steps=steps)

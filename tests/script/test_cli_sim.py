@@ -91,7 +91,7 @@ def test_a_deadlock_ends_with_1_and_names_the_line(script, capsys):
     ("words", "says"),
     [
         (["nowhere.py"], "nowhere.py does not exist"),
-        (["--ranks", "0", "small.py"], "ranks must be a whole number of 1 or more"),
+        (["--ranks", "0", "small.py"], "ranks must be a whole number, 1 or more"),
         (["--ranks", "two", "small.py"], "invalid int value: 'two'"),
         (["--cluster", "dgx-h10", "small.py"], "unknown cluster 'dgx-h10': did you mean 'dgx-h100'"),
         (["--timeout", "-1", "small.py"], "--timeout must be positive seconds"),

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from lablib.signature import shown
+from lablib.signature import shown, whole_number
 
 MAX_ACTIONS = 20_000_000  # of one kind; some gigabytes
 
@@ -13,8 +13,7 @@ def check_sizes(name: str, **sizes: int) -> None:
     And unless the plan, actions for every stage, micro-batch and piece, fits a computer's memory.
     """
     for size, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: {size} must be a whole number from 1: got {shown(value)}; try {size}=1 or more.")
+        whole_number(f"{name}: {size}", value)
     if prod(sizes.values()) > MAX_ACTIONS:
         got = " * ".join(map(shown, sizes.values()))
         raise ValueError(
