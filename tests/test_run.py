@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch
+from lablib.record.rank_text import short_ranks
 from lablib.record.timeline import length, overlap, union
-from lablib.record.traffic import short_ranks
 from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer
 
 STREAMS = (COMPUTE, "comm:world", "comm:dp", "comm:world:send")

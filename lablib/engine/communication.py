@@ -8,12 +8,13 @@ the operation and on everything that all must give alike (dtype, shape, root, re
 told at once, with the line of each side.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lablib.engine.rank_clock import RankClock
 from lablib.errors import CollectiveMismatchError, Wait
+from lablib.record.rank_text import ranks_in_words
 
 ANY_SOURCE = -1
 
@@ -128,7 +129,7 @@ class Meeting(Communication):
     def describe(self, rank: int, source: Any, verb: str = "waits in") -> Callable[[], Wait]:
         def wait() -> Wait:
             missing = tuple(r for i, r in self.members.items() if i not in self.joined)
-            who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_some(missing)} are"
+            who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {ranks_in_words(missing)} are"
             what = f"{verb} {self.name} #{self.index} of group {self.group_label}"
             why, whom = (self.stopped, ()) if self.stopped else (f"{who} not there", missing)
             return Wait(rank, what, str(source), why, whom, self.name, self.group_label)
@@ -201,8 +202,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_plain(v) for v in value) + "]"
     return str(value).removeprefix("torch.").removeprefix("RedOpType.")
-
-
-def _some(ranks: Sequence[int], at_most: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:at_most]))
-    return shown if len(ranks) <= at_most else f"{shown}, ... ({len(ranks)} in all)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lablib.record.rank_text import ranks_in_words
 from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Timeline
 
@@ -53,21 +54,6 @@ def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int
 def _ends(ranks: Sequence[int], maximum: int) -> list[int]:
     """All of them, or half of `most` from each end."""
     return list(ranks) if len(ranks) <= maximum else [*ranks[: maximum // 2], *ranks[-(maximum // 2) :]]
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Sorted ranks, runs of them written short.
-
-    >>> ranks_in_words([0, 1, 2, 3, 12, 13, 15])
-    '0 to 3, 12, 13, 15'
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def lanes_of(timelines: Sequence[Timeline], ranks: Sequence[int]) -> list[Lane]:

@@ -14,10 +14,11 @@ import plotly.graph_objects as go
 
 from lablib.figures.bars import picture_of
 from lablib.figures.describe import attach
-from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
+from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
 from lablib.figures.style import FAINT_INK, GRID, LOOKS, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.figures.timeline import bubble_bars, lane_axis, lane_index, letters, work_bars
 from lablib.pipeline.replay import Replay
+from lablib.record.rank_text import ranks_in_words
 from lablib.run import COMPUTE, Span
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, plural, unit_for

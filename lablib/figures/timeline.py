@@ -12,9 +12,10 @@ import plotly.graph_objects as go
 
 from lablib.figures.bars import KINDS, Bars, Picture, is_alone, picture_of, stretches_of
 from lablib.figures.describe import attach
-from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_in_words, ranks_to_show
+from lablib.figures.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
 from lablib.figures.style import BUBBLE, INK, LOOKS, PAPER_PIXELS, STATES, Look, axis, base_layout
 from lablib.markup import plain
+from lablib.record.rank_text import ranks_in_words
 from lablib.record.timeline import Interval, intersection, length
 from lablib.run import COMPUTE, Span, Timeline
 from lablib.signature import checked

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from lablib.real.volume import volume
+from lablib.record.rank_text import short_ranks
 from lablib.torch_compat import DispatchKey, default_group, destroy_library, keys_after, schema, source_rank
 
 # The operations of the dispatcher, and the functions of torch.distributed that a program calls.
@@ -207,7 +208,4 @@ def _display_name(group: dist.ProcessGroup) -> str:
         return "world"
     if group.group_desc and group.group_desc != "undefined":
         return group.group_desc
-    ranks = _members(group)
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, ranks))
+    return short_ranks(_members(group))

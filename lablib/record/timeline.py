@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lablib.draw import draw
-from lablib.record.traffic import short_ranks
+from lablib.record.rank_text import ranks_in_words
 from lablib.signature import checked
 from lablib.units import plural
 
@@ -322,7 +322,7 @@ def check_rank(rank: int | None, num_ranks: int, simulated: Sequence[int] | None
     if rank is not None and simulated is not None and rank not in simulated:
         raise ValueError(
             f"rank {rank} was not simulated: it was taken to do what a rank of the same groups did; give one of "
-            f"{short_ranks(tuple(simulated))}, or launch with it in simulate="
+            f"{ranks_in_words(simulated)}, or launch with it in simulate="
         )
 
 

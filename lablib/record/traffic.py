@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.draw import draw
 from lablib.markup import table_html
+from lablib.record.rank_text import short_ranks
 from lablib.signature import checked
 from lablib.units import plural
 
@@ -178,10 +179,3 @@ class Traffic:
 
     def _repr_html_(self) -> str:
         return table_html(self.table(), max_rows=20)
-
-
-def short_ranks(ranks: tuple[int, ...]) -> str:
-    """`0-7` for a run of ranks, `0,4` otherwise."""
-    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, ranks))

@@ -47,6 +47,7 @@ from lablib.hardware.device import FREE
 from lablib.launch_checks import check_value
 from lablib.operators.pricer import Pricer
 from lablib.record.passes import passes_of, with_phases
+from lablib.record.rank_text import short_ranks
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.by_thread import own_environments, own_streams
 from lablib.sim.clock import Clock, call
@@ -372,9 +373,7 @@ def _label(members: tuple[int, ...], num_ranks: int, is_default: bool) -> str:
     """How a group is called in timelines and errors."""
     if is_default:
         return "world"
-    if len(members) > 2 and members == tuple(range(members[0], members[0] + len(members))):
-        return f"{members[0]}-{members[-1]}"
-    return ",".join(map(str, members))
+    return short_ranks(members)
 
 
 def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from lablib.record.traffic import short_ranks
+from lablib.record.rank_text import ranks_in_words
 from lablib.sim.rank import Rank
 
 _MAX_NOTES = 8
@@ -66,7 +66,7 @@ def _notes(found: Iterable[tuple[int, tuple[str, ...]]], sentence: str, others: 
         of_words[rank] = of_words.get(rank, 0) + 1
     notes = []
     for words, times in counts.items():
-        who = f"rank {next(iter(times))}" if len(times) == 1 else f"ranks {short_ranks(tuple(times))}"
+        who = f"rank {next(iter(times))}" if len(times) == 1 else f"ranks {ranks_in_words(sorted(times))}"
         max_times = max(times.values())
         notes.append(sentence.format(*words, who=who, times=f", {max_times} times" if max_times > 1 else ""))
     if len(notes) > _MAX_NOTES:

@@ -239,7 +239,10 @@ DEVICE: dict[str, Any] = {
         ({"cache_bandwidth_bytes_per_s": -1}, "cache_bandwidth_bytes_per_s must be 0 or more: got -1 for mine"),
         ({"power_w": 0}, "power_w must be positive: got 0 for mine"),
         ({"flops_per_joule": -1}, "flops_per_joule must be positive: got -1 for mine"),
-        ({"attention_generation": 0}, "attention_generation must be a whole number, 1 or more: got 0 for mine; try attention_generation=2"),
+        (
+            {"attention_generation": 0},
+            "attention_generation must be a whole number, 1 or more: got 0 for mine; try attention_generation=2",
+        ),
         ({"kernel_overhead_s": inf}, "kernel_overhead_s must be finite: got inf for mine"),
         (
             {"memory_bytes": "80 GB"},

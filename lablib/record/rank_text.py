@@ -1,0 +1,35 @@
+"""Ranks as text: in a table or a label, and in a sentence."""
+
+from collections.abc import Sequence
+
+MAX_RUNS = 8  # in a sentence
+
+
+def short_ranks(ranks: Sequence[int]) -> str:
+    """For a column, and the label of a group that nobody named: `0-7` for three ranks in a row or more, else `0,4`.
+
+    >>> short_ranks([0, 1, 2, 3]), short_ranks([0, 4])
+    ('0-3', '0,4')
+    """
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """For a sentence: sorted ranks, runs of them written short, the first eight runs.
+
+    >>> ranks_in_words([0, 1, 2, 3, 12, 13, 15])
+    '0 to 3, 12, 13, 15'
+    >>> ranks_in_words(range(0, 100, 2))
+    '0, 2, 4, 6, 8, 10, 12, 14, ... (50 in all)'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    more = f", ... ({len(ranks):,} in all)" if len(runs) > MAX_RUNS else ""
+    return ", ".join(texts[:MAX_RUNS]) + more
