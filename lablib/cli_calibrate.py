@@ -13,6 +13,7 @@ from lablib.files import check_writable
 from lablib.hardware import Cluster
 from lablib.hardware.this_machine import THIS_MACHINE, profile_path
 from lablib.hardware.toml_file import cluster_text, save_cluster
+from lablib.units import format_quantity
 
 
 def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -> int:
@@ -63,15 +64,15 @@ def _bar() -> Iterator[Progress]:
 def report(cluster: Cluster) -> str:
     """The figures and how well they fit, as text."""
     device, link = cluster.device, cluster.intra
-    rows = [(f"{dtype} products", f"{peak / 1e9:.3g} GFLOP/s") for dtype, peak in device.peak_flops_per_s.items()]
-    rows.append(("memory", f"{device.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s"))
+    rows = [(f"{dtype} products", format_quantity(peak, "FLOP/s")) for dtype, peak in device.peak_flops_per_s.items()]
+    rows.append(("memory", format_quantity(device.memory_bandwidth_bytes_per_s, "B/s")))
     if device.cache_bytes:
-        cached = f"{device.cache_bandwidth_bytes_per_s / 1e9:.3g} GB/s up to {device.cache_bytes / 1e6:.3g} MB"
-        rows.append(("cache", cached))
-    rows.append(("the smallest operation", f"{device.kernel_overhead_s * 1e6:.3g} us"))
-    bandwidth = f"{link.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
-    rows.append(("one hop", f"{link.latency_s * 1e6:.3g} us + bytes / ({bandwidth})"))
-    rows.append(("the call of a collective", f"{cluster.collective_overhead_s * 1e6:.3g} us"))
+        bandwidth = format_quantity(device.cache_bandwidth_bytes_per_s, "B/s")
+        rows.append(("cache", f"{bandwidth} up to {format_quantity(device.cache_bytes, 'B')}"))
+    rows.append(("the smallest operation", format_quantity(device.kernel_overhead_s, "s")))
+    bandwidth = format_quantity(link.bandwidth_bytes_per_s, "B/s")
+    rows.append(("one hop", f"{format_quantity(link.latency_s, 's')} + bytes / ({bandwidth})"))
+    rows.append(("the call of a collective", format_quantity(cluster.collective_overhead_s, "s")))
     figures = table(("figure", "of one rank, all busy"), rows)
     fits = [(k.removeprefix("error_of_"), v) for k, v in cluster.profile.items() if k.startswith("error_of_")]
     return f"{figures}\n\n{table(('part', 'error of the fit'), fits)}"

@@ -22,6 +22,7 @@ from lablib.files import new_folder
 from lablib.script.own import show
 from lablib.script.report import IncompleteReport, default_folder, files_line, write_output, write_report
 from lablib.script.run import Script
+from lablib.units import format_quantity
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -90,7 +91,9 @@ def _report(script: Script, terminal: TextIO, over: threading.Event, every_s: fl
     began_s = time.perf_counter()
     while not over.wait(every_s):
         elapsed_s = time.perf_counter() - began_s
-        terminal.write(f"\r\x1b[Ksimulating: {script.clock_s * 1e3:.4g} ms of virtual time, {elapsed_s:.0f} s elapsed")
+        terminal.write(
+            f"\r\x1b[Ksimulating: {format_quantity(script.clock_s, 's', 4)} of virtual time, {elapsed_s:.0f} s elapsed"
+        )
         terminal.flush()
     terminal.write("\r\x1b[K")
     terminal.flush()

@@ -25,7 +25,7 @@ from lablib.signature import checked
 from lablib.units import plural
 
 if TYPE_CHECKING:
-    from lablib.calibration.cases import Case
+    from lablib.calibration.cases import BenchmarkCase
     from lablib.calibration.fit_device import Timing
     from lablib.calibration.fit_network import MessageTiming
     from lablib.calibration.timing import MessageCase
@@ -100,7 +100,7 @@ class _Calibration:
     def _launch(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> list[Any]:
         return launch(fn, *args, ranks=self.ranks, backend=self.backend, trace=trace).values
 
-    def _time_cases(self, cases: Sequence[Case], trace: bool = False) -> list[Timing]:
+    def _time_cases(self, cases: Sequence[BenchmarkCase], trace: bool = False) -> list[Timing]:
         from lablib.calibration.fit_device import Timing
         from lablib.calibration.timing import time_cases
 

@@ -28,7 +28,7 @@ CHAIN = 10  # operations of a chain
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchmarkCase:
     """One thing to time.
 
     Attributes:
@@ -47,12 +47,12 @@ class Case:
         return f"{self.kind} {' x '.join(map(str, self.shape))} {self.dtype}"
 
 
-def program_of(case: Case, device: torch.device) -> Callable[[], Any]:
+def program_of(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     """The program of a case, its operands made on `device`."""
     return PROGRAMS[case.kind](case, device)
 
 
-def priced_ops(case: Case) -> list[PricedOp]:
+def priced_ops(case: BenchmarkCase) -> list[PricedOp]:
     """Every operator that one run of the case dispatches and the cost model prices, on meta tensors."""
     program, recorder = program_of(case, torch.device("meta")), _Recorder()
     with precision_of(case), recorder:
@@ -66,7 +66,7 @@ def predicted_s(ops: list[PricedOp], device: Device) -> float:
 
 
 @contextmanager
-def precision_of(case: Case) -> Iterator[None]:
+def precision_of(case: BenchmarkCase) -> Iterator[None]:
     """float32 products run as tfloat32 where the case says so."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if case.dtype == "tfloat32" else "highest")
@@ -101,15 +101,15 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _tensor(shape: tuple[int, ...], case: Case, device: torch.device) -> torch.Tensor:
+def _tensor(shape: tuple[int, ...], case: BenchmarkCase, device: torch.device) -> torch.Tensor:
     name = "float32" if case.dtype == "tfloat32" else case.dtype
     return torch.rand(shape, device=device).to(getattr(torch, name))
 
 
-def _on(function: Callable[..., Any], operands: int = 1) -> Callable[[Case, torch.device], Callable[[], Any]]:
+def _on(function: Callable[..., Any], operands: int = 1) -> Callable[[BenchmarkCase, torch.device], Callable[[], Any]]:
     """The program that calls `function` on tensors of the case's shape."""
 
-    def make(case: Case, device: torch.device) -> Callable[[], Any]:
+    def make(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
         tensors = [_tensor(case.shape, case, device) for _ in range(operands)]
         return lambda: function(*tensors)
 
@@ -127,14 +127,14 @@ def _layer_norm(x: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
-def _matmul(case: Case, device: torch.device) -> Callable[[], Any]:
+def _matmul(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     *batch, rows, depth, columns = case.shape
     a = _tensor((*batch, rows, depth), case, device)
     b = _tensor((*batch, depth, columns), case, device)
     return (lambda: torch.bmm(a, b)) if batch else (lambda: torch.mm(a, b))
 
 
-def _layer(case: Case, device: torch.device) -> Callable[[], Any]:
+def _layer(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     """Forward and backward of a normalization, a linear layer and an activation."""
     x = _tensor(case.shape, case, device)
     width = case.shape[-1]
@@ -148,7 +148,7 @@ def _layer(case: Case, device: torch.device) -> Callable[[], Any]:
     return forward_and_backward
 
 
-def _backward(case: Case, device: torch.device) -> Callable[[], Any]:
+def _backward(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     x = _tensor(case.shape, case, device)
     w = _tensor(case.shape[-1:] * 2, case, device).requires_grad_()
 
@@ -159,7 +159,7 @@ def _backward(case: Case, device: torch.device) -> Callable[[], Any]:
     return forward_and_backward
 
 
-PROGRAMS: dict[str, Callable[[Case, torch.device], Callable[[], Any]]] = {
+PROGRAMS: dict[str, Callable[[BenchmarkCase, torch.device], Callable[[], Any]]] = {
     "view": _on(lambda x: x.view(-1)),
     "add": _on(torch.add, operands=2),
     "chain": _on(_chain, operands=2),

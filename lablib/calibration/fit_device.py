@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, sqrt
 
-from lablib.calibration.cases import Case, PricedOp, predicted_s, priced_ops
+from lablib.calibration.cases import BenchmarkCase, PricedOp, predicted_s, priced_ops
 from lablib.calibration.robust import Residual, log_error, log_median, residual
 from lablib.hardware.device import FREE, Device
 
@@ -36,7 +36,7 @@ _FEWEST = {"dispatch": 1, "program": 1, "memory": 4, "matmul": 4}
 class Timing:
     """A measured case: the median seconds of one call."""
 
-    case: Case
+    case: BenchmarkCase
     time_s: float
 
 
@@ -52,7 +52,7 @@ class DeviceFit:
 class _Measured:
     """A timing with the operators that the model prices."""
 
-    case: Case
+    case: BenchmarkCase
     ops: list[PricedOp]
     time_s: float
 

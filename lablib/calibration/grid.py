@@ -7,33 +7,36 @@ matmul        squares for the peak; one shape in growing depth K for `matmul_hal
 network       a factor of 16 from one size to the next, for each collective and for messages
 """
 
-from lablib.calibration.cases import Case
+from lablib.calibration.cases import BenchmarkCase
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 
 
-def device_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[Case]:
+def device_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
     """Everything to time on one device, in the order of the fit. `dtypes` are those that it can multiply."""
     return [*program_cases(), *memory_cases(on_gpu, quick), *matmul_cases(dtypes, on_gpu, quick)]
 
 
-def program_cases() -> list[Case]:
+def program_cases() -> list[BenchmarkCase]:
     """Operations of a few elements: one alone, and programs of them."""
     programs = {"chain": (8,), "backward": (4, 4), "layer": (4, 4)}
-    return [Case("dispatch", "add", (8,)), *(Case("program", kind, shape) for kind, shape in programs.items())]
+    return [
+        BenchmarkCase("dispatch", "add", (8,)),
+        *(BenchmarkCase("program", kind, shape) for kind, shape in programs.items()),
+    ]
 
 
-def memory_cases(on_gpu: bool, quick: bool) -> list[Case]:
+def memory_cases(on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
     """Streaming operations over sizes, then what else the model prices by its bytes."""
     largest = 28 if on_gpu else 23  # elements, as powers of two: 1 GB, 32 MB a tensor
     exponents = range(13, largest + 1, 3 if quick else 2)
-    cases = [Case("memory", kind, (2**k,)) for k in exponents for kind in ("copy", "add in place", "add")]
+    cases = [BenchmarkCase("memory", kind, (2**k,)) for k in exponents for kind in ("copy", "add in place", "add")]
     rows = 2**12 if on_gpu else 2**8
     kinds = ("exp", "softmax") if quick else ("exp", "gelu", "softmax", "layer_norm", "sum")
-    return cases + [Case("elementwise", kind, (rows, columns)) for kind in kinds for columns in (128, 2048)]
+    return cases + [BenchmarkCase("elementwise", kind, (rows, columns)) for kind in kinds for columns in (128, 2048)]
 
 
-def matmul_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[Case]:
+def matmul_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
     """All shapes in float32, the few that tell a peak in the other dtypes."""
     scale = 8 if on_gpu else 1  # a GPU needs larger products to be busy
     squares = [side * scale for side in ((128, 512) if quick else (64, 128, 256, 512, 768))]
@@ -47,7 +50,7 @@ def matmul_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[Cas
     batched = [(8, 64, 64, 64), (8, 128, 32, 128)]
     shapes: dict[str, list[tuple[int, ...]]] = {dtype: list(main if dtype == "float32" else few) for dtype in dtypes}
     shapes["float32"] += thin + ([] if quick else tall) + batched
-    return [Case("matmul", "matmul", shape, dtype) for dtype, group in shapes.items() for shape in group]
+    return [BenchmarkCase("matmul", "matmul", shape, dtype) for dtype, group in shapes.items() for shape in group]
 
 
 def message_sizes(quick: bool, on_gpu: bool) -> list[int]:

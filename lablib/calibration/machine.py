@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from lablib.units import plural
+from lablib.units import format_quantity, plural
 
 
 def machine_text(on_gpu: bool) -> str:
     """What computes, for people: "4 x NVIDIA H100" or "AMD EPYC, 2 cores, 25 GB". No name of the host."""
     if on_gpu:
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    return f"{_processor()}, {plural(num_cores(), 'cores')}, {total_memory_bytes() / 1e9:.0f} GB"
+    return f"{_processor()}, {plural(num_cores(), 'cores')}, {format_quantity(total_memory_bytes(), 'B', 2)}"
 
 
 def versions() -> dict[str, str]:

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lablib.calibration.cases import Case, precision_of, program_of
+from lablib.calibration.cases import BenchmarkCase, precision_of, program_of
 
 Stamps = list[tuple[int, int]]  # (start, end) of each call in nanoseconds of the machine's clock
 
 
-def time_cases(cases: Sequence[Case], block_s: float, blocks: int) -> list[list[float]]:
+def time_cases(cases: Sequence[BenchmarkCase], block_s: float, blocks: int) -> list[list[float]]:
     """Seconds a call, block by block, for each case. Every rank of the default group calls this."""
     return [_time_case(case, block_s, blocks) for case in cases]
 
 
-def _time_case(case: Case, block_s: float, blocks: int) -> list[float]:
+def _time_case(case: BenchmarkCase, block_s: float, blocks: int) -> list[float]:
     device = torch.get_default_device()
     program = program_of(case, device)
     with precision_of(case):

@@ -21,7 +21,7 @@ full square's (causal), and its backward computes the scores again.
 
 from typing import NamedTuple
 
-from lablib.memory.step_trace import Block, Kind, Step, Trace, line_of
+from lablib.memory.step_trace import Kind, Step, Trace, TracedAllocation, line_of
 from lablib.models.transformer import Transformer
 
 _GPT, _STEP = "models/gpt.py", "memory/training_step.py"
@@ -30,17 +30,17 @@ _GPT, _STEP = "models/gpt.py", "memory/training_step.py"
 class Saved(NamedTuple):
     """What forward of a layer keeps for its backward, the layer's input `x` first."""
 
-    x: Block
-    norm1: Block
-    stats1: Block
-    heads: tuple[Block, Block, Block]
-    mixed: Block
-    logsumexp: Block
-    middle: Block
-    norm2: Block
-    stats2: Block
-    up: Block
-    gelu: Block
+    x: TracedAllocation
+    norm1: TracedAllocation
+    stats1: TracedAllocation
+    heads: tuple[TracedAllocation, TracedAllocation, TracedAllocation]
+    mixed: TracedAllocation
+    logsumexp: TracedAllocation
+    middle: TracedAllocation
+    norm2: TracedAllocation
+    stats2: TracedAllocation
+    up: TracedAllocation
+    gelu: TracedAllocation
 
 
 def is_plain(model: Transformer) -> bool:
@@ -56,7 +56,7 @@ class StepScript:
     def __init__(self, model: Transformer, seq_len: int, kind: Kind):
         self.model, self.seq_len, self.kind = model, seq_len, kind
         self.trace, self.is_later = Trace(), False
-        self.gradients: list[Block] = []
+        self.gradients: list[TracedAllocation] = []
 
     # ---- sizes ----
 
@@ -69,24 +69,24 @@ class StepScript:
         head = [] if m.tied_head else [m.vocab_size * d]
         return [m.vocab_size * d, m.max_seq_len * d, *block * m.num_layers, d, d, *head]
 
-    def stream(self, category: str = "activation", columns: int = 0) -> Block:
+    def stream(self, category: str = "activation", columns: int = 0) -> TracedAllocation:
         """[T, columns] of a sequence; D columns by default."""
-        return Block(category, 0, self.seq_len * (columns or self.model.d_model) * self.kind.width)
+        return TracedAllocation(category, 0, self.seq_len * (columns or self.model.d_model) * self.kind.width)
 
-    def statistics(self, columns: int) -> Block:
-        return Block("activation", 0, self.seq_len * columns * 4)
+    def statistics(self, columns: int) -> TracedAllocation:
+        return TracedAllocation("activation", 0, self.seq_len * columns * 4)
 
-    def scores(self, category: str, width: int) -> Block:
-        return Block(category, 0, self.seq_len * self.model.vocab_size * width)
+    def scores(self, category: str, width: int) -> TracedAllocation:
+        return TracedAllocation(category, 0, self.seq_len * self.model.vocab_size * width)
 
-    def gradient(self, numbers: int) -> Block:
+    def gradient(self, numbers: int) -> TracedAllocation:
         """A new gradient; from the second micro-batch on it is a temporary, to be added to the sum."""
-        block = Block("other" if self.is_later else "gradient", numbers * self.kind.width)
+        block = TracedAllocation("other" if self.is_later else "gradient", numbers * self.kind.width)
         if not self.is_later:
             self.gradients.append(block)
         return block
 
-    def settle(self, *gradients: Block) -> None:
+    def settle(self, *gradients: TracedAllocation) -> None:
         """Added to the sum and forgotten; the first micro-batch's stay."""
         if self.is_later:
             self.trace.free(*gradients)
@@ -113,16 +113,16 @@ class StepScript:
             4 * len(sizes) if self.kind.num_moments == 2 else 0
         )  # Adam's: how many steps it took, for each tensor
         here = line_of(_STEP, "def training_step(")
-        weights = Block("parameter", sum(sizes) * self.kind.width)
-        data = Block("other", 0, 2 * 8 * self.seq_len * self.kind.num_microbatches)
-        trace.begin(here, weights, Block("optimizer state", sum(sizes) * state + counters), data)
+        weights = TracedAllocation("parameter", sum(sizes) * self.kind.width)
+        data = TracedAllocation("other", 0, 2 * 8 * self.seq_len * self.kind.num_microbatches)
+        trace.begin(here, weights, TracedAllocation("optimizer state", sum(sizes) * state + counters), data)
 
     def _micro_batch(self) -> None:
         trace, layers = self.trace, self.model.num_layers
         trace.phase, trace.layer = "forward", -1
         positions, x = self._embed()
         every = self.kind.every or layers
-        segments: list[tuple[list[Saved], Block]] = []
+        segments: list[tuple[list[Saved], TracedAllocation]] = []
         for first in range(0, layers, every):
             numbers = range(first, min(first + every, layers))
             saved, out = self._forward_segment(x, numbers, keeps=not self.kind.every)
@@ -141,12 +141,12 @@ class StepScript:
         trace.layer = -1
         self._embed_backward(dx, positions)
 
-    def _embed(self) -> tuple[Block, Block]:
+    def _embed(self) -> tuple[TracedAllocation, TracedAllocation]:
         trace, d, w = self.trace, self.model.d_model, self.kind.width
-        positions = Block("other", 8 * self.seq_len)
+        positions = TracedAllocation("other", 8 * self.seq_len)
         trace.op("aten.arange", line_of(_GPT, "positions_T = torch.arange"), [positions])
         here = line_of(_GPT, "self.token_embedding(tokens_BT) + self.position_embedding")
-        tokens, places, x = self.stream(), Block("activation", self.seq_len * d * w), self.stream()
+        tokens, places, x = self.stream(), TracedAllocation("activation", self.seq_len * d * w), self.stream()
         trace.op("aten.embedding", here, [tokens])
         trace.op("aten.embedding", here, [places])
         trace.op("aten.add", here, [x], [tokens, places])
@@ -154,8 +154,8 @@ class StepScript:
         return positions, x
 
     def _forward_segment(
-        self, x: Block, numbers: range, keeps: bool, is_again: bool = False
-    ) -> tuple[list[Saved], Block]:
+        self, x: TracedAllocation, numbers: range, keeps: bool, is_again: bool = False
+    ) -> tuple[list[Saved], TracedAllocation]:
         """Layers one after the other. What is made again stops before the last product, which nobody needs."""
         saved = []
         for number in numbers:
@@ -168,7 +168,7 @@ class StepScript:
         self.trace.layer = -1
         return saved, x
 
-    def _forward_layer(self, x: Block, keeps: bool, stops: bool) -> tuple[Saved, Block]:
+    def _forward_layer(self, x: TracedAllocation, keeps: bool, stops: bool) -> tuple[Saved, TracedAllocation]:
         trace, m = self.trace, self.model
         norm1, stats1 = self._norm(x, "self.attention(self.attention_norm(x_BTD))")
         if not keeps:
@@ -212,13 +212,13 @@ class StepScript:
             trace.free(middle)
         return saved, y
 
-    def _norm(self, x: Block, code: str) -> tuple[Block, Block]:
+    def _norm(self, x: TracedAllocation, code: str) -> tuple[TracedAllocation, TracedAllocation]:
         """A normalized copy, and a mean and a deviation for each token."""
         norm, stats = self.stream(), self.statistics(2)
         self.trace.op("aten.native_layer_norm", line_of(_GPT, code), [norm, stats], [x])
         return norm, stats
 
-    def _head(self, x: Block) -> Block:
+    def _head(self, x: TracedAllocation) -> TracedAllocation:
         """The loss, forward and backward: where many steps peak. Returns the gradient of `x`, which is forgotten."""
         trace, m, w = self.trace, self.model, self.kind.width
         here, flops = line_of(_GPT, "self.head(self.final_norm(x_BTD))"), self.product_flops(m.d_model, m.vocab_size)
@@ -229,11 +229,11 @@ class StepScript:
         if w < 4:
             trace.op("aten._to_copy", loss_line, [wide], [logits])
         trace.op("aten._log_softmax", loss_line, [log_softmax], [logits])
-        loss, count = Block("activation", 4), Block("activation", 4)
+        loss, count = TracedAllocation("activation", 4), TracedAllocation("activation", 4)
         trace.op("aten.nll_loss_forward", loss_line, [loss, count])
         trace.free(logits, *([wide] if w < 4 else []))
         trace.phase = "backward"
-        one, by_token, dlogits = Block("activation", 4), self.scores("other", 4), self.scores("other", 4)
+        one, by_token, dlogits = TracedAllocation("activation", 4), self.scores("other", 4), self.scores("other", 4)
         trace.op("aten.ones_like", line_of(_STEP, "loss.backward()"), [one])
         trace.op("aten.nll_loss_backward", loss_line, [by_token])
         trace.free(count)
@@ -245,7 +245,7 @@ class StepScript:
             trace.free(dlogits)
             dlogits = narrow
         numbers = m.vocab_size * m.d_model
-        self.head_gradient = Block("other", numbers * w) if m.tied_head else self.gradient(numbers)
+        self.head_gradient = TracedAllocation("other", numbers * w) if m.tied_head else self.gradient(numbers)
         dnorm = self.stream("other")
         trace.op("aten.mm", here, [self.head_gradient], [dlogits, norm], flops)
         trace.op("aten.mm", here, [dnorm], [dlogits], flops)
@@ -257,13 +257,23 @@ class StepScript:
         self.settle(*gradients)
         return dx
 
-    def _norm_backward(self, dnorm: Block, x: Block, stats: Block, code: str) -> tuple[Block, list[Block]]:
+    def _norm_backward(
+        self, dnorm: TracedAllocation, x: TracedAllocation, stats: TracedAllocation, code: str
+    ) -> tuple[TracedAllocation, list[TracedAllocation]]:
         dx, gradients = self.stream("other"), [self.gradient(self.model.d_model) for _ in range(2)]
         self.trace.op("aten.native_layer_norm_backward", line_of(_GPT, code), [dx, *gradients], [dnorm, x])
         self.trace.free(dnorm, x, stats)
         return dx, gradients
 
-    def _linear_backward(self, dy: Block, x: Block, code: str, rows: int, columns: int, frees: list[Block]) -> Block:
+    def _linear_backward(
+        self,
+        dy: TracedAllocation,
+        x: TracedAllocation,
+        code: str,
+        rows: int,
+        columns: int,
+        frees: list[TracedAllocation],
+    ) -> TracedAllocation:
         """Gradients of the input [T, rows], the weight and the bias; `frees` are needed by none of them any more."""
         trace, here, flops = self.trace, line_of(_GPT, code), self.product_flops(rows, columns)
         dx, weight, bias = self.stream("other", rows), self.gradient(rows * columns), self.gradient(columns)
@@ -277,7 +287,7 @@ class StepScript:
         self.settle(weight, bias)
         return dx
 
-    def _backward_layer(self, dy: Block, saved: Saved) -> Block:
+    def _backward_layer(self, dy: TracedAllocation, saved: Saved) -> TracedAllocation:
         """The gradient of the layer's input, from that of its output; everything that was kept is forgotten."""
         trace, d, f = self.trace, self.model.d_model, self.model.hidden_size
         here = "F.gelu(self.up(x_BTD)"
@@ -293,7 +303,7 @@ class StepScript:
         code = "self.attention(self.attention_norm(x_BTD))"
         return self._residual_backward(dmiddle, dnorm, saved.x, saved.stats1, code)
 
-    def _attention_backward(self, dmixed: Block, saved: Saved) -> Block:
+    def _attention_backward(self, dmixed: TracedAllocation, saved: Saved) -> TracedAllocation:
         """Through the scores, and queries', keys' and values' products: three gradients of one tensor, added."""
         trace, d = self.trace, self.model.d_model
         dheads = [self.stream("other") for _ in range(3)]
@@ -309,30 +319,32 @@ class StepScript:
         assert total is not None
         return total
 
-    def _residual_backward(self, dy: Block, dnorm: Block, x: Block, stats: Block, code: str) -> Block:
+    def _residual_backward(
+        self, dy: TracedAllocation, dnorm: TracedAllocation, x: TracedAllocation, stats: TracedAllocation, code: str
+    ) -> TracedAllocation:
         """Through the norm; the stream's own gradient is added, and both are forgotten."""
         dx, gradients = self._norm_backward(dnorm, x, stats, code)
         total = self._add(dy, dx, code)
         self.settle(*gradients)
         return total
 
-    def _add(self, a: Block, b: Block, code: str) -> Block:
+    def _add(self, a: TracedAllocation, b: TracedAllocation, code: str) -> TracedAllocation:
         total = self.stream("other")
         self.trace.op("aten.add", line_of(_GPT, code), [total], [a, b])
         self.trace.free(a, b)
         return total
 
-    def _embed_backward(self, dx: Block, positions: Block) -> None:
+    def _embed_backward(self, dx: TracedAllocation, positions: TracedAllocation) -> None:
         trace, m, w = self.trace, self.model, self.kind.width
         here = line_of(_GPT, "self.token_embedding(tokens_BT) + self.position_embedding")
-        summed = Block("other", self.seq_len * m.d_model * w)
+        summed = TracedAllocation("other", self.seq_len * m.d_model * w)
         trace.op("aten.sum", here, [summed], [dx])
         table = self.gradient(m.max_seq_len * m.d_model)
         trace.op("aten.embedding_dense_backward", here, [table], [summed])
         trace.free(summed, positions)
         self.settle(table)
         numbers = m.vocab_size * m.d_model
-        tokens = Block("other", numbers * w) if m.tied_head else self.gradient(numbers)
+        tokens = TracedAllocation("other", numbers * w) if m.tied_head else self.gradient(numbers)
         trace.op("aten.embedding_dense_backward", here, [tokens], [dx])
         trace.free(dx)
         if m.tied_head:
@@ -349,13 +361,18 @@ class StepScript:
         if self.kind.has_master:
             here, widened = line_of(_STEP, "master.grad = param.grad.float()"), []
             for numbers in sizes:
-                narrow, wide = Block("gradient", numbers * self.kind.width), Block("gradient", 4 * numbers)
+                narrow, wide = (
+                    TracedAllocation("gradient", numbers * self.kind.width),
+                    TracedAllocation("gradient", 4 * numbers),
+                )
                 trace.op("aten._to_copy", here, [wide], [narrow])
                 trace.free(narrow)
                 widened.append(wide)
             self.gradients = widened
-        states = [Block("other", sum(sizes) * self.kind.state_width) for _ in range(self.kind.num_moments + 2)]
-        temporary = Block("other", sum(sizes) * self.kind.state_width * self.kind.temporary_share)
+        states = [
+            TracedAllocation("other", sum(sizes) * self.kind.state_width) for _ in range(self.kind.num_moments + 2)
+        ]
+        temporary = TracedAllocation("other", sum(sizes) * self.kind.state_width * self.kind.temporary_share)
         name = "aten._foreach_sqrt" if self.kind.temporary_share else "optimizer step"
         trace.op(name, line_of(_STEP, "optimizer.step()"), [temporary], states + states)
         trace.free(temporary)

@@ -62,7 +62,7 @@ class Op(NamedTuple):
     layer: int = -1
 
 
-class Block(NamedTuple):
+class TracedAllocation(NamedTuple):
     """An allocation: its category, its bytes, and its bytes for each sequence of the micro-batch."""
 
     category: str
@@ -80,12 +80,19 @@ class Trace:
         self._highest: list[list[int]] = []  # for each operator: fixed, per sequence, of each category in turn
         self._work: list[tuple[int, ...]] = []  # FLOPs per sequence; bytes moved, and made: fixed, per sequence
 
-    def begin(self, line: str, *blocks: Block) -> None:
+    def begin(self, line: str, *blocks: TracedAllocation) -> None:
         """What is there before the step; nothing makes it."""
         self.op("weights, state and data", line, blocks)
         self._work[-1] = (0, 0, 0, 0, 0)
 
-    def op(self, name: str, line: str, makes: Iterable[Block], reads: Iterable[Block] = (), flops: int = 0) -> None:
+    def op(
+        self,
+        name: str,
+        line: str,
+        makes: Iterable[TracedAllocation],
+        reads: Iterable[TracedAllocation] = (),
+        flops: int = 0,
+    ) -> None:
         """An operator that makes blocks, all there at once; `flops` are those of one sequence."""
         makes = tuple(makes)
         for block in makes:
@@ -99,7 +106,7 @@ class Trace:
         made = [sum(b.fixed for b in makes), sum(b.per_sequence for b in makes)]
         self._work.append((flops, *sizes, *made))
 
-    def free(self, *blocks: Block) -> None:
+    def free(self, *blocks: TracedAllocation) -> None:
         """Nobody needs these any more."""
         for block in blocks:
             held = self._held[block.category]

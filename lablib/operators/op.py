@@ -76,7 +76,7 @@ def is_free(op: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One call of an operator; `call["query"]` is an argument by its name, wherever it was given."""
 
     op: Any
@@ -97,11 +97,11 @@ def _signature(op: Any) -> dict[str, tuple[int, Any]]:
     }
 
 
-_Seconds = Callable[[Call, Device], float]
-_Flops = Callable[[Call], float]
+_Seconds = Callable[[OperatorCall, Device], float]
+_Flops = Callable[[OperatorCall], float]
 
 
-def _dtype(call: Call) -> str:
+def _dtype(call: OperatorCall) -> str:
     return peak_name(next(iter(tensors_in((*call.args, *call.kwargs.values())))).dtype)
 
 
@@ -111,7 +111,7 @@ def _dtype(call: Call) -> str:
 def _product(first: str, second: str) -> _Seconds:
     """[..., M, K] times [..., K, N], where the second has one matrix a batch, or one for all."""
 
-    def seconds(call: Call, device: Device) -> float:
+    def seconds(call: OperatorCall, device: Device) -> float:
         (*batch, m, k), n = call[first].shape, call[second].shape[-1]
         rows = (_row(call[first]), _row(call[second]), n)
         return matmul_compute_s(m, n, k, peak_name(call[first].dtype), device, batch=prod(batch), rows=rows)
@@ -125,17 +125,17 @@ def _row(matrix: torch.Tensor) -> int:
     return down if right == 1 else right
 
 
-def _linear(call: Call, device: Device) -> float:
+def _linear(call: OperatorCall, device: Device) -> float:
     (*rows, k), n = call["input"].shape, call["weight"].shape[0]
     return matmul_compute_s(prod(rows), n, k, _dtype(call), device)
 
 
-def _matmul(call: Call, device: Device) -> float:
+def _matmul(call: OperatorCall, device: Device) -> float:
     m, n, k, batch = _matmul_sizes(call)
     return matmul_compute_s(m, n, k, _dtype(call), device, batch)
 
 
-def _matmul_sizes(call: Call) -> tuple[int, int, int, int]:
+def _matmul_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
     """M, N, K and batch of torch.matmul, whose operands may be vectors or repeat one for all of a batch."""
     a, b = call["self"].shape, call["other"].shape
     m, n = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
@@ -146,7 +146,7 @@ def _matmul_sizes(call: Call) -> tuple[int, int, int, int]:
 
 
 def _attention(backward: bool) -> _Seconds:
-    def seconds(call: Call, device: Device) -> float:
+    def seconds(call: OperatorCall, device: Device) -> float:
         (*pairs, queries, d_key), value = call["query"].shape, call["value"].shape
         width = (d_key + value[-1]) / 2
         causal = bool(call["is_causal"])
@@ -156,7 +156,7 @@ def _attention(backward: bool) -> _Seconds:
     return seconds
 
 
-def _sdpa_flops(call: Call) -> float:
+def _sdpa_flops(call: OperatorCall) -> float:
     from torch.utils.flop_counter import sdpa_flop_count
 
     q, k, v = (call[name].shape for name in ("query", "key", "value"))
@@ -164,7 +164,7 @@ def _sdpa_flops(call: Call) -> float:
     return float(sdpa_flop_count((1, pairs, *q[-2:]), (1, pairs, *k[-2:]), (1, pairs, *v[-2:])))
 
 
-def _sdpa_backward_flops(call: Call) -> float:
+def _sdpa_backward_flops(call: OperatorCall) -> float:
     from torch.utils.flop_counter import sdpa_backward_flop_count
 
     q, k, v = (call[name].shape for name in ("query", "key", "value"))
@@ -174,26 +174,26 @@ def _sdpa_backward_flops(call: Call) -> float:
 # ---- fused layers (the fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention without gradients) ----
 
 
-def _layer_products(call: Call) -> list[tuple[int, int]]:
+def _layer_products(call: OperatorCall) -> list[tuple[int, int]]:
     """[K, N] of the layer's products, each on B T rows."""
     weights = ["qkv_weight", "proj_weight", *(f"ffn_weight_{i}" for i in (1, 2))]
     return [(call[w].shape[1], call[w].shape[0]) for w in weights if w in _signature(call.op)]
 
 
-def _layer_sizes(call: Call) -> tuple[int, int, int, int]:
+def _layer_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
     """B, H, T and the width of a head."""
     x = call["src" if "src" in _signature(call.op) else "query"]
     heads = call["num_heads" if "num_heads" in _signature(call.op) else "num_head"]
     return x.shape[0], heads, x.shape[1], call["embed_dim"] // heads
 
 
-def _layer_flops(call: Call) -> float:
+def _layer_flops(call: OperatorCall) -> float:
     batch, heads, length, d_head = _layer_sizes(call)
     products = sum(2 * batch * length * k * n for k, n in _layer_products(call))
     return float(products + 4 * batch * heads * length * length * d_head)
 
 
-def _layer(call: Call, device: Device) -> float:
+def _layer(call: OperatorCall, device: Device) -> float:
     batch, heads, length, d_head = _layer_sizes(call)
     dtype = _dtype(call)
     products_s = sum(matmul_compute_s(batch * length, n, k, dtype, device) for k, n in _layer_products(call))
@@ -203,7 +203,7 @@ def _layer(call: Call, device: Device) -> float:
 # ---- the table ----
 
 
-def _plain(call: Call, device: Device) -> float:
+def _plain(call: OperatorCall, device: Device) -> float:
     """FLOPs at the rate of large products: convolutions, and whatever else torch has a formula for."""
     return _flops(call) / device.matmul_rate(_dtype(call))
 
@@ -252,7 +252,7 @@ def _flop_formula(op: Any) -> _Flops | None:
     return None
 
 
-def _flops(call: Call) -> float:
+def _flops(call: OperatorCall) -> float:
     formula = _flop_formula(call.op)
     return formula(call) if formula else 0.0
 
@@ -276,7 +276,7 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
     time_s = op_time_s(op, args, kwargs, out, device, size_bytes)
     if not has_arithmetic(op):
         return OpCost(time_s, 0.0, size_bytes, "")
-    call = Call(op, args, kwargs, out)
+    call = OperatorCall(op, args, kwargs, out)
     return OpCost(time_s, _flops(call), size_bytes, _dtype(call))
 
 
@@ -287,7 +287,9 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
     """
     size_bytes = op_bytes(op, args, kwargs, out) if size_bytes is None else size_bytes
     if has_arithmetic(op):
-        compute_s = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)(Call(op, args, kwargs, out), device)
+        compute_s = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)(
+            OperatorCall(op, args, kwargs, out), device
+        )
         time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
         time_s = memory_bound_time_s(size_bytes, device)

@@ -32,6 +32,7 @@ from lablib.operators.fused_attention import FusedAttention
 from lablib.operators.op import is_free, op_cost
 from lablib.parallel.bucketed_data_parallel import BUCKET_BYTES, plan_buckets
 from lablib.torch_compat import TorchDispatchMode
+from lablib.units import format_quantity
 
 Method = Literal["naive", "bucketed", "overlapped"]
 METHODS: tuple[Method, ...] = ("naive", "bucketed", "overlapped")
@@ -63,10 +64,9 @@ class StepProfile:
         return sum(param.nbytes for param in self.params)
 
     def __repr__(self) -> str:
-        return (
-            f"StepProfile(forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, "
-            f"{len(self.params)} gradients of {self.gradient_bytes / 1e6:.3g} MB, on {self.device.name})"
-        )
+        forward, backward = (format_quantity(seconds, "s") for seconds in (self.forward_s, self.backward_s))
+        gradients = f"{len(self.params)} gradients of {format_quantity(self.gradient_bytes, 'B')}"
+        return f"StepProfile(forward {forward}, backward {backward}, {gradients}, on {self.device.name})"
 
 
 @dataclass(frozen=True, slots=True)

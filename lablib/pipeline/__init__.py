@@ -15,7 +15,7 @@ from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.pipeline import schedules
 from lablib.pipeline.rules import Finding, Rule
 from lablib.pipeline.validate import Report, check, peak_in_flight, validate
-from lablib.pipeline.messages import CommunicationPlan, Exchange, Message, MessageKind
+from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessage, MessageKind
 from lablib.pipeline.communication import naive_communication, with_communication
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.replay import Replay, replay
@@ -34,7 +34,7 @@ __all__ = [
     "validate",
     "CommunicationPlan",
     "Exchange",
-    "Message",
+    "PipelineMessage",
     "MessageKind",
     "naive_communication",
     "with_communication",

@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from lablib.pipeline.messages import CommunicationPlan, Exchange, Message, Step
+from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessage, Step
 from lablib.pipeline.plan import Action, Kind, Plan
 
 Computed = tuple[int, Kind, int]  # piece, F or I, micro-batch
-Event = Computed | Message  # something is computed, or one end of a message is posted
+Event = Computed | PipelineMessage  # something is computed, or one end of a message is posted
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _play(rows: Sequence[Sequence[Step]], needs: _Needs) -> list[int]:
 
 def _wait(rank: int, at: int, step: Step, missing: Event, where: tuple[int, int] | None) -> Wait:
     on_rank, index = where or (None, None)
-    if isinstance(missing, Message):
+    if isinstance(missing, PipelineMessage):
         verb = "send" if missing.is_send else "receive"
         reason = f"for rank {on_rank} to {verb} ({missing}, its step {index})" if where else f"for {missing}"
     else:

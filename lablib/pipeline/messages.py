@@ -34,7 +34,7 @@ _TEXT = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PipelineMessage:
     """One end of a message: of `microbatch`, at the piece `stage`, which sends or receives it."""
 
     stage: int
@@ -55,39 +55,39 @@ class Message:
         return "activation" if self.kind in (MessageKind.SEND_F, MessageKind.RECV_F) else "gradient"
 
     @property
-    def other_end(self) -> "Message":
+    def other_end(self) -> "PipelineMessage":
         """The same message as the stage at its other end has it."""
         kind, away = _OTHER_END[self.kind]
-        return Message(self.stage + away, kind, self.microbatch)
+        return PipelineMessage(self.stage + away, kind, self.microbatch)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Messages that a rank posts together, in this order; the step is done when all of them are."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[PipelineMessage, ...]
 
     def __str__(self) -> str:
         return "+".join(map(str, self.messages))
 
 
-def sends(action: Action, plan: Plan) -> Message | None:
+def sends(action: Action, plan: Plan) -> PipelineMessage | None:
     """What another rank waits for after this action."""
     if action.kind is Kind.W:
         return None
     kind = MessageKind.SEND_F if action.kind is Kind.F else MessageKind.SEND_B
-    return _between_ranks(Message(action.stage, kind, action.microbatch), plan)
+    return _between_ranks(PipelineMessage(action.stage, kind, action.microbatch), plan)
 
 
-def receives(action: Action, plan: Plan) -> Message | None:
+def receives(action: Action, plan: Plan) -> PipelineMessage | None:
     """What this action waits for from another rank."""
     if action.kind is Kind.W:
         return None
     kind = MessageKind.RECV_F if action.kind is Kind.F else MessageKind.RECV_B
-    return _between_ranks(Message(action.stage, kind, action.microbatch), plan)
+    return _between_ranks(PipelineMessage(action.stage, kind, action.microbatch), plan)
 
 
-def _between_ranks(message: Message, plan: Plan) -> Message | None:
+def _between_ranks(message: PipelineMessage, plan: Plan) -> PipelineMessage | None:
     """The message, unless there is no piece at its other end, or that piece is on the same rank."""
     other = message.other_end.stage
     if not 0 <= other < plan.num_pieces or plan.rank_of[other] == plan.rank_of[message.stage]:
@@ -119,7 +119,7 @@ class CommunicationPlan:
         """The plan's."""
         return self.plan.name
 
-    def peer(self, message: Message) -> int:
+    def peer(self, message: PipelineMessage) -> int:
         """The rank at the other end."""
         return self.plan.rank_of[message.other_end.stage]
 
@@ -139,5 +139,5 @@ class CommunicationPlan:
 
 def _parse_step(text: str) -> Step:
     ends = [_TEXT.fullmatch(part) for part in text.split("+")]
-    messages = tuple(Message(int(end[1]), MessageKind(end[2]), int(end[3])) for end in ends if end)
+    messages = tuple(PipelineMessage(int(end[1]), MessageKind(end[2]), int(end[3])) for end in ends if end)
     return Exchange(messages) if len(messages) == len(ends) else Action.parse(text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from lablib.pipeline.deadlock import find_deadlock, given
-from lablib.pipeline.messages import CommunicationPlan, Exchange, Message, receives
+from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessage, receives
 from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.units import plural
 
@@ -130,7 +130,7 @@ def messages(plan: CommunicationPlan) -> Iterator[Finding]:
         yield from _places_of_messages(plan)
 
 
-def _rows(plan: CommunicationPlan) -> Iterator[tuple[int, int, Message]]:
+def _rows(plan: CommunicationPlan) -> Iterator[tuple[int, int, PipelineMessage]]:
     """Every end of a message, with its rank and step."""
     for rank, row in enumerate(plan.steps):
         for index, step in enumerate(row):
@@ -142,7 +142,7 @@ def _ends(plan: CommunicationPlan) -> Iterator[Finding]:
     """Each end is on its piece's rank, goes to a piece on another rank, and stands there once; and has another end."""
     rank_of = plan.plan.rank_of
     ends = Counter(message for _, _, message in _rows(plan))
-    seen: set[Message] = set()
+    seen: set[PipelineMessage] = set()
     for rank, index, message in _rows(plan):
         other, text = message.other_end, None
         if not (0 <= message.stage < len(rank_of) and 0 <= other.stage < len(rank_of)):
@@ -163,8 +163,8 @@ def _ends(plan: CommunicationPlan) -> Iterator[Finding]:
 
 def _links(plan: CommunicationPlan) -> Iterator[Finding]:
     """From one rank to another, messages are received in the order in which they were sent."""
-    sent: dict[tuple[int, int], list[Message]] = {}
-    received: dict[tuple[int, int], list[tuple[int, Message]]] = {}
+    sent: dict[tuple[int, int], list[PipelineMessage]] = {}
+    received: dict[tuple[int, int], list[tuple[int, PipelineMessage]]] = {}
     for rank, index, message in _rows(plan):
         if message.is_send:
             sent.setdefault((rank, plan.peer(message)), []).append(message)

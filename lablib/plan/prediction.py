@@ -37,7 +37,8 @@ class Prediction:
         parts: the step as a sum: seconds by what the busiest stage does, in the order of a waterfall.
         communication: axis -> (seconds in all, seconds not hidden) on the wires, a rank a step. Kernels that pack and
             unpack what travels are not among it, but in `parts`.
-        bubble_fraction: share of the pipeline's time in which the busiest stage waits.
+        bubble_fraction: share of the pipeline's time in which the busiest stage waits; a run's summary has that of
+            the whole step for a mean rank.
         memory: of each stage, bytes by category at its peak. Gradients that every step makes anew (FSDP) may not be
             there yet when activations are most.
         memory_limit_bytes: of one GPU, what the driver and the communication library leave of its memory.

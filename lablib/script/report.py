@@ -118,7 +118,7 @@ def memory_text(memory: Memory) -> str:
     parts = []
     for rank in range(min(memory.num_ranks, _MAX_LINES)):
         peak, phase = memory.peak_bytes(rank), memory.peak_phase(rank)
-        when = f"{memory.peak_at_s(rank) * 1e3:.4g} ms of virtual time" + (f" ({phase})" if phase else "")
+        when = f"{format_quantity(memory.peak_at_s(rank), 's', 4)} of virtual time" + (f" ({phase})" if phase else "")
         parts.append(f"rank {rank}: the peak is {format_quantity(peak, 'B', 4)}, at {when}")
         for category, size_bytes in memory.at_peak(rank).items():
             if size_bytes:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from lablib import calibrate, launch
 from lablib.calibration.calibrate import _call_s
-from lablib.calibration.cases import Case, precision_of, predicted_s, priced_ops, program_of
+from lablib.calibration.cases import BenchmarkCase, precision_of, predicted_s, priced_ops, program_of
 from lablib.calibration.grid import COLLECTIVES, device_cases, message_sizes, program_cases
 from lablib.calibration.timing import MessageCase, supported_dtypes, time_cases, time_messages
 from lablib.hardware import DEVICES
@@ -90,14 +90,14 @@ def test_prediction_and_measurement_are_of_one_program():
 
 def test_tfloat32_is_the_precision_of_its_own_cases_only():
     before = torch.get_float32_matmul_precision()
-    with precision_of(Case("matmul", "matmul", (8, 8, 8), "tfloat32")):
+    with precision_of(BenchmarkCase("matmul", "matmul", (8, 8, 8), "tfloat32")):
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.get_float32_matmul_precision() == before
 
 
 def test_every_rank_times_every_case_and_message():
     def program():
-        cases = [Case("memory", "copy", (64,)), Case("matmul", "matmul", (2, 4, 8, 4))]
+        cases = [BenchmarkCase("memory", "copy", (64,)), BenchmarkCase("matmul", "matmul", (2, 4, 8, 4))]
         messages = [MessageCase(name, 64) for name in (*COLLECTIVES, "barrier", "send", "exchange")]
         return time_cases(cases, 1e-4, 3), time_messages(messages, 1e-3, 6), supported_dtypes()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.calibration.cases import Case, predicted_s, priced_ops
+from lablib.calibration.cases import BenchmarkCase, predicted_s, priced_ops
 from lablib.calibration.fit_device import Timing, fit_device
 from lablib.calibration.grid import device_cases
 from lablib.hardware import DEVICES, Device
@@ -98,7 +98,7 @@ def test_a_few_disturbed_measurements_do_not_move_the_figures():
 
 @pytest.mark.parametrize("time_s", [0.0, -1e-6, float("nan"), float("inf")])
 def test_times_that_no_clock_gives_are_refused(time_s):
-    timings = [*measured_on(a_device()), Timing(Case("memory", "copy", (64,)), time_s)]
+    timings = [*measured_on(a_device()), Timing(BenchmarkCase("memory", "copy", (64,)), time_s)]
     with pytest.raises(ValueError, match="must be positive seconds: got .* for copy 64 float32"):
         fit_device(timings, BASE)
 

@@ -40,7 +40,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BuildingBlock:
     """What one micro-batch does: forward down and up the V, backward (input) down and up."""
 
     F0: Pass
@@ -49,7 +49,7 @@ class Block:
     I0: Pass
 
 
-def repeat(name: str, block: Block, num_stages: int, num_microbatches: int) -> Plan:
+def repeat(name: str, block: BuildingBlock, num_stages: int, num_microbatches: int) -> Plan:
     """The plan that repeats `block` for every micro-batch."""
     ranks = [_Rank(_by_step(block, rank, num_stages, num_microbatches)) for rank in range(num_stages)]
     clock = _Clock(2 * num_stages, num_microbatches)
@@ -59,7 +59,7 @@ def repeat(name: str, block: Block, num_stages: int, num_microbatches: int) -> P
     return Plan(name, num_stages, num_microbatches, tuple(tuple(rank.row) for rank in ranks), vee(num_stages))
 
 
-def _by_step(block: Block, rank: int, num_stages: int, num_microbatches: int) -> _Order:
+def _by_step(block: BuildingBlock, rank: int, num_stages: int, num_microbatches: int) -> _Order:
     """Everything a rank does, by step; after the last micro-batch came in, without the weight gradients."""
     down, up = rank, 2 * num_stages - 1 - rank
     first = [

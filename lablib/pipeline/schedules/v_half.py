@@ -20,7 +20,7 @@ Simplified: see v_blocks.py.
 
 from lablib.pipeline.plan import Plan
 from lablib.pipeline.schedules.sizes import check_sizes
-from lablib.pipeline.schedules.v_blocks import Block, Pass, repeat
+from lablib.pipeline.schedules.v_blocks import BuildingBlock, Pass, repeat
 
 
 def v_half(num_stages: int, num_microbatches: int) -> Plan:
@@ -29,11 +29,11 @@ def v_half(num_stages: int, num_microbatches: int) -> Plan:
     return repeat("v-half", block(num_stages), num_stages, num_microbatches)
 
 
-def block(num_stages: int) -> Block:
+def block(num_stages: int) -> BuildingBlock:
     """The steps of a micro-batch: each pass follows the one before it as closely as nothing collides modulo 6."""
     p = num_stages
     wait = 0 if p % 2 else 3  # before I1 starts down again: without it I0 would meet F1 where p is even
-    return Block(
+    return BuildingBlock(
         F0=Pass(0, +2),
         F1=Pass(3 * p - 2, -1),
         I1=Pass(3 * p - 1 + wait, +2),

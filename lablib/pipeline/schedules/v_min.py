@@ -21,7 +21,7 @@ Simplified: see v_blocks.py.
 
 from lablib.pipeline.plan import Plan
 from lablib.pipeline.schedules.sizes import check_sizes
-from lablib.pipeline.schedules.v_blocks import Block, Pass, repeat
+from lablib.pipeline.schedules.v_blocks import BuildingBlock, Pass, repeat
 
 
 def v_min(num_stages: int, num_microbatches: int) -> Plan:
@@ -30,11 +30,11 @@ def v_min(num_stages: int, num_microbatches: int) -> Plan:
     return repeat("v-min", block(num_stages), num_stages, num_microbatches)
 
 
-def block(num_stages: int) -> Block:
+def block(num_stages: int) -> BuildingBlock:
     """The steps of a micro-batch: each pass follows the one before it as closely as nothing collides modulo 6."""
     p = num_stages
     wait = 0 if p % 3 else 2  # before I1 starts down again: without it I1 would meet F0 where p is a multiple of 3
-    return Block(
+    return BuildingBlock(
         F0=Pass(0, +1),
         F1=Pass(2 * p - 1, -1),
         I1=Pass(2 * p + wait, +1),

@@ -31,6 +31,7 @@ from lablib.hardware import Device
 from lablib.models import Transformer
 from lablib.models.transformer_flops import step_flops
 from lablib.plan.validation.rows import Row
+from lablib.units import format_quantity
 
 GIB = 2**30
 # Outside these shares of the peak no training step was ever measured: the figure has another unit than the row says.
@@ -77,7 +78,7 @@ def measured_of(row: Row, model: Transformer, device: Device, batch: int, precis
     memory_bytes = None if memory is None else memory * GIB
     if memory_bytes and memory_bytes > 1.1 * device.memory_bytes:
         raise ValueError(
-            f"{memory:g} GiB on one GPU are more than the {device.memory_bytes / 1e9:g} GB of {device.name}: "
+            f"{memory:g} GiB a GPU are more than the {format_quantity(device.memory_bytes, 'B')} of {device.name}: "
             "probably another unit; give GiB"
         )
     field, step_time_s = _step_time_s(row, model, device, batch, precision, recompute)
