@@ -7,22 +7,17 @@ as its cause.
 import ast
 import inspect
 import linecache
-import sysconfig
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
 
-import lablib
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.solution import YOUR_TURN
 from lablib.errors import LaunchError
+from lablib.whose_code import is_users
 
-_PACKAGE = str(Path(lablib.__file__).parent)
-_PATHS = sysconfig.get_paths()
-_NOT_THE_LEARNERS = (_PACKAGE, _PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], "<frozen")
 _LAST_FRAMES = 3
 
 
@@ -135,7 +130,7 @@ def learner_frames(error: BaseException, check_file: str = "") -> str:
     """
     lines = learner_lines(traceback.extract_tb(error.__traceback__), check_file)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [f for f in frames if f.f_code.co_filename != check_file and not is_installed(f.f_code.co_filename)]
+    own = [f for f in frames if f.f_code.co_filename != check_file and is_users(f.f_code.co_filename)]
     called = _arguments(own[0]) if own else ""
     return f"{lines}\n{called}" if lines and called else lines
 
@@ -153,17 +148,12 @@ def _arguments(frame: FrameType) -> str:
 
 def learner_lines(stack: traceback.StackSummary, check_file: str = "") -> str:
     """The last lines of the learner's own code in a stack."""
-    frames = [frame for frame in stack if frame.filename != check_file and not is_installed(frame.filename)]
+    frames = [frame for frame in stack if frame.filename != check_file and is_users(frame.filename)]
     lines = []
     for frame in frames[-_LAST_FRAMES:]:
         code = frame.line or linecache.getline(frame.filename, frame.lineno or 0).strip()
         lines.append(f"line {frame.lineno} in {frame.name}: {code}")
     return "\n".join(lines)
-
-
-def is_installed(filename: str) -> bool:
-    """Is a file Python's, an installed package's, or lablib's: not the learner's?"""
-    return filename.startswith(_NOT_THE_LEARNERS) or "site-packages" in filename
 
 
 def exited(end: SystemExit) -> RuleBroken:

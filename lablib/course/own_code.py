@@ -24,8 +24,8 @@ from typing import Any
 import lablib
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
-from lablib.course.learner_code import is_installed
 from lablib.torch_compat import name_in_torch
+from lablib.whose_code import is_users
 
 _ALWAYS = ("phase",)  # it names a part of the timeline
 _MODULES = ("builtins", "gc", "importlib", "inspect", "marshal", "pickle", "_pickle", "pkgutil", "pydoc")
@@ -70,7 +70,7 @@ def _refused(value: Any, allowed: set[str], seen: dict[int, Any]) -> Iterator[st
     elif not _is_lablib(_home(value)):  # allowed, or an object of lablib's: a cluster, a link
         for part in _parts(value):
             yield from _refused(part, allowed, seen)
-        if isinstance(value, FunctionType) and not is_installed(value.__code__.co_filename):
+        if isinstance(value, FunctionType) and is_users(value.__code__.co_filename):
             for code in _codes(value.__code__):
                 yield from _refused_names(code, value.__globals__)
             for used in _used(value):
@@ -136,7 +136,7 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, SimpleNamespace):
         return vars(value).values()
     kind = value if isinstance(value, type) else type(value)
-    if is_installed(getattr(sys.modules.get(kind.__module__), "__file__", None) or "") or _home(kind) == "builtins":
+    if not is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "") or _home(kind) == "builtins":
         return _wrapped(value)
     members = (held for name, held in getattr(value, "__dict__", {}).items() if name not in ("__doc__", "__module__"))
     return [*members, *(() if kind is value else (kind,)), *kind.__bases__]
@@ -287,7 +287,7 @@ def _home(value: Any) -> str:
     """Name of the module that a value is, or comes from; `functools.wraps` and `staticmethod` copy `__module__`."""
     if isinstance(value, ModuleType):
         return value.__name__
-    if isinstance(value, FunctionType) and not is_installed(value.__code__.co_filename):
+    if isinstance(value, FunctionType) and is_users(value.__code__.co_filename):
         return str(value.__globals__.get("__name__"))
     if isinstance(value, staticmethod | classmethod | property | functools.partial):
         return ""

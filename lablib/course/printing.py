@@ -7,10 +7,10 @@ import re
 import textwrap
 
 from lablib.signature import checked
+from lablib.whose_code import is_of_package
 
 COLUMNS = 92  # what fits beside JupyterLab's file browser
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
-_LIBRARIES = ("site-packages", "dist-packages")
 
 
 @checked
@@ -35,7 +35,7 @@ def _lines_of_program(text: str) -> list[str]:
             continue
         skipped_indent = None
         frame = _FRAME.fullmatch(line)
-        if frame and any(folder in frame["file"] for folder in _LIBRARIES):
+        if frame and is_of_package(frame["file"]):
             skipped_indent = indent
         elif frame and ("ipykernel_" in frame["file"] or frame["file"].startswith("<ipython")):
             kept.append(f"{frame['indent']}cell line {frame['line']}, in {frame['name']}")

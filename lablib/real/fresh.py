@@ -16,7 +16,7 @@ import torch
 from lablib import owners
 from lablib.rank_state import compute_with_one_thread, seed_rank
 from lablib.real.pickling import forget_classes
-from lablib.real.shipping import is_users_file
+from lablib.whose_code import is_users
 
 _CUDA_DEFAULT_SEED = (
     67280421310721  # c10::detail / default_rng_seed_val: what a new process's CUDA generators start from
@@ -81,5 +81,5 @@ def _has_children() -> bool:
 def _forget_users_modules() -> None:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name != "__main__" and isinstance(file, str) and is_users_file(file):
+        if name != "__main__" and isinstance(file, str) and is_users(file):
             del sys.modules[name]

@@ -14,10 +14,8 @@ import linecache
 import os
 import pickle
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +25,7 @@ import cloudpickle
 from lablib import owners
 from lablib.real.messages import Job
 from lablib.real.pickling import Packed, pack
+from lablib.whose_code import is_users
 
 
 def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: bool) -> Job:
@@ -111,32 +110,12 @@ def _layers(fn: Any) -> Iterator[Any]:
         fn = getattr(fn, "__wrapped__", None) or getattr(fn, "func", None) or getattr(fn, "__func__", None)
 
 
-@cache
-def is_users_file(file: str) -> bool:
-    """Whether a module's file is the user's: not the standard library's, nor an installed package's, nor lablib's."""
-    path = os.path.realpath(os.path.dirname(file)) + os.sep
-    return not any(path.startswith(home) for home in _homes_of_packages()) and not {
-        "site-packages",
-        "dist-packages",
-    } & set(Path(path).parts)
-
-
-@cache
-def _homes_of_packages() -> list[str]:
-    paths = sysconfig.get_paths()
-    homes = [
-        *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
-        os.path.dirname(os.path.dirname(__file__)),
-    ]
-    return [os.path.realpath(home) + os.sep for home in homes]
-
-
 def _is_users(module: Any) -> bool:
-    """Whether a module holds the user's own code (see `is_users_file`)."""
+    """Whether a module holds the user's own code (lablib/whose_code.py)."""
     if not isinstance(module, ModuleType):  # programs put odd things into sys.modules
         return False
     file = module.__dict__.get("__file__")
-    return isinstance(file, str) and is_users_file(file)
+    return isinstance(file, str) and is_users(file)
 
 
 def _is_on_path(module: ModuleType) -> bool:

@@ -23,7 +23,6 @@ import collections
 import enum
 import functools
 import logging
-import os
 import re
 import sys
 import threading
@@ -39,6 +38,7 @@ from lablib.errors import LaunchError
 from lablib.script.modules import is_library_file
 from lablib.script.process import here
 from lablib.torch_compat import version
+from lablib.whose_code import is_of_package
 
 # Their modules' state is caches, options of the host's notebook, or the tools' that run it.
 TRUSTED = frozenset(
@@ -65,12 +65,10 @@ _LOGGERS = frozenset({"loguru", "structlog"})  # who logs where is not what a ru
 _MAX_ENTRIES = 1_000  # of a container; a longer one is known by its length
 _DEPTH = 3
 _FIRST_TURNS = 16
-_LIBRARY_FOLDERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _HARMLESS = (types.ModuleType, re.Pattern, logging.Logger, weakref.ref, threading.local, type(threading.Lock()))
 _CACHE = type(functools.cache(len))
-_is_shared = functools.cache(is_library_file)
 
 
 class SharedLibraryError(LaunchError):
@@ -209,7 +207,7 @@ class Loader:
 
 def is_watched(name: str, file: str | None) -> bool:
     """Whether a module is a library's of which ranks must change nothing."""
-    return _top(name) not in TRUSTED and file is not None and any(folder in file for folder in _LIBRARY_FOLDERS)
+    return _top(name) not in TRUSTED and file is not None and is_of_package(file)
 
 
 # ---- what stands in modules ----
@@ -288,7 +286,7 @@ def _is_librarys(code: Any) -> bool:
     """Whether a function or a class stands in a module that all ranks share, not in one of the script's."""
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    return module is None or file is None or (module.__name__ != "__main__" and _is_shared(file))
+    return module is None or file is None or (module.__name__ != "__main__" and is_library_file(file))
 
 
 def _is_cache(path: str) -> bool:

@@ -12,17 +12,17 @@ notebook's `__main__`, a `model` imported from another folder) are out of sight 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.machinery
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from lablib.whose_code import is_users
 
 if TYPE_CHECKING:
     from lablib.script.libraries import Libraries
@@ -33,17 +33,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 def is_library_file(path: str | None) -> bool:
     """Whether a module of this file is shared by all ranks. Without a file (built in, frozen) it is."""
-    if path is None or path in ("built-in", "frozen"):
-        return True
-    path = os.path.abspath(path)
-    marks = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-    return path.startswith((_LABLIB, _TORCH, *_library_folders())) or any(mark in path for mark in marks)
-
-
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    """Where Python keeps its libraries; asking takes longer than everything else here."""
-    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    return path is None or not is_users(path)
 
 
 class ModuleFinder:

@@ -16,6 +16,7 @@ import torch
 
 from lablib.texts import error_text
 from lablib.torch_compat import torch_file
+from lablib.whose_code import MADE_UP
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -31,7 +32,6 @@ _BOTTOM = _LABLIB + os.path.join("sim", "simulation.py")
 _MACHINERY = (_LABLIB + "sim", _LABLIB + "launch")  # what runs the program
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE_PACKAGES = (_STDLIB + "site-packages", _STDLIB + "dist-packages")  # without a virtual environment
-_NOT_A_PROGRAM = ("<frozen", "<string>", "<eval_with_key>")
 
 
 class Source(NamedTuple):
@@ -74,7 +74,7 @@ def code_of(filename: str) -> Code:
             return Code.BOTTOM
         return Code.OTHER if filename.startswith(_MACHINERY) else Code.LIBRARY
     is_python = filename.startswith(_STDLIB) and not filename.startswith(_SITE_PACKAGES)
-    is_other = is_python or filename.startswith((_TORCH, *_NOT_A_PROGRAM))
+    is_other = is_python or filename.startswith((_TORCH, *MADE_UP))
     return Code.OTHER if is_other else Code.PROGRAM
 
 
@@ -109,12 +109,6 @@ class Here:
 def is_program(frame: FrameType) -> bool:
     """Whether a frame runs code of the program."""
     return code_of(frame.f_code.co_filename) is Code.PROGRAM
-
-
-def is_users_code(filename: str) -> bool:
-    """Whether code of this file is the user's: not of torch, lablib, Python's library or an installed package."""
-    own = (_TORCH, _LABLIB, _STDLIB, *_NOT_A_PROGRAM)
-    return not filename.startswith(own) and not {"site-packages", "dist-packages"} & set(filename.split(os.sep))
 
 
 def is_called_by_program() -> bool:

@@ -1,0 +1,37 @@
+"""Whose a file of Python code is: the user's, an installed package's, or Python's own.
+
+Installed: in Python's library, in a folder of packages (another environment's, too), in lablib. What Python makes up
+("<string>", "<frozen importlib>") is nobody's, and so not the user's; a notebook's cell is.
+"""
+
+import os
+import sysconfig
+from functools import cache, lru_cache
+from importlib.util import find_spec
+
+_LABLIB = os.path.dirname(os.path.abspath(__file__))
+_PACKAGES = ("site-packages", "dist-packages")
+MADE_UP = ("<frozen", "<string>", "<eval_with_key>", "built-in", "frozen")
+
+
+def is_of_package(path: str) -> bool:
+    """Whether a file lies in a folder of installed packages."""
+    return not set(_PACKAGES).isdisjoint(path.split(os.sep))
+
+
+@lru_cache(maxsize=4096)
+def is_users(path: str) -> bool:
+    """Whether a file is the user's."""
+    if path.startswith(MADE_UP):
+        return False
+    real = path if path.startswith("<") else os.path.realpath(path)
+    return not is_of_package(path) and not is_of_package(real) and not real.startswith(_installed())
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """Python's library, the environment's packages, lablib, and torch where it is used from its sources."""
+    paths, torch = sysconfig.get_paths(), find_spec("torch")
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {_LABLIB}
+    folders |= set(torch.submodule_search_locations or ()) if torch else set()
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
