@@ -1,7 +1,8 @@
 """Whose a file of Python code is: the user's, an installed package's, or Python's own.
 
-Installed: in Python's library, in a folder of packages (another environment's, too), in lablib. What Python makes up
-("<string>", "<frozen importlib>") is nobody's, and so not the user's; a notebook's cell is.
+Installed: in Python's library, in a folder of packages (another environment's, too), in lablib. What Python and torch
+make up ("<frozen importlib>", "<eval_with_key>") is nobody's, and so not the user's. A notebook's cell is the user's,
+and so is executed text ("<string>"), of which Python also makes the methods of dataclasses.
 """
 
 import os
@@ -11,7 +12,8 @@ from importlib.util import find_spec
 
 _LABLIB = os.path.dirname(os.path.abspath(__file__))
 _PACKAGES = ("site-packages", "dist-packages")
-MADE_UP = ("<frozen", "<string>", "<eval_with_key>", "built-in", "frozen")
+TEXT = "<string>"
+MADE_UP = ("<frozen", "<eval_with_key>", "built-in", "frozen")
 
 
 def is_of_package(path: str) -> bool:

@@ -33,13 +33,13 @@ def test_what_is_installed_is_not(module):
     assert not is_users(module.__file__)
 
 
-@pytest.mark.parametrize("path", ["<string>", "<frozen importlib._bootstrap>", "built-in", "frozen"])
+@pytest.mark.parametrize("path", ["<eval_with_key>.3", "<frozen importlib._bootstrap>", "built-in", "frozen"])
 def test_what_python_makes_up_is_nobodys(path):
     assert not is_users(path)
 
 
-@pytest.mark.parametrize("path", ["<ipython-input-3-abc>", "/somewhere/ipykernel_17/123.py", "train.py"])
-def test_a_cell_is_the_users(path):
+@pytest.mark.parametrize("path", ["<ipython-input-3-abc>", "<string>", "/somewhere/ipykernel_17/123.py", "train.py"])
+def test_a_cell_is_the_users_and_text_that_was_executed(path):
     assert is_users(path)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lablib.torch_compat import version
-from lablib.whose_code import is_users
+from lablib.whose_code import TEXT, is_users
 
 _MAX_OBJECTS = 2000  # objects that are looked at in one variable
 _DEPTH = 6
@@ -68,7 +68,7 @@ def _variables(values: Sequence[Any]) -> Iterator[tuple[Any, str, str]]:
             left.append(fn.__func__)
         elif _is(fn, type) and _is_programs(fn):
             left += vars(fn).values()
-        if not _is(fn, types.FunctionType) or not is_users(fn.__code__.co_filename):
+        if not _is(fn, types.FunctionType) or not _is_written(fn.__code__):
             continue
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             yield cell, name, "variable of an enclosing function"
@@ -142,4 +142,9 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _is_programs(kind: type) -> bool:
     """Whether a class is the program's own: what objects of libraries keep inside is their business."""
     code = getattr(kind.__init__, "__code__", None)
-    return kind.__module__ == "__main__" or (code is not None and is_users(code.co_filename))
+    return kind.__module__ == "__main__" or (code is not None and _is_written(code))
+
+
+def _is_written(code: types.CodeType) -> bool:
+    """Whether the user wrote this code: not a library, nor Python, which makes a dataclass's methods from text."""
+    return code.co_filename != TEXT and is_users(code.co_filename)

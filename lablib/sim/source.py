@@ -16,7 +16,7 @@ import torch
 
 from lablib.texts import error_text
 from lablib.torch_compat import torch_file
-from lablib.whose_code import MADE_UP
+from lablib.whose_code import MADE_UP, TEXT
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -74,7 +74,7 @@ def code_of(filename: str) -> Code:
             return Code.BOTTOM
         return Code.OTHER if filename.startswith(_MACHINERY) else Code.LIBRARY
     is_python = filename.startswith(_STDLIB) and not filename.startswith(_SITE_PACKAGES)
-    is_other = is_python or filename.startswith((_TORCH, *MADE_UP))
+    is_other = is_python or filename.startswith((_TORCH, *MADE_UP, TEXT))
     return Code.OTHER if is_other else Code.PROGRAM
 
 
