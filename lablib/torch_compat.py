@@ -89,10 +89,12 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "push_saved_tensors_hooks": "torch._C._autograd._push_saved_tensors_default_hooks",
         "call_module": "torch.nn.Module._call_impl",
         # profiler
+        "ProfilerActivity": "torch._C._profiler.ProfilerActivity",
         "ProfiledDevice": "torch._C._autograd.DeviceType",
         "is_profiler_enabled": "torch.autograd.profiler._is_profiler_enabled",
         "prepare_profile": "torch.autograd.profiler.profile._prepare_trace",
         "start_profile": "torch.autograd.profiler.profile._start_trace",
+        "mark": "torch._C._profiler._RecordFunctionFast",
         # tensors and devices
         "TensorBase": "torch._C.TensorBase",
         "Generator": "torch._C.Generator",
@@ -134,6 +136,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "backend_plugins": "torch.distributed.Backend._plugins",
         "BackendPlugin": "torch.distributed.Backend._BackendPlugin",
         "verify_params": "torch.distributed._verify_params_across_processes",
+        "start_coalescing": "torch.distributed.ProcessGroup._start_coalescing",
+        "end_coalescing": "torch.distributed.ProcessGroup._end_coalescing",
         # settings of the process
         **{name: f"torch._C._{name}" for name in _SETTINGS},
         "optimizer_pre_hooks": "torch.optim.optimizer._global_optimizer_pre_hooks",

@@ -4,12 +4,16 @@ The profiler alone does not know enough: gloo's events carry no group and no seq
 carry no peer. So each `c10d::` operation gets one more kernel in front of its own (on the dispatch key BackendSelect,
 which every call passes), which writes a `Call` and goes on. That sees what no wrapper of `torch.distributed` functions
 would: calls that DDP's C++ reducer, DTensor and functional collectives make. The seconds come from the profiler.
+
+On GPUs the calls between start and end of coalescing (`batch_isend_irecv`) launch nothing: the end launches one kernel
+for all of them, outside of every operation. So these two are wrapped: each batch has a number, which its calls keep,
+and the end runs inside an event of the profiler that has the number in its name.
 """
 
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +21,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lablib.real.events import Event
+from lablib.real.frames import program_line
+from lablib.real.under_way import UnderWay
 from lablib.real.volume import volume
 from lablib.record.rank_text import short_ranks
-from lablib.torch_compat import DispatchKey, default_group, destroy_library, keys_after, schema, source_rank
+from lablib.torch_compat import (
+    DispatchKey,
+    default_group,
+    destroy_library,
+    end_coalescing,
+    keys_after,
+    mark,
+    place,
+    schema,
+    source_rank,
+    start_coalescing,
+)
 
 # The operations of the dispatcher, and the functions of torch.distributed that a program calls.
 NAMES = {
@@ -45,6 +63,7 @@ NAMES = {
     "recv_any_source_": "recv",
 }
 
+BATCH_MARK = "lablib::batch "  # the name of the event around the end of a batch, without its number
 _LATEST = 4  # of each group; two threads of gloo can be working on two
 _SETTLE_S = 0.05
 
@@ -62,6 +81,8 @@ class Call:
         tag: of a point-to-point call.
         size_bytes, sent_bytes: S, and what leaves this rank, by the table of volume.py.
         thread: system id of the thread that made the call.
+        batch: number of the batch that it was made in, from 1; 0: in none.
+        line: the line of the program that made it, on GPUs; "" where it is not known.
         start_ns, end_ns: when it was made, 0; afterwards when it ran, as far as the profiler saw. So is `phase`.
     """
 
@@ -80,6 +101,13 @@ class Call:
     phase: str = ""
     start_ns: int = 0
     end_ns: int = 0
+    batch: int = 0
+    line: str = ""
+
+    def ran(self, events: Sequence[Event]) -> None:
+        """It was carried out by these events of the profiler: from the first start to the last end. None: unchanged."""
+        if events:
+            self.start_ns, self.end_ns = min(e.start_ns for e in events), max(e.end_ns for e in events)
 
     @property
     def is_point_to_point(self) -> bool:
@@ -99,10 +127,18 @@ class Call:
 
 
 class CallRecorder:
-    """Collects the calls of this process while `recording`."""
+    """Collects the calls of this process while `recording`.
 
-    def __init__(self) -> None:
+    Args:
+        on_gpu: whether the library is NCCL, which batches calls and goes on working when a call has returned.
+    """
+
+    def __init__(self, on_gpu: bool = False) -> None:
         self.calls: list[Call] = []
+        self.under_way = UnderWay()
+        self._on_gpu = on_gpu
+        self._num_batches = 0
+        self._open_batches: dict[str, int] = {}  # by group
         self._counts: Counter[tuple] = Counter()
         self._open_receives: list[tuple[Call, Any]] = []
         self._latest: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=_LATEST))
@@ -117,9 +153,15 @@ class CallRecorder:
                 if hasattr(torch.ops.c10d, op_name):
                     op = getattr(torch.ops.c10d, op_name).default
                     library.impl(op_name, self._kernel(op_name, op, below), "BackendSelect", with_keyset=True)
+            if self._on_gpu:
+                setattr(*place("start_coalescing"), self._start_batch())
+                setattr(*place("end_coalescing"), self._end_batch())
             yield
         finally:
+            setattr(*place("start_coalescing"), start_coalescing)
+            setattr(*place("end_coalescing"), end_coalescing)
             destroy_library(library)
+            self.under_way.clear()
             self._close_receives()
 
     def _kernel(self, op_name: str, op: Any, below: Any) -> Callable[..., Any]:
@@ -130,11 +172,35 @@ class CallRecorder:
             result = op.redispatch(keyset & below, *args, **kwargs)
             if op_name == "recv_any_source_":
                 self._open_receives.append((call, result))
+            elif self._on_gpu:
+                self.under_way.add(call, result[-1] if isinstance(result, tuple) else result)
             elif not call.is_point_to_point and op_name != "monitored_barrier_":
                 self._latest[call.group_id].append(result[-1] if isinstance(result, tuple) else result)
             return result
 
         return record_and_go_on
+
+    def _start_batch(self) -> Callable[[Any, Any], None]:
+        def start(group: Any, device: Any) -> None:
+            self._num_batches += 1
+            self._open_batches[group.group_name] = self._num_batches
+            start_coalescing(group, device)
+
+        return start
+
+    def _end_batch(self) -> Callable[[Any, Any], Any]:
+        def end(group: Any, device: Any) -> Any:
+            batch = self._open_batches.pop(group.group_name, 0)
+            with mark(f"{BATCH_MARK}{batch}"):
+                work = end_coalescing(group, device)
+            for call in reversed(self.calls):
+                if call.batch == batch:
+                    self.under_way.add(call, work)
+                elif 0 < call.batch < batch:
+                    break
+            return work
+
+        return end
 
     def _record(self, op_name: str, arguments: dict[str, Any]) -> Call:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
@@ -161,6 +227,8 @@ class CallRecorder:
             sent_bytes=sent_bytes,
             thread=threading.get_native_id(),
             start_ns=time.time_ns(),
+            batch=self._open_batches.get(group.group_name, 0),
+            line=program_line() if self._on_gpu else "",
         )
         if op_name != "recv_any_source_":
             self._number(call)

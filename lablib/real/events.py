@@ -1,6 +1,17 @@
-"""Reading what the profiler recorded: a flat list of events, the tree they form on each thread, the phases in it."""
+"""Reading what the profiler recorded: a flat list of events, and the operations on each thread.
 
-from bisect import bisect_right
+On a GPU three kinds of events belong together (torch 2.13 with kineto; torch/csrc/autograd/profiler_kineto.cpp and
+libkineto's CuptiActivityProfiler.cpp):
+
+    aten::mm               host    id 17, which torch counts
+      cudaLaunchKernel     host    correlation 903, which CUDA counts; linked to 17
+    gemm                   GPU     correlation 903, linked to 17
+
+Both numbers are read with `correlation_id()`, and are of two kinds all the same. What no operation of torch launched
+(a Triton kernel) is linked to none: then its launch says when it was asked for.
+"""
+
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,23 +20,22 @@ from typing import Any, NamedTuple
 
 from torch.autograd.profiler import profile
 
-from lablib.record.passes import UNNAMED
 from lablib.torch_compat import ProfiledDevice, has_kernel_for
 
-_USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: record_function blocks, and labels that libraries open the same way
+_FUNCTION_SCOPE, _USER_SCOPE = 0, 7  # at::RecordScope: a function; record_function blocks and libraries' labels
 # FSDP ends its backward in callbacks of the engine, which run outside of any function of the graph.
 _BACKWARD = ("autograd::engine::evaluate_function", "FSDP::post_backward", "FSDP::root_post_backward")
-_OPTIMIZER = "Optimizer."
-_LIBRARY_MARKS = (".", "::", "#")  # in labels that torch opens by itself: "Optimizer.step#SGD.step", "FSDP::all_gather"
 _NOT_OPERATIONS = ("autograd::", "torch::", "profiler::", "prim::", "_c10d_functional::", "c10d_functional::")
+_CUDA_CALL = re.compile("cu(da)?[A-Z]")  # of the runtime (cudaLaunchKernel) or the driver (cuLaunchKernelEx)
 
 
 class Event(NamedTuple):
     """One event of the profiler. Times are `time.time_ns()`.
 
     `thread` is the system's thread id (of a device event: its GPU stream). `id` is 0 for an event that is not torch's;
-    `launched_by` is the id of the event that launched a kernel, 0 if none of torch's did. `is_label` is true of a
-    record_function block.
+    `launched_by` is the id of the event that launched a kernel or called CUDA, 0 if none of torch's did. `is_label` is
+    true of a record_function block. `correlation` is CUDA's number of a call, and of what that call started on the GPU;
+    0 for torch's events.
     """
 
     name: str
@@ -38,15 +48,24 @@ class Event(NamedTuple):
     is_label: bool = False
     is_operation: bool = False
     flops: float = 0.0
+    correlation: int = 0
+
+    @property
+    def is_cuda_call(self) -> bool:
+        return bool(self.correlation) and not self.on_device
 
 
 @dataclass(slots=True)
 class Operation:
-    """An outermost operation: its event, the ids of all events in it, its FLOPs, whether it belongs to backward."""
+    """An outermost operation, or a call of CUDA outside of all operations.
+
+    Its event, whether it belongs to backward, the ids of its events, CUDA's numbers of the calls in it, its FLOPs.
+    """
 
     event: Event
     in_backward: bool
     ids: list[int] = field(default_factory=list)
+    correlations: list[int] = field(default_factory=list)
     flops: float = 0.0
 
 
@@ -61,11 +80,15 @@ def _event(raw: Any) -> Event:
     name, start_ns, thread = raw.name(), raw.start_ns(), raw.device_resource_id()
     end_ns = start_ns + raw.duration_ns()
     if raw.device_type() != ProfiledDevice.CPU:
-        return Event(name, start_ns, end_ns, thread, 0, raw.linked_correlation_id(), True, raw.is_user_annotation())
+        launched_by, is_label = raw.linked_correlation_id(), raw.is_user_annotation()
+        return Event(name, start_ns, end_ns, thread, 0, launched_by, True, is_label, correlation=raw.correlation_id())
     scope = raw.scope()
-    is_operation = scope == 0 and "::" in name and not name.startswith(_NOT_OPERATIONS)
+    if scope == _FUNCTION_SCOPE and _CUDA_CALL.match(name):
+        launched_by = raw.linked_correlation_id()
+        return Event(name, start_ns, end_ns, thread, launched_by=launched_by, correlation=raw.correlation_id())
+    is_operation = scope == _FUNCTION_SCOPE and "::" in name and not name.startswith(_NOT_OPERATIONS)
     flops = float(raw.flops()) if is_operation else 0.0
-    # Calls of the CUDA runtime are linked to an operation too; their own ids are numbers of another kind.
+    # Events of no kind above that are linked to an operation: their own ids are not torch's.
     event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
     return Event(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
 
@@ -93,7 +116,12 @@ def _walk_thread(events: list[Event]) -> list[Operation]:
         if operation is None and event.is_operation and not is_composite(event.name):
             operation, counted = Operation(event, in_backward), False
             found.append(operation)
-        if operation is not None:
+        if event.is_cuda_call:
+            if operation is None:
+                found.append(Operation(event, in_backward, correlations=[event.correlation]))
+            else:
+                operation.correlations.append(event.correlation)
+        elif operation is not None:
             if event.id:
                 operation.ids.append(event.id)
             # An op's own count covers its parts (conv2d); a wrapper without one has the counts of its parts.
@@ -109,36 +137,3 @@ def is_composite(name: str) -> bool:
         return has_kernel_for(name, "CompositeImplicitAutograd")
     except RuntimeError:  # an operation under another overload name
         return False
-
-
-class Phases:
-    """What the program was doing when, from the record_function blocks of its main thread."""
-
-    def __init__(self, events: Iterable[Event], thread: int):
-        self._starts: list[int] = [0]
-        self._states: list[tuple[str, bool]] = [("", False)]  # innermost label of the program, inside an optimizer
-        labels = [e for e in events if e.is_label and e.thread == thread and not e.name.startswith(("gloo:", "nccl:"))]
-        open_labels: list[tuple[int, tuple[str, bool]]] = []
-        for event in sorted(labels, key=lambda e: (e.start_ns, -e.end_ns)):
-            self._close(open_labels, event.start_ns)
-            label, in_step = open_labels[-1][1] if open_labels else ("", False)
-            if not any(mark in event.name for mark in _LIBRARY_MARKS):
-                label = event.name
-            state = (label, in_step or event.name.startswith(_OPTIMIZER))
-            self._enter(event.start_ns, state)
-            open_labels.append((event.end_ns, state))
-        self._close(open_labels, None)
-
-    def _close(self, open_labels: list[tuple[int, tuple[str, bool]]], until_ns: int | None) -> None:
-        while open_labels and (until_ns is None or open_labels[-1][0] <= until_ns):
-            end_ns, _ = open_labels.pop()
-            self._enter(end_ns, open_labels[-1][1] if open_labels else ("", False))
-
-    def _enter(self, time_ns: int, state: tuple[str, bool]) -> None:
-        self._starts.append(time_ns)
-        self._states.append(state)
-
-    def at(self, time_ns: int, in_backward: bool) -> str:
-        """The phase of what started at this time."""
-        label, in_step = self._states[bisect_right(self._starts, time_ns) - 1]
-        return label or ("backward" if in_backward else "optimizer" if in_step else UNNAMED)

@@ -30,7 +30,7 @@ def failure_error(
     stdout: dict[int, str],
     stderr: dict[int, str],
 ) -> LaunchError:
-    """The error for the cause among `failures`; every argument is keyed by rank. Its note is what that rank printed."""
+    """The error for the cause among `failures`; every argument is keyed by rank. Its notes are what that rank wrote."""
     rank = min(failures, key=lambda rank: (failures[rank].lost_peer, failures[rank].at_ns, rank))
     failed = failures[rank]
     if isinstance(failed, Death):
@@ -43,13 +43,28 @@ def failure_error(
         original = _original(failed)
         error = RankError(rank, original, failed.traceback)
         error.__cause__ = original if failed.error is not None else None
+        _add_stderr(error, rank, stderr[rank])
     if printed := _tail(stdout[rank]):
         error.add_note(f"rank {rank} had printed:\n{printed}")
     return error
 
 
-def timeout_error(timeout_s: float, ranks: int, stacks: dict[int, str]) -> LaunchTimeoutError:
-    """The error for ranks that had not returned; `stacks` says where each of them was."""
+def timeout_error(
+    timeout_s: float,
+    ranks: int,
+    stacks: dict[int, str],
+    under_way: dict[int, str] | None = None,
+    stderr: dict[int, str] | None = None,
+) -> LaunchTimeoutError:
+    """The error for ranks that had not returned.
+
+    Args:
+        timeout_s: how long they had.
+        ranks: how many there were.
+        stacks: where each of those that had not returned was.
+        under_way: which communications of a rank were not complete, as text, where that is known (on GPUs).
+        stderr: what each of them had written there.
+    """
     names = ", ".join(map(str, stacks))
     lines = [
         f"the program was still running after timeout_s={timeout_s:g}: of {plural(ranks, 'ranks')}, "
@@ -58,7 +73,12 @@ def timeout_error(timeout_s: float, ranks: int, stacks: dict[int, str]) -> Launc
     ]
     for rank, stack in stacks.items():
         lines.append(f"rank {rank} was at\n{stack}" if stack else f"rank {rank} did not say where it was")
-    return LaunchTimeoutError("\n".join(lines))
+        if calls := (under_way or {}).get(rank):
+            lines.append(f"its communications that were not complete:\n{calls}")
+    error = LaunchTimeoutError("\n".join(lines))
+    for rank, text in (stderr or {}).items():
+        _add_stderr(error, rank, text)
+    return error
 
 
 def endless_error(rank: int, stream: str) -> LaunchError:
@@ -67,6 +87,11 @@ def endless_error(rank: int, stream: str) -> LaunchError:
         f"a rank may write up to {MAX_BYTES / 1e9:.1f} GB to {stream}, which is kept until the program ends: rank "
         f"{rank} wrote more, so all ranks were ended; print less, or write to a file"
     )
+
+
+def _add_stderr(error: LaunchError, rank: int, text: str) -> None:
+    if said := _tail(text):
+        error.add_note(f"rank {rank} had written to stderr:\n{said}")
 
 
 def _original(failed: Failed) -> BaseException:

@@ -1,13 +1,18 @@
 """Stacks and tracebacks as the writer of the program wants them: without the launcher's own frames."""
 
+import sys
 import threading
 import traceback
 from pathlib import Path
+from types import FrameType
+
+import torch
 
 from lablib import texts
 from lablib.thread_frames import thread_frames
 
 _HERE = (str(Path(__file__).parent), texts.__file__)
+_LIBRARIES = (*_HERE, str(Path(torch.__file__).parent))
 
 
 def traceback_text(error: BaseException) -> str:
@@ -23,7 +28,17 @@ def main_thread_stack() -> str:
     stack = traceback.extract_stack(frame)
     if not any(_is_launchers(f) for f in stack):
         return ""
+    if _is_at_end(stack):
+        return "its end: it had returned, and what it asked of the GPU was not done"
     return "".join(_programs(stack).format()).rstrip()
+
+
+def program_line() -> str:
+    """The line of the program that is under way on this thread, as "file:line"; empty where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def _programs(stack: traceback.StackSummary) -> traceback.StackSummary:
@@ -32,8 +47,16 @@ def _programs(stack: traceback.StackSummary) -> traceback.StackSummary:
     is_recorder = [_is_launchers(f) and f.name == "record_and_go_on" for f in frames]
     if True in is_recorder:
         frames = frames[: is_recorder.index(True)]
+    if _is_at_end(stack):
+        return traceback.StackSummary()
     last = max((i for i, f in enumerate(frames) if _is_launchers(f)), default=-1)
     return traceback.StackSummary.from_list(frames[last + 1 :])
+
+
+def _is_at_end(stack: traceback.StackSummary) -> bool:
+    """Whether the launcher itself waits for the GPU (measure.py)."""
+    own = [frame.name for frame in stack if _is_launchers(frame)]
+    return own[-1:] == ["wait_for_gpu"]
 
 
 def _is_launchers(frame: traceback.FrameSummary) -> bool:

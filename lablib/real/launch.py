@@ -11,6 +11,8 @@ import torch
 
 from lablib.errors import RankError, WorkerError
 from lablib.real.gpus import require_gpus, sharing_note
+from lablib.real.kernel_notes import kernel_notes
+from lablib.real.kernels import UNKNOWN
 from lablib.real.measure import Measurement
 from lablib.real.messages import Finished, Job
 from lablib.real.pickling import unpack
@@ -70,7 +72,7 @@ def run_real(
     reports = _launch(job, backend, ranks, timeout_s)
     _forward_stderr([report.stderr for report in reports])
     timeline, traffic = _measured([report.measured for report in reports], backend)
-    note = sharing_note(backend, ranks)
+    notes = [sharing_note(backend, ranks), *kernel_notes([report.measured for report in reports])]
     return Run(
         values=[_value(rank, report) for rank, report in enumerate(reports)],
         timeline=timeline,
@@ -79,7 +81,7 @@ def run_real(
         backend=backend,
         cluster=_machine(backend),
         wall_s=time.perf_counter() - started,
-        notes=(note,) if note else (),
+        notes=tuple(note for note in notes if note),
     )
 
 
@@ -111,7 +113,8 @@ def _value(rank: int, report: Finished) -> Any:
 def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:
     """Timeline and traffic, zero being when the first rank entered the program."""
     zero_ns = min(one.start_ns for one in measured)
-    work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream == COMPUTE]
+    drawn = (COMPUTE, UNKNOWN)  # the spans of calls come with those whom they met
+    work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream in drawn]
     timeline = Timeline.of(with_phases([*work, *communications(measured, zero_ns)]), len(measured))
     return timeline, traffic_of(measured, zero_ns, backend)
 

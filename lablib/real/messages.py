@@ -105,6 +105,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """That stack as text, the frames of the program only."""
+    """That stack as text, the frames of the program only; and on GPUs the communications that are not complete."""
 
     stack: str
+    under_way: str = ""

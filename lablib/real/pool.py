@@ -203,14 +203,19 @@ class Pool:
 
     def _timed_out(self, timeout_s: float, running: set[int]) -> Exception:
         """The error that names the ranks still running, and where each is."""
-        stacks: dict[int, str] = {}
+        found: dict[int, Whereabouts] = {}
         self._send_all(Where())
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-        while not running <= set(stacks) and time.monotonic() < deadline:
+        while not running <= set(found) and time.monotonic() < deadline:
             for rank, message in self._receive(0.1):
                 if isinstance(message, Whereabouts):
-                    stacks[rank] = message.stack
-        return timeout_error(timeout_s, self.ranks, {rank: stacks.get(rank, "") for rank in sorted(running)})
+                    found[rank] = message
+        told = {rank: found.get(rank, Whereabouts("")) for rank in sorted(running)}
+        stacks, under_way = (
+            {rank: getattr(one, name) for rank, one in told.items()} for name in ("stack", "under_way")
+        )
+        stderr = {rank: self._said(rank, "stderr") for rank in told}
+        return timeout_error(timeout_s, self.ranks, stacks, under_way, stderr)
 
     # ---- talking ----
 

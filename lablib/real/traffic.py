@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from lablib.real.calls import Call
 from lablib.real.measure import Measurement
-from lablib.real.spans import RawSpan
+from lablib.real.raw_span import RawSpan
 from lablib.record.timeline import WAIT
 from lablib.run import Span, Traffic, Transfer
 

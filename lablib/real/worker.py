@@ -12,23 +12,26 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from lablib.exits import ends_well
+from lablib.real.calls import CallRecorder
 from lablib.real.capture import Capture
 from lablib.real.channel import Channel
 from lablib.real.frames import main_thread_stack, traceback_text
 from lablib.real.fresh import FreshState
 from lablib.real.groups import Groups
 from lablib.real.lifetime import die_with_parent
-from lablib.real.measure import measure
+from lablib.real.measure import Measurement, measure
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.pickling import Packed, pack, unpack
 from lablib.real.placed import placed
 from lablib.real.rendezvous import MeetingFile
+from lablib.real.sacrifice import sacrificial_kernels
 from lablib.texts import error_text, safe_str, type_name
 
 # How gloo, NCCL and the store say that another rank is gone: a consequence, never the cause of a failure.
@@ -42,22 +45,29 @@ def main(address: str, meeting_file: str) -> None:
     meeting = MeetingFile(meeting_file)
     channel = Channel.connect(address)
     os.register_at_fork(after_in_child=channel.close)  # or this end would stay open in a child, however the rank ends
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, running = int(os.environ["RANK"]), Running()
     channel.send(Hello(rank, os.getpid()))
     setup: Setup = channel.receive()
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, inbox), daemon=True).start()
-    Worker(channel, inbox, setup, meeting, rank, ranks).serve()
+    threading.Thread(target=_listen, args=(channel, inbox, running), daemon=True).start()
+    Worker(channel, inbox, setup, meeting, rank, running).serve()
 
 
-def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]") -> None:
+@dataclass(slots=True)
+class Running:
+    """What the listening thread must know of the program that the main thread runs."""
+
+    recorder: CallRecorder = field(default_factory=CallRecorder)
+
+
+def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]", running: Running) -> None:
     while True:
         try:
             message = channel.receive()
         except (EOFError, OSError):
             os._exit(0)  # the launcher is gone, and nobody wants what the main thread is doing
         if isinstance(message, Where):
-            channel.send(Whereabouts(main_thread_stack()))
+            channel.send(Whereabouts(main_thread_stack(), running.recorder.under_way.text()))
         else:
             inbox.put(message)
 
@@ -81,9 +91,10 @@ class Worker:
         setup: Setup,
         meeting: MeetingFile,
         rank: int,
-        ranks: int,
+        running: "Running",
     ):
-        self._channel, self._inbox, self._rank = channel, inbox, rank
+        self._channel, self._inbox, self._rank, self._running = channel, inbox, rank, running
+        self._sessions = 0  # of the profiler
         self._capture = Capture()
         os.environ.update(setup.environment)
         device = torch.device("cpu")
@@ -96,7 +107,7 @@ class Worker:
 
     def serve(self) -> None:
         """Run programs for ever; the listening thread ends the process."""
-        measure(int, lambda: None, trace=True, on_gpu=self._on_gpu)  # the first profile of a process is slow
+        self._measure(int, lambda: None, trace=True)  # the first profile of a process is slow
         gc.collect()
         gc.freeze()  # what stands now is never garbage: collecting after each program stays cheap
         self._renew()
@@ -127,13 +138,20 @@ class Worker:
             fn, args, kwargs = unpack(job.program)
             if self._on_gpu:
                 fn, args, kwargs = placed((fn, args, kwargs), self._device)
-            value, measured = measure(partial(_call, fn, args, kwargs), self._wait_for_start, job.trace, self._on_gpu)
+            value, measured = self._measure(partial(_call, fn, args, kwargs), self._wait_for_start, job.trace)
             return Finished(self._pack(value), *self._capture.stop(), measured)
         except BaseException as error:  # also SystemExit
             return self._failure(error)
         finally:
             if os.getpid() != process:  # a child that the program forked has come to its end: it is no rank
                 os._exit(0)
+
+    def _measure(
+        self, program: Callable[[], Any], wait_for_start: Callable[[], None], trace: bool
+    ) -> tuple[Any, Measurement]:
+        self._sessions += trace
+        self._running.recorder = recorder = CallRecorder(self._on_gpu)
+        return measure(program, wait_for_start, trace, self._on_gpu, sacrificial_kernels(self._sessions), recorder)
 
     def _wait_for_start(self) -> None:
         """Tell the launcher that this rank could start, and start with all others at the moment it names."""

@@ -57,11 +57,14 @@ def test_gpu_spans_are_the_times_of_kernels_and_batched_sends_share_one():
         kernel("gemm", 100, 200, launched_by=1),
         kernel("split_k", 200, 210, launched_by=1),
         kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 150, 400, launched_by=4),
+        host("lablib::batch 1", 46, 50, 99, operation=True),
         kernel("ncclDevKernel_SendRecv", 60_000, 61_000, launched_by=99),
         kernel("triton_fused", 500, 600, launched_by=0),
     ]
     calls = [call("allreduce_", "all_reduce"), call("send", "send"), call("recv_", "recv")]
-    spans = {(s.stream, s.name): (s.start_ns, s.end_ns) for s in spans_of(events, calls, main_thread=1)}
+    for one in calls[1:]:
+        one.batch = 1
+    spans = {(s.stream, s.name): (s.start_ns, s.end_ns) for s in spans_of(events, calls, main_thread=1, on_gpu=True)}
     assert spans == {
         ("compute", "aten.addmm"): (100, 210),
         ("compute", "triton_fused"): (500, 600),

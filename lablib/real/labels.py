@@ -1,0 +1,76 @@
+"""What the program was doing when: its `record_function` blocks, thread by thread.
+
+A block that the program opens on its main thread names also the work of other threads meanwhile: on GPUs, autograd runs
+backward on a thread of its own (one for each device) while the main thread waits in `loss.backward()`. A block that a
+hook opens there names the work of that thread, and counts before the main thread's.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+
+from lablib.real.events import Event
+from lablib.record.passes import UNNAMED
+
+_OPTIMIZER = "Optimizer."
+_LIBRARY_MARKS = (".", "::", "#")  # in labels that torch opens by itself: "Optimizer.step#SGD.step", "FSDP::all_gather"
+_TRANSPORT = ("gloo:", "nccl:")  # blocks that the communication library opens
+
+State = tuple[str, bool]  # the innermost label of the program, and whether an optimizer steps
+_NOTHING: State = ("", False)
+
+
+class Phases:
+    """The phase of any moment on any thread.
+
+    Args:
+        events: everything the profiler recorded.
+        main_thread: system id of the thread that ran the program.
+    """
+
+    def __init__(self, events: Iterable[Event], main_thread: int):
+        labels: dict[int, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.is_label and not event.on_device and not event.name.startswith(_TRANSPORT):
+                labels[event.thread].append(event)
+        self._main_thread = main_thread
+        self._threads = {thread: _Thread(blocks) for thread, blocks in labels.items()}
+
+    def at(self, time_ns: int, thread: int, in_backward: bool) -> str:
+        """The phase of what this thread started at this time."""
+        own, main = (self._state(each, time_ns) for each in (thread, self._main_thread))
+        in_step = own[1] or main[1]
+        return own[0] or main[0] or ("backward" if in_backward else "optimizer" if in_step else UNNAMED)
+
+    def _state(self, thread: int, time_ns: int) -> State:
+        return self._threads[thread].at(time_ns) if thread in self._threads else _NOTHING
+
+
+class _Thread:
+    """The blocks of one thread, as states that each begin at some moment."""
+
+    def __init__(self, labels: Iterable[Event]):
+        self._starts: list[int] = [0]
+        self._states: list[State] = [_NOTHING]
+        open_labels: list[tuple[int, State]] = []
+        for event in sorted(labels, key=lambda e: (e.start_ns, -e.end_ns)):
+            self._close(open_labels, event.start_ns)
+            label, in_step = open_labels[-1][1] if open_labels else _NOTHING
+            if not any(mark in event.name for mark in _LIBRARY_MARKS):
+                label = event.name
+            state = (label, in_step or event.name.startswith(_OPTIMIZER))
+            self._enter(event.start_ns, state)
+            open_labels.append((event.end_ns, state))
+        self._close(open_labels, None)
+
+    def at(self, time_ns: int) -> State:
+        return self._states[bisect_right(self._starts, time_ns) - 1]
+
+    def _close(self, open_labels: list[tuple[int, State]], until_ns: int | None) -> None:
+        while open_labels and (until_ns is None or open_labels[-1][0] <= until_ns):
+            end_ns, _ = open_labels.pop()
+            self._enter(end_ns, open_labels[-1][1] if open_labels else _NOTHING)
+
+    def _enter(self, time_ns: int, state: State) -> None:
+        self._starts.append(time_ns)
+        self._states.append(state)

@@ -1,0 +1,24 @@
+"""Kernels at the beginning of each session of the profiler that nobody needs, as CUPTI may lose the first ones.
+
+In CUDA 12.6.2 to 13.0, CUPTI stamps the first kernels of a session with another clock once the process has had sessions
+before and the GPU was idle between: the k-th session loses k (github.com/pytorch/pytorch/issues/192021; mended in CUDA
+13.1). A warm worker has one session for each program. So each begins with more small kernels than can be lost, and the
+program's own come after. They also show whether the profiler records kernels at all.
+"""
+
+import torch
+
+_MARGIN, _PER_SESSION, _MOST = 16, 2, 4096
+
+
+def sacrificial_kernels(session: int) -> int:
+    """How many kernels to spend on the `session`-th session of a process, counted from 1."""
+    return min(_MOST, _MARGIN + _PER_SESSION * session)
+
+
+def sacrifice(kernels: int) -> None:
+    """Launch that many small kernels on the current GPU and wait for them: some 5 us each."""
+    number = torch.zeros((), device="cuda")
+    for _ in range(kernels):
+        number.add_(1)
+    torch.cuda.synchronize()
