@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from torch.autograd.profiler import profile
-
 from lablib.torch_compat import ProfiledDevice, has_kernel_for
 
 _FUNCTION_SCOPE, _USER_SCOPE = 0, 7  # at::RecordScope: a function; record_function blocks and libraries' labels
@@ -69,10 +67,9 @@ class Operation:
     flops: float = 0.0
 
 
-def read_events(profiler: profile) -> list[Event]:
-    """All events of a finished profile."""
-    assert profiler.kineto_results is not None
-    return [_event(raw) for raw in profiler.kineto_results.events()]
+def read_events(kineto_results: Any) -> list[Event]:
+    """All events of a finished profile, from its `kineto_results`."""
+    return [_event(raw) for raw in kineto_results.events()]
 
 
 def _event(raw: Any) -> Event:

@@ -75,7 +75,7 @@ def measure(
             recorder.settle()
     measured = Measurement(start_ns, calls=recorder.calls)
     if trace:
-        recorded = read_events(profiler)
+        recorded = read_events(profiler.kineto_results)
         events = since(recorded, start_ns)
         measured.spans = spans_of(events, recorder.calls, threading.get_native_id(), on_gpu)
         if on_gpu:
