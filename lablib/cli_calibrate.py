@@ -70,6 +70,8 @@ def report(cluster: Cluster) -> str:
         bandwidth = format_quantity(device.cache_bandwidth_bytes_per_s, "B/s")
         rows.append(("cache", f"{bandwidth} up to {format_quantity(device.cache_bytes, 'B')}"))
     rows.append(("the smallest operation", format_quantity(device.kernel_overhead_s, "s")))
+    if device.launch_s:
+        rows.append(("of it, the host launches", format_quantity(device.launch_s, "s")))
     bandwidth = format_quantity(link.bandwidth_bytes_per_s, "B/s")
     rows.append(("one hop", f"{format_quantity(link.latency_s, 's')} + bytes / ({bandwidth})"))
     rows.append(("the call of a collective", format_quantity(cluster.collective_overhead_s, "s")))

@@ -7,6 +7,7 @@
 Everything is measured as a program will run: with the threads that a worker has, with every rank busy at the same time,
 and, for the overhead of an operation, under the profiler that records a launch's timeline (the overhead without it
 stands in the profile). Four ranks on two cores are half as fast as two, so a profile says for how many ranks it holds.
+On GPUs kernels and messages have the times of their spans, and a launch is time of the host (kernel_times.py).
 
 Cost: under three minutes for 4 ranks on 2 cores; `quick` under half a minute, with fewer sizes.
 Simplified: one node. The link between nodes is taken to be that inside (`inter` says so).
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lablib.errors import unknown_name
 from lablib.hardware import Cluster, Device, Link
 from lablib.launch import launch
+from lablib.run import Run
 from lablib.signature import checked
 from lablib.units import plural
 
@@ -84,12 +86,15 @@ class _Calibration:
         dtypes = self._launch(supported_dtypes)[0]
         cases, messages = device_cases(dtypes, self.on_gpu, self.quick), self._message_cases()
         programs = [case for case in cases if case.part == "program"]
-        self.total = -(-len(cases) // _BATCH) + -(-len(messages) // _BATCH) + 2
-        timings = self._time_cases(cases)
+        kernels = [case for case in cases if case.part != "program"] if self.on_gpu else []
+        by_clock = [case for case in cases if case not in kernels]
+        self.total = sum(-(-len(some) // _BATCH) for some in (by_clock, kernels, programs, messages)) + 1
+        timings = self._time_cases(by_clock) + self._time_kernels(kernels)
         traced = self._time_cases(programs, trace=True)
-        times = self._time_messages(messages)
+        times = self._time_kernels_of_messages(messages) if self.on_gpu else self._time_messages(messages)
         self.progress(self.done, self.total, "fitting")
-        device = fit_device([t for t in timings if t.case.part != "program"] + traced, self._base_device())
+        measured = [t for t in timings if t.case.part != "program"] + traced
+        device = fit_device(measured, self._base_device(), of_kernels=self.on_gpu)
         network = fit_network(times, self._base_cluster(device.device), f"{self.backend}, measured", self._source())
         self.progress(self.total, self.total, "done")
         profile = self._profile(program_overhead_s(timings), [*device.residuals, *network.residuals])
@@ -98,7 +103,10 @@ class _Calibration:
     # ---- measuring ----
 
     def _launch(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> list[Any]:
-        return launch(fn, *args, ranks=self.ranks, backend=self.backend, trace=trace).values
+        return self._run(fn, *args, trace=trace).values
+
+    def _run(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> Run:
+        return launch(fn, *args, ranks=self.ranks, backend=self.backend, trace=trace)
 
     def _time_cases(self, cases: Sequence[BenchmarkCase], trace: bool = False) -> list[Timing]:
         from lablib.calibration.fit_device import Timing
@@ -123,6 +131,32 @@ class _Calibration:
             for case, *stamps in zip(batch, *by_rank, strict=True):
                 calls = [_call_s(call) for call in zip(*stamps, strict=True)]
                 timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, median(calls)))
+        return timings
+
+    def _time_kernels(self, cases: Sequence[Case]) -> list[Timing]:
+        """On GPUs: seconds of the kernels of each case."""
+        from lablib.calibration.fit_device import Timing
+        from lablib.calibration.kernel_times import case_seconds, run_cases
+
+        timings = []
+        for batch in self._batches(cases, None):
+            run = self._run(run_cases, batch, _TRACED_BLOCK_S, self.blocks, trace=True)
+            for number, (case, calls) in enumerate(zip(batch, run.values[0], strict=True)):
+                seconds = case_seconds(run.timeline, number, calls, self.blocks)
+                timings.append(Timing(case, _median(seconds, case, run)))
+        return timings
+
+    def _time_kernels_of_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
+        """On GPUs: seconds of the kernels of each communication."""
+        from lablib.calibration.fit_network import MessageTiming
+        from lablib.calibration.kernel_times import message_seconds, run_messages
+
+        timings = []
+        for batch in self._batches(cases, "communication"):
+            run = self._run(run_messages, batch, 4 * self.block_s, 60, trace=True)
+            for number, (case, calls) in enumerate(zip(batch, run.values[0], strict=True)):
+                seconds = _median(message_seconds(run.timeline, number, calls), case, run)
+                timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, seconds))
         return timings
 
     def _batches(self, cases: Sequence[Any], what: str | None) -> Iterator[list[Any]]:
@@ -181,6 +215,14 @@ class _Calibration:
             "link_between_nodes": "not measured: that inside a node",
         }
         return about | {f"error_of_{one.part}": str(one) for one in residuals}
+
+
+def _median(seconds: Sequence[float], case: Any, run: Run) -> float:
+    """The middle of what a run showed of a case. Raises ValueError where it showed nothing."""
+    if not seconds:
+        why = "; ".join(run.notes) or "none has its label"
+        raise ValueError(f"a calibration of GPUs needs the times of kernels: the run recorded none of {case} ({why})")
+    return median(seconds)
 
 
 def _call_s(stamps: Sequence[tuple[int, int]]) -> float:

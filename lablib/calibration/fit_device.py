@@ -11,6 +11,10 @@ figures are chosen so that predictions meet measurements. In this order, each pa
     program    the median over small programs of time / number of launches: `kernel_overhead_s`. It is more than
                dispatch by what a program does besides: views, autograd, Python, the profiler that watches.
 
+On a GPU all but programs are times of kernels (kernel_times.py): then dispatch is what the smallest kernel runs, and
+what a program's launches take beyond that is the host's, `launch_s`. A program of small operations takes as long as the
+host needs to launch them, and the GPU keeps up.
+
 Only peak times efficiency can be measured, so `matmul_efficiency` and `memory_efficiency` are 1 and the peak is what
 large products reach. Errors are relative, medians throughout (robust.py).
 """
@@ -74,12 +78,13 @@ class _Measured:
         return self.time_s - self.launches * device.kernel_overhead_s
 
 
-def fit_device(timings: Iterable[Timing], base: Device) -> DeviceFit:
+def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False) -> DeviceFit:
     """The figures of a device from measured operations.
 
     Args:
         timings: at least one case of dispatch, one program, four memory operations and four products.
         base: what is known and not measured: name, memory, number of cores.
+        of_kernels: all but programs are times of kernels, without their launch.
 
     Raises:
         ValueError: times that are not positive numbers, too few of one part, or times that do not grow with size.
@@ -90,6 +95,10 @@ def fit_device(timings: Iterable[Timing], base: Device) -> DeviceFit:
     device = _with_memory(device, parts["memory"])
     device = _with_matmul(device, parts["matmul"])
     whole = replace(device, kernel_overhead_s=_overhead_s(parts["program"]))
+    if of_kernels:
+        kernel_s = device.kernel_overhead_s
+        whole = replace(whole, kernel_overhead_s=max(kernel_s, whole.kernel_overhead_s))
+        whole = replace(whole, launch_s=whole.kernel_overhead_s - kernel_s)
     residuals = [
         _residual(part, measured, whole if part == "program" else device)
         for part, measured in parts.items()

@@ -8,6 +8,8 @@ single call (in or out of its share of the core) does not.
 Communication. Each call is timed by itself, after a barrier, by the clock that all processes of a machine share:
 
     seconds = last rank's end - last rank's start        the model's own definition of a collective's time
+
+That is for CPUs. On GPUs a clock of the host counts launch and synchronization too; there kernel_times.py measures.
 """
 
 import time
@@ -32,34 +34,41 @@ def _time_case(case: BenchmarkCase, block_s: float, blocks: int) -> list[float]:
     device = torch.get_default_device()
     program = program_of(case, device)
     with precision_of(case):
-        once_s = _agree(_block_s(program, 1, device, warm_up=1), device)
-        calls = max(1, int(block_s / once_s))
+        once_s = agree(block_seconds(program, 1, device, warm_up=1), device)
+        calls = num_calls(once_s, block_s)
         found = []
         for _ in range(blocks if once_s < 2 * block_s else 1):  # what is slow anyway need not be repeated
             dist.barrier()
-            found.append(_block_s(program, calls, device) / calls)
+            found.append(block_seconds(program, calls, device) / calls)
     return found
 
 
-def _block_s(program: Callable[[], Any], calls: int, device: torch.device, warm_up: int = 0) -> float:
+def num_calls(once_s: float, block_s: float) -> int:
+    """How many calls make a block, where one takes `once_s`."""
+    return max(1, int(block_s / once_s))
+
+
+def block_seconds(program: Callable[[], Any], calls: int, device: torch.device, warm_up: int = 0) -> float:
+    """Seconds of a block of calls by the clock, after some that do not count."""
     for _ in range(warm_up):
         program()
-    _finish(device)
+    finish(device)
     start_s = time.perf_counter()
     for _ in range(calls):
         program()
-    _finish(device)
+    finish(device)
     return time.perf_counter() - start_s
 
 
-def _agree(seconds: float, device: torch.device) -> float:
+def agree(seconds: float, device: torch.device) -> float:
     """The mean over ranks: all must make the same number of calls, or some would run alone at the end."""
     total = torch.tensor([seconds], device=device)
     dist.all_reduce(total)
     return max(total.item() / dist.get_world_size(), 1e-7)
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
+    """Wait until a GPU has done all that it was asked."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -85,22 +94,24 @@ def time_messages(cases: Sequence[MessageCase], block_s: float, max_calls: int) 
 
 def _time_message(case: MessageCase, block_s: float, max_calls: int) -> Stamps:
     device = torch.get_default_device()
-    program = _message_program(case, device)
-    first = [_stamp(program, device) for _ in range(3)][1:]
-    mean_s = _agree(sum(end - start for start, end in first) / 2e9, device)
-    return [_stamp(program, device) for _ in range(min(max_calls, max(5, int(block_s / mean_s))))]
+    program = message_program(case, device)
+    first = [stamp(program, device) for _ in range(3)][1:]
+    mean_s = agree(sum(end - start for start, end in first) / 2e9, device)
+    return [stamp(program, device) for _ in range(min(max_calls, max(5, int(block_s / mean_s))))]
 
 
-def _stamp(program: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+def stamp(program: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+    """When a call began and ended by the clock, after a barrier."""
     dist.barrier()
-    _finish(device)
+    finish(device)
     start_ns = time.time_ns()
     program()
-    _finish(device)
+    finish(device)
     return start_ns, time.time_ns()
 
 
-def _message_program(case: MessageCase, device: torch.device) -> Callable[[], Any]:
+def message_program(case: MessageCase, device: torch.device) -> Callable[[], Any]:
+    """What this rank does for one call of a communication."""
     rank, n = dist.get_rank(), dist.get_world_size()
     whole = torch.ones(max(n, case.size_bytes // 4 // n * n), device=device)
     other = torch.ones_like(whole)

@@ -28,6 +28,9 @@ class Device:
         memory_bandwidth_bytes_per_s: peak of reads and writes together.
         kernel_overhead_s: time every operation takes at least, whatever its size: to launch and run one kernel. (One
             hop of a collective, `Link.latency_s`, is less: it is within a kernel that runs already.)
+        launch_s: of `kernel_overhead_s`, what the host takes to launch a kernel. The device has nothing to do
+            meanwhile, so no kernel's measured time holds it, and a simulated span begins when it is over. 0: the
+            figures do not tell launch from kernel, and spans hold both.
         source: where the figures come from.
         num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
             output tile at a time; 0 leaves waves out.
@@ -64,6 +67,7 @@ class Device:
     row_alignment_bytes: int = 0
     flops_per_joule: float | None = None
     attention_generation: int = 2
+    launch_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("peak_flops_per_s", "matmul_efficiency_by_dtype"):
@@ -97,6 +101,12 @@ class Device:
             if not value > 0:
                 raise ValueError(f"{figure} must be positive: got {value} for {self.name}")
         check_times(self.name, {name: getattr(self, name) for name in ("kernel_overhead_s", "matmul_half_depth")})
+        check_times(self.name, {"launch_s": self.launch_s})
+        if self.launch_s > self.kernel_overhead_s:
+            raise ValueError(
+                f"launch_s is a part of kernel_overhead_s: got {self.launch_s:g} s of {self.kernel_overhead_s:g} s for "
+                f"{self.name}; give at most that"
+            )
         check_numbers(self.name, {name: getattr(self, name) for name in ("cache_bytes", "cache_bandwidth_bytes_per_s")})
         for figure in ("cache_bytes", "cache_bandwidth_bytes_per_s"):
             if not getattr(self, figure) >= 0:

@@ -33,6 +33,7 @@ _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
     (Device, "cache_bytes"): (1e4, 1e11, "B"),
     (Device, "cache_bandwidth_bytes_per_s"): (1e8, 1e15, "B/s"),
     (Device, "kernel_overhead_s"): (1e-9, 1e-2, "s"),
+    (Device, "launch_s"): (1e-9, 1e-2, "s"),
     (Device, "power_w"): (1.0, 1e5, "W"),
     (Device, "matmul_half_depth"): (0.0, 1e6, ""),
     (Device, "flops_per_joule"): (1e6, 1e15, "FLOP/J"),

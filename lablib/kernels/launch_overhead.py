@@ -109,6 +109,7 @@ def mega_kernel(kernels_s: Sequence[float], launch_s: float, tail_share: float =
 def device_seconds(spans: Sequence[Span], kernel_overhead_s: float) -> list[float]:
     """Of a simulated run's spans of one rank: seconds of each without the launch that the cost model adds.
 
+    Of a device that tells launch from kernel (`launch_s`), spans hold `kernel_overhead_s - launch_s`: give that.
     A span of several kernels (a `_foreach_` operator) counts as one, with all launches but one left in it.
     """
     return [max(0.0, span.duration_s - kernel_overhead_s) for span in spans if span.is_compute]

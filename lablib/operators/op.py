@@ -40,12 +40,16 @@ __all__ = ["OpCost", "has_arithmetic", "is_free", "num_bytes", "op_cost", "tenso
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Seconds, floating-point operations, bytes read and written, and the row of `peak_flops_per_s` it computed at."""
+    """Seconds, floating-point operations, bytes read and written, and the row of `peak_flops_per_s` it computed at.
+
+    `launch_s`: of the seconds, those in which the host launches the kernels and the device waits (`Device.launch_s`).
+    """
 
     time_s: float
     flops: float
     size_bytes: float
     dtype: str = ""
+    launch_s: float = 0.0
 
 
 # Reserve memory or read metadata: no kernel runs. (`_unsafe_view` is a view that autograd takes for a new tensor.)
@@ -274,10 +278,11 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
     """
     size_bytes = op_bytes(op, args, kwargs, out)
     time_s = op_time_s(op, args, kwargs, out, device, size_bytes)
+    launch_s = num_kernels(op, args) * device.launch_s if device.launch_s else 0.0
     if not has_arithmetic(op):
-        return OpCost(time_s, 0.0, size_bytes, "")
+        return OpCost(time_s, 0.0, size_bytes, "", launch_s)
     call = OperatorCall(op, args, kwargs, out)
-    return OpCost(time_s, _flops(call), size_bytes, _dtype(call))
+    return OpCost(time_s, _flops(call), size_bytes, _dtype(call), launch_s)
 
 
 def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size_bytes: float | None = None) -> float:

@@ -129,7 +129,9 @@ class Clock(TorchDispatchMode):
         cost = self._pricer.cost(traits.op, args, kwargs, out)
         phase, line = self._position.now()
         again = self._is_backward and self._position.is_recompute()
-        rank.compute(traits.name, cost.time_s, cost.flops, cost.size_bytes, phase, cost.dtype, line, again)
+        rank.compute(
+            traits.name, cost.time_s, cost.flops, cost.size_bytes, phase, cost.dtype, line, again, cost.launch_s
+        )
 
     def _turn(self) -> None:
         """A backward begins or ends."""

@@ -144,10 +144,12 @@ class Rank(RankClock):
         dtype: str = "",
         source: str = "",
         is_recompute: bool = False,
+        launch_s: float = 0.0,
     ) -> None:
-        """The current stream does `time_s` of work."""
+        """The current stream does `time_s` of work; in the first `launch_s` of it the device waits for the host."""
         start_s = self.advance(time_s)
         end_s = self.clock_s
+        start_s = min(start_s + launch_s, end_s)
         if self.is_traced and time_s > 0:
             phase = self.phase() if phase is None else phase
             what = (flops, size_bytes, dtype, source, is_recompute, None, 0)

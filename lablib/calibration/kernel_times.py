@@ -1,0 +1,101 @@
+"""Times of kernels, for machines with GPUs: from the spans of a timed run, without launch and synchronization.
+
+A clock of the host around a call counts the launch, the wait for the GPU and the way back: for small kernels and small
+messages several times the work itself. The spans of a run on GPUs are kernels. So what is measured is labelled, call by
+call or block by block, and its seconds are those of the spans with that label:
+
+    compute          sum of a rank's spans in a block / calls in the block
+    communication    last end - last start of a call's spans over the ranks, as timing.py takes it from clocks
+
+The launch itself is time of the host: it comes from programs of small operations, timed by the clock (fit_device.py).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from lablib.calibration.cases import Case, precision_of, program_of
+from lablib.calibration.timing import (
+    MessageCase,
+    agree,
+    block_seconds,
+    finish,
+    message_program,
+    num_calls,
+    stamp,
+)
+from lablib.record.timeline import Timeline
+
+_CASE, _MESSAGE = "case", "message"
+
+
+def run_cases(cases: Sequence[Case], block_s: float, blocks: int) -> list[int]:
+    """Run labelled blocks of calls of each case; how many calls a block has. Every rank of the default group does."""
+    found = []
+    for number, case in enumerate(cases):
+        device = torch.get_default_device()
+        program = program_of(case, device)
+        with precision_of(case):
+            calls = num_calls(agree(block_seconds(program, 1, device, warm_up=1), device), block_s)
+            for block in range(blocks):
+                dist.barrier()
+                finish(device)
+                with torch.profiler.record_function(_label(_CASE, number, block)):
+                    for _ in range(calls):
+                        program()
+                finish(device)
+        found.append(calls)
+    return found
+
+
+def case_seconds(timeline: Timeline, number: int, calls: int, blocks: int) -> list[float]:
+    """Seconds of the kernels of one call of the `number`-th case, for each block and rank that has any.
+
+    Args:
+        timeline: of a run of `run_cases`.
+        number: of the case, from 0.
+        calls: in a block.
+        blocks: of the case.
+    """
+    busy: dict[tuple[int, str], float] = defaultdict(float)
+    labels = {_label(_CASE, number, block) for block in range(blocks)}
+    for span in timeline:
+        if span.is_compute and span.phase in labels:
+            busy[span.rank, span.phase] += span.duration_s
+    return [seconds / calls for seconds in busy.values() if seconds > 0]
+
+
+def run_messages(cases: Sequence[MessageCase], block_s: float, max_calls: int) -> list[int]:
+    """Make labelled calls of each communication; how many of each. Every rank of the default group calls it."""
+    found = []
+    for number, case in enumerate(cases):
+        device = torch.get_default_device()
+        program = message_program(case, device)
+        first = [stamp(program, device) for _ in range(3)][1:]
+        mean_s = agree(sum(end - start for start, end in first) / 2e9, device)
+        calls = min(max_calls, max(5, int(block_s / mean_s)))
+        for call in range(calls):
+            dist.barrier()
+            finish(device)
+            with torch.profiler.record_function(_label(_MESSAGE, number, call)):
+                program()
+            finish(device)
+        found.append(calls)
+    return found
+
+
+def message_seconds(timeline: Timeline, number: int, calls: int) -> list[float]:
+    """Seconds of each call of the `number`-th communication of `run_messages`, of those that have spans."""
+    times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    labels = {_label(_MESSAGE, number, call) for call in range(calls)}
+    for span in timeline:
+        if span.is_communication and span.phase in labels:
+            times[span.phase].append((span.start_s, span.end_s))
+    took = [max(end for _, end in spans) - max(start for start, _ in spans) for spans in times.values()]
+    return [seconds for seconds in took if seconds > 0]
+
+
+def _label(kind: str, number: int, part: int) -> str:
+    return f"{kind} {number} {part}"
