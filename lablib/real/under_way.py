@@ -23,15 +23,19 @@ class UnderWay:
 
     def __init__(self) -> None:
         # NCCL does the calls of one group, and the messages of one pair, one after another.
-        self._works: dict[tuple[str, int, int], deque[tuple[Call, Any]]] = defaultdict(deque)
+        self._works: dict[tuple[str, int, int], deque[tuple[Call, dist.Work]]] = defaultdict(deque)
 
     def add(self, call: Call, work: Any) -> None:
-        """Remember a call and its work: torch's script object or a `Work`; None: it has none of its own."""
+        """Remember a call and what it returned: a `Work`, or torch's script object of one.
+
+        Inside a batch NCCL's calls return no work, which torch boxes as an object of nothing: those are left out.
+        """
+        unboxed = _unboxed(work)
         works = self._works[call.group_id, call.source, call.target]
         while works and _is_complete(works[0][1]):
             works.popleft()
-        if work is not None:
-            works.append((call, work))
+        if unboxed is not None:
+            works.append((call, unboxed))
 
     def text(self) -> str:
         """The calls that are not complete, one a line, the oldest first; empty where there are none."""
@@ -47,9 +51,16 @@ class UnderWay:
         self._works.clear()
 
 
-def _is_complete(work: Any) -> bool:
+def _unboxed(work: Any) -> dist.Work | None:
     try:
-        return (work if isinstance(work, dist.Work) else dist.Work.unbox(work)).is_completed()
+        return work if work is None or isinstance(work, dist.Work) else dist.Work.unbox(work)
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _is_complete(work: dist.Work) -> bool:
+    try:
+        return work.is_completed()
     except RuntimeError:  # the GPU has failed: it says nothing of this call
         return False
 

@@ -109,7 +109,9 @@ def test_works_that_are_complete_are_not_kept_and_a_failed_gpu_says_nothing_of_t
     for call, work in zip(recorder.calls, kept, strict=True):
         under_way.add(call, work)
     assert sum(len(works) for works in under_way._works.values()) == 1
-    under_way.add(recorder.calls[0], None)  # inside a batch a call has no work
+    for nothing in (None, object()):  # inside a batch a call has no work
+        under_way.add(recorder.calls[0], nothing)
+    assert under_way.text() == ""
     for call in recorder.calls:
         under_way.add(call, Work(broken=True))
     assert "12 more" in under_way.text()

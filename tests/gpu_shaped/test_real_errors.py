@@ -6,6 +6,7 @@ from threading import Thread
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lablib.errors import LaunchTimeoutError, RankError
 from lablib.real import measure as real_measure
@@ -20,7 +21,7 @@ from lablib.real.pickling import pack
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 
 
-class Pending:
+class Pending(dist.Work):
     def is_completed(self):
         return False
 
@@ -31,7 +32,6 @@ def recorder(monkeypatch):
     recorder = CallRecorder(on_gpu=True)
     call = Call("allreduce_", "all_reduce", "dp", "0", (0, 1), 1, -1, -1, 0, 64.0, 64.0, thread=1, line="lab.py:7")
     recorder.under_way._works["0", -1, -1].append((call, Pending()))
-    monkeypatch.setattr("lablib.real.under_way.dist.Work", Pending)
     monkeypatch.setattr(real_measure, "profiler_of", lambda trace, on_gpu: torch.autograd.profiler.profile(False))
     return recorder
 
