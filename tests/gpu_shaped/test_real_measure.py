@@ -91,6 +91,22 @@ def test_lost_kernels_are_counted_and_one_stamped_by_another_clock_is_lost(gpu):
     assert len(found.spans) == 1
 
 
+def test_a_kernel_that_began_before_its_own_launch_and_one_launched_before_the_program_are_none_of_its(gpu):
+    recording, _ = gpu
+
+    def program():
+        work(recording, kernels=2)()
+        sacrificed, wrong = (next(r for r in recording.raws if r.label == name) for name in ("elementwise", "gemm"))
+        recording.now += 50_000_000
+        with recording.operation("aten::mm"):
+            late = recording.launch("gemm", 1_000)
+        sacrificed.start, sacrificed.end = wrong.start + 10, wrong.end + 10  # as another clock may have it
+        late.start, late.end = wrong.start + 20, wrong.end + 20
+
+    found = measured(program)
+    assert found.kernels == KernelCount(is_recorded=True, kernels=2, launches=3, lost=1)
+
+
 def test_a_captured_graph_launches_once_and_none_of_its_kernels_is_lost(gpu):
     recording, _ = gpu
 

@@ -171,7 +171,7 @@ def test_annotations_of_the_gpu_are_neither_kernels_nor_labels_of_a_thread():
     recording = Recording()
     with recording.operation("aten::mm"):
         kernel = recording.launch("gemm", 1_000)
-    annotation = Raw("forward", kernel.start, kernel.end, MAIN, 1, 1, device=kernel.device, annotation=True)
+    annotation = Raw("forward", 0, kernel.end, MAIN, 1, 1, 7, device=kernel.device, annotation=True)
     recording.raws.append(annotation)  # its stream has the number of the main thread
     assert [(s.name, s.phase) for s in spans(recording)] == [("aten.mm", "")]
 
