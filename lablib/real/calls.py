@@ -5,22 +5,21 @@ carry no peer. So each `c10d::` operation gets one more kernel in front of its o
 which every call passes), which writes a `Call` and goes on. That sees what no wrapper of `torch.distributed` functions
 would: calls that DDP's C++ reducer, DTensor and functional collectives make. The seconds come from the profiler.
 
-On GPUs the calls between start and end of coalescing (`batch_isend_irecv`) launch nothing: the end launches one kernel
-for all of them, outside of every operation. So these two are wrapped: each batch has a number, which its calls keep,
-and the end runs inside an event of the profiler that has the number in its name.
+On GPUs batches of calls have numbers (batches.py), and the work of a call is kept until it is complete (under_way.py).
 """
 
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from lablib.real.batches import Batches
 from lablib.real.events import Event
 from lablib.real.frames import program_line
 from lablib.real.under_way import UnderWay
@@ -30,13 +29,9 @@ from lablib.torch_compat import (
     DispatchKey,
     default_group,
     destroy_library,
-    end_coalescing,
     keys_after,
-    mark,
-    place,
     schema,
     source_rank,
-    start_coalescing,
 )
 
 # The operations of the dispatcher, and the functions of torch.distributed that a program calls.
@@ -63,7 +58,6 @@ NAMES = {
     "recv_any_source_": "recv",
 }
 
-BATCH_MARK = "lablib::batch "  # the name of the event around the end of a batch, without its number
 _LATEST = 4  # of each group; two threads of gloo can be working on two
 _SETTLE_S = 0.05
 
@@ -137,8 +131,7 @@ class CallRecorder:
         self.calls: list[Call] = []
         self.under_way = UnderWay()
         self._on_gpu = on_gpu
-        self._num_batches = 0
-        self._open_batches: dict[str, int] = {}  # by group
+        self._batches = Batches(self._batch_ended)
         self._counts: Counter[tuple] = Counter()
         self._open_receives: list[tuple[Call, Any]] = []
         self._latest: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=_LATEST))
@@ -153,13 +146,9 @@ class CallRecorder:
                 if hasattr(torch.ops.c10d, op_name):
                     op = getattr(torch.ops.c10d, op_name).default
                     library.impl(op_name, self._kernel(op_name, op, below), "BackendSelect", with_keyset=True)
-            if self._on_gpu:
-                setattr(*place("start_coalescing"), self._start_batch())
-                setattr(*place("end_coalescing"), self._end_batch())
-            yield
+            with self._batches.numbering() if self._on_gpu else nullcontext():
+                yield
         finally:
-            setattr(*place("start_coalescing"), start_coalescing)
-            setattr(*place("end_coalescing"), end_coalescing)
             destroy_library(library)
             self.under_way.clear()
             self._close_receives()
@@ -180,27 +169,12 @@ class CallRecorder:
 
         return record_and_go_on
 
-    def _start_batch(self) -> Callable[[Any, Any], None]:
-        def start(group: Any, device: Any) -> None:
-            self._num_batches += 1
-            self._open_batches[group.group_name] = self._num_batches
-            start_coalescing(group, device)
-
-        return start
-
-    def _end_batch(self) -> Callable[[Any, Any], Any]:
-        def end(group: Any, device: Any) -> Any:
-            batch = self._open_batches.pop(group.group_name, 0)
-            with mark(f"{BATCH_MARK}{batch}"):
-                work = end_coalescing(group, device)
-            for call in reversed(self.calls):
-                if call.batch == batch:
-                    self.under_way.add(call, work)
-                elif 0 < call.batch < batch:
-                    break
-            return work
-
-        return end
+    def _batch_ended(self, batch: int, work: Any) -> None:
+        for call in reversed(self.calls):
+            if call.batch == batch:
+                self.under_way.add(call, work)
+            elif 0 < call.batch < batch:
+                break
 
     def _record(self, op_name: str, arguments: dict[str, Any]) -> Call:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
@@ -227,7 +201,7 @@ class CallRecorder:
             sent_bytes=sent_bytes,
             thread=threading.get_native_id(),
             start_ns=time.time_ns(),
-            batch=self._open_batches.get(group.group_name, 0),
+            batch=self._batches.number(group),
             line=program_line() if self._on_gpu else "",
         )
         if op_name != "recv_any_source_":

@@ -8,7 +8,7 @@ kernel has no compute spans at all.
     collective      NCCL's kernels among those that its call launched. One that launched none (a group of one rank) has
                     no span, and takes none of a later call.
     batch           sends and receives between start and end of coalescing (`batch_isend_irecv`) are one NCCL group,
-                    whose kernel is launched at the end. The recorder (calls.py) numbers the batch and marks its end,
+                    whose kernel is launched at the end. It has a number, and its end a mark (batches.py),
                     so each call of it has the times of that kernel.
     Triton's        a kernel outside of all operations has the phase of its launch, not of its start on the GPU
 
@@ -19,7 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from lablib.real.calls import BATCH_MARK, Call
+from lablib.real.batches import BATCH_MARK
+from lablib.real.calls import Call
 from lablib.real.events import Event, Operation, walk
 from lablib.real.issued import Issued
 from lablib.real.labels import Phases

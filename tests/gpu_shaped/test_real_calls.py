@@ -6,7 +6,8 @@ import torch.distributed as dist
 from torch.autograd.profiler import profile
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-from lablib.real.calls import BATCH_MARK, CallRecorder
+from lablib.real.batches import BATCH_MARK
+from lablib.real.calls import CallRecorder
 from lablib.real.events import read_events
 from lablib.real.under_way import UnderWay
 from lablib.torch_compat import current, end_coalescing, start_coalescing

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.real.calls import BATCH_MARK, Call
+from lablib.real.batches import BATCH_MARK
+from lablib.real.calls import Call
 from lablib.real.events import read_events
 from lablib.real.kernels import UNKNOWN, count_kernels
 from lablib.real.spans import spans_of
