@@ -1,8 +1,9 @@
 """Kernels at the beginning of each session of the profiler that nobody needs, as CUPTI may lose the first ones.
 
-In CUDA 12.6.2 to 13.0, CUPTI stamps the first kernels of a session with another clock once the process has had sessions
-before and the GPU was idle between: the k-th session loses k (github.com/pytorch/pytorch/issues/192021; mended in CUDA
-13.1). A warm worker has one session for each program. So each begins with more small kernels than can be lost, and the
+It was seen that CUPTI stamps the first kernels of a session with another clock, once the process has had sessions
+before and the GPU was idle between: the k-th session lost k (github.com/pytorch/pytorch/issues/192021). There it
+happened with CUDA 12.9 and not with 13.2; the release notes of CUPTI 13.1 name such a fault since CUDA 12.6.2 as mended.
+A warm worker has one session for each program. So each begins with more small kernels than can be lost, and the
 program's own come after. They also show whether the profiler records kernels at all.
 """
 

@@ -1,7 +1,8 @@
-"""Recorded event streams of a CUDA profile, made without a GPU: the events that torch's kineto results hold.
+"""Event streams of a CUDA profile, made without a GPU: the events that torch's kineto results hold.
 
-Each `Raw` answers what `_KinetoEvent` of torch 2.13 answers (torch/csrc/autograd/init.cpp). A `Recording` builds a
-stream as the libraries do:
+No GPU recorded them: they are built from what torch and libkineto say in their sources. Each `Raw` answers what
+`_KinetoEvent` of torch 2.13 answers. A `Recording` builds a stream as the libraries do (libkineto's
+CuptiActivityProfiler.cpp links CUDA's activities to operations):
 
     an operation of torch    CPU, its own number as `correlation_id`, linked to none
     a call of CUDA           CPU, CUDA's number as `correlation_id`, linked to the innermost operation around it
