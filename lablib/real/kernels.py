@@ -12,7 +12,7 @@ kernel has no compute spans at all.
                     so each call of it has the times of that kernel.
     Triton's        a kernel outside of all operations has the phase of its launch, not of its start on the GPU
 
-NCCL's kernels are called ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclDevKernel_SendRecv (NCCL 2.28.9 and 2.29.7, src/device).
+NCCL names its kernels ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclDevKernel_SendRecv (src/device, 2.28.9 and 2.29.7).
 """
 
 from collections import defaultdict

@@ -2,7 +2,7 @@
 
 It was seen that CUPTI stamps the first kernels of a session with another clock, once the process has had sessions
 before and the GPU was idle between: the k-th session lost k (github.com/pytorch/pytorch/issues/192021). There it
-happened with CUDA 12.9 and not with 13.2; the release notes of CUPTI 13.1 name such a fault since CUDA 12.6.2 as mended.
+happened with CUDA 12.9 and not with 13.2; the notes of CUPTI 13.1 name such a fault since CUDA 12.6.2 as mended.
 A warm worker has one session for each program. So each begins with more small kernels than can be lost, and the
 program's own come after. They also show whether the profiler records kernels at all.
 """
