@@ -133,7 +133,7 @@ class _Calibration:
                 timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, median(calls)))
         return timings
 
-    def _time_kernels(self, cases: Sequence[Case]) -> list[Timing]:
+    def _time_kernels(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
         """On GPUs: seconds of the kernels of each case."""
         from lablib.calibration.fit_device import Timing
         from lablib.calibration.kernel_times import case_seconds, run_cases

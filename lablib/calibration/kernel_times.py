@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from lablib.calibration.cases import Case, precision_of, program_of
+from lablib.calibration.cases import BenchmarkCase, precision_of, program_of
 from lablib.calibration.timing import (
     MessageCase,
     agree,
@@ -31,7 +31,7 @@ from lablib.record.timeline import Timeline
 _CASE, _MESSAGE = "case", "message"
 
 
-def run_cases(cases: Sequence[Case], block_s: float, blocks: int) -> list[int]:
+def run_cases(cases: Sequence[BenchmarkCase], block_s: float, blocks: int) -> list[int]:
     """Run labelled blocks of calls of each case; how many calls a block has. Every rank of the default group does."""
     found = []
     for number, case in enumerate(cases):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lablib import Reconciliation, find_cluster, launch, reconcile
 from lablib.calibration.calibrate import _Calibration
-from lablib.calibration.cases import Case, predicted_s, priced_ops
+from lablib.calibration.cases import BenchmarkCase, predicted_s, priced_ops
 from lablib.calibration.fit_device import Timing, fit_device
 from lablib.calibration.fit_network import MessageTiming
 from lablib.calibration.fit_network import predicted_s as message_s
@@ -44,7 +44,7 @@ CLUSTER = find_cluster("dgx-a100").replace(
 )
 
 
-def kernel_s(case: Case) -> float:
+def kernel_s(case: BenchmarkCase) -> float:
     return predicted_s(priced_ops(case), replace(KNOWN, kernel_overhead_s=KERNEL_S, launch_s=0.0))
 
 
@@ -121,7 +121,7 @@ def test_a_run_that_recorded_no_kernel_calibrates_nothing(monkeypatch):
     gpus = GPUs()
     monkeypatch.setattr(gpus, "_run", lambda fn, *args, trace: empty)
     with pytest.raises(ValueError, match="needs the times of kernels: .* of add 8 float32 .no kernel of any GPU"):
-        gpus._time_kernels([Case("dispatch", "add", (8,))])
+        gpus._time_kernels([BenchmarkCase("dispatch", "add", (8,))])
 
 
 def test_on_a_cpu_no_launch_is_told_apart():
@@ -136,7 +136,11 @@ def test_on_a_cpu_no_launch_is_told_apart():
 
 def test_labelled_blocks_and_calls_are_found_in_the_timeline_of_a_run():
     def program():
-        cases = [Case("dispatch", "add", (8,)), Case("program", "backward", (4, 4)), Case("memory", "copy", (2**20,))]
+        cases = [
+            BenchmarkCase("dispatch", "add", (8,)),
+            BenchmarkCase("program", "backward", (4, 4)),
+            BenchmarkCase("memory", "copy", (2**20,)),
+        ]
         messages = [MessageCase(name, 4096) for name in ("all_reduce", "send", "exchange", "barrier")]
         return run_cases(cases, 1e-3, 3), run_messages(messages, 1e-3, 6)
 
