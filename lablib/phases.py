@@ -25,7 +25,7 @@ def phase(name: str) -> Iterator[None]:
         raise ValueError(f'a phase needs a name without ".", "::" or "#": got {name!r}; try "forward"')
     import torch  # here: `import lablib` does without the second that torch takes
 
-    has_gpu = torch.cuda.is_available()
+    has_gpu = torch.cuda.is_initialized()  # `is_available` would initialise the CUDA driver, also in a notebook
     if has_gpu:
         torch.cuda.nvtx.range_push(name)
     try:

@@ -108,6 +108,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "cuda_lazy_init": "torch.cuda._lazy_init",
         "cuda_is_initialized": "torch.cuda._initialized",
         "cuda_is_in_bad_fork": "torch.cuda._is_in_bad_fork",
+        "nvml_index": "torch.cuda._get_nvml_device_index",
         "get_accelerator": "torch._C._get_accelerator",
         "DEVICE_CONTEXT": "torch._GLOBAL_DEVICE_CONTEXT",
         # trees of values

@@ -60,7 +60,21 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
         raise unknown_name("backend to calibrate", backend, BACKENDS)
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
         raise ValueError(f"a calibration needs 2 or more ranks, which talk to each other: got {ranks!r}; try ranks=4")
+    _refuse_shared_gpus(backend, ranks)
     return _Calibration(backend, ranks, quick, progress or _silent).run()
+
+
+def _refuse_shared_gpus(backend: str, ranks: int) -> None:
+    """Times of ranks that take turns on a GPU are no figures of anything."""
+    from lablib.real.sharing import ranks_per_gpu
+    from lablib.visible_gpus import gpus_text
+
+    if ranks_per_gpu(backend, ranks) > 1:
+        raise ValueError(
+            f"a calibration on nccl needs a GPU for each rank, as ranks that share one take turns on it and each sees "
+            f"all of its memory: got {plural(ranks, 'ranks')} and {gpus_text()}; try fewer ranks (2 or more), or "
+            'backend="gloo"'
+        )
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -182,13 +196,10 @@ class _Calibration:
         return f"measured by `lab calibrate` with {plural(self.ranks, 'ranks')} on {self.backend}"
 
     def _base_device(self) -> Device:
-        from lablib.calibration.machine import machine_text, total_memory_bytes
+        from lablib.calibration.machine import gpu_sizes, machine_text, total_memory_bytes
 
         if self.on_gpu:
-            import torch
-
-            properties = torch.cuda.get_device_properties(0)
-            memory_bytes, cores = float(properties.total_memory), properties.multi_processor_count
+            memory_bytes, cores = self._launch(gpu_sizes)[0]  # asked on a rank: CUDA is initialised there already
         else:  # what one process gets: its share of the memory, and one thread (lablib/rank_state.py)
             memory_bytes, cores = total_memory_bytes() / self.ranks, 1
         name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {plural(self.ranks, 'ranks')}")

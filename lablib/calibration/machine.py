@@ -9,13 +9,20 @@ from pathlib import Path
 import torch
 
 from lablib.units import format_quantity, plural
+from lablib.visible_gpus import gpus_text
 
 
 def machine_text(on_gpu: bool) -> str:
     """What computes, for people: "4 x NVIDIA H100" or "AMD EPYC, 2 cores, 25 GB". No name of the host."""
     if on_gpu:
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+        return gpus_text()
     return f"{_processor()}, {plural(num_cores(), 'cores')}, {format_quantity(total_memory_bytes(), 'B', 2)}"
+
+
+def gpu_sizes() -> tuple[float, int]:
+    """Bytes of memory and number of multiprocessors of the current GPU: a program for a rank."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return float(properties.total_memory), properties.multi_processor_count
 
 
 def versions() -> dict[str, str]:

@@ -16,11 +16,10 @@ Simplified: by peaks alone; what a model reaches depends on its sizes (lablib/co
 
 from dataclasses import dataclass
 
-import torch
-
 from lablib.hardware import DEVICES, Device
 from lablib.precision.formats import BF16, E2M1, E4M3, FP16, FP32, Format
 from lablib.signature import checked
+from lablib.visible_gpus import visible_gpus
 
 PEAK_NAMES = {
     "bf16": "bfloat16",
@@ -96,10 +95,10 @@ def find_device() -> Device:
     Raises:
         ValueError: a GPU that is not in the catalogue.
     """
-    if not torch.cuda.is_available():
+    gpus = visible_gpus()
+    if not gpus:
         return DEVICES["laptop-core"]
-    name = torch.cuda.get_device_name()
-    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    name, memory_bytes = gpus[0].name, gpus[0].memory_bytes
     # "NVIDIA H100 80GB HBM3" is H100-80GB-SXM; of several the one of the nearest memory.
     alike = [device for device in DEVICES.values() if device.name.split("-")[0] in name.split()]
     alike = alike or [device for device in DEVICES.values() if device.name.split("-")[0] in name]

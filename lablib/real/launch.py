@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from lablib.errors import RankError, WorkerError
-from lablib.real.gpus import require_gpus, sharing_note
+from lablib.real.gpus import require_gpus
 from lablib.real.kernel_notes import kernel_notes
 from lablib.real.kernels import UNKNOWN
 from lablib.real.measure import Measurement
@@ -18,11 +16,13 @@ from lablib.real.messages import Finished, Job
 from lablib.real.pickling import unpack
 from lablib.real.pool import PoolIsStale
 from lablib.real.pools import pools
+from lablib.real.sharing import sharing_note
 from lablib.real.shipping import ship
 from lablib.real.traffic import communications, traffic_of
 from lablib.record.passes import with_phases
 from lablib.run import COMPUTE, Run, Timeline, Traffic
 from lablib.texts import error_text
+from lablib.visible_gpus import gpus_text
 
 
 def run_real(
@@ -133,5 +133,5 @@ def _forward_stderr(texts: list[str]) -> None:
 def _machine(backend: str) -> str:
     """What ran the program, for people."""
     if backend == "nccl":
-        return f"{platform.node()} ({torch.cuda.device_count()} x {torch.cuda.get_device_name(0)})"
+        return f"{platform.node()} ({gpus_text()})"
     return f"{platform.node()} ({os.cpu_count()} CPU cores)"

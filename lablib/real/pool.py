@@ -15,9 +15,9 @@ from lablib.real.agent import Agent, end_process
 from lablib.real.capture import Outputs
 from lablib.real.channel import Channel
 from lablib.real.failure import Death, endless_error, failure_error, timeout_error
-from lablib.real.gpus import Environment
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.private import PrivateFolder, is_own_user
+from lablib.real.sharing import Environment
 
 _START_TIMEOUT_S = 180.0  # importing torch from a cold disk, on a busy machine
 _RESET_TIMEOUT_S = 10.0  # a program that left communication open can block its groups' end; then a new pool is quicker

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import cache
 
 from lablib.errors import WorkerError
-from lablib.real.gpus import environments
 from lablib.real.pool import Pool
+from lablib.real.sharing import environments
 
 _MAX_IDLE_WORKERS = 16  # each holds some 200 MB
 

@@ -9,7 +9,8 @@ from lablib.errors import WorkerError
 from lablib.real import run_real
 from lablib.real.calls import Call
 from lablib.real.events import Event
-from lablib.real.gpus import environments, require_gpus, sharing_note
+from lablib.real.gpus import require_gpus
+from lablib.real.sharing import environments, sharing_note
 from lablib.real.spans import spans_of
 
 
@@ -34,11 +35,12 @@ def test_without_gpus_one_sentence_says_what_was_found_and_what_is_needed():
 def test_more_ranks_than_gpus_share_them_by_nccls_own_ways_and_the_run_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 0))
+    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 3))
     require_gpus(3)
-    switch, hosts = environments("nccl", 3)
-    assert switch == [{"NCCL_MULTI_RANK_GPU_ENABLE": "1"}] * 3
+    (hosts,) = environments("nccl", 3)  # the switch is for two ranks a GPU
     assert len({one["NCCL_HOSTID"] for one in hosts}) == 3 and all(one["NCCL_NET"] == "Socket" for one in hosts)
+    first, switch = environments("nccl", 2)
+    assert first == hosts[:2] and all(one["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" for one in switch)
     assert sharing_note("nccl", 3) == "3 ranks shared 1 GPU: values are right, times mean nothing"
     monkeypatch.setattr(nccl, "version", lambda: (2, 28, 9))
     assert environments("nccl", 3) == [hosts], "this version has no such switch"

@@ -1,0 +1,59 @@
+"""Several ranks on one GPU: which way NCCL has by version, and that such a run never passes for a measurement."""
+
+from math import ceil
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.cuda import nccl
+
+from lablib.calibration import calibrate
+from lablib.real.sharing import environments, ranks_per_gpu, sharing_note
+
+VERSIONS = [(2, 27, 7), (2, 28, 9), (2, 29, 7), (2, 30, 3), (2, 30, 7), (2, 31, 2, "rc1"), (3, 0, 0)]
+HAVE_THE_SWITCH = VERSIONS[3:]  # by NCCL's own releases: src/init.cc of v2.29.7-1 has none, that of v2.30.3-1 has it
+
+
+@given(st.sampled_from(VERSIONS), st.integers(1, 8), st.integers(1, 20))
+def test_the_ways_to_share_follow_the_version_and_the_ranks_of_a_gpu(version, gpus, ranks):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: gpus)
+        patch.setattr(nccl, "version", lambda: version)
+        ways = environments("nccl", ranks)
+        assert all(len(way) == ranks for way in ways), "one environment a rank"
+        is_shared = ranks > gpus
+        assert bool(sharing_note("nccl", ranks)) == is_shared == (ranks_per_gpu("nccl", ranks) > 1)
+        if not is_shared:
+            assert ways == [[{}] * ranks]
+            return
+        hosts, *others = ways
+        assert len({one["NCCL_HOSTID"] for one in hosts}) == ranks, "a host of its own for each rank: in every version"
+        assert all("NCCL_MULTI_RANK_GPU_ENABLE" not in one for one in hosts)
+        can_switch = version in HAVE_THE_SWITCH and ceil(ranks / gpus) <= 2
+        assert len(others) == can_switch
+        for one in (one for way in others for one in way):
+            assert one["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and "NCCL_HOSTID" not in one
+
+
+@pytest.mark.parametrize("version", [(2, 28, 9), (2, 29, 7)])
+def test_the_nccl_of_every_supported_torch_shares_by_hosts_alone(monkeypatch, version):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(nccl, "version", lambda: version)
+    (way,) = environments("nccl", 2)
+    assert [one["NCCL_HOSTID"] for one in way] == ["lablib-rank-0", "lablib-rank-1"]
+
+
+def test_other_backends_share_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert environments("gloo", 3) == [[{}] * 3] and sharing_note("gloo", 3) == ""
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [(1, 2), (2, 3), (8, 16)])
+def test_a_shared_gpu_is_never_calibrated(monkeypatch, gpus, ranks):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    words = f"needs a GPU for each rank.*: got {ranks} ranks and {gpus} GPU.*; try fewer ranks"
+    with pytest.raises(ValueError, match=words):
+        calibrate("nccl", ranks=ranks)
