@@ -31,7 +31,8 @@ class Run:
         cluster: name of the simulated cluster, or of the machine that ran it.
         wall_s: real seconds from call to return.
         notes: what the reader must know about these numbers (e.g. several ranks shared one GPU).
-        memory: bytes per rank and category over time; empty where nobody counted (real backends, `trace=False`).
+        memory: bytes per rank and category over time on "sim"; the peak of each rank on "nccl", by its GPU's
+            allocator; empty where nobody counted ("gloo": a CPU's allocator keeps no count; `trace=False` on "sim").
         device: the simulated accelerator; None on real backends.
         fidelity: "values" (real tensors) or "shapes" (meta tensors: time, memory and traffic, no values).
     """

@@ -20,6 +20,7 @@ from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axi
 from lablib.figures.timeline import death_marks, lane_axis, lane_index, letters, state_bars, work_bars
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
+from lablib.record.memory_text import NOT_RECORDED, explain
 from lablib.run import Timeline
 from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, unit_for
@@ -237,7 +238,7 @@ def _summary(
     timeline: Timeline | None,
 ) -> str:
     if not len(memory):
-        return "No memory was recorded: only the simulator counts it, and only with its clock (trace=True)."
+        return explain(memory, rank) if memory.allocator_peaks else NOT_RECORDED
     text = _peak(memory, rank, timeline.origin_s if timeline else 0.0)
     if device is not None and device.memory_bytes < float("inf"):
         share = memory.peak_bytes(rank) / device.memory_bytes

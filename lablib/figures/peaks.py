@@ -10,6 +10,7 @@ from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
+from lablib.record.memory_text import NOT_RECORDED
 from lablib.signature import checked
 from lablib.units import axis_title, format_quantity, unit_for
 
@@ -28,19 +29,23 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     Returns:
         A figure whose table has one row a rank.
     """
-    ranks = list(range(memory.num_ranks)) if len(memory) else []
+    ranks = list(range(memory.num_ranks)) if memory.is_known else []
     at_peak = [memory.at_peak(rank) for rank in ranks]
     peaks = [memory.peak_bytes(rank) for rank in ranks]
     high = float(max(peaks, default=0))
     unit = unit_for(high, "B")
     figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, barmode="stack", bargap=0.3))
-    for name, look in MEMORY_LOOKS.items():
-        sizes = [held[name] for held in at_peak]
+    # An allocator that counted alone does not say what it held.
+    parts = {name: [held.get(name, 0) for held in at_peak] for name in MEMORY_LOOKS}
+    parts |= {"other": list(memory.allocator_peaks)} if memory.allocator_peaks else {}
+    for name, sizes in parts.items():
+        look = MEMORY_LOOKS[name]
         if any(sizes):
             hover = [
                 f"<b>{name}</b><br>rank {rank}: {format_quantity(size, 'B', 4)}" for rank, size in enumerate(sizes)
             ]
             bar = {"x": ranks, "y": [unit.of(size) for size in sizes], "hovertext": hover, "hoverinfo": "text"}
+            name = "not known of what" if memory.allocator_peaks else name
             figure.add_trace(go.Bar(name=name, marker=look.marker(), legendgroup=f"memory: {name}", **bar))
     if device is not None and 0 < device.memory_bytes <= ROOM_FOR_CAPACITY * high:
         label = {"text": f"{device.name} has {format_quantity(device.memory_bytes, 'B')}", "font": {"size": 12}}
@@ -52,13 +57,13 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     figure.update_layout(xaxis=across, yaxis=axis(axis_title("memory", unit), rangemode="tozero"), showlegend=True)
     if not high:
         figure.update_layout(xaxis=empty_axis("rank (number)"), yaxis=empty_axis("memory (B)"))
-    columns = {"rank": ranks} | {f"{name} (B)": [held[name] for held in at_peak] for name in MEMORY_LOOKS}
-    return attach(figure, _summary(memory, peaks, device), columns | {"peak (B)": peaks})
+    columns = {} if memory.allocator_peaks else {f"{name} (B)": sizes for name, sizes in parts.items()}
+    return attach(figure, _summary(memory, peaks, device), {"rank": ranks, **columns, "peak (B)": peaks})
 
 
 def _summary(memory: Memory, peaks: list[int], device: Device | None) -> str:
     if not peaks or not max(peaks):
-        return "No memory was recorded: only the simulator counts it, and only with its clock (trace=True)."
+        return NOT_RECORDED
     low, high = min(peaks), max(peaks)
     first, last = peaks.index(low), peaks.index(high)
     if low == high:
@@ -70,9 +75,11 @@ def _summary(memory: Memory, peaks: list[int], device: Device | None) -> str:
             f"{format_quantity(low, 'B')} (rank {first}) to {format_quantity(high, 'B')} "
         )
         text += f"(rank {last})"
-    held = memory.at_peak(last)
-    largest = max(held, key=lambda name: held[name])
-    text += f"; {held[largest] / high:.0%} of the highest is {largest}"
+    if held := memory.at_peak(last):
+        largest = max(held, key=lambda name: held[name])
+        text += f"; {held[largest] / high:.0%} of the highest is {largest}"
+    else:
+        text += ", by the count of the GPUs' allocators, which do not say of what"
     if device is not None and device.memory_bytes < float("inf"):
         over = sum(peak > device.memory_bytes for peak in peaks)
         text += f"; {device.name} has {format_quantity(device.memory_bytes, 'B')}"

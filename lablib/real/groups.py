@@ -16,6 +16,7 @@ import torch.distributed.nn.functional  # noqa: F401 - now, as its functions kee
 
 from lablib.real.peers import check_new_groups
 from lablib.real.rendezvous import MeetingFile
+from lablib.real.timeouts import Timeouts
 from lablib.torch_compat import current
 
 
@@ -30,9 +31,14 @@ class Groups:
 
     def __init__(self, backend: str, device: torch.device, meeting: MeetingFile):
         self._backend, self._device, self._meeting = backend, device, meeting
+        self._timeouts = Timeouts(backend)
         self._rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if backend == "gloo":  # NCCL asks every caller for a secret number that stands in the store
             check_new_groups()
+
+    def allow(self, timeout_s: float | None) -> None:
+        """Let the communication of the next program wait as long as its launch may last; None: without end."""
+        self._timeouts.allow(timeout_s)
 
     def renew(self) -> None:
         """Leave only a default group, as good as new. Communicates: every rank calls it at the same point.

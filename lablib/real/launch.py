@@ -20,7 +20,7 @@ from lablib.real.sharing import sharing_note
 from lablib.real.shipping import ship
 from lablib.real.traffic import communications, traffic_of
 from lablib.record.passes import with_phases
-from lablib.run import COMPUTE, Run, Timeline, Traffic
+from lablib.run import COMPUTE, Memory, Run, Timeline, Traffic
 from lablib.texts import error_text
 from lablib.visible_gpus import gpus_text
 
@@ -82,6 +82,7 @@ def run_real(
         cluster=_machine(backend),
         wall_s=time.perf_counter() - started,
         notes=tuple(note for note in notes if note),
+        memory=_memory(reports),
     )
 
 
@@ -117,6 +118,12 @@ def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, 
     work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream in drawn]
     timeline = Timeline.of(with_phases([*work, *communications(measured, zero_ns)]), len(measured))
     return timeline, traffic_of(measured, zero_ns, backend)
+
+
+def _memory(reports: Sequence[Finished]) -> Memory:
+    """The peak of each rank, as its GPU's allocator counted; nothing on CPUs, whose allocator keeps no count."""
+    peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
+    return Memory(num_ranks=len(peaks), allocator_peaks=peaks)
 
 
 def _forward_stderr(texts: list[str]) -> None:

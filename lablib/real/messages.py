@@ -45,12 +45,16 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program: (fn, args, kwargs) packed, and the launching process's settings, such as where it finds modules."""
+    """One program: (fn, args, kwargs) packed, and the launching process's settings, such as where it finds modules.
+
+    `timeout_s` is the launch's: no communication gives up before it (timeouts.py).
+    """
 
     program: Packed
     trace: bool
     settings: dict[str, Any]
     source_lines: dict[str, list[str]]
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,13 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned."""
+    """The program returned. `peak_bytes` is the most its tensors held of the rank's GPU; None on a CPU."""
 
     value: Packed
     stdout: str
     stderr: str
     measured: Measurement
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

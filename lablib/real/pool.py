@@ -8,6 +8,7 @@ is well: an exception, a death, a timeout or an interrupt ends the whole pool, a
 import selectors
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 from lablib.errors import WorkerError
@@ -74,7 +75,7 @@ class Pool:
                 self._await_ready(_RESET_TIMEOUT_S)
             except WorkerError as error:
                 raise PoolIsStale(str(error)) from error
-            if not self._send_all(job):
+            if not self._send_all(replace(job, timeout_s=timeout_s)):
                 raise PoolIsStale(f"a worker took nothing of its program for {_STALL_S:.0f} s")
             finished = self._run(timeout_s)
             self._unready = set(range(self.ranks))

@@ -24,6 +24,7 @@ from lablib.real.capture import Capture
 from lablib.real.channel import Channel
 from lablib.real.frames import main_thread_stack, traceback_text
 from lablib.real.fresh import FreshState
+from lablib.real.gpu_memory import begin_count, give_back_cache, peak_bytes
 from lablib.real.groups import Groups
 from lablib.real.lifetime import die_with_parent
 from lablib.real.measure import Measurement, measure
@@ -117,6 +118,7 @@ class Worker:
                 self._channel.send(self._run(message))
             elif isinstance(message, Reset):
                 gc.collect()  # tensors of the program, and groups it forgot
+                give_back_cache(self._device)
                 self._renew()
 
     def _renew(self) -> None:
@@ -132,14 +134,17 @@ class Worker:
         process = os.getpid()
         try:
             self._state.restore(job.settings)
+            self._groups.allow(job.timeout_s)
             self._capture.start()
             for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
                 linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
             fn, args, kwargs = unpack(job.program)
             if self._on_gpu:
                 fn, args, kwargs = placed((fn, args, kwargs), self._device)
+            begin_count(self._device)
             value, measured = self._measure(partial(_call, fn, args, kwargs), self._wait_for_start, job.trace)
-            return Finished(self._pack(value), *self._capture.stop(), measured)
+            peak = peak_bytes(self._device)  # before packing: that moves the value to the host
+            return Finished(self._pack(value), *self._capture.stop(), measured, peak)
         except BaseException as error:  # also SystemExit
             return self._failure(error)
         finally:

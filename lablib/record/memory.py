@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,14 +66,23 @@ class Memory:
         allocations: of all ranks.
         num_ranks: how many ranks there were.
         simulated: the ranks that were simulated, where the others were phantoms; None: all.
+        allocator_peaks: the peak of each rank in bytes where its GPU's allocator counted (nccl): then it is all that is
+            known, and there are no allocations. When a peak was and what was held then is not.
     """
 
     allocations: Sequence[Allocation] = ()
     num_ranks: int = 0
     simulated: tuple[int, ...] | None = None
+    allocator_peaks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_type("num_ranks of a Memory", self.num_ranks, int)
+        if self.allocator_peaks and (len(self.allocator_peaks) != self.num_ranks or len(self.allocations)):
+            raise ValueError(
+                "allocator_peaks of a Memory are one for each rank, and stand in place of allocations: got "
+                f"{len(self.allocator_peaks)} for {plural(self.num_ranks, 'ranks')} and "
+                f"{plural(len(self.allocations), 'allocations')}"
+            )
         if not isinstance(self.allocations, Allocations):
             check_type("allocations of a Memory", self.allocations, Sequence[Allocation])
         object.__setattr__(self, "allocations", Allocations.of(self.allocations))
@@ -87,16 +97,26 @@ class Memory:
     @checked
     def peak_bytes(self, rank: int | None = None) -> int:
         """The most that `rank` ever held at once; None: that any rank held."""
+        if self.allocator_peaks:
+            check_rank(rank, self.num_ranks, self.simulated)
+            return max(self.allocator_peaks) if rank is None else self.allocator_peaks[rank]
         return self._curve(rank).peak_bytes if self.num_ranks else 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody counted: at least the peaks are known."""
+        return bool(len(self.allocations) or self.allocator_peaks)
 
     def peak_rank(self) -> int:
         """The rank with the highest peak; the first of several."""
-        return max(self.ranks, key=lambda rank: self._curve(rank).peak_bytes, default=0)
+        return max(self.ranks, key=self.peak_bytes, default=0)
 
     @checked
     def peak_at_s(self, rank: int | None = None) -> float:
-        """When the rank first held its peak."""
+        """When the rank first held its peak; NaN where only the allocator's peaks are known."""
         curve = self._curve(rank)
+        if self.allocator_peaks:
+            return nan
         return float(curve.times_s[curve.peak_index]) if len(curve) else 0.0
 
     @checked
@@ -109,8 +129,10 @@ class Memory:
 
     @checked
     def at_peak(self, rank: int | None = None) -> dict[str, int]:
-        """What the rank held at its peak, by category."""
+        """What the rank held at its peak, by category; nothing where only the allocator's peaks are known."""
         curve = self._curve(rank)
+        if self.allocator_peaks:
+            return {}
         return _by_category(curve.allocations.where(curve.is_alive_at_peak))
 
     @checked
@@ -204,10 +226,8 @@ class Memory:
         return len(self.allocations)
 
     def __repr__(self) -> str:
-        return (
-            f"Memory({plural(len(self.allocations), 'allocations')}, {plural(self.num_ranks, 'ranks')}, peak "
-            f"{self.peak_bytes():.4g} bytes)"
-        )
+        known = "peaks by the allocator" if self.allocator_peaks else plural(len(self.allocations), "allocations")
+        return f"Memory({known}, {plural(self.num_ranks, 'ranks')}, peak {self.peak_bytes():.4g} bytes)"
 
     def _repr_html_(self) -> str:
         return table_html(self.table(), max_rows=20)

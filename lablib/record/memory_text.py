@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from lablib.hardware.device import Device
     from lablib.record.memory import AllocationGroup, Memory
 
+NOT_RECORDED = (
+    "No memory was recorded: only the simulator counts it, with its clock (trace=True), "
+    "and on nccl the GPUs' allocators."
+)
 _SHOWN = 3  # categories and origins that one sentence names
 _LONGEST = 72  # characters of a line of the program
 _SMALL = 0.02  # of the peak; less is not worth naming
@@ -22,6 +26,11 @@ def explain(memory: Memory, rank: int) -> str:
     24 allocations, 1.2 GB), ...; 20% parameter, ..."
     """
     peak_bytes = memory.peak_bytes(rank)
+    if memory.allocator_peaks:
+        return (
+            f"Rank {rank} held at most {format_quantity(peak_bytes, 'B')}, by the count of its GPU's allocator, which "
+            "does not say when that was and what it was: only the simulator does."
+        )
     if not peak_bytes:
         return f"Rank {rank} allocated nothing that was counted."
     held = memory.allocations_at_peak(rank)

@@ -315,7 +315,7 @@ def _sent_bytes(transfers: Iterable[Transfer], num_ranks: int) -> list[float]:
 
 
 def _peaks(memory: Memory | None, ranks: Sequence[int]) -> tuple[float, ...] | None:
-    if memory is None or not len(memory):
+    if memory is None or not memory.is_known:
         return None
     return tuple(float(memory.peak_bytes(rank)) for rank in ranks)
 

@@ -135,7 +135,7 @@ def memory_text(memory: Memory) -> str:
 
 
 def _peak_line(memory: Memory) -> str | None:
-    if not len(memory):
+    if not memory.is_known:
         return None
     return f"Memory: {memory.explain()}"
 
