@@ -17,6 +17,7 @@ import torch.distributed.nn.functional  # noqa: F401 - now, as its functions kee
 from lablib.real.peers import check_new_groups
 from lablib.real.rendezvous import MeetingFile
 from lablib.real.timeouts import Timeouts
+from lablib.real.warm_up import warm_up
 from lablib.torch_compat import current
 
 
@@ -61,6 +62,4 @@ class Groups:
             device_id=self._device if self._backend == "nccl" else None,  # named: NCCL connects now, not at first use
         )
         if self._backend == "nccl":
-            # One small call, so that a machine on which NCCL cannot work says so here and not in a program.
-            dist.all_reduce(torch.zeros(1, device=self._device))
-            torch.cuda.synchronize(self._device)
+            warm_up(self._device)  # also: a machine on which NCCL cannot work says so here and not in a program

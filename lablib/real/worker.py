@@ -29,6 +29,7 @@ from lablib.real.groups import Groups
 from lablib.real.lifetime import die_with_parent
 from lablib.real.measure import Measurement, measure
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
+from lablib.real.numa import stay_near
 from lablib.real.pickling import Packed, pack, unpack
 from lablib.real.placed import placed
 from lablib.real.rendezvous import MeetingFile
@@ -102,6 +103,7 @@ class Worker:
         if setup.backend == "nccl":
             device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
+            stay_near(device)
         self._device, self._on_gpu = device, device.type == "cuda"
         self._state = FreshState(rank, device)
         self._groups = Groups(setup.backend, device, meeting)
