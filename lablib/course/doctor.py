@@ -81,6 +81,8 @@ def look(probe: Probe) -> Finding:
 
 def all_probes() -> list[Probe]:
     """Everything there is to examine, the simplest first."""
+    from lablib.course.doctor_gpus import gpu_probes  # here: it is made of this file's probes
+
     packages = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "papermill", "nbconvert")
     return [
         Probe("python", _python, "install Python 3.11, 3.12 or 3.13 and run `make lab`"),
@@ -91,7 +93,7 @@ def all_probes() -> list[Probe]:
         Probe("accelerators", _accelerators, "not needed: every lab runs on a simulated cluster", required=False),
         Probe("sim", _backend("sim"), REINSTALL),
         Probe("gloo", _backend("gloo"), "the labs still run on `sim`; check that 127.0.0.1 accepts connections"),
-        Probe("nccl", _nccl, "not needed: `sim` and `gloo` do everything but real GPU times", required=False),
+        *gpu_probes(),
         Probe(
             "c++",
             _cpp_compiler,
@@ -154,9 +156,10 @@ def _labs() -> str:
 def _accelerators() -> str:
     import torch
 
-    if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
-        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    from lablib.visible_gpus import gpus_text
+
+    if torch.cuda.device_count():  # asks NVML: the doctor's own process leaves CUDA alone
+        return gpus_text()
     if torch.backends.mps.is_available():
         return "Apple GPU (mps)"
     if hasattr(torch, "xpu") and torch.xpu.is_available():
@@ -182,17 +185,6 @@ def _backend(name: str) -> Callable[[], str]:
     return look
 
 
-def _nccl() -> str:
-    import torch
-    import torch.distributed as dist
-
-    if not torch.cuda.is_available():
-        raise Absent("no CUDA device")
-    if not dist.is_nccl_available():
-        raise Absent("this build of torch has no NCCL")
-    return _backend("nccl")()
-
-
 def _cpp_compiler() -> str:
     """What torch.compile's backend for a CPU, inductor, compiles with."""
     from lablib.kernels import torch_compiler
@@ -204,12 +196,11 @@ def _cpp_compiler() -> str:
 
 
 def _sum_of_ranks() -> float:
-    """The program every backend is tried with: 1 + 2."""
+    """The program that `sim` and `gloo` are tried with: 1 + 2."""
     import torch
     import torch.distributed as dist
 
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    x = torch.tensor([dist.get_rank() + 1.0], device=device)
+    x = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(x)
     return x.item()
 

@@ -24,9 +24,12 @@ from lablib.signature import checked
 def measured_peak_bytes(program: Callable[..., Any], *args: Any) -> int:
     """Call `program(*args)` and return the most bytes that its tensors took at once, here, on CPU or GPU.
 
+    On a GPU where that is the default device, or CUDA is in use already.
+
     Under `launch(..., trace=False)` only: a traced rank has a profiler of its own, and there is but one.
     """
-    if torch.cuda.is_available():
+    # Where tensors are made: on a rank of nccl its GPU; in a notebook beside GPUs the CPU, and CUDA is left alone.
+    if torch.get_default_device().type == "cuda" or torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         program(*args)
