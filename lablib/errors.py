@@ -149,6 +149,10 @@ class WriteInFlightWarning(UserWarning):
     """A program wrote to what it gave to a communication before it waited; `Run.notes` holds the same sentence."""
 
 
+class CircularMessagesWarning(UserWarning):
+    """Messages wait for each other in a circle, which hangs with NCCL when they are large; `Run.notes` says it, too."""
+
+
 class LaunchTimeoutError(LaunchError):
     """The program was still running after `timeout_s` seconds of real time, and was ended."""
 

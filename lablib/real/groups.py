@@ -5,7 +5,9 @@ cannot reach the next program. Each generation of groups meets under its own pre
 remembers the addresses of the one before.
 
 NCCL is the exception: making its communicator takes a good part of a second, and it keeps no unreceived messages (the
-GPU has finished everything when a program ends), so its world stays and only the program's own groups go.
+GPU has finished everything when a program ends), so its world stays and only the program's own groups go. It is made
+with the rank's GPU named, so that it connects before a program begins: then messages share the communicator of the
+collectives and are made one at a time (message_circles.py says what follows for rings).
 """
 
 import os

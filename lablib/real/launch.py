@@ -4,14 +4,16 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lablib.errors import RankError, WorkerError
+from lablib.errors import CircularMessagesWarning, RankError, WorkerError
 from lablib.real.gpus import require_gpus
 from lablib.real.kernel_notes import kernel_notes
 from lablib.real.kernels import UNKNOWN
 from lablib.real.measure import Measurement
+from lablib.real.message_circles import circle_note
 from lablib.real.messages import Finished, Job
 from lablib.real.pickling import unpack
 from lablib.real.pool import PoolIsStale
@@ -72,7 +74,6 @@ def run_real(
     reports = _launch(job, backend, ranks, timeout_s)
     _forward_stderr([report.stderr for report in reports])
     timeline, traffic = _measured([report.measured for report in reports], backend)
-    notes = [sharing_note(backend, ranks), *kernel_notes([report.measured for report in reports])]
     return Run(
         values=[_value(rank, report) for rank, report in enumerate(reports)],
         timeline=timeline,
@@ -81,7 +82,7 @@ def run_real(
         backend=backend,
         cluster=_machine(backend),
         wall_s=time.perf_counter() - started,
-        notes=tuple(note for note in notes if note),
+        notes=_notes(reports, backend),
         memory=_memory(reports),
     )
 
@@ -118,6 +119,17 @@ def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, 
     work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream in drawn]
     timeline = Timeline.of(with_phases([*work, *communications(measured, zero_ns)]), len(measured))
     return timeline, traffic_of(measured, zero_ns, backend)
+
+
+def _notes(reports: Sequence[Finished], backend: str) -> tuple[str, ...]:
+    """What the reader must know of a run on GPUs. Warns of messages that hang when they are larger."""
+    if backend != "nccl":
+        return ()
+    measured = [report.measured for report in reports]
+    shared, circle = sharing_note(backend, len(reports)), circle_note([one.calls for one in measured])
+    if circle:
+        warnings.warn(circle, CircularMessagesWarning, stacklevel=4)
+    return tuple(note for note in (shared, *kernel_notes(measured), circle) if note)
 
 
 def _memory(reports: Sequence[Finished]) -> Memory:
