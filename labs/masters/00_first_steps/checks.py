@@ -99,9 +99,9 @@ def _sends_as(expect: Expect, run: Run, program: Callable[[Tensor], object], x: 
     "Pass to the right",
     hints=[
         "If every rank first waits for a message, who sends one? What must each have begun before it waits?",
-        "`dist.isend` begins a send and returns at once. The right neighbour is (rank + 1) % world_size.",
-        "Make an empty tensor like `x`, begin the send to the right, receive from the left, and then `.wait()` for "
-        "the send.",
+        "`dist.batch_isend_irecv` begins a send and a receive together. Right of `rank` is (rank + 1) % world_size.",
+        "Make an empty tensor like `x`. Put a `dist.P2POp` that sends to the right and one that receives from the "
+        "left into a list, begin both with `dist.batch_isend_irecv`, and `.wait()` for each handle.",
     ],
 )
 def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:

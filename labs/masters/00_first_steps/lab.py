@@ -212,6 +212,12 @@ for wait_first in (True, False):
 # GB/s, the speed of NVLink in one direction, and the simulator adds 1.9 µs that even the smallest message needs.
 
 # %% [markdown]
+# A rank that both sends and receives begins the two as a **batch**: `dist.batch_isend_irecv` takes a list of
+# `dist.P2POp(dist.isend, x, to)` and `dist.P2POp(dist.irecv, inbox, from)`, and returns handles to wait for. On GPUs
+# this matters: NCCL makes single messages one after another, and a circle of ranks that all send first can wait for
+# ever.
+
+# %% [markdown]
 # **Exercise 2.** The ranks stand in a circle. Each gives `x` to its right neighbour and returns what its left one gave.
 # Right of rank r is (r + 1) % n: the remainder by n, so that rank 0 is right of the last.
 #
@@ -224,9 +230,10 @@ def pass_to_right(x):
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     inbox = torch.empty_like(x)
-    sending = dist.isend(x, dst=(rank + 1) % world_size)
-    dist.recv(inbox, src=(rank - 1) % world_size)
-    sending.wait()
+    send = dist.P2POp(dist.isend, x, (rank + 1) % world_size)
+    receive = dist.P2POp(dist.irecv, inbox, (rank - 1) % world_size)
+    for handle in dist.batch_isend_irecv([send, receive]):
+        handle.wait()
     return inbox
     ### END SOLUTION
 
