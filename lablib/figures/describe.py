@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 SUBTITLE_COLUMNS = 105  # fits a notebook cell beside an open file browser
 
 
-def attach(figure: go.Figure, summary: str, columns: Mapping[str, Sequence[Any]]) -> go.Figure:
+def attach(
+    figure: go.Figure, summary: str, columns: Mapping[str, Sequence[Any]], notes: Sequence[str] = ()
+) -> go.Figure:
     """Put the summary and the table into the figure, print the summary under its title, and return the figure.
 
     Tags of a name that is drawn are shown as they are written, not obeyed.
@@ -30,7 +32,9 @@ def attach(figure: go.Figure, summary: str, columns: Mapping[str, Sequence[Any]]
         figure: changed in place (a figure function does this last, before it returns).
         summary: one sentence with the numbers that matter.
         columns: the table, column name (with its unit) to values; all of one length.
+        notes: of the run that is drawn: what a reader must know besides, each a sentence of its own behind the summary.
     """
+    summary = " ".join([summary, *(f"{note[:1].upper()}{note[1:]}." for note in dict.fromkeys(notes))])
     columns = {name: [_plain(v) for v in values] for name, values in columns.items()}
     lengths = {len(values) for values in columns.values()}
     assert len(lengths) <= 1, f"columns of different lengths: {lengths}"

@@ -76,7 +76,12 @@ def figure_memory(
         _draw_nothing(figure, window, seconds)
     if timeline and lanes:
         _draw_above(figure, timeline, rank, lanes, seconds, top / (top + PLOT_PIXELS))
-    return attach(figure, _summary(memory, rank, device, (times_s, held), steps, window, timeline), _columns(held))
+    return attach(
+        figure,
+        _summary(memory, rank, device, (times_s, held), steps, window, timeline),
+        _columns(held),
+        memory.run_notes,
+    )
 
 
 def _shown(memory: Memory, timeline: Timeline | None, rank: int) -> Curve:

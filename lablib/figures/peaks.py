@@ -58,7 +58,9 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     if not high:
         figure.update_layout(xaxis=empty_axis("rank (number)"), yaxis=empty_axis("memory (B)"))
     columns = {} if memory.allocator_peaks else {f"{name} (B)": sizes for name, sizes in parts.items()}
-    return attach(figure, _summary(memory, peaks, device), {"rank": ranks, **columns, "peak (B)": peaks})
+    return attach(
+        figure, _summary(memory, peaks, device), {"rank": ranks, **columns, "peak (B)": peaks}, memory.run_notes
+    )
 
 
 def _summary(memory: Memory, peaks: list[int], device: Device | None) -> str:

@@ -98,7 +98,7 @@ def figure_reconcile(
     summary = _summary(both, labels, own, normalize, same_axis) if summary is None else summary
     figure.update_layout(title_text=title or _title(both, labels), margin_t=figure.layout.margin.t + 18)  # pyright: ignore
     figure.update_layout(height=figure.layout.height + 18)  # pyright: ignore
-    return attach(figure, summary, own if columns is None else columns)
+    return attach(figure, summary, own if columns is None else columns, (*predicted.notes, *measured.notes))
 
 
 def _units(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[Unit]:

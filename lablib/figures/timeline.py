@@ -78,7 +78,7 @@ def figure_timeline(
         yaxis=lane_axis(lanes),
     )
     summary = _summary(timeline, chosen, len(ranks or ()), picture, window or timeline.window)
-    return attach(figure, summary, _columns(picture, lanes))
+    return attach(figure, summary, _columns(picture, lanes), timeline.notes)
 
 
 def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:

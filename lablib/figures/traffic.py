@@ -59,7 +59,7 @@ def figure_traffic(traffic: Traffic, num_ranks: int, title: str = "Bytes sent by
         yaxis=axis(axis_title("bytes sent", unit), rangemode="tozero"),
     )
     columns = {"rank": list(range(num_ranks))} | {f"{name} (B)": values for name, values in sent.items()}
-    return attach(figure, _summary(traffic, totals), columns | {"total (B)": totals})
+    return attach(figure, _summary(traffic, totals), columns | {"total (B)": totals}, traffic.notes)
 
 
 def _sent_bytes(traffic: Traffic, num_ranks: int) -> dict[str, list[float]]:

@@ -110,7 +110,9 @@ def _figure(traffics: Mapping[str, Traffic], num_ranks: int | None, per_node: in
     sentences = [_summary(one, sent[name], block, per_node) for name, one in traffics.items()]
     if any(traffics):
         sentences = [f"{name}: {sentence}" for name, sentence in zip(traffics, sentences, strict=True)]
-    return attach(figure, " ".join(sentences), _columns(cells, names))
+    return attach(
+        figure, " ".join(sentences), _columns(cells, names), [note for one in traffics.values() for note in one.notes]
+    )
 
 
 def _columns(cells: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, list[Any]]:

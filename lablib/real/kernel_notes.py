@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from lablib.real.kernels import KernelCount
 from lablib.real.measure import Measurement
-from lablib.record.traffic import short_ranks
+from lablib.record.rank_text import short_ranks
 from lablib.units import plural
 
 

@@ -5,7 +5,8 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lablib.errors import CircularMessagesWarning, RankError, WorkerError
@@ -73,17 +74,19 @@ def run_real(
         require_gpus(ranks)
     reports = _launch(job, backend, ranks, timeout_s)
     _forward_stderr([report.stderr for report in reports])
-    timeline, traffic = _measured([report.measured for report in reports], backend)
+    measured = [report.measured for report in reports]
+    timeline, traffic = _measured(measured, backend)
+    shared = tuple(note for note in [sharing_note(backend, ranks)] if note)
     return Run(
         values=[_value(rank, report) for rank, report in enumerate(reports)],
-        timeline=timeline,
-        traffic=traffic,
+        timeline=replace(timeline, notes=shared),
+        traffic=replace(traffic, notes=shared),
         stdout=[report.stdout for report in reports],
         backend=backend,
         cluster=_machine(backend),
         wall_s=time.perf_counter() - started,
-        notes=_notes(reports, backend),
-        memory=_memory(reports),
+        notes=(*shared, *kernel_notes(measured), *_circles(reports, backend)),
+        memory=_memory(reports, shared),
     )
 
 
@@ -121,21 +124,17 @@ def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, 
     return timeline, traffic_of(measured, zero_ns, backend)
 
 
-def _notes(reports: Sequence[Finished], backend: str) -> tuple[str, ...]:
-    """What the reader must know of a run on GPUs. Warns of messages that hang when they are larger."""
-    if backend != "nccl":
-        return ()
-    measured = [report.measured for report in reports]
-    shared, circle = sharing_note(backend, len(reports)), circle_note([one.calls for one in measured])
-    if circle:
+def _circles(reports: Sequence[Finished], backend: str) -> Iterator[str]:
+    """What the reader must know of messages that hang with NCCL when they are larger: a note, and a warning."""
+    if backend == "nccl" and (circle := circle_note([one.measured.calls for one in reports])):
         warnings.warn(circle, CircularMessagesWarning, stacklevel=4)
-    return tuple(note for note in (shared, *kernel_notes(measured), circle) if note)
+        yield circle
 
 
-def _memory(reports: Sequence[Finished]) -> Memory:
+def _memory(reports: Sequence[Finished], notes: tuple[str, ...]) -> Memory:
     """The peak of each rank, as its GPU's allocator counted; nothing on CPUs, whose allocator keeps no count."""
     peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
-    return Memory(num_ranks=len(peaks), allocator_peaks=peaks)
+    return Memory(num_ranks=len(peaks), allocator_peaks=peaks, run_notes=notes)
 
 
 def _forward_stderr(texts: list[str]) -> None:

@@ -68,12 +68,14 @@ class Memory:
         simulated: the ranks that were simulated, where the others were phantoms; None: all.
         allocator_peaks: the peak of each rank in bytes where its GPU's allocator counted (nccl): then it is all that is
             known, and there are no allocations. When a peak was and what was held then is not.
+        run_notes: what stands below each of its figures, such as that ranks shared a GPU.
     """
 
     allocations: Sequence[Allocation] = ()
     num_ranks: int = 0
     simulated: tuple[int, ...] | None = None
     allocator_peaks: tuple[int, ...] = ()
+    run_notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_type("num_ranks of a Memory", self.num_ranks, int)

@@ -110,6 +110,7 @@ class Timeline:
         origin_s: the second of the launch that is 0 here: not 0 where what came before was left out. See `without`.
         deaths: (rank, second) of ranks that died, where a fault of the run said so.
         simulated: the ranks that were simulated, where the others were phantoms; None: all.
+        notes: what stands below each of its figures, such as that ranks shared a GPU.
     """
 
     spans: tuple[Span, ...]
@@ -118,6 +119,7 @@ class Timeline:
     origin_s: float = 0.0
     deaths: tuple[tuple[int, float], ...] = ()
     simulated: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     @checked
@@ -126,10 +128,11 @@ class Timeline:
         num_ranks: int,
         deaths: Sequence[tuple[int, float]] = (),
         simulated: tuple[int, ...] | None = None,
+        notes: Sequence[str] = (),
     ) -> Timeline:
         """A timeline with its spans in order: rank, stream, start."""
         ordered = sorted(spans, key=lambda s: (s.rank, s.stream != COMPUTE, s.stream, s.start_s))
-        return Timeline(tuple(ordered), num_ranks, deaths=tuple(deaths), simulated=simulated)
+        return Timeline(tuple(ordered), num_ranks, deaths=tuple(deaths), simulated=simulated, notes=tuple(notes))
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -191,7 +194,8 @@ class Timeline:
         first_s = min((s.start_s for s in kept), default=0.0)
         moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
         deaths = tuple((rank, at_s - first_s) for rank, at_s in self.deaths)
-        return Timeline(tuple(moved), self.num_ranks, None, self.origin_s + first_s, deaths, self.simulated)
+        origin_s = self.origin_s + first_s
+        return replace(self, spans=tuple(moved), window=None, origin_s=origin_s, deaths=deaths)
 
     @checked
     def between(self, start_s: float, end_s: float) -> Timeline:
@@ -208,7 +212,7 @@ class Timeline:
         inside = (s for s in self.spans if s.start_s < end_s and (s.end_s > start_s or s.start_s >= start_s))
         deaths = tuple((rank, at_s) for rank, at_s in self.deaths if start_s <= at_s <= end_s)
         spans = tuple(_cut(s, start_s, end_s) for s in inside)
-        return Timeline(spans, self.num_ranks, (start_s, end_s), self.origin_s, deaths, self.simulated)
+        return replace(self, spans=spans, window=(start_s, end_s), deaths=deaths)
 
     @checked
     def streams(self, rank: int) -> list[str]:

@@ -88,9 +88,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Every communication of a run, in the order in which it started."""
+    """Every communication of a run, in the order in which it started; `notes` stand below each of its figures."""
 
     transfers: tuple[Transfer, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @checked
     def sent_bytes(self, rank: int | None = None) -> float:

@@ -10,6 +10,12 @@ from hypothesis import strategies as st
 from torch.cuda import nccl
 
 from lablib.calibration import calibrate
+from lablib.figures import describe, figure_peaks, figure_reconcile, figure_traffic
+from lablib.real import launch as real_launch
+from lablib.real import run_real
+from lablib.real.measure import Measurement
+from lablib.real.messages import Finished
+from lablib.real.pickling import pack
 from lablib.real.sharing import environments, ranks_per_gpu, sharing_note
 
 VERSIONS = [(2, 27, 7), (2, 28, 9), (2, 29, 7), (2, 30, 3), (2, 30, 7), (2, 31, 2, "rc1"), (3, 0, 0)]
@@ -57,3 +63,30 @@ def test_a_shared_gpu_is_never_calibrated(monkeypatch, gpus, ranks):
     words = f"needs a GPU for each rank.*: got {ranks} ranks and {gpus} GPU.*; try fewer ranks"
     with pytest.raises(ValueError, match=words):
         calibrate("nccl", ranks=ranks)
+
+
+def drawn(run):
+    """Every figure that a run has."""
+    yield run.timeline.figure()
+    yield run.timeline.between(0.0, 1.0).figure()
+    yield run.timeline.without("setup").figure()
+    yield run.traffic.figure()
+    yield figure_traffic(run.traffic, run.ranks)
+    yield run.memory.figure()
+    yield run.memory.figure(timeline=run.timeline)
+    yield figure_peaks(run.memory)
+    yield figure_reconcile(run.timeline, run.timeline)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_figure_of_a_run_on_a_shared_gpu_says_so(monkeypatch, ranks):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setenv("LABLIB_SHARE_GPUS", "1")
+    report = Finished(pack(1), "", "", Measurement(start_ns=1), peak_bytes=1000)
+    monkeypatch.setattr(real_launch, "_launch", lambda job, backend, ranks, timeout_s: [report] * ranks)
+    run = run_real(int, ranks=ranks, backend="nccl")
+    assert run.notes == (("2 ranks shared 1 GPU: values are right, times mean nothing",) if ranks > 1 else ())
+    for figure in drawn(run):
+        words = describe(figure)
+        assert words.count("2 ranks shared 1 GPU: values are right, times mean nothing.") == (ranks > 1), words
