@@ -15,6 +15,7 @@ from lablib.launch_checks import (
     check_device,
     check_fidelity,
     check_program,
+    check_share_gpus,
     check_trace,
     checked_simulate,
     checked_size,
@@ -42,6 +43,7 @@ def launch(
     faults: Sequence[Fault] = (),
     device: str | None = None,
     simulate: Sequence[int] | None = None,
+    share_gpus: bool = False,
 ) -> Run:
     """Run `fn(*args)` on every rank and return what happened.
 
@@ -76,6 +78,8 @@ def launch(
         simulate: the ranks to run (on sim, with fidelity="shapes"); None: all. The others are phantoms, taken to do
             what the simulated ranks of their groups do, at the same time: so 128 replicas of a model take as long as
             one. A collective is priced for its whole group; a message to or from a phantom is refused.
+        share_gpus: let several ranks share a GPU (on nccl) where there are fewer GPUs than ranks: values are right,
+            times mean nothing. Without it such a launch is refused; LABLIB_SHARE_GPUS=1 in the environment asks for all.
         faults: what goes wrong (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:
@@ -89,6 +93,7 @@ def launch(
     ranks = checked_size(ranks, backend)
     check_fidelity(fidelity, backend)
     check_trace(trace)
+    check_share_gpus(share_gpus, backend)
     timeout_s = checked_timeout(timeout_s)
     check_outside("call launch from the notebook, not from the program it runs")
     simulated = find_cluster(cluster)
@@ -115,4 +120,6 @@ def launch(
     from lablib.real import run_real
 
     limit_s = REAL_TIMEOUT_S if timeout_s is None else timeout_s
-    return run_real(fn, args, {}, ranks=ranks, backend=backend, timeout_s=limit_s, trace=trace)
+    return run_real(
+        fn, args, {}, ranks=ranks, backend=backend, timeout_s=limit_s, trace=trace, share_gpus=share_gpus
+    )

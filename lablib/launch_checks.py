@@ -182,6 +182,19 @@ def check_trace(trace: Any) -> None:
         raise TypeError(f"trace must be True or False: got {safe_repr(trace)}")
 
 
+def check_share_gpus(share_gpus: Any, backend: str) -> None:
+    """Whether `share_gpus` is a switch, on a backend that has GPUs.
+
+    Raises:
+        TypeError: it is neither True nor False.
+        ValueError: it is True, and ranks have no GPUs or one each.
+    """
+    if not isinstance(share_gpus, bool):
+        raise TypeError(f"share_gpus must be True or False: got {safe_repr(share_gpus)}")
+    if share_gpus and backend != "nccl":
+        raise ValueError(f'share_gpus is for backend="nccl": got {backend}, which has no GPUs to share; leave it out')
+
+
 def _name(fn: Callable[..., Any]) -> str:
     name = getattr(fn, "__name__", None)
     return name if isinstance(name, str) else safe_repr(fn)

@@ -37,6 +37,7 @@ def run_real(
     backend: str,
     timeout_s: float | None = None,
     trace: bool = True,
+    share_gpus: bool = False,
 ) -> Run:
     """Call `fn(*args, **kwargs)` on `ranks` processes of this machine, each a rank of the default process group.
 
@@ -52,6 +53,7 @@ def run_real(
         backend: "gloo" or "nccl".
         timeout_s: seconds after which a program still running is ended; None: never.
         trace: measure times; without, the timeline is empty and the traffic has bytes but no seconds.
+        share_gpus: on "nccl", let several ranks share a GPU where there are fewer GPUs than ranks (gpus.py).
 
     Returns:
         The run. Tensors in its values are on the CPU; those with a graph come detached.
@@ -59,7 +61,7 @@ def run_real(
     Raises:
         ValueError: fewer than 1 rank, an unknown backend, or a program that cannot be copied to another process.
         RankError: an exception on a rank; its `__cause__` is the original. Also when a value cannot be sent back.
-        WorkerError: a process died or could not be started; or there is no GPU for "nccl".
+        WorkerError: a process died or could not be started; or there are too few GPUs for "nccl".
         LaunchTimeoutError: the program outlived `timeout_s`.
         After each but ValueError, all processes of this size and backend have been ended, and the next launch starts
         new ones; so it does after KeyboardInterrupt.
@@ -71,7 +73,7 @@ def run_real(
         raise ValueError(f"a real backend is 'gloo' or 'nccl': got {backend!r}")
     job = ship(fn, args, kwargs or {}, trace)
     if backend == "nccl":
-        require_gpus(ranks)
+        require_gpus(ranks, share_gpus)
     reports = _launch(job, backend, ranks, timeout_s)
     _forward_stderr([report.stderr for report in reports])
     measured = [report.measured for report in reports]

@@ -88,8 +88,8 @@ def test_on_gpus_the_same_program_gives_the_same_values_on_the_cpu(ranks):
         work.wait()
         return x, y, x.device.type
 
-    run = run_real(program, ranks=ranks, backend="nccl")
-    again = run_real(program, ranks=ranks, backend="nccl")
+    run = run_real(program, ranks=ranks, backend="nccl", share_gpus=True)
+    again = run_real(program, ranks=ranks, backend="nccl", share_gpus=True)
     print(f"{ranks} ranks: first {run.wall_s:.3f} s, second {again.wall_s:.3f} s, notes {run.notes}")
     for x, y, device in run.values:
         assert (x.device.type, device) == ("cpu", "cuda")
