@@ -149,8 +149,8 @@ class WriteInFlightWarning(UserWarning):
     """A program wrote to what it gave to a communication before it waited; `Run.notes` holds the same sentence."""
 
 
-class CircularMessagesWarning(UserWarning):
-    """Messages wait for each other in a circle, which hangs with NCCL when they are large; `Run.notes` says it, too."""
+class NotOnNcclWarning(UserWarning):
+    """A program may hang on NCCL, depending on its sizes; `Run.notes` holds the same sentence."""
 
 
 class LaunchTimeoutError(LaunchError):

@@ -14,6 +14,7 @@ from lablib.inside import check_outside
 from lablib.launch_checks import (
     check_device,
     check_fidelity,
+    check_like,
     check_program,
     check_share_gpus,
     check_trace,
@@ -44,6 +45,7 @@ def launch(
     device: str | None = None,
     simulate: Sequence[int] | None = None,
     share_gpus: bool = False,
+    like: str | None = None,
 ) -> Run:
     """Run `fn(*args)` on every rank and return what happened.
 
@@ -79,7 +81,11 @@ def launch(
             what the simulated ranks of their groups do, at the same time: so 128 replicas of a model take as long as
             one. A collective is priced for its whole group; a message to or from a phantom is refused.
         share_gpus: let several ranks share a GPU (on nccl) where there are fewer GPUs than ranks: values are right,
-            times mean nothing. Without it such a launch is refused; LABLIB_SHARE_GPUS=1 in the environment asks for all.
+            times mean nothing. Without it such a launch is refused. LABLIB_SHARE_GPUS=1 in the environment asks for it.
+        like: "nccl" (on sim): refuse what NCCL lacks, with its words and a remedy: bitwise reductions, some types,
+            tensors with gaps, a receive from anyone, unbatched messages that wait for one another, tags that matter
+            (lablib/sim/nccl_limits.py). What may hang at larger sizes is a `NotOnNcclWarning` and a note. With
+            device="cuda" groups are NCCL's anyway. None: all that torch.distributed has works.
         faults: what goes wrong (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:
@@ -94,6 +100,7 @@ def launch(
     check_fidelity(fidelity, backend)
     check_trace(trace)
     check_share_gpus(share_gpus, backend)
+    check_like(like, backend)
     timeout_s = checked_timeout(timeout_s)
     check_outside("call launch from the notebook, not from the program it runs")
     simulated = find_cluster(cluster)
@@ -116,10 +123,9 @@ def launch(
             fidelity=fidelity,
             faults=faults,
             simulate=simulate,
+            like=like,
         )
     from lablib.real import run_real
 
     limit_s = REAL_TIMEOUT_S if timeout_s is None else timeout_s
-    return run_real(
-        fn, args, {}, ranks=ranks, backend=backend, timeout_s=limit_s, trace=trace, share_gpus=share_gpus
-    )
+    return run_real(fn, args, {}, ranks=ranks, backend=backend, timeout_s=limit_s, trace=trace, share_gpus=share_gpus)

@@ -195,6 +195,20 @@ def check_share_gpus(share_gpus: Any, backend: str) -> None:
         raise ValueError(f'share_gpus is for backend="nccl": got {backend}, which has no GPUs to share; leave it out')
 
 
+def check_like(like: Any, backend: str) -> None:
+    """Whether ranks of this backend can be held to what another one has.
+
+    Raises:
+        ValueError: neither None nor "nccl", or not on the simulator (where `backend` is "nccl" it says nothing new).
+    """
+    if like is None or (like == "nccl" and backend == "nccl"):
+        return
+    if not isinstance(like, str) or like != "nccl":
+        raise ValueError(f'like must be "nccl", or None for no limits: got {safe_repr(like)}')
+    if backend != "sim":
+        raise ValueError(f'like="nccl" is for the simulator: got backend={backend!r}; use backend="sim"')
+
+
 def _name(fn: Callable[..., Any]) -> str:
     name = getattr(fn, "__name__", None)
     return name if isinstance(name, str) else safe_repr(fn)

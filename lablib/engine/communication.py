@@ -152,6 +152,7 @@ class Message(Communication):
         peer_rank: its global rank; None: anyone's.
         matched: the place of the other side, once they have met.
         turn: of a send, how many its rank issued before it.
+        is_in_order: whether messages between two ranks meet in the order in which they are posted, whatever their tags.
     """
 
     kind: str
@@ -170,6 +171,7 @@ class Message(Communication):
     tensors: Any = None
     matched: int = ANY_SOURCE
     turn: int = 0
+    is_in_order: bool = False
 
     def text(self, direction: str) -> Wait:
         """What this side gives or wants."""
@@ -179,7 +181,7 @@ class Message(Communication):
 
     def fits(self, receive: "Message") -> bool:
         """Whether this send is what a posted receive waits for."""
-        return receive.peer in (self.place, ANY_SOURCE) and receive.tag == self.tag
+        return receive.peer in (self.place, ANY_SOURCE) and (self.is_in_order or receive.tag == self.tag)
 
     @property
     def title(self) -> str:

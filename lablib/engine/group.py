@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from lablib.cost.collective import CollectiveCost
 from lablib.cost.collectives import COLLECTIVES
@@ -75,6 +76,9 @@ class Group:
         scheduler: to wake those who wait.
         events: told what happens.
         conditions: the state of the cluster.
+
+    Attributes:
+        cargo: what whoever runs the ranks keeps with the group, for all its members.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Group:
         self._costs: dict[tuple[str, float, int], CollectiveCost] = {}
         self._wire_sets: dict[tuple[str, str, int], int] = {}
         self._hung: list[Hung] = []
+        self.cargo: Any = None
 
     def is_phantom(self, place: int) -> bool:
         """Whether nobody simulates this member."""
@@ -259,6 +264,12 @@ class Group:
         if (send.dtype, send.size_bytes) != (receive.dtype, receive.size_bytes):
             headline = f"a send and its receive (tag {send.tag}) of group {self.label} disagree on dtype or size."
             headline += f" {WHOSE_RANKS}" if self.label != "world" else ""
+            raise CollectiveMismatchError(headline, [send.text("to"), receive.text("from")])
+        if send.tag != receive.tag:
+            headline = (
+                f"NCCL ignores tags, and messages meet in the order in which they are posted: in group {self.label} a "
+                f"send with tag {send.tag} met a receive with tag {receive.tag}; receive in the order of the sends."
+            )
             raise CollectiveMismatchError(headline, [send.text("to"), receive.text("from")])
         receive.matched = send.place
         self._events.emit(Matched(send, receive))

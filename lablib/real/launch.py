@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lablib.errors import CircularMessagesWarning, RankError, WorkerError
+from lablib.errors import NotOnNcclWarning, RankError, WorkerError
 from lablib.real.gpus import require_gpus
 from lablib.real.kernel_notes import kernel_notes
 from lablib.real.kernels import UNKNOWN
@@ -129,7 +129,7 @@ def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, 
 def _circles(reports: Sequence[Finished], backend: str) -> Iterator[str]:
     """What the reader must know of messages that hang with NCCL when they are larger: a note, and a warning."""
     if backend == "nccl" and (circle := circle_note([one.measured.calls for one in reports])):
-        warnings.warn(circle, CircularMessagesWarning, stacklevel=4)
+        warnings.warn(circle, NotOnNcclWarning, stacklevel=4)
         yield circle
 
 

@@ -7,6 +7,8 @@ for is written down where `get_backend` reads it. Ranks meet in the run's own st
     "nccl"                       nccl            the device
     "gloo", "mpi", "ucc"         that            the host (or the device: gloo copies)
     None, "cpu:gloo,cuda:nccl"   as in torch     either
+
+What NCCL lacks is refused where NCCL was asked for by name (lablib/sim/nccl_limits.py, nccl_order.py).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from lablib.errors import unknown_name
 from lablib.script.patches import Patches
 from lablib.script.placement import index_of
 from lablib.script.process import Process, here
+from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.source import is_program
 from lablib.torch_compat import current, place, torch_file
 
@@ -83,7 +86,8 @@ def _new_group(
     **kwargs: Any,
 ) -> Any:
     names = _backend_names(str(backend))
-    kwargs.pop("device_id", None)  # binding a device opens NCCL's connections early: here there are none
+    # Binding a device opens NCCL's connections early, of which there are none here, and puts messages in line.
+    process.binds_device |= kwargs.pop("device_id", None) is not None
     args = tuple(None if position == 1 else value for position, value in enumerate(args))  # options of NCCL
     kwargs.pop("backend_options", None)
     group, prefix_store = helper(
@@ -100,6 +104,9 @@ def _new_group(
     if set(names) == {"nccl"}:
         process.placement.is_used = True  # by what will be communicated: NCCL itself leaves CUDA as it is until then
         group.accepts = _OnlyTheDevice(process)  # pyright: ignore[reportAttributeAccessIssue]
+    if "nccl" in names:
+        limits = NcclLimits(lambda tensor: index_of(tensor) is not None)
+        group.limit_to_nccl(limits, process.binds_device, process.note)  # pyright: ignore[reportAttributeAccessIssue]
     asked: Any = c10d.Backend(str(backend))
     current("process_world").pg_map[group] = (asked, prefix_store)
     current("process_world").pg_backend_config[group] = str(c10d.BackendConfig(asked))

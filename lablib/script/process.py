@@ -51,6 +51,7 @@ class Process:
         calls: the mode that answers its device arguments.
         autocast: what `torch.autocast("cuda")` was set to.
         is_importing: inside the import of a library.
+        binds_device: whether it named its device to a process group.
         notes: what the run must say about this rank (what was answered in another way than on a real machine).
         exit_handlers: what the script gave to `atexit.register`.
     """
@@ -66,6 +67,7 @@ class Process:
     calls: DeviceCalls = field(init=False)
     autocast: dict[str, Any] = field(default_factory=dict)
     is_importing: bool = False
+    binds_device: bool = False
     notes: list[str] = field(default_factory=list)
     exit_handlers: list[tuple[Any, tuple, dict]] = field(default_factory=list)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,11 +102,17 @@ class StandIn:
         self._device: Device = cluster.device
         self._processes: list[Process] = []
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the run must say: what may hang on NCCL."""
+        return list(dict.fromkeys(note for process in self._processes for note in process.notes))
+
     def program(self) -> Any:
         """What each rank runs."""
         process = here()
         assert process is not None
-        dist.init_process_group("nccl")
+        # The device is named, as by the workers of lablib/real.
+        dist.init_process_group("nccl", device_id=torch.device("cuda", process.local_rank))
         with process.placement.assuming(HOST):
             fn, args = self._copies.copy(lambda storage: mark_storage(storage, process.local_rank))
         torch.set_default_device(torch.device("cuda", process.local_rank))
@@ -148,7 +155,8 @@ class StandIn:
 def run_on_cuda(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
     """`lablib.sim.run_sim` with a GPU for each rank, whose memory is not the host's."""
     stand_in = StandIn(fn, args, options["ranks"], options["cluster"])
-    return run_sim(stand_in.program, (), **options, surroundings=stand_in)
+    run = run_sim(stand_in.program, (), **options, surroundings=stand_in)
+    return replace(run, notes=(*run.notes, *stand_in.notes))
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from torch.distributed.algorithms.join import Join
 from lablib.cost.collectives import CALLS
 from lablib.engine.communication import ANY_SOURCE, Agreement, Communication, Joined, Message
 from lablib.engine.group import Group, Misfit
-from lablib.errors import CollectiveMismatchError, LaunchError, Wait
+from lablib.errors import CollectiveMismatchError, DeadlockError, LaunchError, Wait
 from lablib.sim import exchange
 from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, PerMember, Tensors
+from lablib.sim.nccl_limits import NcclLimits
+from lablib.sim.nccl_order import NcclOrder
 from lablib.sim.rank import Rank
 from lablib.sim.reduce import reduce_op
 from lablib.sim.source import Source, handling, is_called_by_program, program_line
@@ -59,7 +61,7 @@ class SimProcessGroup(dist.ProcessGroup):
         turns: to wait.
         name: torch's internal name of the group.
 
-    `accepts` may be set to check the tensors of every call (script mode: what NCCL refuses).
+    `accepts` may be set to check the tensors of every call (script mode: where NCCL's must be).
     """
 
     def __init__(self, group: Group, member: int, rank: Rank, turns: Turns, name: str):
@@ -71,6 +73,20 @@ class SimProcessGroup(dist.ProcessGroup):
         self._name = name
         self._coalesced: list[SimWork] | None = None
         self.accepts: Acceptance | None = None
+        self._nccl: NcclLimits | None = None
+        self._note: Callable[[str], None] = _says_nothing
+
+    def limit_to_nccl(self, limits: NcclLimits, is_eager: bool, note: Callable[[str], None]) -> None:
+        """Refuse from now on what NCCL would refuse, here and on all other members that are limited.
+
+        Args:
+            limits: refuses calls.
+            is_eager: whether NCCL's group would have been told its device, as by `init_process_group(device_id=...)`.
+            note: told what may go wrong.
+        """
+        self._nccl, self._note = limits, note
+        if self._group.cargo is None:
+            self._group.cargo = NcclOrder(self._group.global_ranks, self._group.label, is_eager)
 
     # ---- identity ----
 
@@ -159,6 +175,8 @@ class SimProcessGroup(dist.ProcessGroup):
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> SimWork:
         """outputs[r][k] receives the k-th tensor of rank r."""
+        if self._nccl:
+            self._nccl.check_coalesced_lists(inputs)
         self._count("all_gather_coalesced", outputs)
         works = [self.allgather([[of_rank[k] for of_rank in outputs]], [x], opts) for k, x in enumerate(inputs)]
         return self._together(works)
@@ -316,8 +334,13 @@ class SimProcessGroup(dist.ProcessGroup):
 
     def _post(self, post: Callable[[Message], None], message: Message) -> None:
         try:
+            if message.is_in_order:
+                order = self._group.cargo
+                warning = order.post(message.kind, self._member, message.peer, str(message.source))
+                if warning:
+                    self._note(warning)
             post(message)
-        except CollectiveMismatchError as error:
+        except (CollectiveMismatchError, DeadlockError) as error:
             self._turns.fail(error)
 
     def _let_earlier_senders_come(self, receive: Message) -> None:
@@ -359,6 +382,8 @@ class SimProcessGroup(dist.ProcessGroup):
         self._turns.check(self._rank_state.rank)
         if self.accepts:
             self.accepts((*sent, *received))
+        if self._nccl:
+            self._nccl.check_collective(name, sent, received, dict(agree).get("reduction"))
         if own and own[1] != own[2]:
             raise ValueError(
                 f"{name}: the {own[0]} must equal the shape of this rank's shard: got {own[1]} and {own[2]}"
@@ -418,6 +443,8 @@ class SimProcessGroup(dist.ProcessGroup):
         self._turns.check(self._rank_state.rank)
         if self.accepts:
             self.accepts((tensor,))
+        if self._nccl:
+            self._nccl.check_message(tensor, from_anyone=peer == ANY_SOURCE)
         _check_tag(tag)
         rank = self._rank_state
         if rank.memory_tracker is not None:
@@ -437,6 +464,7 @@ class SimProcessGroup(dist.ProcessGroup):
             None if peer == ANY_SOURCE else self._global(peer),
             self._group.label,
             tensor,
+            is_in_order=self._nccl is not None and self._nccl.is_own(tensor),
             cargo=Delivery(),
         )
 
@@ -511,6 +539,10 @@ def _alike(call: str, tensors: Sequence[Tensor], **others: Any) -> Agreement:
             value = others[what]
         agreement.append((what, value))
     return tuple(agreement)
+
+
+def _says_nothing(text: str) -> None:
+    """What becomes of a note where nobody wants it."""
 
 
 def _moves_nothing(sent: PerMember, received: PerMember) -> None:

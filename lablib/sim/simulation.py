@@ -35,6 +35,7 @@ from lablib.errors import (
     FaultError,
     LaunchError,
     LaunchTimeoutError,
+    NotOnNcclWarning,
     RankError,
     UnwaitedWarning,
     Wait,
@@ -59,6 +60,7 @@ from lablib.sim.faults import Faults
 from lablib.sim.group_orders import GroupOrders
 from lablib.sim.memory_tracker import MemoryTrackers
 from lablib.sim.meta_kernels import Answer, MetaKernels
+from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import OwnSettings, Settings
 from lablib.sim.process_group import SimProcessGroup, ensure_one_dtype, monitored_barrier, notify_join_context
@@ -106,10 +108,12 @@ def run_sim(
     faults: Sequence[Fault] = (),
     simulate: Sequence[int] | None = None,
     surroundings: "Surroundings | None" = None,
+    like: str | None = None,
 ) -> Run:
     """Run `fn(*args)` on every rank of a simulated cluster, or on those of `simulate`.
 
-    With `surroundings` (script mode) the program initializes its process group itself.
+    With `surroundings` (script mode) the program initializes its process group itself. With `like="nccl"` groups refuse
+    what NCCL's would.
 
     Raises:
         RankError: an exception on one rank; its cause is the original.
@@ -123,7 +127,9 @@ def run_sim(
             "one simulation runs at a time in a process: a launch is under way in another thread; wait for its end."
         )
     try:
-        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults, simulate, surroundings).run(timeout_s)
+        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults, simulate, surroundings, like).run(
+            timeout_s
+        )
     finally:
         _ONE_AT_A_TIME.release()
 
@@ -157,12 +163,14 @@ class _Simulation:
         faults: Sequence[Fault],
         simulate: Sequence[int] | None = None,
         surroundings: "Surroundings | None" = None,
+        like: str | None = None,
     ):
         # A script makes its arguments itself.
         self._program = (lambda: (fn, args)) if surroundings else Copies(fn, args).copy
         self._notebook = Notebook(*((len, ()) if surroundings else (fn, args)))
         self._cluster, self._trace = cluster, trace
         self._fidelity, self._surroundings = fidelity, surroundings
+        self._like, self._nccl_notes = like, dict[str, None]()
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._trackers = MemoryTrackers()
@@ -239,7 +247,11 @@ class _Simulation:
         written = written_notes(self._ranks)
         for note in written:
             warnings.warn(note, WriteInFlightWarning, stacklevel=4)
-        return self._result([*notes, *unwaited, *written, *self._compiled.notes(), *self._notebook.notes()])
+        for note in self._nccl_notes:
+            warnings.warn(note, NotOnNcclWarning, stacklevel=4)
+        return self._result(
+            [*notes, *unwaited, *written, *self._nccl_notes, *self._compiled.notes(), *self._notebook.notes()]
+        )
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
@@ -344,9 +356,12 @@ class _Simulation:
                 events=self._events,
                 conditions=self._faults or Conditions(),
             )
-        return SimProcessGroup(
+        group = SimProcessGroup(
             self._groups[key], options.group_rank, self._by_number[number], self._turns, str(options.group_id)
         )
+        if self._like == "nccl":  # which is told its device, as by the workers of lablib/real
+            group.limit_to_nccl(NcclLimits(), True, lambda note: self._nccl_notes.setdefault(note))
+        return group
 
     def _timeout(self, timeout_s: float) -> LaunchTimeoutError:
         number, thread = self._turns.running_rank()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.errors import CircularMessagesWarning, DeadlockError
+from lablib.errors import NotOnNcclWarning, DeadlockError
 from lablib.real import launch as real_launch
 from lablib.real import run_real
 from lablib.real.calls import Call
@@ -91,7 +91,7 @@ def test_a_run_with_a_circle_says_so_and_warns(monkeypatch):
     reports = [Finished(pack(1), "", "", Measurement(start_ns=1, calls=mine)) for mine in calls]
     monkeypatch.setattr(real_launch, "_launch", lambda job, backend, ranks, timeout_s: reports)
     monkeypatch.setattr(real_launch, "require_gpus", lambda *ranks: None)
-    with pytest.warns(CircularMessagesWarning, match=r"ranks 0, 1 send .* dist.batch_isend_irecv") as warned:
+    with pytest.warns(NotOnNcclWarning, match=r"ranks 0, 1 send .* dist.batch_isend_irecv") as warned:
         run = run_real(int, ranks=2, backend="nccl")
     assert run.notes == (circle_note(calls),) and len(warned) == 1
     assert run_real(int, ranks=2, backend="gloo").notes == (), "gloo makes them at the same time"
