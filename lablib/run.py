@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lablib.files import parse_json, read_text, write_text
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
+from lablib.record.saved import plain_records, records_of
 from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type, checked
+from lablib.texts import safe_str
 from lablib.units import plural
 
 __all__ = ["COMPUTE", "Memory", "Run", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
+
+
+_FORMAT = "lablib run 1"
+_KEPT = ("stdout", "backend", "cluster", "wall_s", "notes", "fidelity")
+_MAX_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,41 @@ class Run:
         """Write timeline and memory as one trace that ui.perfetto.dev opens (lablib/record/perfetto.py)."""
         return self.timeline.to_perfetto(path, self.memory)
 
+    @checked
+    def save(self, path: str | Path) -> Path:
+        """Write the run as JSON, for `Run.load` in another process or on another machine.
+
+        Kept are timeline, traffic, memory, output and notes; of `values` only their number, of `device` nothing.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        kept = {name: getattr(self, name) for name in _KEPT} | {"num_values": len(self.values)}
+        records = plain_records(self.timeline, self.traffic, self.memory)
+        write_text(path, json.dumps({"format": _FORMAT, **kept, **records}, default=_number) + "\n")
+        return Path(path)
+
+    @staticmethod
+    @checked
+    def load(path: str | Path) -> Run:
+        """Read what `save` wrote, or what a program left that ran on several nodes (`lab run SCRIPT.py --nnodes 2`).
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds something else.
+        """
+        try:
+            plain = parse_json(read_text(path, _MAX_BYTES))
+            if plain["format"] != _FORMAT:
+                raise ValueError(plain["format"])
+            timeline, traffic, memory = records_of(plain)
+            kept = {name: plain[name] for name in _KEPT} | {"notes": tuple(plain["notes"])}
+            return Run([None] * plain["num_values"], timeline, traffic, memory=memory, **kept)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ValueError(
+                f"{path} must be a run that save() wrote ({_FORMAT}): {safe_str(error)}; save it again"
+            ) from None
+
     def summary(self, steps: int = 1, timeline: Timeline | None = None, device: Device | None = None) -> Summary:
         """Where the time went, rank by rank.
 
@@ -76,3 +120,8 @@ class Run:
             f"{self.timeline.makespan_s:.4g} s, "
             f"{plural(len(self.traffic), 'communications')}, {self.traffic.sent_bytes():.4g} bytes sent)"
         )
+
+
+def _number(value: Any) -> Any:
+    """A number of numpy's as one of Python's."""
+    return value.item()

@@ -3,6 +3,8 @@
 from dataclasses import fields, replace
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -335,3 +337,39 @@ def test_records_introduce_themselves():
     assert repr(traffic) == "Traffic(1 communication, 16 bytes sent)"
     assert repr(run) == "Run(2 ranks on sim (dgx-h100): makespan 0.25 s, 1 communication, 16 bytes sent)"
     assert run.ranks == 2 and "all_reduce" in traffic._repr_html_()
+
+
+# ---- saved and loaded ----
+
+
+def test_a_simulated_run_is_the_same_when_it_was_saved_and_loaded(tmp_path):
+    def program():
+        x = torch.ones(64, 64, requires_grad=True)
+        with torch.profiler.record_function("step"):
+            (x @ x).sum().backward()
+        dist.all_reduce(x.grad)
+        if dist.get_rank() < 2:
+            dist.send(x.detach(), 1) if dist.get_rank() == 0 else dist.recv(torch.empty(64, 64), 0)
+        print("rank", dist.get_rank())
+
+    run = launch(program, ranks=4)
+    loaded = Run.load(run.save(tmp_path / "new" / "run.json"))
+    for name in ("timeline", "traffic", "memory", "stdout", "backend", "cluster", "wall_s", "notes", "ranks"):
+        assert getattr(loaded, name) == getattr(run, name), name
+    assert loaded.values == [None] * 4 and loaded.summary().table().equals(replace(run, device=None).summary().table())
+    assert loaded.memory.peak_bytes() == run.memory.peak_bytes() > 0
+
+
+@given(SPANS)
+def test_any_spans_are_the_same_when_they_were_saved_and_loaded(tmp_path_factory, made):
+    run = Run([1, 2, 3, 4], Timeline.of(made, 4), Traffic(), [""] * 4, "gloo", "here", notes=("a note",))
+    loaded = Run.load(run.save(tmp_path_factory.mktemp("run") / "run.json"))
+    assert loaded == replace(run, values=[None] * 4)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "lablib run 1"}', '{"format": "another"}', "1e999"])
+def test_what_is_no_saved_run_is_refused_in_a_sentence(tmp_path, text: str):
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"run.json must be a run that save\(\) wrote .*; save it again"):
+        Run.load(path)
