@@ -3,6 +3,7 @@
     lab open [NN] [jupyter arguments]    JupyterLab on your copy of a lab, in work/
     lab update [NN ...], lab reset NN    the newest version with your answers in it; a fresh copy
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
+    lab run SCRIPT.py --nnodes 2 ...     a script on several nodes, measured into one run
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
     lab list, lab progress, lab doctor   what there is, what is done, what works
     lab build [--check] [NN ...]         notebooks from masters
@@ -62,6 +63,9 @@ def _run(words: list[str]) -> int:
     if words[0] == "open" and not {"-h", "--help"} & set(words):
         split = 2 if len(words) > 1 and not words[1].startswith("-") else 1
         words, passed_on = words[:split], words[split:]
+    if words[0] == "run" and "--" in words:  # what a script on several nodes is given
+        split = words.index("--")
+        words, passed_on = words[:split], words[split + 1 :]
     options = parser.parse_args(words)
     options.passed_on = passed_on
     return COMMANDS[options.command](options)
@@ -75,6 +79,12 @@ def _open(options: argparse.Namespace) -> int:
 
 
 def _run_lab(options: argparse.Namespace) -> int:
+    if options.nnodes is not None:
+        from lablib.cli_nodes import run_on_nodes
+
+        return run_on_nodes(options)
+    if options.master is not None or options.node is not None or options.passed_on:
+        raise CourseError("--master, --node and words after -- are for a script on several nodes: add --nnodes 2")
     from lablib.course.execute import run_lab
     from lablib.course.places import find_lab, find_labs_folder
 
@@ -258,8 +268,16 @@ def _parser() -> Parser:
     command = commands.add_parser("reset", help="a fresh copy of a lab; your earlier one is kept beside it")
     command.add_argument("lab", metavar="LAB", help='"9", "09" or "09_name"')
 
-    command = commands.add_parser("run", help="run a lab from top to bottom; notebook and HTML go to runs/")
-    command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path')
+    command = commands.add_parser(
+        "run",
+        help="run a lab from top to bottom; notebook and HTML go to runs/. Or a script on several nodes",
+        usage="lab run LAB [options]   or   lab run SCRIPT.py --nnodes N [--ranks N] [--master HOST:PORT --node K] "
+        "[-- the script's own arguments]",
+    )
+    command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path; with --nnodes a script')
+    command.add_argument("--nnodes", type=int, metavar="N", help="run a script on so many nodes, under torchrun")
+    command.add_argument("--master", metavar="HOST:PORT", help="an address of node 0; without it all nodes are here")
+    command.add_argument("--node", type=int, metavar="K", help="with --master: which node this machine is, from 0")
     command.add_argument("--backend", help="sim, gloo or nccl")
     command.add_argument("--ranks", help="number of ranks")
     command.add_argument("--cluster", help="simulated cluster, for example dgx-h100")

@@ -95,7 +95,7 @@ class Run:
             if plain["format"] != _FORMAT:
                 raise ValueError(plain["format"])
             timeline, traffic, memory = records_of(plain)
-            kept = {name: plain[name] for name in _KEPT} | {"notes": tuple(plain["notes"])}
+            kept: dict[str, Any] = {name: plain[name] for name in _KEPT} | {"notes": tuple(plain["notes"])}
             return Run([None] * plain["num_values"], timeline, traffic, memory=memory, **kept)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ValueError(

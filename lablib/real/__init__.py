@@ -8,6 +8,7 @@ In reading order:
     worker, groups, fresh, capture, lifetime    one rank
     calls, volume, measure, events, spans,
     traffic                                     what is measured
+    nodes, plain                                a script on several nodes, under torchrun
     failure, frames, gpus                       what went wrong, and where; what NCCL needs
 """
 

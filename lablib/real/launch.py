@@ -77,7 +77,7 @@ def run_real(
     reports = _launch(job, backend, ranks, timeout_s)
     _forward_stderr([report.stderr for report in reports])
     measured = [report.measured for report in reports]
-    timeline, traffic = _measured(measured, backend)
+    timeline, traffic = measured_records(measured, backend)
     shared = tuple(note for note in [sharing_note(backend, ranks)] if note)
     return Run(
         values=[_value(rank, report) for rank, report in enumerate(reports)],
@@ -117,7 +117,7 @@ def _value(rank: int, report: Finished) -> Any:
         raise RankError(rank, reason) from error
 
 
-def _measured(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:
+def measured_records(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:
     """Timeline and traffic, zero being when the first rank entered the program."""
     zero_ns = min(one.start_ns for one in measured)
     drawn = (COMPUTE, UNKNOWN)  # the spans of calls come with those whom they met

@@ -1,0 +1,171 @@
+"""A script under torchrun, on one or several nodes, that leaves its measured run in a file.
+
+    torchrun --nnodes 2 ... -m lablib.real.nodes run.json train.py --steps 10        what `lab run --nnodes 2` starts
+
+Every rank runs the script as `__main__` while it is measured, as in a launch. Then rank 0 collects what all measured
+and writes one run, which a notebook reads with `Run.load` and holds against a prediction (`Reconciliation.of`).
+
+Where they meet. torchrun's own store on the first node, in which JSON stands and nothing that is unpickled. It opens
+what torchrun opens (docs/security.md), and no more.
+
+Clocks. Spans are stamped by the clock of their node, and clocks differ. One rank of each node asks rank 0 for the time,
+some times over; the answer that came back soonest says how far apart the two are, to within half of the time it took.
+
+Simplified: the script's output goes where torchrun sends it, and is not in the run; a rank that fails leaves none.
+"""
+
+import json
+import os
+import platform
+import runpy
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from lablib.exits import ends_well
+from lablib.inside import RANK_VARIABLE
+from lablib.real.launch import measured_records
+from lablib.real.measure import measure
+from lablib.real.plain import measurement_of, plain_measurement, shifted
+from lablib.run import Run
+from lablib.units import format_quantity, plural
+
+_PIECE_BYTES = 2**20  # the store takes values of a few megabytes
+_ASKED = 16
+_TIMEOUT = timedelta(hours=24)  # a rank may be done long before another; torchrun ends all when one fails
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is, from the environment that torchrun sets."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    node: int
+    nodes: int
+
+    @staticmethod
+    def here() -> "Place":
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        try:
+            return Place(*(int(os.environ[name]) for name in names))
+        except KeyError as missing:
+            raise SystemExit(
+                f"a rank of several nodes needs torchrun's environment: {missing} is not set; start the script with "
+                "`lab run SCRIPT.py --nnodes 2`"
+            ) from None
+
+
+def main(words: Sequence[str]) -> None:
+    """Run `words[1:]`, a script and its arguments, as one rank, and leave the run in the file `words[0]`."""
+    out, script, *arguments = words
+    at = Place.here()
+    os.environ |= {RANK_VARIABLE: str(at.rank), "KINETO_LOG_LEVEL": "99"}  # the profiler's log is not for users
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(at.local_rank)
+    store = _meeting_place(at)
+    measure(int, lambda: None, trace=True, on_gpu=on_gpu)  # the first profile of a process is slow
+    offset_ns, within_ns = _clock(store, at)
+    began = time.perf_counter()
+    _, measured = measure(lambda: _run(script, arguments), lambda: _all_are_here(store, at), True, on_gpu)
+    wall_s = time.perf_counter() - began
+    _put(store, f"measured/{at.rank}", json.dumps(plain_measurement(shifted(measured, offset_ns))))
+    store.set(f"within/{at.rank}", str(within_ns))
+    if at.rank == 0:
+        _collect(store, at, "nccl" if on_gpu else "gloo", wall_s).save(out)
+        store.set("saved", "1")
+    store.wait(["saved"], _TIMEOUT)  # the store lives as long as the agent of rank 0
+
+
+def _meeting_place(at: Place) -> Store:
+    """torchrun's store, under a name of our own: the script's groups meet in it as well."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise SystemExit("ranks meet in the store of torchrun's agent: it has none here; leave out --rdzv-conf")
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), at.ranks, False, _TIMEOUT)
+    return PrefixStore(f"lablib/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
+
+
+def _run(script: str, arguments: Sequence[str]) -> None:
+    """What `python script arguments` does."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if not ends_well(end.code):
+            raise
+
+
+# ---- meeting ----
+
+
+def _all_are_here(store: Store, at: Place) -> None:
+    """Return when every rank has come so far."""
+    if store.add("here", 1) == at.ranks:
+        store.set("all", "1")
+    store.wait(["all"], _TIMEOUT)
+
+
+def _clock(store: Store, at: Place) -> tuple[int, int]:
+    """Nanoseconds to add to this node's clock to have rank 0's, and how far off that may be. Every rank calls it."""
+    if at.rank == 0:
+        for node in range(1, at.nodes):
+            for number in range(_ASKED):
+                store.wait([f"ask/{node}/{number}"], _TIMEOUT)
+                store.set(f"time/{node}/{number}", str(time.time_ns()))
+    elif at.node > 0 and at.local_rank == 0:
+        answers = [_ask(store, f"{at.node}/{number}") for number in range(_ASKED)]
+        within_ns, offset_ns = min(answers)
+        store.set(f"clock/{at.node}", json.dumps([offset_ns, within_ns]))
+    if at.node == 0:
+        return 0, 0
+    offset_ns, within_ns = json.loads(store.get(f"clock/{at.node}"))
+    return offset_ns, within_ns
+
+
+def _ask(store: Store, number: str) -> tuple[int, int]:
+    """Half the time that an answer took, and how far rank 0's clock was ahead in the middle of it."""
+    asked_ns = time.time_ns()
+    store.set(f"ask/{number}", "1")
+    theirs_ns = int(store.get(f"time/{number}"))
+    took_ns = time.time_ns() - asked_ns
+    return took_ns // 2, theirs_ns - (asked_ns + took_ns // 2)
+
+
+def _put(store: Store, name: str, text: str) -> None:
+    packed = zlib.compress(text.encode(), 1)
+    pieces = [packed[start : start + _PIECE_BYTES] for start in range(0, len(packed), _PIECE_BYTES)]
+    for number, piece in enumerate(pieces):
+        store.set(f"{name}/{number}", piece)  # pyright: ignore[reportArgumentType] - it takes bytes as well
+    store.set(f"{name}/pieces", str(len(pieces)))
+
+
+def _get(store: Store, name: str) -> str:
+    store.wait([f"{name}/pieces"], _TIMEOUT)
+    pieces = [store.get(f"{name}/{number}") for number in range(int(store.get(f"{name}/pieces")))]
+    return zlib.decompress(b"".join(pieces)).decode()
+
+
+def _collect(store: Store, at: Place, backend: str, wall_s: float) -> Run:
+    """The run that all ranks' measurements make."""
+    measured = [measurement_of(json.loads(_get(store, f"measured/{rank}"))) for rank in range(at.ranks)]
+    notes = ["what ranks printed went where torchrun sends it"]
+    if at.nodes > 1:
+        within_s = max(int(store.get(f"within/{rank}")) for rank in range(at.ranks)) / 1e9
+        exact = format_quantity(within_s, "s", 2)
+        notes.append(f"times of {plural(at.nodes, 'nodes')} are on rank 0's clock, known to within {exact}")
+    timeline, traffic = measured_records(measured, backend)
+    machine = f"{plural(at.nodes, 'nodes')}, {plural(at.ranks, 'ranks')} (the first is {platform.node()})"
+    return Run([None] * at.ranks, timeline, traffic, [""] * at.ranks, backend, machine, wall_s, tuple(notes))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
