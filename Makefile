@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all check lint format build map picture validation lock setup clean
+.PHONY: help lab test test-all test-gpu check lint format build map picture validation lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -28,6 +28,9 @@ test: $(STAMP)  ## run every test in JOBS=2 processes; ARGS="-k name" are passed
 
 test-all: $(STAMP)  ## the same with every case: each lab at each setting, the larger sizes; the workflow runs it nightly
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 --all $(ARGS)
+
+test-gpu: $(STAMP)  ## with a GPU: its tests, doctor, calibration, labs on NCCL, and a report; ARGS=--dry-run only says so
+	@$(BIN)/python tools/gpu_report.py $(ARGS)
 
 check: lint test  ## everything that must hold before a commit: format, lint, types, tests
 
