@@ -12,7 +12,6 @@ import torch.distributed as dist
 from lablib.errors import WorkerError
 from lablib.units import plural
 
-
 SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # "1" asks for sharing in every launch: a notebook need not be changed
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.errors import NotOnNcclWarning, DeadlockError
+from lablib.errors import DeadlockError, NotOnNcclWarning
 from lablib.real import launch as real_launch
 from lablib.real import run_real
 from lablib.real.calls import Call
