@@ -176,8 +176,8 @@ def _backend(name: str) -> Callable[[], str]:
         from lablib.launch import launch
 
         start = time.perf_counter()
-        shares = {"share_gpus": True} if name == "nccl" else {}  # one GPU is enough to see that NCCL works
-        run = launch(_sum_of_ranks, ranks=2, backend=name, timeout_s=_PROBE_TIMEOUT_S, **shares)
+        shares = name == "nccl"  # one GPU is enough to see that NCCL works
+        run = launch(_sum_of_ranks, ranks=2, backend=name, timeout_s=_PROBE_TIMEOUT_S, share_gpus=shares)
         if [float(value) for value in run.values] != [3.0, 3.0]:
             raise RuntimeError(f"two ranks added 1 and 2 and got {run.values}")
         kind = "simulated ranks" if name == "sim" else "processes"

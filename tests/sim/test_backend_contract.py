@@ -567,8 +567,8 @@ def assert_same(simulated: Any, real: Any, where: str) -> None:
 
 def assert_backends_agree(backend: str, program: Callable[..., Any], *args: Any, ranks: int = RANKS) -> None:
     simulated = launch(program, *args, ranks=ranks, trace=False).values
-    shares = {"share_gpus": True} if backend == "nccl" else {}  # one GPU will do: values are right there, too
-    real = launch(program, *args, ranks=ranks, backend=backend, trace=False, timeout_s=60, **shares).values
+    shares = backend == "nccl"  # one GPU will do: values are right there, too
+    real = launch(program, *args, ranks=ranks, backend=backend, trace=False, timeout_s=60, share_gpus=shares).values
     for rank, (a, b) in enumerate(zip(simulated, real, strict=True)):
         assert_same(a, b, f"rank {rank}, case")
 
