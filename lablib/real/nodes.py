@@ -31,6 +31,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from lablib.exits import ends_well
 from lablib.inside import RANK_VARIABLE
+from lablib.real.kernel_notes import kernel_notes
 from lablib.real.launch import measured_records
 from lablib.real.measure import measure
 from lablib.real.plain import measurement_of, plain_measurement, shifted
@@ -165,6 +166,7 @@ def _collect(store: Store, at: Place, backend: str, wall_s: float) -> Run:
         within_s = max(int(store.get(f"within/{rank}")) for rank in range(at.ranks)) / 1e9
         exact = format_quantity(within_s, "s", 2)
         notes.append(f"times of {plural(at.nodes, 'nodes')} are on rank 0's clock, known to within {exact}")
+    notes += kernel_notes(measured)
     timeline, traffic = measured_records(measured, backend)
     machine = f"{plural(at.nodes, 'nodes')}, {plural(at.ranks, 'ranks')} (the first is {platform.node()})"
     return Run([None] * at.ranks, timeline, traffic, [""] * at.ranks, backend, machine, wall_s, tuple(notes))
