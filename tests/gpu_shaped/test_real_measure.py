@@ -164,7 +164,7 @@ def test_a_sacrifice_is_so_many_kernels_on_the_gpu_and_ends_with_waiting(monkeyp
 
 
 def run_of(monkeypatch, reports):
-    monkeypatch.setattr(real_launch, "require_gpus", lambda ranks: None)
+    monkeypatch.setattr(real_launch, "require_gpus", lambda ranks, share_gpus: None)
     monkeypatch.setattr(real_launch, "sharing_note", lambda backend, ranks: "")
     monkeypatch.setattr(real_launch, "_machine", lambda backend: "GPUs")
     finished = [Finished(pack(None), "", "", one) for one in reports]

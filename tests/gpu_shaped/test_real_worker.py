@@ -33,6 +33,7 @@ def worker_with(monkeypatch: pytest.MonkeyPatch, messages: list[Any]) -> tuple[W
     worker = object.__new__(Worker)
     worker._channel = SimpleNamespace(send=sent.append)  # pyright: ignore
     worker._inbox = SimpleNamespace(get=get)  # pyright: ignore
+    worker._running, worker._sessions = SimpleNamespace(), 0  # pyright: ignore
     worker._rank, worker._device, worker._on_gpu = 0, torch.device("cpu"), False
     worker._capture = SimpleNamespace(start=lambda: None, stop=lambda: ("", ""))  # pyright: ignore
     worker._state = SimpleNamespace(restore=lambda settings: None, check_nothing_is_left=lambda: None)  # pyright: ignore

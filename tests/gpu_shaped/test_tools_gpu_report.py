@@ -81,6 +81,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, answer in {
         "is_available": True,
         "device_count": 4,
+        "is_initialized": True,
         "get_device_name": "NVIDIA H100",
         "get_device_properties": properties,
     }.items():
