@@ -2,9 +2,10 @@
 
 Random generators: different on every rank, as in fresh processes, but repeatable.
 
-A new process seeds torch's CPU generator, Python's `random` and numpy from the operating system, so unseeded ranks
-draw different numbers, and different ones on every run. Here each is seeded from the rank instead: ranks still
-differ, and the same program repeats. (A CUDA generator starts from one constant on every rank; it is left alone.)
+A new process seeds torch's generators of the CPU and of each GPU, Python's `random` and numpy from the operating
+system, so unseeded ranks draw different numbers, and different ones on every run. Here each is seeded from the rank
+instead: ranks still differ, and the same program repeats. (A GPU's: `getDefaultCUDAGenerator` of pytorch 2.11 to 2.13,
+ATen/cuda/CUDAGeneratorImpl.cpp, calls `seed()`. Only a `torch.Generator("cuda")` starts from a constant.)
 
 Both the simulator and the real workers call this before every launch: the same program draws the same numbers on each.
 
@@ -24,6 +25,11 @@ def seed_rank(rank: int) -> None:
     torch.default_generator.manual_seed(seeds.getrandbits(63))
     numpy.random.seed(seeds.getrandbits(32))
     random.seed(seeds.getrandbits(64))
+
+
+def device_seed(rank: int) -> int:
+    """The seed from which the default generator of the rank's GPU starts."""
+    return random.Random(f"GPU of rank {rank}").getrandbits(63)
 
 
 def compute_with_one_thread() -> None:

@@ -14,13 +14,10 @@ from typing import Any
 import torch
 
 from lablib import owners
-from lablib.rank_state import compute_with_one_thread, seed_rank
+from lablib.default_device import make_tensors_on
+from lablib.rank_state import compute_with_one_thread, device_seed, seed_rank
 from lablib.real.pickling import forget_classes
 from lablib.whose_code import is_users
-
-_CUDA_DEFAULT_SEED = (
-    67280421310721  # c10::detail / default_rng_seed_val: what a new process's CUDA generators start from
-)
 
 _END_OF_THREAD_S = 0.2  # threads of an executor end when it is collected
 
@@ -30,11 +27,11 @@ class FreshState:
 
     Args:
         rank: this rank.
-        device: "cpu", or the rank's GPU, where tensors are made unless the program says otherwise.
+        device: "cpu", or the rank's GPU, where tensors are made unless the program says otherwise (default_device.py).
     """
 
     def __init__(self, rank: int, device: torch.device):
-        self._device = device
+        self._rank, self._device = rank, device
         compute_with_one_thread()
         seed_rank(rank)
         self._settings = owners.taken()
@@ -63,9 +60,14 @@ class FreshState:
         owners.give_back(self._settings | settings)
         torch.clear_autocast_cache()
         if self._device.type == "cuda":
-            torch.set_default_device(self._device)
-            torch.cuda.set_device(self._device)
-            torch.cuda.default_generators[self._device.index].manual_seed(_CUDA_DEFAULT_SEED)
+            begin_on_gpu(self._rank, self._device)
+
+
+def begin_on_gpu(rank: int, device: torch.device) -> None:
+    """Make the GPU the current and the default device, with random numbers that are the rank's own."""
+    torch.cuda.set_device(device)
+    make_tensors_on(device)
+    torch.cuda.default_generators[device.index].manual_seed(device_seed(rank))
 
 
 def _has_children() -> bool:

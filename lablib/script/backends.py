@@ -25,8 +25,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from lablib.errors import unknown_name
+from lablib.script.marks import index_of
 from lablib.script.patches import Patches
-from lablib.script.placement import index_of
 from lablib.script.process import Process, here
 from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.source import is_program

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from lablib.rank_state import device_seed
 from lablib.script.patches import Patches
-from lablib.script.placement import DEFAULT_SEED
 from lablib.script.process import NotSimulatedError, Process, here, refuse
 from lablib.script.streams import Event, Stream, StreamContext
 from lablib.torch_compat import place
@@ -159,7 +159,7 @@ def _manual_seed(process: Process, seed: int) -> None:
 
 def _seed(process: Process) -> None:
     # The operating system's entropy would make every run another; a rank's own number makes ranks differ.
-    process.placement.generator.manual_seed(DEFAULT_SEED + process.rank.rank)
+    process.placement.generator.manual_seed(device_seed(process.rank.rank))
 
 
 def _get_rng_state(process: Process, device: Any = "cuda") -> torch.Tensor:

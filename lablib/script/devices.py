@@ -6,7 +6,10 @@ A `TorchFunctionMode` sees every torch function and tensor attribute that Python
     x.cuda(), x.to("cuda"), x.cpu()      copy between host and device
     x.device, x.is_cuda, repr(x)         answer from the mark
     x.numpy()                            refuses where the memory is the device's, as torch does
-    a @ b, with a on the host            refuses as torch does, naming both devices
+    x.normal_(generator=g)               refuses a generator of another device than that of x
+    x.grad = y                           refuses a gradient of another device than that of x
+
+What operators refuse (a @ b, with a on the host), placement.py asks of mixing.py.
 
 So mistakes with devices show here as they would on a GPU.
 
@@ -24,13 +27,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lablib.default_device import DefaultDevice
 from lablib.script.classes import named
+from lablib.script.marks import HOST, index_of, is_memory, mark
+from lablib.script.mixing import check_generator, device_name
 from lablib.script.patches import Patches
-from lablib.script.placement import HOST, index_of, is_memory, mark
 from lablib.script.process import Process
 from lablib.torch_compat import (
     DeviceContext,
     DispatchKey,
+    Generator,
     OpOverload,
     TensorBase,
     current,
@@ -44,6 +50,7 @@ from lablib.torch_compat import (
 )
 
 _MAPPED = torch.device("cpu")
+_SET_GRAD = vars(TensorBase)["grad"].__set__
 
 
 def answer_hooks(patches: Patches) -> None:
@@ -63,6 +70,25 @@ def answer_hooks(patches: Patches) -> None:
     patches.answer(*place("push_saved_tensors_hooks"), rank_saves_tensors)
     # Torch's C++ looks at the stream's type first, and ours (streams.py) is none of its own: the mode is never asked.
     patches.answer(Tensor, "record_stream", lambda process, tensor, stream: None)
+
+
+def answer_grouping(patches: Patches) -> None:
+    """Optimizers and clipping work on groups of tensors, each on one device; torch's C++ finds them all on the CPU."""
+    group = current("group_tensors")
+
+    def rank_groups(process: Process, lists: list[list[Tensor | None]], with_indices: bool = False) -> dict:
+        groups: dict[tuple[torch.device, torch.dtype], tuple[list[list], list[int]]] = {}
+        for (device, dtype), (parts, indices) in group(lists, with_indices).items():
+            for position, first in enumerate(parts[0]):
+                index = index_of(first)
+                key = (device if index is None else torch.device("cuda", index), dtype)
+                kept, kept_indices = groups.setdefault(key, ([[] for _ in parts], []))
+                for whole, part in zip(parts, kept, strict=True):
+                    part += whole[position : position + 1]  # a list may be empty: an optimizer without such states
+                kept_indices += indices[position : position + 1]
+        return groups
+
+    patches.answer(*place("group_tensors"), rank_groups)
 
 
 def _switched_on(process: Process) -> AbstractContextManager[Any]:
@@ -89,6 +115,7 @@ class DeviceCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        self._check(func, args, kwargs)
         if self.placement.is_busy or is_key_excluded(
             DispatchKey.Python
         ):  # the machinery's own: no operator passes the dispatcher
@@ -100,14 +127,43 @@ class DeviceCalls(TorchFunctionMode):
             return special(self, *args, **kwargs)
         if func in device_constructors() or kwargs.get("device") is not None:
             return self._constructed(func, args, kwargs)
-        if func in _same_device():
-            _check_same_device(func, args)
         if not self.placement.is_used:
             return func(*args, **kwargs)
         # What torch allocates on the way, without saying where, goes where the arguments are.
         index = next((i for t in _tensors((args, kwargs)) if (i := index_of(t)) is not None), HOST)
         with self.placement.assuming(index):
             return func(*args, **kwargs)
+
+    def _check(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """Refuse a gradient of another device than the tensor's, and a generator of another device.
+
+        (`x.data = y` is allowed from anywhere: so `Module.to` works. Source: pytorch 2.13,
+        torch/csrc/autograd/python_variable.cpp, `THPVariable_set_grad`; c10/core/TensorImpl.h,
+        `has_compatible_shallow_copy_type`.)
+
+        Raises:
+            RuntimeError: as CUDA does; what operators refuse is in mixing.py.
+        """
+        if func == _SET_GRAD and isinstance(args[1], Tensor):
+            tensor, given = index_of(args[0]), index_of(args[1])
+            if tensor != given:
+                raise RuntimeError(
+                    f"assigned grad has data of a different type: a grad must be where its tensor is: got memory on "
+                    f"{device_name(given)} for a tensor on {device_name(tensor)}; move it with .to(tensor.device)"
+                )
+        for generator in (value for value in (*args, *kwargs.values()) if isinstance(value, Generator)):
+            check_generator(generator, self._where_drawn(args, kwargs), getattr(func, "__name__", str(func)))
+
+    def _where_drawn(self, args: tuple, kwargs: dict) -> int | None:
+        """Where a call draws: where it says, or where the tensor is that it fills or starts from; else by default."""
+        device = kwargs.get("device")
+        if device is None:
+            tensor = next(iter(_tensors((*args, *kwargs.values()))), None)
+            if tensor is not None:
+                return index_of(tensor)
+            device = default_device(kwargs) or torch.device("cpu")
+        index = self.index(device)
+        return None if index == HOST else index
 
     def index(self, device: Any) -> int | None:
         """The index of a device argument ("cuda", "cuda:3", 3, a torch.device); HOST for the CPU; None for neither."""
@@ -131,7 +187,7 @@ class DeviceCalls(TorchFunctionMode):
         """A function that makes a tensor out of sizes or numbers, or out of another tensor."""
         device = kwargs.get("device")
         if device is None:
-            device = _default_device()
+            device = default_device(kwargs)
         index = None if device is None else self.index(device)
         kwargs.pop("pin_memory", None)
         if index is None:
@@ -303,33 +359,6 @@ def _special() -> dict[Any, Callable[..., Any]]:
     }
 
 
-@functools.cache
-def _same_device() -> frozenset[Any]:
-    """Functions whose tensors must be in one place. (An index may be on the host, and a number anywhere.)"""
-    f = torch.nn.functional
-    return frozenset(
-        (f.linear, f.conv1d, f.conv2d, f.conv3d, f.embedding, f.layer_norm, f.cross_entropy, f.mse_loss)
-        + (torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.cat, torch.stack, torch.where)
-        + (Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div)
-        + (Tensor.__add__, Tensor.__sub__, Tensor.__mul__, Tensor.__truediv__, Tensor.add_, Tensor.mul_, torch.add)
-    )
-
-
-def _check_same_device(func: Any, args: Iterable[Any]) -> None:
-    """Refuse what a GPU would: tensors of more than one number in different places.
-
-    Raises:
-        RuntimeError: with torch's own words.
-    """
-    places = {i for t in _tensors(args) if (i := index_of(t)) is not None or t.dim() > 0}
-    if len(places) > 1:
-        names = sorted("cpu" if i is None else f"cuda:{i}" for i in places)
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {names[-1]} and "
-            f"{names[0]}! (in {getattr(func, '__name__', func)}; move one of them with .to(device))"
-        )
-
-
 def _tensors(values: Any) -> Iterable[Tensor]:
     for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, Tensor):
@@ -338,11 +367,16 @@ def _tensors(values: Any) -> Iterable[Tensor]:
             yield from _tensors(value)
 
 
-def _default_device() -> torch.device | None:
-    """What `torch.set_default_device` or `with torch.device(...)` asked for; None: nothing."""
+def default_device(kwargs: dict[str, Any]) -> torch.device | None:
+    """Where a call with these arguments and no device makes its tensor, if anything says so.
+
+    `launch(device="cuda")`, `torch.set_default_device` or `with torch.device(...)` may say so; None: nothing did.
+    """
     if num_function_modes() == 0:
         return None
     bottom = function_mode_at(0)
+    if isinstance(bottom, DefaultDevice):
+        return bottom.device_for(kwargs)
     return bottom.device if isinstance(bottom, DeviceContext) else None
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lablib.script.classes import is_on_device
-from lablib.script.placement import index_of, is_memory
+from lablib.script.marks import index_of, is_memory
 from lablib.torch_compat import schema
 
 _COPIES = {"copy_", "copy", "_to_copy", "to", "_foreach_copy_", "_foreach_copy", "clone", "set_"}

@@ -10,7 +10,8 @@ spread in the dispatcher, where every operator passes:
     none otherwise                 host memory, and the host's work, which takes no virtual time
 
 A script that never touches the device (gloo on CPU) has all its operators priced on the cluster's device, as `launch`
-does. A copy between host and device travels over PCIe:
+does. An operator with tensors in both places is refused where CUDA refuses it (mixing.py). A copy between host and
+device travels over PCIe:
 
     time = alpha + S / beta    S bytes; alpha, beta of the PCIe generation of the device
 
@@ -37,44 +38,12 @@ import torch
 from lablib.hardware import LINKS, Link
 from lablib.hardware.device import Device
 from lablib.operators.op import tensors_in
+from lablib.rank_state import device_seed
+from lablib.script.marks import HOST, index_of_storage, is_memory, mark_storage, storage_of
+from lablib.script.mixing import check_devices
 from lablib.sim.clock import has_own_rule, is_fake
 from lablib.sim.rank import Rank
-from lablib.torch_compat import TorchDispatchMode, schema, sparse_parts
-
-_MARK = "lablib_device_index"
-HOST = -1  # an index that means the host's memory
-DEFAULT_SEED = 67280421310721  # torch's own for a generator nobody seeded (c10::detail::default_rng_seed_val)
-
-
-def index_of(tensor: torch.Tensor) -> int | None:
-    """The index of the simulated device that holds a tensor; None: host memory."""
-    inner = getattr(tensor, "_local_tensor", None)  # a DTensor is where its shard is
-    if inner is None:
-        inner = getattr(tensor, "elem", None) if type(tensor) is not torch.Tensor else None
-    if isinstance(inner, torch.Tensor):
-        return index_of(inner)
-    storage = _storage(tensor)
-    return getattr(storage, _MARK, None)
-
-
-def mark(tensor: torch.Tensor, index: int) -> None:
-    """Say that a tensor's storage is on device `index`."""
-    mark_storage(_storage(tensor), index)
-
-
-def mark_storage(storage: Any, index: int) -> None:
-    setattr(storage, _MARK, index)
-
-
-def index_of_storage(storage: Any) -> int | None:
-    return getattr(storage, _MARK, None)
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    if tensor.layout == torch.strided:
-        return tensor.untyped_storage()
-    values = sparse_parts(tensor)[1] if tensor.layout == torch.sparse_coo else tensor.values()
-    return values.untyped_storage()
+from lablib.torch_compat import TorchDispatchMode, schema
 
 
 def host_link(device: Device) -> Link:
@@ -91,8 +60,8 @@ def _is_random(op: Any) -> bool:
 class DeviceGenerator:
     """The device's random numbers: counted, as CUDA's are. A state is a seed and an offset, 16 bytes."""
 
-    def __init__(self) -> None:
-        self.manual_seed(DEFAULT_SEED)
+    def __init__(self, seed: int) -> None:
+        self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> None:
         self.seed, self.offset = seed & (2**64 - 1), 0
@@ -138,14 +107,11 @@ class Placement(TorchDispatchMode):
         self.num_host_operators = 0
         self._wanted: int | None = None  # where the call under way said its result should be
         self._assumed: int | None = None  # where a call without marked arguments allocates
-        self.generator = DeviceGenerator()
+        self.generator = DeviceGenerator(device_seed(rank.rank))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # see lablib/sim/clock.py
-
-    def check(self, func: Any, args: tuple, kwargs: dict) -> None:
-        """Called before each operator; may refuse it (stand_in.py)."""
 
     @contextmanager
     def wanting(self, index: int) -> Iterator[None]:
@@ -172,7 +138,7 @@ class Placement(TorchDispatchMode):
 
     def counts(self, storage: Any) -> bool:
         """Whether the rank's memory tracker counts a storage: the device's memory, once the script uses the device."""
-        return not self.is_used or getattr(storage, _MARK, None) is not None
+        return not self.is_used or index_of_storage(storage) is not None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -181,9 +147,11 @@ class Placement(TorchDispatchMode):
             return func(*args, **kwargs) if is_fake(types) else NotImplemented
         was_busy, self.is_busy = self.is_busy, True
         try:
-            self.check(func, args, kwargs)
-            given = [(t, _storage(t)) for t in tensors_in((*args, *kwargs.values())) if is_memory(t)]
-            index = next((i for _, s in given if (i := getattr(s, _MARK, None)) is not None), None)
+            given = [(t, storage_of(t)) for t in tensors_in((*args, *kwargs.values())) if is_memory(t)]
+            places = {index_of_storage(s) for _, s in given}
+            if len(places) > 1:
+                check_devices(func, args, kwargs)
+            index = next((i for _, s in given if (i := index_of_storage(s)) is not None), None)
             if index is None and not given and self._wanted is None:
                 index = self._default()
             out = self._computed(func, args, kwargs, self._wanted if self._wanted is not None else index)
@@ -217,10 +185,10 @@ class Placement(TorchDispatchMode):
             return
         for tensor in tensors_in((out,)):
             if is_memory(tensor):
-                storage = _storage(tensor)
+                storage = storage_of(tensor)
                 # An in-place result or a view of an argument stays where it is.
-                if getattr(storage, _MARK, None) is None and not any(storage is s for _, s in given):
-                    setattr(storage, _MARK, index)
+                if index_of_storage(storage) is None and not any(storage is s for _, s in given):
+                    mark_storage(storage, index)
 
     def _crosses(self, func: Any, given: list, out: Any) -> bool:
         """Whether this was a copy between host and device; if so, the device's stream spends the time of PCIe on it."""
@@ -230,8 +198,8 @@ class Placement(TorchDispatchMode):
         if name == "aten::copy_":
             target, source = given[0], given[-1]
         else:
-            target, source = (out, _storage(out)), given[0]
-        to, come_from = getattr(target[1], _MARK, None), getattr(source[1], _MARK, None)
+            target, source = (out, storage_of(out)), given[0]
+        to, come_from = index_of_storage(target[1]), index_of_storage(source[1])
         if (to is None) == (come_from is None):
             return False
         size_bytes = source[0].nbytes
@@ -243,8 +211,3 @@ class Placement(TorchDispatchMode):
         rank.compute(label, time_s, 0.0, size_bytes)
         rank.stream = stream
         return True
-
-
-def is_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is memory, not a wrapper around other tensors."""
-    return type(tensor) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__")

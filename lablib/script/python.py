@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
+from lablib.script.marks import index_of_storage, mark_storage
 from lablib.script.patches import Patches
-from lablib.script.placement import index_of_storage, mark_storage
 from lablib.script.process import Process, here
 from lablib.sim.source import is_program
 from lablib.torch_compat import current, place

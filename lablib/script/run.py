@@ -22,7 +22,7 @@ from lablib.run import Run
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
-from lablib.script.devices import DeviceCalls, answer_hooks
+from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks
 from lablib.script.libraries import Libraries, SharedLibraryError, Watching
 from lablib.script.modules import HostModules, Modules
 from lablib.script.own import Output, begins_with
@@ -111,7 +111,8 @@ class Script:
             hidden = stack.enter_context(HostModules(folder, self._libraries))
             stack.callback(self._libraries.look)
             patches = stack.enter_context(Patches())
-            for answer in (answer_cuda, answer_classes, answer_hooks, answer_backends, answer_python):
+            answers = (answer_cuda, answer_classes, answer_hooks, answer_grouping, answer_backends, answer_python)
+            for answer in answers:
                 answer(patches)
             for rank in ranks:
                 output = Output(self._show if rank.rank == 0 else None)

@@ -5,9 +5,9 @@
 
 Each rank's default device is then its own GPU, `cuda:<local rank>`, as it is on the real backend, and its groups are
 NCCL's. The device is script mode's (placement.py, devices.py): tensors are on the CPU, carry a mark, and have values.
-Beyond script mode it is strict, operator by operator (mixing.py):
+What CUDA refuses, it refuses, operator by operator (mixing.py):
 
-    torch.randn(4, generator=torch.Generator())       a CPU generator, and numbers drawn on the device
+    torch.ones(4).normal_(generator=torch.Generator())    a CPU generator, and numbers drawn on the device
     torch.ones(4) + torch.ones(4, device="cpu")       two devices
     torch.ones(4).numpy()                             numpy reads the host's memory alone
     dist.all_reduce(torch.ones(4, device="cpu"))      NCCL has no way to the host's memory
@@ -29,19 +29,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from lablib import sim
+from lablib.default_device import make_tensors_on
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.run import Run
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
-from lablib.script.devices import DeviceCalls, answer_hooks
-from lablib.script.mixing import check_devices, check_generator, device_name
+from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks
+from lablib.script.marks import HOST, mark_storage
 from lablib.script.patches import Patches
-from lablib.script.placement import HOST, Placement, index_of, mark_storage
+from lablib.script.placement import Placement
 from lablib.script.process import Process, here
 from lablib.script.streams import Streams
 from lablib.sim.copies import Copies
@@ -49,43 +49,6 @@ from lablib.sim.rank import Rank
 from lablib.sim.replaced import replaced
 from lablib.sim.simulation import run_sim
 from lablib.sim.store import SimStore
-from lablib.torch_compat import Generator, TensorBase
-
-_SETTERS = {vars(TensorBase)[name].__set__: name for name in ("grad", "data")}
-
-
-class StrictPlacement(Placement):
-    """Refuses operators whose tensors are in different places."""
-
-    def check(self, func: Any, args: tuple, kwargs: dict) -> None:
-        check_devices(func, args, kwargs)
-
-
-class StrictCalls(DeviceCalls):
-    """Refuses a generator, a gradient, or new memory of another device."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in _SETTERS and isinstance(args[1], Tensor):
-            tensor, given = index_of(args[0]), index_of(args[1])
-            if tensor != given:
-                raise RuntimeError(
-                    f"{_SETTERS[func]} must be where its tensor is: got memory on {device_name(given)} for a tensor on "
-                    f"{device_name(tensor)}; move it with .to(tensor.device)"
-                )
-        for generator in (value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Generator)):
-            check_generator(generator, self._where_drawn(args, kwargs or {}), getattr(func, "__name__", str(func)))
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def _where_drawn(self, args: tuple, kwargs: dict) -> int | None:
-        """Where a call draws: where it says, or where the tensor is that it fills or starts from; else by default."""
-        device = kwargs.get("device")
-        if (
-            device is None
-            and (tensor := next((value for value in args if isinstance(value, Tensor)), None)) is not None
-        ):
-            return index_of(tensor)
-        index = self.index(torch.get_default_device() if device is None else device)
-        return None if index == HOST else index
 
 
 class StandIn:
@@ -115,7 +78,7 @@ class StandIn:
         dist.init_process_group("nccl", device_id=torch.device("cuda", process.local_rank))
         with process.placement.assuming(HOST):
             fn, args = self._copies.copy(lambda storage: mark_storage(storage, process.local_rank))
-        torch.set_default_device(torch.device("cuda", process.local_rank))
+        make_tensors_on(torch.device("cuda", process.local_rank))
         try:
             return fn(*args)
         finally:
@@ -128,7 +91,7 @@ class StandIn:
         """What the ranks share: answers in the place of torch's functions."""
         with ExitStack() as stack:
             patches = stack.enter_context(Patches())
-            for answer in (answer_cuda, answer_classes, answer_hooks, answer_backends):
+            for answer in (answer_cuda, answer_classes, answer_hooks, answer_grouping, answer_backends):
                 answer(patches)
             for rank in ranks:
                 first = cluster.node(rank.rank) * cluster.devices_per_node
@@ -143,11 +106,11 @@ class StandIn:
         """What a rank's thread has: its device, which it uses from the start."""
         process = self._processes[rank.rank]
         threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
-        process.placement = StrictPlacement(rank, self._device)
+        process.placement = Placement(rank, self._device)
         process.placement.device_index = process.placement.use(process.local_rank)
         rank.counts = process.placement.counts
         process.streams = Streams(rank, process.local_rank)
-        process.calls = StrictCalls(process)
+        process.calls = DeviceCalls(process)
         with process.placement, process.calls:
             yield
 

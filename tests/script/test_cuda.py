@@ -93,6 +93,14 @@ print(not any(p.is_cuda for p in model.cpu().parameters()))
     [
         ("torch.ones(2, device='cuda') + torch.ones(2)", "Expected all tensors to be on the same device"),
         ("nn.Linear(2, 2).cuda()(torch.ones(2))", "at least two devices, cuda:0 and cpu"),
+        ("torch.ones(2).cuda().index_select(0, torch.tensor([0]))", "at least two devices, cuda:0 and cpu"),
+        ("torch.ones(2)[torch.tensor([0]).cuda()]", "indices should be either on cpu or on the same device"),
+        ("torch.ones(2).cuda().normal_(generator=torch.Generator())", "Expected a 'cuda' device type for generator"),
+        (
+            "torch.randperm(2, generator=torch.Generator(), device='cuda')",
+            "Expected a 'cuda' device type for generator",
+        ),
+        ("nn.Parameter(torch.ones(2).cuda()).grad = torch.ones(2)", "assigned grad has data of a different type"),
         ("torch.ones(2).cuda().numpy()", "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu"),
         (
             "torch.ones(2, device='cuda:7')",

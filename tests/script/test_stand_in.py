@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import RandomSampler
 
 from lablib import launch, parallel
 from lablib.course.master import read_master
@@ -42,6 +43,21 @@ def cpu_generator() -> torch.Generator:
 
 INDEX = [0, 1]
 
+# Under the default device of a launch these draw on the host (lablib/default_device.py).
+DRAWS: dict[str, Callable[[], Any]] = {
+    "randn": lambda: torch.randn(4, generator=cpu_generator()),
+    "randperm": lambda: torch.randperm(4, generator=cpu_generator()),
+    "randint": lambda: torch.randint(0, 4, (4,), generator=cpu_generator()),
+    "a shuffled sampler": lambda: torch.tensor(list(RandomSampler(range(4), generator=cpu_generator())), device="cpu"),
+}
+
+
+def _under_cuda(program: Callable[[], Any]) -> None:
+    """Torch's own default device, in place of that of the launch."""
+    torch.set_default_device("cuda")
+    program()
+
+
 # ---- refused, each with torch's words ----
 
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
@@ -72,9 +88,11 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "a host tensor by a mask of the device": ("indices should be either on cpu", lambda: host(3)[x(3) > 0]),
     "values of the host at an index": (TWO_DEVICES, lambda: x(3).index_put_((torch.tensor(INDEX),), host(2))),
-    "randn": (GENERATOR, lambda: torch.randn(4, generator=cpu_generator())),
-    "randperm": (GENERATOR, lambda: torch.randperm(4, generator=cpu_generator())),
-    "randint": (GENERATOR, lambda: torch.randint(0, 4, (4,), generator=cpu_generator())),
+    "randn": (GENERATOR, lambda: torch.randn(4, generator=cpu_generator(), device="cuda")),
+    "randperm": (GENERATOR, lambda: torch.randperm(4, generator=cpu_generator(), device="cuda")),
+    "randint": (GENERATOR, lambda: torch.randint(0, 4, (4,), generator=cpu_generator(), device="cuda")),
+    "what a generator of the host drew": (TWO_DEVICES, lambda: torch.randn(4, generator=cpu_generator()) + x(4)),
+    "a default device of the program's own": (GENERATOR, lambda: _under_cuda(DRAWS["randn"])),
     "normal_": (GENERATOR, lambda: x(4).normal_(generator=cpu_generator())),
     "bernoulli": (GENERATOR, lambda: torch.bernoulli(x(4), generator=cpu_generator())),
     "multinomial": (GENERATOR, lambda: torch.multinomial(x(4), 2, generator=cpu_generator())),
@@ -85,7 +103,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "a shuffled sampler": (
         GENERATOR,
-        lambda: list(torch.utils.data.RandomSampler(range(4), generator=cpu_generator())),
+        lambda: _under_cuda(lambda: list(RandomSampler(range(4), generator=cpu_generator()))),
     ),
     "numpy()": ("can't convert cuda:0 device type tensor to numpy", lambda: x(3).numpy()),
     "an array": ("can't convert cuda:0 device type tensor to numpy", lambda: np.asarray(x(3))),
@@ -93,10 +111,6 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     "a gradient of the host": (
         "grad must be where its tensor is",
         lambda: setattr(nn.Parameter(x(3)), "grad", host(3)),
-    ),
-    "new memory of the host": (
-        "data must be where its tensor is",
-        lambda: setattr(nn.Parameter(x(3)), "data", host(3)),
     ),
     "a collective of the host": ("No backend type associated with device type cpu", lambda: dist.all_reduce(host(3))),
     "a device that is not there": ("invalid device ordinal", lambda: x(3, device="cuda:7")),
@@ -138,12 +152,14 @@ TAKEN: dict[str, Callable[[], Any]] = {
         torch.randn(4, generator=cpu_generator(), device="cpu").to("cuda") + x(4)
     ),
     "a generator of the device": lambda: torch.randn(4, generator=torch.Generator("cuda").manual_seed(1)) + x(4),
+    **{f"{name} by a generator of the host": lambda draw=draw: draw() + host(4) for name, draw in DRAWS.items()},
     "no generator": lambda: torch.randn(4) + x(4).normal_() + nn.Dropout()(x(4)),
     "like another": lambda: torch.zeros_like(x(3)) + x(3).new_ones(3) + torch.empty_like(host(3), device="cuda"),
     "a layer, its loss and backward": lambda: nn.Linear(2, 2)(x(1, 2)).sum().backward(),
     "an optimizer": lambda: _step(torch.optim.AdamW),
     "sgd with momentum": lambda: _step(lambda params: torch.optim.SGD(params, 0.1, momentum=0.9)),
     "clipping": lambda: nn.utils.clip_grad_norm_(_with_gradient(), 1.0),
+    "new memory of the host, as Module.to gives": lambda: setattr(nn.Parameter(x(3)), "data", host(3)),
     "objects": lambda: dist.broadcast_object_list([{"a": 1}]),
     "a barrier": lambda: dist.barrier(),
 }
@@ -304,7 +320,7 @@ def test_an_answer_that_would_die_on_a_gpu_passes_its_check_and_not_the_stand_in
     answer = """
         def weights_and_data(seed):
             def drawn(number):
-                return torch.randn(4, 4, generator=torch.Generator().manual_seed(number))
+                return torch.empty(4, 4).normal_(generator=torch.Generator().manual_seed(number))
             return drawn(seed), drawn(1000 * (seed + 1) + dist.get_rank())
     """
     assert try_answer(master, exercise, check, answer).status == "passed"

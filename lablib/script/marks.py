@@ -1,0 +1,51 @@
+"""The mark of a tensor on the simulated device: its storage carries the index of the device as an attribute.
+
+A storage without a mark is host memory. Who puts marks, and what follows from them, is in placement.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lablib.torch_compat import sparse_parts
+
+_MARK = "lablib_device_index"
+HOST = -1  # an index that means the host's memory
+
+
+def index_of(tensor: torch.Tensor) -> int | None:
+    """The index of the simulated device that holds a tensor; None: host memory."""
+    inner = getattr(tensor, "_local_tensor", None)  # a DTensor is where its shard is
+    if inner is None:
+        inner = getattr(tensor, "elem", None) if type(tensor) is not torch.Tensor else None
+    if isinstance(inner, torch.Tensor):
+        return index_of(inner)
+    storage = storage_of(tensor)
+    return getattr(storage, _MARK, None)
+
+
+def mark(tensor: torch.Tensor, index: int) -> None:
+    """Say that a tensor's storage is on device `index`."""
+    mark_storage(storage_of(tensor), index)
+
+
+def mark_storage(storage: Any, index: int) -> None:
+    setattr(storage, _MARK, index)
+
+
+def index_of_storage(storage: Any) -> int | None:
+    return getattr(storage, _MARK, None)
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    if tensor.layout == torch.strided:
+        return tensor.untyped_storage()
+    values = sparse_parts(tensor)[1] if tensor.layout == torch.sparse_coo else tensor.values()
+    return values.untyped_storage()
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is memory, not a wrapper around other tensors."""
+    return type(tensor) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__")

@@ -1,0 +1,118 @@
+"""The default device that a launch gives its ranks, and what it leaves on the host. "meta" stands for the GPU."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, random_split
+from torch.utils.data.distributed import DistributedSampler
+
+from lablib.default_device import make_tensors_on
+from lablib.rank_state import device_seed, seed_rank
+from lablib.real.fresh import begin_on_gpu
+
+GPU = torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    torch.set_default_device(None)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+DRAWS: dict[str, Callable[..., torch.Tensor]] = {
+    "rand": lambda **k: torch.rand(3, **k),
+    "randn": lambda **k: torch.randn(3, **k),
+    "randint": lambda **k: torch.randint(0, 9, (3,), **k),
+    "randperm": lambda **k: torch.randperm(3, **k),
+}
+
+
+@given(st.sampled_from(sorted(DRAWS)), st.booleans(), st.sampled_from([None, "cpu", "meta"]))
+def test_a_tensor_is_where_it_is_asked_for_else_where_its_generator_is_else_on_the_gpu(name, has_generator, device):
+    make_tensors_on(GPU)
+    options = {"generator": generator()} if has_generator else {}
+    made = DRAWS[name](**options, **({} if device is None else {"device": device}))
+    assert made.device.type == (device or ("cpu" if has_generator else GPU.type))
+
+
+SIX: Any = range(6)  # a data set, as torch takes it
+
+
+def loaded(**options: Any) -> list[int]:
+    return [i for batch in DataLoader(SIX, 2, shuffle=True, collate_fn=list, **options) for i in batch]
+
+
+SHUFFLES: dict[str, Callable[[], list[int]]] = {
+    "DistributedSampler": lambda: list(DistributedSampler(SIX, 2, 0, seed=4)),
+    "RandomSampler": lambda: list(RandomSampler(SIX)),
+    "RandomSampler with a generator": lambda: list(RandomSampler(SIX, generator=generator())),
+    "SubsetRandomSampler": lambda: list(SubsetRandomSampler(SIX)),
+    "WeightedRandomSampler": lambda: list(WeightedRandomSampler([1.0, 2.0], 6, generator=generator())),
+    "random_split": lambda: [i for part in random_split(SIX, [2, 4]) for i in part.indices],
+    "DataLoader": loaded,
+    "DataLoader with a generator": lambda: loaded(generator=generator()),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_data_comes_in_the_order_in_which_it_comes_without_a_gpu(name):
+    orders = []
+    for device in (None, GPU):
+        seed_rank(3)
+        if device is not None:
+            make_tensors_on(device)
+        orders.append(SHUFFLES[name]())
+    assert orders[0] == orders[1] and all(isinstance(i, int) for i in orders[1])
+
+
+def test_a_loader_puts_its_batches_together_on_the_gpu():
+    make_tensors_on(GPU)
+    assert [batch.device for batch in DataLoader(SIX, 3)] == [GPU] * 2
+
+
+class Devices:
+    """A data set of the devices on which its process makes tensors."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> list[str]:
+        return [torch.ones(1).device.type, str(torch.get_default_device())]
+
+
+def test_a_forked_process_has_no_default_device_as_cuda_refuses_it():
+    make_tensors_on(GPU)
+    dataset: Any = Devices()
+    loader = DataLoader(dataset, None, num_workers=1, multiprocessing_context="fork")
+    assert list(loader) == [["cpu", "cpu"]] and torch.ones(1).device == GPU
+
+
+def test_the_programs_own_default_device_goes_before():
+    make_tensors_on(GPU)
+    assert torch.get_default_device() == GPU and torch.nn.Linear(1, 1).weight.device == GPU
+    with torch.device("cpu"):
+        assert torch.ones(1).device.type == "cpu" == torch.get_default_device().type
+    assert torch.ones(1).device == GPU
+    torch.set_default_device("cpu")
+    assert torch.ones(1).device.type == "cpu" == torch.get_default_device().type
+
+
+def test_every_rank_begins_on_its_own_gpu_and_draws_numbers_of_its_own(monkeypatch):
+    chosen, generators = [], [torch.Generator() for _ in range(2)]
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    drawn = []
+    for rank in (0, 1, 2, 3, 0):  # twice as many ranks as GPUs
+        device = torch.device("cuda", rank % 2)
+        begin_on_gpu(rank, device)
+        assert chosen[-1] == torch.get_default_device() == device
+        drawn.append(generators[rank % 2].initial_seed())
+    assert drawn[0] == drawn[-1] == device_seed(0) and len(set(drawn)) == 4
