@@ -42,9 +42,9 @@ def run_real(
     """Call `fn(*args, **kwargs)` on `ranks` processes of this machine, each a rank of the default process group.
 
     The processes stay for the next launch of the same size and backend, in which they look new. On "nccl" each rank's
-    tensors are made on its GPU (`torch.set_default_device`), so the program need not name one, and its arguments arrive
-    there; a tensor that it takes from a global or a closure does not (placed.py). What ranks write to stderr goes to
-    this process's stderr, named by rank.
+    tensors are made on its GPU (lablib/default_device.py), so the program need not name one, and its arguments arrive
+    there; a tensor that it takes from a global or a closure does not (lablib/arguments.py). What ranks write to stderr
+    goes to this process's stderr, named by rank.
 
     Args:
         fn: the program: a function that this process knows, from a notebook cell or anywhere.

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lablib.arguments import note_what_is_left
 from lablib.exits import ends_well
 from lablib.real.calls import CallRecorder
 from lablib.real.capture import Capture
@@ -74,12 +75,16 @@ def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]", running: Running)
             inbox.put(message)
 
 
-def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> Any:
     try:
         return fn(*args, **kwargs)
     except SystemExit as end:  # a script may end a rank with exit code 0; anything else is a failure
         if ends_well(end.code):
             return None
+        raise
+    except RuntimeError as error:
+        if on_gpu:
+            note_what_is_left(error, (fn, args, kwargs))
         raise
 
 
@@ -140,11 +145,12 @@ class Worker:
             self._capture.start()
             for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
                 linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-            fn, args, kwargs = unpack(job.program)
+            program = unpack(job.program)
             if self._on_gpu:
-                fn, args, kwargs = placed((fn, args, kwargs), self._device)
+                program = placed(program, self._device)
             begin_count(self._device)
-            value, measured = self._measure(partial(_call, fn, args, kwargs), self._wait_for_start, job.trace)
+            call = partial(_call, *program, self._on_gpu)
+            value, measured = self._measure(call, self._wait_for_start, job.trace)
             peak = peak_bytes(self._device)  # before packing: that moves the value to the host
             return Finished(self._pack(value), *self._capture.stop(), measured, peak)
         except BaseException as error:  # also SystemExit

@@ -12,8 +12,8 @@ What CUDA refuses, it refuses, operator by operator (mixing.py):
     torch.ones(4).numpy()                             numpy reads the host's memory alone
     dist.all_reduce(torch.ones(4, device="cpu"))      NCCL has no way to the host's memory
 
-The program's arguments arrive on the device. A tensor that it takes from elsewhere, a global or a closure, is in the
-host's memory, like all that the notebook makes.
+Tensors among the program's arguments arrive on the device (lablib/arguments.py). One that it takes from elsewhere, a
+global or a closure, is in the host's memory, like all that the notebook makes.
 
 Simplified: code inside torch's own C++ sees CPU tensors, so a kernel that CUDA lacks is not missed. Launches with
 fidelity="shapes" run as ever: they have one device, "meta".
@@ -25,12 +25,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from lablib import sim
+from lablib.arguments import note_what_is_left
+from lablib.arguments import replaced as replaced_tensors
 from lablib.default_device import make_tensors_on
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
@@ -39,7 +43,7 @@ from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
 from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks
-from lablib.script.marks import HOST, mark_storage
+from lablib.script.marks import HOST, mark
 from lablib.script.patches import Patches
 from lablib.script.placement import Placement
 from lablib.script.process import Process, here
@@ -77,10 +81,13 @@ class StandIn:
         # The device is named, as by the workers of lablib/real.
         dist.init_process_group("nccl", device_id=torch.device("cuda", process.local_rank))
         with process.placement.assuming(HOST):
-            fn, args = self._copies.copy(lambda storage: mark_storage(storage, process.local_rank))
+            fn, args = replaced_tensors(self._copies.copy(), partial(_on_device, index=process.local_rank))
         make_tensors_on(torch.device("cuda", process.local_rank))
         try:
             return fn(*args)
+        except RuntimeError as error:
+            note_what_is_left(error, (fn, args, {}))
+            raise
         finally:
             # What stays on torch's stack of this thread is freed when Python has forgotten the thread already; the
             # process is aborted if it ends meanwhile.
@@ -113,6 +120,16 @@ class StandIn:
         process.calls = DeviceCalls(process)
         with process.placement, process.calls:
             yield
+
+
+def _on_device(one: Tensor | nn.Module, index: int) -> Tensor | nn.Module:
+    """An argument of the program as it arrives: all memory of it is the device's."""
+    tensors = [one] if isinstance(one, Tensor) else [*one.parameters(), *one.buffers()]
+    for tensor in tensors:
+        mark(tensor, index)
+        if tensor.grad is not None:
+            mark(tensor.grad, index)
+    return one
 
 
 def run_on_cuda(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:

@@ -177,14 +177,14 @@ print("tokens:", [accumulation.count_tokens(one.targets) for one in micro_batche
 from lablib.parallel import DataParallel
 
 
-def on_all_ranks(accumulate):
+def on_all_ranks(accumulate, micro_batches):
     model = DataParallel(GPT(NARROW, dtype=torch.float64))
     accumulate(model, micro_batches[dist.get_rank() :: dist.get_world_size()])
     return gradient(model)
 
 
 for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
-    mine = launch(on_all_ranks, one, ranks=ranks).values[0]
+    mine = launch(on_all_ranks, one, micro_batches, ranks=ranks).values[0]
     off = float((mine - whole).norm() / whole.norm())
     print(f"{one.__name__:24s} off by {off:.0e} of the gradient's length")
 
