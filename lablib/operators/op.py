@@ -105,8 +105,15 @@ _Seconds = Callable[[OperatorCall, Device], float]
 _Flops = Callable[[OperatorCall], float]
 
 
+@cache
+def is_convolution(op: Any) -> bool:
+    """Whether an operator is a convolution: cuDNN's, with a precision of its own (peaks.py)."""
+    return "conv" in schema(op).name
+
+
 def _dtype(call: OperatorCall) -> str:
-    return peak_name(next(iter(tensors_in((*call.args, *call.kwargs.values())))).dtype)
+    dtype = next(iter(tensors_in((*call.args, *call.kwargs.values())))).dtype
+    return peak_name(dtype, is_convolution(call.op))
 
 
 # ---- matrix products ----
@@ -209,7 +216,8 @@ def _layer(call: OperatorCall, device: Device) -> float:
 
 def _plain(call: OperatorCall, device: Device) -> float:
     """FLOPs at the rate of large products: convolutions, and whatever else torch has a formula for."""
-    return _flops(call) / device.matmul_rate(_dtype(call))
+    dtype = _dtype(call)
+    return _flops(call) / device.matmul_rate(dtype if dtype in device.peak_flops_per_s else "float32")
 
 
 _FLASH = ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from lablib.hardware.device import Device
-from lablib.operators.op import OpCost, has_arithmetic, op_cost
+from lablib.operators.op import OpCost, has_arithmetic, is_convolution, op_cost
 from lablib.operators.op_bytes import num_bytes
+from lablib.operators.peaks import convolutions_use_tf32, products_use_tf32
 from lablib.signature import check_types
 
 _STRIDED = torch.strided
@@ -47,7 +48,7 @@ class Pricer:
             is_product = self._is_product[op] = has_arithmetic(op)
         parts: list = [op]
         if is_product:
-            parts.append(torch.get_float32_matmul_precision())
+            parts.append(convolutions_use_tf32() if is_convolution(op) else products_use_tf32())
         _describe(args, parts, is_product)
         if kwargs:
             for name, value in kwargs.items():

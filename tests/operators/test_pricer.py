@@ -71,6 +71,29 @@ def test_a_causal_mask_and_the_precision_of_float32_are_part_of_the_question(cal
     assert pricer.cost(*call).time_s == full_s
 
 
+def test_a_convolution_uses_tf32_unless_the_program_forbids_it_and_a_product_only_if_it_allows_it():
+    """torch's defaults, on a device that has TF32 and on one that has not."""
+    x = torch.empty(64, 256, 64, 64, device="meta")
+    image, weight = x[:1], torch.empty(256, 256, 3, 3, device="meta")
+    args = (image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    conv = (torch.ops.aten.convolution.default, args, {}, torch.ops.aten.convolution.default(*args))
+    product = (torch.ops.aten.mm.default, (x[0, 0], x[0, 0]), {}, x[0, 0])
+    modern, old = Pricer(DEVICE), Pricer(DEVICES["V100-32GB-SXM2"])
+    assert modern.cost(*conv).dtype == "tfloat32" and modern.cost(*product).dtype == "float32"
+    fast_s, old_s = modern.cost(*conv).time_s, old.cost(*conv).time_s
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert modern.cost(*conv).dtype == "float32" and modern.cost(*conv).time_s > 4 * fast_s
+        assert modern.cost(*conv) == op_cost(*conv, device=DEVICE)
+        assert old.cost(*conv).time_s == old_s
+    assert modern.cost(*conv).time_s == fast_s
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert modern.cost(*product).dtype == "tfloat32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_it_forgets_the_oldest_price_when_it_is_full():
     pricer = Pricer(DEVICE, capacity=3)
     op = torch.ops.aten.relu.default
