@@ -42,7 +42,7 @@ class SleepyBatches(Dataset[Tensor]):
         start_s = time.monotonic()
         time.sleep(self._load_times_s[number])
         info = get_worker_info()
-        return torch.tensor([info.id if info else -1, start_s, time.monotonic()], dtype=torch.float64)
+        return torch.tensor([info.id if info else -1, start_s, time.monotonic()], dtype=torch.float64, device="cpu")
 
 
 @checked

@@ -183,7 +183,9 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool =
             f"{header.num_documents} ends: found {found}; encode the text again."
         )
     if not found:
-        return TokenFile(path, header, torch.empty(0, dtype=DTYPES[header.dtype]), torch.empty(0, dtype=torch.int64))
+        return TokenFile(
+            path, header, *(torch.empty(0, dtype=dtype, device="cpu") for dtype in (DTYPES[header.dtype], torch.int64))
+        )
     if checksum:
         _check_sha256(path, header)
     if tokenizer is not None:
@@ -204,10 +206,10 @@ def _write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, toke
             _check_tokens(document, number, vocab_size)
             num_tokens += len(document)
             ends.append(num_tokens)
-            _write(file, digest, document.to(DTYPES[dtype]).numpy().tobytes())
+            _write(file, digest, document.to("cpu", DTYPES[dtype]).numpy().tobytes())
         header = TokenHeader(FORMAT, dtype, num_tokens, len(ends), vocab_size, tokenizer, "")
         _write(file, digest, bytes(_padded(header.tokens_bytes) - header.tokens_bytes))
-        _write(file, digest, torch.tensor(ends, dtype=torch.int64).numpy().tobytes())
+        _write(file, digest, torch.tensor(ends, dtype=torch.int64, device="cpu").numpy().tobytes())
     return replace(header, sha256=digest.hexdigest())
 
 
@@ -216,7 +218,7 @@ def _dtype(vocab_size: int) -> str:
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tensor]:
-    end = torch.tensor([tokenizer.end_of_document])
+    end = torch.tensor([tokenizer.end_of_document], device="cpu")
     rest = iter(texts)
     while some := list(islice(rest, TEXTS_AT_ONCE)):
         yield from (torch.cat([tokens, end]) for tokens in tokenizer.encode_many(some))
@@ -238,7 +240,7 @@ def _check_tokens(document: Tensor, number: int, vocab_size: int) -> None:
 
 def _check_header(path: Path, header: TokenHeader, tokens_N: Tensor, ends_D: Tensor) -> None:
     """The checksum is of the file alone: that the sidecar tells of this file is seen in the ends and the tokens."""
-    edges = torch.cat([torch.zeros(1, dtype=torch.int64), ends_D, torch.tensor([header.num_tokens])])
+    edges = torch.cat([ends_D.new_zeros(1), ends_D, ends_D.new_tensor([header.num_tokens])])
     rest_N = (one.long().max() for one in tokens_N.split(CHECKED_AT_ONCE) if len(one))
     if (edges.diff() < 0).any() or edges[-2] != header.num_tokens or any(top >= header.vocab_size for top in rest_N):
         raise TokenFileError(

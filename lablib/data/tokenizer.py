@@ -87,7 +87,7 @@ class Tokenizer:
         """The tokens of each text, on all cores."""
         for index, text in enumerate(texts):
             _check_text(text, index)
-        return [tensor(one.ids).long() for one in self.library.encode_batch_fast(list(texts))]
+        return [tensor(one.ids, device="cpu").long() for one in self.library.encode_batch_fast(list(texts))]
 
     @checked
     def decode(self, tokens: Sequence[int] | Tensor) -> str:

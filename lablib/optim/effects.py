@@ -60,11 +60,11 @@ def mean_steps(
 
 def _measured_sign(signal: float, betas: tuple[float, float], num_numbers: int, num_steps: int) -> float:
     generator = torch.Generator().manual_seed(0)
-    param = nn.Parameter(torch.zeros(num_numbers))
+    param = nn.Parameter(torch.zeros(num_numbers, device=generator.device))
     optimizer = Lion([param], lr=1.0, betas=betas)
     total = 0.0
     for step in range(num_steps):
-        param.grad = signal + torch.randn(num_numbers, generator=generator)
+        param.grad = signal + torch.randn(num_numbers, generator=generator, device=generator.device)
         before = param.detach().clone()
         optimizer.step()
         if step >= num_steps * 3 // 4:

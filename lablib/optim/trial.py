@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from lablib.errors import unknown_name
 from lablib.models import next_token_loss
+from lablib.models.drawing import generator_beside
 from lablib.optim.adafactor import Adafactor
 from lablib.optim.adam8bit import Adam8bit
 from lablib.optim.adam_bf16 import AdamBF16
@@ -130,7 +131,7 @@ class Training:
     ):
         self.model, self.step_number = model, 0
         self.optimizers = make_optimizers(name, model, lr, weight_decay)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = generator_beside(model, seed)
         for optimizer in self.optimizers:
             if isinstance(optimizer, AdamBF16):
                 optimizer.generator = self.generator

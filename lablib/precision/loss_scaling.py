@@ -160,7 +160,8 @@ class LossScaler:
         gradients = [
             param.grad for group in optimizer.param_groups for param in group["params"] if param.grad is not None
         ]
-        overflow = self._agree(unscale(gradients, self.loss_scale))
+        device = next((grad.device for grad in gradients), None)
+        overflow = self._agree(unscale(gradients, self.loss_scale), device)
         self._overflows[optimizer] = overflow
         return overflow
 
@@ -205,10 +206,11 @@ class LossScaler:
         state = ScaleState(**{name: value for name, value in saved.items() if name != "rule"})
         self.rule, self.state = rule, state  # both, or neither
 
-    def _agree(self, overflow: bool) -> bool:
+    def _agree(self, overflow: bool, device: torch.device | None) -> bool:
+        """Whether any rank has an overflow; the flag travels from `device`, None being the default one."""
         if not dist.is_initialized() or dist.get_world_size(self._group) < 2:
             return overflow
-        flag = torch.tensor(float(overflow))
+        flag = torch.tensor(float(overflow), device=device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return bool(flag)
 

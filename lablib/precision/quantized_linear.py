@@ -31,6 +31,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lablib.errors import unknown_name
+from lablib.models.drawing import generator_beside
 from lablib.precision.block_scaling import RECIPES, DelayedScale, Quantized, Recipe, quantize
 from lablib.precision.hadamard import hadamard_transform
 from lablib.signature import checked
@@ -202,7 +203,7 @@ def quantize_linears(
     Raises:
         ValueError: nothing was left to replace.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_beside(module, seed)
     found = [
         name
         for name, child in module.named_modules()

@@ -26,6 +26,7 @@ from lablib.data import batches, load_corpus, train_val_split
 from lablib.errors import unknown_name
 from lablib.files import parse_json, read_text
 from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.models.drawing import generator_beside
 from lablib.precision.int4_training import Int4Linear
 from lablib.precision.quantized_linear import LINEAR_RECIPES, find_linear_recipe, quantize_linears
 from lablib.signature import checked
@@ -82,7 +83,7 @@ def model_in(recipe: str, seed: int = 0) -> nn.Module:
         return model
     if recipe != "int4":
         return quantize_linears(model, find_linear_recipe(recipe), seed=seed)
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_beside(model, seed)
     for name, child in list(model.blocks.named_modules()):
         if isinstance(child, nn.Linear):
             model.blocks.set_submodule(name, Int4Linear(child, generator=generator))

@@ -41,7 +41,7 @@ def running_sum(
         rounding: "nearest" or "stochastic".
         generator: what stochastic rounding draws from; None: torch's default one.
     """
-    total = torch.tensor(start, dtype=torch.float64)
+    total = torch.tensor(start, dtype=torch.float64, device=increments_N.device)
     sums = []
     for increment in increments_N.double():
         total = round_to(total + increment, format, rounding=rounding, generator=generator)
