@@ -16,6 +16,8 @@ and later" in docs/source/notes/cuda.rst):
 
 import torch
 
+from lablib.torch_compat import get_fp32_precision_getter
+
 
 def peak_name(dtype: torch.dtype, convolves: bool = False) -> str:
     """The row of a device's peak table for products of this dtype, or convolutions, as the program is set up now."""
@@ -33,4 +35,4 @@ def products_use_tf32() -> bool:
 
 def convolutions_use_tf32() -> bool:
     """Whether convolutions in float32 may use TF32."""
-    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return get_fp32_precision_getter("cuda", "conv") == "tf32"

@@ -144,7 +144,7 @@ def gpu_is_meta() -> Iterator[None]:
 
 def test_the_mode_sees_a_tensor_of_another_place(gpu_is_meta: None):
     with pytest.raises(RuntimeError, match="got tensors on"):
-        torch.ones(2) + torch.ones(2, device="cpu")
+        torch.add(torch.ones(2), torch.ones(2, device="cpu"))
 
 
 def test_a_training_step_has_all_its_tensors_in_one_place(gpu_is_meta: None):

@@ -1,4 +1,7 @@
-"""Every program of every lab runs on a stand-in for a GPU. (`lab prove`, in test_checks.py, does so for the checks.)"""
+"""Every lab runs as on a machine with GPUs: its cells, solved, with backend="nccl", on a stand-in for them.
+
+(`lab prove`, in test_checks.py, tries every check's solution there.)
+"""
 
 import pytest
 
@@ -6,7 +9,7 @@ from lablib.course.master import read_master
 from lablib.course.on_gpu import cells_on_gpu
 from lablib.course.places import Lab
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.thorough]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.mark.timeout(900)
