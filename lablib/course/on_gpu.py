@@ -24,6 +24,7 @@ from lablib.course.result import Result
 
 _MACHINE = "dgx-h100"
 _ON_THE_SIMULATOR = {"fidelity": "values", "faults": (), "simulate": None}
+_OF_PROCESSES = ("backend", "share_gpus")  # which the simulator does not ask for
 
 
 def try_on_gpu(master: Master, exercise: Cell, check: Cell, seed: int | None = 0) -> Result:
@@ -75,7 +76,7 @@ def _gpus_for_everything() -> Iterator[None]:
     def run(fn: Callable[..., Any], args: tuple = (), kwargs: dict[str, Any] | None = None, **options: Any) -> Run:
         if options["backend"] != "nccl":
             return run_real(fn, args, kwargs, **options)
-        options = _ON_THE_SIMULATOR | {name: value for name, value in options.items() if name != "backend"}
+        options = _ON_THE_SIMULATOR | {name: value for name, value in options.items() if name not in _OF_PROCESSES}
         return replace(run_on_cuda(partial(fn, **(kwargs or {})), args, cluster=machine, **options), backend="nccl")
 
     answers = ((real, "run_real", run), (calibration, "this_machine", lambda **given: machine))
