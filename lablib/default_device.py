@@ -49,7 +49,8 @@ class DefaultDevice(DeviceContext):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func in device_constructors() and kwargs.get("device") is None:
-            kwargs["device"] = self.device_for(kwargs)
+            # torch.compile follows this code, but can ask neither for frames nor for processes.
+            kwargs["device"] = self._device if torch.compiler.is_compiling() else self.device_for(kwargs)
         return func(*args, **kwargs)
 
     def device_for(self, kwargs: dict[str, Any]) -> torch.device:

@@ -105,6 +105,17 @@ def test_the_programs_own_default_device_goes_before():
     assert torch.ones(1).device.type == "cpu" == torch.get_default_device().type
 
 
+@pytest.mark.parametrize("device", [GPU, torch.device("cpu")])
+def test_a_compiled_function_makes_its_tensors_there_too(device):
+    def program() -> torch.Tensor:
+        return torch.ones(3) + torch.nn.functional.pad(torch.zeros(2), (0, 1))
+
+    make_tensors_on(device)
+    torch.compiler.reset()
+    assert torch.compile(program, backend="eager", fullgraph=True)().device == device
+    torch.compiler.reset()
+
+
 def test_every_rank_begins_on_its_own_gpu_and_draws_numbers_of_its_own(monkeypatch):
     chosen, generators = [], [torch.Generator() for _ in range(2)]
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
