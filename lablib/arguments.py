@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lablib.torch_compat import tree_map
 
-# How torch 2.11 to 2.13 and its NCCL backend say that a tensor is not on the GPU.
+# How torch and its NCCL backend say that a tensor is not on the GPU.
 _SAYINGS = ("on the same device", "associated with device type cpu", "must be CUDA and dense", ") and weight type (")
 
 

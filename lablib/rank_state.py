@@ -4,7 +4,7 @@ Random generators: different on every rank, as in fresh processes, but repeatabl
 
 A new process seeds torch's generators of the CPU and of each GPU, Python's `random` and numpy from the operating
 system, so unseeded ranks draw different numbers, and different ones on every run. Here each is seeded from the rank
-instead: ranks still differ, and the same program repeats. (A GPU's: `getDefaultCUDAGenerator` of pytorch 2.11 to 2.13,
+instead: ranks still differ, and the same program repeats. (A GPU's: pytorch's `getDefaultCUDAGenerator`,
 ATen/cuda/CUDAGeneratorImpl.cpp, calls `seed()`. Only a `torch.Generator("cuda")` starts from a constant.)
 
 Both the simulator and the real workers call this before every launch: the same program draws the same numbers on each.

@@ -137,7 +137,7 @@ class DeviceCalls(TorchFunctionMode):
     def _check(self, func: Any, args: tuple, kwargs: dict) -> None:
         """Refuse a gradient of another device than the tensor's, and a generator of another device.
 
-        (`x.data = y` is allowed from anywhere: so `Module.to` works. Source: pytorch 2.13,
+        (`x.data = y` is allowed from anywhere: so `Module.to` works. Source: pytorch,
         torch/csrc/autograd/python_variable.cpp, `THPVariable_set_grad`; c10/core/TensorImpl.h,
         `has_compatible_shallow_copy_type`.)
 
