@@ -148,8 +148,8 @@ class DeviceCalls(TorchFunctionMode):
             tensor, given = index_of(args[0]), index_of(args[1])
             if tensor != given:
                 raise RuntimeError(
-                    f"assigned grad has data of a different type: a grad must be where its tensor is: got memory on "
-                    f"{device_name(given)} for a tensor on {device_name(tensor)}; move it with .to(tensor.device)"
+                    f"attempting to assign a gradient with device type '{device_name(given)}' to a tensor with device "
+                    f"type '{device_name(tensor)}': a grad must be where its tensor is; move it with .to(tensor.device)"
                 )
         for generator in (value for value in (*args, *kwargs.values()) if isinstance(value, Generator)):
             check_generator(generator, self._where_drawn(args, kwargs), getattr(func, "__name__", str(func)))

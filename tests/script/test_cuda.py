@@ -100,7 +100,10 @@ print(not any(p.is_cuda for p in model.cpu().parameters()))
             "torch.randperm(2, generator=torch.Generator(), device='cuda')",
             "Expected a 'cuda' device type for generator",
         ),
-        ("nn.Parameter(torch.ones(2).cuda()).grad = torch.ones(2)", "assigned grad has data of a different type"),
+        (
+            "nn.Parameter(torch.ones(2).cuda()).grad = torch.ones(2)",
+            "attempting to assign a gradient with device type 'cpu'",
+        ),
         ("torch.ones(2).cuda().numpy()", "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu"),
         (
             "torch.ones(2, device='cuda:7')",
