@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch
+from lablib.record.memory import Memory
 from lablib.record.rank_text import short_ranks
 from lablib.record.timeline import length, overlap, union
 from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer
@@ -358,6 +359,15 @@ def test_a_simulated_run_is_the_same_when_it_was_saved_and_loaded(tmp_path):
         assert getattr(loaded, name) == getattr(run, name), name
     assert loaded.values == [None] * 4 and loaded.summary().table().equals(replace(run, device=None).summary().table())
     assert loaded.memory.peak_bytes() == run.memory.peak_bytes() > 0
+
+
+@given(st.lists(st.text(), max_size=3), st.lists(st.integers(0, 2**62), max_size=3))
+def test_notes_and_peaks_are_the_same_when_they_were_saved_and_loaded(tmp_path_factory, notes, peaks):
+    notes = tuple(notes)
+    records = Timeline.of((), 1, notes=notes), Traffic(notes=notes)
+    memory = Memory(num_ranks=len(peaks), allocator_peaks=tuple(peaks), run_notes=notes)
+    run = Run([None], *records, [""], "nccl", "there", notes=notes, memory=memory)
+    assert Run.load(run.save(tmp_path_factory.mktemp("run") / "run.json")) == run
 
 
 @given(SPANS)

@@ -23,7 +23,10 @@ def plain_records(timeline: Timeline, traffic: Traffic, memory: Memory) -> Plain
     """What was recorded of a run, as dictionaries, lists, numbers and texts."""
     return {
         "timeline": {**_others(timeline, "spans"), "spans": _table(timeline.spans, Span)},
-        "traffic": {"transfers": _table(traffic.transfers, Transfer, without=("route",))},
+        "traffic": {
+            **_others(traffic, "transfers"),
+            "transfers": _table(traffic.transfers, Transfer, without=("route",)),
+        },
         "memory": {**_others(memory, "allocations"), "allocations": _columns(Allocations.of(memory.allocations))},
     }
 
@@ -34,14 +37,14 @@ def records_of(plain: Mapping[str, Any]) -> tuple[Timeline, Traffic, Memory]:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is something else.
     """
-    timeline, memory = dict(plain["timeline"]), dict(plain["memory"])
+    timeline, traffic, memory = (dict(plain[name]) for name in ("timeline", "traffic", "memory"))
     spans = tuple(Span(**row) for row in _rows(timeline.pop("spans")))
-    transfers = tuple(Transfer(**row) for row in _rows(plain["traffic"]["transfers"]))
+    transfers = tuple(Transfer(**row) for row in _rows(traffic.pop("transfers")))
     given = memory.pop("allocations")
     allocations = Allocations(given["columns"], [_three(label) for label in given["labels"]])
     return (
         Timeline(spans, **_with_tuples(timeline)),
-        Traffic(transfers),
+        Traffic(transfers, **_with_tuples(traffic)),
         Memory(allocations, **_with_tuples(memory)),
     )
 
