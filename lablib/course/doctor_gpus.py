@@ -12,14 +12,14 @@ needed: without the one a lab cannot run on them, without the other its timeline
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from lablib.course.doctor import Absent, Probe
+from lablib.course.environment import environment
+from lablib.units import format_quantity
 
 _TIMEOUT_S = 120.0
 _SHARED_MEMORY = "/dev/shm"
-_LEAST_SHARED_BYTES = 1e9  # what NCCL's user guide asks of containers: --shm-size=1g
+_MIN_SHARED_BYTES = 1e9  # what NCCL's user guide asks of containers: --shm-size=1g
 _NO_SHARED_MEMORY = (
     "NCCL between GPUs without NVLink, and DataLoader's workers, pass tensors through it: start the container with "
     "`--shm-size=1g` or more"
@@ -53,7 +53,7 @@ def nccl() -> str:
 def sharing() -> str:
     """Two ranks on the first GPU add their numbers."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    with _environment(CUDA_VISIBLE_DEVICES=first, LABLIB_SHARE_GPUS="1"):
+    with environment(CUDA_VISIBLE_DEVICES=first, LABLIB_SHARE_GPUS="1"):
         return _agree(2, "on one GPU")
 
 
@@ -70,9 +70,10 @@ def tracing() -> str:
 def shared_memory() -> str:
     """The room that processes have to pass each other tensors."""
     free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
-    if free_bytes < _LEAST_SHARED_BYTES:
-        raise Absent(f"{free_bytes / 1e9:.2g} GB free")
-    return f"{free_bytes / 1e9:.2g} GB free"
+    text = f"{format_quantity(free_bytes, 'B', 2)} free"
+    if free_bytes < _MIN_SHARED_BYTES:
+        raise Absent(text)
+    return text
 
 
 def _no_gpus() -> str:
@@ -123,18 +124,3 @@ def _kernels_seen() -> int:
         (x @ x).sum()
         torch.cuda.synchronize()
     return sum(event.device_type == ProfiledDevice.CUDA for event in profiler.events() or ())
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """These variables for a while: a launch has workers of its own under them (lablib/real/fixed_environment.py)."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

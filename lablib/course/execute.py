@@ -11,8 +11,7 @@ A failing cell ends the run; the notebook up to there is kept. Where nothing can
 
 import contextlib
 import logging
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import nbformat
 
+from lablib.course.environment import environment
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.files import cannot_write
 from lablib.course.master import Master, of_notebook, read_master
@@ -53,7 +53,7 @@ def run_lab(
     try:
         kept, unfinished = _reserved(folder, name)
         write_text(unfinished, to_text(notebook))  # a folder that cannot be written to shows here, not after the run
-        with _environment(lab, instructor):
+        with environment(**_inherited(lab, instructor)):
             failure = _execute(lab, notebook, parameters, unfinished)
         executed = read_notebook(unfinished)
         executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)
@@ -104,20 +104,9 @@ def _parameters(about: Master, values: Mapping[str, str | Literal]) -> dict[str,
     return chosen
 
 
-@contextlib.contextmanager
-def _environment(lab: Lab, instructor: bool) -> Iterator[None]:
+def _inherited(lab: Lab, instructor: bool) -> dict[str, str]:
     """What the kernel inherits: where the labs are; for an instructor strict checks, and no progress."""
-    wanted = {"LAB_LABS": str(lab.labs)} | ({"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {})
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return {"LAB_LABS": str(lab.labs)} | ({"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {})
 
 
 def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Literal], path: Path) -> str:

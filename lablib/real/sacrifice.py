@@ -9,12 +9,12 @@ program's own come after. They also show whether the profiler records kernels at
 
 import torch
 
-_MARGIN, _PER_SESSION, _MOST = 16, 2, 4096
+_MARGIN, _PER_SESSION, _MAX_KERNELS = 16, 2, 4096
 
 
 def sacrificial_kernels(session: int) -> int:
     """How many kernels to spend on the `session`-th session of a process, counted from 1."""
-    return min(_MOST, _MARGIN + _PER_SESSION * session)
+    return min(_MAX_KERNELS, _MARGIN + _PER_SESSION * session)
 
 
 def sacrifice(kernels: int) -> None:

@@ -83,7 +83,7 @@ def test_without_kernels_in_the_trace_the_remedy_names_cupti(machine):
 def test_little_shared_memory_has_its_remedy(machine):
     machine.patch.setattr(shutil, "disk_usage", lambda path: Usage(64e6, 0, 64e6))
     found = findings()["/dev/shm"]
-    assert found.state == "missing" and "0.064 GB free" in found.text and "--shm-size=1g" in found.text
+    assert found.state == "missing" and "64 MB free" in found.text and "--shm-size=1g" in found.text
 
 
 def test_without_gpus_nccl_is_missing_and_not_needed(monkeypatch):
