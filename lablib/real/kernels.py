@@ -84,15 +84,17 @@ def gpu_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[Ra
     spans: list[RawSpan] = []
     kernels, queues = Kernels(events), Issued(calls)
     operations = list(walk(e for e in events if not e.on_device))
+    batches: dict[int, list[Call]] = defaultdict(list)
+    for call in calls:
+        batches[call.batch].append(call)
     # torch's own numbers first: they hold also where a call of CUDA seems to lie outside of the operation that made it.
     for op in sorted(operations, key=lambda op: not op.ids):
         event, own = op.event, kernels.take(op)
         phase = phases.at(event.start_ns, event.thread, op.in_backward)
         if event.name.startswith(BATCH_MARK):
-            batch = int(event.name.removeprefix(BATCH_MARK))
-            for call in calls:
-                if call.batch == batch:
-                    call.ran([kernel for kernel in own if _is_nccl(kernel)])
+            transport = [kernel for kernel in own if _is_nccl(kernel)]
+            for call in batches[int(event.name.removeprefix(BATCH_MARK))]:
+                call.ran(transport)
         elif event.name.startswith("c10d::"):
             if call := queues.next(event, phase):
                 transport = [kernel for kernel in own if _is_nccl(kernel)] or own  # one rank alone copies, if anything

@@ -90,8 +90,8 @@ def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
 
 
 # %% [markdown]
-# `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU, and keeps a
-# *memory tracker*, a list of every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a
+# `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU. Its *memory
+# tracker* notes every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a
 # large model takes no memory here, and any tokens do as targets. `phase` names a part of the step. A run's processes
 # are its *ranks*: here one. From its first operation to its last is the *makespan*. Guess first.
 
