@@ -75,7 +75,10 @@ def test_without_a_file_it_is_the_rows_that_come_with_lablib(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": {**ROW["model"], "layers": -1}}, "line 1: field model.layers: must be a whole number, 1 or more"),
+        (
+            {"model": {**ROW["model"], "layers": -1}},
+            "line 1: field model.layers: must be a whole number from 1 to 10,000: got -1",
+        ),
         ({"modle": ROW["model"], "model": None}, "line 1: field modle: unknown; did you mean model?"),
         ({"measured": {"iteration_s": 4000.0}}, "line 1, mine-one: measured.iteration_s = 4000 means"),
     ],

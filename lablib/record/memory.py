@@ -79,6 +79,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         check_type("num_ranks of a Memory", self.num_ranks, int)
+        check_type("allocator_peaks of a Memory", self.allocator_peaks, tuple[int, ...])
         if self.allocator_peaks and (len(self.allocator_peaks) != self.num_ranks or len(self.allocations)):
             raise ValueError(
                 "allocator_peaks of a Memory are one for each rank, and stand in place of allocations: got "

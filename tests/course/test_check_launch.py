@@ -117,7 +117,7 @@ def waits_for_one_of_two(x: torch.Tensor) -> None:
 def test_a_handle_that_is_dropped_breaks_a_rule_of_its_own_whatever_the_values(answer):
     result = run_check("90", all_reduce, answer)
     assert (result.status, result.rule) == ("failed", "every communication is waited for")
-    assert "ranks 0-3 never waited for all_reduce" in result.saw and "async_op=True" in result.saw
+    assert "ranks 0 to 3 never waited for all_reduce" in result.saw and "async_op=True" in result.saw
 
 
 def scales_too_early(x: torch.Tensor) -> None:
@@ -131,7 +131,7 @@ def scales_too_early(x: torch.Tensor) -> None:
 def test_a_write_to_what_is_in_flight_breaks_a_rule_of_its_own_whatever_the_values():
     result = run_check("90", all_reduce, scales_too_early)
     assert (result.status, result.rule) == ("failed", "nothing is written to before the wait() of its communication")
-    assert "ranks 0-3 wrote to a tensor in flight" in result.saw and "x *= 1.0" in result.saw
+    assert "ranks 0 to 3 wrote to a tensor in flight" in result.saw and "x *= 1.0" in result.saw
     assert result.expected == "the wait() first, or a copy"
 
 

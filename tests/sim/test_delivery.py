@@ -233,7 +233,7 @@ def test_a_dropped_handle_is_named_with_its_ranks_and_its_line():
         run = launch(program, ranks=3)
     (note,) = run.notes
     assert "garbage" not in note and note.startswith(
-        "ranks 0,2 never waited for send of group world, 3 times (test_delivery.py:"
+        "ranks 0, 2 never waited for send of group world, 3 times (test_delivery.py:"
     )
     assert "dist.isend(torch.ones(1), dst=1)" in note
 
