@@ -8,6 +8,7 @@ memory_text.py  a run's memory in words
 summary.py      where the time went, rank by rank
 spent.py        where it went part by part, to compare two runs
 perfetto.py     a trace that ui.perfetto.dev opens
+circular_wait.py        calls that wait for each other on NCCL
 saved.py        records as plain values, and back
 
 Records know no backend: the simulator, real processes, scripts and the replay of a pipeline make the same ones.

@@ -86,7 +86,10 @@ class SimProcessGroup(dist.ProcessGroup):
         """
         self._nccl, self._note = limits, note
         if self._group.cargo is None:
-            self._group.cargo = NcclOrder(self._group.global_ranks, self._group.label, is_eager)
+            simulated = [
+                rank for place, rank in enumerate(self._group.global_ranks) if not self._group.is_phantom(place)
+            ]
+            self._group.cargo = NcclOrder(simulated, self._group.label, is_eager)
 
     # ---- identity ----
 
@@ -335,13 +338,15 @@ class SimProcessGroup(dist.ProcessGroup):
     def _post(self, post: Callable[[Message], None], message: Message) -> None:
         try:
             if message.is_in_order:
-                order = self._group.cargo
-                warning = order.post(message.kind, self._member, message.peer, str(message.source))
-                if warning:
-                    self._note(warning)
+                me, peer = (self._group.global_ranks[place] for place in (self._member, message.peer))
+                self._note_if(self._group.cargo.message(message.kind, me, peer, str(message.source)))
             post(message)
         except (CollectiveMismatchError, DeadlockError) as error:
             self._turns.fail(error)
+
+    def _note_if(self, warning: str) -> None:
+        if warning:
+            self._note(warning)
 
     def _let_earlier_senders_come(self, receive: Message) -> None:
         """Give up the turn until no rank can send anything that is issued before the first send that is there."""
@@ -408,8 +413,10 @@ class SimProcessGroup(dist.ProcessGroup):
             Tensors(raw_sent, raw_received, move),
         )
         try:
+            if self._nccl and all(map(self._nccl.is_own, (*sent, *received))):
+                self._note_if(self._group.cargo.collective(rank.rank, name, str(source)))
             meeting = self._group.join(self._member, newcomer, CALLS[name][0], root, misfit)
-        except CollectiveMismatchError as error:
+        except (CollectiveMismatchError, DeadlockError) as error:
             self._turns.fail(error)
         if meeting.cargo is None:
             meeting.cargo = Delivery()

@@ -1,84 +1,15 @@
-"""Which messages wait for one another on NCCL: against a plain model of streams, and in programs."""
+"""Programs whose messages wait for one another on NCCL: told where nothing hangs. (tests/record/test_circular_wait.py
+holds what is found against a plain model of streams.)"""
 
 import warnings
-from collections import defaultdict
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.errors import CollectiveMismatchError, DeadlockError, NotOnNcclWarning
-from lablib.sim.nccl_order import NcclOrder, Post, _Line
-
-RANKS = 4
-Lines = dict[int, list[Post]]  # what each rank posts, in order
-
-pairs = st.tuples(st.integers(0, RANKS - 1), st.integers(0, RANKS - 1)).filter(lambda pair: pair[0] != pair[1])
-
-
-def lines_of(messages: list[tuple[int, int]]) -> Lines:
-    """Each message posted by its sender and its receiver, both in this order."""
-    lines: Lines = defaultdict(list)
-    for sender, receiver in messages:
-        lines[sender].append(Post("send", sender, receiver, ""))
-        lines[receiver].append(Post("recv", receiver, sender, ""))
-    return lines
-
-
-def ends(lines: Lines) -> bool:
-    """Whether streams that carry out one message after the other come to their end, if no buffer holds anything."""
-    left = {place: list(posts) for place, posts in lines.items()}
-    while any(left.values()):
-        met = [(a, b) for a in left for b in left if left[a] and left[b] and left[a][0].is_answered_by(left[b][0])]
-        if not met:
-            return False
-        for place in met[0]:
-            left[place].pop(0)
-    return True
-
-
-def told_of(lines: Lines, turns: list[int]) -> str:
-    """What is said when the ranks post in these turns: "" for nothing, "warns" or "refuses"."""
-    order = NcclOrder(range(RANKS), "world", is_eager=True)
-    left, told = {place: list(posts) for place, posts in lines.items()}, ""
-    turns = [*turns, *(place for place, posts in lines.items() for _ in posts)]
-    for place in turns:
-        if left.get(place):
-            post = left[place].pop(0)
-            try:
-                told = "warns" if order.post(post.kind, post.place, post.peer, "") else told
-            except DeadlockError:
-                return "refuses"
-    return told
-
-
-@given(st.lists(pairs, max_size=12), st.lists(st.integers(0, RANKS - 1), max_size=24))
-def test_messages_that_all_post_in_one_order_are_never_refused(messages: list[tuple[int, int]], turns: list[int]):
-    lines = lines_of(messages)
-    assert ends(lines) and told_of(lines, turns) == ""
-
-
-@given(st.lists(pairs, min_size=2, max_size=8), st.lists(st.integers(0, RANKS - 1), max_size=16), st.data())
-def test_what_a_stream_never_ends_is_told_whatever_the_turns(
-    messages: list[tuple[int, int]], turns: list[int], data: st.DataObject
-):
-    """Any order on each rank: something is said exactly where streams without buffers would stand still."""
-    lines = {place: data.draw(st.permutations(posts)) for place, posts in lines_of(messages).items()}
-    assert (told_of(lines, turns) == "") == ends(lines)
-
-
-@given(st.integers(2, 6), st.permutations(["recv", "send"]), st.data())
-def test_a_ring_in_batches_is_right_in_any_order(ranks: int, kinds: list[str], data: st.DataObject):
-    line = _Line()
-    posts = {}
-    for place in range(ranks):
-        peers = {"send": (place + 1) % ranks, "recv": (place - 1) % ranks}
-        posts[place] = [Post(kind, place, peers[kind], "") for kind in kinds]
-    for place in data.draw(st.permutations([place for place in posts for _ in kinds])):
-        assert not line.post(posts[place].pop(0), (place, len(kinds)))
+from lablib.sim.nccl_order import NcclOrder
 
 
 def ring(first: str) -> float:
@@ -124,14 +55,35 @@ def test_a_ring_in_one_batch_passes(options: dict):
     assert run.values == [3, 0, 1, 2] and not run.notes
 
 
+def receives_across_a_collective() -> float:
+    rank, x = dist.get_rank(), torch.ones(2)
+    receiving = [dist.irecv(torch.empty(2), 1)] if rank == 0 else []
+    dist.all_reduce(x)
+    if rank == 1:
+        dist.send(x, 0)
+    for work in receiving:
+        work.wait()
+    return x[0].item()
+
+
+def test_a_collective_stands_in_the_same_line():
+    """The GPU of rank 0 comes to the all_reduce when it has received; that of rank 1 sends after the all_reduce."""
+    assert launch(receives_across_a_collective, ranks=3).values == [3, 3, 3]
+    with pytest.raises(
+        DeadlockError, match="on NCCL this would hang: .* both sides of a message before a coll"
+    ) as error:
+        launch(receives_across_a_collective, ranks=3, like="nccl")
+    assert [(wait.rank, wait.operation) for wait in error.value.waits] == [(0, "recv"), (1, "all_reduce")]
+
+
 def test_without_a_device_two_ranks_have_a_line_of_their_own():
     order = NcclOrder(range(4), "world", is_eager=False)
-    for place in range(4):
-        assert order.post("recv", place, (place - 1) % 4, "") == ""  # a ring of four: no two wait for each other
+    for rank in range(4):
+        assert order.message("recv", rank, (rank - 1) % 4, "") == ""  # a ring of four: no two wait for each other
     both = NcclOrder(range(2), "world", is_eager=False)
-    both.post("recv", 0, 1, "")
+    both.message("recv", 0, 1, "")
     with pytest.raises(DeadlockError):
-        both.post("recv", 1, 0, "")
+        both.message("recv", 1, 0, "")
 
 
 def tagged(order: tuple[int, int]) -> list[float]:
