@@ -16,23 +16,14 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType, GeneratorType
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 
 from lablib.course.learner_code import exited
 
-F = TypeVar("F", bound=Callable[..., object])
 Replace = Callable[[Any], Any]  # what stands in for a value; the value itself where nothing does
 _SHARED = (type(threading.Lock()), type(threading.RLock()), threading.local, io.IOBase, GeneratorType)
-
-
-def own_copy(answer: F) -> F:
-    """The function with copies of the notebook's variables that it refers to; itself where it cannot be pickled."""
-    try:
-        return pickle.loads(cloudpickle.dumps(answer))
-    except Exception:  # whatever a learner's objects raise: real ranks would say it better
-        return answer
 
 
 def with_own_copies(

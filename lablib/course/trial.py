@@ -21,7 +21,14 @@ from lablib.course.learner_code import (
 )
 from lablib.course.result import Result
 from lablib.course.time_limit import TimeIsUp, time_limit
-from lablib.errors import LaunchError, LaunchTimeoutError, RankError, UnwaitedWarning, WriteInFlightWarning
+from lablib.errors import (
+    LaunchError,
+    LaunchTimeoutError,
+    NotOnNcclWarning,
+    RankError,
+    UnwaitedWarning,
+    WriteInFlightWarning,
+)
 
 _GRACE_S = 2.0
 _MAX_LINES = 20
@@ -31,6 +38,10 @@ _RULES = {  # what a launch warns of -> the rule that it breaks, what was expect
     WriteInFlightWarning: (
         "nothing is written to before the wait() of its communication",
         "the wait() first, or a copy",
+    ),
+    NotOnNcclWarning: (  # where a check launches with like="nccl"
+        "it ends on GPUs, with messages of any size",
+        "both calls in one dist.batch_isend_irecv",
     ),
 }
 _TOO_LONG = "your code comes to its end"
@@ -88,8 +99,8 @@ def _printed(expect: Expect) -> str:
 
 @contextmanager
 def _no_luck() -> Iterator[None]:
-    """Break a rule when a launch inside drops the handle of a communication, or writes to what is in flight: its values
-    are right by luck, if at all.
+    """Break a rule when a launch inside drops the handle of a communication, writes to what is in flight, or fills
+    NCCL's buffers: it is right by luck, if at all.
 
     A rule that such values break is the consequence; this one is what the learner must know.
     """

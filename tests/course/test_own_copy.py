@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.course.expect import Expect
-from lablib.course.own_copy import own_copy
 
 SHELF = """
 shelf, calls = {}, [0]
@@ -29,29 +28,23 @@ def notebook() -> dict:
     return cells
 
 
-def test_copies_share_no_variables_and_keep_their_own():
-    cells = notebook()
-    first, second = own_copy(cells["put"]), own_copy(cells["put"])
-    assert first("a", 1) == (1, 1, 1)
-    assert first("b", 1) == (2, 2, 2)  # its own are kept from call to call
-    assert second("c", 1) == (1, 1, 1)
-    assert cells["shelf"] == {}
-
-
-def test_what_the_notebook_had_is_there():
+def test_what_the_notebook_had_is_there_on_each_rank():
     cells = notebook()
     cells["shelf"]["before"] = 1
-    assert own_copy(cells["put"])("a", 1)[0] == 2
+    expect = Expect(answers=[cells["put"]])
+    assert expect.launch(lambda: cells["put"]("a", 1), ranks=2).values == [(2, 1, 1)] * 2
 
 
-def test_what_cannot_be_pickled_is_taken_as_it_is():
-    lock = threading.Lock()
+def test_what_cannot_be_copied_is_taken_as_it_is():
+    class Uncopied:
+        def __reduce__(self):
+            raise RuntimeError("no pickle of this")
 
-    def guarded() -> bool:
-        return lock.locked()
+        def __call__(self) -> int:
+            return id(self)
 
-    assert own_copy(guarded) is guarded
-    assert own_copy(len) is len
+    answer = Uncopied()
+    assert Expect(answers=[answer]).launch(lambda: answer(), ranks=2).values == [id(answer)] * 2
 
 
 ANSWERS = """

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lablib import Run, Transfer, find_cluster, launch
 from lablib.course import Expect, exercise
-from lablib.course.own_copy import own_copy
 from lablib.course.rules import (
     calls_only,
     changes_nothing,
@@ -42,7 +41,7 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     not_from_lablib(answer)
 
     def program(xs: list[Tensor]):
-        return observe(own_copy(answer), xs[dist.get_rank()])
+        return observe(answer, xs[dist.get_rank()])
 
     def mean(xs: list[Tensor]) -> Run:
         run = expect.launch(program, xs, ranks=len(xs), cluster=CLUSTER)
@@ -80,8 +79,7 @@ def _two_calls(expect: Expect, answer: Callable[[Tensor], object], first: list[T
     """What two calls of one run returned, on each rank: looked at after both, so that neither wrote to the other's."""
 
     def program(first: list[Tensor], second: list[Tensor]):
-        mine, rank = own_copy(answer), dist.get_rank()
-        return [mine(first[rank]), mine(second[rank])]
+        return [answer(xs[dist.get_rank()]) for xs in (first, second)]
 
     return expect.launch(program, first, second, ranks=len(first), cluster=CLUSTER).values
 
@@ -109,7 +107,7 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     cluster = find_cluster(CLUSTER).free_compute()
 
     def program(xs: list[Tensor]):
-        return observe(own_copy(answer), xs[dist.get_rank()])
+        return observe(answer, xs[dist.get_rank()])
 
     some = expect.draw.integer(20, 40)
     cases = [((some, some + 1), torch.float64), ((1000, some), torch.float32), ((some, 2, 3), torch.bfloat16)]
@@ -136,6 +134,8 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     first, second = ([expect.draw.tensor((5,)) for _ in range(3)] for _ in range(2))
     wanted = [[first[rank - 1], second[rank - 1]] for rank in range(3)]
     _on_each(expect, "holds what two calls gave", _two_calls(expect, answer, first, second), wanted)
+    expect.launch(program, first, ranks=3, cluster=cluster, like="nccl")  # single messages may wait for one another
+    expect.that("it ends on GPUs, with messages of any size", True, "as NCCL takes them", "an end")
 
 
 def _on_each(expect: Expect, rule: str, saw: list, expected: list) -> None:
@@ -169,11 +169,11 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
     """The rules that a few seeds and ranks can show."""
 
     def program():
-        mine, draws = own_copy(answer), []
+        draws = []
         for seed in seeds:
-            first = mine(seed)
+            first = answer(seed)
             torch.rand(3)  # whoever draws without a seed goes on from here
-            draws.append((first, mine(seed)))
+            draws.append((first, answer(seed)))
         return draws
 
     run = expect.launch(program, ranks=ranks, cluster=CLUSTER)
@@ -210,9 +210,8 @@ def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Ten
     all_seeds, on_all = list(range(MAX_SEED + 1)), (0, *expect.draw.integers(2, 1, MAX_RANKS - 2), MAX_RANKS - 1)
 
     def program():
-        mine, rank = own_copy(answer), dist.get_rank()
         with _disable_current_modes():  # 4000 calls, whose time and memory nobody asks for
-            return {seed: mine(seed) for seed in (all_seeds if rank in on_all else everywhere)}
+            return {seed: answer(seed) for seed in (all_seeds if dist.get_rank() in on_all else everywhere)}
 
     with _short_stacks():
         drawn = expect.launch(program, ranks=MAX_RANKS, cluster=CLUSTER).values
@@ -248,7 +247,7 @@ def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Ten
 def _short_stacks() -> Iterator[None]:
     """torch.manual_seed notes where it was called, for GPUs that start later: for a whole stack half a millisecond."""
     before = getattr(sys, "tracebacklimit", None)
-    sys.tracebacklimit = 1
+    sys.tracebacklimit = 0
     try:
         yield
     finally:
@@ -353,7 +352,7 @@ def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
     not_from_lablib(answer)
 
     def program(losses: list[Tensor]):
-        return own_copy(answer)(losses[dist.get_rank()])
+        return answer(losses[dist.get_rank()])
 
     large = expect.draw.integer(500, 790) + expect.draw.choice([0.2, 0.3, 0.7, 0.8])
     _reports(expect, program, 16, large)  # 16 bits hold quarters and halves of such a mean, no tenths
@@ -452,8 +451,7 @@ def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> No
     _finds(expect, answer, [draw.tensor(shape) for _ in range(count)], hit, "twelve ranks of many are hit")
 
     def twice(grads: list[Tensor], others: list[Tensor]):
-        mine, rank = own_copy(answer), dist.get_rank()
-        return mine(grads[rank]), mine(others[rank])
+        return answer(grads[dist.get_rank()]), answer(others[dist.get_rank()])
 
     calls = [[torch.tensor([nan if rank == bad else 1.0]) for rank in range(3)] for bad in draw.integers(2, 0, 2)]
     wanted = tuple([rank for rank, grad in enumerate(grads) if grad.isnan()] for grads in calls)
@@ -481,7 +479,7 @@ def _finds(
     what += f"; {str(grads[0].dtype).removeprefix('torch.')}, shape {tuple(grads[0].shape)}"
 
     def program(grads: list[Tensor]):
-        return observe(own_copy(answer), grads[dist.get_rank()])
+        return observe(answer, grads[dist.get_rank()])
 
     run = expect.launch(program, grads, ranks=ranks, cluster=CLUSTER)
     found = [call.value for call in run.values]

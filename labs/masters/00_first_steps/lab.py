@@ -221,7 +221,8 @@ for wait_first in (True, False):
 # **Exercise 2.** The ranks stand in a circle. Each gives `x` to its right neighbour and returns what its left one gave.
 # Right of rank r is (r + 1) % n: the remainder by n, so that rank 0 is right of the last.
 #
-# Budget (the check measures it): the time of two messages, for any number of ranks from 2 up.
+# Budget (the check measures it): the time of two messages, for any number of ranks from 2 up. It must end on GPUs too,
+# whatever the size of `x`.
 
 
 # %% tags=["exercise"]
@@ -482,7 +483,7 @@ check.report(report)
 #
 # 1. Every rank of a group makes the same collectives, in the same order, with the same shapes. (What other shapes
 #    do stands under "Further: how real processes hang".)
-# 2. For every `recv` somebody sends, and not all wait at once. To mend `swap`, begin with `isend`, as in exercise 2.
+# 2. For every `recv` somebody sends, and not all wait at once. To mend `swap`, begin both as a batch, as in exercise 2.
 
 # %% [markdown] minutes=8
 # ## Something breaks

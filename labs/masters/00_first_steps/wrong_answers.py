@@ -637,6 +637,44 @@ WRONG_ANSWERS = {
             """,
             "what two calls gave",
         ),
+        (
+            "begins to send, then receives: on GPUs, only while messages are small",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                sending = dist.isend(x, dst=(rank + 1) % world_size)
+                dist.recv(inbox, src=(rank - 1) % world_size)
+                sending.wait()
+                return inbox
+            """,
+            "with messages that its buffers do not hold",
+        ),
+        (
+            "begins to receive, then sends: on GPUs all wait",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = torch.empty_like(x)
+                receiving = dist.irecv(inbox, src=(rank + world_size - 1) % world_size)
+                dist.send(x, dst=(rank + 1) % world_size)
+                receiving.wait()
+                return inbox
+            """,
+            "on NCCL this would hang",
+        ),
+        (
+            "begins both one by one: on GPUs all wait",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = x.new_zeros(x.shape)
+                for handle in (dist.irecv(inbox, (rank - 1) % world_size), dist.isend(x, (rank + 1) % world_size)):
+                    handle.wait()
+                return inbox
+            """,
+            "on NCCL this would hang",
+        ),
     ],
     "weights_and_data": [
         (
@@ -1879,42 +1917,7 @@ RIGHT_ANSWERS = {
             """,
         ),
     ],
-    "pass_to_right": [  # single calls are right on the simulator and with gloo; with NCCL, while messages are small
-        (
-            "begins to send, then receives",
-            """
-            def pass_to_right(x):
-                rank, world_size = dist.get_rank(), dist.get_world_size()
-                inbox = torch.empty_like(x)
-                sending = dist.isend(x, dst=(rank + 1) % world_size)
-                dist.recv(inbox, src=(rank - 1) % world_size)
-                sending.wait()
-                return inbox
-            """,
-        ),
-        (
-            "begins to receive, then sends",
-            """
-            def pass_to_right(x):
-                rank, world_size = dist.get_rank(), dist.get_world_size()
-                inbox = torch.empty_like(x)
-                receiving = dist.irecv(inbox, src=(rank + world_size - 1) % world_size)
-                dist.send(x, dst=(rank + 1) % world_size)
-                receiving.wait()
-                return inbox
-            """,
-        ),
-        (
-            "begins both, waits for both",
-            """
-            def pass_to_right(x):
-                rank, world_size = dist.get_rank(), dist.get_world_size()
-                inbox = x.new_zeros(x.shape)
-                for handle in (dist.irecv(inbox, (rank - 1) % world_size), dist.isend(x, (rank + 1) % world_size)):
-                    handle.wait()
-                return inbox
-            """,
-        ),
+    "pass_to_right": [
         (
             "one batch",
             """
@@ -1924,6 +1927,19 @@ RIGHT_ANSWERS = {
                 send = dist.P2POp(dist.isend, x, (rank + 1) % world_size)
                 receive = dist.P2POp(dist.irecv, inbox, (rank - 1) % world_size)
                 [handle.wait() for handle in dist.batch_isend_irecv([send, receive])]
+                return inbox
+            """,
+        ),
+        (
+            "one batch, the receive first",
+            """
+            def pass_to_right(x):
+                rank, world_size = dist.get_rank(), dist.get_world_size()
+                inbox = x.new_empty(x.shape)
+                messages = [(dist.irecv, inbox, rank - 1), (dist.isend, x, rank + 1)]
+                works = dist.batch_isend_irecv([dist.P2POp(op, y, peer % world_size) for op, y, peer in messages])
+                for work in works:
+                    work.wait()
                 return inbox
             """,
         ),
