@@ -101,9 +101,14 @@ def _tell_the_system(environ: dict[Any, Any], of_ranks: Mapping[int, dict[Any, A
 
 @contextmanager
 def _of_class(holder: Any, own: Mapping[str, _ByThread]) -> Iterator[None]:
-    """Until the end these attributes of an object are answered by descriptors."""
+    """Until the end these attributes of an object are answered by descriptors.
+
+    Of the new class there is this one object. (Python's import makes each module as `type(sys)(name)`.)
+    """
     kind = type(holder)
-    holder.__class__ = type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **own})
+    makes_plain = {"__new__": lambda cls, *args, **kwargs: kind(*args, **kwargs)}
+    named = {"__slots__": (), "__module__": kind.__module__}
+    holder.__class__ = type(kind.__name__, (kind,), {**named, **makes_plain, **own})
     try:
         yield
     finally:

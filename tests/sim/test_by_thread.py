@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import importlib
 import io
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -188,3 +190,12 @@ def test_afterwards_python_has_its_own_classes_back():
         launch(lambda: 1 / 0, ranks=2)
     assert (type(sys), type(os.environ), type(os.environb)) == classes == (ModuleType, os._Environ, os._Environ)
     assert vars(sys)["stdout"] is sys.stdout and vars(sys)["stderr"] is sys.stderr
+
+
+def test_a_module_that_a_rank_imports_is_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Python makes it of the class of `sys`; of ours, no pickle would take it, and `stdout` would not be its own."""
+    (tmp_path / "imported_on_a_rank.py").write_text("stdout = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert launch(lambda: importlib.import_module("imported_on_a_rank").stdout, ranks=2).values == [3, 3]
+    module = sys.modules.pop("imported_on_a_rank")
+    assert type(module) is ModuleType and module.stdout == 3
