@@ -279,7 +279,7 @@ def _notes(cluster: Cluster, ranks: int, backend: str, run: Run) -> list[str]:
     if backend == "nccl" and cluster.device.kernel_overhead_s and not cluster.device.launch_s:
         told.append(
             f"{cluster.device.name} does not tell launch from kernel: all of its kernel_overhead_s is taken for "
-            "launch. So predicted compute leaves out the least time that a kernel takes, and predicted idle time has it."
+            "launch. Predicted compute leaves out the least time that a kernel takes, and predicted idle time has it."
         )
     return told + [note[:1].upper() + note[1:] + "." for note in run.notes]
 
