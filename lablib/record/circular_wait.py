@@ -127,7 +127,7 @@ class Communicator:
                     other: call
                     for meeting, call in self._first(rank).items()
                     for other in meeting.ranks
-                    if self._first(other) and meeting not in self._first(other)
+                    if meeting not in self._first(other)
                 }
                 left += waits[rank]
         try:
