@@ -21,10 +21,10 @@ class Lines:
     def here(self) -> str:
         """ "train.py:12: loss = model(x)", the innermost line of the program; lablib's only where it has none."""
         frame: FrameType | None = sys._getframe(1)
-        inside_library = None
+        inside_library, other = None, Code.OTHER
         while frame is not None:
             code = code_of(frame.f_code.co_filename)
-            if code is not Code.OTHER:
+            if code is not other:
                 if code is Code.PROGRAM:
                     return self._text(frame)
                 if code is Code.BOTTOM:

@@ -34,6 +34,8 @@ class MetaKernels:
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What the op gives for these arguments."""
+        if _is_view(func):
+            return func(*args, **kwargs)
         signature: list[Any] = [func]
         kinds = _describe(args, signature) | (_describe(kwargs.items(), signature) if kwargs else 0)
         if not kinds & _SOME_META:
@@ -87,7 +89,7 @@ class Answer:
     @staticmethod
     def of(func: Any, args: tuple, out: Any) -> "Answer":
         if _writes_first(func):
-            return Answer(None, True, False)
+            return Answer(None, out is not None, False)
         given = {storage_id(tensor.untyped_storage()) for tensor in tensors_in(args)}
         is_view = any(storage_id(tensor.untyped_storage()) in given for tensor in tensors_in((out,)))
         return Answer(_specification(out), False, is_view)
@@ -114,10 +116,19 @@ def _made(specification: Any) -> Any:
 
 
 @cache
+def _is_view(func: Any) -> bool:
+    """Whether it only looks at the memory of its one tensor: no kernel runs, so there is none to save."""
+    taken, returned = schema(func).arguments, schema(func).returns
+    num_tensors = sum("Tensor" in str(argument.type) for argument in taken)
+    is_view = bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+    return is_view and num_tensors == 1 and func.namespace == "aten" and all(a.name != "device" for a in taken)
+
+
+@cache
 def _writes_first(func: Any) -> bool:
-    """`add_` and its like: they return their first argument, written."""
+    """`add_` and its like, which return their first argument, written; `_foreach_add_`, a list, returns nothing."""
     first = schema(func).arguments[0] if schema(func).arguments else None
-    return bool(first and first.is_write and len(schema(func).returns) == 1)
+    return bool(first and first.is_write and len(schema(func).returns) <= 1)
 
 
 @cache

@@ -82,6 +82,12 @@ _READS = {
 }
 
 
+@cache
+def _answered() -> frozenset[Any]:
+    """The functions that need more than to be called."""
+    return _factories() | _MOVES | _READS.keys() | {UNFUSED}
+
+
 class OnMeta(TorchFunctionMode):
     """Redirects what the program makes and moves to the device "meta"."""
 
@@ -91,6 +97,12 @@ class OnMeta(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if func in _answered() or "generator" in kwargs or torch.is_autocast_enabled("cpu"):
+            return self._answer(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What the program does not get from torch as it is."""
         if torch.is_autocast_enabled("cpu"):
             args, kwargs = self.autocast.cast(func, args, kwargs)
         if func in _factories():
@@ -114,7 +126,7 @@ class OnMeta(TorchFunctionMode):
 
 def _caller() -> FrameType:
     """The frame that called the torch function; a `with torch.device(...)` block around it is not one."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame.f_code.co_filename == _DEVICE_MODE and frame.f_back is not None:
         frame = frame.f_back
     return frame
