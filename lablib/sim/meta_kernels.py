@@ -17,7 +17,7 @@ from torch import Tensor
 from lablib.errors import ValueNeededError
 from lablib.operators.op import tensors_in
 from lablib.sim.source import program_line
-from lablib.torch_compat import DispatchKey, read_number, run_kernel_of, schema, storage_id
+from lablib.torch_compat import DisableTorchFunction, DispatchKey, read_number, run_kernel_of, schema, storage_id
 
 META = torch.device("meta")
 
@@ -34,25 +34,25 @@ class MetaKernels:
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What the op gives for these arguments."""
-        if _is_view(func):
-            return func(*args, **kwargs)
-        signature: list[Any] = [func]
-        kinds = _describe(args, signature) | (_describe(kwargs.items(), signature) if kwargs else 0)
+        with DisableTorchFunction():  # in backward a mode (shapes.py) would answer for every look at a tensor
+            if _is_view(func):
+                return func(*args, **kwargs)
+            signature: list[Any] = [func]
+            kinds = _describe(args, signature) | (_describe(kwargs.items(), signature) if kwargs else 0)
+            key = tuple(signature) if kinds == _SOME_META and _is_remembered(func) else None
+            answer = self._known.get(key) if key else None
+            if answer is not None and not answer.is_view:
+                return answer.give(args)
         if not kinds & _SOME_META:
             return func(*args, **kwargs)
         if func is read_number:
             raise needs_value("a value")
         if kinds & _SOME_REAL:
             return _on_meta(func, args, kwargs)
-        if not _is_remembered(func):
-            return _run(func, args, kwargs)
-        key = tuple(signature)
-        answer = self._known.get(key)
-        if answer is None:
-            out = _run(func, args, kwargs)
+        out = _run(func, args, kwargs)
+        if key and answer is None:
             self._known[key] = Answer.of(func, args, out)
-            return out
-        return _run(func, args, kwargs) if answer.is_view else answer.give(args)
+        return out
 
 
 _SOME_META, _SOME_REAL = 1, 2

@@ -440,6 +440,9 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         (*place("verify_params"), verify_params_across_processes),
         (WorldMeta, "WORLD", WORLD),
         (*place("ensure_same_dtype"), ensure_one_dtype),
+        # A rank seeds no device of this process; torch would note each seed, with the stack, for when there is one.
+        (torch.cuda, "manual_seed_all", _seed_no_device),
+        (torch.xpu, "manual_seed_all", _seed_no_device),
     )
     try:
         threads = followed_threads(lambda rank: ranks[rank].world.pg_names)
@@ -450,6 +453,10 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         owners.give_back(before)
+
+
+def _seed_no_device(seed: int) -> None:
+    """What `torch.manual_seed` does to the devices of a rank that computes on the CPU."""
 
 
 def _no_group(*_: Any) -> NoReturn:

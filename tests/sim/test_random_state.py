@@ -61,3 +61,17 @@ def test_ranks_draw_the_same_on_the_simulator_and_in_processes():
     simulated = launch(program, ranks=3).values
     assert simulated[0] != simulated[1]
     assert simulated == launch(program, ranks=3, backend="gloo").values
+
+
+def test_a_rank_seeds_no_device_of_the_notebooks_process(monkeypatch):
+    """torch keeps the seed until there is a device: it would be the notebook's then."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+
+    def program() -> float:
+        torch.manual_seed(7)
+        return float(torch.rand(()))
+
+    drawn = launch(program, ranks=2).values
+    assert seeded == []
+    assert drawn == [program()] * 2 and seeded == [7]

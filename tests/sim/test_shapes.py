@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from lablib import ValueNeededError, launch, phase
+from lablib import RankError, ValueNeededError, launch, phase
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.precision.autocast import OPERATORS
+from lablib.sim import meta_kernels
 
 
 def blocks() -> nn.Sequential:
@@ -278,6 +279,40 @@ def test_moves_keep_shapes_and_change_dtypes():
 def test_a_run_without_a_trace_has_shapes_too():
     run = launch(lambda: torch.zeros(1 << 40).sum(), ranks=2, fidelity="shapes", trace=False)
     assert run.values[0].is_meta and len(run.timeline) == 0
+
+
+def test_torch_is_asked_once_what_an_operator_on_lists_gives(monkeypatch):
+    """`_foreach_addcmul_` writes its first list and returns nothing. Ten steps of two ranks ask as often as one."""
+    asked, run = [], meta_kernels._run
+
+    def noting(func, args, kwargs):
+        asked.append(str(func))
+        return run(func, args, kwargs)
+
+    def steps(num_steps):
+        params = [torch.zeros(3, 4, requires_grad=True), torch.zeros(5, requires_grad=True)]
+        optimizer = torch.optim.AdamW(params, foreach=True)
+        for _ in range(num_steps):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+
+    def times_asked(num_steps):
+        asked.clear()
+        launch(steps, num_steps, ranks=2, fidelity="shapes")
+        return {name: asked.count(name) for name in asked if "addcmul" in name or "lerp" in name}
+
+    monkeypatch.setattr(meta_kernels, "_run", noting)
+    assert times_asked(10) == {"aten._foreach_lerp_.Scalar": 1, "aten._foreach_addcmul_.Scalar": 1}
+
+
+def test_lists_that_do_not_fit_are_refused_as_in_torch():
+    def program():
+        torch._foreach_add_([torch.ones(2)], [torch.ones(2)])
+        torch._foreach_add_([torch.ones(2)], [torch.ones(3)])
+
+    with pytest.raises(RankError, match="must match|not match|broadcast"):
+        launch(program, ranks=1, fidelity="shapes")
 
 
 def test_torch_is_as_before_after_a_run_that_failed():
