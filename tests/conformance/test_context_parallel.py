@@ -162,7 +162,7 @@ def test_the_attention_of_the_process_is_its_own_again_after_ranks_replaced_thei
     def program() -> bool:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         before = F.scaled_dot_product_attention
-        with context_parallel(mesh, buffers=[torch.randn(1, 2, 8, 4)], buffer_seq_dims=[2]):
+        with context_parallel(mesh, buffers=[torch.randn(1, 2, 12, 4)], buffer_seq_dims=[2]):
             mine = F.scaled_dot_product_attention
             dist.barrier()
             kept = F.scaled_dot_product_attention is mine and mine is not before
