@@ -11,6 +11,14 @@ Data parallel, from naive to real:
     data_parallel             a bucket leaves while backward goes on; no_sync for accumulation
     hierarchical_aggregation  buckets averaged inside each node first
     data_parallel_scaling     the seconds and the efficiency of all that, predicted
+
+ZeRO, stage by stage:
+    zero_shards               parameters as one flat buffer, cut into a shard for each rank
+    zero1                     the optimizer's state is sharded
+    zero2                     ... and the gradients
+    zero3                     ... and the parameters: gathered for each unit, and prefetched
+    zero_hybrid               shards within a node, replicas across nodes
+    zero                      the module and its optimizer, with any of these
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -33,3 +41,16 @@ from lablib.parallel.data_parallel_scaling import StepTime as StepTime
 from lablib.parallel.data_parallel_scaling import predict_step as predict_step
 from lablib.parallel.data_parallel_scaling import profile_step as profile_step
 from lablib.parallel.data_parallel_scaling import scaling_efficiency as scaling_efficiency
+from lablib.parallel.zero_shards import AllGather as AllGather
+from lablib.parallel.zero_shards import FlatLayout as FlatLayout
+from lablib.parallel.zero_shards import FlatUnit as FlatUnit
+from lablib.parallel.zero_shards import Piece as Piece
+from lablib.parallel.zero_shards import ReduceScatter as ReduceScatter
+from lablib.parallel.zero_shards import all_gather_shards as all_gather_shards
+from lablib.parallel.zero_shards import reduce_scatter_average as reduce_scatter_average
+from lablib.parallel.zero1 import Zero1 as Zero1
+from lablib.parallel.zero2 import Zero2 as Zero2
+from lablib.parallel.zero3 import Zero3 as Zero3
+from lablib.parallel.zero3 import default_units as default_units
+from lablib.parallel.zero_hybrid import HybridReduceScatter as HybridReduceScatter
+from lablib.parallel.zero import Zero as Zero
