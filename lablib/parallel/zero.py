@@ -62,8 +62,8 @@ class Zero(nn.Module):
         group: the ranks that share; None for all.
         replicate_group: the ranks that hold the same shards, in hybrid sharding; see `zero_hybrid.py`.
         reduce_scatter: how gradients become shards of their mean.
-        options: of the stage, see `Zero1` and `Zero3`: `all_gather`, `param_dtype`, `reduce_dtype`, `multiple_of`; for 1
-            and 2 `bucket_bytes`; for 3 `units`, `reshard_after_forward`, `prefetch`, `backward_all_gather`.
+        options: of the stage, see `Zero1` and `Zero3`: `all_gather`, `param_dtype`, `reduce_dtype`, `multiple_of`; for
+            1 and 2 `bucket_bytes`; for 3 `units`, `reshard_after_forward`, `prefetch`, `backward_all_gather`.
 
     Attributes:
         sharded: the stage.

@@ -241,6 +241,6 @@ def require_reduced(units: list[FlatUnit]) -> None:
     missing = [unit.layout.names[0] for unit in units if unit.is_trainable and unit.gradient is None]
     if missing:
         raise ValueError(
-            f"a step needs reduced gradients: there are none for {missing[0]}; run backward first, and the last one of a "
-            "step outside of no_sync()."
+            f"a step needs reduced gradients: there are none for {missing[0]}; run backward first, and the last one of "
+            "a step outside of no_sync()."
         )

@@ -271,7 +271,7 @@ class Zero3(nn.Module):
 
 
 class Use:
-    """One use of a unit in forward; `has_end`: backward tells when it has passed through, as an input has a gradient."""
+    """One use of a unit in forward; `has_end`: backward tells when it has passed, as an input has a gradient."""
 
     def __init__(self, unit: "GatheredUnit"):
         self.unit, self.has_end = unit, False
