@@ -165,7 +165,8 @@ class Zero(nn.Module):
         """Parameters, gathered from what the optimizer steps, and buffers, by the module's own names. Communicates."""
         full = self._gathered((unit, unit.master) for unit in self.units)
         own = self.module.state_dict()
-        return {name: full.get(first, own[name].detach()).clone() for name, first in self._first_names.items()}
+        found = {name: full[first] if first in full else own[name] for name, first in self._first_names.items()}
+        return {name: tensor.detach().clone() for name, tensor in found.items()}
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take parameters and buffers from the state of an unsharded module; the optimizer's state stays. Communicates.
