@@ -390,15 +390,15 @@ def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn
     users: dict[nn.Parameter, set[nn.Module]] = {}
     places: dict[nn.Parameter, dict[tuple[nn.Module, str], None]] = {}
 
-    def walk(owner: nn.Module, unit: nn.Module) -> None:
+    # A stack, not recursion: a function that calls itself is a reference cycle, and would keep the whole model alive.
+    stack = [(module, module)]
+    while stack:
+        owner, unit = stack.pop()
         unit = owner if owner in units else unit
         for name, param in owner.named_parameters(recurse=False, remove_duplicate=False):
             users.setdefault(param, set()).add(unit)
             places.setdefault(param, {})[owner, name] = None  # once, though a shared module is met twice
-        for child in owner.children():
-            walk(child, unit)
-
-    walk(module, module)
+        stack += [(child, unit) for child in reversed(list(owner.children()))]
     found: dict[nn.Module, Owners] = {unit: {} for unit in (module, *units)}
     for param, using in users.items():
         found[next(iter(using)) if len(using) == 1 else module][param] = list(places[param])
