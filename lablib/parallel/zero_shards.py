@@ -33,6 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data_parallel import Handle
+from lablib.signature import whole_number
 
 # torch 2.13 renamed them; 2.11 has only the old names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -162,6 +163,8 @@ class FlatUnit:
         reduce_dtype: torch.dtype | None = None,
         multiple_of: int = 1,
     ):
+        require_dtype("param_dtype", param_dtype)
+        multiple_of = whole_number("multiple_of", multiple_of)
         names, params = zip(*named_params, strict=True)
         shapes = tuple(tuple(param.shape) for param in params)
         self.group, self.params, self.is_trainable = group, params, params[0].requires_grad
@@ -240,6 +243,12 @@ def _joined(tensors: Sequence[Tensor | None], numel: int) -> Tensor:
 
 
 # ---- what is refused ----
+
+
+def require_dtype(name: str, dtype: torch.dtype | None) -> None:
+    """Computing needs floating-point numbers."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"{name} must be a floating-point dtype: got {dtype}; try torch.bfloat16.")
 
 
 def require_reduce_dtype(reduce_dtype: torch.dtype, param_dtype: torch.dtype, master_dtype: torch.dtype) -> None:
