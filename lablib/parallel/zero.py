@@ -44,9 +44,9 @@ from lablib.parallel.zero1 import Zero1
 from lablib.parallel.zero2 import Zero2
 from lablib.parallel.zero3 import Zero3
 from lablib.parallel.zero_hybrid import HybridReduceScatter
-from lablib.parallel.zero_shards import FlatUnit, ReduceScatter, reduce_scatter_average
+from lablib.parallel.zero_shards import FlatUnit, ReduceScatter, reduce_scatter_average, require_in_group
 from lablib.precision.loss_scaling import LossScaler
-from lablib.signature import checked
+from lablib.signature import check_types
 
 OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 STAGES: dict[int, type[Zero1] | type[Zero3]] = {1: Zero1, 2: Zero2, 3: Zero3}
@@ -74,7 +74,6 @@ class Zero(nn.Module):
         ValueError: another stage, an option that the stage does not have, and what the stage refuses.
     """
 
-    @checked
     def __init__(
         self,
         module: nn.Module,
@@ -87,6 +86,11 @@ class Zero(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        check_types(
+            "Zero", [("module", module, nn.Module), ("optimizer_fn", optimizer_fn, Callable), ("stage", stage, int)]
+        )
+        for name, one in (("group", group), ("replicate_group", replicate_group)):
+            require_in_group(name, one)
         if stage not in STAGES:
             raise ValueError(
                 f"stage must be 1 (optimizer state), 2 (and gradients) or 3 (and parameters): got {stage}."

@@ -135,6 +135,8 @@ class Zero1(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_same_ranks(self.group, self.world_size)
+        for reduction in self._backward.under_way if self._backward else ():
+            reduction.handle.wait()
         self._backward = None  # a backward that raised leaves nothing behind
         args, kwargs = cast_floating((args, kwargs), self.param_dtype)
         return self.module(*args, **kwargs)

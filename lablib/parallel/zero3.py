@@ -21,7 +21,7 @@ freed when backward ends. Autograd saves views of a buffer for backward, so a bu
 Cost for n ranks, P parameters of p bytes (gradients: the same), K bytes of optimizer state and master copy for each, U
 bytes of the largest unit, R of the root:
     time_s      max(compute, communication) where units are large, plus the first gather and the last reduce-scatter
-    peak bytes  (p + p + K)/n P at rest; while it computes R + 2 U of parameters, and in backward 2 U of gradients
+    peak bytes  (p + p + K)/n P at rest; while it computes R + 2 U of parameters, in backward 2 U of gradients
     sent bytes  (n-1)/n (3 S - R) per rank and step, S = p P: without freeing after forward 2(n-1)/n S
 Shapes: a full buffer is [N], N the padded elements of a unit; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, sections 5.3 and 7.2.2; Zhao et al., "PyTorch FSDP", VLDB
@@ -47,6 +47,7 @@ from lablib.parallel.zero_shards import (
     FlatUnit,
     ReduceScatter,
     all_gather_shards,
+    num_under_way,
     reduce_scatter_average,
     require_same_ranks,
     require_shardable,
@@ -95,7 +96,7 @@ class Zero3(nn.Module):
         self._reduce_scatter, self._all_gather = reduce_scatter, all_gather
         self._backward_all_gather = backward_all_gather or all_gather
         self._is_synchronizing, self._is_in_backward = True, False
-        self._reduction: Reduction | None = None
+        self._under_way: list[Reduction] = []
         broadcast_module(module, group)
         modules = default_units(module) if units is None else list(units)
         options: dict[str, Any] = dict(param_dtype=param_dtype, reduce_dtype=reduce_dtype, multiple_of=multiple_of)
@@ -207,34 +208,35 @@ class Zero3(nn.Module):
             unit.free()
 
     def _reduce(self, unit: "GatheredUnit") -> None:
+        # One on its way, which has had the time of a whole unit of backward; its buffer goes before the next comes.
+        self._finish_reductions(num_under_way(self._reduce_scatter) - 1)
         flat = unit.flats[0]
         full = flat.pack_gradients(unit.trainable)
         for param in unit.trainable:
             param.grad = None
         shard = full.new_empty(flat.layout.shard_numel)
-        started = Reduction(flat, full, shard, self._reduce_scatter(full, shard, self.group))
-        self._finish_reduction()  # the one before: one on its way, no more
-        self._reduction = started
+        self._under_way.append(Reduction(flat, full, shard, self._reduce_scatter(full, shard, self.group)))
 
-    def _finish_reduction(self) -> None:
-        done, self._reduction = self._reduction, None
-        if done is not None:
+    def _finish_reductions(self, num_left: int = 0) -> None:
+        while len(self._under_way) > num_left:
+            done = self._under_way.pop(0)
             done.handle.wait()
             done.unit.add_gradient(done.shard)
 
     # ---- 5. backward ends ----
 
     def _on_backward_end(self) -> None:
-        self._finish_reduction()
+        self._finish_reductions()
         unused = [name for unit in self._gathered_units if not unit.is_complete for name in unit.missing()]
         self._reset()
         if self._is_synchronizing:
             require_no_unused(unused)
 
     def _reset(self) -> None:
-        if self._reduction is not None:
-            self._reduction.handle.wait()
-        self._reduction, self._is_in_backward = None, False
+        for reduction in self._under_way:
+            reduction.handle.wait()
+        self._under_way.clear()
+        self._is_in_backward = False
         self._free_all()
         for unit in self._gathered_units:
             unit.forget_backward()

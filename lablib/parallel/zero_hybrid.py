@@ -36,6 +36,8 @@ class HybridReduceScatter:
     The two stages use different links: when a bucket is launched, the one before it moves on to its second stage.
     """
 
+    num_under_way = 2  # in each stage one
+
     def __init__(self, replicate_group: dist.ProcessGroup, reduce_scatter: ReduceScatter = reduce_scatter_average):
         self._replicate_group, self._reduce_scatter = replicate_group, reduce_scatter
         self._last: _TwoStages | None = None

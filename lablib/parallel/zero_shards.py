@@ -26,14 +26,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data_parallel import Handle
-from lablib.signature import whole_number
+from lablib.signature import check_type, whole_number
 
 # torch 2.13 renamed them; 2.11 has only the old names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -44,6 +44,11 @@ class ReduceScatter(Protocol):
     """Starts to fill `shard` with this rank's part of the group's mean of `full`; `full` may be overwritten."""
 
     def __call__(self, full: Tensor, shard: Tensor, group: dist.ProcessGroup | None, /) -> Handle: ...
+
+
+def num_under_way(reduce_scatter: ReduceScatter) -> int:
+    """How many of its calls should be under way at once: one, unless it says more, as each keeps a full buffer."""
+    return getattr(reduce_scatter, "num_under_way", 1)
 
 
 class AllGather(Protocol):
@@ -260,16 +265,21 @@ def require_reduce_dtype(reduce_dtype: torch.dtype, param_dtype: torch.dtype, ma
         )
 
 
+def require_in_group(name: str, group: Any) -> None:
+    """A rank shards over a group that it is in; `new_group` gives the others a number in its place."""
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        check_type(name, group, dist.ProcessGroup | None)
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"{name}: rank {dist.get_rank()} is not in it; give each rank a group of its own ranks.")
+
+
 def require_shardable(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Refuse what cannot lie in flat buffers: nothing to train, several dtypes or devices, numbers that do not train.
 
     Raises:
         ValueError: says which parameter.
     """
-    if dist.get_rank(group) < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it shards over: give each rank its own group."
-        )
+    require_in_group("group", group)
     named = dict(module.named_parameters())
     if not any(param.requires_grad for param in named.values()):
         raise ValueError("ZeRO needs a parameter to train: no parameter of the module requires a gradient.")

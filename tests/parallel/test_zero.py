@@ -239,7 +239,9 @@ def test_clipping_is_by_the_norm_of_all_shards(stage, ranks, max_norm):
     module(x).square().mean().backward()
     norm = nn.utils.clip_grad_norm_(module.parameters(), max_norm)
     run = launch(program, ranks=ranks)
-    assert_same(run, (norm, {name: param.grad for name, param in module.named_parameters()}))  # pyright: ignore
+    gradients = {name: param.grad for name, param in module.named_parameters()}
+    for found in run.values:
+        torch.testing.assert_close(found, (norm, gradients), rtol=1e-12, atol=1e-15)
     assert run.traffic.count("all_reduce") == 1
 
 
@@ -413,7 +415,7 @@ def test_a_group_without_this_rank_and_another_number_of_ranks_are_refused():
     def program() -> None:
         group = dist.new_group([0])
         if dist.get_rank() == 1:
-            with pytest.raises(ValueError, match="rank 1 is not in the group that it shards over"):
+            with pytest.raises(ValueError, match="group: rank 1 is not in it"):
                 Zero(mlp([2, 2]), sgd, 3, group)
         zero = Zero(mlp([2, 2]), sgd, 3)
         zero.sharded.world_size = 5  # as if it had been sharded before some ranks left
