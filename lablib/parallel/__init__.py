@@ -19,6 +19,8 @@ ZeRO, stage by stage:
     zero3                     ... and the parameters: gathered for each unit, and prefetched
     zero_hybrid               shards within a node, replicas across nodes
     zero                      the module and its optimizer, with any of these
+    zero_per_parameter        each parameter cut by its rows, as FSDP2 does, beside the flat buffer
+    zero_bytes                what each stage holds and sends, to the byte
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -54,3 +56,18 @@ from lablib.parallel.zero3 import Zero3 as Zero3
 from lablib.parallel.zero3 import default_units as default_units
 from lablib.parallel.zero_hybrid import HybridReduceScatter as HybridReduceScatter
 from lablib.parallel.zero import Zero as Zero
+from lablib.parallel.zero_per_parameter import LayoutCost as LayoutCost
+from lablib.parallel.zero_per_parameter import compare_layouts as compare_layouts
+from lablib.parallel.zero_per_parameter import gather_by_parameter as gather_by_parameter
+from lablib.parallel.zero_per_parameter import padded_shard_numel as padded_shard_numel
+from lablib.parallel.zero_per_parameter import reduce_scatter_by_parameter as reduce_scatter_by_parameter
+from lablib.parallel.zero_per_parameter import rows_of as rows_of
+from lablib.parallel.zero_per_parameter import shard_rows as shard_rows
+from lablib.parallel.zero_bytes import BF16 as BF16
+from lablib.parallel.zero_bytes import FP32 as FP32
+from lablib.parallel.zero_bytes import MIXED as MIXED
+from lablib.parallel.zero_bytes import MIXED_FP32_GRADIENTS as MIXED_FP32_GRADIENTS
+from lablib.parallel.zero_bytes import HeldBytes as HeldBytes
+from lablib.parallel.zero_bytes import TrainingPrecision as TrainingPrecision
+from lablib.parallel.zero_bytes import zero_bytes as zero_bytes
+from lablib.parallel.zero_bytes import zero_sent_bytes as zero_sent_bytes
