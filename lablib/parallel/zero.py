@@ -30,6 +30,7 @@ Simplified: the optimizer sees flat shards, so it must work element by element; 
 all parameters of a unit.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -38,7 +39,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lablib.batches.clipping import clip_grad_norm_
 from lablib.parallel.naive_data_parallel import broadcast_module
 from lablib.parallel.zero1 import Zero1
 from lablib.parallel.zero2 import Zero2
@@ -126,12 +126,28 @@ class Zero(nn.Module):
         """Shorten the gradient of all shards together to `max_norm`; returns its norm before, the same on every rank.
 
         Communicates: one number, and the scaler's flag. An inf or NaN of one rank is in the norm of all.
+
+        Arguments:
+            max_norm: positive; infinity measures only.
+            scaler: of the loss, by which gradients are divided first.
+
+        Raises:
+            ValueError: `max_norm` is not positive, or gradients have not been reduced since the last `zero_grad`.
         """
+        if not max_norm > 0:
+            raise ValueError(f"max_norm must be positive: got {max_norm}; try 1.0, or math.inf to measure only.")
         self.sharded.before_step()
         if scaler is not None:
             scaler.unscale_(self.optimizer)
-        sharded_over = dist.group.WORLD if self.group is None else self.group
-        return clip_grad_norm_([unit.master for unit in self.units], max_norm, sharded_over=sharded_over)
+        shards = [unit.master.grad for unit in self.units if unit.master.grad is not None]
+        # In float64: a square overflows FP16 beyond 256, and FP32 beyond 1.8e19. Padding is zero.
+        squared = torch.stack([torch.linalg.vector_norm(shard, dtype=torch.float64).square() for shard in shards]).sum()
+        dist.all_reduce(squared, group=self.group)
+        norm = squared.sqrt()
+        if max_norm < math.inf:
+            for shard in shards:
+                shard.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))  # no `if`: the host does not wait for the norm
+        return norm
 
     def step(self, scaler: LossScaler | None = None) -> None:
         """Step this rank's shards, and bring the parameters up to date. Stages 1 and 2 communicate.

@@ -1,8 +1,8 @@
 """Sharding each parameter by its rows, as FSDP2 does, beside the flat buffer of a unit: padding, copies, what is kept.
 
 A flat shard cuts through matrices. Here every parameter is cut along its first dimension instead: a rank has ceil(D/n)
-of its D rows (the last ranks fewer, or none). So a shard is still a matrix with a name, a dtype of its own and gradients
-that may be frozen; optimizers by parameter and checkpoints without unflattening follow. A collective wants one buffer,
+of its D rows (the last ranks fewer, or none). So a shard is still a matrix with a name and a dtype of its own, and may
+be frozen alone; optimizers by parameter and checkpoints without unflattening follow. A collective wants one buffer,
 though, in which a rank's shards lie together, and not a parameter's. So every gather is followed by a copy out of it,
 and every reduce-scatter by a copy into one:
 

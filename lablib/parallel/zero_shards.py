@@ -269,7 +269,7 @@ def require_in_group(name: str, group: Any) -> None:
     """A rank shards over a group that it is in; `new_group` gives the others a number in its place."""
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
         check_type(name, group, dist.ProcessGroup | None)
-    if dist.get_rank(group) < 0:
+    if dist.get_rank(group) < 0:  # pyright: ignore[reportArgumentType]
         raise ValueError(f"{name}: rank {dist.get_rank()} is not in it; give each rank a group of its own ranks.")
 
 

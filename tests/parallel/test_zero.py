@@ -145,7 +145,7 @@ def test_gloo_gives_what_the_simulator_gives():
     def program() -> list[Found]:
         x = data(8, 5)
         groups = node_mesh(1)  # shards of one rank, replicas on two
-        hybrid = {"group": groups.get_group("local"), "replicate_group": groups.get_group("node")}
+        hybrid: dict[str, Any] = {"group": groups.get_group("local"), "replicate_group": groups.get_group("node")}
         found = [steps(Zero(mlp([5, 7, 3]), sgd, stage), x) for stage in STAGES]
         return [*found, steps(Zero(mlp([5, 7, 3]), sgd, 3, **hybrid), x)]
 
@@ -160,7 +160,7 @@ def test_hybrid_sharding_equals_one_device_and_gathers_within_the_node(stage: in
 
     def program() -> Found:
         mesh = node_mesh(ranks_per_node=3)
-        groups = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
+        groups: dict[str, Any] = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
         return steps(Zero(mlp([5, 7, 3]), sgd, stage, **groups), x)
 
     run = launch(program, ranks=6)
@@ -416,7 +416,7 @@ def test_a_group_without_this_rank_and_another_number_of_ranks_are_refused():
         group = dist.new_group([0])
         if dist.get_rank() == 1:
             with pytest.raises(ValueError, match="group: rank 1 is not in it"):
-                Zero(mlp([2, 2]), sgd, 3, group)
+                Zero(mlp([2, 2]), sgd, 3, group)  # pyright: ignore[reportArgumentType]
         zero = Zero(mlp([2, 2]), sgd, 3)
         zero.sharded.world_size = 5  # as if it had been sharded before some ranks left
         with pytest.raises(ValueError, match="sharded over 5 ranks and now there are 2"):

@@ -248,7 +248,8 @@ def test_a_backward_that_raised_leaves_the_next_step_unharmed(stage: int):
 
     def program() -> dict[str, Tensor]:
         model = Model()
-        zero = Zero(model, sgd, stage, **({} if stage == 3 else {"bucket_bytes": 300}))
+        options: dict[str, Any] = {} if stage == 3 else {"bucket_bytes": 300}
+        zero = Zero(model, sgd, stage, **options)
         with pytest.raises(ArithmeticError):
             zero(part(batch(2))).square().mean().backward()
         model.explodes = False

@@ -1,6 +1,7 @@
 """The closed forms of ZeRO: as the paper prints them, and to the byte what the simulator's memory and traffic say."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -173,7 +174,7 @@ def test_traffic_of_a_step_is_the_closed_form_to_the_byte(stage, ranks, sizes, n
 
     def program():
         module = layers(sizes, torch.float64)
-        options = {"reshard_after_forward": reshard} if stage == 3 else {"bucket_bytes": 300}
+        options: dict[str, Any] = {"reshard_after_forward": reshard} if stage == 3 else {"bucket_bytes": 300}
         zero = Zero(module, torch.optim.SGD, stage, **options) if stage else DataParallel(module, bucket_bytes=300)
         for micro_batch in range(num_micro_batches):
             is_last = micro_batch == num_micro_batches - 1
