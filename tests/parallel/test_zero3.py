@@ -83,6 +83,23 @@ class Pair(nn.Module):
         return (torch.tanh(y),), {"product": y * torch.tanh(scale), "unused": 3}
 
 
+class Detached(nn.Module):
+    """Backward passes through a matrix whose own gradient is complete before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.tanh(x @ self.linear.weight.detach()))
+
+
+def detached() -> nn.Module:
+    model = Stack()
+    model.blocks = nn.ModuleList(Detached() for _ in range(3))
+    return seeded(model)
+
+
 def tied_across_units() -> nn.Module:
     model = Stack()
     model.blocks[2][0].weight = model.blocks[0][0].weight  # pyright: ignore
@@ -113,6 +130,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "in another order": partial(Stack, (2, 0, 1)),
     "two uses at once": TwoUses,
     "nested inputs": Nested,
+    "detached": detached,
     "tied": tied_across_units,
     "frozen": frozen_in_places,
     "frozen below": frozen_below,
