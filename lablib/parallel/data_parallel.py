@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.bucketed_data_parallel import BUCKET_BYTES, pack, plan_buckets, unpack
-from lablib.parallel.naive_data_parallel import broadcast_module, require_no_unused
+from lablib.parallel.naive_data_parallel import broadcast_module, require_no_unused, require_once
 from lablib.torch_compat import queue_callback
 
 
@@ -140,6 +140,7 @@ class DataParallel(nn.Module):
             self._backward = _Backward([len(bucket) for bucket in self.buckets])
             queue_callback(self._on_backward_end)
         now = self._backward
+        require_once(self._names[param], param in now.seen)
         now.seen.add(param)
         now.num_missing[self._bucket_of[param]] -= 1
         # Never out of order: all ranks must issue the same collectives in the same order.

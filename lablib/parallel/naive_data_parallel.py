@@ -57,6 +57,15 @@ def parameters_with_gradients(module: nn.Module) -> Iterator[nn.Parameter]:
     return iter(trainable.values())
 
 
+def require_once(name: str, is_seen: bool) -> None:
+    """Refuse a second gradient in one backward: the first has been sent, and it would be lost."""
+    if is_seen:
+        raise ValueError(
+            f"a parameter must get its gradient once in a backward: {name} got a second one; checkpoint what is used "
+            "several times with use_reentrant=False."
+        )
+
+
 def require_no_unused(names: list[str]) -> None:
     """Refuse parameters that got no gradient: other ranks would wait for an all-reduce that never comes."""
     if names:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from lablib.parallel.bucketed_data_parallel import BUCKET_BYTES, plan_buckets
 from lablib.parallel.data_parallel import Handle
-from lablib.parallel.naive_data_parallel import broadcast_module, require_no_unused
+from lablib.parallel.naive_data_parallel import broadcast_module, require_no_unused, require_once
 from lablib.parallel.zero_shards import (
     AllGather,
     FlatUnit,
@@ -45,7 +45,7 @@ from lablib.parallel.zero_shards import (
     require_same_ranks,
     require_shardable,
 )
-from lablib.torch_compat import queue_callback, tree_map_only
+from lablib.torch_compat import queue_callback, tree_leaves, tree_map_only
 
 
 @dataclass
@@ -139,7 +139,11 @@ class Zero1(nn.Module):
             reduction.handle.wait()
         self._backward = None  # a backward that raised leaves nothing behind
         args, kwargs = cast_floating((args, kwargs), self.param_dtype)
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        for out in tree_leaves(output):
+            if isinstance(out, Tensor) and out.requires_grad:
+                out.register_hook(self._on_backward_begin)
+        return output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -156,16 +160,22 @@ class Zero1(nn.Module):
         """Autograd calls this with the *parameter*, once its gradient is in `param.grad`."""
         if not self._is_synchronizing:
             return
-        if self._backward is None:
-            self._backward = _Backward([len(unit.params) for unit in self.units])
-            queue_callback(self._on_backward_end)
+        self._on_backward_begin()
         now = self._backward
+        assert now is not None
+        require_once(self._names[param], param in now.seen)
         now.seen.add(param)
         now.num_missing[self._unit_of[param]] -= 1
         # Never out of order: all ranks must issue the same collectives in the same order.
         while now.num_launched < len(self.units) and now.num_missing[now.num_launched] == 0:
             self._launch(self.units[now.num_launched], now)
             now.num_launched += 1
+
+    def _on_backward_begin(self, grad: Tensor | None = None) -> None:
+        # The gradient of the module's output comes first: before any backward within backward, which has another end.
+        if self._is_synchronizing and self._backward is None:
+            self._backward = _Backward([len(unit.params) for unit in self.units])
+            queue_callback(self._on_backward_end)
 
     # ---- 2. a bucket is launched ----
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from lablib import launch
+from lablib import RankError, launch
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.parallel import Zero, default_units
+from lablib.parallel import DataParallel, Zero, all_gather_shards, default_units
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 
@@ -194,6 +194,54 @@ def test_a_step_gathers_every_unit_twice_and_the_root_once(name: str):
     assert gathers == sorted([root, *blocks * (2 * uses)])
     scatters = [t.tensor_bytes for t in run.traffic.transfers if t.name.startswith("reduce_scatter")]
     assert sorted(scatters) == sorted([root, *blocks])
+
+
+@pytest.mark.parametrize("name", ["checkpointed", "reentrant", "two uses at once", "tied", "frozen"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_1_and_2_take_the_same_modules(stage: int, name: str):
+    def program() -> dict[str, Tensor]:
+        zero = Zero(MODULES[name](), sgd, stage, bucket_bytes=300)
+        zero(part(batch(2))).square().mean().backward()
+        return zero.full_gradients()
+
+    for gradients in launch(program, ranks=2).values:
+        torch.testing.assert_close(gradients, one_device(MODULES[name](), batch(2)), rtol=1e-12, atol=1e-14)
+
+
+def replica(module: nn.Module) -> nn.Module:
+    return DataParallel(module)
+
+
+@pytest.mark.parametrize("wrap", [replica, partial(Zero, optimizer_fn=sgd, stage=1)], ids=["data parallel", "stage 1"])
+def test_a_second_gradient_in_one_backward_is_refused_where_the_first_has_been_sent(wrap: Callable):
+    def program() -> None:
+        wrap(MODULES["reentrant segments"]())(part(batch(2))).square().mean().backward()
+
+    with pytest.raises(RankError, match="a parameter must get its gradient once.*use_reentrant=False"):
+        launch(program, ranks=2)
+
+
+def test_backward_gathers_in_its_own_way():
+    """As ZeRO++ does, from a second shard within the node."""
+
+    def program() -> tuple[list[str], dict[str, Tensor]]:
+        calls: list[str] = []
+
+        def gather(name: str, shard: Tensor, full: Tensor, group: Any = None) -> Any:
+            calls.append(name)
+            return all_gather_shards(shard, full, group)
+
+        ways: dict[str, Any] = {
+            "all_gather": partial(gather, "forward"),
+            "backward_all_gather": partial(gather, "backward"),
+        }
+        zero = Zero(Stack(), sgd, 3, **ways)
+        zero(part(batch(2))).square().mean().backward()
+        return calls, zero.full_gradients()
+
+    for calls, gradients in launch(program, ranks=2).values:
+        assert calls == ["forward"] * 4 + ["backward"] * 3
+        torch.testing.assert_close(gradients, one_device(Stack(), batch(2)), rtol=1e-12, atol=1e-14)
 
 
 # ---- odd programs ----
