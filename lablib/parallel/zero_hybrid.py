@@ -13,7 +13,7 @@ shard average it over the nodes. It costs N times the memory of shards.
 
 Cost for N nodes of L ranks, S bytes of parameters (stage 3; gradients: the same), alpha and beta of both links (rings):
     time_s      3(L-1) (alpha_in + S/L beta_in)  +  2(N-1) (alpha_out + S/(N L) beta_out)
-    peak bytes  shards of 1/L, not of 1/(N L)
+    peak bytes  shards of 1/L, not of 1/(N L); in backward a third full bucket, as two are on their way
     sent bytes  3(L-1)/L S inside the node, 2(N-1)/N S/L across
 Shapes: a full buffer is [N], a shard [N / L].
 Source: Zhao et al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277, section 3.2.2 (hybrid sharding); Zhang et al., "MiCS",

@@ -107,8 +107,7 @@ def reduce_scatter_by_parameter(gradients: Sequence[Tensor], group: dist.Process
     own = by_rank.new_empty(sum(numels))
     reduce_scatter_average(by_rank.flatten(), own, group).wait()
     # ---- 3. shards are views of what came ----
-    rows = [shape or (1,) for shape in shapes]
-    return [piece.view(-1, *shape[1:]) for piece, shape in zip(own.split(numels), rows, strict=True)]
+    return [piece.view(-1, *shape[1:]) for piece, shape in zip(own.split(numels), shapes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,16 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib import RankError, launch
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.parallel import DataParallel, Zero, all_gather_shards, default_units
+from lablib.parallel import (
+    DataParallel,
+    HybridReduceScatter,
+    TrainingPrecision,
+    Zero,
+    all_gather_shards,
+    default_units,
+    node_mesh,
+    zero_sent_bytes,
+)
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 
@@ -184,16 +193,19 @@ def test_a_step_gathers_every_unit_twice_and_the_root_once(name: str):
     def program() -> tuple[list[int], int]:
         zero = Zero(MODULES[name](), sgd, 3)
         zero(part(batch(2))).square().mean().backward()
-        numels = [8 * unit.layout.padded_numel for unit in zero.units]
+        numels = [unit.layout.padded_numel for unit in zero.units]
         return numels[1:], numels[0]
 
     run = launch(program, ranks=2)
     blocks, root = run.values[0]
     gathers = sorted(t.tensor_bytes for t in run.traffic.transfers if t.name.startswith("all_gather"))
     uses = 2 if name == "two uses at once" else 1  # each gathers for itself
-    assert gathers == sorted([root, *blocks * (2 * uses)])
+    assert gathers == sorted(8 * numel for numel in (root, *blocks * (2 * uses)))
     scatters = [t.tensor_bytes for t in run.traffic.transfers if t.name.startswith("reduce_scatter")]
-    assert sorted(scatters) == sorted([root, *blocks])
+    assert sorted(scatters) == sorted(8 * numel for numel in (root, *blocks))
+    if uses == 1:
+        sent = zero_sent_bytes(3, blocks, 2, TrainingPrecision(8, 8, 0, 0), root_numel=root)
+        assert sum(t.sent_bytes[0] for t in run.traffic.transfers if t.name != "broadcast") == pytest.approx(sent)
 
 
 @pytest.mark.parametrize("name", ["checkpointed", "reentrant", "two uses at once", "tied", "frozen"])
@@ -406,12 +418,21 @@ def test_stage_3_gives_the_gradients_of_fsdp2_in_the_same_time():
     assert step_s(mine) == pytest.approx(step_s(theirs), rel=0.05)
 
 
-def shapes(**options: Any) -> Any:
-    """Two steps of three wide layers without values, so that gathers take about as long as computing."""
+def shapes(ranks: int = 8, num_under_way: int | None = None, **options: Any) -> Any:
+    """Two steps of four wide layers without values, so that gathers take about as long as computing.
+
+    With `num_under_way`, hybrid sharding over nodes of 8.
+    """
 
     def program() -> None:
         module = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(4)))
-        zero = Zero(module, sgd, **options)
+        if num_under_way is not None:
+            mesh = node_mesh(ranks_per_node=8)
+            reduce_scatter = HybridReduceScatter(mesh.get_group("node"))
+            reduce_scatter.num_under_way = num_under_way
+            zero = Zero(module, sgd, group=mesh.get_group("local"), reduce_scatter=reduce_scatter, **options)
+        else:
+            zero = Zero(module, sgd, **options)
         for _ in range(2):
             dist.barrier()
             zero(torch.ones(2048, 8192)).sum().backward()
@@ -419,7 +440,8 @@ def shapes(**options: Any) -> Any:
             zero.step()
             zero.zero_grad()
 
-    return launch(program, ranks=8, simulate=[0], fidelity="shapes", cluster="dgx-h100")
+    simulated = [0] if num_under_way is None else range(ranks)  # a node's groups are made by its ranks
+    return launch(program, ranks=ranks, simulate=simulated, fidelity="shapes", cluster="dgx-h100")
 
 
 def test_the_next_gather_runs_while_a_unit_computes():
@@ -446,6 +468,12 @@ def exposed_s(run: Any) -> float:
 def test_reduce_scatters_of_stage_2_hide_behind_backward():
     in_buckets, at_once = (shapes(stage=2, bucket_bytes=size) for size in (2**28, 2**40))
     assert exposed_s(in_buckets) < 0.6 * exposed_s(at_once)
+
+
+def test_averaging_over_nodes_hides_behind_the_backward_of_the_next_unit():
+    two_on_their_way, one = (shapes(ranks=16, num_under_way=number, stage=3) for number in (2, 1))
+    assert HybridReduceScatter.num_under_way == 2
+    assert exposed_s(two_on_their_way) < 0.7 * exposed_s(one)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
