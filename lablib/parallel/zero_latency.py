@@ -1,0 +1,187 @@
+"""The latency of ZeRO-3 on a thousand ranks: gathers by parameter, by layer or of the model, and the smallest batch.
+
+Every gather pays latency before it moves a byte, and a ring pays it n - 1 times. A step of ZeRO-3 gathers each unit in
+forward, gathers it again in backward, and reduce-scatters its gradients there. With P parameters of w bytes in M units,
+in a ring over n ranks:
+
+    one pass over the model     G = M (n - 1) alpha + (n - 1)/n P w / B            latency + transfer
+    a step                      2 G + R, with R the reduce-scatter: G again where gradients have w bytes
+
+    grouping      M for L layers of k tensors      held beside the shards (the unit and the one prefetched)
+    parameter     L k                              2 matrices
+    layer         L + 1                            2 layers
+    model         1                                P w: nothing is saved
+
+Communication hides behind compute while that takes longer. With F FLOPs a second and t tokens on each rank,
+
+    forward    2 P t / F >= G          backward    4 P t / F >= G + R
+
+so below t* tokens a rank waits for the network, whatever the overlap:
+
+    t* = F G / (2 P)  ->  w F / (2 B) + M n alpha F / (2 P)        n large, R = G
+
+The first term does not know the model: FLOPs a byte of the network. The second grows with the ranks and shrinks with
+the model: units that are too small make ZeRO-3 hopeless on many ranks.
+
+Source: Rajbhandari et al., ZeRO, 2019, arXiv 1910.02054, section 7.2.2 (3 P numbers a step); Rajbhandari et al.,
+ZeRO-Infinity, 2021, arXiv 2104.07857, section 4 (bandwidth against arithmetic intensity); collectives: lablib/cost.
+Simplified: 2 P FLOPs for a token, so no attention scores and no recomputation; the kernels that copy in and out are
+left out; a gather does not slow compute down; all units are prefetched in time.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+from typing import Literal
+
+from lablib.cost import GroupNetwork, collective_cost
+from lablib.errors import unknown_name
+from lablib.hardware import Cluster
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
+from lablib.signature import checked, whole_number
+
+Grouping = Literal["parameter", "layer", "model"]
+GROUPINGS: tuple[Grouping, ...] = ("parameter", "layer", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Zero3Time:
+    """What a step of ZeRO-3 communicates.
+
+    Attributes:
+        num_gathers: collectives of one pass over the model, M.
+        gather_s: seconds of these, G.
+        reduce_s: seconds of the reduce-scatters, R.
+        latency_s: the part of `step_s` that no bandwidth shortens.
+        held_bytes: of the largest unit and the one prefetched beside it.
+    """
+
+    num_gathers: int
+    gather_s: float
+    reduce_s: float
+    latency_s: float
+    held_bytes: float
+
+    @property
+    def step_s(self) -> float:
+        """2 G + R."""
+        return 2 * self.gather_s + self.reduce_s
+
+
+@checked
+def unit_params(model: Transformer, grouping: str) -> tuple[int, ...]:
+    """Parameters of each unit that is gathered at once; they add up to the model's.
+
+    Arguments:
+        grouping: "parameter" (each tensor by itself), "layer" (with one unit for embedding, head and last norm), or
+            "model".
+
+    Raises:
+        ValueError: another grouping.
+    """
+    counts = transformer_parameters(model)
+    if grouping == "model":
+        return (counts.total,)
+    outside = (counts.embedding, counts.positions, counts.final_norm, counts.head)
+    layers = ((counts.dense_layer, counts.num_dense_layers), (counts.expert_layer, counts.num_expert_layers))
+    if grouping == "layer":
+        return tuple(layer.total for layer, count in layers for _ in range(count)) + (sum(outside),)
+    if grouping != "parameter":
+        raise unknown_name("grouping", grouping, GROUPINGS)
+    tensors: list[int] = []
+    for is_expert_layer, (layer, count) in enumerate(layers):
+        if count:
+            matrices = layer_matrices(model, is_expert_layer=bool(is_expert_layer))
+            for matrix in matrices:
+                sizes = (matrix.rows * matrix.columns, matrix.columns) if matrix.has_bias else (matrix.size,)
+                tensors += count * matrix.count * sizes
+            num_norms = 4 if model.norm == "layer" else 2
+            tensors += count * num_norms * ((layer.total - sum(m.count * m.size for m in matrices)) // num_norms,)
+    return tuple(size for size in (*tensors, *outside) if size)
+
+
+@checked
+def zero3_time(
+    units: Sequence[int],
+    cluster: Cluster,
+    ranks: int,
+    param_bytes: int = 2,
+    grad_bytes: int = 2,
+    algorithm: str = "auto",
+) -> Zero3Time:
+    """Seconds of the collectives of one step, one after another.
+
+    Arguments:
+        units: parameters of each, as `unit_params` gives them.
+        cluster: where the first `ranks` ranks are.
+        ranks: n, that share the parameters.
+        param_bytes, grad_bytes: w, of a gathered parameter and of a reduced gradient.
+        algorithm: of both collectives: "auto" or a name of lablib/cost/algorithms.py.
+
+    Raises:
+        ValueError: no units, a size below 1, or an algorithm that these ranks cannot have.
+    """
+    whole_number("ranks", ranks)
+    whole_number("param_bytes", param_bytes, example=2)
+    whole_number("grad_bytes", grad_bytes, example=2)
+    if not units or min(units) < 0:
+        raise ValueError(f"units must be one or more sizes of 0 or more: got {len(units)} of them; try [10**9].")
+    gather_s = reduce_s = latency_s = 0.0
+    for size, count in Counter(units).items():
+        gather = _cost("all_gather", float(size * param_bytes), cluster, ranks, algorithm)
+        reduce = _cost("reduce_scatter", float(size * grad_bytes), cluster, ranks, algorithm)
+        gather_s, reduce_s = gather_s + count * gather[0], reduce_s + count * reduce[0]
+        latency_s += count * (2 * gather[1] + reduce[1])
+    held = sum(sorted(units)[-2:]) * param_bytes
+    return Zero3Time(len(units), gather_s, reduce_s, latency_s, held)
+
+
+@checked
+def smallest_batch(time: Zero3Time, params: float, flops_per_s: float) -> float:
+    """t*: tokens on each rank below which communication takes longer than compute, forward or backward.
+
+    Arguments:
+        time: of one step.
+        params: P that a token visits, above 0.
+        flops_per_s: F that a rank reaches, above 0.
+    """
+    _require("params", params, 7e9)
+    _require("flops_per_s", flops_per_s, 4e14)
+    forward = time.gather_s * flops_per_s / (2 * params)
+    return max(forward, (time.gather_s + time.reduce_s) * flops_per_s / (4 * params))
+
+
+@checked
+def step_s(time: Zero3Time, params: float, flops_per_s: float, tokens: float, *, overlaps: bool = True) -> float:
+    """Seconds of forward and backward of a step of one micro-batch, with everything hidden that can be, or nothing.
+
+    Arguments:
+        tokens: of the micro-batch on each rank, above 0.
+        overlaps: whether gathers run beside compute.
+        Others as `smallest_batch`.
+    """
+    for name, value, example in (("params", params, 7e9), ("flops_per_s", flops_per_s, 4e14), ("tokens", tokens, 8192)):
+        _require(name, value, example)
+    forward_s = 2 * params * tokens / flops_per_s
+    if not overlaps:
+        return 3 * forward_s + time.step_s
+    return max(forward_s, time.gather_s) + max(2 * forward_s, time.gather_s + time.reduce_s)
+
+
+@lru_cache(maxsize=1024)
+def _cost(name: str, size_bytes: float, cluster: Cluster, ranks: int, algorithm: str) -> tuple[float, float]:
+    cost = collective_cost(name, size_bytes, _network(cluster, ranks), "auto" if ranks == 1 else algorithm)
+    return cost.time_s, cost.latency_s
+
+
+@lru_cache(maxsize=16)
+def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
+    return GroupNetwork(cluster, range(ranks))
+
+
+def _require(name: str, value: float, example: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be above 0, and finite: got {value}; try {example:g}.")
