@@ -5,12 +5,20 @@
 
 The name becomes the phase of each span inside the block: on the simulator, in the profiler of real processes
 (`torch.profiler.record_function`), and in NVIDIA's tools (an NVTX range, on GPUs).
+
+    with lablib.phases.host_work(50e9):
+        optimizer.step()                # of parameters in the host's memory
+
+On the simulator's GPUs the host's own work takes no time. Inside this block it does: what its operators move, over this
+bandwidth, in the lane "host" of the timeline. On real machines, where it takes what it takes, the block does nothing.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lablib.signature import check_type
+
+HOST_WORK = "lablib::host_work"  # and the bandwidth: the label of such a block
 
 
 @contextmanager
@@ -34,3 +42,22 @@ def phase(name: str) -> Iterator[None]:
     finally:
         if has_gpu:
             torch.cuda.nvtx.range_pop()
+
+
+@contextmanager
+def host_work(bandwidth_bytes_per_s: float) -> Iterator[None]:
+    """Have the simulator price what the host computes in this block. Blocks may be nested: the innermost counts.
+
+    Arguments:
+        bandwidth_bytes_per_s: of the host's memory, one rank's share of it.
+
+    Raises:
+        ValueError: a bandwidth that is not above 0 and finite.
+    """
+    check_type("host_work: bandwidth_bytes_per_s", bandwidth_bytes_per_s, float)
+    if not 0 < bandwidth_bytes_per_s < float("inf"):
+        raise ValueError(f"bandwidth_bytes_per_s must be above 0, and finite: got {bandwidth_bytes_per_s}; try 50e9.")
+    import torch
+
+    with torch.profiler.record_function(f"{HOST_WORK} {float(bandwidth_bytes_per_s)!r}"):
+        yield

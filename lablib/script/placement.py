@@ -21,8 +21,8 @@ on the stream that it is issued on. On a side stream it runs beside compute, and
 Random numbers drawn on the device come from the device's own generator, as on a GPU: seeding it, or dropping out, does
 not disturb what the host draws (the order of a data set, say).
 
-Simplified: the host's own work is free, so data loading never limits a run (the run's notes count it); pinned memory is
-as fast as any, and copies on two streams do not share the link.
+Simplified: the host's own work is free but in `lablib.phases.host_work`, so data loading never limits a run (the run's
+notes count it); pinned memory is as fast as any, and copies on two streams do not share the link.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ import torch
 
 from lablib.hardware import LINKS, Link
 from lablib.hardware.device import Device
-from lablib.operators.op import tensors_in
+from lablib.operators.op import is_free, tensors_in
+from lablib.operators.op_bytes import op_bytes
 from lablib.rank_state import device_seed
 from lablib.script.marks import HOST, index_of_storage, is_memory, mark_storage, storage_of
 from lablib.script.mixing import check_devices
+from lablib.script.process import here
 from lablib.sim.clock import has_own_rule, is_fake
+from lablib.sim.op_traits import traits_of
 from lablib.sim.rank import Rank
 from lablib.torch_compat import TorchDispatchMode, schema
 
@@ -157,11 +160,22 @@ class Placement(TorchDispatchMode):
             out = self._computed(func, args, kwargs, self._wanted if self._wanted is not None else index)
             self._mark_new(out, given, self._wanted if self._wanted is not None else index)
             is_device_work = index is not None or self._wanted not in (None, HOST) or not self.is_used
-            self.num_host_operators += not is_device_work
+            if not is_device_work:
+                self._host_works(func, args, kwargs, out)
             self._rank.is_priced = is_device_work and not self._crosses(func, given, out)
         finally:
             self.is_busy = was_busy
         return out
+
+    def _host_works(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+        """An operator on the host: counted, and priced where the program asked for that."""
+        bandwidth = self._rank.host_bandwidths[-1] if self._rank.host_bandwidths else None
+        process = here()
+        if bandwidth is None or process is None or is_free(func):
+            self.num_host_operators += 1
+            return
+        size_bytes = op_bytes(func, args, kwargs, out)
+        process.streams.host_works(traits_of(func).name, size_bytes / bandwidth, size_bytes)
 
     def _default(self) -> int | None:
         """Where an operator without tensors allocates, when nobody said so."""

@@ -23,6 +23,8 @@ import torch
 from lablib.script.process import Process, here, refuse
 from lablib.sim.rank import Rank
 
+HOST_STREAM = "host"  # of the host's own work in a timeline
+
 
 class Streams:
     """The streams of one rank."""
@@ -59,6 +61,12 @@ class Streams:
         """The host waits for a moment (default: for the current stream): nothing is issued earlier."""
         self.host_s = max(self.host_s, self._rank.clock_s if until_s is None else until_s)
         self._rank.join(self.host_s)
+
+    def host_works(self, name: str, time_s: float, size_bytes: float) -> None:
+        """The host computes for so long, and issues nothing meanwhile; streams go on with what they have."""
+        start_s, phase = self.host_s, self._rank.phase()
+        self.host_waits(start_s + time_s)
+        self._rank.communicate(HOST_STREAM, name, phase, start_s, self.host_s, size_bytes, "", None, 0)
 
     def synchronize(self) -> None:
         """The host waits for all streams, and so for all communication: no other `wait` is needed for what is over."""

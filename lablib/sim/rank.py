@@ -19,6 +19,7 @@ import torch
 
 from lablib.engine.rank_clock import RankClock
 from lablib.owners.torch_modules import World
+from lablib.phases import HOST_WORK
 from lablib.rank_state import compute_with_one_thread, seed_rank
 from lablib.record.passes import UNNAMED, Passes
 from lablib.record.timeline import WAIT
@@ -50,6 +51,7 @@ class Rank(RankClock):
         is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
         spans: what it did, as tuples in the order of `Span`'s fields.
         phases: names of the `record_function` blocks it is in, outermost first.
+        host_bandwidths: for each of these the bytes a second at which the host's own work is priced; None: it is free.
         belongings: what is swapped with the rank's turn, each with `put()` and `take()`.
         begins_with: settings (lablib/owners) that the rank does not take over from the process: the state, by name.
         memory_tracker: what it holds, while it runs with a clock (memory_tracker.py).
@@ -71,6 +73,7 @@ class Rank(RankClock):
         self.is_priced = True
         self.spans: list[tuple] = []
         self.phases: list[str] = []
+        self.host_bandwidths: list[float | None] = []
         self.pending = Pending()
         self.unwaited: dict[Issued, SimWork] = {}
         self.in_flight: InFlight | None = None
@@ -125,6 +128,10 @@ class Rank(RankClock):
     def enter_block(self, label: str) -> None:
         """A `record_function` block opens. Blocks that libraries open ("A.b", "A::b") are not the program's words."""
         outer = self.phases[-1] if self.phases else ""
+        name, _, bandwidth = label.partition(" ")
+        self.host_bandwidths.append(
+            float(bandwidth) if name == HOST_WORK else self.host_bandwidths[-1] if self.host_bandwidths else None
+        )
         if label.startswith("Optimizer."):
             self.phases.append(outer or "optimizer")
         else:
@@ -133,6 +140,7 @@ class Rank(RankClock):
     def leave_block(self) -> None:
         if self.phases:
             self.phases.pop()
+            self.host_bandwidths.pop()
 
     def compute(
         self,
