@@ -1,7 +1,7 @@
 """Claims about ZeRO that go round, recomputed: for which ranks and which precision each is true, what it leaves out.
 
 A rank holds for each parameter what all ranks hold (w bytes) and its n-th part of what ZeRO splits (s bytes). Which is
-which depends on the stage and on the precision, written as bytes of parameter + gradient + optimizer state:
+which depends on the stage and on the precision (zero_bytes.py), written as bytes of parameter + gradient + optimizer:
 
     stage      w          s              2 + 2 + 12 (mixed precision, Adam)      4 + 4 + 8 (FP32, Adam)
     0          p + g + k  0              16                                      16
@@ -10,8 +10,8 @@ which depends on the stage and on the precision, written as bytes of parameter +
     3          0          p + g + k      16 / n                                  16 / n
 
     bytes a rank          P (w + s / n)
-    saving                (w + s) / (w + s / n), below (w + s) / w however large n is
-    ranks for a saving k  n >= s / ((w + s) / k - w), where that is positive; none where it is not
+    saving                T / (w + s / n), below T / w however large n is        T of stage 0
+    ranks for a saving k  n >= s / (T / k - w), where that is positive; none where it is not
     ranks to fit M bytes  n >= s / (M / P - w)
 
 So "half" is exact on 3 ranks with mixed precision, and only a limit in FP32; "4x" and "8x" are limits that no number of
@@ -27,52 +27,38 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
+from functools import cache
+from itertools import combinations, product
 from math import ceil, floor, inf, isfinite
 from types import MappingProxyType
 
 from lablib.errors import unknown_name
+from lablib.parallel.zero_bytes import (
+    BF16,
+    FP32,
+    MIXED,
+    MIXED_FP32_GRADIENTS,
+    HeldBytes,
+    TrainingPrecision,
+    zero_bytes,
+)
 from lablib.signature import checked, shown, whole_number
 
 GB = 10**9
 PARTS = ("parameter", "gradient", "optimizer")
-_FIRST_STAGE = {"optimizer": 1, "gradient": 2, "parameter": 3}  # that splits it
-
-
-@dataclass(frozen=True, slots=True)
-class StateBytes:
-    """Bytes that training keeps for each parameter; master copies are the optimizer's."""
-
-    parameter: float
-    gradient: float
-    optimizer: float
-
-    def of(self, parts: tuple[str, ...] = PARTS) -> float:
-        """Bytes of some of the parts together."""
-        return sum(getattr(self, part) for part in parts)
-
-    def split(self, stage: int, parts: tuple[str, ...] = PARTS) -> float:
-        """Bytes that a stage of ZeRO splits: s of the head."""
-        return self.of(tuple(part for part in parts if stage >= _FIRST_STAGE[part]))
-
-    def whole(self, stage: int, parts: tuple[str, ...] = PARTS) -> float:
-        """Bytes that every rank still holds: w of the head."""
-        return self.of(parts) - self.split(stage, parts)
-
-    def __str__(self) -> str:
-        return f"{self.parameter:g} + {self.gradient:g} + {self.optimizer:g}"
+_SUBSETS = tuple(parts for count in (3, 2, 1) for parts in combinations(PARTS, count))
 
 
 # What people mean by "mixed precision" differs, and with it the bytes.
-PRECISIONS: Mapping[str, StateBytes] = MappingProxyType(
+PRECISIONS: Mapping[str, TrainingPrecision] = MappingProxyType(
     {
-        "mixed": StateBytes(2, 2, 12),  # the paper's: master copy and two moments in FP32
-        "mixed, FP32 gradients": StateBytes(2, 4, 12),  # Megatron-LM's
-        "FP32": StateBytes(4, 4, 8),
-        "BF16, FP32 moments": StateBytes(2, 2, 8),  # no master copy
-        "BF16": StateBytes(2, 2, 4),
-        "mixed, 8-bit Adam": StateBytes(2, 2, 6),  # master copy, and a byte for each moment
-        "FP32, SGD": StateBytes(4, 4, 0),
+        "mixed": MIXED,  # the paper's: master copy and two moments in FP32
+        "mixed, FP32 gradients": MIXED_FP32_GRADIENTS,  # Megatron-LM's
+        "FP32": FP32,
+        "BF16, FP32 moments": TrainingPrecision(2, 2, 0, 8),  # no master copy
+        "BF16": BF16,
+        "mixed, 8-bit Adam": TrainingPrecision(2, 2, 4, 2),
+        "FP32, SGD": TrainingPrecision(4, 4, 0, 0),
     }
 )
 
@@ -126,18 +112,18 @@ def bytes_a_rank(params: float, stage: int, ranks: int, precision: str = "mixed"
     Raises:
         ValueError: another stage or precision, less than one rank, or a number that cannot be.
     """
-    states = _states(stage, precision)
+    whole, split = _whole_and_split(stage, _known(precision))
     whole_number("ranks", ranks)
     _require("params", params, 7e9)
     _require("left_out_bytes", left_out_bytes, 0)
-    return params * (states.whole(stage) + states.split(stage) / ranks) + left_out_bytes
+    return params * (whole + split / ranks) + left_out_bytes
 
 
 @checked
 def largest_saving(stage: int, precision: str = "mixed") -> float:
-    """(w + s) / w: what the saving tends to as ranks are added; infinite in stage 3. Arguments as `bytes_a_rank`."""
-    states = _states(stage, precision)
-    return states.of() / states.whole(stage) if states.whole(stage) else inf
+    """T / w: what the saving tends to as ranks are added; infinite in stage 3. Arguments as `bytes_a_rank`."""
+    whole = _whole_and_split(stage, _known(precision))[0]
+    return _known(precision).total / whole if whole else inf
 
 
 @checked
@@ -149,8 +135,8 @@ def ranks_for_saving(saving: float, stage: int, precision: str = "mixed") -> int
         stage, precision: as `bytes_a_rank`.
     """
     _require("saving", saving, 2, minimum=1)
-    states = _states(stage, precision)
-    return _fewest_ranks(states, stage, Fraction(states.of()) / Fraction(saving))
+    whole, split = _whole_and_split(stage, _known(precision))
+    return _fewest_ranks(whole, split, Fraction(_known(precision).total) / Fraction(saving))
 
 
 @checked
@@ -168,7 +154,7 @@ def ranks_to_fit(
     _require("device_bytes", device_bytes, 80 * GB)
     _require("left_out_bytes", left_out_bytes, 0)
     room_bytes = Fraction(device_bytes) - Fraction(left_out_bytes)
-    return _fewest_ranks(_states(stage, precision), stage, room_bytes / Fraction(params))
+    return _fewest_ranks(*_whole_and_split(stage, _known(precision)), room_bytes / Fraction(params))
 
 
 @checked
@@ -202,19 +188,18 @@ def readings(params: float, after: str, before: str | None = None) -> tuple[Read
     least_after, most_after = _stated("after", after)
     least_before, most_before = _stated("before", before) if before is not None else (0, inf)
     found = []
-    for name, states in PRECISIONS.items():
-        for parts in (parts for count in (3, 2, 1) for parts in combinations(PARTS, count)):
-            counts_nothing = parts != PARTS and any(getattr(states, part) == 0 for part in parts)
-            if counts_nothing or not least_before <= params * states.of(parts) <= most_before:
+    for (name, precision), parts in product(PRECISIONS.items(), _SUBSETS):
+        counts_nothing = parts != PARTS and any(not sum(_whole_and_split(0, precision, (part,))) for part in parts)
+        if counts_nothing or not least_before <= params * sum(_whole_and_split(0, precision, parts)) <= most_before:
+            continue
+        for stage in (1, 2, 3):
+            whole, split = (params * size for size in _whole_and_split(stage, precision, parts))
+            if split == params * _whole_and_split(stage - 1, precision, parts)[1] or whole >= most_after:
                 continue
-            for stage in (1, 2, 3):
-                whole, split = params * states.whole(stage, parts), params * states.split(stage, parts)
-                if states.split(stage, parts) == states.split(stage - 1, parts) or whole >= most_after:
-                    continue
-                min_ranks = max(1, ceil(split / (most_after - whole)))
-                max_ranks = floor(split / (least_after - whole)) if least_after > whole else inf
-                if min_ranks <= max_ranks:
-                    found.append(Reading(name, parts, stage, min_ranks, max_ranks))
+            min_ranks = max(1, ceil(split / (most_after - whole)))
+            max_ranks = floor(split / (least_after - whole)) if least_after > whole else inf
+            if min_ranks <= max_ranks:
+                found.append(Reading(name, parts, stage, min_ranks, max_ranks))
     return tuple(found)
 
 
@@ -231,9 +216,9 @@ def claims() -> tuple[Claim, ...]:
         Claim(
             "stage 1 saves 4x, stage 2 8x, stage 3 as many times as there are ranks",
             "arXiv 1910.02054, figure 1; deepspeed.ai, tutorial on ZeRO",
-            f"mixed precision, stage 1: {_limit(1)}, 3.8x from {ranks_for_saving(3.8, 1)} ranks on; stage 2: "
-            f"{_limit(2)}, 7.6x from {ranks_for_saving(7.6, 2)} on; stage 3: exact. FP32: {_limit(1, 'FP32')} and "
-            f"{_limit(2, 'FP32')}",
+            f"mixed precision, stage 1: {_limit(1)}; 3.8x from {ranks_for_saving(3.8, 1)} ranks on. Stage 2: "
+            f"{_limit(2)}; 7.6x from {ranks_for_saving(7.6, 2)} on. Stage 3: exact. FP32: the limits are "
+            f"{largest_saving(1, 'FP32'):g}x and {largest_saving(2, 'FP32'):g}x",
             _STATES_ALONE + "; of stage 3 the units that are gathered, which no number of ranks makes smaller",
         ),
         Claim(
@@ -282,7 +267,7 @@ _STATES_ALONE = "activations, buffers, fragmentation"
 
 
 def _limit(stage: int, precision: str = "mixed") -> str:
-    return f"{largest_saving(stage, precision):g}x is a limit that no number of ranks reaches"
+    return f"never {largest_saving(stage, precision):g}x, which is the limit for many ranks"
 
 
 def _in_words(found: Iterable[Reading]) -> str:
@@ -308,17 +293,27 @@ def _stated(name: str, text: str) -> tuple[float, float]:
     return (value - half) * scale, (value + half) * scale
 
 
-def _fewest_ranks(states: StateBytes, stage: int, bytes_per_param: Fraction) -> int | None:
+@cache
+def _whole_and_split(stage: int, precision: TrainingPrecision, parts: tuple[str, ...] = PARTS) -> tuple[int, int]:
+    """w and s of the head, of some parts: one parameter on one rank has w + s bytes, two on two have 2 w + s."""
+    one, two = (_bytes_of(zero_bytes(stage, [n], n, precision), parts) for n in (1, 2))
+    return two - one, 2 * one - two
+
+
+def _bytes_of(held: HeldBytes, parts: tuple[str, ...]) -> int:
+    by_part = {"parameter": held.parameter, "gradient": held.gradient, "optimizer": held.master + held.state}
+    return sum(by_part[part] for part in parts)
+
+
+def _fewest_ranks(whole: int, split: int, bytes_per_param: Fraction) -> int | None:
     """The smallest n with w + s / n <= bytes_per_param; exact, as 12 / (16 / 3 - 4) is 9 and not a little more."""
-    room, split = bytes_per_param - Fraction(states.whole(stage)), Fraction(states.split(stage))
+    room = bytes_per_param - whole
     if room < 0 or (room == 0 and split):
         return None
     return max(1, ceil(split / room)) if split else 1
 
 
-def _states(stage: int, precision: str) -> StateBytes:
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage is 0, 1, 2 or 3: got {stage}; try 2.")
+def _known(precision: str) -> TrainingPrecision:
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, list(PRECISIONS))
     return PRECISIONS[precision]
