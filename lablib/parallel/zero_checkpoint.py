@@ -35,8 +35,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from lablib.parallel.zero import Zero, first_names
 from lablib.parallel.zero_shards import FlatUnit
@@ -72,7 +76,7 @@ def save_checkpoint(zero: Zero, path: str | Path, step: int) -> None:
     }
     file = io.BytesIO()  # as bytes, or it would be taken apart
     torch.save(meta, file)
-    dcp.save({_META: file.getvalue(), **pieces}, checkpoint_id=str(path))
+    save({_META: file.getvalue(), **pieces}, checkpoint_id=str(path))
 
 
 @checked
@@ -214,8 +218,10 @@ def _description(zero: Zero) -> dict[str, Any]:
 def _keys(path: str | Path) -> dict[str, int]:
     """The keys of a checkpoint, and how many numbers each has (0 of what is no tensor)."""
     try:
-        entries = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
-        return {key: entry.size.numel() if hasattr(entry, "size") else 0 for key, entry in entries.items()}
+        entries = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+        return {
+            key: entry.size.numel() if isinstance(entry, TensorStorageMetadata) else 0 for key, entry in entries.items()
+        }
     except Exception as error:  # whatever is in that file may go wrong in any way
         raise ValueError(
             f"there is no checkpoint that can be read in {path}: {type(error).__name__}; give the folder of one that "
@@ -226,8 +232,8 @@ def _keys(path: str | Path) -> dict[str, int]:
 def _read(wanted: dict[str, Any], path: str | Path) -> dict[str, Any]:
     """These entries, read. Communicates; where a rank cannot read its own, none can."""
     try:
-        dcp.load(wanted, checkpoint_id=str(path))
-    except (Exception, dcp.CheckpointException) as error:  # of torch's, no Exception: what went wrong on some rank
+        load(wanted, checkpoint_id=str(path))
+    except (Exception, CheckpointException) as error:  # of torch's, no Exception: what went wrong on some rank
         raise ValueError(f"the checkpoint in {path} is damaged: its files cannot be read; use another one.") from error
     return wanted
 
@@ -283,7 +289,7 @@ def _require_undamaged(read: Mapping[str, Tensor], checksums: Mapping[str, int],
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
 
 
 def _agreed(look: Any) -> Any:

@@ -244,6 +244,8 @@ class ZeroInfinity(Zero3):
         self.optimizers = self._offloaded.optimizers
         for unit in self._gathered_units:
             shards_to_host(unit, self._offloaded.link)
+        for unit, host in self._offloaded.hosts.items():
+            unit.add_gradient = host.take  # phase 1: what was reduced goes to the host
 
     def _gather_from_host(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None) -> Handle:
         link = self._offloaded.link
@@ -251,14 +253,6 @@ class ZeroInfinity(Zero3):
         link.to_device(on_device, shard)
         with link.incoming():
             return all_gather_shards(on_device, full, group)
-
-    # ---- 1. a shard is reduced ----
-
-    def _finish_reduction(self) -> None:
-        done, self._reduction = self._reduction, None
-        if done is not None:
-            done.handle.wait()
-            self._offloaded.hosts[done.unit].take(done.shard)
 
     # ---- 2. the host steps; parameters come back when they are gathered ----
 

@@ -172,7 +172,7 @@ class Rank(RankClock):
         end_s: float,
         size_bytes: float,
         source: Any,
-        transfer_id: int,
+        transfer_id: int | None,
         place: int,
     ) -> None:
         """A stream was busy with a communication from `start_s` to `end_s`, or waited for one."""

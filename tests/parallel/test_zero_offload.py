@@ -1,6 +1,7 @@
 """ZeRO-Offload and shards on the host: the steps of the device, what the timeline shows, and the closed forms."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ WIDTH, LAYERS, HOST = 128, 6, 20e9
 def one_step(kind: str) -> int:
     """A step of equal layers, each a unit; returns the bytes that are on the device at rest."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False, device="cuda") for _ in range(LAYERS)))
-    options = {"param_dtype": torch.bfloat16}
+    options: dict[str, Any] = {"param_dtype": torch.bfloat16}
     if kind != "infinity":
         options["bucket_bytes"] = 4 * WIDTH**2
     if kind in KINDS:
