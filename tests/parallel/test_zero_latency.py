@@ -14,7 +14,7 @@ from lablib.parallel.zero3_published import ROWS, TOKENS, compared
 from lablib.parallel.zero_latency import GROUPINGS, smallest_batch, step_s, unit_params, zero3_time
 
 A100 = find_cluster("dgx-a100")
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=10, deadline=None)
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
