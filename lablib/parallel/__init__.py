@@ -21,6 +21,14 @@ ZeRO, stage by stage:
     zero                      the module and its optimizer, with any of these
     zero_per_parameter        each parameter cut by its rows, as FSDP2 does, beside the flat buffer
     zero_bytes                what each stage holds and sends, to the byte
+    zero_claims               claims that go round, and for which ranks and precision each is true
+    zero_latency              stage 3 on a thousand ranks: gathers by parameter, layer or model; the smallest batch
+    zero3_published           stage 3 beside Megatron's three axes, as published and as predicted
+    sharded_optimizers        which optimizers step flat shards, and what the others have to be told
+    sharded_muon              Muon by owners, by gathering, and by exchanging whole matrices
+    sharded_muon_cost         bytes and FLOPs of the three
+    zero_offload              optimizer state, or everything, in the host's memory
+    zero_checkpoint           saved at one stage on some ranks, loaded at another on others; slow to import, so not here
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -71,3 +79,26 @@ from lablib.parallel.zero_bytes import HeldBytes as HeldBytes
 from lablib.parallel.zero_bytes import TrainingPrecision as TrainingPrecision
 from lablib.parallel.zero_bytes import zero_bytes as zero_bytes
 from lablib.parallel.zero_bytes import zero_sent_bytes as zero_sent_bytes
+from lablib.parallel.zero_claims import Claim as Claim
+from lablib.parallel.zero_claims import bytes_a_rank as bytes_a_rank
+from lablib.parallel.zero_claims import claims as claims
+from lablib.parallel.zero_claims import largest_model as largest_model
+from lablib.parallel.zero_claims import ranks_for_saving as ranks_for_saving
+from lablib.parallel.zero_claims import ranks_to_fit as ranks_to_fit
+from lablib.parallel.zero_claims import readings as readings
+from lablib.parallel.zero_latency import Zero3Time as Zero3Time
+from lablib.parallel.zero_latency import smallest_batch as smallest_batch
+from lablib.parallel.zero_latency import unit_params as unit_params
+from lablib.parallel.zero_latency import zero3_time as zero3_time
+from lablib.parallel.zero3_published import compared as compared
+from lablib.parallel.sharded_optimizers import Sharded as Sharded
+from lablib.parallel.sharded_optimizers import ShardedLAMB as ShardedLAMB
+from lablib.parallel.sharded_optimizers import pieces_of as pieces_of
+from lablib.parallel.sharded_optimizers import require_steps_on_shards as require_steps_on_shards
+from lablib.parallel.sharded_optimizers import share_gradients as share_gradients
+from lablib.parallel.sharded_muon import OwnerMuon as OwnerMuon
+from lablib.parallel.sharded_muon import ShardedMuon as ShardedMuon
+from lablib.parallel.sharded_muon_cost import muon_cost as muon_cost
+from lablib.parallel.zero_offload import ZeroInfinity as ZeroInfinity
+from lablib.parallel.zero_offload import ZeroOffload as ZeroOffload
+from lablib.parallel.zero_offload import offload_time as offload_time

@@ -24,7 +24,7 @@ g + 4 + 4 + w for the casts; beta the host link and h the host's memory, bytes a
                 exposed     max(M u, b + d + c + M u - M b, b + d + c + (M - 1) max(b, d, c) + u - M b)
     bytes       on the GPU w P at rest, and two buckets while backward runs; 12 P/n on the host with Adam, and g P/n
     sent bytes  as stage 2; over the host link (g + w) P/n
-`offload_time` has these; `smallest_batch` from where on the step is a small share: the host's work does not grow with
+`offload_time` has these; `tokens_for_share` from where on the step is a small share: the host's work does not grow with
 the batch.
 
 Shapes: a shard is [N / n].
@@ -342,7 +342,7 @@ def offload_time(
 
 
 @checked
-def smallest_batch(exposed_s: float, params: float, flops_per_s: float, share: float = 0.1) -> float:
+def tokens_for_share(exposed_s: float, params: float, flops_per_s: float, share: float = 0.1) -> float:
     """Tokens on each rank from which on the exposed seconds are at most this share of forward, backward and them.
 
     6 P t / F of compute grow with the tokens, the host's step does not: t = exposed (1 / share - 1) F / (6 P).

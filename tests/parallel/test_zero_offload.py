@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lablib import RankError, Run, launch
 from lablib.optim.lion import Lion
 from lablib.parallel.zero import Zero
-from lablib.parallel.zero_offload import ZeroInfinity, ZeroOffload, offload_time, smallest_batch
+from lablib.parallel.zero_offload import ZeroInfinity, ZeroOffload, offload_time, tokens_for_share
 from lablib.phases import host_work
 
 few = settings(max_examples=5, deadline=None)
@@ -221,10 +221,10 @@ def test_exposed_seconds_are_those_of_units_played_through(units, ranks, backwar
 
 def test_enough_tokens_hide_the_hosts_step():
     form = offload_time(7e9, 8, 32, 1.0, 25e9)
-    tokens = smallest_batch(form.exposed_s, 7e9, 2e14, share=0.2)
+    tokens = tokens_for_share(form.exposed_s, 7e9, 2e14, share=0.2)
     compute_s = 6 * 7e9 * tokens / 2e14
     assert form.exposed_s / (form.exposed_s + compute_s) == pytest.approx(0.2)
-    assert smallest_batch(0.0, 7e9, 2e14) == 0
+    assert tokens_for_share(0.0, 7e9, 2e14) == 0
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_enough_tokens_hide_the_hosts_step():
         (lambda: offload_time(0, 1, 1, 0.0, 1e9), "params must be above 0"),
         (lambda: offload_time(1e9, 0, 1, 0.0, 1e9), "ranks must be a whole number"),
         (lambda: offload_time(1e9, 1, 1, -1.0, 1e9), "backward_s must be 0 or more"),
-        (lambda: smallest_batch(1.0, 1e9, 1e14, 2.0), "share must be at most 1"),
+        (lambda: tokens_for_share(1.0, 1e9, 1e14, 2.0), "share must be at most 1"),
     ],
 )
 def test_bad_questions_get_one_clear_error(call, message):
