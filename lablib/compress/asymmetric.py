@@ -1,0 +1,74 @@
+"""Asymmetric INT8 and INT4: the codes reach from the least to the largest number of a block, wherever zero is.
+
+    s = (max - min) / (2^b - 1)            code = round((x - min) / s), 0 to 2^b - 1            x ~ min + s code
+
+Numbers that are all positive (a second moment, an activation after ReLU) use every code, where a symmetric quantizer
+would waste half; a block of equal numbers is exact. In return a block keeps two numbers, and zero is no code in
+general: what is zero may come back as up to s / 2.
+
+Cost: b + 64 / B bits a number. One pass more than INT8 each way, for the least number.
+Shapes: x (..., P), codes (..., P) uint8 or two in a byte, scales and zeros (..., ceil(P / B)).
+Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
+2018, arXiv 1712.05877, section 2.1, equation 1 (scale and zero point).
+Simplified: the zero point is kept as the number that code 0 stands for, and not as the code that zero has, as in
+lablib/optim/four_bits.py: no product of whole numbers follows that would need the code.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lablib.compress.int4 import pack, unpack
+from lablib.compress.int8 import scaled
+from lablib.compress.quantized import TINY, Blocks, Quantized, in_blocks, out_of_blocks, require_finite, rounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asymmetric(Blocks):
+    """Codes of 0 to 2^bits - 1; see `Blocks` for the other settings.
+
+    Attributes:
+        bits: 8 or 4.
+
+    Raises:
+        ValueError: another number of bits.
+    """
+
+    bits: int = 8  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits not in (4, 8):
+            raise ValueError(f"bits must be 4 or 8: got {self.bits}.")
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    @property
+    def num_parameters(self) -> int:
+        return 2
+
+    def quantize(self, x: Tensor) -> Quantized:
+        rows = in_blocks(x, self.block)
+        low, scales = self._ranges(x, rows)
+        codes = rounded((rows - low).div_(scales), self.rounding, self.generator)
+        codes = out_of_blocks(codes.clamp_(max=2**self.bits - 1).to(torch.uint8), x.shape[-1])
+        return Quantized(codes if self.bits == 8 else pack(codes), scales[..., 0], low[..., 0], x.shape[-1])
+
+    def dequantize(self, quantized: Quantized) -> Tensor:
+        assert quantized.zeros is not None
+        numel = quantized.numel
+        codes = quantized.codes.float() if self.bits == 8 else unpack(quantized.codes, numel)
+        steps = scaled(codes, quantized.scales, self.block)
+        return steps.add_(quantized.zeros.repeat_interleave(self.block, dim=-1)[..., :numel])
+
+    def _ranges(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Least number and scale of each block, (..., blocks, 1)."""
+        if not rows.numel():
+            return rows[..., :1], rows[..., :1]
+        low = rows.amin(-1, keepdim=True)
+        scales = (rows.amax(-1, keepdim=True) - low).div_(2**self.bits - 1)
+        require_finite(x, low, scales)
+        return low, scales.clamp_(min=TINY)

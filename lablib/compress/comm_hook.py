@@ -1,0 +1,52 @@
+"""A `Reduce` of this folder as a communication hook of torch's DDP.
+
+DDP hands each full bucket to its hook and asks for a future of the averaged bucket; it waits for all of them when
+backward ends. A `Reduce` answers a handle instead, whose `wait` still has work to do. So the hook starts the reduction,
+answers a future without waiting, and has autograd call it back at the end of backward, before DDP waits: then it waits
+for the handles in order and fills the futures.
+
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, comm_hook(InTurn(quantized_all_reduce)))
+
+Cost: that of the reduction. Shapes: a bucket is flat, [N].
+Source: torch, "DDP Communication Hooks", https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html.
+Simplified: DDP's sparse gradients are not taken.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.parallel.data_parallel import Handle, Reduce
+from lablib.torch_compat import queue_callback
+
+
+def comm_hook(
+    reduce: Reduce, group: dist.ProcessGroup | None = None
+) -> Callable[[Any, Any], torch.futures.Future[Tensor]]:
+    """A hook for `register_comm_hook`: of a state, which is not used, and a `dist.GradBucket`. It serves one module.
+
+    Arguments:
+        reduce: how a bucket becomes its mean.
+        group: the one that DDP was given; None for all ranks.
+    """
+    started: list[tuple[Handle, Tensor, torch.futures.Future[Tensor]]] = []
+
+    def end_of_backward() -> None:
+        for handle, buffer, future in started:
+            handle.wait()
+            future.set_result(buffer)
+        started.clear()
+
+    def hook(_: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        if bucket.index() == 0:  # buckets come in order; a backward that raised leaves nothing behind
+            started.clear()
+            queue_callback(end_of_backward)
+        buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
+        started.append((reduce(buffer, group), buffer, future))
+        return future
+
+    return hook

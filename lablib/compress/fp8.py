@@ -1,0 +1,65 @@
+"""FP8 in blocks: a byte that is a small floating-point number, so that small numbers keep as many digits as large ones.
+
+    s = max |x| / largest of the format            code = x / s as E4M3 or E5M2            x ~ s code
+
+INT8's steps are equal, so a number is off by s / 2 whatever its size. A floating-point code is off by a share of
+itself: half of 2^-3 with E4M3 (largest 448), half of 2^-2 with E5M2 (57,344), down to its subnormals. So a block's
+small numbers survive beside a large one, and its largest are coarser than INT8's.
+
+Cost: 8 + 32 / B bits a number, as INT8.
+Shapes: x (..., P), codes (..., P) float8, scales (..., ceil(P / B)).
+Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433; the formats are those of
+lablib/precision/formats.py.
+Simplified: stochastic rounding is lablib/precision/rounding.py's, in float64. Reading bytes goes through a table of all
+256 values, which on a CPU is faster than torch's conversion.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lablib.compress.int8 import scaled, symmetric_scales
+from lablib.compress.quantized import Blocks, Quantized, in_blocks, out_of_blocks
+from lablib.precision.formats import E4M3, E5M2, Format
+from lablib.precision.rounding import round_to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8(Blocks):
+    """Bytes of a floating-point format; see `Blocks` for the other settings.
+
+    Attributes:
+        format: E4M3 or E5M2.
+
+    Raises:
+        ValueError: another format.
+    """
+
+    format: Format = E4M3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format not in (E4M3, E5M2):
+            raise ValueError(f"format must be E4M3 or E5M2: got {self.format}.")
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        assert self.format.dtype is not None
+        return self.format.dtype
+
+    def quantize(self, x: Tensor) -> Quantized:
+        rows = in_blocks(x, self.block)
+        scales = symmetric_scales(x, rows, self.format.largest)
+        shares = rows / scales
+        if self.rounding == "stochastic":
+            shares = round_to(shares, self.format, rounding="stochastic", saturates=True, generator=self.generator)
+        # A quotient may lie a rounding above the largest number, which E4M3 would make a NaN.
+        codes = shares.clamp_(-self.format.largest, self.format.largest).to(self.code_dtype)
+        return Quantized(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
+
+    def dequantize(self, quantized: Quantized) -> Tensor:
+        codes = quantized.codes
+        values = torch.arange(256, dtype=torch.uint8, device=codes.device).view(self.code_dtype).float()
+        numbers = values.index_select(0, codes.contiguous().view(torch.uint8).flatten().int())
+        return scaled(numbers.view(codes.shape), quantized.scales, self.block)

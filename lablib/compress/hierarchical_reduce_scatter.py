@@ -1,0 +1,79 @@
+"""qgZ: a quantized reduce-scatter in two hops, inside the node and then across, so that each piece crosses once a node.
+
+Quantized pieces straight to their owners (`quantized_reduce_scatter.py`) cross the network once for each rank. Here the
+ranks of a node first add up among themselves what any other node needs, and only sums cross:
+
+    1. inside    local rank l gets, from each of its node, the pieces of all ranks with place l: N pieces; it averages
+    2. across    the ranks with place l exchange those averages, one for each node; each averages again
+
+Step 1 wants the pieces of ranks (0, l), (1, l), ... beside each other, where the buffer has them by node: (0, 0),
+(0, 1), ... So the slices are reordered before anything is sent, and piece (k, l) ends on rank (k, l):
+
+    N = 2, L = 2      buffer  00 01 10 11      reordered  00 10 | 01 11      inside  00 10 to place 0, 01 11 to place 1
+                                                                             across  00 to node 0, 10 to node 1
+
+Cost for N nodes of L ranks, n = N L, P numbers a piece, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes:
+    time_s      alpha_in + (L-1) N S_q beta_in, then alpha_out + (N-1) S_q beta_out; n P numbers quantized, then N P
+    peak bytes  2 n S_q of messages and 8 n P of numbers (reordered, and read)
+    sent bytes  (L-1) N S_q inside the node and (N-1) S_q across per rank: L (N-1) S_q leave a node, where one hop sends
+                L^2 (N-1) S_q; a number is rounded twice, once a level
+Shapes: full [n P], shard [P]; reordered [L, N, P].
+Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, sections 3.3 and 4.2 (hierarchy, tensor slice reordering).
+Simplified: reordering is a copy, which the authors' kernel does while it quantizes; steps of one buffer are not
+pipelined in chunks.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from lablib.compress.int4 import Int4
+from lablib.compress.quantized import Quantizer
+from lablib.compress.quantized_reduce_scatter import exchange, mean_of
+from lablib.compress.stages import Stages
+from lablib.parallel.data_parallel import Handle
+
+INT4 = Int4()
+
+
+def hierarchical_reduce_scatter(full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantizer = INT4) -> Stages:
+    """Fill `shard` with the mean over all ranks of this rank's piece of `full`; the handle's `wait` ends it.
+
+    Communicates: an all-to-all of bytes inside the node and one across; a level of one rank sends and rounds nothing.
+
+    Arguments:
+        full: [n P] of any floating dtype, the same size on every rank; not changed.
+        shard: [P], overwritten.
+        mesh: of `lablib.parallel.node_mesh`, axes "node" and "local"; ranks of a node one after another.
+        quantizer: the same on every rank.
+
+    Raises:
+        ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
+    """
+    if full.numel() != mesh.size() * shard.numel():
+        rule = f"full must hold {mesh.size()} shards"
+        raise ValueError(f"{rule}: got {full.numel()} numbers for shards of {shard.numel()}; pad it.")
+    return Stages(_two_hops(full, shard, mesh, quantizer))
+
+
+@torch.no_grad()
+def _two_hops(full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantizer) -> Iterator[Handle]:
+    inside, across, numel = mesh.get_group("local"), mesh.get_group("node"), shard.numel()
+    pieces = full.view(across.size(), inside.size(), numel)
+
+    # 1. Inside: for each place, the pieces of its ranks on all nodes. A piece is a row, with blocks of its own.
+    if inside.size() > 1:
+        parts, work = exchange(pieces.transpose(0, 1), inside, quantizer)  # reordered: [L, N, P]
+        yield work
+        averages = mean_of(parts, numel, quantizer)  # [N, P]
+    else:
+        averages = pieces[:, 0]
+
+    # 2. Across: to each node the average of its piece.
+    if across.size() > 1:
+        parts, work = exchange(averages, across, quantizer)
+        yield work
+        averages = mean_of(parts, numel, quantizer)  # [P]
+    shard.copy_(averages.reshape(shard.shape))

@@ -1,0 +1,67 @@
+"""INT8 in blocks, symmetric: one byte a number, and for each block a scale that its largest number sets.
+
+    s = max |x| / 127            code = round(x / s), -127 to 127            x ~ s code
+
+Zero is code 0, so what is zero stays zero. -128 is not used: the range is the same on both sides.
+
+Cost: 8 + 32 / B bits a number, a quarter of float32's (B = 256: 8.125). About 3 passes over memory to quantize (largest
+and least, division, codes), 2 to dequantize.
+Shapes: x (..., P), codes (..., P) int8, scales (..., ceil(P / B)).
+Source: Dettmers, 2015, arXiv 1511.04561; Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.1 (qwZ, figure 2: one
+scale for a whole tensor loses what blocks keep).
+Simplified: whole passes of torch; a fused kernel reads once and writes once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lablib.compress.quantized import (
+    TINY,
+    Blocks,
+    Quantized,
+    in_blocks,
+    num_blocks,
+    out_of_blocks,
+    require_finite,
+    rounded,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(Blocks):
+    """Bytes of -127 to 127; see `Blocks` for the settings."""
+
+    def quantize(self, x: Tensor) -> Quantized:
+        rows = in_blocks(x, self.block)
+        scales = symmetric_scales(x, rows, 127)
+        codes = rounded(rows / scales, self.rounding, self.generator).to(torch.int8)
+        return Quantized(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
+
+    def dequantize(self, quantized: Quantized) -> Tensor:
+        return scaled(quantized.codes.float(), quantized.scales, self.block)
+
+
+def symmetric_scales(x: Tensor, rows: Tensor, largest: float) -> Tensor:
+    """max |x| / `largest` of each block (..., blocks, B), as (..., blocks, 1); no smaller than the smallest normal.
+
+    Raises:
+        ValueError: a NaN or an infinity.
+    """
+    if not rows.numel():
+        return rows[..., :1]
+    max_abs = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())  # no copy of |x|
+    require_finite(x, max_abs)
+    return max_abs.div_(largest).clamp_(min=TINY)
+
+
+def scaled(codes: Tensor, scales: Tensor, block: int) -> Tensor:
+    """codes (..., P) in float32 times their block's scale (..., blocks), in place."""
+    numel = codes.shape[-1]
+    whole = numel // block
+    if whole:
+        codes[..., : whole * block].unflatten(-1, (whole, block)).mul_(scales[..., :whole, None])
+    if whole < num_blocks(numel, block):
+        codes[..., whole * block :].mul_(scales[..., -1:])
+    return codes

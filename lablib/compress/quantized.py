@@ -1,0 +1,175 @@
+"""What every quantizer makes: codes of few bits, and for each block of numbers the scale that they count in.
+
+A block of B neighbours shares a scale s, and for asymmetric quantizers the number z that code 0 stands for:
+
+    code = round((x - z) / s)            x ~ z + s code            symmetric: z = 0, and nothing is kept for it
+
+Rounded to the nearest code, a number is off by s / 2 at most. Rounded stochastically, up with a probability of what is
+left over, it is off by less than s, and right in the mean: many ranks' errors then cancel in a sum. `message` lays it
+all in a row of bytes, the parameters of the blocks first, so that one collective carries it.
+
+Cost: b bits a number and 4 bytes a parameter; of P numbers with k parameters a block ceil(P b / 8) + 4 k ceil(P / B).
+Shapes: x (..., P), each row on its own: codes (..., bytes), scales and zeros (..., blocks), message (..., bytes). A
+block does not reach into the next row; the last of a row may be shorter (as in lablib/optim/blockwise.py).
+Source: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, arXiv 1511.04561; Alistarh et al.,
+"QSGD", 2017, arXiv 1610.02132, section 3 (stochastic, in blocks); Wang et al., "ZeRO++", 2023, arXiv 2306.10209,
+section 3.1 (blocks for messages).
+Simplified: scales and zeros are 32-bit numbers; scales are no smaller than the smallest normal one, so that nothing is
+divided by zero; a row whose last block is shorter is copied once more.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lablib.precision.rounding import ROUNDINGS
+from lablib.signature import check_fields, whole_number
+
+BLOCK = 256  # numbers that share a scale
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """A quantized tensor.
+
+    Attributes:
+        codes: as they lie in memory, one byte each or packed; (..., bytes).
+        scales: float32, (..., blocks).
+        zeros: what code 0 stands for, float32, (..., blocks); None for symmetric quantizers, whose zero is 0.
+        numel: numbers P in a row; the last block may hold fewer than the others, and the last byte one code less.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    numel: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of codes, scales and zeros: the closed form above."""
+        return sum(part.nbytes for part in (self.codes, self.scales, self.zeros) if part is not None)
+
+    def message(self) -> Tensor:
+        """All of it as bytes, (..., bytes): scales, zeros, codes."""
+        parts = [part for part in (self.scales, self.zeros, self.codes) if part is not None]
+        return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
+
+
+class Quantizer(Protocol):
+    """A way to quantize, settings included; each file has one."""
+
+    def quantize(self, x: Tensor) -> Quantized:
+        """`x` (..., P) in codes. Raises ValueError: not floating-point, or a NaN or an infinity in it."""
+        ...
+
+    def dequantize(self, quantized: Quantized) -> Tensor:
+        """The numbers that the codes stand for, float32 (..., P)."""
+        ...
+
+    def message_bytes(self, numel: int) -> int:
+        """Bytes of the message of a row of so many numbers."""
+        ...
+
+    def from_message(self, message: Tensor, numel: int) -> Quantized:
+        """What was quantized, from its bytes (..., bytes) and the numbers in a row."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Settings that the quantizers of this folder share, and the layout of their messages.
+
+    Attributes:
+        block: numbers that share a scale.
+        rounding: "nearest" (ties to even) or "stochastic".
+        generator: what stochastic rounding draws from; None: torch's default one.
+
+    Raises:
+        ValueError: a block of no number, another word for `rounding`.
+    """
+
+    block: int = BLOCK
+    rounding: str = "nearest"
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        whole_number("block", self.block, example=BLOCK)
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}: got {self.rounding!r}.")
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 8
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        return torch.int8
+
+    @property
+    def num_parameters(self) -> int:
+        """32-bit numbers kept for a block."""
+        return 1
+
+    def message_bytes(self, numel: int) -> int:
+        """Bytes of a row of so many numbers: ceil(P b / 8) codes, and 4 for each parameter of a block."""
+        numel = whole_number("numel", numel, 0, example=1024)
+        return -(-numel * self.bits // 8) + 4 * self.num_parameters * num_blocks(numel, self.block)
+
+    def from_message(self, message: Tensor, numel: int) -> Quantized:
+        """What was quantized, from its bytes."""
+        sizes = [4 * num_blocks(numel, self.block)] * self.num_parameters
+        *parameters, codes = message.split([*sizes, message.shape[-1] - sum(sizes)], dim=-1)
+        scales, *zeros = (part.contiguous().view(torch.float32) for part in parameters)
+        return Quantized(codes.contiguous().view(self.code_dtype), scales, zeros[0] if zeros else None, numel)
+
+
+def num_blocks(numel: int, block: int) -> int:
+    """Blocks of a row of so many numbers."""
+    return -(-numel // block)
+
+
+def in_blocks(x: Tensor, block: int) -> Tensor:
+    """`x` (..., P) as float32 blocks (..., blocks, B): a view where B divides P, else a copy that repeats the last
+    number: it changes neither the least nor the largest of its block.
+
+    Raises:
+        ValueError: numbers that are not floating-point.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
+        got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"only rows of floating-point numbers are quantized: got {got}; give x.float().flatten().")
+    x = x.detach().float()
+    if missing := -x.shape[-1] % block:
+        x = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], missing)], dim=-1)
+    return x.unflatten(-1, (-1, block)) if x.shape[-1] else x.unsqueeze(-1).expand(*x.shape, block)
+
+
+def out_of_blocks(blocks: Tensor, numel: int) -> Tensor:
+    """The first `numel` numbers of the rows of blocks (..., blocks, B)."""
+    return blocks.flatten(-2)[..., :numel]
+
+
+def rounded(shares: Tensor, rounding: str, generator: torch.Generator | None) -> Tensor:
+    """Whole numbers of `shares`, in place."""
+    if rounding == "nearest":
+        return shares.round_()
+    noise = torch.rand(shares.shape, device=shares.device, generator=generator)
+    return shares.add_(noise).floor_()
+
+
+def require_finite(x: Tensor, *of_blocks: Tensor) -> None:
+    """Refuse a NaN or an infinity, which the largest number of its block tells: x is not looked at again.
+
+    Raises:
+        ValueError: there is one; where, and what.
+    """
+    if x.is_meta or all(bool(each.isfinite().all()) for each in of_blocks):
+        return  # under fidelity="shapes" there are no values
+    wrong = (~x.detach().float().isfinite()).flatten().nonzero()
+    what = f"number {int(wrong[0])} is {float(x.flatten()[wrong[0]])}" if len(wrong) else "a block spans more than 3e38"
+    raise ValueError(f"what is quantized must be finite in float32: {what}; skip the step, or lower the loss scale.")

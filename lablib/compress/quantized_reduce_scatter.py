@@ -1,0 +1,77 @@
+"""Quantized reduce-scatter: pieces go straight to their owners, who read them and average in float32: one rounding.
+
+A ring would add and round at every hop (`quantized_ring.py`). Instead rank r sends the codes of piece i to rank i, all
+at once; rank i reads n messages and adds up numbers, never codes.
+
+    rank 0   [a0 b0] -> codes |                  | a: codes 0 and 1 -> (a0~ + a1~) / 2
+    rank 1   [a1 b1] -> codes |  one all-to-all  | b: codes 0 and 1 -> (b0~ + b1~) / 2
+
+Cost for n ranks, P numbers a piece, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes:
+    time_s      alpha + (n-1) S_q beta, plus quantizing and reading n P numbers
+    peak bytes  2 n S_q of messages and 4 n P of numbers
+    sent bytes  (n-1) S_q per rank, as in a ring; but of messages to every rank, not to a neighbour: across nodes each
+                rank's own, which `hierarchical_reduce_scatter.py` mends
+Shapes: full [n P], shard [P], in the order of ranks.
+Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (qgZ, one hop).
+Simplified: n P float32 numbers are held at once, where a kernel adds while it reads.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.compress.quantized import Quantizer
+from lablib.compress.quantized_all_gather import INT8, quantized_on
+from lablib.compress.stages import Stages
+from lablib.parallel.data_parallel import Handle
+
+
+def quantized_reduce_scatter(
+    full: Tensor, shard: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8
+) -> Stages:
+    """Fill `shard` with the mean over ranks of this rank's piece of `full`; the handle's `wait` ends it.
+
+    Communicates: one all-to-all of bytes; on one rank nothing is sent or rounded. A `ReduceScatter` of
+    lablib/parallel/zero_shards.py, with `functools.partial` for another quantizer.
+
+    Arguments:
+        full: [n P] of any floating dtype, the same size on every rank; not changed.
+        shard: [P], overwritten.
+        group: None for all ranks.
+        quantizer: the same on every rank.
+
+    Raises:
+        ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
+    """
+    n = dist.get_world_size(group)
+    if full.numel() != n * shard.numel():
+        rule = f"full must hold {n} shards"
+        raise ValueError(f"{rule}: got {full.numel()} numbers for shards of {shard.numel()}; pad it.")
+    return Stages(_scatter(full, shard, group, quantizer))
+
+
+@torch.no_grad()
+def _scatter(full: Tensor, shard: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> Iterator[Handle]:
+    n = dist.get_world_size(group)
+    if n == 1:
+        shard.copy_(full.view_as(shard))
+        return
+    parts, work = exchange(full.view(n, -1), group, quantizer)
+    yield work
+    shard.copy_(mean_of(parts, shard.numel(), quantizer).view_as(shard))
+
+
+def exchange(pieces: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> tuple[Tensor, Handle]:
+    """Start to send row i of `pieces` [n, P] to rank i: the messages that come in, one a rank, and the handle."""
+    messages = quantized_on("the tensor", pieces, quantizer, group).message()
+    received = torch.empty_like(messages)
+    work = dist.all_to_all_single(received, messages, group=group, async_op=True)
+    assert work is not None  # only ranks outside of the group get None
+    return received, work
+
+
+def mean_of(messages: Tensor, numel: int, quantizer: Quantizer) -> Tensor:
+    """The mean of what so many messages [n, bytes] say, float32 [P]; added in the order of ranks."""
+    return quantizer.dequantize(quantizer.from_message(messages, numel)).sum(dim=0).div_(len(messages))

@@ -1,0 +1,118 @@
+"""A ring that quantizes at every hop: what compressing an existing ring all-reduce would do, and why nobody does.
+
+In a ring (lablib/parallel/ring_all_reduce.py) partial sums travel. Compressed, every hop quantizes what it sends: the
+next rank reads it, adds its own part, and quantizes again. A number is rounded n - 1 times on its way to the sum and
+once more when the mean goes round. Worse, a partial sum grows, and the step with which it is rounded grows too.
+
+    independent numbers of size 1 on n ranks, rounded to a relative error q; their sum has size sqrt(n)
+
+    two-phase    n numbers of size 1, then the sum            n q^2 + n q^2                   relative  sqrt(2) q
+    ring         partial sums of h = 1 .. n-1, then the sum   (1 + 2 + ... + n-1) q^2 + n q^2          sqrt((n+1) / 2) q
+
+So the relative error of two phases does not depend on n, and that of the ring grows as sqrt(n) / 2 times it
+(`error_growth` measures both).
+
+Cost: as the ring all-reduce with messages of S_q: 2 (n-1) (alpha + S_q beta), 2 (n-1) S_q sent; n P numbers quantized
+and read one piece after another, between the hops, where two phases have them all at once.
+Shapes: buffer [N], pieces [n, P].
+Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (why qgZ replaces the ring: quantizing at each hop).
+Simplified: a lesson, not for use: nothing overlaps.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.compress.quantized import Quantizer
+from lablib.compress.quantized_all_gather import INT8, quantized_on
+from lablib.compress.quantized_all_reduce import in_pieces
+from lablib.parallel.ring_all_reduce import exchange
+
+
+@torch.no_grad()
+def quantized_ring_all_reduce(
+    buffer: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8
+) -> None:
+    """Replace `buffer` by its mean over the ranks, quantizing at every hop. Communicates: 2 (n-1) messages a rank.
+
+    Arguments as in `quantized_all_reduce`.
+
+    Raises:
+        ValueError: numbers that are not floating-point or not finite.
+    """
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    if n == 1 or not buffer.numel():
+        return
+    pieces = in_pieces(buffer, n)
+    after, before, numel = (rank + 1) % n, (rank - 1) % n, pieces.shape[1]
+
+    # Reduce-scatter: the piece that comes by is read, added to, and quantized again.
+    partial = pieces[rank].float()
+    for step in range(n - 1):
+        outgoing = quantized_on("a partial sum", partial, quantizer, group).message()
+        incoming = torch.empty_like(outgoing)
+        exchange(outgoing, after, incoming, before, group)
+        read = quantizer.dequantize(quantizer.from_message(incoming, numel))
+        partial = read + pieces[(rank - step - 1) % n]
+
+    # All-gather: the means are quantized once, and their codes handed on.
+    message = quantized_on("the mean", partial / n, quantizer, group).message()
+    means = message.new_empty(n, message.numel())
+    for step in range(n):
+        means[(rank - step + 1) % n] = message
+        if step < n - 1:
+            incoming = torch.empty_like(message)
+            exchange(message, after, incoming, before, group)
+            message = incoming
+    found = quantizer.dequantize(quantizer.from_message(means, numel)).view(-1)
+    buffer.view(-1).copy_(found[: buffer.numel()])
+
+
+@torch.no_grad()
+def two_phase_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
+    """The mean as `quantized_all_reduce` finds it, on one device: float32 [N], of one tensor [N] a rank."""
+    n, numel = len(parts), parts[0].numel()
+    if n == 1 or not numel:
+        return parts[0].float()
+    codes = [_there_and_back(in_pieces(part, n), quantizer) for part in parts]
+    mean = torch.stack(codes).sum(dim=0) / n
+    return _there_and_back(mean, quantizer).view(-1)[:numel]
+
+
+@torch.no_grad()
+def ring_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
+    """The mean as `quantized_ring_all_reduce` finds it, on one device: float32 [N], of one tensor [N] a rank."""
+    n, numel = len(parts), parts[0].numel()
+    if n == 1 or not numel:
+        return parts[0].float()
+    pieces = [in_pieces(part, n) for part in parts]
+    sums = torch.empty(pieces[0].shape)
+    for piece in range(n):
+        partial = pieces[piece][piece].float()
+        for hop in range(1, n):
+            partial = _there_and_back(partial, quantizer) + pieces[(piece + hop) % n][piece]
+        sums[piece] = partial
+    return _there_and_back(sums / n, quantizer).view(-1)[:numel]
+
+
+def error_growth(
+    ranks: Sequence[int], quantizer: Quantizer = INT8, numel: int = 2**14, seed: int = 0
+) -> dict[str, list[float]]:
+    """Relative error of the mean, |found - mean| / |mean| of norms, for each number of ranks, two-phase and in a ring.
+
+    Every rank has standard normal numbers of its own. Pure; nothing is launched.
+    """
+    found: dict[str, list[float]] = {"two-phase": [], "ring": []}
+    generator = torch.Generator().manual_seed(seed)
+    for n in ranks:
+        parts = [torch.randn(numel, generator=generator) for _ in range(n)]
+        mean = torch.stack(parts).double().mean(dim=0)
+        for name, way in (("two-phase", two_phase_mean), ("ring", ring_mean)):
+            found[name].append(float((way(parts, quantizer) - mean).norm() / mean.norm()))
+    return found
+
+
+def _there_and_back(x: Tensor, quantizer: Quantizer) -> Tensor:
+    return quantizer.dequantize(quantizer.quantize(x))

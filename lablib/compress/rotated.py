@@ -1,0 +1,75 @@
+"""Hadamard rotation before quantizing: an outlier is spread over its neighbours, and the scale of its block shrinks.
+
+    y = x diag(signs) H            y is quantized            x ~ y H diag(signs)
+
+One number of size a among n small ones sets the scale a / 7 of its block, and the small ones round to zero. Rotated,
+it is n numbers of size a / sqrt(n), and the scale shrinks with them. H is orthogonal, so errors keep their length:
+those of x are those of y, spread evenly. Numbers without outliers gain nothing.
+
+Cost: as the quantizer inside; a product with H each way (n additions a number; log2 n with a butterfly).
+Rows are filled up with zeros to a multiple of n, and those are sent too.
+Shapes: x (..., P); H is n x n, n a power of two; blocks of n neighbours are rotated on their own.
+Source: Tseng et al., "QuIP#", 2024, arXiv 2402.04396, section 3; Ashkboos et al., "QuaRot", 2024, arXiv 2404.00456; for
+gradients: Suresh et al., "Distributed Mean Estimation with Limited Communication", 2017, arXiv 1611.00429, section 3.
+Simplified: signs come from a seed that all ranks share, the same in every step.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lablib.compress.int4 import Int4
+from lablib.compress.quantized import Quantized, Quantizer, in_blocks
+from lablib.precision.hadamard import hadamard_transform
+from lablib.signature import check_fields, whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotated:
+    """A quantizer of rotated numbers.
+
+    Attributes:
+        quantizer: what quantizes them.
+        size: n, numbers that are mixed; a power of two.
+        seed: of the signs; all ranks need the same.
+
+    Raises:
+        ValueError: a size that is no power of two, a seed below 0.
+    """
+
+    quantizer: Quantizer = field(default_factory=Int4)
+    size: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        whole_number("seed", self.seed, 0, example=0)
+        if not 1 <= self.size <= 4096 or self.size & (self.size - 1):
+            raise ValueError(f"size must be a power of two, at most 4096: got {self.size}; try 64.")
+
+    def quantize(self, x: Tensor) -> Quantized:
+        rows = in_blocks(x, 1)[..., 0]  # float32, or an error
+        padded = F.pad(rows, (0, self._padded(x.shape[-1]) - x.shape[-1]))
+        quantized = self.quantizer.quantize(hadamard_transform(padded, self.size, self._signs()))
+        return replace(quantized, numel=x.shape[-1])
+
+    def dequantize(self, quantized: Quantized) -> Tensor:
+        numel = quantized.numel
+        rotated = self.quantizer.dequantize(replace(quantized, numel=self._padded(numel)))
+        signs = self._signs().to(rotated.device).repeat(self._padded(numel) // self.size)
+        return hadamard_transform(rotated, self.size).mul_(signs)[..., :numel]
+
+    def message_bytes(self, numel: int) -> int:
+        return self.quantizer.message_bytes(self._padded(whole_number("numel", numel, 0, example=1024)))
+
+    def from_message(self, message: Tensor, numel: int) -> Quantized:
+        return replace(self.quantizer.from_message(message, self._padded(numel)), numel=numel)
+
+    def _padded(self, numel: int) -> int:
+        return -(-numel // self.size) * self.size
+
+    def _signs(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(0, 2, (self.size,), generator=generator) * 2.0 - 1
