@@ -15,6 +15,7 @@ Quantized collectives:
     quantized_all_reduce          in two phases: two roundings
     quantized_ring                at every hop of a ring: n roundings, shown to be worse
     hierarchical_reduce_scatter   inside the node, then across (qgZ)
+    zero_plus_plus                bytes on each level, and when a quarter of them is twice the speed
     comm_hook                     any of them as torch DDP's communication hook
 """
 
@@ -37,4 +38,10 @@ from lablib.compress.quantized_ring import quantized_ring_all_reduce as quantize
 from lablib.compress.quantized_ring import ring_mean as ring_mean
 from lablib.compress.quantized_ring import two_phase_mean as two_phase_mean
 from lablib.compress.hierarchical_reduce_scatter import hierarchical_reduce_scatter as hierarchical_reduce_scatter
+from lablib.compress.zero_plus_plus import LevelBytes as LevelBytes
+from lablib.compress.zero_plus_plus import Speedup as Speedup
+from lablib.compress.zero_plus_plus import level_bytes as level_bytes
+from lablib.compress.zero_plus_plus import zero3_bytes as zero3_bytes
+from lablib.compress.zero_plus_plus import zero_plus_plus_bytes as zero_plus_plus_bytes
+from lablib.compress.zero_plus_plus import zero_plus_plus_speedup as zero_plus_plus_speedup
 from lablib.compress.comm_hook import comm_hook as comm_hook

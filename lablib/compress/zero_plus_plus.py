@@ -1,0 +1,172 @@
+"""ZeRO++: three changes to ZeRO-3, after which a quarter of the bytes cross between nodes, or less.
+
+ZeRO-3 moves the model M (16-bit parameters, 2 bytes a number) three times a step; each change is a function that
+lablib/parallel's ZeRO takes in the place of a collective:
+
+                              across nodes   with            across nodes
+    forward    all-gather     M              qwZ, INT8       M / 2    quantized_all_gather
+    backward   all-gather     M              hpZ             0        secondary_shards: a copy of M on each node
+    gradients  reduce-scatter M              qgZ, INT4       M / 4    hierarchical_reduce_scatter
+    together                  3 M                            0.75 M
+
+Each to be multiplied by (N-1)/N, as a node need not send what it has, and codes by their scales: 1 + 32 / (B b).
+
+Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages of P numbers in INT8 and INT4
+(`quantized.py`); bytes that the L ranks of a node send, whole tensors crossing once (hierarchical rings):
+                       inside the node                  across
+    gather, 16 bits    (L-1) n 2 P                      (N-1) L 2 P
+    qwZ                (L-1) n S8                       (N-1) L S8
+    hpZ                (L-1) n 2 P                      0             memory: 2 n P / L bytes more on each rank
+    reduce-scatter     (L-1) n 2 P                      (N-1) L 2 P
+    qgZ                (L-1) n S4                       (N-1) L S4
+    speedup            (c + t) / (c + t / 4) for c seconds of compute and t on the wires between nodes in ZeRO-3, without
+                       overlap: up to 4, where compute is nothing; 2.16 needs c <= 0.40 t
+Shapes: none; sizes are numbers.
+Source: Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, arXiv
+2306.10209: table 1 (3 M and 0.75 M), abstract (4 times fewer bytes, up to 2.16 times the throughput on 384 GPUs).
+Simplified: the speedup leaves out quantizing (`when_it_pays.py`) and links inside nodes.
+"""
+
+from dataclasses import dataclass
+
+from lablib.compress.hierarchical_reduce_scatter import INT4
+from lablib.compress.quantized import Quantizer
+from lablib.compress.quantized_all_gather import INT8
+from lablib.record.traffic import Traffic
+from lablib.signature import checked, whole_number
+
+COLLECTIVES = ("forward", "backward", "gradients")
+
+
+@dataclass(frozen=True, slots=True)
+class LevelBytes:
+    """Bytes sent on each level of a cluster.
+
+    Attributes:
+        inside: to ranks of the same node.
+        across: to ranks of other nodes.
+    """
+
+    inside: float
+    across: float
+
+    def __add__(self, other: "LevelBytes") -> "LevelBytes":
+        return LevelBytes(self.inside + other.inside, self.across + other.across)
+
+
+@checked
+def zero3_bytes(shard_numel: int, nodes: int, local: int, number_bytes: int = 2) -> dict[str, LevelBytes]:
+    """What the ranks of one node send in a step of ZeRO-3, for each of `COLLECTIVES`.
+
+    Arguments:
+        shard_numel: P, numbers that each rank owns.
+        nodes, local: N, and L ranks on each.
+        number_bytes: of a parameter and of a gradient.
+
+    Raises:
+        ValueError: sizes below 1.
+    """
+    _check(shard_numel=shard_numel, nodes=nodes, local=local, number_bytes=number_bytes)
+    return dict.fromkeys(COLLECTIVES, _moved(shard_numel * number_bytes, nodes, local))
+
+
+@checked
+def zero_plus_plus_bytes(
+    shard_numel: int,
+    nodes: int,
+    local: int,
+    number_bytes: int = 2,
+    weights: Quantizer = INT8,
+    gradients: Quantizer = INT4,
+) -> dict[str, LevelBytes]:
+    """The same with qwZ, hpZ and qgZ.
+
+    Arguments as in `zero3_bytes`, and:
+        weights, gradients: what qwZ and qgZ quantize with.
+
+    Raises:
+        ValueError: sizes below 1.
+    """
+    _check(shard_numel=shard_numel, nodes=nodes, local=local, number_bytes=number_bytes)
+    return {
+        "forward": _moved(weights.message_bytes(shard_numel), nodes, local),
+        "backward": LevelBytes(_moved(shard_numel * number_bytes, nodes, local).inside, 0),
+        "gradients": _moved(gradients.message_bytes(shard_numel), nodes, local),
+    }
+
+
+@checked
+def level_bytes(traffic: Traffic, local: int) -> LevelBytes:
+    """What was sent inside nodes of `local` ranks and across them, by all ranks of a run together.
+
+    Raises:
+        ValueError: `local` below 1.
+    """
+    _check(local=local)
+    inside = across = 0.0
+    for transfer in traffic.transfers:
+        for (source, to), size in transfer.routes.items():
+            if source // local == to // local:
+                inside += size
+            else:
+                across += size
+    return LevelBytes(inside, across)
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """A step of ZeRO-3 and one of ZeRO++ in seconds, of which compute takes `compute_s` in both."""
+
+    compute_s: float
+    zero3_s: float
+    zero_plus_plus_s: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast ZeRO++ is."""
+        return self.zero3_s / self.zero_plus_plus_s
+
+
+@checked
+def zero_plus_plus_speedup(
+    num_params: float,
+    tokens: float,
+    flops_per_s: float,
+    node_bytes_per_s: float,
+    nodes: int,
+    overlap: float = 0.0,
+) -> Speedup:
+    """When a quarter of the bytes is twice the speed: where a step computes little beside what it sends.
+
+    Arguments:
+        num_params: of the model.
+        tokens: of one GPU in a step.
+        flops_per_s: that a GPU reaches in its products; 8 FLOPs a parameter and token, activations recomputed.
+        node_bytes_per_s: out of a node, all its links together.
+        nodes: at least 2.
+        overlap: share of compute behind which communication can hide, 0 to 1.
+
+    Raises:
+        ValueError: numbers that are not positive, an overlap outside of 0 to 1, a single node.
+    """
+    numbers = {"num_params": num_params, "tokens": tokens, "flops_per_s": flops_per_s}
+    for name, value in (numbers | {"node_bytes_per_s": node_bytes_per_s}).items():
+        if not 0 < value < 1e30:
+            raise ValueError(f"{name} must be above 0 and below 1e30: got {value}.")
+    if not 0 <= overlap <= 1:
+        raise ValueError(f"overlap is a share of compute, 0 to 1: got {overlap}.")
+    whole_number("nodes", nodes, 2, example=24, maximum=1e9)
+    compute_s = 8 * num_params * tokens / flops_per_s
+    wire_s = 3 * 2 * num_params * (nodes - 1) / nodes / node_bytes_per_s
+    steps = [compute_s + max(0.0, seconds - overlap * compute_s) for seconds in (wire_s, wire_s / 4)]
+    return Speedup(compute_s, *steps)
+
+
+def _moved(piece_bytes: int, nodes: int, local: int) -> LevelBytes:
+    """An all-gather or a reduce-scatter of pieces of that size: inside everything to everybody, across once a node."""
+    return LevelBytes((local - 1) * nodes * local * piece_bytes, (nodes - 1) * local * piece_bytes)
+
+
+def _check(**sizes: int) -> None:
+    for name, size in sizes.items():
+        whole_number(name, size, maximum=2**40)
