@@ -15,6 +15,7 @@ Quantized collectives:
     quantized_all_reduce          in two phases: two roundings
     quantized_ring                at every hop of a ring: n roundings, shown to be worse
     hierarchical_reduce_scatter   inside the node, then across (qgZ)
+    secondary_shards              a copy on each node for backward's gather (hpZ)
     zero_plus_plus                bytes on each level, and when a quarter of them is twice the speed
     comm_hook                     any of them as torch DDP's communication hook
 """
@@ -38,6 +39,7 @@ from lablib.compress.quantized_ring import quantized_ring_all_reduce as quantize
 from lablib.compress.quantized_ring import ring_mean as ring_mean
 from lablib.compress.quantized_ring import two_phase_mean as two_phase_mean
 from lablib.compress.hierarchical_reduce_scatter import hierarchical_reduce_scatter as hierarchical_reduce_scatter
+from lablib.compress.secondary_shards import SecondaryShards as SecondaryShards
 from lablib.compress.zero_plus_plus import LevelBytes as LevelBytes
 from lablib.compress.zero_plus_plus import Speedup as Speedup
 from lablib.compress.zero_plus_plus import level_bytes as level_bytes

@@ -19,8 +19,8 @@ Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages 
     hpZ                (L-1) n 2 P                      0             memory: 2 n P / L bytes more on each rank
     reduce-scatter     (L-1) n 2 P                      (N-1) L 2 P
     qgZ                (L-1) n S4                       (N-1) L S4
-    speedup            (c + t) / (c + t / 4) for c seconds of compute and t on the wires between nodes in ZeRO-3, without
-                       overlap: up to 4, where compute is nothing; 2.16 needs c <= 0.40 t
+    speedup            (c + t) / (c + t / 4) for c seconds of compute and t on the wires between nodes in ZeRO-3, if
+                       nothing overlaps: up to 4, where compute is nothing; 2.16 needs c <= 0.40 t
 Shapes: none; sizes are numbers.
 Source: Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, arXiv
 2306.10209: table 1 (3 M and 0.75 M), abstract (4 times fewer bytes, up to 2.16 times the throughput on 384 GPUs).
