@@ -53,8 +53,8 @@ class Asymmetric(Blocks):
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, self.block)
         low, scales = self._ranges(x, rows)
-        codes = rounded((rows - low).div_(scales), self.rounding, self.generator)
-        codes = out_of_blocks(codes.clamp_(max=2**self.bits - 1).to(torch.uint8), x.shape[-1])
+        codes = rounded((rows - low).div_(scales), self, 0, 2**self.bits - 1).to(torch.uint8)
+        codes = out_of_blocks(codes, x.shape[-1])
         return Quantized(codes if self.bits == 8 else pack(codes), scales[..., 0], low[..., 0], x.shape[-1])
 
     def dequantize(self, quantized: Quantized) -> Tensor:

@@ -65,7 +65,7 @@ def _two_hops(full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantize
 
     # 1. Inside: for each place, the pieces of its ranks on all nodes. A piece is a row, with blocks of its own.
     if inside.size() > 1:
-        parts, work = exchange(pieces.transpose(0, 1), inside, quantizer)  # reordered: [L, N, P]
+        parts, work = exchange(pieces.transpose(0, 1), inside, quantizer, "the reordered tensor")  # [L, N, P]
         yield work
         averages = mean_of(parts, numel, quantizer)  # [N, P]
     else:
@@ -73,7 +73,7 @@ def _two_hops(full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantize
 
     # 2. Across: to each node the average of its piece.
     if across.size() > 1:
-        parts, work = exchange(averages, across, quantizer)
+        parts, work = exchange(averages, across, quantizer, "the node's average")
         yield work
         averages = mean_of(parts, numel, quantizer)  # [P]
     shard.copy_(averages.reshape(shard.shape))

@@ -37,7 +37,7 @@ class Int4(Blocks):
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, self.block)
         scales = symmetric_scales(x, rows, 7)
-        codes = rounded(rows / scales, self.rounding, self.generator).add_(8).to(torch.uint8)
+        codes = rounded(rows / scales, self, -7, 7).add_(8).to(torch.uint8)
         return Quantized(pack(out_of_blocks(codes, x.shape[-1])), scales[..., 0], None, x.shape[-1])
 
     def dequantize(self, quantized: Quantized) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lablib.compress.quantized import (
+    MAX,
     TINY,
     Blocks,
     Quantized,
@@ -36,7 +37,7 @@ class Int8(Blocks):
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, self.block)
         scales = symmetric_scales(x, rows, 127)
-        codes = rounded(rows / scales, self.rounding, self.generator).to(torch.int8)
+        codes = rounded(rows / scales, self, -127, 127).to(torch.int8)
         return Quantized(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
 
     def dequantize(self, quantized: Quantized) -> Tensor:
@@ -53,7 +54,8 @@ def symmetric_scales(x: Tensor, rows: Tensor, largest: float) -> Tensor:
         return rows[..., :1]
     max_abs = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())  # no copy of |x|
     require_finite(x, max_abs)
-    return max_abs.div_(largest).clamp_(min=TINY)
+    # Not so large, either, that the largest number comes back as an infinity.
+    return max_abs.div_(largest).clamp_(TINY, (1 - 2.0**-22) * MAX / largest)
 
 
 def scaled(codes: Tensor, scales: Tensor, block: int) -> Tensor:

@@ -28,7 +28,7 @@ from lablib.precision.rounding import ROUNDINGS
 from lablib.signature import check_fields, whole_number
 
 BLOCK = 256  # numbers that share a scale
-TINY = torch.finfo(torch.float32).tiny
+TINY, MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +124,8 @@ class Blocks:
         """What was quantized, from its bytes."""
         sizes = [4 * num_blocks(numel, self.block)] * self.num_parameters
         *parameters, codes = message.split([*sizes, message.shape[-1] - sum(sizes)], dim=-1)
-        scales, *zeros = (part.contiguous().view(torch.float32) for part in parameters)
+        shape = (*message.shape[:-1], sizes[0] // 4)
+        scales, *zeros = (part.flatten().view(torch.float32).view(shape) for part in parameters)
         return Quantized(codes.contiguous().view(self.code_dtype), scales, zeros[0] if zeros else None, numel)
 
 
@@ -154,12 +155,12 @@ def out_of_blocks(blocks: Tensor, numel: int) -> Tensor:
     return blocks.flatten(-2)[..., :numel]
 
 
-def rounded(shares: Tensor, rounding: str, generator: torch.Generator | None) -> Tensor:
-    """Whole numbers of `shares`, in place."""
-    if rounding == "nearest":
+def rounded(shares: Tensor, how: Blocks, lowest: int, largest: int) -> Tensor:
+    """`shares`, which lie between these codes but for a rounding, as whole numbers; in place."""
+    if how.rounding == "nearest":
         return shares.round_()
-    noise = torch.rand(shares.shape, device=shares.device, generator=generator)
-    return shares.add_(noise).floor_()
+    noise = torch.rand(shares.shape, device=shares.device, generator=how.generator)
+    return shares.add_(noise).floor_().clamp_(lowest, largest)  # 127 + 0.99999999 is 128 in float32
 
 
 def require_finite(x: Tensor, *of_blocks: Tensor) -> None:

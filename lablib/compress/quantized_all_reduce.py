@@ -13,7 +13,7 @@ Cost for n ranks, N numbers, P = ceil(N / n), message S_q = ceil(P b / 8) + 4 k 
     peak bytes  3 n S_q of messages and 4 N of numbers beside the buffer; n - 1 numbers of padding
     sent bytes  2 (n-1) S_q per rank: 2 (n-1)/n of a message of the whole buffer, as the planner has it
                 (lablib/plan/gradient_compression.py, "two_phase"); where n B divides N the two are equal to the byte
-    error       at most s_1 + s_2 / 2 with nearest rounding: the mean of n halves of steps, and half of the mean's step
+    error       (s_1 + s_2) / 2 at most with nearest rounding: s_1 the mean of the ranks' steps, s_2 that of the mean
 Shapes: buffer [N]; pieces [n, P].
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3; Tang et al., 1-bit Adam, 2021, arXiv 2102.02888,
 section 5.2 (the two phases).

@@ -63,9 +63,11 @@ def _scatter(full: Tensor, shard: Tensor, group: dist.ProcessGroup | None, quant
     shard.copy_(mean_of(parts, shard.numel(), quantizer).view_as(shard))
 
 
-def exchange(pieces: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> tuple[Tensor, Handle]:
-    """Start to send row i of `pieces` [n, P] to rank i: the messages that come in, one a rank, and the handle."""
-    messages = quantized_on("the tensor", pieces, quantizer, group).message()
+def exchange(
+    pieces: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer, what: str = "the tensor"
+) -> tuple[Tensor, Handle]:
+    """Start to send row i of `pieces` [n, ..., P] to rank i: the messages that come in, one a row, and the handle."""
+    messages = quantized_on(what, pieces, quantizer, group).message()
     received = torch.empty_like(messages)
     work = dist.all_to_all_single(received, messages, group=group, async_op=True)
     assert work is not None  # only ranks outside of the group get None
