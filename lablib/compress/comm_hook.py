@@ -41,7 +41,7 @@ def comm_hook(
             future.set_result(buffer)
         started.clear()
 
-    def hook(_: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+    def hook(_: Any, bucket) -> torch.futures.Future[Tensor]:
         if bucket.index() == 0:  # buckets come in order; a backward that raised leaves nothing behind
             started.clear()
             queue_callback(end_of_backward)

@@ -64,7 +64,7 @@ def _gather(shard: Tensor, full: Tensor, group: dist.ProcessGroup | None, quanti
     message = quantized_on("the shard", shard.flatten(), quantizer, group).message()
     messages = message.new_empty(n, message.numel())
     yield all_gather_bytes(messages, message, group)
-    full.copy_(quantizer.dequantize(quantizer.from_message(messages, shard.numel())).view_as(full))
+    full.copy_(quantizer.dequantize(quantizer.from_message(messages, shard.numel())).reshape(full.shape))
 
 
 def all_gather_bytes(messages: Tensor, message: Tensor, group: dist.ProcessGroup | None) -> Handle:

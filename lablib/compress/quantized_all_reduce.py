@@ -70,7 +70,7 @@ def _two_phases(buffer: Tensor, group: dist.ProcessGroup | None, quantizer: Quan
     message = quantized_on("the mean", mean, quantizer, group).message()
     means = message.new_empty(n, message.numel())
     yield all_gather_bytes(means, message, group)
-    found = quantizer.dequantize(quantizer.from_message(means, numel)).view(-1)
+    found = quantizer.dequantize(quantizer.from_message(means, numel)).flatten()
     buffer.view(-1).copy_(found[: buffer.numel()])
 
 

@@ -66,7 +66,7 @@ def quantized_ring_all_reduce(
             incoming = torch.empty_like(message)
             exchange(message, after, incoming, before, group)
             message = incoming
-    found = quantizer.dequantize(quantizer.from_message(means, numel)).view(-1)
+    found = quantizer.dequantize(quantizer.from_message(means, numel)).flatten()
     buffer.view(-1).copy_(found[: buffer.numel()])
 
 
@@ -78,7 +78,7 @@ def two_phase_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tens
         return parts[0].float()
     codes = [_there_and_back(in_pieces(part, n), quantizer) for part in parts]
     mean = torch.stack(codes).sum(dim=0) / n
-    return _there_and_back(mean, quantizer).view(-1)[:numel]
+    return _there_and_back(mean, quantizer).flatten()[:numel]
 
 
 @torch.no_grad()
@@ -94,7 +94,7 @@ def ring_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
         for hop in range(1, n):
             partial = _there_and_back(partial, quantizer) + pieces[(piece + hop) % n][piece]
         sums[piece] = partial
-    return _there_and_back(sums / n, quantizer).view(-1)[:numel]
+    return _there_and_back(sums / n, quantizer).flatten()[:numel]
 
 
 def error_growth(
