@@ -17,6 +17,7 @@ Quantized collectives:
     hierarchical_reduce_scatter   inside the node, then across (qgZ)
     secondary_shards              a copy on each node for backward's gather (hpZ)
     zero_plus_plus                bytes on each level, and when a quarter of them is twice the speed
+    when_it_pays                  seconds saved on the wires against seconds of packing
     comm_hook                     any of them as torch DDP's communication hook
 """
 
@@ -46,4 +47,9 @@ from lablib.compress.zero_plus_plus import level_bytes as level_bytes
 from lablib.compress.zero_plus_plus import zero3_bytes as zero3_bytes
 from lablib.compress.zero_plus_plus import zero_plus_plus_bytes as zero_plus_plus_bytes
 from lablib.compress.zero_plus_plus import zero_plus_plus_speedup as zero_plus_plus_speedup
+from lablib.compress.when_it_pays import CompressedStep as CompressedStep
+from lablib.compress.when_it_pays import break_even_bandwidth as break_even_bandwidth
+from lablib.compress.when_it_pays import compressed_step as compressed_step
+from lablib.compress.when_it_pays import speedup_curves as speedup_curves
+from lablib.compress.when_it_pays import speedup_of_compression as speedup_of_compression
 from lablib.compress.comm_hook import comm_hook as comm_hook

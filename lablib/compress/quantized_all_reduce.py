@@ -32,6 +32,7 @@ from lablib.compress.quantized_all_gather import INT8, all_gather_bytes, quantiz
 from lablib.compress.quantized_reduce_scatter import exchange, mean_of
 from lablib.compress.stages import Stages
 from lablib.parallel.data_parallel import Handle
+from lablib.signature import checked, whole_number
 
 
 def quantized_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8) -> Stages:
@@ -81,6 +82,13 @@ def in_pieces(buffer: Tensor, n: int) -> Tensor:
     return (F.pad(flat, (0, missing)) if missing else flat).view(n, -1)
 
 
+@checked
 def two_phase_bytes(numel: int, ranks: int, quantizer: Quantizer = INT8) -> int:
-    """Bytes that leave each rank in a two-phase all-reduce of so many numbers: 2 (n-1) S_q."""
+    """Bytes that leave each rank in a two-phase all-reduce of so many numbers: 2 (n-1) S_q.
+
+    Raises:
+        ValueError: a negative number of numbers, no rank.
+    """
+    whole_number("numel", numel, 0)
+    whole_number("ranks", ranks)
     return 2 * (ranks - 1) * quantizer.message_bytes(-(-numel // ranks)) if ranks > 1 and numel else 0

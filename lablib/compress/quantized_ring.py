@@ -29,6 +29,7 @@ from lablib.compress.quantized import Quantizer
 from lablib.compress.quantized_all_gather import INT8, quantized_on
 from lablib.compress.quantized_all_reduce import in_pieces
 from lablib.parallel.ring_all_reduce import exchange
+from lablib.signature import checked, whole_number
 
 
 @torch.no_grad()
@@ -70,10 +71,15 @@ def quantized_ring_all_reduce(
     buffer.view(-1).copy_(found[: buffer.numel()])
 
 
+@checked
 @torch.no_grad()
 def two_phase_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
-    """The mean as `quantized_all_reduce` finds it, on one device: float32 [N], of one tensor [N] a rank."""
-    n, numel = len(parts), parts[0].numel()
+    """The mean as `quantized_all_reduce` finds it, on one device: float32 [N], of one tensor [N] a rank.
+
+    Raises:
+        ValueError: no rank, tensors of several sizes, numbers that are not floating-point or not finite.
+    """
+    n, numel = _sizes(parts)
     if n == 1 or not numel:
         return parts[0].float()
     codes = [_there_and_back(in_pieces(part, n), quantizer) for part in parts]
@@ -81,10 +87,11 @@ def two_phase_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tens
     return _there_and_back(mean, quantizer).flatten()[:numel]
 
 
+@checked
 @torch.no_grad()
 def ring_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
-    """The mean as `quantized_ring_all_reduce` finds it, on one device: float32 [N], of one tensor [N] a rank."""
-    n, numel = len(parts), parts[0].numel()
+    """The mean as `quantized_ring_all_reduce` finds it, on one device. Arguments and Raises as in `two_phase_mean`."""
+    n, numel = _sizes(parts)
     if n == 1 or not numel:
         return parts[0].float()
     pieces = [in_pieces(part, n) for part in parts]
@@ -97,13 +104,21 @@ def ring_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
     return _there_and_back(sums / n, quantizer).flatten()[:numel]
 
 
+@checked
 def error_growth(
     ranks: Sequence[int], quantizer: Quantizer = INT8, numel: int = 2**14, seed: int = 0
 ) -> dict[str, list[float]]:
     """Relative error of the mean, |found - mean| / |mean| of norms, for each number of ranks, two-phase and in a ring.
 
     Every rank has standard normal numbers of its own. Pure; nothing is launched.
+
+    Raises:
+        ValueError: sizes below 1, or more numbers than a moment's work: 256 ranks, 2**16 numbers.
     """
+    for n in ranks:
+        whole_number("ranks", n, maximum=256)
+    whole_number("numel", numel, maximum=2**16)
+    whole_number("seed", seed, 0, example=0)
     found: dict[str, list[float]] = {"two-phase": [], "ring": []}
     generator = torch.Generator().manual_seed(seed)
     for n in ranks:
@@ -112,6 +127,14 @@ def error_growth(
         for name, way in (("two-phase", two_phase_mean), ("ring", ring_mean)):
             found[name].append(float((way(parts, quantizer) - mean).norm() / mean.norm()))
     return found
+
+
+def _sizes(parts: Sequence[Tensor]) -> tuple[int, int]:
+    """How many ranks, and numbers on each."""
+    sizes = {part.shape for part in parts}
+    if len(sizes) != 1 or any(part.ndim != 1 for part in parts):
+        raise ValueError(f"give one tensor [N] a rank, all of one size: got {len(parts)} of {len(sizes)} sizes.")
+    return len(parts), parts[0].numel()
 
 
 def _there_and_back(x: Tensor, quantizer: Quantizer) -> Tensor:

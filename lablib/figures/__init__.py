@@ -32,6 +32,7 @@ from lablib.figures.validation import figure_validation as figure_validation
 from lablib.figures.validation_picture import validation_svg as validation_svg
 from lablib.figures.lines import figure_lines as figure_lines
 from lablib.figures.batch_splits import figure_batch_splits as figure_batch_splits
+from lablib.figures.compression_pays import figure_when_compression_pays as figure_when_compression_pays
 from lablib.figures.spread import figure_spread as figure_spread
 from lablib.figures.schedules import figure_schedules as figure_schedules
 from lablib.figures.steps_law import figure_steps_law as figure_steps_law

@@ -1,6 +1,7 @@
 """Controls that call one function and one figure: `explore`, and the records that describe its controls."""
 
 from lablib.widgets.batch_calculator import batch_calculator as batch_calculator
+from lablib.widgets.compression_calculator import compression_calculator as compression_calculator
 from lablib.widgets.controls import Choice as Choice
 from lablib.widgets.controls import IntChoice as IntChoice
 from lablib.widgets.controls import LogSlider as LogSlider

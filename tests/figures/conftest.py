@@ -108,6 +108,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "packing": figures.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "block fill": figures.figure_block_fill({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "tiles": figures.figure_tiles(examples.some_launch()),
+        "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),
         "loading": figures.figure_loading(
             run_loop(Loader(2, start_s=1.0, batch_bytes=0.5, copy_bytes_per_s=1.0), [2.0] * 6, [1.0] * 6)

@@ -1,0 +1,90 @@
+"""Does compressing gradients pay here? Compute, bandwidth, bits, packing and overlap -> the speedup of a step.
+
+The picture has the speedup against the bandwidth for several batches: what compute hides, no compression can save.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from lablib.compress.when_it_pays import break_even_bandwidth, speedup_curves, speedup_of_compression
+from lablib.figures.compression_pays import figure_when_compression_pays
+from lablib.plan.gradient_compression import find_compression
+from lablib.signature import checked
+from lablib.units import format_quantity
+from lablib.widgets.controls import Control, IntChoice, LogSlider
+from lablib.widgets.explore import explore
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from lablib.widgets.explorer import Explorer
+    from lablib.widgets.static import Pictures
+
+NUM_GRADIENTS = 1e9
+BATCHES = (1, 4, 16, 64)
+BANDWIDTHS = tuple(1e8 * 10 ** (i / 8) for i in range(33))  # 100 MB/s to 1 TB/s
+_EXAMPLES = ({"bits": 4}, {"overlap": 100})
+
+
+class Found(NamedTuple):
+    """Speedups by bandwidth for each batch; at the bandwidth that is spoken of; and below which one it pays."""
+
+    curves: dict[str, list[float]]
+    bandwidth: float
+    here: list[float]
+    break_even: list[float]
+
+
+@checked
+def compression_calculator(
+    interactive: bool = True,
+    compute_s: float = 0.1,
+    bandwidth: float = 1e10,
+    bits: int = 8,
+    overhead: int = 1,
+    overlap: int = 50,
+) -> Explorer | Pictures:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings. 10^9 gradients, 64 ranks.
+
+    Arguments:
+        interactive: whether there are controls.
+        compute_s: seconds that one sequence computes; of the slider's values, in steps of 1, 2, 5.
+        bandwidth: bytes a second out of a rank; likewise.
+        bits: of a gradient that is sent.
+        overhead: times that bytes are moved to pack; 1 is a fused kernel's.
+        overlap: percent of compute behind which communication can hide.
+
+    Raises:
+        ValueError: one that is not among the control's.
+    """
+    controls: list[Control] = [
+        LogSlider("compute_s", "Compute", 1e-3, 10.0, compute_s, "s"),
+        LogSlider("bandwidth", "Bandwidth", 1e8, 1e12, bandwidth, "B/s"),
+        IntChoice("bits", "Bits", (1, 2, 4, 8, 16), bits, "a gradient"),
+        IntChoice("overhead", "Packing", (1, 2, 3, 5, 10, 20), overhead, "x a fused kernel's"),
+        IntChoice("overlap", "Overlap", (0, 25, 50, 75, 100), overlap, "% of compute"),
+    ]
+    return explore(compression_pays, _draw, controls, interactive, _EXAMPLES)
+
+
+@checked
+def compression_pays(compute_s: float, bandwidth: float, bits: int, overhead: int, overlap: int) -> Found:
+    """The speedups for each of `BATCHES` at each of `BANDWIDTHS`, in blocks of 256 and two phases."""
+    method = replace(find_compression("int8"), name=f"{bits} bits", bits=bits)
+    options = {"overlap": overlap / 100, "overhead": float(overhead)}
+    curves = speedup_curves(method, NUM_GRADIENTS, compute_s, BATCHES, BANDWIDTHS, **options)
+    times_s = [batch * compute_s for batch in BATCHES]
+    here = [speedup_of_compression(method, NUM_GRADIENTS, time_s, bandwidth, **options) for time_s in times_s]
+    even = [break_even_bandwidth(method, NUM_GRADIENTS, time_s, **options) for time_s in times_s]
+    return Found(curves, bandwidth, here, even)
+
+
+def _draw(found: Found) -> go.Figure:
+    parts = [
+        f"{name} {speedup:.2f} times as fast (it pays below {format_quantity(even, 'B/s')})"
+        for name, speedup, even in zip(found.curves, found.here, found.break_even, strict=True)
+    ]
+    summary = f"At {format_quantity(found.bandwidth, 'B/s')}: {'; '.join(parts)}."
+    return figure_when_compression_pays(BANDWIDTHS, found.curves, found.bandwidth, summary=summary)
