@@ -1,9 +1,9 @@
 """Time of each quantizer over that of copying the same tensor: the ratio of medians.
 
-python benchmarks/quantizer_speed.py [--numel 6553600] [--repeats 15]
+python benchmarks/quantizer_speed.py [--numel 6553600] [--repeats 25]
 
-A DDP bucket of 25 MiB of float32. A copy into memory that is there already, and one into new memory (`clone`), as codes
-and numbers need it, too. All take turns, so that a busy machine slows all; processor time of one thread.
+A DDP bucket of 25 MiB of float32, copied into memory that is there already. A copy, quantizing, its message, reading
+that and dequantizing take turns, so that a busy machine slows all; processor time of one thread.
 """
 
 import argparse
@@ -33,11 +33,11 @@ QUANTIZERS: dict[str, Quantizer] = {
 def measured(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """Median processor seconds of each call; one after another, round by round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(repeats + 1):  # the first finds memory
+    for round_ in range(repeats + 2):  # the first ones find memory
         for name, call in calls.items():
             began = time.process_time()
             call()
-            if round_:
+            if round_ > 1:
                 times[name].append(time.process_time() - began)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
@@ -45,32 +45,28 @@ def measured(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--numel", type=int, default=25 * 2**18)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=25)
     args = parser.parse_args()
     torch.set_num_threads(1)
     x = torch.randn(args.numel)
     place = torch.empty_like(x)
-    calls: dict[str, Callable[[], Any]] = {"copy": lambda: place.copy_(x), "clone": x.clone}
+    print(f"{args.numel:,} numbers, one thread; times a copy\n{'':18}  quantize  message  read  dequantize")
     for name, quantizer in QUANTIZERS.items():
         quantized = quantizer.quantize(x)
         message = quantized.message()
-        calls[f"{name} there"] = lambda quantizer=quantizer: quantizer.quantize(x)
-        calls[f"{name} message"] = quantized.message
-        calls[f"{name} back"] = lambda quantizer=quantizer, quantized=quantized: quantizer.dequantize(quantized)
-        calls[f"{name} read"] = lambda quantizer=quantizer, m=message: quantizer.from_message(m, x.numel())
-    seconds = measured(calls, args.repeats)
-    copy_s, clone_s = seconds["copy"], seconds["clone"]
-    print(
-        f"{args.numel:,} numbers: copy {copy_s * 1e3:.2f} ms, clone {clone_s * 1e3:.2f} ms; over the copy (the clone)"
-    )
-    print(f"{'':18} quantize        dequantize      message, read")
-    for name in QUANTIZERS:
-        there, back = (seconds[f"{name} {what}"] for what in ("there", "back"))
-        other = (seconds[f"{name} message"] + seconds[f"{name} read"]) / copy_s
-        print(
-            f"{name:18} {there / copy_s:5.2f} ({there / clone_s:4.2f})   {back / copy_s:5.2f} ({back / clone_s:4.2f})   "
-            f"{other:5.2f}"
+        seconds = measured(
+            {
+                "copy": lambda: place.copy_(x),
+                "quantize": lambda quantizer=quantizer: quantizer.quantize(x),
+                "message": quantized.message,
+                "read": lambda quantizer=quantizer, message=message: quantizer.from_message(message, x.numel()),
+                "dequantize": lambda quantizer=quantizer, quantized=quantized: quantizer.dequantize(quantized),
+            },
+            args.repeats,
         )
+        ratios = {what: each / seconds["copy"] for what, each in seconds.items()}
+        there, write, read, back = (ratios[what] for what in ("quantize", "message", "read", "dequantize"))
+        print(f"{name:18}  {there:8.2f}  {write:7.2f}  {read:4.2f}  {back:10.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Asymmetric(Blocks):
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, self.block)
         low, scales = self._ranges(x, rows)
-        codes = rounded((rows - low).div_(scales), self, 0, 2**self.bits - 1).to(torch.uint8)
+        codes = rounded((rows - low).div_(scales), self).to(torch.uint8)
         codes = out_of_blocks(codes, x.shape[-1])
         return Quantized(codes if self.bits == 8 else pack(codes), scales[..., 0], low[..., 0], x.shape[-1])
 
@@ -61,8 +61,7 @@ class Asymmetric(Blocks):
         assert quantized.zeros is not None
         numel = quantized.numel
         codes = quantized.codes.float() if self.bits == 8 else unpack(quantized.codes, numel)
-        steps = scaled(codes, quantized.scales, self.block)
-        return steps.add_(quantized.zeros.repeat_interleave(self.block, dim=-1)[..., :numel])
+        return scaled(codes, self.block, quantized.scales, quantized.zeros)
 
     def _ranges(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Least number and scale of each block, (..., blocks, 1)."""

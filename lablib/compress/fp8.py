@@ -62,4 +62,4 @@ class Fp8(Blocks):
         codes = quantized.codes
         values = torch.arange(256, dtype=torch.uint8, device=codes.device).view(self.code_dtype).float()
         numbers = values.index_select(0, codes.contiguous().view(torch.uint8).flatten().int())
-        return scaled(numbers.view(codes.shape), quantized.scales, self.block)
+        return scaled(numbers.view(codes.shape), self.block, quantized.scales)

@@ -2,13 +2,14 @@
 
     s = max |x| / 7            code = round(x / s), -7 to 7            x ~ s code
 
-A code is stored as code + 8, 1 to 15. Byte i of a row holds code i in its lower half and code i + ceil(P / 2) in its
-upper half: halves of a row and not neighbours, so that packing and unpacking go straight through memory.
+A half of a byte is a whole number of four bits in two's complement. Byte i of a row holds code i in its lower half and
+code i + ceil(P / 2) in its upper half: halves of a row and not neighbours, so that packing and unpacking go straight
+through memory.
 
-    codes   a b c d e        bytes   [d|a] [e|b] [8|c]
+    codes   a b c d e        bytes   [d|a] [e|b] [0|c]
 
 Cost: 4 + 32 / B bits a number, an eighth of float32's (B = 256: 4.125). One pass more than INT8 each way, to pack.
-Shapes: x (..., P), codes (..., ceil(P / 2)) uint8, scales (..., ceil(P / B)).
+Shapes: x (..., P), codes (..., ceil(P / 2)) int8, scales (..., ceil(P / B)).
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (gradients in blocks of INT4).
 Simplified: as INT8. lablib/optim/four_bits.py has 16 steps from the least to the largest, neighbours in one byte.
 """
@@ -30,34 +31,28 @@ class Int4(Blocks):
     def bits(self) -> int:
         return 4
 
-    @property
-    def code_dtype(self) -> torch.dtype:
-        return torch.uint8
-
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, self.block)
         scales = symmetric_scales(x, rows, 7)
-        codes = rounded(rows / scales, self, -7, 7).add_(8).to(torch.uint8)
+        codes = rounded(rows / scales, self).to(torch.int8)
         return Quantized(pack(out_of_blocks(codes, x.shape[-1])), scales[..., 0], None, x.shape[-1])
 
     def dequantize(self, quantized: Quantized) -> Tensor:
-        codes = unpack(quantized.codes, quantized.numel).sub_(8)
-        return scaled(codes, quantized.scales, self.block)
+        return scaled(unpack(quantized.codes, quantized.numel), self.block, quantized.scales)
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Codes of 0 to 15, uint8 (..., P), two in a byte: (..., ceil(P / 2))."""
+    """Codes (..., P) of four bits, int8 of -8 to 7 or uint8 of 0 to 15, two in a byte: (..., ceil(P / 2))."""
     half = (codes.shape[-1] + 1) // 2
-    packed = codes[..., half:] << 4
-    if codes.shape[-1] % 2:
-        packed = torch.cat([packed, torch.full_like(codes[..., :1], 8 << 4)], dim=-1)
-    return packed.bitwise_or_(codes[..., :half])
+    packed = codes[..., :half] & 15
+    packed[..., : codes.shape[-1] - half].bitwise_or_(codes[..., half:] << 4)
+    return packed
 
 
 def unpack(packed: Tensor, numel: int) -> Tensor:
-    """The codes of `pack` as float32 (..., P)."""
+    """The codes of `pack` as float32 (..., P); of int8, shifted to the right, the sign stays."""
     half = packed.shape[-1]
     codes = torch.empty(*packed.shape[:-1], numel, device=packed.device)
-    codes[..., :half] = packed & 15
+    codes[..., :half] = packed << 4 >> 4
     codes[..., half:] = packed[..., : numel - half] >> 4
     return codes

@@ -2,7 +2,8 @@
 
     s = max |x| / 127            code = round(x / s), -127 to 127            x ~ s code
 
-Zero is code 0, so what is zero stays zero. -128 is not used: the range is the same on both sides.
+Zero is code 0, so what is zero stays zero. -128 is left out, so that the range is the same on both sides; stochastic
+rounding may come to it by chance.
 
 Cost: 8 + 32 / B bits a number, a quarter of float32's (B = 256: 8.125). About 3 passes over memory to quantize (largest
 and least, division, codes), 2 to dequantize.
@@ -23,7 +24,6 @@ from lablib.compress.quantized import (
     Blocks,
     Quantized,
     in_blocks,
-    num_blocks,
     out_of_blocks,
     require_finite,
     rounded,
@@ -37,11 +37,11 @@ class Int8(Blocks):
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, self.block)
         scales = symmetric_scales(x, rows, 127)
-        codes = rounded(rows / scales, self, -127, 127).to(torch.int8)
+        codes = rounded(rows / scales, self).to(torch.int8)
         return Quantized(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
 
     def dequantize(self, quantized: Quantized) -> Tensor:
-        return scaled(quantized.codes.float(), quantized.scales, self.block)
+        return scaled(quantized.codes.float(), self.block, quantized.scales)
 
 
 def symmetric_scales(x: Tensor, rows: Tensor, largest: float) -> Tensor:
@@ -58,12 +58,14 @@ def symmetric_scales(x: Tensor, rows: Tensor, largest: float) -> Tensor:
     return max_abs.div_(largest).clamp_(TINY, (1 - 2.0**-22) * MAX / largest)
 
 
-def scaled(codes: Tensor, scales: Tensor, block: int) -> Tensor:
-    """codes (..., P) in float32 times their block's scale (..., blocks), in place."""
-    numel = codes.shape[-1]
-    whole = numel // block
-    if whole:
-        codes[..., : whole * block].unflatten(-1, (whole, block)).mul_(scales[..., :whole, None])
-    if whole < num_blocks(numel, block):
-        codes[..., whole * block :].mul_(scales[..., -1:])
+def scaled(codes: Tensor, block: int, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
+    """Codes (..., P) in float32 times their block's scale (..., blocks), plus what code 0 stands for; in place."""
+    whole = codes.shape[-1] // block
+    parts = [(codes[..., : whole * block].unflatten(-1, (whole, block)), slice(whole))] if whole else []
+    if whole * block < codes.shape[-1]:
+        parts.append((codes[..., None, whole * block :], slice(whole, None)))
+    for part, blocks in parts:
+        part.mul_(scales[..., blocks, None])
+        if zeros is not None:
+            part.add_(zeros[..., blocks, None])
     return codes

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lablib.compress.int4 import Int4
 from lablib.compress.quantized import Quantized, Quantizer, in_blocks
-from lablib.precision.hadamard import hadamard_transform
+from lablib.precision.hadamard import hadamard_matrix, hadamard_transform
 from lablib.signature import check_fields, whole_number
 
 
@@ -51,15 +51,16 @@ class Rotated:
 
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, 1)[..., 0]  # float32, or an error
-        padded = F.pad(rows, (0, self._padded(x.shape[-1]) - x.shape[-1]))
+        missing = self._padded(x.shape[-1]) - x.shape[-1]
+        padded = F.pad(rows, (0, missing)) if missing else rows
         quantized = self.quantizer.quantize(hadamard_transform(padded, self.size, self._signs()))
         return replace(quantized, numel=x.shape[-1])
 
     def dequantize(self, quantized: Quantized) -> Tensor:
         numel = quantized.numel
         rotated = self.quantizer.dequantize(replace(quantized, numel=self._padded(numel)))
-        signs = self._signs().to(rotated.device).repeat(self._padded(numel) // self.size)
-        return hadamard_transform(rotated, self.size).mul_(signs)[..., :numel]
+        back = (hadamard_matrix(self.size) * self._signs()).to(rotated.device)  # H diag(signs)
+        return (rotated.unflatten(-1, (-1, self.size)) @ back).flatten(-2)[..., :numel]
 
     def message_bytes(self, numel: int) -> int:
         return self.quantizer.message_bytes(self._padded(whole_number("numel", numel, 0, example=1024)))
