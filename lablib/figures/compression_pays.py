@@ -32,7 +32,9 @@ def figure_when_compression_pays(
         ValueError: a line that has not one speedup for each bandwidth.
     """
     title = title or "When compression pays"
-    figure = figure_lines(bandwidths, speedups, "bandwidth", "speedup", "B/s", title=title, log_x=True, summary=summary)
+    figure = figure_lines(
+        bandwidths, speedups, "bandwidth", "speedup", "B/s", "times", title=title, log_x=True, summary=summary
+    )
     line = {"color": FAINT_INK, "dash": "dash", "width": 1.5}
     figure.add_hline(y=1.0, line=line, annotation_text="no gain", annotation_position="top right")  # pyright: ignore
     if bandwidth_bytes_per_s is not None:

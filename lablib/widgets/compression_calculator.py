@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NUM_GRADIENTS = 1e9
 BATCHES = (1, 4, 16, 64)
-BANDWIDTHS = tuple(1e8 * 10 ** (i / 8) for i in range(33))  # 100 MB/s to 1 TB/s
+BANDWIDTHS = tuple(1e8 * 10 ** (i / 5) for i in range(21))  # 100 MB/s to 1 TB/s
 _EXAMPLES = ({"bits": 4}, {"overlap": 100})
 
 
