@@ -45,6 +45,7 @@ from lablib.compress.zero_plus_plus import LevelBytes as LevelBytes
 from lablib.compress.zero_plus_plus import Speedup as Speedup
 from lablib.compress.zero_plus_plus import level_bytes as level_bytes
 from lablib.compress.zero_plus_plus import zero3_bytes as zero3_bytes
+from lablib.compress.zero_plus_plus import zero_plus_plus_options as zero_plus_plus_options
 from lablib.compress.zero_plus_plus import zero_plus_plus_bytes as zero_plus_plus_bytes
 from lablib.compress.zero_plus_plus import zero_plus_plus_speedup as zero_plus_plus_speedup
 from lablib.compress.when_it_pays import CompressedStep as CompressedStep

@@ -18,9 +18,9 @@ Cost for N nodes of L ranks, n = N L, P numbers a piece, message S_q = ceil(P b 
     sent bytes  (L-1) N S_q inside the node and (N-1) S_q across per rank: L (N-1) S_q leave a node, where one hop sends
                 L^2 (N-1) S_q; a number is rounded twice, once a level
 Shapes: full [n P], shard [P]; reordered [L, N, P].
-Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, sections 3.3 and 4.2 (hierarchy, tensor slice reordering).
+Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (qgZ: hierarchy, tensor slice reordering).
 Simplified: reordering is a copy, which the authors' kernel does while it quantizes; steps of one buffer are not
-pipelined in chunks.
+pipelined in chunks; the second hop starts when somebody waits (`stages.py`).
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def hierarchical_reduce_scatter(full: Tensor, shard: Tensor, mesh: DeviceMesh, q
 @torch.no_grad()
 def _two_hops(full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantizer) -> Iterator[Handle]:
     inside, across, numel = mesh.get_group("local"), mesh.get_group("node"), shard.numel()
-    pieces = full.view(across.size(), inside.size(), numel)
+    pieces = full.reshape(across.size(), inside.size(), numel)
 
     # 1. Inside: for each place, the pieces of its ranks on all nodes. A piece is a row, with blocks of its own.
     if inside.size() > 1:

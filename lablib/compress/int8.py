@@ -8,8 +8,8 @@ rounding may come to it by chance.
 Cost: 8 + 32 / B bits a number, a quarter of float32's (B = 256: 8.125). About 3 passes over memory to quantize (largest
 and least, division, codes), 2 to dequantize.
 Shapes: x (..., P), codes (..., P) int8, scales (..., ceil(P / B)).
-Source: Dettmers, 2015, arXiv 1511.04561; Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.1 (qwZ, figure 2: one
-scale for a whole tensor loses what blocks keep).
+Source: Dettmers, 2015, arXiv 1511.04561; Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.1 (qwZ: one scale for
+a whole tensor loses what blocks keep).
 Simplified: whole passes of torch; a fused kernel reads once and writes once.
 """
 

@@ -14,8 +14,8 @@ block does not reach into the next row; the last of a row may be shorter (as in 
 Source: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, arXiv 1511.04561; Alistarh et al.,
 "QSGD", 2017, arXiv 1610.02132, section 3 (stochastic, in blocks); Wang et al., "ZeRO++", 2023, arXiv 2306.10209,
 section 3.1 (blocks for messages).
-Simplified: scales and zeros are 32-bit numbers; scales are no smaller than the smallest normal one, so that nothing is
-divided by zero; a row whose last block is shorter is copied once more.
+Simplified: numbers pass through float32, and scales and zeros are float32; scales are no smaller than the smallest
+normal number, so that nothing is divided by zero; a row whose last block is shorter is copied once more.
 """
 
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ def quantized_all_gather(
 def _gather(shard: Tensor, full: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> Iterator[Handle]:
     n = dist.get_world_size(group)
     if n == 1:
-        full.copy_(shard.view_as(full))
+        full.copy_(shard.reshape(full.shape))
         return
     message = quantized_on("the shard", shard.flatten(), quantizer, group).message()
     messages = message.new_empty(n, message.numel())

@@ -44,7 +44,7 @@ def quantized_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None = None,
     Communicates: an all-to-all and an all-gather of bytes; on one rank nothing is sent or rounded.
 
     Arguments:
-        buffer: contiguous, of any shape and floating dtype, the same size on every rank. Changed in place.
+        buffer: of any shape and floating dtype, the same size on every rank. Changed in place.
         group: None for all ranks.
         quantizer: the same on every rank.
 
@@ -72,12 +72,12 @@ def _two_phases(buffer: Tensor, group: dist.ProcessGroup | None, quantizer: Quan
     means = message.new_empty(n, message.numel())
     yield all_gather_bytes(means, message, group)
     found = quantizer.dequantize(quantizer.from_message(means, numel)).flatten()
-    buffer.view(-1).copy_(found[: buffer.numel()])
+    buffer.copy_(found[: buffer.numel()].view(buffer.shape))
 
 
 def in_pieces(buffer: Tensor, n: int) -> Tensor:
     """The buffer as [n, P] pieces of equal size, with zeros at the end where n does not divide it."""
-    flat = buffer.view(-1)
+    flat = buffer.flatten()
     missing = -flat.numel() % n
     return (F.pad(flat, (0, missing)) if missing else flat).view(n, -1)
 

@@ -56,11 +56,11 @@ def quantized_reduce_scatter(
 def _scatter(full: Tensor, shard: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> Iterator[Handle]:
     n = dist.get_world_size(group)
     if n == 1:
-        shard.copy_(full.view_as(shard))
+        shard.copy_(full.reshape(shard.shape))
         return
-    parts, work = exchange(full.view(n, -1), group, quantizer)
+    parts, work = exchange(full.reshape(n, -1), group, quantizer)
     yield work
-    shard.copy_(mean_of(parts, shard.numel(), quantizer).view_as(shard))
+    shard.copy_(mean_of(parts, shard.numel(), quantizer).reshape(shard.shape))
 
 
 def exchange(

@@ -68,7 +68,7 @@ def quantized_ring_all_reduce(
             exchange(message, after, incoming, before, group)
             message = incoming
     found = quantizer.dequantize(quantizer.from_message(means, numel)).flatten()
-    buffer.view(-1).copy_(found[: buffer.numel()])
+    buffer.copy_(found[: buffer.numel()].view(buffer.shape))
 
 
 @checked

@@ -1,4 +1,4 @@
-"""ZeRO++: three changes to ZeRO-3, after which a quarter of the bytes cross between nodes, or less.
+"""ZeRO++: three changes to ZeRO-3, after which a quarter of the bytes cross between nodes.
 
 ZeRO-3 moves the model M (16-bit parameters, 2 bytes a number) three times a step; each change is a function that
 lablib/parallel's ZeRO takes in the place of a collective:
@@ -9,7 +9,10 @@ lablib/parallel's ZeRO takes in the place of a collective:
     gradients  reduce-scatter M              qgZ, INT4       M / 4    hierarchical_reduce_scatter
     together                  3 M                            0.75 M
 
-Each to be multiplied by (N-1)/N, as a node need not send what it has, and codes by their scales: 1 + 32 / (B b).
+        Zero(model, torch.optim.AdamW, stage=3, param_dtype=torch.bfloat16, **zero_plus_plus_options(node_mesh(8)))
+
+Each to be multiplied by (N-1)/N, as a node need not send what it has; and codes by 1 + 32 / (B b), for their scales:
+in blocks of 256 what crosses is 3.92 times less.
 
 Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages of P numbers in INT8 and INT4
 (`quantized.py`); bytes that the L ranks of a node send, whole tensors crossing once (hierarchical rings):
@@ -23,15 +26,23 @@ Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages 
                        nothing overlaps: up to 4, where compute is nothing; 2.16 needs c <= 0.40 t
 Shapes: none; sizes are numbers.
 Source: Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, arXiv
-2306.10209: table 1 (3 M and 0.75 M), abstract (4 times fewer bytes, up to 2.16 times the throughput on 384 GPUs).
+2306.10209: section 3 (3 M and 0.75 M), abstract (4 times fewer bytes, up to 2.16 times the throughput on 384 GPUs).
 Simplified: the speedup leaves out quantizing (`when_it_pays.py`) and links inside nodes.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from lablib.compress.hierarchical_reduce_scatter import INT4
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from lablib.compress.hierarchical_reduce_scatter import INT4, hierarchical_reduce_scatter
 from lablib.compress.quantized import Quantizer
-from lablib.compress.quantized_all_gather import INT8
+from lablib.compress.quantized_all_gather import INT8, quantized_all_gather
+from lablib.compress.secondary_shards import SecondaryShards
+from lablib.parallel.data_parallel import Handle
 from lablib.record.traffic import Traffic
 from lablib.signature import checked, whole_number
 
@@ -93,6 +104,21 @@ def zero_plus_plus_bytes(
         "backward": LevelBytes(_moved(shard_numel * number_bytes, nodes, local).inside, 0),
         "gradients": _moved(gradients.message_bytes(shard_numel), nodes, local),
     }
+
+
+def zero_plus_plus_options(mesh: DeviceMesh, weights: Quantizer = INT8, gradients: Quantizer = INT4) -> dict[str, Any]:
+    """The three functions as options of `lablib.parallel.Zero` in stage 3, for one module.
+
+    Arguments:
+        mesh: of `lablib.parallel.node_mesh`, over the ranks that share.
+        weights, gradients: what qwZ and qgZ quantize with.
+    """
+    kept = SecondaryShards(mesh, partial(quantized_all_gather, quantizer=weights))
+
+    def reduce_scatter(full: Tensor, shard: Tensor, _: dist.ProcessGroup | None) -> Handle:
+        return hierarchical_reduce_scatter(full, shard, mesh, gradients)
+
+    return {"all_gather": kept.forward, "backward_all_gather": kept.backward, "reduce_scatter": reduce_scatter}
 
 
 @checked

@@ -22,6 +22,7 @@ from lablib.compress import (
     quantized_reduce_scatter,
     zero3_bytes,
     zero_plus_plus_bytes,
+    zero_plus_plus_options,
     zero_plus_plus_speedup,
 )
 from lablib.parallel import Zero, node_mesh
@@ -44,7 +45,10 @@ def step(local: int, width: int, parts: str, dtype: torch.dtype = torch.float32)
     options["all_gather"] = kept.forward if "hpZ" in parts else gather
     if "hpZ" in parts:
         options["backward_all_gather"] = kept.backward
-    if "qgZ" in parts:
+    if parts == "qwZ hpZ qgZ":
+        options = zero_plus_plus_options(mesh)
+        kept = options["all_gather"].__self__
+    elif "qgZ" in parts:
         options["reduce_scatter"] = lambda full, shard, _: hierarchical_reduce_scatter(full, shard, mesh)
     zero = Zero(layers(width, dtype), partial(torch.optim.SGD, lr=0.1), stage=3, **options)
     data = torch.randn(4, width, generator=torch.Generator().manual_seed(dist.get_rank())).to(dtype)

@@ -37,6 +37,7 @@ ELSEWHERE: dict[str, str] = {
     "lablib.compress.quantized_ring.quantized_ring_all_reduce": "the same",
     "lablib.compress.hierarchical_reduce_scatter.": "the same",
     "lablib.compress.secondary_shards.": "the same",
+    "lablib.compress.zero_plus_plus.zero_plus_plus_options": "the same",
     "lablib.compress.stages.": "the same",
     "lablib.compress.comm_hook.": "the same",
     "lablib.compress.quantized.Quantizer": "a protocol",
