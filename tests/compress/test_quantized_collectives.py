@@ -39,7 +39,7 @@ from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import DataParallel, node_mesh
 from lablib.plan.gradient_compression import find_compression
 
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=6, deadline=None)
 rank_counts = st.integers(1, 5)
 kinds = st.sampled_from([Int8(block=4), Int4(block=5), Asymmetric(block=7), Fp8(block=3), Rotated(size=4)])
 

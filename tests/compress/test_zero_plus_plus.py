@@ -28,7 +28,7 @@ from lablib.compress import (
 from lablib.parallel import Zero, node_mesh
 from lablib.parallel.zero_shards import all_gather_shards
 
-few = settings(max_examples=8, deadline=None)
+few = settings(max_examples=5, deadline=None)
 NODES, LOCAL = (2, 3, 4), (2, 4, 8)
 
 
