@@ -45,6 +45,8 @@ def test_the_wires_take_as_long_as_on_the_simulator():
 @given(methods, st.floats(0, 100), options)
 def test_it_pays_below_the_break_even_bandwidth_and_not_above(method, compute_s, settings):
     even = break_even_bandwidth(method, 1e9, compute_s, **settings)
+    if 1 < even < 1e30:
+        assert speedup_of_compression(method, 1e9, compute_s, even, **settings) == pytest.approx(1, abs=1e-9)
     speeds = [speedup_of_compression(method, 1e9, compute_s, 10.0**e, **settings) for e in range(4, 16)]
     for exponent, speed in enumerate(speeds, 4):
         if 10.0**exponent < even * (1 - 1e-9):
