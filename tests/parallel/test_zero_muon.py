@@ -129,6 +129,10 @@ def test_owners_are_balanced_as_the_largest_first_is(shapes, ranks):
     assert muon_cost("owner", shapes, counts_of(shapes, ranks)).flops == tuple(load)
 
 
+def test_the_most_expensive_matrix_is_dealt_out_first():
+    assert owners([(4, 4), (4, 4), (8, 8)], 2) == [1, 1, 0]
+
+
 def test_the_exchange_sends_least_and_the_gather_computes_most():
     shapes, ranks = [(64, 64)] * 16, 8
     cost = {way: muon_cost(way, shapes, counts_of(shapes, ranks)) for way in WAYS}
