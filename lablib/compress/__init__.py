@@ -19,6 +19,22 @@ Quantized collectives:
     zero_plus_plus                bytes on each level, and when a quarter of them is twice the speed
     when_it_pays                  seconds saved on the wires against seconds of packing
     comm_hook                     any of them as torch DDP's communication hook
+
+Messages that leave something out:
+    lossy_average                 what they share: a message, what it says, state for each bucket
+    error_feedback                what was left out is added to the next step
+    quantized_average             the quantized all-reduce, for error feedback
+    top_k                         the largest gradients, with their places
+    random_k                      gradients at places that all ranks draw alike
+    powersgd                      two thin factors of each matrix
+    one_bit                       signs and a scale, averaged in two phases
+    one_bit_adam                  Adam whose momentum is sent by its signs; history
+
+Fewer or later synchronizations:
+    local_sgd                     parameters averaged every H steps
+    diloco                        an outer optimizer on what H steps of AdamW did
+    streaming_diloco              the same fragment by fragment, hidden behind training
+    async_aggregation             gradients of s steps ago
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -54,3 +70,23 @@ from lablib.compress.when_it_pays import compressed_step as compressed_step
 from lablib.compress.when_it_pays import speedup_curves as speedup_curves
 from lablib.compress.when_it_pays import speedup_of_compression as speedup_of_compression
 from lablib.compress.comm_hook import comm_hook as comm_hook
+from lablib.compress.lossy_average import Bucket as Bucket
+from lablib.compress.lossy_average import LossyAverage as LossyAverage
+from lablib.compress.error_feedback import ErrorFeedback as ErrorFeedback
+from lablib.compress.quantized_average import QuantizedAverage as QuantizedAverage
+from lablib.compress.top_k import TopK as TopK
+from lablib.compress.top_k import top_k as top_k
+from lablib.compress.random_k import RandomK as RandomK
+from lablib.compress.powersgd import PowerSGD as PowerSGD
+from lablib.compress.one_bit import OneBit as OneBit
+from lablib.compress.one_bit import pack_signs as pack_signs
+from lablib.compress.one_bit import unpack_signs as unpack_signs
+from lablib.compress.one_bit_adam import OneBitAdam as OneBitAdam
+from lablib.compress.one_bit_adam import variance_ratio as variance_ratio
+from lablib.compress.local_sgd import LocalSGD as LocalSGD
+from lablib.compress.diloco import DiLoCo as DiLoCo
+from lablib.compress.diloco import nesterov as nesterov
+from lablib.compress.streaming_diloco import StreamingDiLoCo as StreamingDiLoCo
+from lablib.compress.streaming_diloco import layer_fragments as layer_fragments
+from lablib.compress.async_aggregation import StaleAverage as StaleAverage
+from lablib.compress.async_aggregation import largest_stable_rate as largest_stable_rate

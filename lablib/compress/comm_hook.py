@@ -10,7 +10,8 @@ for the handles in order and fills the futures.
 
 Cost: that of the reduction. Shapes: a bucket is flat, [N].
 Source: torch, "DDP Communication Hooks", https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html.
-Simplified: DDP's sparse gradients are not taken.
+Simplified: DDP's sparse gradients are not taken. What keeps state for each bucket begins with the second step: torch
+lays out its buckets anew after the first, which is averaged as it is.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.parallel.data_parallel import Handle, Reduce
+from lablib.parallel.data_parallel import Handle, Reduce, all_reduce_average, reduce_for
 from lablib.torch_compat import queue_callback
 
 
@@ -34,6 +35,7 @@ def comm_hook(
         group: the one that DDP was given; None for all ranks.
     """
     started: list[tuple[Handle, Tensor, torch.futures.Future[Tensor]]] = []
+    num_steps = 0
 
     def end_of_backward() -> None:
         for handle, buffer, future in started:
@@ -42,11 +44,16 @@ def comm_hook(
         started.clear()
 
     def hook(_: Any, bucket) -> torch.futures.Future[Tensor]:
+        nonlocal num_steps
         if bucket.index() == 0:  # buckets come in order; a backward that raised leaves nothing behind
             started.clear()
             queue_callback(end_of_backward)
+            num_steps += 1
         buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
-        started.append((reduce(buffer, group), buffer, future))
+        average = reduce_for(reduce, bucket.index(), bucket.parameters())
+        if num_steps == 1 and average is not reduce:
+            average = all_reduce_average
+        started.append((average(buffer, group), buffer, future))
         return future
 
     return hook

@@ -26,7 +26,7 @@ Simplified: buffers are broadcast once, not before every forward; the order of b
 by the first backward; a parameter that gets no gradient is an error, not a search through the graph.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -57,6 +57,12 @@ def all_reduce_average(buffer: Tensor, group: dist.ProcessGroup | None = None) -
     return work
 
 
+def reduce_for(reduce: Reduce, index: int, params: Sequence[Tensor]) -> Reduce:
+    """The `Reduce` of one bucket: `reduce.for_bucket(index, params)` where it keeps state for each, else itself."""
+    for_bucket = getattr(reduce, "for_bucket", None)
+    return reduce if for_bucket is None else for_bucket(index, params)
+
+
 @dataclass
 class _Backward:
     """What one backward pass has done so far: gradients still missing in each bucket, and buckets on their way."""
@@ -81,7 +87,8 @@ class DataParallel(nn.Module):
         module: on this rank's device. Parameters that do not require gradients now are left out for good.
         group: None for all ranks.
         bucket_bytes: most bytes of a bucket. Smaller: more overlap, more latency.
-        reduce: how a bucket becomes its mean; see `Reduce` and `hierarchical_aggregation.py`.
+        reduce: how a bucket becomes its mean; see `Reduce`, `hierarchical_aggregation.py` and `lablib.compress`. One
+            that keeps something for each bucket has `for_bucket(index, params)`, which is asked for its `Reduce`.
 
     Raises:
         ValueError: `bucket_bytes` is not positive, or no parameter requires a gradient; in backward, a parameter that
@@ -96,7 +103,7 @@ class DataParallel(nn.Module):
         reduce: Reduce = all_reduce_average,
     ):
         super().__init__()
-        self.module, self.group, self.reduce = module, group, reduce
+        self.module, self.group = module, group
         # `named_parameters` names a tied parameter once, and autograd adds up its uses before the hook runs.
         self._names: dict[Tensor, str] = {
             param: name for name, param in module.named_parameters() if param.requires_grad
@@ -108,6 +115,7 @@ class DataParallel(nn.Module):
         self._bucket_of: dict[Tensor, int] = {
             param: index for index, bucket in enumerate(self.buckets) for param in bucket
         }
+        self.reduces = [reduce_for(reduce, index, bucket) for index, bucket in enumerate(self.buckets)]
         self._is_synchronizing = True
         self._backward: _Backward | None = None
         broadcast_module(module, group)
@@ -150,8 +158,9 @@ class DataParallel(nn.Module):
     # ---- 2. a bucket is launched ----
 
     def _launch_next(self, now: _Backward) -> None:
-        buffer = pack(self.buckets[len(now.launched)])  # memory peaks: gradients and bucket
-        handle = self.reduce(buffer, self.group)  # no wait: backward goes on meanwhile
+        index = len(now.launched)
+        buffer = pack(self.buckets[index])  # memory peaks: gradients and bucket
+        handle = self.reduces[index](buffer, self.group)  # no wait: backward goes on meanwhile
         now.launched.append((buffer, handle))
 
     # ---- 3. backward ends ----

@@ -1,0 +1,87 @@
+"""A lossy average: every rank says something of its gradients, and all get the mean of what was said.
+
+What the compressors below share. Each writes its average once, from top to bottom, as a generator that yields every
+communication it has started and must wait for (`stages.py`), and answers what this rank's own message says:
+
+    def exchange(self, buffer, group, bucket):
+        message = ...                                                      # pack
+        yield dist.all_gather(..., async_op=True)                          # resumed when it has ended
+        buffer.copy_(...)                                                  # the mean of what all messages say
+        return own                                                         # what this rank's own message says
+
+The gradient less `own` is what was not said: all that error feedback needs (`error_feedback.py`). Some keep more from
+step to step, for each bucket by itself, under the bucket's index.
+
+    a `reduce` of DataParallel    DataParallel(model, reduce=TopK(0.01))
+    a hook of torch's DDP         ddp.register_comm_hook(None, comm_hook(TopK(0.01)))
+    by hand, a single buffer      TopK(0.01)(buffer).wait()
+
+Cost: that of the compressor. The first communication overlaps with backward; later ones start when the bucket is
+waited for.
+Shapes: a bucket is flat, [N]; `Bucket.shapes` are those of the gradients in it, in order.
+Source: the frame of Karimireddy et al., 2019, arXiv 1901.09847, algorithm 2: a compressor and its memory.
+Simplified: gradients are looked at for NaN in every call, which waits for the device once a bucket.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.compress.stages import Stages
+from lablib.parallel.data_parallel import Handle, Reduce
+
+# Yields communications that must end before it goes on; returns what this rank's message says.
+Exchange = Generator[Handle, None, Tensor]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Which buffer this is, step after step.
+
+    Attributes:
+        index: state that is kept from step to step is kept under it.
+        shapes: of the gradients that lie one after another in the buffer; empty: the buffer is one.
+    """
+
+    index: int = 0
+    shapes: tuple[torch.Size, ...] = ()
+
+
+class LossyAverage:
+    """A `Reduce`: replaces a buffer by the mean, over the ranks, of what their messages say of it.
+
+    A subclass has `exchange`. All ranks must call it for the same buckets in the same order.
+    """
+
+    def exchange(self, buffer: Tensor, group: dist.ProcessGroup | None, bucket: Bucket) -> Exchange:
+        raise NotImplementedError
+
+    def __call__(self, buffer: Tensor, group: dist.ProcessGroup | None = None, bucket: Bucket | None = None) -> Stages:
+        """Start. Communicates; changes the buffer in place until the handle's `wait()` returns.
+
+        Raises:
+            ValueError: gradients that are no floating-point numbers, or not finite.
+        """
+        check_gradients(type(self).__name__, buffer)
+        return Stages(self.exchange(buffer, group, bucket or Bucket(0, (buffer.shape,))))
+
+    def for_bucket(self, index: int, params: Sequence[Tensor]) -> Reduce:
+        """The same with the bucket's own state: DataParallel asks once for each of its buckets."""
+        return partial(self, bucket=Bucket(index, tuple(param.shape for param in params)))
+
+
+def check_gradients(name: str, gradients: Tensor) -> None:
+    """Raise where gradients cannot be compressed; not a number would stay in what is kept for ever."""
+    if not isinstance(gradients, Tensor) or not gradients.is_floating_point():
+        kind = gradients.dtype if isinstance(gradients, Tensor) else type(gradients).__name__
+        raise ValueError(f"{name} compresses floating-point gradients: got {kind}; call .float() first.")
+    if gradients.is_meta or gradients.isfinite().all():
+        return
+    raise ValueError(
+        f"{name} compresses finite gradients: got {int(gradients.isnan().sum())} NaN and "
+        f"{int(gradients.isinf().sum())} infinite numbers of {gradients.numel()}; skip the step on all ranks."
+    )

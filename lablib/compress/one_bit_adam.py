@@ -1,0 +1,117 @@
+"""1-bit Adam: Adam as usual at first; then its variance is frozen, and ranks exchange momentum by its signs.
+
+Error feedback repairs what is linear in the gradient, as SGD's and momentum's steps are. Adam divides by a root of a
+mean of squares: what was left out of a gradient cannot be added to its square later. But the variance v settles early
+(`variance_ratio` measures it). So:
+
+    warmup       g = all_reduce(g_r)                       Adam; v changes every step
+    compressed   m_r = beta1 m + (1 - beta1) g_r           from the common m, with this rank's own gradient
+                 m = one_bit(m_r), with error feedback     on all ranks the same
+                 w = w - lr m / (sqrt(v) + eps)            v as warmup left it
+
+History. DeepSpeed had it from 2020 on (pull request 380), 1-bit LAMB from 2021 (970) and 0/1 Adam from 2022, and
+removed all three in September 2026 as unused and unmaintained (pull request 8490, issue 8489). What it saved, large
+models had come to save otherwise: it needs a whole momentum on every rank, which ZeRO shards (issue 5046: not
+compatible); signs leave no sum that an all-reduce could take, so it brought a communication backend of its own (pull
+requests 817 and 5473); and links of 100 Gbit/s and more left little to gain over 16 bits.
+
+Cost for n ranks, N parameters, a warmup of T_w of T steps:
+    time_s      packing and unpacking of signs: two passes each
+    peak bytes  Adam's 8 N, residuals 4 N (1 + 1/n), a flat copy of momentum 4 N
+    sent bytes  2(n-1)/n 4 N in warmup, about 2(n-1)/n N/8 after it: T_w / T + 1/32 of Adam's altogether
+Shapes: momentum is sent flat, [N].
+Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", 2021,
+arXiv 2102.02888, algorithm 1; the removal: github.com/deepspeedai/DeepSpeed/pull/8490, merged 2026-09-12. That links
+and ZeRO made it unneeded is our reading; the pull request says only that it was unused.
+Simplified: bias is corrected, as in AdamW, that of v as at the end of warmup; the scale is `one_bit.py`'s.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from lablib.compress.error_feedback import ErrorFeedback
+from lablib.compress.one_bit import OneBit
+from lablib.optim import foreach
+from lablib.optim.adamw import new_moments, update_moments
+from lablib.optim.base import BatchedOptimizer, Settings, State, count_steps
+from lablib.parallel.data_parallel import Reduce, all_reduce_average, reduce_for
+from lablib.signature import check_type, checked, whole_number
+
+
+class OneBitAdam(BatchedOptimizer):
+    """AdamW on gradients of this rank alone: it communicates in `step`; leave DataParallel out.
+
+    Arguments:
+        warmup_steps: T_w, with exact averages; the least is 1. The paper: 15 to 20% of BERT's steps.
+        group: None for all ranks.
+        reduce: how momentum is averaged after warmup; None: one bit, with feedback on both sides.
+        lr, betas, eps, weight_decay: as in AdamW.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        warmup_steps: int,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        group: dist.ProcessGroup | None = None,
+        reduce: Reduce | None = None,
+    ):
+        self.warmup_steps = whole_number("OneBitAdam: warmup_steps", warmup_steps, example=100)
+        check_type("OneBitAdam: reduce", reduce, Reduce | None)
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, check_finite=False)
+        self.group = group
+        reduce = ErrorFeedback(OneBit()) if reduce is None else reduce
+        self._reduces = [reduce_for(reduce, i, group["params"]) for i, group in enumerate(self.param_groups)]
+
+    def new_state(self, param: Tensor, group: Settings) -> State:
+        return new_moments(param)
+
+    def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
+        beta1, beta2 = group["betas"]
+        exp_avgs = [state["exp_avg"] for state in states]
+        if states[0]["step"] < self.warmup_steps:
+            _replace(grads, all_reduce_average, self.group)
+            _, denominators, corrections = update_moments(grads, states, group["betas"], group["eps"])
+        else:
+            corrections = [1 - beta1**step for step in count_steps(states)]
+            foreach.lerp_(exp_avgs, grads, 1 - beta1)
+            place = next(i for i, other in enumerate(self.param_groups) if other is group)
+            _replace(exp_avgs, self._reduces[place], self.group)
+            denominators = list(foreach.sqrt([state["exp_avg_sq"] for state in states]))
+            foreach.div_(denominators, (1 - beta2**self.warmup_steps) ** 0.5)
+            foreach.add_(denominators, group["eps"])
+        foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
+        foreach.addcdiv_(params, exp_avgs, denominators, [-group["lr"] / c for c in corrections])
+
+
+def _replace(tensors: list[Tensor], reduce: Reduce, group: dist.ProcessGroup | None) -> None:
+    """Replace tensors by their means over the ranks, all in one buffer."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    reduce(flat, group).wait()
+    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
+
+
+@checked
+def variance_ratio(before: Tensor, after: Tensor) -> float:
+    """How much of a variance was there some steps ago: the smaller of the two sums over the larger, 1 when it settled.
+
+    Tang et al. compare Adam's `exp_avg_sq` 1 / (1 - beta2) steps apart; near 1, freezing it changes little.
+
+    Raises:
+        ValueError: other shapes, a variance below 0 or without a number, or both zero.
+    """
+    if before.shape != after.shape:
+        raise ValueError(f"variances must have the same shape: got {tuple(before.shape)} and {tuple(after.shape)}.")
+    if before.is_complex() or after.is_complex():
+        raise ValueError("variances are real numbers: got complex ones.")
+    sums = sorted((float(before.double().sum()), float(after.double().sum())))
+    if not (0 <= sums[0] <= sums[1] < float("inf")) or sums[1] == 0:
+        raise ValueError(f"variances are at least 0, and some above: got sums of {sums[0]} and {sums[1]}.")
+    return sums[0] / sums[1]
