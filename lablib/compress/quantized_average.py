@@ -6,7 +6,7 @@ second rounding, of the mean, is lost.
 
 Cost: that of `quantized_all_reduce.py`, and the rank's own codes made and read once more.
 Shapes: a bucket is flat, [N]; pieces [n, P].
-Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3 (quantization with error feedback).
+Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3 (error feedback).
 Simplified: nearest rounding; a quantizer that draws would draw again for what is answered.
 """
 
