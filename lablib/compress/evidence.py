@@ -2,7 +2,8 @@
 
 Four simulated ranks train a GPT of 2 layers and width 32 on bytes of Python's standard library, 2 sequences of 64 each
 a step, 192 steps of AdamW. Every method gets the same search: three rates, factors of two apart, on one seed, a fourth
-where the best lies at the edge; then three other seeds at its best rate. A seed gives first weights and order of the text, the same for all methods.
+where the best lies at the edge; then three other seeds at its best rate. A seed gives first weights and the order of
+the text, the same for all methods.
 
     method                       what is sent
     none                         gradients in 32 bits, every step
