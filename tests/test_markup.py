@@ -26,6 +26,7 @@ import lablib
 from lablib import Allocation, Memory, Reconciliation, Run, Span, Timeline, Traffic, Transfer, figures
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import best_fit
+from lablib.compress.evidence import CompressedRun
 from lablib.course.expect import Measured
 from lablib.course.result import Hint, Result
 from lablib.course.show_source import Source
@@ -146,6 +147,7 @@ DEADLOCK = DeadlockError(MARK, [Wait(0, f"waits in {MARK}", MARK, MARK, (1,), MA
 SIZES = [1e3, 1e6]
 NODES = [(MARK, 0.0, 0.0, MARK), ("b", 1.0, 0.0, "gpu")]
 CURVE, APART = [5.5, 3.0], difference({1: 2.0, 2: 2.1}, {1: 1.0, 2: 2.2})
+COMPRESSED = {f"{MARK} {h}": CompressedRun(f"{MARK} {h}", 1e-3, True, {1: 2.0, 2: 2.1}, 1e4 / h, h) for h in (1, 4)}
 RESULTS = {
     "adamw": Trial("adamw", 1e-3, 0.1, 8, True, {1: 2.1, 2: 2.3}, [0, 512], CURVE, 8.0, 4.0, 1.0, 1.0),
     MARK: Trial(MARK, 1e-4, 0.0, 7, True, {1: 2.2, 2: 2.25}, [0, 512], CURVE, 4.0, 4.0, 0.9, 0.7),
@@ -181,6 +183,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_differences": lambda: figures.figure_differences({MARK: APART}, MARK),
     "figure_loss_curves": lambda: figures.figure_loss_curves(RESULTS),
     "figure_loss_and_bytes": lambda: figures.figure_loss_and_bytes(RESULTS, {"adamw": 8.0, MARK: 4.0}),
+    "figure_loss_against_bytes": lambda: figures.figure_loss_against_bytes(COMPRESSED),
+    "figure_loss_over_h": lambda: figures.figure_loss_over_h(COMPRESSED),
     "figure_sign_of_noise": lambda: figures.figure_sign_of_noise([0.1, 1.0], {MARK: [0.1, 0.6]}, {"b": [0.1, 1.0]}),
     "figure_blocks": lambda: figures.figure_blocks([1.0, 100.0], {MARK: [0.01, 0.02]}),
     "figure_projection": lambda: figures.figure_projection([1, 2, 4], {MARK: [0.5, 0.2, 0.1]}),

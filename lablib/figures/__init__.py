@@ -45,6 +45,8 @@ from lablib.figures.exponents import figure_exponents as figure_exponents
 from lablib.figures.optimizers import figure_differences as figure_differences
 from lablib.figures.optimizers import figure_loss_and_bytes as figure_loss_and_bytes
 from lablib.figures.optimizers import figure_loss_curves as figure_loss_curves
+from lablib.figures.compression import figure_loss_against_bytes as figure_loss_against_bytes
+from lablib.figures.compression import figure_loss_over_h as figure_loss_over_h
 from lablib.figures.updates import figure_blocks as figure_blocks
 from lablib.figures.updates import figure_projection as figure_projection
 from lablib.figures.updates import figure_sign_of_noise as figure_sign_of_noise

@@ -88,9 +88,9 @@ def test_feedback_finds_the_minimum_that_signs_alone_do_not():
 
     def program(reduce):
         w, target = nn.Parameter(torch.zeros(64)), torch.linspace(-1, 1, 64)
-        optimizer = OneBitAdam([w], 40, 0.05, (0.9, 0.99), reduce=reduce())
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, 300)
-        for _ in range(300):
+        optimizer = OneBitAdam([w], 5, 0.05, (0.9, 0.99), reduce=reduce())
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, 150)
+        for _ in range(150):
             w.grad = w.detach() - target - (3.0 if dist.get_rank() == 0 else -1.0)
             optimizer.step()
             schedule.step()
@@ -100,7 +100,7 @@ def test_feedback_finds_the_minimum_that_signs_alone_do_not():
         launch(program, reduce, ranks=4, trace=False).values[0]
         for reduce in (lambda: None, lambda: OneBit(has_server_feedback=False))
     )
-    assert kept < 0.1 < 0.3 < forgotten
+    assert kept < 0.2 < 0.5 < forgotten
 
 
 @settings(max_examples=20)

@@ -91,6 +91,8 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         ),
         "loss curves": figures.figure_loss_curves(examples.some_results(), "time"),
         "loss and bytes": figures.figure_loss_and_bytes(examples.some_results(), {"adamw": 8.0, "lion": 4.0}),
+        "loss against bytes": figures.figure_loss_against_bytes(examples.some_compressed_runs()),
+        "loss over H": figures.figure_loss_over_h(examples.some_compressed_runs()),
         "singular values": figures.figure_singular_values([0.9, 0.3, 0.01], {1: [1.2, 0.9, 0.03], 5: [0.9, 1.1, 0.8]}),
         "sign of noise": figures.figure_sign_of_noise(
             [0.01, 0.1, 1.0], {"Lion": [0.1, 0.5, 1]}, {"SGD": [0.01, 0.1, 1]}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lablib.compress.evidence import CompressedRun
 from lablib.hardware import Device
 from lablib.kernels.accesses import Access, Launch, Operand
 from lablib.optim.evidence import Result
@@ -63,6 +64,16 @@ def some_results() -> dict[str, Result]:
     return {
         "adamw": Result("adamw", 1e-3, 0.1, 8, True, {1: 2.1, 2: 2.3}, tokens, curve, 8.0, 4.0, 1.0, 1.0),
         "lion": Result("lion", 1e-4, 0.0, 7, True, {1: 2.2, 2: 2.25}, tokens, curve, 4.0, 4.0, 0.9, 0.7),
+    }
+
+
+def some_compressed_runs() -> dict[str, CompressedRun]:
+    """No compression, and two ways to send less, as if they had been recorded."""
+    return {
+        "none": CompressedRun("none", 4e-3, True, {1: 2.1, 2: 2.3}, 4e5),
+        "top-k": CompressedRun("top-k", 2e-3, True, {1: 2.2, 2: 2.5}, 1e4),
+        "DiLoCo 4": CompressedRun("DiLoCo 4", 4e-3, True, {1: 2.2, 2: 2.3}, 1e5, 4),
+        "DiLoCo 16": CompressedRun("DiLoCo 16", 4e-3, True, {1: 2.3, 2: 2.4}, 2.5e4, 16),
     }
 
 
