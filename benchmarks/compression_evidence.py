@@ -6,7 +6,8 @@ Every method gets the same search, RATES on seed 0 and one more where the best l
 best rate: the rate of the (inner) AdamW is
 all that is tuned. Not tuned: ratios and ranks, DiLoCo's outer rate and momentum (the paper's), 1-bit Adam's warmup (a
 fifth of the steps, as in the paper). Gradients are clipped to norm 1 once averaged; where nothing is averaged, each
-rank's own.
+rank's own. Error feedback is tried with SGD too (momentum 0.9, no clipping, SGD_RATES): it repairs what is linear in
+the gradient, which Adam's step is not. A run that diverges has an infinite loss.
 
 Every run is a line of the file, added when it is done; what is there is not run again. A line holds versions, date,
 commit and a hash of the settings; lines of other settings are left alone, and not read.
@@ -31,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lablib import launch
+from lablib import RankError, launch
 from lablib.batches.schedules import cosine
 from lablib.batches.small_runs import NARROW, SEQ_LEN, held_out, loss_of
 from lablib.compress import (
@@ -59,6 +60,7 @@ from lablib.parallel import DataParallel, all_reduce_average
 RANKS, BATCH_SIZE, NUM_STEPS, WARMUP, FINAL, LOOK_EVERY, NUM_HELD_OUT = 4, 8, 192, 38, 0.1, 64, 128
 BETAS = (0.9, 0.95)
 RATES = (2.0**-7, 2.0**-8, 2.0**-6)
+SGD_RATES = (0.4, 0.2, 0.8)
 MOST_RATES = 4
 SEEDS = (1, 2, 3)
 PERIODS = (1, 4, 16, 64)
@@ -87,7 +89,9 @@ SYNCHRONIZATIONS: dict[str, Callable[[GPT], Any]] = {
         model, layer_fragments(model, list(model.blocks), 2), every=16, overlap=2
     ),
 }
-METHODS = (*AVERAGES, "1-bit Adam", *SYNCHRONIZATIONS)
+SGD = "SGD, "  # before the name of an average
+WITH_SGD = [SGD + name for name in ("none", "top-k", "top-k, no feedback", "one bit", "one bit, no feedback")]
+METHODS = (*AVERAGES, "1-bit Adam", *SYNCHRONIZATIONS, *WITH_SGD)
 
 
 def settings() -> Row:
@@ -98,24 +102,29 @@ def settings() -> Row:
         "steps": [RANKS, BATCH_SIZE, SEQ_LEN, NUM_STEPS, WARMUP, FINAL, NUM_HELD_OUT],
         "optimizer": ["AdamW", BETAS, "clip 1"],
         "rates": [RATES, MOST_RATES],
+        "SGD": [0.9, "no clip", SGD_RATES],
     }
 
 
 def train(method: str, lr: float, seed: int) -> list[tuple[int, float]]:
     """One run, on every rank: held-out loss on the way, as rank 0 sees it."""
-    rank, model = dist.get_rank(), GPT(NARROW, seed=seed)
+    rank, model, is_sgd = dist.get_rank(), GPT(NARROW, seed=seed), method.startswith(SGD)
+    method = method.removeprefix(SGD)
     replica: nn.Module = DataParallel(model, reduce=AVERAGES[method]()) if method in AVERAGES else model
     after = SYNCHRONIZATIONS[method](model) if method in SYNCHRONIZATIONS else None
     optimizer: torch.optim.Optimizer = AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=0.0)
     if method == "1-bit Adam":
         optimizer = OneBitAdam(model.parameters(), NUM_STEPS // 5, lr=lr, betas=BETAS)
+    if is_sgd:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, NUM_STEPS, WARMUP, FINAL))
     looks, text = [], batches(train_val_split(load_corpus())[0], BATCH_SIZE, SEQ_LEN, seed)
     for step, (inputs_BT, targets_BT) in enumerate(islice(text, NUM_STEPS), 1):
         optimizer.zero_grad()
         part = slice(rank * BATCH_SIZE // RANKS, (rank + 1) * BATCH_SIZE // RANKS)
         next_token_loss(replica(inputs_BT[part]), targets_BT[part]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not is_sgd:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if after is not None:
@@ -131,7 +140,12 @@ def train(method: str, lr: float, seed: int) -> list[tuple[int, float]]:
 
 
 def one_run(method: str, lr: float, seed: int) -> Row:
-    run = launch(train, method, lr, seed, ranks=RANKS, trace=False)
+    try:
+        run = launch(train, method, lr, seed, ranks=RANKS, trace=False)
+    except RankError as error:
+        if "finite" not in str(error.__cause__):
+            raise
+        return {"loss": math.inf, "curve": [], "sent_bytes": 0.0, "every": 1}  # it diverged
     sent = sum(sum(each.sent_bytes) for each in run.traffic.transfers if each.name != "broadcast")
     loss = run.values[0][-1][1]
     return {
@@ -185,7 +199,8 @@ def main() -> None:
     torch.set_num_threads(1)
     results = Results(args.out)
     for method in args.methods:
-        losses = {lr: results.get(part="search", method=method, lr=lr, seed=0)["loss"] for lr in RATES}
+        rates = SGD_RATES if method.startswith(SGD) else RATES
+        losses = {lr: results.get(part="search", method=method, lr=lr, seed=0)["loss"] for lr in rates}
         best = min(losses, key=losses.__getitem__)
         while best in (min(losses), max(losses)) and len(losses) < MOST_RATES:  # the best lies at the edge: go on
             further = best / 2 if best == min(losses) else best * 2

@@ -15,7 +15,8 @@ the text, the same for all methods.
     streaming DiLoCo H           the same in two fragments, two steps late
     stale s                      gradients in 32 bits, applied s steps later
 
-"no feedback" is the method without error feedback; the rest of those that leave something out have it.
+"no feedback" is the method without error feedback; the rest of those that leave something out have it. "SGD, ..." is
+the same with SGD and momentum in place of AdamW: feedback repairs what is linear in the gradient, and Adam is not.
 
 Cost: none. The runs are a file; `benchmarks/compression_evidence.py` makes them anew.
 Source: own runs; how differences are judged: lablib/optim/evidence.py.
