@@ -131,7 +131,7 @@ def train(method: str, lr: float, seed: int) -> list[tuple[int, float]]:
             after.step()
         if rank == 0 and step % LOOK_EVERY == 0 and step < NUM_STEPS:
             looks.append((step, loss_of(model, held_out(64))))
-    if hasattr(after, "finish"):
+    if isinstance(after, StreamingDiLoCo):
         after.finish()
     for reduce in getattr(replica, "reduces", []):
         if isinstance(getattr(reduce, "func", None), StaleAverage):

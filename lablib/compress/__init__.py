@@ -85,7 +85,6 @@ from lablib.compress.one_bit_adam import OneBitAdam as OneBitAdam
 from lablib.compress.one_bit_adam import variance_ratio as variance_ratio
 from lablib.compress.local_sgd import LocalSGD as LocalSGD
 from lablib.compress.diloco import DiLoCo as DiLoCo
-from lablib.compress.diloco import nesterov as nesterov
 from lablib.compress.streaming_diloco import StreamingDiLoCo as StreamingDiLoCo
 from lablib.compress.streaming_diloco import layer_fragments as layer_fragments
 from lablib.compress.async_aggregation import StaleAverage as StaleAverage

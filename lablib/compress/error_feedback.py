@@ -60,6 +60,7 @@ class ErrorFeedback(LossyAverage):
         accumulated = buffer.clone()  # memory peaks: bucket, copy and residual
         said = yield from self.compressor.exchange(buffer, group, bucket)
         self.residuals[bucket.index] = accumulated.sub_(said)
+        return said
 
 
 def check_residual(name: str, bucket: Bucket, residual: Tensor, numel: int) -> None:

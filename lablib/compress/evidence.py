@@ -76,7 +76,8 @@ def recorded_runs(path: Path = RECORDED) -> dict[str, CompressedRun]:
     """
     try:
         rows = [json.loads(line) for line in read_text(path).splitlines()]
-        rows = [row for row in rows if row["settings"] == rows[-1]["settings"]]
+        settings = rows[-1]["settings"]
+        rows = [row for row in rows if row["settings"] == settings]
         names = dict.fromkeys(row["method"] for row in rows if row["part"] == "final")
         runs = [_run(name, [row for row in rows if row["method"] == name]) for name in names]
     except (KeyError, TypeError, IndexError, ValueError):

@@ -32,9 +32,10 @@ from lablib.compress.diloco import Fragment, Outer, nesterov
 from lablib.compress.local_sgd import trainable
 from lablib.parallel.data_parallel import Reduce, all_reduce_average, reduce_for
 from lablib.parallel.naive_data_parallel import broadcast_module
-from lablib.signature import check_type, whole_number
+from lablib.signature import check_type, checked, whole_number
 
 
+@checked
 def layer_fragments(module: nn.Module, layers: Sequence[nn.Module], num_fragments: int) -> list[list[nn.Parameter]]:
     """Layers dealt out in turn; what is in none of them (embeddings, norm, head) joins the first fragment.
 

@@ -327,7 +327,7 @@ def program_of_both_powersgds(rank: int) -> list[tuple[Tensor, Tensor, Tensor, T
     ours = PowerSGD(rank)
     feedback, found = ErrorFeedback(ours), []
 
-    def hook(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(state: powerSGD_hook.PowerSGDState, bucket) -> torch.futures.Future[Tensor]:
         buffer, is_compressed = bucket.buffer().clone(), state.iter >= 2
         future = powerSGD_hook.powerSGD_hook(state, bucket)
         theirs = future.wait()
@@ -479,6 +479,7 @@ def test_another_number_of_ranks_is_one_error():
 
     def program():
         pair, _ = dist.new_subgroups(2)
+        assert isinstance(pair, dist.ProcessGroup)
         compressor = OneBit()
         compressor(torch.ones(64)).wait()
         compressor(torch.ones(64), pair).wait()
