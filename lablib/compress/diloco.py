@@ -97,7 +97,7 @@ class Fragment:
     def start(self) -> None:
         """Start to average the outer gradient: from where the ranks agreed, less where this one is."""
         flat = torch.cat([(w - param).flatten() for w, param in zip(self.agreed, self.params, strict=True)])
-        check_gradients("DiLoCo", flat)
+        check_gradients("DiLoCo", flat, "parameters")
         self._under_way = flat, self.reduce(flat, self.group)
 
     @torch.no_grad()

@@ -59,7 +59,7 @@ class LocalSGD:
         if self.num_steps % self.every:
             return False
         flat = torch.cat([param.flatten() for param in self.params])
-        check_gradients("LocalSGD", flat)
+        check_gradients("LocalSGD", flat, "parameters")
         all_reduce_average(flat, self.group).wait()
         for param, mean in zip(self.params, flat.split([param.numel() for param in self.params]), strict=True):
             param.copy_(mean.view_as(param))

@@ -74,14 +74,14 @@ class LossyAverage:
         return partial(self, bucket=Bucket(index, tuple(param.shape for param in params)))
 
 
-def check_gradients(name: str, gradients: Tensor) -> None:
-    """Raise where gradients cannot be compressed; not a number would stay in what is kept for ever."""
-    if not isinstance(gradients, Tensor) or not gradients.is_floating_point():
-        kind = gradients.dtype if isinstance(gradients, Tensor) else type(gradients).__name__
-        raise ValueError(f"{name} compresses floating-point gradients: got {kind}; call .float() first.")
-    if gradients.is_meta or gradients.isfinite().all():
+def check_gradients(name: str, numbers: Tensor, what: str = "gradients") -> None:
+    """Raise where numbers cannot be averaged: what is not a number would stay in what is kept, for ever."""
+    if not isinstance(numbers, Tensor) or not numbers.is_floating_point():
+        kind = numbers.dtype if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise ValueError(f"{name}: {what} must be floating-point numbers: got {kind}; call .float() first.")
+    if numbers.is_meta or numbers.isfinite().all():
         return
     raise ValueError(
-        f"{name} compresses finite gradients: got {int(gradients.isnan().sum())} NaN and "
-        f"{int(gradients.isinf().sum())} infinite numbers of {gradients.numel()}; skip the step on all ranks."
+        f"{name}: {what} must be finite: got {int(numbers.isnan().sum())} NaN and {int(numbers.isinf().sum())} "
+        f"infinite numbers of {numbers.numel()}; skip the step on all ranks, or look at what made them."
     )

@@ -309,5 +309,5 @@ def test_parameters_that_are_not_finite_are_one_error(method):
         module.weight.data.fill_(math.inf)
         outer.step()
 
-    with pytest.raises(RankError, match=f"{method.__name__} compresses finite"):
+    with pytest.raises(RankError, match=f"{method.__name__}: parameters must be finite"):
         launch(program, ranks=1)

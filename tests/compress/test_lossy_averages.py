@@ -225,6 +225,19 @@ def test_gloo_gives_the_gradients_of_the_simulator_and_a_run_repeats_to_the_bit(
     assert sent[0] == pytest.approx(sent[1])
 
 
+@pytest.mark.parametrize("name", sorted(COMPRESSORS))
+def test_without_values_messages_have_the_same_bytes(name):
+    """A model that this machine could not hold can still be asked what it would send."""
+
+    def program():
+        replica = DataParallel(nn.Linear(64, 128), reduce=ErrorFeedback(COMPRESSORS[name]()))
+        for _ in range(2):
+            replica(torch.ones(2, 64)).square().mean().backward()
+
+    runs = [launch(program, ranks=3, fidelity=fidelity) for fidelity in ("values", "shapes")]
+    assert runs[0].traffic.sent_bytes() == runs[1].traffic.sent_bytes() > 0
+
+
 # ---- top-k and random-k ----
 
 
@@ -428,7 +441,7 @@ def test_one_bit_is_two_phases_of_signs_and_sends_their_bytes(ranks, numel):
         (lambda: TopK(math.nan), "above 0 and up to 1: got nan"),
         (lambda: top_k(torch.ones(3), 0), "k must be a whole number, 1 or more: got 0"),
         (lambda: top_k(torch.ones(3), 4), "k must be at most the number of gradients: got 4 of 3"),
-        (lambda: top_k(torch.tensor([1.0, math.nan]), 1), "top_k compresses finite gradients: got 1 NaN and 0 inf"),
+        (lambda: top_k(torch.tensor([1.0, math.nan]), 1), "top_k: gradients must be finite: got 1 NaN and 0 inf"),
         (lambda: PowerSGD(0), "rank must be a whole number, 1 or more: got 0"),
         (lambda: ErrorFeedback(RandomK()), "sends numbers as they are: got RandomK with is_unbiased=True"),
         (lambda: ErrorFeedback(all_reduce_average), "compressor must be a LossyAverage"),  # pyright: ignore
@@ -445,13 +458,13 @@ def test_bad_input_is_one_error(wrong, message):
 @pytest.mark.parametrize(
     ("gradients", "message"),
     [
-        (torch.tensor([1.0, math.inf, math.nan]), "finite gradients: got 1 NaN and 1 infinite numbers of 3; skip"),
-        (torch.ones(3, dtype=torch.int64), r"floating-point gradients: got torch.int64; call .float\(\) first"),
+        (torch.tensor([1.0, math.inf, math.nan]), "finite: got 1 NaN and 1 infinite numbers of 3; skip"),
+        (torch.ones(3, dtype=torch.int64), r"floating-point numbers: got torch.int64; call .float\(\) first"),
     ],
     ids=["nan", "integer"],
 )
 def test_gradients_that_cannot_be_compressed_are_one_error(name, gradients, message):
-    with pytest.raises(RankError, match=f"ErrorFeedback compresses {message}"):
+    with pytest.raises(RankError, match=f"ErrorFeedback: gradients must be {message}"):
         launch(lambda: ErrorFeedback(COMPRESSORS[name]())(gradients).wait(), ranks=1)
 
 

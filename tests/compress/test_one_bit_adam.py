@@ -154,5 +154,5 @@ def test_bad_settings_and_gradients_are_one_error():
             param.grad = torch.tensor([value, 1.0])
             optimizer.step()
 
-    with pytest.raises(RankError, match="compresses finite gradients: got 1 NaN"):
+    with pytest.raises(RankError, match="StaleAverage: gradients must be finite: got 1 NaN"):
         launch(program, ranks=1)
