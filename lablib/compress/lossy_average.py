@@ -64,9 +64,11 @@ class LossyAverage:
         """Start. Communicates; changes the buffer in place until the handle's `wait()` returns.
 
         Raises:
-            ValueError: gradients that are no floating-point numbers, or not finite.
+            ValueError: gradients that are no floating-point numbers, not finite, or not in one piece of memory.
         """
         check_gradients(type(self).__name__, buffer)
+        if not buffer.is_contiguous():
+            raise ValueError(f"{type(self).__name__}: a buffer must be contiguous: call .contiguous() first.")
         return Stages(self.exchange(buffer, group, bucket or Bucket(0, (buffer.shape,))))
 
     def for_bucket(self, index: int, params: Sequence[Tensor]) -> Reduce:
