@@ -489,7 +489,7 @@ def test_a_bucket_of_another_size_is_one_error(make, message):
 
 def test_a_buffer_with_gaps_is_one_error():
     with pytest.raises(RankError, match=r"TopK: a buffer must be contiguous: call .contiguous\(\) first"):
-        launch(lambda: TopK(0.5)(torch.ones(4, 4).T).wait() or TopK(0.5)(torch.ones(4, 5).T).wait(), ranks=1)
+        launch(lambda: TopK(0.5)(torch.ones(4, 5).T).wait(), ranks=1)
 
 
 def test_another_number_of_ranks_is_one_error():
