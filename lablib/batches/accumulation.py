@@ -25,7 +25,8 @@ Simplified: the model gives logits and the loss is cross-entropy; no other term.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -34,11 +35,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lablib.data import Batch
-from lablib.parallel import DataParallel
 from lablib.precision.loss_scaling import LossScaler
 from lablib.signature import checked
 
 IGNORED = -100  # torch's `ignore_index`: a target that has no loss
+
+
+@runtime_checkable
+class Replica(Protocol):
+    """A module that averages its gradients over the ranks of `group` in backward, but not under `no_sync`."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None: ...
+
+    def no_sync(self) -> AbstractContextManager[None]: ...
 
 
 @checked
@@ -88,16 +98,20 @@ def accumulate(model: nn.Module, micro_batches: Sequence[Batch], scaler: LossSca
     """Add to the gradients those of the mean loss over all tokens of all micro-batches; return that loss, in nats.
 
     Arguments:
-        model: logits of a micro-batch's inputs. A `DataParallel` replica communicates, once, and every rank must call
-            this; then the tokens are those of all ranks, and so is the loss.
-        micro_batches: at least one on each rank; sizes and tokens may differ, also between ranks.
+        model: logits of a micro-batch's inputs. A replica (`DataParallel`, `Zero`) communicates, once, and every rank
+            must call this; then the tokens are those of all ranks, and so is the loss.
+        micro_batches: at least one on each rank; sizes and tokens may differ, also between ranks. (ZeRO stage 3 gathers
+            parameters for each, so there all ranks need equally many.)
         scaler: scales the losses; unscale the gradients afterwards, and only then clip them.
 
     Raises:
-        ValueError: no micro-batch, or no token that has a loss.
+        ValueError: no micro-batch, no token that has a loss, or a replica in hybrid sharding, which averages over two
+            groups.
     """
     _check_some(micro_batches)
-    replica = model if isinstance(model, DataParallel) else None
+    replica = model if isinstance(model, Replica) else None
+    if getattr(model, "replicate_group", None) is not None:
+        raise ValueError("the ranks that average must be one group: got a hybrid of two; divide each loss by hand.")
     device = micro_batches[0].targets.device
     num_tokens = torch.tensor(sum(count_tokens(batch.targets) for batch in micro_batches), device=device)
     total = torch.zeros((), dtype=torch.float64, device=device)

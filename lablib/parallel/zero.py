@@ -104,7 +104,7 @@ class Zero(nn.Module):
             self.sharded = STAGES[stage](module, group, reduce_scatter=reduce_scatter, **options)
         except TypeError as error:
             raise ValueError(f"stage {stage} takes no such option: {error}") from None
-        self.stage, self.group = stage, group
+        self.stage, self.group, self.replicate_group = stage, group, replicate_group
         self.units: list[FlatUnit] = self.sharded.units
         self.optimizer = optimizer_fn([unit.master for unit in self.units if unit.is_trainable])
 

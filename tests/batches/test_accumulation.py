@@ -5,6 +5,7 @@ Equal to the rounding of sums in another order (1e-12). The mean of means is not
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from lablib import launch
 from lablib.batches.accumulation import IGNORED, accumulate, accumulate_mean_of_means, count_tokens, summed_loss
 from lablib.data import Batch
-from lablib.parallel import DataParallel
+from lablib.parallel import DataParallel, Zero
 from lablib.precision.loss_scaling import LossScaler, static_scale
 
 V, T = 11, 6
@@ -136,8 +137,6 @@ def over_ranks(lengths_of_ranks: list[list[list[int]]], scale: float = 1.0):
     """A program: rank r accumulates over its micro-batches. The global batch is all of them, in order."""
 
     def program():
-        import torch.distributed as dist
-
         batch = padded(sum((sum(parts, []) for parts in lengths_of_ranks), []))
         of_ranks = [[len(part) for part in parts] for parts in lengths_of_ranks]
         mine = cut(batch, [sum(sizes) for sizes in of_ranks])[dist.get_rank()]
@@ -159,6 +158,23 @@ def test_over_ranks_with_uneven_tokens_the_gradients_are_the_large_batchs(ranks,
     ranks[-1][-1][-1] = T
     loss, expected = of_the_large_batch(padded(sum((sum(parts, []) for parts in ranks), [])))
     for got, grads in launch(over_ranks(ranks, scale), ranks=len(ranks)).values:
+        assert got == pytest.approx(loss, rel=1e-12)
+        torch.testing.assert_close(grads, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_sharded_replica_accumulates_as_a_whole_one(stage):
+    batch = padded([6, 2, 3, 1, 5, 4])
+    loss, expected = of_the_large_batch(batch)
+
+    def program():
+        rank, model = dist.get_rank(), Zero(Tiny(), torch.optim.SGD, stage=stage)
+        mine = cut(batch, [4, 2])[rank]
+        loss = accumulate(model, cut(mine, [[1, 3], [1, 1]][rank]))
+        full = model.full_gradients()
+        return loss, [full[name] for name, _ in Tiny().named_parameters()]
+
+    for got, grads in launch(program, ranks=2).values:
         assert got == pytest.approx(loss, rel=1e-12)
         torch.testing.assert_close(grads, expected, rtol=1e-12, atol=1e-14)
 

@@ -308,8 +308,9 @@ def test_torch_is_asked_once_what_an_operator_on_lists_gives(monkeypatch):
 
 def test_lists_that_do_not_fit_are_refused_as_in_torch():
     def program():
-        torch._foreach_add_([torch.ones(2)], [torch.ones(2)])
-        torch._foreach_add_([torch.ones(2)], [torch.ones(3)])
+        add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+        add_([torch.ones(2)], [torch.ones(2)])
+        add_([torch.ones(2)], [torch.ones(3)])
 
     with pytest.raises(RankError, match="must match|not match|broadcast"):
         launch(program, ranks=1, fidelity="shapes")
