@@ -1,0 +1,532 @@
+"""Checks of lab 10: ZeRO. All run on the simulator, on ranks, sizes and data that are drawn anew."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from lablib import Cluster, Device, Link, find_cluster, launch
+from lablib.course import Expect, exercise
+from lablib.course.comparison import plain_number
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.rules import changes_nothing, not_from_lablib, observe, sent_bytes_within
+from lablib.units import plural
+
+# torch 2.13 gave both a new name.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+HALF = 0.5  # of a byte: budgets of bytes that are exact
+
+
+# ---- exercise 1 ----
+
+
+def _reference_bytes(num_params: int, ranks: int, rank: int, stage: int) -> int:
+    room = (num_params + ranks - 1) // ranks
+    own = len(range(num_params)[rank * room : (rank + 1) * room])
+    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
+    return whole * num_params + (16 - whole) * own
+
+
+@exercise(
+    "Bytes of a rank",
+    hints=[
+        "How many numbers has this rank's shard? There is room for N/n, rounded up; which shards are not full?",
+        "A shard starts at rank * room. From there to N are that many numbers: none if it starts behind the end, and "
+        "no more than there is room for.",
+        "`room = -(-num_params // ranks)` rounds up. Then own = min(room, max(0, num_params - rank * room)), and "
+        "stages 0 to 3 cut 0, 12, 14 and 16 of 16 bytes.",
+    ],
+)
+def bytes_of_rank(expect: Expect, bytes_of_rank: Callable[[int, int, int, int], int]) -> None:
+    not_from_lablib(bytes_of_rank)
+    draw = expect.draw
+    n = draw.integer(5, 9)
+    many = draw.integer(10**5, 10**6)
+    even, last = n * draw.integer(100, 999), n * draw.integer(100, 999) + draw.integer(1, n - 1)
+    cases = [
+        ("stage 0: nothing is cut, and every rank holds all 16 bytes", (many, n, draw.integer(0, n - 1), 0)),
+        ("one rank holds everything, whatever the stage", (many, 1, 0, draw.integer(1, 3))),
+        ("stage 3, N a multiple of n: 16 bytes of N/n numbers", (even, n, draw.integer(0, n - 1), 3)),
+        ("stage 1: 12 of 16 bytes are cut", (even, n, draw.integer(0, n - 1), 1)),
+        ("stage 2: 14 of 16 bytes are cut", (even, n, draw.integer(0, n - 1), 2)),
+        ("stage 3, uneven: the first shards have N/n numbers, rounded up", (last, n, 0, 3)),
+        ("stage 3, uneven: the last shard has what is left", (last, n, n - 1, 3)),
+        ("fewer numbers than ranks: the last ranks have none of them", (n - 2, n, n - 1, draw.integer(1, 3))),
+        *(("the number is exact, however large", (5 * 10**17 + many + i, 3, 2, 3)) for i in range(3)),
+        ("no numbers take no bytes", (0, n, draw.integer(0, n - 1), draw.integer(0, 3))),
+    ]
+    cases += [("an empty shard in the middle of the ranks", (2 * n + 1, 2 * n, n + 1 + draw.integer(0, n - 3), 3))]
+    for rule, case in cases:
+        _expect_bytes(expect, bytes_of_rank, rule, case)
+    for _ in range(60):
+        case = (draw.integer(0, 60), draw.integer(1, 12), 0, draw.integer(0, 3))
+        case = (case[0], case[1], draw.integer(0, case[1] - 1), case[3])
+        _expect_bytes(expect, bytes_of_rank, "any size, any rank, any stage", case)
+
+
+def _expect_bytes(expect: Expect, answer: Callable, rule: str, case: tuple[int, int, int, int]) -> None:
+    asked = "num_params {:,}, ranks {}, rank {}, stage {}".format(*case)
+    saw = answer(*case)
+    if saw is None:
+        raise RuleBroken(f"{rule} ({asked})", "None: is there a return?", "a whole number")
+    value = plain_number(saw)
+    wanted = _reference_bytes(*case)
+    if isinstance(value, float) and value == wanted and value.is_integer() and wanted < 2**53:
+        value = int(value)
+    with expect.as_one(rule, f"{wanted:,} bytes"):
+        expect.equal(f"{rule} ({asked})", value, wanted)
+
+
+# ---- exercise 2 ----
+
+
+@exercise(
+    "A step of stage 1",
+    hints=[
+        "Which two tensors does the reduce-scatter take? A full one that every rank has of its own, and a new, empty "
+        "one that is as long as a shard.",
+        "A sum over ranks is not yet a mean. `master.grad` has the dtype of `master`; what travels, that of `flat`.",
+        "Divide `gradient` by n; reduce_scatter(shard, gradient); master.grad = shard.to(master.dtype); "
+        "optimizer.step(); and all_gather into `flat` the master, detached and cast to flat.dtype.",
+    ],
+)
+def stage_1_step(expect: Expect, stage_1_step: Callable[..., None]) -> None:
+    not_from_lablib(stage_1_step)
+    draw = expect.draw
+    double, single, half = torch.float64, torch.float32, torch.bfloat16
+    runs = [(draw.integer(3, 7), double, double), (1, double, double), (2, single, double)]
+    for ranks, dtype, master_dtype in [*runs, (draw.choice([4, 8]), half, single)]:
+        expect.measured.clear()  # what holds is shown for the last number of ranks
+        _expect_stage_1(expect, stage_1_step, ranks, dtype, master_dtype)
+
+
+def _expect_stage_1(
+    expect: Expect, answer: Callable[..., None], ranks: int, dtype: torch.dtype, master_dtype: torch.dtype
+) -> None:
+    """Three steps of SGD with momentum. Sums are of small whole numbers, times n: exact in every dtype.
+
+    The learning rate is so small that `flat` alone, where it has fewer digits, would hardly change.
+    """
+    draw, steps, lr, momentum = expect.draw, 3, 2.0**-13, 0.5
+    numel = ranks * draw.integer(300, 500)
+    gradients = [ranks * (8 * draw.tensor((numel,), torch.float64)).round() for _ in range(ranks * steps)]
+    start = 1 + (32 * draw.tensor((numel,), torch.float64)).round() / 64
+
+    def program(start: Tensor, gradients: list[Tensor], answer: Callable[..., None]) -> dict[str, Any]:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        flat, shard = start.clone().to(dtype), slice(rank * numel // n, (rank + 1) * numel // n)
+        alias = flat[:]
+        master = nn.Parameter(start[shard].clone().to(master_dtype))
+        whole = master.data[:]
+        optimizer = torch.optim.SGD([master], lr=lr, momentum=momentum)
+        counted: list[int] = []
+        optimizer.register_step_post_hook(lambda *_: counted.append(1))
+        seen = []
+        for step in range(steps):
+            gradient = gradients[step * n + rank].clone().to(dtype)
+            answer(flat, gradient, master, optimizer)
+            grad = None if master.grad is None else master.grad.clone()
+            seen.append((master.detach().clone(), flat.clone(), grad, len(counted)))
+        is_same = alias.data_ptr() == flat.data_ptr() and whole.data_ptr() == master.data_ptr()
+        return {"seen": seen, "in_place": is_same}
+
+    run = expect.launch(program, start, gradients, answer, ranks=ranks)
+    on = f"{plural(ranks, 'ranks')}, {_name(dtype)} with a master copy in {_name(master_dtype)}"
+    params, velocity = start.to(master_dtype), torch.zeros(numel, dtype=master_dtype)
+    for step in range(steps):
+        mean = (sum(gradients[step * ranks : (step + 1) * ranks]) / ranks).to(master_dtype)  # pyright: ignore
+        velocity = mean if step == 0 else momentum * velocity + mean
+        params = params - lr * velocity
+        where = f" ({on}, step {step + 1})"
+        for rank, value in enumerate(run.values):
+            shard = slice(rank * numel // ranks, (rank + 1) * numel // ranks)
+            master, flat, grad, num_steps = value["seen"][step]
+            at = f"{where[:-1]}, rank {rank})"
+            _expect_mean(expect, grad, mean[shard], ranks, at)
+            rule = "the optimizer steps once in each call"
+            expect.equal(f"{rule}{at}", num_steps, step + 1)
+            expect.close(f"master has been stepped by the mean gradient{at}", master, params[shard], rtol=1e-6)
+            expect.that(
+                f"flat and master keep their memory{at}",
+                value["in_place"],
+                saw="the same memory" if value["in_place"] else "other memory: others hold views of the old one",
+                expected="changed in place",
+            )
+            rule = f"flat holds every rank's shard in the order of the ranks, cast to its dtype{at}"
+            expect.close(rule, flat.double(), params.to(dtype).double(), rtol=1e-6 if dtype != torch.bfloat16 else 5e-3)
+    needed = steps * 2 * (ranks - 1) / ranks * numel * dtype.itemsize
+    sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
+
+
+def _expect_mean(expect: Expect, grad: Tensor | None, mean: Tensor, ranks: int, at: str) -> None:
+    rule = f"master.grad is this rank's shard of the mean gradient{at}"
+    if grad is None:
+        raise RuleBroken(rule, "None: nothing was given to the optimizer", "a tensor as long as master")
+    if grad.shape == mean.shape and ranks > 1 and torch.allclose(grad.double(), ranks * mean.double()):
+        raise RuleBroken(rule, f"{ranks} times the mean, as a sum over {ranks} ranks is", "the mean")
+    expect.close(rule, grad.to(mean.dtype), mean, rtol=1e-6)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- exercise 3 ----
+
+
+class _Network(nn.Module):
+    """Layers of odd sizes, a head whose weight is that of the last layer, and parameters of its own of 3 and 0 dims."""
+
+    def __init__(self, widths: Sequence[int]):
+        super().__init__()
+        like: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+        pairs = zip(widths, widths[1:], strict=False)
+        self.gains = nn.Parameter(torch.empty(3, 2, widths[-1], **like))
+        self.scale = nn.Parameter(torch.empty((), **like))
+        self.layers = nn.Sequential(*(nn.Linear(a, b, **like) for a, b in pairs))
+        self.last = nn.Linear(widths[-1], widths[-1], **like)
+        self.head = nn.Linear(widths[-1], widths[-1], **like)
+        self.head.weight = self.last.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.head(self.last(self.layers(x))) * (1 + self.gains.mean((0, 1)))
+
+
+def _network(draw: Draw, widths: Sequence[int]) -> _Network:
+    module = _Network(widths)
+    for param in module.parameters():
+        param.data = 0.2 * draw.tensor(tuple(param.shape), torch.float64)
+    module.scale.data += 1
+    return module
+
+
+def _loss(module: nn.Module, batch: Tensor) -> Tensor:
+    return torch.tanh(module(batch)).square().mean()
+
+
+def _one_device(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+    module = copy.deepcopy(module)
+    _loss(module, batch).backward()
+    return {name: param.grad.flatten() for name, param in module.named_parameters() if param.grad is not None}
+
+
+def _sharded(module: nn.Module) -> dict[Tensor, Tensor]:
+    """A reference: what it sends and holds is the budget."""
+    shards: dict[Tensor, Tensor] = {}
+
+    def reduce(param: Tensor) -> None:
+        assert param.grad is not None
+        n = dist.get_world_size()
+        full = F.pad(param.grad.flatten() / n, (0, -param.numel() % n))
+        param.grad = None
+        shard = full.new_empty(full.numel() // n)
+        _reduce_scatter(shard, full)
+        shards[param] = shards[param] + shard if param in shards else shard
+
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    return shards
+
+
+@exercise(
+    "Keep a shard of each gradient",
+    hints=[
+        "A hook gets the parameter when `param.grad` is complete. What must be done with it before backward goes on, "
+        "so that it can be freed at once?",
+        "Flatten, divide by n, and append -numel % n zeros; then reduce-scatter into a new tensor of len(full) // n. "
+        "Set param.grad to None. The dict belongs to this call, and the hook only changes it.",
+        "`shards[param] = shard` for the first backward, `shards[param].add_(shard)` for those after it; register the "
+        "hook on every parameter and return shards.",
+    ],
+)
+def shard_gradients(expect: Expect, shard_gradients: Callable[[nn.Module], Mapping[Tensor, Tensor]]) -> None:
+    not_from_lablib(shard_gradients)
+    draw = expect.draw
+    for ranks, num_modules in [(3, 2), (1, 1), (draw.choice([2, 4, 5]), 1)]:
+        expect.measured.clear()  # what holds is shown for the last number of ranks
+        _expect_sharded(expect, shard_gradients, ranks, num_modules)
+
+
+def _expect_sharded(expect: Expect, answer: Callable, ranks: int, num_modules: int) -> None:
+    """Each module makes two steps: of one micro-batch, and of two or three. The caller empties the dict between."""
+    draw, samples = expect.draw, 4
+    modules = []
+    for _ in range(num_modules):
+        inner = [draw.integer(41, 47) for _ in range(draw.integer(4, 5))]
+        modules.append(_network(draw, [31, *inner]))
+    counts = [1, 2]
+    batches = [[draw.tensor((samples * ranks, 31), torch.float64) for _ in range(count)] for count in counts]
+
+    def program(modules: list[nn.Module], batches: list[list[Tensor]], answer: Callable) -> list[list[Any]]:
+        kept = []
+        made = [answer(module) for module in modules]
+        for shards in made:
+            expect.that(
+                "shard_gradients returns a dict, which backward fills",
+                isinstance(shards, Mapping),
+                saw="None: is there a return?" if shards is None else short_repr(shards),
+                expected="a dict: parameter -> shard",
+            )
+        for module, shards in zip(modules, made, strict=True):
+            for micro_batches in batches:
+                for batch in micro_batches:
+                    _loss(module, batch.chunk(dist.get_world_size())[dist.get_rank()]).backward()
+                names = {param: name for name, param in module.named_parameters()}
+                left = [name for param, name in names.items() if param.grad is not None]
+                strange = [key for key in shards if not isinstance(key, Tensor) or key not in names]
+                found = {names[key]: shards[key].clone() for key in shards if key in names}
+                kept.append((found, left, [short_repr(key) for key in strange]))
+                shards.clear()
+                module.zero_grad()
+        return kept
+
+    run = expect.launch(program, modules, batches, answer, ranks=ranks)
+    best = launch(program, modules, batches, _sharded, ranks=ranks)
+    at = 0
+    for number, module in enumerate(modules):
+        for micro_batches in batches:
+            on = f"{plural(ranks, 'ranks')}, {plural(len(micro_batches), 'micro-batches')}"
+            where = f"{on}{', another module' if number else ''}"
+            alone = [_one_device(module, batch) for batch in micro_batches]
+            wanted = {name: sum(one[name] for one in alone) for name in alone[0]}
+            _expect_shards(expect, [value[at] for value in run.values], wanted, len(micro_batches), where)
+            at += 1
+    calls = num_modules * sum(counts)
+    needed = sum(-(-param.numel() // ranks) * 8 for module in modules for param in module.parameters())
+    needed *= (ranks - 1) * calls // num_modules
+    least = (ranks - 1) / ranks * calls / num_modules * sum(p.nbytes for m in modules for p in m.parameters())
+    sent_bytes_within(expect, run, at_most=needed + HALF, at_least=least)
+    largest = max(param.nbytes for module in modules for param in module.parameters())
+    peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
+    rule = f"peak memory of a rank: full gradients are freed in backward ({plural(ranks, 'ranks')})"
+    expect.budget(rule, peaks[0], peaks[1] + 2.5 * largest, "B")
+
+
+def _expect_shards(
+    expect: Expect, seen: Sequence[tuple], wanted: Mapping[str, Tensor], num_batches: int, where: str
+) -> None:
+    ranks = len(seen)
+    for rank, (found, left, strange) in enumerate(seen):
+        on = f" ({where}, rank {rank})"
+        if strange:
+            raise RuleBroken(f"the dict's keys are the module's parameters{on}", strange[0], "the parameter itself")
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise RuleBroken(f"every parameter has a shard{on}", f"{missing[0]} has none", "one for each")
+        rule = f"after backward every param.grad is None{on}"
+        expect.that(rule, not left, saw=f"{left[0]} has a gradient" if left else "each is", expected="None")
+    for name, full in wanted.items():
+        room = -(-full.numel() // ranks)
+        for rank, (found, _, _) in enumerate(seen):
+            rule = f"a shard is 1-D, and has numel/n numbers, rounded up ({name}, {where}, rank {rank})"
+            expect.equal(rule, tuple(found[name].shape), (room,))
+        padded = F.pad(full, (0, room * ranks - full.numel())).reshape(ranks, room)
+        got = torch.stack([found[name].double() for found, _, _ in seen])
+        _expect_factor(expect, got, padded, ranks, num_batches, f"{name}, {where}")
+        for rank, (found, _, _) in enumerate(seen):
+            rule = f"rank r has the r-th piece of the mean gradient, then zeros ({name}, {where}, rank {rank})"
+            expect.close(rule, found[name], padded[rank], rtol=1e-9, atol=1e-9 * float(full.abs().max()))
+
+
+def _expect_factor(expect: Expect, got: Tensor, wanted: Tensor, ranks: int, num_batches: int, where: str) -> None:
+    """A wrong factor has a rule of its own: an optimizer such as Adam would hide it."""
+    factor = float((got * wanted).sum() / (wanted * wanted).sum())
+    if abs(factor - 1) < 1e-6 or float((got - factor * wanted).norm()) > 1e-6 * float(got.norm()):
+        return
+    said = f"{factor:.4g} times that" + (f", as a sum over {ranks} ranks is" if abs(factor - ranks) < 1e-6 else "")
+    rule = f"shards hold the mean over ranks{' and the sum over micro-batches' if num_batches > 1 else ''} ({where})"
+    raise RuleBroken(rule, said, "1 time")
+
+
+# ---- exercise 4 ----
+
+
+def _gathered(shards: list[Tensor], compute: Callable, x: Tensor) -> Tensor:
+    """A reference: what it takes and holds is the budget."""
+    n = dist.get_world_size()
+
+    def start(i: int) -> tuple[Tensor, Any]:
+        full = shards[i].new_empty(n * shards[i].numel())
+        return full, _all_gather(full, shards[i], async_op=True)
+
+    following = start(0)
+    for i in range(len(shards)):
+        full, work = following
+        work.wait()
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        x = compute(i, full, x)
+    return x
+
+
+def _blocking(shards: list[Tensor], compute: Callable, x: Tensor) -> Tensor:
+    for i, shard in enumerate(shards):
+        full = shard.new_empty(dist.get_world_size() * shard.numel())
+        _all_gather(full, shard)
+        x = compute(i, full, x)
+    return x
+
+
+def _slow_machine() -> Cluster:
+    """A unit's products take about as long as its gather."""
+    device = Device("one gigaflop", {"float32": 1e9, "float64": 1e9}, 1e12, 1e15)
+    return find_cluster("dgx-a100").replace(device=device, intra=Link("wire", 1e-6, 0.25e9))
+
+
+@exercise(
+    "Gather ahead",
+    hints=[
+        "Before the loop, start the first gather. In the loop: which gather must have ended, and which one must be "
+        "under way, when `compute` is called?",
+        "Keep a pair (full, work) of the gather that was started last. In turn i: take it, wait, start the next if "
+        "there is one, compute. A name that is given the next pair lets go of the one before.",
+        "`full = shards[i].new_empty(n * len(shards[i]))`, then `work = all_gather(full, shards[i], async_op=True)`. "
+        "No list of all full tensors: it would hold them.",
+    ],
+)
+def gather_ahead(expect: Expect, gather_ahead: Callable[..., Tensor]) -> None:
+    not_from_lablib(gather_ahead)
+    draw = expect.draw
+    runs = [(draw.integer(2, 3), draw.integer(6, 8)), (1, 3), (draw.integer(4, 6), draw.integer(3, 5)), (2, 1)]
+    for ranks, num_units in [*runs, (draw.integer(2, 4), 2)]:
+        if num_units > 2:
+            expect.measured.clear()  # what holds is shown for the last of them
+        _expect_gathered(expect, gather_ahead, ranks, num_units)
+
+
+def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: int) -> None:
+    """Units are square matrices and some numbers more, each of another size. Two calls: each begins with nothing."""
+    draw = expect.draw
+    width, samples = 16 * draw.integer(4, 6), draw.integer(24, 40)
+    extras = [draw.integer(1, 9) * width for _ in range(num_units)]
+    sizes = [-(-(width * width + extra) // ranks) * ranks for extra in extras]
+    units = [draw.tensor((size,), torch.float64) / width for size in sizes]
+    x = draw.tensor((samples, width), torch.float64)
+
+    def compute(i: int, full: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(x @ full[: width * width].view(width, width)) + full[width * width :].sum()
+
+    def program(units: list[Tensor], x: Tensor, answer: Callable) -> list[Any]:
+        with record_function("setup"):
+            n, rank = dist.get_world_size(), dist.get_rank()
+            shards = [unit.chunk(n)[rank].clone() for unit in units]
+            turns, values = [], []
+
+            def asked(i: int, full: Tensor, x: Tensor) -> Tensor:
+                turns.append((i, tuple(full.shape) if isinstance(full, Tensor) else short_repr(full)))
+                return compute(i, full, x)
+
+        with torch.no_grad():
+            for _ in range(2):
+                values.append(observe(answer, list(shards), asked, x))
+        return [values, turns]
+
+    on = {"ranks": ranks, "cluster": _slow_machine()}
+    run = expect.launch(program, units, x, answer, **on)
+    best, naive = (launch(program, units, x, one, **on) for one in (_gathered, _blocking))
+    what = f"{plural(num_units, 'units')} on {plural(ranks, 'ranks')}"
+    wanted = x
+    for i, unit in enumerate(units):
+        wanted = compute(i, unit, wanted)
+    for rank, (calls, turns) in enumerate(run.values):
+        where = f" ({what}, rank {rank})"
+        order = [i for i, _ in turns]
+        expect.equal(f"compute is called once for each unit, in order{where}", order, 2 * list(range(num_units)))
+        shapes = [shape for _, shape in turns]
+        expect.equal(f"compute is given a whole unit: n shards{where}", shapes, 2 * [(size,) for size in sizes])
+        for call in calls:
+            if call.value is None:
+                raise RuleBroken(f"the output of the last unit is returned{where}", "None: is there a return?", "x")
+            expect.close(f"the output is that of one device with all parameters{where}", call.value, wanted)
+        changes_nothing(expect, calls)
+    needed = 2 * (ranks - 1) * sum(size // ranks * 8 for size in sizes)
+    sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
+    peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
+    room = 0.5 * 8 * min(sizes)
+    expect.budget(f"peak memory of a rank: two units at a time ({what})", peaks[0], peaks[1] + room, "B")
+    if ranks == 1 or num_units == 1:
+        return  # there is nothing to hide
+    took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
+    told = f"{1e3 * naive_s:.3g} ms without gathering ahead, {1e3 * best_s:.3g} ms at best"
+    expect.budget(f"simulated seconds of two calls, {what} ({told})", took_s, 1.01 * best_s, "s")
+
+
+# ---- exercise 5 ----
+
+
+def _clipped(shards: list[Tensor], max_norm: float) -> Tensor:
+    """A reference: what it sends is the budget."""
+    total = torch.stack([shard.square().sum() for shard in shards]).sum()
+    dist.all_reduce(total)
+    for shard in shards:
+        shard.mul_(max_norm / total.sqrt().clamp(min=max_norm))
+    return total.sqrt()
+
+
+@exercise(
+    "Clip by the global norm",
+    hints=[
+        "The norm of all shards is not the sum of their norms. What can be added up over ranks?",
+        "The sum of squares of this rank's numbers is one number. All-reduce it; its root is the norm of everything.",
+        "`total = sum(shard.square().sum() for shard in shards)`; dist.all_reduce(total); norm = total.sqrt(); then "
+        "multiply each shard in place by `torch.clamp(max_norm / norm, max=1.0)`.",
+    ],
+)
+def clip_shards(expect: Expect, clip_shards: Callable[[list[Tensor], float], Any]) -> None:
+    not_from_lablib(clip_shards)
+    draw = expect.draw
+    cases = [(draw.integer(3, 6), 0.1, "too long"), (1, 0.5, "too long"), (draw.integer(2, 4), 3.0, "short enough")]
+    cases += [(draw.integer(4, 7), 0.7, "too long on all ranks together, and on no rank alone")]
+    for ranks, share, kind in [*cases, (draw.integer(3, 5), 0.0, "zero everywhere")]:
+        expect.measured.clear()  # what holds is shown for the last of them
+        _expect_clipped(expect, clip_shards, ranks, share, kind)
+
+
+def _expect_clipped(expect: Expect, answer: Callable, ranks: int, share: float, kind: str) -> None:
+    """The last rank has no numbers in its first shard. `max_norm` is a share of the norm of all."""
+    draw = expect.draw
+    num = draw.integer(2, 4)
+    per_rank = [
+        [(rank + 1) * draw.tensor((draw.integer(3, 40),), torch.float64) for _ in range(num)] for rank in range(ranks)
+    ]
+    if ranks > 1:
+        per_rank[-1][0] = per_rank[-1][0][:0]
+    if not share:
+        per_rank = [[0 * shard for shard in shards] for shards in per_rank]
+    everything = torch.cat([shard for shards in per_rank for shard in shards])
+    norm = float(everything.square().sum().sqrt())
+    max_norm = share * norm if share else 1.0
+    scale = min(1.0, max_norm / norm) if norm else 1.0
+
+    def program(per_rank: list[list[Tensor]], answer: Callable) -> tuple[Any, list[Tensor], bool]:
+        shards = [shard.clone() for shard in per_rank[dist.get_rank()]]
+        aliases = [shard.detach() for shard in shards]
+        returned = answer(shards, max_norm)
+        in_place = all(a.data_ptr() == b.data_ptr() for a, b in zip(aliases, shards, strict=True))
+        return returned, aliases, in_place
+
+    run = expect.launch(program, per_rank, answer, ranks=ranks)
+    best = launch(program, per_rank, _clipped, ranks=ranks)
+    for rank, (returned, shards, in_place) in enumerate(run.values):
+        where = f" ({plural(ranks, 'ranks')}, {kind}, rank {rank})"
+        if returned is None:
+            raise RuleBroken(f"the norm before clipping is returned{where}", "None: is there a return?", "the norm")
+        value = plain_number(returned)
+        expect.close(f"the norm that is returned is that of all ranks' shards before clipping{where}", value, norm)
+        expect.that(
+            f"shards are scaled in place{where}", in_place, saw="other memory", expected="shard.mul_(...) or *="
+        )
+        rule = f"all shards are scaled by max_norm / norm where the norm is too long, else left alone{where}"
+        for saw, before in zip(shards, per_rank[rank], strict=True):
+            expect.close(rule, saw, scale * before, rtol=1e-5)
+    sent = [sum(one.traffic.sent_bytes(rank) for rank in range(ranks)) / ranks for one in (run, best)]
+    expect.budget(f"bytes a rank sends in the mean ({plural(ranks, 'ranks')})", sent[0], sent[1] + HALF, "B")

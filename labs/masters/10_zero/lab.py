@@ -1,0 +1,703 @@
+# %% [markdown]
+# # Lab 10: ZeRO
+#
+# **Question.** Who needs a copy of what?
+#
+# In data parallel training every GPU holds a copy of everything. Most of these copies are needed for a moment only, or
+# never. So each GPU keeps the piece that it updates; what it needs for a moment, it gathers and lets go. You build this
+# in three stages. How much memory is left, and what does it cost in bytes and seconds?
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from lablib import find_cluster, launch, parallel, phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.figures import figure_lines, figure_memory, format_quantity, show
+from lablib.hardware import Link
+from lablib.models import GPT, GPTConfig, find_transformer, next_token_loss, num_parameters
+from lablib.parallel import zero_latency
+from lablib.parallel.zero_bytes import BF16, FP32, MIXED, zero_bytes, zero_sent_bytes
+from lablib.widgets import Choice, IntChoice, LogSlider, explore
+
+check = checks_for("10")
+check
+
+# %% tags=["parameters"]
+backend: str = "sim"  # sim | gloo | nccl
+ranks: int = 4  # replicas, 2 to 8
+real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or more
+cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100 | hgx-h200 | pcie-a100
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # few repeats
+
+# %% [markdown] minutes=5
+# ## What a replica holds
+#
+# A *rank* is one process with one GPU, and a *replica* its full copy of the model (lab 09). This GPT has about a
+# hundred million parameters. It computes in BF16, numbers of 2 bytes. The optimizer AdamW changes a *master copy* in
+# FP32, 4 bytes, since BF16 would round small changes away (lab 02). And it remembers two averages of each gradient, 8
+# bytes (lab 05).
+
+# %%
+node = find_cluster(cluster).devices_per_node
+assert 2 <= ranks <= node, f"ranks must be 2 to {node}, the GPUs of one node of {cluster}: got {ranks}."
+config = GPTConfig(num_layers=8, d_model=1024, num_heads=8, vocab_size=1024, max_seq_len=512)
+num_params, sequences = num_parameters(config), 2  # sequences of one rank
+print(f"{num_params:,} parameters; a rank reads {sequences * config.max_seq_len} tokens a step")
+
+
+def make_replica(stage, options):
+    device = torch.get_default_device()  # the rank's GPU
+    if stage == 0:  # nobody shares: every rank alone has everything, and averages with all
+        mesh = parallel.node_mesh(ranks_per_node=1)
+        options = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
+    options |= {"param_dtype": torch.bfloat16}
+    return parallel.Zero(GPT(config, device=device), torch.optim.AdamW, max(stage, 1), **options)
+
+
+# %% [markdown]
+# `parallel.Zero` is where this lab will arrive. Its stage 0, made above, is plain data parallel training. The program
+# below makes one step to fill the optimizer's memory, and then the one that we look at. `phase` names a part of a
+# program: "setup" is left out of pictures. In "rest" the ranks only wait for each other, so that we can see what they
+# hold between two steps.
+
+
+# %%
+def program(stage, options):
+    with phase("setup"):
+        replica = make_replica(stage, dict(options))
+        shape = sequences, config.max_seq_len
+        tokens = torch.zeros(shape, dtype=torch.long, device=torch.get_default_device())
+        next_token_loss(replica(tokens), tokens).backward()
+        replica.step()
+        replica.zero_grad()
+    next_token_loss(replica(tokens), tokens).backward()
+    with phase("step"):
+        replica.step()
+    with phase("rest"):
+        dist.barrier()
+    return [unit.layout.numel for unit in replica.units]
+
+
+def run_stage(stage, **options):
+    simulated = {"ranks": ranks, "cluster": cluster, "fidelity": "shapes", "simulate": [0]}
+    return launch(program, stage, options, **simulated)
+
+
+runs = {"stage 0": run_stage(0)}
+
+# %% [markdown]
+# `launch` runs the program on simulated GPUs. With `fidelity="shapes"` tensors have shapes but no values, so this takes
+# seconds; and since all ranks do the same, `simulate=[0]` runs one of them. The *memory tracker* books what the rank
+# holds.
+
+# %%
+HELD = ["parameter", "gradient", "optimizer state"]
+
+
+def held_at_rest(run):
+    rest = run.timeline.select(0, phase="rest")[0]
+    held = run.memory.at(0, (rest.start_s + rest.end_s) / 2)
+    return {name: held[name] for name in HELD}
+
+
+def table_of(held_by):
+    rows = {name: {key: size / num_params for key, size in held.items()} for name, held in held_by.items()}
+    table = pd.DataFrame(rows).T
+    return table.assign(total=table.sum(axis=1)).map("{:.2f}".format)
+
+
+print(f"bytes for each parameter that every one of {ranks} ranks holds between two steps")
+table_of({"stage 0": held_at_rest(runs["stage 0"])})
+
+# %% [markdown]
+# Parameters: 2 in BF16 and 4 of the master copy. Gradients: 2. AdamW's averages: 8. Together 16 bytes for each
+# parameter, on every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state: 2 + 2
+# + 12). With one more GPU the group holds 16 bytes more, which it holds already.
+
+# %% [markdown] minutes=3
+# ## A prediction
+#
+# n ranks share the work of one step. Look at the three kinds below, one by one. When does a rank need all of it? When
+# would a part be enough, if the rank updates only that part of the parameters?
+#
+# | kind | bytes for each parameter |
+# |---|---|
+# | parameters in BF16 | 2 |
+# | gradients in BF16 | 2 |
+# | master copy and averages | 12 |
+
+# %%
+my_guess_smallest = None  # bytes for each parameter that must stay on each of 4 ranks between steps
+my_guess_bytes = None  # bytes sent, beside those of plain data parallel training: such as 1, 1.5, 2
+print("guesses:", my_guess_smallest, "and", my_guess_bytes)
+
+# %% [markdown] minutes=8
+# ## Cut into pieces
+#
+# First the pieces. Write all N numbers of the model one behind the other, and cut them for n ranks. A rank's piece is
+# its *shard*. N is seldom a multiple of n. So every shard has room for N/n numbers, rounded up, and shards are filled
+# one after another: the last ones may be shorter, or empty.
+#
+#     N = 10, n = 4, room for 3      0 1 2 | 3 4 5 | 6 7 8 | 9
+#     N = 5,  n = 4, room for 2      0 1   | 2 3   | 4     |
+
+# %% [markdown]
+# *ZeRO*, the Zero Redundancy Optimizer, cuts in three stages. Stage 1 cuts the optimizer's 12 bytes, stage 2 also the
+# gradients' 2, stage 3 also the parameters' 2. What is not cut, every rank has for all N.
+#
+# ### Exercise 1: bytes of a rank
+#
+# How many bytes does a rank hold? Count the numbers themselves, not the empty room. Stuck? Run
+# `check.bytes_of_rank.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def bytes_of_rank(num_params, ranks, rank, stage):
+    """Bytes that `rank` holds between two steps, a whole number.
+
+    num_params: N, 0 or more. ranks: n, 1 or more. rank: 0 to n - 1.
+    stage: 0 (nothing is cut) to 3.
+    """
+    ### BEGIN SOLUTION
+    room = -(-num_params // ranks)
+    own = min(room, max(0, num_params - rank * room))
+    cut = (0, 12, 14, 16)[stage]
+    return (16 - cut) * num_params + cut * own
+    ### END SOLUTION
+
+
+# %%
+for stage in range(4):
+    print(f"stage {stage}, 10 numbers on 4 ranks, rank 3:")
+    try_out(bytes_of_rank, 10, 4, 3, stage)  # by hand: 160, 52, 34, 16
+
+# %% tags=["check"] points=2
+check.bytes_of_rank(bytes_of_rank)
+
+# %% [markdown] minutes=10
+# ## Stage 1: each rank updates its shard
+#
+# After an all-reduce every rank does the same update of all parameters: n times the same work, from n equal copies of
+# the optimizer's state. Let each rank update its shard alone. Then it needs the mean gradient of that shard alone, and
+# afterwards the others' new parameters. These are two collectives:
+#
+# - *reduce-scatter*: every rank gives n pieces; rank r gets the sum of all ranks' pieces r.
+# - *all-gather*: every rank gives one piece; all get all pieces, in the order of the ranks.
+
+# %%
+# torch 2.13 gave both a new name.
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def two_halves():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    full = 10**rank * torch.arange(1, n + 1)  # n pieces of one number each
+    piece = torch.empty(1, dtype=full.dtype)
+    reduce_scatter(piece, full)  # from full into piece
+    gathered = torch.empty_like(full)
+    all_gather(gathered, piece)  # from piece into gathered
+    return f"has {full.tolist()}, gets {piece.tolist()}, gathers {gathered.tolist()}"
+
+
+try_out(two_halves, ranks=4)
+
+# %% [markdown]
+# One after the other they are an all-reduce: lab 08's ring did just that. Each half sends (n-1)/n of the bytes a rank.
+# Stage 1 puts the update between the halves: gradients go through the first, parameters through the second.
+
+# %% [markdown]
+# ### Exercise 2: a step of stage 1
+#
+# `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, say. `master` is a copy of this
+# rank's shard in more digits. `optimizer` was made for it: `optimizer.step()` changes `master` by `master.grad`, which
+# must have the dtype of `master`. The budget: (n-1)/n of `gradient`'s bytes, and of `flat`'s.
+
+
+# %% tags=["exercise"]
+def stage_1_step(flat, gradient, master, optimizer):
+    """Update this rank's shard by the mean gradient, and bring all of `flat` up to date, in place.
+
+    flat: [N], equal on all ranks. gradient: [N], this rank's own, in the dtype of `flat`;
+    it may be overwritten. master: a parameter [N/n].
+    """
+    ### BEGIN SOLUTION
+    gradient.div_(dist.get_world_size())
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient)
+    master.grad = shard.to(master.dtype)
+    optimizer.step()
+    all_gather(flat, master.detach().to(flat.dtype))
+    ### END SOLUTION
+
+
+# %%
+# Ranks 0 to 3 have gradients 1, 2, 3 and 4. All must end with 0 - 1.0 * (mean 2.5) everywhere.
+def one_step():
+    flat = torch.zeros(8)
+    master = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    gradient = torch.full((8,), 1.0 + dist.get_rank())
+    stage_1_step(flat, gradient, master, torch.optim.SGD([master], lr=1.0))
+    return flat.tolist()
+
+
+try_out(one_step, ranks=4)
+
+# %% tags=["check"] points=3
+check.stage_1_step(stage_1_step)
+
+# %%
+runs["stage 1"] = run_stage(1)
+print(f"bytes for each parameter on each of {ranks} ranks, between two steps")
+table_of({name: held_at_rest(run) for name, run in runs.items()})
+
+# %% [markdown]
+# Only the optimizer's part shrinks: the master copy, booked as parameters, from 4 to 4/n, and its state from 8 to 8/n.
+# Parameters and gradients are whole on every rank, as before.
+
+# %% [markdown] minutes=11
+# ## Stage 2: gradients leave in backward
+#
+# In stage 1 a rank still holds the full gradient until its step, and uses a shard of it. When is the rest needed? Only
+# until it has been reduced, and that can happen in backward, gradient by gradient (lab 09). So: reduce-scatter a
+# gradient when it is ready, keep the shard, free the rest. Then the full gradient never exists at once.
+
+# %% [markdown]
+# ### Exercise 3: keep a shard of each gradient
+#
+# Do it with hooks, as in lab 09's third exercise; you may wait in the hook. Here each parameter is cut by itself:
+# flatten its gradient, append zeros until n divides it (`F.pad(x, (0, k))` appends k), and reduce-scatter. Setting
+# `param.grad = None` frees a gradient. A second backward, of another micro-batch, adds to the shards. The budgets: the
+# bytes of a reduce-scatter of each gradient, and peak memory.
+
+
+# %% tags=["exercise"]
+def shard_gradients(module):
+    """Register hooks that leave of each gradient this rank's shard of the mean over ranks.
+
+    Returns a dict that backward fills: parameter -> shard, 1-D, of numel/n numbers
+    rounded up. `param.grad` is None afterwards. The caller empties it between steps.
+    """
+    ### BEGIN SOLUTION
+    shards = {}
+
+    def reduce(param):
+        n = dist.get_world_size()
+        full = F.pad(param.grad.flatten() / n, (0, -param.numel() % n))
+        param.grad = None
+        shard = full.new_empty(len(full) // n)
+        reduce_scatter(shard, full)
+        if param in shards:
+            shards[param].add_(shard)
+        else:
+            shards[param] = shard
+
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    return shards
+    ### END SOLUTION
+
+
+# %%
+# A weight of 5 numbers on 2 ranks, whose gradients are 0 1 2 3 4 and 0 10 20 30 40, twice.
+# Rank 0 must have twice the mean of 0 1 2 and 0 10 20: 0 11 22; rank 1: 33 44 0.
+def two_backwards():
+    layer = nn.Linear(5, 1, bias=False)
+    shards = shard_gradients(layer)
+    for _ in range(2):
+        layer(10.0 ** dist.get_rank() * torch.arange(5.0)).backward()
+    return shards[layer.weight].tolist(), layer.weight.grad
+
+
+try_out(two_backwards, ranks=2)
+
+# %% tags=["check"] points=3
+check.shard_gradients(shard_gradients)
+
+# %% [markdown]
+# `parallel.Zero` does it for *buckets*, buffers for many gradients (lab 09), and does not wait: one reduce-scatter is
+# on its way while backward fills the next bucket. Below, `full` is the bucket's gradient.
+
+# %%
+show_source(parallel.Zero2._launch, after=check.shard_gradients)
+
+# %% [markdown]
+# Now memory during a step, in stage 0 and in stage 2. F is forward, B backward, C communication. What backward needs,
+# *activations*, piles up in forward (lab 03). Before you look: where will the two differ, and where not at all?
+
+# %%
+runs["stage 2"] = run_stage(2)
+
+
+def step_of(run):
+    return run.timeline.without("setup").without("rest")
+
+
+for name in ("stage 0", "stage 2"):
+    title = f"Memory of a rank in a step, {name}"
+    show(figure_memory(runs[name].memory, timeline=step_of(runs[name]), rank=0, title=title))
+
+# %% [markdown]
+# Optimizer state and parameters are flat: they stay. In stage 0 gradients grow all through backward; then the optimizer
+# needs them in FP32 for a moment, which is the peak. In stage 2 they stay thin. Activations are equal: ZeRO does not
+# cut them, as each rank has its own part of the batch.
+
+# %% [markdown] minutes=13
+# ## Stage 3: parameters come when they are needed
+#
+# What is left are parameters, 2 bytes each on every rank. When does a rank need all of them? Never all at once: a layer
+# needs its own while it computes. So cut these too. A *unit* is a part of the model whose parameters come and go
+# together; here each block of the GPT is one. Before a unit computes, its shards are gathered; after it, the full
+# parameters are freed. Backward does the same once more, in reverse.
+
+# %% [markdown]
+# But then each unit waits for its gather. Unless the next one's is started before this one computes: it is
+# *prefetched*. Then at most two units are whole at any time.
+#
+#     gathers   [0][1  ][2  ][3  ]
+#     compute      [0   ][1   ][2   ][3   ]
+
+# %% [markdown]
+# ### Exercise 4: gather ahead
+#
+# Write the forward. `work = all_gather(full, shard, async_op=True)` starts and returns at once; what follows
+# `work.wait()` has the result. A tensor is freed when no name holds it any more. The budgets: simulated seconds, and
+# the peak of memory, that of two units.
+
+
+# %% tags=["exercise"]
+def gather_ahead(shards, compute, x):
+    """The output of a chain of units, each gathered once, and the next while one computes.
+
+    shards: this rank's shard of each unit, a list of 1-D tensors, left as they are. All
+    ranks' shards of a unit, one behind the other, are the unit.
+    compute(i, full, x): the output of unit i, from all its parameters and its input.
+    """
+    ### BEGIN SOLUTION
+    n = dist.get_world_size()
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    following = start(0)
+    for i in range(len(shards)):
+        full, work = following
+        work.wait()
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        x = compute(i, full, x)
+    return x
+    ### END SOLUTION
+
+
+# %%
+# Unit i multiplies by the sum of its numbers, 1 + ... + n times i + 1: so 1 * 10, 10 * 20, 200 * 30.
+def three_units():
+    own = torch.tensor([1.0 + dist.get_rank()])
+    return float(gather_ahead([own, 2 * own, 3 * own], lambda i, full, x: x * full.sum(), 1.0))
+
+
+try_out(three_units, ranks=4)
+
+# %% tags=["check"] points=3
+check.gather_ahead(gather_ahead)
+
+# %% [markdown]
+# Now stage 3 of the library, without prefetching and with it. Whose step will be shorter, stage 1's or stage 3's?
+
+# %%
+runs["stage 3"] = run_stage(3)
+waiting = run_stage(3, prefetch=False)
+show(step_of(waiting).figure(title="Stage 3: each unit waits for its gather"))
+show(step_of(runs["stage 3"]).figure(title="Stage 3: the next unit is prefetched"))
+
+# %%
+rows = {}
+for name, run in {**runs, "stage 3, no prefetch": waiting}.items():
+    step = step_of(run)
+    seconds = {"step": step.makespan_s, "exposed communication": step.exposed_s(0)}
+    rows[name] = {key: format_quantity(value, "s") for key, value in seconds.items()}
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# *Exposed* is communication during which the GPU computes nothing (lab 09). In stages 1 and 2 the all-gather after the
+# update is exposed, since the library waits for all of it. Stage 3 has none there: parameters come in the next
+# forward, one unit ahead. And why does stage 0 take longer? Its optimizer updates everything on every rank.
+
+
+# %%
+def memory_in_step(run, parts=150):
+    """The most that is held in each of many equal parts of the step."""
+    step, (times_s, held) = step_of(run), run.memory.curve(0)
+    total, origin_s = sum(held.values()), step.origin_s
+    width_s, sizes = step.makespan_s / parts, []
+    for part in range(parts):
+        first_s = origin_s + step.start_s + part * width_s
+        first, last = times_s.searchsorted([first_s, first_s + width_s], side="right")
+        sizes.append(float(total[max(first - 1, 0) : max(last, first)].max()))
+    return sizes
+
+
+share = [100 * (part + 0.5) / 150 for part in range(150)]
+curves = {name: memory_in_step(run) for name, run in runs.items()}
+units = {"x_unit": "%", "y_unit": "B"}
+show(figure_lines(share, curves, "part of the step", "memory of a rank", **units, title="All stages"))
+
+# %% [markdown] minutes=4
+# ## The bill
+#
+# Two closed forms, for units of N numbers on n ranks with p = 2 bytes a parameter and gradient. Memory is your exercise
+# 1, with the empty room included. And what does a rank send in a step? Every all-gather and every reduce-scatter sends
+# (n-1)/n of its bytes. Stages 0 to 2 have two, and stage 3 has three: parameters in forward, again in backward, and
+# gradients.
+
+# %%
+SENDERS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
+rows = {}
+for stage, (name, run) in enumerate(runs.items()):
+    numels = run.values[0]  # of each unit; in stage 3 the first is the root
+    root = numels.pop(0) if stage == 3 else 0
+    calls = [transfer for transfer in run.traffic.transfers if transfer.name in SENDERS]
+    sent = sum(call.sent_bytes[0] for call in calls) / 2  # of two steps
+    held = sum(held_at_rest(run).values())
+    sizes = [numel for numel in (root, *numels) if numel]
+    rows[name] = {
+        "held": format_quantity(held, "B", 4),
+        "by formula": format_quantity(zero_bytes(stage, sizes, ranks).total, "B", 4),
+        "sent": format_quantity(sent, "B", 4),
+        "by formula ": format_quantity(zero_sent_bytes(stage, numels, ranks, root_numel=root), "B", 4),
+        "in (n-1)/n of the parameters": f"{sent / (2 * num_params * (ranks - 1) / ranks):.2f}",
+    }
+print(f"you guessed {my_guess_smallest} bytes a parameter on 4 ranks, and {my_guess_bytes} times the traffic")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# (The *root*, all that is in no block, such as the embedding, stays from forward to backward: so stage 3 sends a little
+# less than 3.) Stages 1 and 2 send what data parallel training sends: they cost no traffic. Stage 3 costs half as much
+# again. On 4 ranks 16 bytes a parameter become 4, and with more ranks 16/n: as little as one likes. What stays are
+# activations, and two whole units.
+
+# %% [markdown] minutes=3
+# ## Reconcile: predicted and measured
+#
+# Now stage 3 on real processes of this computer, with a smaller GPT, connected by *gloo* (lab 09). To *calibrate* is to
+# measure how fast they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several
+# times, and compares; a step in phase "setup" warms up. Guess: will gathers hide behind compute on this machine?
+
+# %%
+small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
+
+
+def small_step():
+    with phase("setup"):
+        device = torch.get_default_device()
+        tokens = torch.zeros(4, small.max_seq_len, dtype=torch.long, device=device)
+        replica = parallel.Zero(GPT(small, seed=0).to(device), torch.optim.AdamW, 3)
+        next_token_loss(replica(tokens), tokens).backward()
+        replica.step()
+        replica.zero_grad()
+        dist.barrier()
+    next_token_loss(replica(tokens), tokens).backward()
+    with phase("step"):
+        replica.step()
+
+
+real = "nccl" if backend == "nccl" else "gloo"
+there = {"ranks": real_ranks, "backend": real, "cluster": this_machine(ranks=real_ranks, backend=real)}
+comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+show(comparison.figure())
+print_text(comparison.reading())
+
+# %%
+recorded = recorded_comparison("10")
+print_text(f"{recorded}")
+parts_of_a_step = ["forward", "backward", "step", "exposed", "makespan"]
+comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
+
+# %% [markdown]
+# Read the direction, not the digits: an error is negative where the prediction is too short. The bytes are exact on
+# both sides. The seconds of a CPU are not, for the reasons of lab 09: gloo's threads move bytes on the cores that
+# compute, and new memory, which stage 3 asks for and returns with every unit, must be cleared.
+
+# %% [markdown] minutes=4
+# ## Explore: does it fit?
+#
+# The bytes of all stages against the number of ranks, beside the memory of a GPU. Which stage does a model of 7 billion
+# parameters need on 8 GPUs of 80 GB? And 70 billion? From how many ranks on does more of stage 1 or 2 save nothing?
+
+# %%
+NUM_RANKS = [2**k for k in range(11)]
+PRECISIONS = {
+    "BF16 with FP32 master (2 + 2 + 12)": MIXED,
+    "FP32 (4 + 4 + 8)": FP32,
+    "BF16 alone (2 + 2 + 4)": BF16,
+}
+GPUS = {find_cluster(name).device.name: name for name in ("dgx-h100", "hgx-h200")}
+
+
+def states(params, precision, gpu):
+    def total(stage, n):
+        return zero_bytes(stage, [int(params)], n, PRECISIONS[precision]).total
+
+    lines = {f"stage {stage}": [total(stage, n) for n in NUM_RANKS] for stage in range(4)}
+    return lines | {"memory of the GPU": [find_cluster(GPUS[gpu]).device.memory_bytes] * len(NUM_RANKS)}
+
+
+def draw_states(lines):
+    axes = {"x_unit": "", "y_unit": "B", "log_x": True, "log_y": True}
+    return figure_lines(NUM_RANKS, lines, "ranks", "states of a rank", **axes)
+
+
+controls = [
+    LogSlider("params", "Parameters", 1e8, 1e12, 7e9),
+    Choice("precision", "Precision", tuple(PRECISIONS), next(iter(PRECISIONS))),
+    Choice("gpu", "GPU", tuple(GPUS), next(iter(GPUS))),
+]
+examples = [{"params": 7e10}, {"precision": "FP32 (4 + 4 + 8)"}]
+explore(states, draw_states, controls, interactive=interactive, examples=examples)
+
+# %% [markdown]
+# <details><summary>Which stage?</summary>
+#
+# 7 billion: plain data parallel training needs 112 GB and does not fit, stage 1 holds 38.5 GB. 70 billion: stage 3
+# holds 140 GB on 8 ranks, and fits on 16 only, 70 GB, with little left for activations. Stages 1 and 2 flatten at 4 and
+# 2 bytes a parameter, in FP32 at 8 and 4: what they do not cut.
+#
+# </details>
+
+# %%
+# The numbers of this answer.
+for billions, stage, n in [(7, 0, 1), (7, 1, 8), (70, 3, 8), (70, 3, 16)]:
+    held = zero_bytes(stage, [billions * 10**9], n).total
+    print(f"{billions} billion, stage {stage}, {n} ranks: {format_quantity(held, 'B')}")
+
+# %% [markdown] minutes=3
+# And the price of stage 3: its gathers hide only behind enough compute. Compute grows with the tokens of a rank's
+# batch, gathers do not. The formula: forward takes the longer of its compute and its gathers, and so does backward.
+# Move the bandwidth of the network, then the ranks. With how many tokens is stage 3 hopeless?
+
+# %%
+TOKENS = [2**k for k in range(8, 18)]
+REACHED = 0.5  # of the GPU's peak, in products of matrices: a good value
+
+
+def exposed_share(bandwidth, num_ranks, name, grouping):
+    machine = find_cluster("dgx-h100")
+    network = Link("network", machine.inter.latency_s, bandwidth)
+    sizes = zero_latency.unit_params(find_transformer(name), grouping)
+    time = zero_latency.zero3_time(sizes, machine.replace(inter=network), num_ranks)
+    flops_per_s = REACHED * machine.device.peak("bfloat16")
+    lines = {"overlapped": [], "not overlapped": []}
+    for tokens in TOKENS:
+        compute_s = 6 * sum(sizes) * tokens / flops_per_s
+        for line, overlaps in zip(lines.values(), (True, False), strict=True):
+            step_s = zero_latency.step_s(time, sum(sizes), flops_per_s, tokens, overlaps=overlaps)
+            line.append(100 * (1 - compute_s / step_s))
+    return lines
+
+
+def draw_share(lines):
+    axes = {"x_unit": "", "y_unit": "%", "log_x": True}
+    return figure_lines(TOKENS, lines, "tokens of a rank's batch", "exposed share of the step", **axes)
+
+
+controls = [
+    LogSlider("bandwidth", "Network, each GPU", 1e9, 4e11, 5e10, unit="B/s"),
+    IntChoice("num_ranks", "Ranks", (8, 16, 64, 256, 1024), 64),
+    Choice("name", "Model", ("gpt3-6.7b", "gpt3-175b"), "gpt3-6.7b"),
+    Choice("grouping", "A unit is a", ("layer", "parameter"), "layer"),
+]
+examples = [{"bandwidth": 1e10}, {"num_ranks": 1024, "grouping": "parameter"}]
+explore(exposed_share, draw_share, controls, interactive=interactive, examples=examples)
+
+# %% [markdown]
+# <details><summary>When is it hopeless?</summary>
+#
+# Below some number of tokens the step is all gathering, whatever the overlap. It does not depend on the model's size,
+# while latency is small: both compute and gathers grow with the parameters. Halve the bandwidth, and it doubles. Inside
+# one node (8 ranks) NVLink carries the gathers, and the network does not matter. With many ranks and small units
+# latency adds up, and the number rises again.
+#
+# </details>
+
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: clip by the norm of everything
+#
+# *Clipping* shortens the gradient when its norm, the root of the sum of all squares, exceeds `max_norm` (lab 04). But
+# now each rank has a shard of the gradient. If each clips by its own norm, ranks scale by different factors, and the
+# direction changes.
+
+# %% [markdown]
+# ### Exercise 5: clip shards
+#
+# Scale this rank's shards, in place, by `max_norm / norm` if the norm of the shards of *all* ranks together exceeds
+# `max_norm`; else leave them. A shard may be empty. The budget: one all-reduce of one number.
+
+
+# %% tags=["exercise"]
+def clip_shards(shards, max_norm):
+    """Clip by the norm of all ranks' shards together; returns that norm, before clipping.
+
+    shards: a list of one or more 1-D tensors in float64, changed in place. max_norm: above 0.
+    """
+    ### BEGIN SOLUTION
+    total = sum(shard.square().sum() for shard in shards)
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    if norm > max_norm:
+        for shard in shards:
+            shard.mul_(max_norm / norm)
+    return norm
+    ### END SOLUTION
+
+
+# %%
+# Rank 0 has 3, rank 1 has 4: a norm of 5, so for max_norm=1 they must keep 0.6 and 0.8.
+def two_shards():
+    shard = torch.tensor([3.0 + dist.get_rank()], dtype=torch.float64)
+    norm = clip_shards([shard], max_norm=1.0)
+    return float(norm), shard.tolist()
+
+
+try_out(two_shards, ranks=2)
+
+# %% tags=["check"] points=2
+check.clip_shards(clip_shards)
+
+# %% [markdown]
+# `Zero.clip_grad_norm_(max_norm)` does this. An inf or NaN on one rank is in the sum, so all ranks see it and none
+# steps alone.
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - A replica holds 16 bytes a parameter in mixed precision with AdamW, and n ranks hold the same 16 bytes n times.
+# - Stage 1: who updates a shard needs the optimizer's state of that shard alone. An all-reduce falls into
+#   reduce-scatter and all-gather, with the update between them: no more bytes.
+# - Stage 2: a full gradient is needed until it has been reduced. Stage 3: full parameters are needed while their unit
+#   computes; they are gathered twice, so half as many bytes again.
+# - Prefetching hides the gathers, where a rank computes long enough. Activations are not cut.
+
+# %% [markdown]
+# ### Sources
+#
+# - S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+#   SC 2020, arXiv 1910.02054: stages, bytes (section 3.1, figure 1), traffic (section 7).
+# - Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023, arXiv 2304.11277:
+#   units, prefetching, hybrid sharding.
+# - S. Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021, arXiv
+#   2104.07857: bandwidth against compute (section 4).
+# - The code: `zero_shards.py`, `zero1.py`, `zero2.py`, `zero3.py`, `zero.py`, `zero_hybrid.py`, `zero_bytes.py` and
+#   `zero_latency.py` in `lablib/parallel`.
+
+# %%
+check
