@@ -51,7 +51,7 @@ def bytes_of_rank(expect: Expect, bytes_of_rank: Callable[[int, int, int, int], 
     draw = expect.draw
     n = draw.integer(5, 9)
     many = draw.integer(10**5, 10**6)
-    even, last = n * draw.integer(100, 999), n * draw.integer(100, 999) + draw.integer(1, n - 1)
+    even, last = n * draw.integer(100, 999), n * draw.integer(100, 999) + draw.integer(1, n - 2)
     cases = [
         ("stage 0: nothing is cut, and every rank holds all 16 bytes", (many, n, draw.integer(0, n - 1), 0)),
         ("one rank holds everything, whatever the stage", (many, 1, 0, draw.integer(1, 3))),

@@ -10,6 +10,8 @@
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
 # %%
+from functools import partial
+
 import pandas as pd
 import torch
 import torch.distributed as dist
@@ -22,8 +24,10 @@ from lablib.course import checks_for, print_text, recorded_comparison, show_sour
 from lablib.figures import figure_lines, figure_memory, format_quantity, show
 from lablib.hardware import Link
 from lablib.models import GPT, GPTConfig, find_transformer, next_token_loss, num_parameters
-from lablib.parallel import zero_latency
+from lablib.parallel import zero_claims, zero_latency
+from lablib.parallel.sharded_muon_cost import muon_cost
 from lablib.parallel.zero_bytes import BF16, FP32, MIXED, zero_bytes, zero_sent_bytes
+from lablib.parallel.zero_offload import offload_time
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
 check = checks_for("10")
@@ -122,7 +126,7 @@ table_of({"stage 0": held_at_rest(runs["stage 0"])})
 # parameter, on every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state: 2 + 2
 # + 12). With one more GPU the group holds 16 bytes more, which it holds already.
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=2
 # ## A prediction
 #
 # n ranks share the work of one step. Look at the three kinds below, one by one. When does a rank need all of it? When
@@ -139,7 +143,7 @@ my_guess_smallest = None  # bytes for each parameter that must stay on each of 4
 my_guess_bytes = None  # bytes sent, beside those of plain data parallel training: such as 1, 1.5, 2
 print("guesses:", my_guess_smallest, "and", my_guess_bytes)
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=7
 # ## Cut into pieces
 #
 # First the pieces. Write all N numbers of the model one behind the other, and cut them for n ranks. A rank's piece is
@@ -182,7 +186,7 @@ for stage in range(4):
 # %% tags=["check"] points=2
 check.bytes_of_rank(bytes_of_rank)
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=9
 # ## Stage 1: each rank updates its shard
 #
 # After an all-reduce every rank does the same update of all parameters: n times the same work, from n equal copies of
@@ -263,7 +267,7 @@ table_of({name: held_at_rest(run) for name, run in runs.items()})
 # Only the optimizer's part shrinks: the master copy, booked as parameters, from 4 to 4/n, and its state from 8 to 8/n.
 # Parameters and gradients are whole on every rank, as before.
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=10
 # ## Stage 2: gradients leave in backward
 #
 # In stage 1 a rank still holds the full gradient until its step, and uses a shard of it. When is the rest needed? Only
@@ -350,7 +354,7 @@ for name in ("stage 0", "stage 2"):
 # needs them in FP32 for a moment, which is the peak. In stage 2 they stay thin. Activations are equal: ZeRO does not
 # cut them, as each rank has its own part of the batch.
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=12
 # ## Stage 3: parameters come when they are needed
 #
 # What is left are parameters, 2 bytes each on every rank. When does a rank need all of them? Never all at once: a layer
@@ -511,6 +515,7 @@ def small_step():
         replica.step()
 
 
+# %%
 real = "nccl" if backend == "nccl" else "gloo"
 there = {"ranks": real_ranks, "backend": real, "cluster": this_machine(ranks=real_ranks, backend=real)}
 comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
@@ -528,7 +533,7 @@ comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("
 # both sides. The seconds of a CPU are not, for the reasons of lab 09: gloo's threads move bytes on the cores that
 # compute, and new memory, which stage 3 asks for and returns with every unit, must be cleared.
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=6
 # ## Explore: does it fit?
 #
 # The bytes of all stages against the number of ranks, beside the memory of a GPU. Which stage does a model of 7 billion
@@ -580,7 +585,7 @@ for billions, stage, n in [(7, 0, 1), (7, 1, 8), (70, 3, 8), (70, 3, 16)]:
     held = zero_bytes(stage, [billions * 10**9], n).total
     print(f"{billions} billion, stage {stage}, {n} ranks: {format_quantity(held, 'B')}")
 
-# %% [markdown] minutes=3
+# %% [markdown]
 # And the price of stage 3: its gathers hide only behind enough compute. Compute grows with the tokens of a rank's
 # batch, gathers do not. The formula: forward takes the longer of its compute and its gathers, and so does backward.
 # Move the bandwidth of the network, then the ranks. With how many tokens is stage 3 hopeless?
@@ -677,6 +682,219 @@ check.clip_shards(clip_shards)
 # `Zero.clip_grad_norm_(max_norm)` does this. An inf or NaN on one rank is in the sum, so all ranks see it and none
 # steps alone.
 
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: beside PyTorch's own
+#
+# PyTorch calls stage 3 *FSDP*, fully sharded data parallel: `fully_shard(module)` makes a unit of a module. Below is
+# the same step with both, with values, and with streams as on a GPU: `device="cuda"` is a simulated one.
+
+
+# %%
+from torch.distributed.fsdp import fully_shard
+
+
+def with_fsdp(model):
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model), torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def with_zero(model):
+    zero = parallel.Zero(model, partial(torch.optim.SGD, lr=0.1), 3)
+    return zero, zero
+
+
+def step_with(way):
+    with phase("setup"):
+        device = torch.get_default_device()
+        tokens = torch.arange(4 * small.max_seq_len, device=device).view(4, -1) % 256
+        replica, optimizer = way(GPT(small, seed=0).to(device))
+        next_token_loss(replica(tokens), tokens).backward()  # finds out the order of the units
+        optimizer.step()
+        optimizer.zero_grad()
+    loss = next_token_loss(replica(tokens), tokens)
+    loss.backward()
+    with phase("step"):
+        optimizer.step()
+    return float(loss.detach())
+
+
+rows = {}
+for name, way in {"fully_shard": with_fsdp, "Zero, stage 3": with_zero}.items():
+    run = launch(step_with, way, ranks=2, cluster=cluster, device="cuda")
+    step = run.timeline.without("setup")
+    seconds = {"step": step.makespan_s, "exposed": step.exposed_s(0)}
+    rows[name] = {key: format_quantity(value, "s") for key, value in seconds.items()}
+    rows[name] |= {"loss of the second step": f"{run.values[0]:.6f}"}
+    show(step.figure(ranks=[0], title=name))
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# The same order of gathers, and the same loss. One thing differs: FSDP2 cuts each parameter along its first dimension,
+# and copies the pieces into one buffer around each collective; `Zero` has one flat buffer a unit, and cuts it wherever
+# a shard ends. Flat needs no copies. But parameter by parameter, each keeps its shape, its dtype and its settings.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: two nodes
+#
+# Between nodes links are slow, and stage 3 crosses them three times a step. *Hybrid sharding* shards inside each node
+# only: gathers stay there, and only the shards' gradients are averaged across. It costs memory: 16/L bytes a parameter
+# for L ranks of a node, however many nodes there are.
+
+
+# %%
+LOCAL, NODES = 4, 2
+machine = find_cluster(cluster)
+
+
+def two_nodes(link, is_hybrid):
+    two = machine.replace(name="two nodes of four", devices_per_node=LOCAL, inter=link)
+
+    def hybrid_program():
+        with phase("setup"):
+            mesh = parallel.node_mesh(ranks_per_node=LOCAL)
+        groups = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
+        return program(3, groups if is_hybrid else {})
+
+    simulated = {"ranks": LOCAL * NODES, "cluster": two, "fidelity": "shapes", "simulate": [0]}
+    return launch(hybrid_program, **simulated)
+
+
+rows = {}
+for link in (machine.inter, Link("Ethernet, 25 Gb/s", 5e-6, 3.125e9)):
+    for name, is_hybrid in {"over all ranks": False, "hybrid": True}.items():
+        run = two_nodes(link, is_hybrid)
+        seconds = {"step": step_of(run).makespan_s, "exposed": step_of(run).exposed_s(0)}
+        told = {key: format_quantity(value, "s") for key, value in seconds.items()}
+        told["bytes a parameter"] = f"{sum(held_at_rest(run).values()) / num_params:.2f}"
+        rows[f"{link.name}: {name}"] = told
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Where the network hides behind compute, hybrid gains nothing and costs memory. Where it is the bottleneck, fewer bytes
+# cross it: two thirds here, since 3 (N-1)/N of a shard become 2 (N-1)/N for N nodes.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: optimizers that want whole matrices
+#
+# AdamW works number by number, so it does not matter where a shard ends. Muon (lab 05) makes each matrix's update
+# orthogonal, for which it needs all of it: its gradient is spread over ranks. Three ways: each matrix has an *owner*,
+# which gets the whole gradient; or every rank *gathers* all and computes all; or shards are *exchanged*, so that each
+# matrix meets on one rank, and back.
+
+# %%
+shapes = [tuple(param.shape) for param in GPT(config, device="meta").parameters() if param.ndim == 2]
+layout = parallel.FlatLayout(tuple(map(str, range(len(shapes)))), tuple(shapes), ranks)
+found = [{piece.name: piece.numel for piece in layout.pieces(rank)} for rank in range(ranks)]
+counts = [tuple(of.get(str(i), 0) for of in found) for i in range(len(shapes))]
+rows = {}
+for way in ("owner", "gather", "exchange"):
+    cost = muon_cost(way, shapes, counts)
+    rows[way] = {
+        "bytes a rank sends": format_quantity(max(cost.sent_bytes), "B"),
+        "FLOPs of a rank": format_quantity(max(cost.flops), "FLOP"),
+        "momentum a rank keeps": format_quantity(max(cost.state_numbers), ""),
+    }
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Gathering repeats the same products on every rank. Exchanging sends least from three ranks on. (The table leaves out
+# the reduce-scatter of gradients, and the bytes are of BF16.)
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: leave the optimizer to the host
+#
+# *ZeRO-Offload* moves the optimizer's state and its step to the memory and the processor of the host (Ren et al.,
+# 2021). Gradient shards go there during backward, parameters come back. The GPU is left with 2 bytes a parameter. When
+# does it pay? A formula for 7 billion parameters, a host link of 25 GB/s, and 2048 tokens on each GPU:
+
+# %%
+params, tokens, flops_per_s = 7e9, 2048, 150e12
+backward_s = 4 * params * tokens / flops_per_s
+rows = {}
+for n in (1, 8, 64):
+    time = offload_time(params, n, units=33, backward_s=backward_s, link_bytes_per_s=25e9)
+    rows[f"{n} ranks"] = {
+        "saved on the GPU": format_quantity(time.saved_bytes, "B"),
+        "step on the host": format_quantity(time.host_s, "s"),
+        "exposed": format_quantity(time.exposed_s, "s"),
+        "forward and backward": format_quantity(1.5 * backward_s, "s"),
+    }
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# On one rank it saves most and takes longest: the host steps all parameters. On many, each rank's share is small, and
+# so is what is saved. It buys a model that else would not fit.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: a checkpoint for other ranks
+#
+# A shard is a run of numbers cut where a rank happens to end. Saved like that, only as many ranks could load it. So a
+# shard is cut once more where parameters end, and each piece is saved under its parameter's name and place. Below 4
+# ranks save in stage 3; 3 ranks go on in stage 1.
+
+# %%
+import tempfile
+
+from lablib.parallel.zero_checkpoint import load_checkpoint, save_checkpoint
+
+tiny = GPTConfig(num_layers=2, d_model=64, num_heads=2, vocab_size=256, max_seq_len=16)
+part = (torch.arange(12 * tiny.max_seq_len).view(12, -1) * 7) % 256  # the batch of all ranks
+
+
+def train(zero, steps):
+    for _ in range(steps):
+        mine = part.to(torch.get_default_device()).chunk(dist.get_world_size())[dist.get_rank()]
+        loss = next_token_loss(zero(mine), mine)
+        loss.backward()
+        zero.step()
+        zero.zero_grad()
+    dist.all_reduce(loss := loss.detach() / dist.get_world_size())
+    return float(loss)
+
+
+def make(stage):
+    model = GPT(tiny, seed=0, dtype=torch.float64).to(torch.get_default_device())
+    return parallel.Zero(model, torch.optim.AdamW, stage)
+
+
+def four_steps():
+    return train(make(3), 4)
+
+
+def two_and_save(folder):
+    zero = make(3)
+    train(zero, 2)
+    save_checkpoint(zero, folder, step=2)
+
+
+def load_and_two(folder):
+    zero = make(1)
+    return f"from step {load_checkpoint(zero, folder)}", train(zero, 2)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    launch(two_and_save, f"{folder}/saved", ranks=4, trace=False)
+    said, loss = launch(load_and_two, f"{folder}/saved", ranks=3, trace=False).values[0]
+whole = launch(four_steps, ranks=4, trace=False).values[0]
+print(f"4 steps in stage 3 on 4 ranks: loss {whole:.12f}")
+print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
+
+# %% [markdown]
+# The optimizer's averages have moved, too: without them the loss would differ from the third digit on.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: claims in circulation
+#
+# "Stage 1 halves the memory", "10 billion parameters in 20 GB": of which precision, on how many ranks, and what is left
+# out? The library works it out from the closed forms.
+
+# %%
+for claim in zero_claims.claims():
+    print_text(f'"{claim.text}" ({claim.source})')
+    print_text(f"    true for: {claim.true_for}")
+    print_text(f"    left out: {claim.left_out}")
+
 # %% [markdown] minutes=1
 # ## Summary
 #
@@ -696,6 +914,9 @@ check.clip_shards(clip_shards)
 #   units, prefetching, hybrid sharding.
 # - S. Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021, arXiv
 #   2104.07857: bandwidth against compute (section 4).
+# - J. Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", USENIX ATC 2021, arXiv 2101.06840.
+# - K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
+#   kellerjordan.github.io/posts/muon; J. Liu et al., "Muon is Scalable for LLM Training", 2025, arXiv 2502.16982.
 # - The code: `zero_shards.py`, `zero1.py`, `zero2.py`, `zero3.py`, `zero.py`, `zero_hybrid.py`, `zero_bytes.py` and
 #   `zero_latency.py` in `lablib/parallel`.
 
