@@ -142,27 +142,30 @@ def _expect_stage_1(
     run = expect.launch(program, start, gradients, answer, ranks=ranks)
     on = f"{plural(ranks, 'ranks')}, {_name(dtype)} with a master copy in {_name(master_dtype)}"
     params, velocity = start.to(master_dtype), torch.zeros(numel, dtype=master_dtype)
-    for step in range(steps):
-        mean = (sum(gradients[step * ranks : (step + 1) * ranks]) / ranks).to(master_dtype)  # pyright: ignore
-        velocity = mean if step == 0 else momentum * velocity + mean
-        params = params - lr * velocity
-        where = f" ({on}, step {step + 1})"
-        for rank, value in enumerate(run.values):
-            shard = slice(rank * numel // ranks, (rank + 1) * numel // ranks)
-            master, flat, grad, num_steps = value["seen"][step]
-            at = f"{where[:-1]}, rank {rank})"
-            _expect_mean(expect, grad, mean[shard], ranks, at)
-            rule = "the optimizer steps once in each call"
-            expect.equal(f"{rule}{at}", num_steps, step + 1)
-            expect.close(f"master has been stepped by the mean gradient{at}", master, params[shard], rtol=1e-6)
-            expect.that(
-                f"flat and master keep their memory{at}",
-                value["in_place"],
-                saw="the same memory" if value["in_place"] else "other memory: others hold views of the old one",
-                expected="changed in place",
-            )
-            rule = f"flat holds every rank's shard in the order of the ranks, cast to its dtype{at}"
-            expect.close(rule, flat.double(), params.to(dtype).double(), rtol=1e-6 if dtype != torch.bfloat16 else 5e-3)
+    with expect.as_one(f"master.grad, master and flat, on every rank after each of {steps} steps ({on})", "right"):
+        for step in range(steps):
+            mean = (sum(gradients[step * ranks : (step + 1) * ranks]) / ranks).to(master_dtype)  # pyright: ignore
+            velocity = mean if step == 0 else momentum * velocity + mean
+            params = params - lr * velocity
+            where = f" ({on}, step {step + 1})"
+            for rank, value in enumerate(run.values):
+                shard = slice(rank * numel // ranks, (rank + 1) * numel // ranks)
+                master, flat, grad, num_steps = value["seen"][step]
+                at = f"{where[:-1]}, rank {rank})"
+                _expect_mean(expect, grad, mean[shard], ranks, at)
+                rule = "the optimizer steps once in each call"
+                expect.equal(f"{rule}{at}", num_steps, step + 1)
+                expect.close(f"master has been stepped by the mean gradient{at}", master, params[shard], rtol=1e-6)
+                expect.that(
+                    f"flat and master keep their memory{at}",
+                    value["in_place"],
+                    saw="the same memory" if value["in_place"] else "other memory: others hold views of the old one",
+                    expected="changed in place",
+                )
+                rule = f"flat holds every rank's shard in the order of the ranks, cast to its dtype{at}"
+                expect.close(
+                    rule, flat.double(), params.to(dtype).double(), rtol=1e-6 if dtype != torch.bfloat16 else 5e-3
+                )
     needed = steps * 2 * (ranks - 1) / ranks * numel * dtype.itemsize
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
 
@@ -315,26 +318,28 @@ def _expect_shards(
     expect: Expect, seen: Sequence[tuple], wanted: Mapping[str, Tensor], num_batches: int, where: str
 ) -> None:
     ranks = len(seen)
-    for rank, (found, left, strange) in enumerate(seen):
-        on = f" ({where}, rank {rank})"
-        if strange:
-            raise RuleBroken(f"the dict's keys are the module's parameters{on}", strange[0], "the parameter itself")
-        missing = [name for name in wanted if name not in found]
-        if missing:
-            raise RuleBroken(f"every parameter has a shard{on}", f"{missing[0]} has none", "one for each")
-        rule = f"after backward every param.grad is None{on}"
-        expect.that(rule, not left, saw=f"{left[0]} has a gradient" if left else "each is", expected="None")
-    for name, full in wanted.items():
-        room = -(-full.numel() // ranks)
-        for rank, (found, _, _) in enumerate(seen):
-            rule = f"a shard is 1-D, and has numel/n numbers, rounded up ({name}, {where}, rank {rank})"
-            expect.equal(rule, tuple(found[name].shape), (room,))
-        padded = F.pad(full, (0, room * ranks - full.numel())).reshape(ranks, room)
-        got = torch.stack([found[name].double() for found, _, _ in seen])
-        _expect_factor(expect, got, padded, ranks, num_batches, f"{name}, {where}")
-        for rank, (found, _, _) in enumerate(seen):
-            rule = f"rank r has the r-th piece of the mean gradient, then zeros ({name}, {where}, rank {rank})"
-            expect.close(rule, found[name], padded[rank], rtol=1e-9, atol=1e-9 * float(full.abs().max()))
+    with expect.as_one(f"every parameter has a shard on every rank, and no gradient is left ({where})", "right"):
+        for rank, (found, left, strange) in enumerate(seen):
+            on = f" ({where}, rank {rank})"
+            if strange:
+                raise RuleBroken(f"the dict's keys are the module's parameters{on}", strange[0], "the parameter itself")
+            missing = [name for name in wanted if name not in found]
+            if missing:
+                raise RuleBroken(f"every parameter has a shard{on}", f"{missing[0]} has none", "one for each")
+            rule = f"after backward every param.grad is None{on}"
+            expect.that(rule, not left, saw=f"{left[0]} has a gradient" if left else "each is", expected="None")
+    with expect.as_one(f"shards are pieces of the mean gradient ({where})", "equal to 1e-09"):
+        for name, full in wanted.items():
+            room = -(-full.numel() // ranks)
+            for rank, (found, _, _) in enumerate(seen):
+                rule = f"a shard is 1-D, and has numel/n numbers, rounded up ({name}, {where}, rank {rank})"
+                expect.equal(rule, tuple(found[name].shape), (room,))
+            padded = F.pad(full, (0, room * ranks - full.numel())).reshape(ranks, room)
+            got = torch.stack([found[name].double() for found, _, _ in seen])
+            _expect_factor(expect, got, padded, ranks, num_batches, f"{name}, {where}")
+            for rank, (found, _, _) in enumerate(seen):
+                rule = f"rank r has the r-th piece of the mean gradient, then zeros ({name}, {where}, rank {rank})"
+                expect.close(rule, found[name], padded[rank], rtol=1e-9, atol=1e-9 * float(full.abs().max()))
 
 
 def _expect_factor(expect: Expect, got: Tensor, wanted: Tensor, ranks: int, num_batches: int, where: str) -> None:
@@ -437,17 +442,18 @@ def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: in
     wanted = x
     for i, unit in enumerate(units):
         wanted = compute(i, unit, wanted)
-    for rank, (calls, turns) in enumerate(run.values):
-        where = f" ({what}, rank {rank})"
-        order = [i for i, _ in turns]
-        expect.equal(f"compute is called once for each unit, in order{where}", order, 2 * list(range(num_units)))
-        shapes = [shape for _, shape in turns]
-        expect.equal(f"compute is given a whole unit: n shards{where}", shapes, 2 * [(size,) for size in sizes])
-        for call in calls:
-            if call.value is None:
-                raise RuleBroken(f"the output of the last unit is returned{where}", "None: is there a return?", "x")
-            expect.close(f"the output is that of one device with all parameters{where}", call.value, wanted)
-        changes_nothing(expect, calls)
+    with expect.as_one(f"each unit is whole when it computes, and the output right, on every rank ({what})", "equal"):
+        for rank, (calls, turns) in enumerate(run.values):
+            where = f" ({what}, rank {rank})"
+            order = [i for i, _ in turns]
+            expect.equal(f"compute is called once for each unit, in order{where}", order, 2 * list(range(num_units)))
+            shapes = [shape for _, shape in turns]
+            expect.equal(f"compute is given a whole unit: n shards{where}", shapes, 2 * [(size,) for size in sizes])
+            for call in calls:
+                if call.value is None:
+                    raise RuleBroken(f"the output of the last unit is returned{where}", "None: is there a return?", "x")
+                expect.close(f"the output is that of one device with all parameters{where}", call.value, wanted)
+            changes_nothing(expect, calls)
     needed = 2 * (ranks - 1) * sum(size // ranks * 8 for size in sizes)
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
     peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
@@ -516,17 +522,18 @@ def _expect_clipped(expect: Expect, answer: Callable, ranks: int, share: float, 
 
     run = expect.launch(program, per_rank, answer, ranks=ranks)
     best = launch(program, per_rank, _clipped, ranks=ranks)
-    for rank, (returned, shards, in_place) in enumerate(run.values):
-        where = f" ({plural(ranks, 'ranks')}, {kind}, rank {rank})"
-        if returned is None:
-            raise RuleBroken(f"the norm before clipping is returned{where}", "None: is there a return?", "the norm")
-        value = plain_number(returned)
-        expect.close(f"the norm that is returned is that of all ranks' shards before clipping{where}", value, norm)
-        expect.that(
-            f"shards are scaled in place{where}", in_place, saw="other memory", expected="shard.mul_(...) or *="
-        )
-        rule = f"all shards are scaled by max_norm / norm where the norm is too long, else left alone{where}"
-        for saw, before in zip(shards, per_rank[rank], strict=True):
-            expect.close(rule, saw, scale * before, rtol=1e-5)
+    with expect.as_one(f"norm and shards on every rank ({plural(ranks, 'ranks')}, {kind})", "right"):
+        for rank, (returned, shards, in_place) in enumerate(run.values):
+            where = f" ({plural(ranks, 'ranks')}, {kind}, rank {rank})"
+            if returned is None:
+                raise RuleBroken(f"the norm before clipping is returned{where}", "None: is there a return?", "the norm")
+            value = plain_number(returned)
+            expect.close(f"the norm that is returned is that of all ranks' shards before clipping{where}", value, norm)
+            expect.that(
+                f"shards are scaled in place{where}", in_place, saw="other memory", expected="shard.mul_(...) or *="
+            )
+            rule = f"all shards are scaled by max_norm / norm where the norm is too long, else left alone{where}"
+            for saw, before in zip(shards, per_rank[rank], strict=True):
+                expect.close(rule, saw, scale * before, rtol=1e-5)
     sent = [sum(one.traffic.sent_bytes(rank) for rank in range(ranks)) / ranks for one in (run, best)]
     expect.budget(f"bytes a rank sends in the mean ({plural(ranks, 'ranks')})", sent[0], sent[1] + HALF, "B")
