@@ -53,7 +53,8 @@ quick: bool = True  # few repeats
 
 # %%
 node = find_cluster(cluster).devices_per_node
-assert 2 <= ranks <= node, f"ranks must be 2 to {node}, the GPUs of one node of {cluster}: got {ranks}."
+most = f"{node}, the GPUs of one node of {cluster}"
+assert 2 <= ranks <= node, f"ranks must be 2 to {most}: got {ranks}."
 config = GPTConfig(num_layers=8, d_model=1024, num_heads=8, vocab_size=1024, max_seq_len=512)
 num_params, sequences = num_parameters(config), 2  # sequences of one rank
 print(f"{num_params:,} parameters; a rank reads {sequences * config.max_seq_len} tokens a step")
@@ -65,7 +66,8 @@ def make_replica(stage, options):
         mesh = parallel.node_mesh(ranks_per_node=1)
         options = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
     options |= {"param_dtype": torch.bfloat16}
-    return parallel.Zero(GPT(config, device=device), torch.optim.AdamW, max(stage, 1), **options)
+    model = GPT(config, device=device)
+    return parallel.Zero(model, torch.optim.AdamW, max(stage, 1), **options)
 
 
 # %% [markdown]
@@ -115,8 +117,7 @@ def held_at_rest(run):
 
 
 def table_of(held_by):
-    rows = {name: {key: size / num_params for key, size in held.items()} for name, held in held_by.items()}
-    table = pd.DataFrame(rows).T
+    table = pd.DataFrame(held_by).T / num_params
     return table.assign(total=table.sum(axis=1)).map("{:.2f}".format)
 
 
@@ -141,8 +142,10 @@ table_of({"stage 0": held_at_rest(runs["stage 0"])})
 # | master copy and averages | 12 |
 
 # %%
-my_guess_smallest = None  # bytes for each parameter that must stay on each of 4 ranks between steps
-my_guess_bytes = None  # bytes sent, beside those of plain data parallel training: such as 1, 1.5, 2
+# Bytes for each parameter that must stay on each of 4 ranks between two steps:
+my_guess_smallest = None
+# Bytes sent, in those of plain data parallel training: such as 1, 1.5 or 2.
+my_guess_bytes = None
 print("guesses:", my_guess_smallest, "and", my_guess_bytes)
 
 # %% [markdown] minutes=7
@@ -230,7 +233,7 @@ try_out(two_halves, ranks=4)
 
 # %% tags=["exercise"]
 def stage_1_step(flat, gradient, master, optimizer):
-    """Update this rank's shard by the mean gradient, and bring all of `flat` up to date, in place.
+    """Update this rank's shard by the mean gradient; bring all of `flat` up to date, in place.
 
     flat: [N], equal on all ranks. gradient: [N], this rank's own, in the dtype of `flat`;
     it may be overwritten. master: a parameter [N/n].
@@ -336,8 +339,9 @@ check.shard_gradients(shard_gradients)
 show_source(parallel.Zero2._launch, after=check.shard_gradients)
 
 # %% [markdown]
-# Now memory during a step, in stage 0 and in stage 2. F is forward, B backward, C communication. What backward needs,
-# *activations*, piles up in forward (lab 03). Before you look: where will the two differ, and where not at all?
+# Now memory during a step, in stage 0 and in stage 2. F is forward, B backward, C communication, X the update. What
+# backward needs, *activations*, piles up in forward (lab 03). Before you look: where will the two differ, and where not
+# at all?
 
 # %%
 runs["stage 2"] = run_stage(2)
@@ -465,7 +469,8 @@ def memory_in_step(run, parts=150):
 share = [100 * (part + 0.5) / 150 for part in range(150)]
 curves = {name: memory_in_step(run) for name, run in runs.items()}
 units = {"x_unit": "%", "y_unit": "B"}
-show(figure_lines(share, curves, "part of the step", "memory of a rank", **units, title="All stages"))
+title = "Memory of a rank in a step, all stages"
+show(figure_lines(share, curves, "part of the step", "memory", **units, title=title))
 
 # %% [markdown] minutes=4
 # ## The bill
@@ -491,7 +496,7 @@ for stage, (name, run) in enumerate(runs.items()):
     told |= {"sent": sent, "sent by formula": sent_by_formula}
     rows[name] = {key: format_quantity(size, "B", 4) for key, size in told.items()}
     rows[name]["sent / parameters"] = f"{sent / (2 * num_params * (ranks - 1) / ranks):.2f}"
-print(f"you guessed {my_guess_smallest} bytes a parameter, and {my_guess_bytes} times the traffic")
+print(f"you guessed {my_guess_smallest} bytes a parameter, {my_guess_bytes} times the traffic")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -527,7 +532,8 @@ def small_step():
 
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
-there = {"ranks": real_ranks, "backend": real, "cluster": this_machine(ranks=real_ranks, backend=real)}
+machine = this_machine(ranks=real_ranks, backend=real)
+there = {"ranks": real_ranks, "backend": real, "cluster": machine}
 comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
 show(comparison.figure())
 print_text(comparison.reading())
@@ -565,7 +571,8 @@ def states(params, precision, gpu):
         return zero_bytes(stage, [int(params)], n, PRECISIONS[precision]).total
 
     lines = {f"stage {stage}": [total(stage, n) for n in NUM_RANKS] for stage in range(4)}
-    return lines | {"memory of the GPU": [find_cluster(GPUS[gpu]).device.memory_bytes] * len(NUM_RANKS)}
+    memory_bytes = find_cluster(GPUS[gpu]).device.memory_bytes
+    return lines | {"memory of the GPU": [memory_bytes] * len(NUM_RANKS)}
 
 
 def draw_states(lines):
