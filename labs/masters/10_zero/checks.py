@@ -300,7 +300,7 @@ def _expect_sharded(expect: Expect, answer: Callable, ranks: int, num_modules: i
             on = f"{plural(ranks, 'ranks')}, {plural(len(micro_batches), 'micro-batches')}"
             where = f"{on}{', another module' if number else ''}"
             alone = [_one_device(module, batch) for batch in micro_batches]
-            wanted = {name: sum(one[name] for one in alone) for name in alone[0]}
+            wanted = {name: torch.stack([one[name] for one in alone]).sum(0) for name in alone[0]}
             _expect_shards(expect, [value[at] for value in run.values], wanted, len(micro_batches), where)
             at += 1
     calls = num_modules * sum(counts)

@@ -220,7 +220,7 @@ def two_halves():
 try_out(two_halves, ranks=4)
 
 # %% [markdown]
-# One after the other they are an all-reduce: lab 08's ring did just that. Each half sends (n-1)/n of the bytes a rank.
+# One after the other they are an all-reduce: lab 08's ring did just that. In each half a rank sends (n-1)/n of the bytes.
 # Stage 1 puts the update between the halves: gradients go through the first, parameters through the second.
 
 # %% [markdown]

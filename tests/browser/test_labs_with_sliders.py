@@ -1,4 +1,4 @@
-"""Lab 09 as a learner sees it: every cell runs, and pictures follow their sliders, in folded sections too."""
+"""Labs as a learner sees them: every cell runs, and pictures follow their sliders, in folded sections too."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(480)]
 
 LABS = Path(__file__).parents[2] / "labs"
-LAB = "09_data_parallel.ipynb"
+NOTEBOOKS = ["09_data_parallel.ipynb", "10_zero.ipynb"]
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,9 @@ def server(start_server: Any, chromium: str) -> Any:
     return start_server(LABS)
 
 
-def test_lab_09_runs_in_jupyterlab_and_its_figure_follows_the_slider(server, notebook_page):
-    notebook = notebook_page(server, LAB)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_lab_runs_in_jupyterlab_and_its_figures_follow_their_sliders(server, notebook_page, name: str):
+    notebook = notebook_page(server, name)
     notebook.screenshot("opened")
     notebook.run_all()
     assert notebook.errors() == []
@@ -36,7 +37,7 @@ def test_lab_09_runs_in_jupyterlab_and_its_figure_follows_the_slider(server, not
         assert handle.get_attribute("aria-valuenow") != position
         assert _figure_data(handle) != before, "the slider moved and the figure stayed"
         moved += 1
-    assert moved >= 1, "lab 09 shows no slider with a figure"
+    assert moved >= 1, f"{name} shows no slider with a figure"
 
 
 def _figure_data(handle: Any) -> str:
