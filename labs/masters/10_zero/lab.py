@@ -220,8 +220,8 @@ def two_halves():
 try_out(two_halves, ranks=4)
 
 # %% [markdown]
-# One after the other they are an all-reduce: lab 08's ring did just that. In each half a rank sends (n-1)/n of the bytes.
-# Stage 1 puts the update between the halves: gradients go through the first, parameters through the second.
+# One after the other they are an all-reduce: lab 08's ring did just that. In each half a rank sends (n-1)/n of the
+# bytes. Stage 1 puts the update between the halves: gradients go through the first, parameters through the second.
 
 # %% [markdown]
 # ### Exercise 2: a step of stage 1
