@@ -17,6 +17,7 @@ ZeRO, stage by stage:
     zero1                     the optimizer's state is sharded
     zero2                     ... and the gradients
     zero3                     ... and the parameters: gathered for each unit, and prefetched
+    zero3_units               what is gathered together, and marks in the graph that tell when
     zero_hybrid               shards within a node, replicas across nodes
     zero                      the module and its optimizer, with any of these
     zero_per_parameter        each parameter cut by its rows, as FSDP2 does, beside the flat buffer
@@ -61,7 +62,7 @@ from lablib.parallel.zero_shards import reduce_scatter_average as reduce_scatter
 from lablib.parallel.zero1 import Zero1 as Zero1
 from lablib.parallel.zero2 import Zero2 as Zero2
 from lablib.parallel.zero3 import Zero3 as Zero3
-from lablib.parallel.zero3 import default_units as default_units
+from lablib.parallel.zero3_units import default_units as default_units
 from lablib.parallel.zero_hybrid import HybridReduceScatter as HybridReduceScatter
 from lablib.parallel.zero import Zero as Zero
 from lablib.parallel.zero_per_parameter import LayoutCost as LayoutCost

@@ -39,12 +39,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lablib.parallel.data_parallel import Handle
 from lablib.parallel.naive_data_parallel import broadcast_module, require_no_unused
 from lablib.parallel.zero1 import Reduction, cast_floating, require_reduced
+from lablib.parallel.zero3_units import GatheredUnit, Use, default_units, mark_inputs, parameters_by_unit
 from lablib.parallel.zero_shards import (
     AllGather,
-    FlatUnit,
     ReduceScatter,
     all_gather_shards,
     num_under_way,
@@ -52,9 +51,7 @@ from lablib.parallel.zero_shards import (
     require_same_ranks,
     require_shardable,
 )
-from lablib.torch_compat import graph_task_id, queue_callback, tree_leaves, tree_map_only
-
-Owners = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> the modules that have it, and its name there
+from lablib.torch_compat import graph_task_id, queue_callback, tree_leaves
 
 
 class Zero3(nn.Module):
@@ -132,7 +129,7 @@ class Zero3(nn.Module):
 
     # ---- 1. before forward ----
 
-    def _before_forward(self, unit: "GatheredUnit", module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _before_forward(self, unit: GatheredUnit, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if graph_task_id() != -1:  # activation checkpointing computes it again: backward will free it
             unit.gather(self._backward_all_gather)
             return None
@@ -145,14 +142,14 @@ class Zero3(nn.Module):
         unit.open_uses.append(use)
         return mark_inputs(args, kwargs, partial(self._on_inputs_done, use), use) if torch.is_grad_enabled() else None
 
-    def _prefetch(self, units: Sequence["GatheredUnit"], all_gather: AllGather) -> None:
+    def _prefetch(self, units: Sequence[GatheredUnit], all_gather: AllGather) -> None:
         if self._prefetches:
             for unit in units:
                 unit.start_gather(all_gather)
 
     # ---- 2. after forward ----
 
-    def _after_forward(self, unit: "GatheredUnit", module: nn.Module, args: Any, output: Any) -> None:
+    def _after_forward(self, unit: GatheredUnit, module: nn.Module, args: Any, output: Any) -> None:
         if graph_task_id() != -1:
             return
         if not unit.open_uses:
@@ -169,7 +166,7 @@ class Zero3(nn.Module):
 
     # ---- 3. before backward ----
 
-    def _before_backward(self, use: "Use", before: "GatheredUnit", grad: Tensor) -> None:
+    def _before_backward(self, use: Use, before: GatheredUnit, grad: Tensor) -> None:
         """The gradient of an output of this use of a unit has arrived."""
         self._begin_backward()
         if use.has_end:
@@ -184,7 +181,7 @@ class Zero3(nn.Module):
 
     # ---- 4. a gradient is ready, inputs are done ----
 
-    def _on_gradient(self, unit: "GatheredUnit", param: Tensor) -> None:
+    def _on_gradient(self, unit: GatheredUnit, param: Tensor) -> None:
         """Autograd calls this with the *parameter*, once its gradient is in `param.grad`."""
         self._begin_backward()
         unit.arrived.add(param)
@@ -198,16 +195,16 @@ class Zero3(nn.Module):
         if len(unit.trainable) == unit.num_params:
             self._free_if_done(unit)
 
-    def _on_inputs_done(self, use: "Use") -> None:
+    def _on_inputs_done(self, use: Use) -> None:
         """Backward has passed through this use of a unit."""
         use.unit.active.discard(use)
         self._free_if_done(use.unit)
 
-    def _free_if_done(self, unit: "GatheredUnit") -> None:
+    def _free_if_done(self, unit: GatheredUnit) -> None:
         if unit is not self._root and not unit.active:
             unit.free()
 
-    def _reduce(self, unit: "GatheredUnit") -> None:
+    def _reduce(self, unit: GatheredUnit) -> None:
         # One on its way, which has had the time of a whole unit of backward; its buffer goes before the next comes.
         self._finish_reductions(num_under_way(self._reduce_scatter) - 1)
         flat = unit.flats[0]
@@ -264,171 +261,9 @@ class Zero3(nn.Module):
                 flat.master.grad = flat.shard.grad = None
 
     @property
-    def _root(self) -> "GatheredUnit":
+    def _root(self) -> GatheredUnit:
         return self._gathered_units[0]
 
     def _free_all(self) -> None:
         for unit in self._gathered_units:
             unit.free()
-
-
-class Use:
-    """One use of a unit in forward; `has_end`: backward tells when it has passed, as an input has a gradient."""
-
-    def __init__(self, unit: "GatheredUnit"):
-        self.unit, self.has_end = unit, False
-
-
-class GatheredUnit:
-    """The parameters of a submodule, gathered and freed together.
-
-    Attributes:
-        flats: the flat units of its trainable parameters, if any, and then of its frozen ones, if any.
-        trainable: the full trainable parameters, of which autograd makes gradients; without memory while it is freed.
-        arrived: those whose gradient has come in this backward, until it is reduced.
-        is_complete: all have come in this backward.
-        active: uses that backward has begun and not ended.
-    """
-
-    def __init__(self, owners: Owners, names: dict[nn.Parameter, str], group: Any, options: dict[str, Any]):
-        self.flats: list[FlatUnit] = []
-        self.trainable: list[nn.Parameter] = []
-        self.num_params = len(owners)
-        self.arrived: set[Tensor] = set()
-        self.open_uses: list[Use] = []
-        self.active: set[Use] = set()
-        self._slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        self._gathers: list[Handle] | None = None  # under way
-        self._is_gathered = True
-        for requires_grad in (True, False):
-            params = [param for param in owners if param.requires_grad == requires_grad]
-            if params:
-                flat = FlatUnit([(names[param], param) for param in params], group, in_place=False, **options)
-                self.flats.append(flat)
-                self._replace(flat, params, owners)
-        self.is_complete = not self.trainable
-        self.free()
-
-    def _replace(self, flat: FlatUnit, params: list[nn.Parameter], owners: Owners) -> None:
-        """Two parameters for each of the module's: the full one, and what this rank keeps of it."""
-        pieces = {piece.name: piece for piece in flat.layout.pieces(dist.get_rank(flat.group))}
-        for param, name, view in zip(params, flat.layout.names, flat.layout.views(flat.full), strict=True):
-            full = nn.Parameter(view.data, requires_grad=param.requires_grad)
-            start, numel = (pieces[name].start_in_shard, pieces[name].numel) if name in pieces else (0, 0)
-            kept = nn.Parameter(flat.shard.data[start : start + numel], requires_grad=param.requires_grad)
-            self._slots += [(owner, attribute, full, kept) for owner, attribute in owners[param]]
-            if full.requires_grad:
-                self.trainable.append(full)
-        flat.params = ()  # the module's own parameters go
-
-    def start_gather(self, all_gather: AllGather) -> None:
-        """Give the buffers memory, and start to gather; nothing if that was done."""
-        if self._is_gathered or self._gathers is not None:
-            return
-        for flat in self.flats:
-            flat.full.untyped_storage().resize_(flat.full.nbytes)
-        self._gathers = [all_gather(flat.shard.detach(), flat.full, flat.group) for flat in self.flats]
-
-    def gather(self, all_gather: AllGather) -> None:
-        """Have the parameters in the module when this returns."""
-        self.start_gather(all_gather)
-        for handle in self._gathers or ():
-            handle.wait()
-        if not self._is_gathered:
-            self._show(is_full=True)
-        self._gathers = None
-
-    def free(self) -> None:
-        """Leave the module its pieces, and take the memory of the buffers."""
-        for handle in self._gathers or ():
-            handle.wait()  # prefetched, and not used
-        if self._is_gathered:
-            self._show(is_full=False)
-        self._gathers = None
-        for flat in self.flats:
-            flat.full.untyped_storage().resize_(0)
-
-    def _show(self, is_full: bool) -> None:
-        self._is_gathered = is_full
-        for owner, attribute, full, kept in self._slots:
-            setattr(owner, attribute, full if is_full else kept)
-
-    def missing(self) -> list[str]:
-        """Names of the trainable parameters whose gradient has not come."""
-        names = self.flats[0].layout.names
-        return [name for name, param in zip(names, self.trainable, strict=True) if param not in self.arrived]
-
-    def forget_backward(self) -> None:
-        self.arrived.clear()
-        self.active.clear()
-        self.open_uses.clear()
-        self.is_complete = not self.trainable
-
-
-# ---- which parameter belongs to which unit ----
-
-
-def default_units(module: nn.Module) -> list[nn.Module]:
-    """The members of every `nn.ModuleList` and `nn.Sequential`, but not those within members; they have parameters."""
-    found: list[nn.Module] = []
-    for child in module.children() if not isinstance(module, (nn.ModuleList, nn.Sequential)) else [module]:
-        if isinstance(child, (nn.ModuleList, nn.Sequential)):
-            found += [member for member in child.children() if any(True for _ in member.parameters())]
-        else:
-            found += default_units(child)
-    return list(dict.fromkeys(found))
-
-
-def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn.Module, Owners]:
-    """For the root and then each unit its parameters: those that no unit within it has, and no other unit uses.
-
-    Raises:
-        ValueError: a unit that is not in the module, or is the module itself.
-    """
-    inside = set(module.modules()) - {module}
-    strangers = [unit for unit in units if unit not in inside]
-    if strangers:
-        raise ValueError(f"units must be submodules of the module: got {type(strangers[0]).__name__}, which is not.")
-    users: dict[nn.Parameter, set[nn.Module]] = {}
-    places: dict[nn.Parameter, dict[tuple[nn.Module, str], None]] = {}
-
-    # A stack, not recursion: a function that calls itself is a reference cycle, and would keep the whole model alive.
-    stack = [(module, module)]
-    while stack:
-        owner, unit = stack.pop()
-        unit = owner if owner in units else unit
-        for name, param in owner.named_parameters(recurse=False, remove_duplicate=False):
-            users.setdefault(param, set()).add(unit)
-            places.setdefault(param, {})[owner, name] = None  # once, though a shared module is met twice
-        stack += [(child, unit) for child in reversed(list(owner.children()))]
-    found: dict[nn.Module, Owners] = {unit: {} for unit in (module, *units)}
-    for param, using in users.items():
-        found[next(iter(using)) if len(using) == 1 else module][param] = list(places[param])
-    return found
-
-
-# ---- marks in the graph ----
-
-
-class _Inputs(torch.autograd.Function):
-    """The identity. Its backward runs when backward has passed through all that was computed from its results."""
-
-    @staticmethod
-    def forward(ctx: Any, on_done: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.on_done = on_done
-        return inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        ctx.on_done()
-        return None, *grads
-
-
-def mark_inputs(args: Any, kwargs: Any, on_done: Any, use: Use) -> tuple[Any, Any]:
-    """Let `on_done` be called when backward has passed through this use; where no input has a gradient, nothing can."""
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.requires_grad]
-    if not tensors:
-        return args, kwargs
-    use.has_end = True
-    marked = dict(zip(map(id, tensors), _Inputs.apply(on_done, *tensors), strict=True))  # pyright: ignore
-    return tree_map_only(Tensor, lambda x: marked.get(id(x), x), (args, kwargs))

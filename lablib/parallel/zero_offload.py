@@ -48,7 +48,8 @@ from lablib.parallel.data_parallel import Handle
 from lablib.parallel.zero import OptimizerFn
 from lablib.parallel.zero1 import Reduction
 from lablib.parallel.zero2 import Zero2
-from lablib.parallel.zero3 import GatheredUnit, Zero3
+from lablib.parallel.zero3 import Zero3
+from lablib.parallel.zero3_units import GatheredUnit
 from lablib.parallel.zero_shards import FlatUnit, all_gather_shards
 from lablib.phases import host_work
 from lablib.signature import checked, whole_number
