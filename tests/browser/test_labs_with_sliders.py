@@ -8,7 +8,7 @@ import pytest
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(480)]
 
 LABS = Path(__file__).parents[2] / "labs"
-NOTEBOOKS = ["09_data_parallel.ipynb", "10_zero.ipynb"]
+NOTEBOOKS = ["09_data_parallel.ipynb", pytest.param("10_zero.ipynb", marks=pytest.mark.thorough)]
 
 
 @pytest.fixture(scope="module")
