@@ -16,6 +16,7 @@ from lablib.widgets.controls import Control
 from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText
 from lablib.widgets.redraw import EMPTY, Props, props_of, redraw
+from lablib.widgets.whole_figure import WholeFigure
 
 MOST_IN_A_COLUMN = 7
 
@@ -46,12 +47,10 @@ class Explorer:
         self._value: Any = None
         self.controls = {control.name: control.widget() for control in controls}
         self.message, self.caption, self.point = LiveText(is_urgent=True), LiveText(), LiveText()
-        # The widget begins with its traces: a browser still loading plotly would lose those that are added later.
         self._figure: go.Figure | None = None
         self._place = FitWidth()
         self._drawn = self._computed() or EMPTY
-        self.figure = go.FigureWidget(go.Figure(self._drawn))
-        self.figure._config = self.figure._config | {"responsive": True}  # see FitWidth
+        self.figure = WholeFigure(go.Figure(self._drawn), {"responsive": True})  # see FitWidth
         parts = [*_in_columns(list(self.controls.values())), self.message, self.figure, self._place]
         self.panel = ipywidgets.VBox([*parts, self.point, self.caption], layout={"width": "100%"})
         _align(list(self.controls.values()), [control.label for control in controls])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ipywidgets.widgets import widget as widget_module
 
 from lablib.figures import describe, figure_lines
 from lablib.widgets import Choice, IntChoice, LogSlider, Toggle, explore
@@ -72,12 +73,19 @@ def test_the_first_figure_shows_the_defaults():
     assert "<table" in explorer.caption.table_html
 
 
-def test_a_browser_gets_the_first_traces_with_the_widget():
-    """Plotly sends later traces as messages, which a browser that is still loading it does not see."""
+def test_a_browser_gets_the_first_traces_with_the_widget(monkeypatch):
+    """Plotly sends them as messages of their own, which a browser that is still loading it loses."""
+    opened, create = [], widget_module.comm.create_comm
+
+    def noted(*args: Any, **options: Any) -> Any:
+        opened.append(options["data"]["state"])
+        return create(*args, **options)
+
+    monkeypatch.setattr(widget_module.comm, "create_comm", noted)
     figure = explorer_of(Counted()).figure
-    state = figure.get_state()
+    (state,) = [state for state in opened if "_widget_data" in state]
     assert figure.data and [trace["name"] for trace in state["_widget_data"]] == [trace.name for trace in figure.data]
-    assert "xaxis" in state["_widget_layout"]
+    assert "xaxis" in state["_widget_layout"] and state["_config"]["responsive"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("ranks", 8), ("bandwidth", 2e9), ("buckets", 5), ("overlap", False)])
