@@ -215,7 +215,7 @@ def claims() -> tuple[Claim, ...]:
         ),
         Claim(
             "stage 1 saves 4x, stage 2 8x, stage 3 as many times as there are ranks",
-            "arXiv 1910.02054, figure 1; deepspeed.ai, tutorial on ZeRO",
+            'arXiv 1910.02054, figure 1 and the list after it ("up to")',
             f"mixed precision, stage 1: {_limit(1)}; 3.8x from {ranks_for_saving(3.8, 1)} ranks on. Stage 2: "
             f"{_limit(2)}; 7.6x from {ranks_for_saving(7.6, 2)} on. Stage 3: exact. FP32: the limits are "
             f"{largest_saving(1, 'FP32'):g}x and {largest_saving(2, 'FP32'):g}x",
@@ -239,14 +239,14 @@ def claims() -> tuple[Claim, ...]:
             "7B parameters train on one GPU",
             "in circulation",
             "80 GB: "
-            + ", ".join(name for name in PRECISIONS if ranks_to_fit(7e9, 80 * GB, 0, name))
-            + f"; mixed precision needs {bytes_a_rank(7e9, 0, 1) / GB:g} GB, or stage 1 on "
+            + "; ".join(name for name in PRECISIONS if ranks_to_fit(7e9, 80 * GB, 0, name))
+            + f". Plain mixed precision needs {bytes_a_rank(7e9, 0, 1) / GB:g} GB, or stage 1 on "
             f"{ranks_to_fit(7e9, 80 * GB, 1)} GPUs of 80 GB",
             _STATES_ALONE + "; fine-tuning with adapters keeps states for these alone",
         ),
         Claim(
             "1T parameters fit on 1024 GPUs of 16 GB",
-            "arXiv 1910.02054, section 5.4 and table 1 (15.6 GB)",
+            "in circulation; arXiv 1910.02054, section 1, has 16 GB of states a GPU, of 32 GB; table 1 has 15.6 GB",
             f"mixed precision, stage 3: from {ranks_to_fit(1e12, 16 * GB, 3)} ranks on, which leaves "
             f"{16 - bytes_a_rank(1e12, 3, 1024) / GB:.2f} GB on 1024. With 4 GB for what is left out: from "
             f"{ranks_to_fit(1e12, 16 * GB, 3, 'mixed', 4 * GB)} on",

@@ -1,8 +1,8 @@
 """A plotly widget that reaches the browser whole.
 
-A `FigureWidget` opens its channel to the browser empty, and sends traces and layout right after. A browser that is still
-loading plotly (5 MB, seconds on a busy machine) may lose those messages: what it then shows, for good, are empty axes.
-So the channel is opened when the widget has everything, and what opens it carries all.
+A `FigureWidget` opens its channel to the browser empty, and sends traces and layout right after. A browser that is
+still loading plotly (5 MB, seconds on a busy machine) may lose those messages: what it then shows, for good, are empty
+axes. So the channel is opened when the widget has everything, and what opens it carries all.
 """
 
 from __future__ import annotations

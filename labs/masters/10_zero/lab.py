@@ -386,7 +386,7 @@ for name in ("stage 0", "stage 2"):
 # But then each unit waits for its gather. Unless the next one's is started before this one computes: it is
 # *prefetched*. Then at most two units are whole at any time.
 #
-#     gathers   [0][1  ][2  ][3  ]
+#     gathers   [0][1  ] [2  ] [3  ]
 #     compute      [0   ][1   ][2   ][3   ]
 
 # %% [markdown]
@@ -651,12 +651,29 @@ explore(exposed_share, draw_share, controls, interactive=interactive, examples=e
 # %% [markdown]
 # <details><summary>When is it hopeless?</summary>
 #
-# Below some number of tokens the step is all gathering, whatever the overlap. It does not depend on the model's size,
-# while latency is small: both compute and gathers grow with the parameters. Halve the bandwidth, and it doubles. Inside
-# one node (8 ranks) NVLink carries the gathers, and the network does not matter. With many ranks and small units
-# latency adds up, and the number rises again.
+# Below some number of tokens the step lasts as long as its gathers and reduce-scatters, whatever the overlap: about
+# 2,100 as the sliders stand. It does not depend on the model's size, while latency is small: both sides grow with the
+# parameters. Inside one node (8 ranks) NVLink carries the gathers, which asks for some 980, and the network does not
+# matter. What lies above those doubles when the bandwidth halves: at 10 GB/s it is 6,400 in all. With many ranks and
+# small units latency adds up: 13,000 for 1,024 ranks and a gather for each parameter.
 #
 # </details>
+
+# %% tags=["instructor"]
+# The numbers of this answer: the fewest tokens of a rank's batch that hide stage 3.
+for bandwidth, n, grouping, tokens in [
+    (5e10, 64, "layer", 2100),
+    (5e10, 8, "layer", 980),
+    (1e10, 64, "layer", 6400),
+    (5e10, 1024, "parameter", 13000),
+]:
+    h100 = find_cluster("dgx-h100")
+    slow = h100.replace(inter=Link("network", h100.inter.latency_s, bandwidth))
+    sizes = zero_latency.unit_params(find_transformer("gpt3-6.7b"), grouping)
+    time, flops_per_s = zero_latency.zero3_time(sizes, slow, n), REACHED * h100.device.peak("bfloat16")
+    fewest = zero_latency.smallest_batch(time, sum(sizes), flops_per_s)
+    assert abs(fewest / tokens - 1) < 0.02, (bandwidth, n, grouping, fewest)
+    print(f"{bandwidth:.0e} B/s, {n} ranks, a unit is a {grouping}: {fewest:,.0f} tokens")
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: clip by the norm of everything
@@ -818,7 +835,8 @@ pd.DataFrame(rows).T
 # matrix meets on one rank, and back.
 
 # %%
-shapes = [tuple(param.shape) for param in GPT(config, device="meta").parameters() if param.ndim == 2]
+blocks = GPT(config, device="meta").blocks  # the embeddings stay with AdamW
+shapes = [tuple(param.shape) for param in blocks.parameters() if param.ndim == 2]
 layout = parallel.FlatLayout(tuple(map(str, range(len(shapes)))), tuple(shapes), ranks)
 found = [{piece.name: piece.numel for piece in layout.pieces(rank)} for rank in range(ranks)]
 counts = [tuple(of.get(str(i), 0) for of in found) for i in range(len(shapes))]
@@ -833,23 +851,26 @@ for way in ("owner", "gather", "exchange"):
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Gathering repeats the same products on every rank. Exchanging sends least from three ranks on. (The table leaves out
-# the reduce-scatter of gradients, and the bytes are of BF16.)
+# Gathering repeats the same products on every rank. Exchanging sends least, from three ranks on, in stage 3: it leaves
+# each rank its shard of the update, and parameters are gathered in forward anyway. In stages 1 and 2 an all-gather
+# comes on top, which the other two ways need no more. (The bytes are of BF16, without the reduce-scatter of gradients.)
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: leave the optimizer to the host
 #
 # *ZeRO-Offload* moves the optimizer's state and its step to the memory and the processor of the host (Ren et al.,
 # 2021). Gradient shards go there during backward, parameters come back. The GPU is left with 2 bytes a parameter. When
-# does it pay? A formula for 7 billion parameters, a host link of 25 GB/s, and 2048 tokens on each GPU:
+# does it pay? A formula for 7 billion parameters, a link of 25 GB/s from each GPU to the host, whose memory moves 400
+# GB/s for all 8 GPUs of a node, and 2048 tokens on each GPU:
 
 # %%
 params, tokens, flops_per_s = 7e9, 2048, 150e12
 backward_s = 4 * params * tokens / flops_per_s
 rows = {}
 for n in (1, 8, 64):
-    time = offload_time(params, n, units=33, backward_s=backward_s, link_bytes_per_s=25e9)
-    rows[f"{n} ranks"] = {
+    host = {"link_bytes_per_s": 25e9, "host_bytes_per_s": 400e9 / min(n, 8)}  # of each GPU
+    time = offload_time(params, n, units=33, backward_s=backward_s, **host)
+    rows[f"{n} rank{'s' * (n > 1)}"] = {
         "saved on the GPU": format_quantity(time.saved_bytes, "B"),
         "step on the host": format_quantity(time.host_s, "s"),
         "exposed": format_quantity(time.exposed_s, "s"),
@@ -858,8 +879,8 @@ for n in (1, 8, 64):
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# On one rank it saves most and takes longest: the host steps all parameters. On many, each rank's share is small, and
-# so is what is saved. It buys a model that else would not fit.
+# The 8 ranks of one node step no faster on the host than one rank alone: they share its memory. On more nodes there are
+# more hosts, each rank's share is smaller, and so is what is saved. It buys a model that else would not fit.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a checkpoint for other ranks
