@@ -489,9 +489,9 @@ show(figure_lines(share, curves, "part of the step", "memory", **units, title=ti
 # %%
 SENDERS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
 rows = {}
-for stage, (name, run) in enumerate(runs.items()):
-    numels = run.values[0]  # of each unit; in stage 3 the first is the root
-    root = numels.pop(0) if stage == 3 else 0
+for name, run in runs.items():
+    stage, numels = int(name[-1]), run.values[0]  # of each unit; in stage 3 the first is the root
+    root, numels = (numels[0], numels[1:]) if stage == 3 else (0, numels)
     calls = [transfer for transfer in run.traffic.transfers if transfer.name in SENDERS]
     sent = sum(call.sent_bytes[0] for call in calls) / 2  # of two steps
     held = sum(held_at_rest(run).values())
