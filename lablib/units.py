@@ -50,7 +50,10 @@ def unit_for(values: float | Iterable[float], base: str) -> Unit:
     check_type("values", values, float | Iterable[float])
     check_type("base", base, str)
     numbers = list(values) if isinstance(values, Iterable) else [values]
-    largest = max((abs(float(v)) for v in numbers if math.isfinite(v)), default=0.0)
+    return _unit_of(max((abs(float(v)) for v in numbers if math.isfinite(v)), default=0.0), base)
+
+
+def _unit_of(largest: float, base: str) -> Unit:
     if base not in _RANGE or largest == 0.0:
         return Unit(base, 1.0)
     low, high = _RANGE[base]
@@ -76,7 +79,7 @@ def format_quantity(value: float, base: str = "", digits: int = 3) -> str:
         raise ValueError(f"digits must be a whole number from 1 to 17: got {digits!r}; try 3")
     if not math.isfinite(value):
         return f"{value} {base}".strip()
-    unit = unit_for(value, base)
+    unit = _unit_of(abs(float(value)), base)
     symbol = "" if base in ("count", "1") else unit.symbol
     scaled = unit.of(value)
     # `g` alone turns 1234 into 1.23e+03, so numbers past the digits are written whole.

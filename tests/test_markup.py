@@ -43,6 +43,7 @@ from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import Result as Trial
 from lablib.optim.evidence import difference
 from lablib.pipeline import Plan, replay
+from lablib.pipeline.simulation import simulate
 from lablib.plan import Parallel, Prediction, search
 from lablib.plan.validation import published_rows, score
 from lablib.plan.validation.page import markdown
@@ -157,6 +158,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_timeline": lambda: figures.figure_timeline(timeline(), title=MARK),
     "figure_reconcile": lambda: figures.figure_reconcile(timeline(), timeline(2.0), labels=(MARK, f"{MARK}2")),
     "figure_memory": lambda: figures.figure_memory(MEMORY, timeline(), device=DEVICE),
+    "figure_pipeline_simulation": lambda: figures.figure_pipeline_simulation(
+        simulate(Plan.parse(MARK, ["0F0 0B0"])), 1.0
+    ),
     "figure_pipeline": lambda: figures.figure_pipeline(replay(Plan.parse(MARK, ["0F0 0B0"]))),
     "figure_peaks": lambda: figures.figure_peaks(MEMORY, DEVICE),
     "figure_traffic": lambda: figures.figure_traffic(TRAFFIC, 2),

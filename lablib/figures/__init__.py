@@ -12,6 +12,7 @@ from lablib.figures.timeline import figure_timeline as figure_timeline
 from lablib.figures.reconcile import figure_reconcile as figure_reconcile
 from lablib.figures.memory import figure_memory as figure_memory
 from lablib.figures.pipeline import figure_pipeline as figure_pipeline
+from lablib.figures.pipeline_simulation import figure_pipeline_simulation as figure_pipeline_simulation
 from lablib.figures.peaks import figure_peaks as figure_peaks
 from lablib.figures.traffic import figure_traffic as figure_traffic
 from lablib.figures.traffic_matrix import figure_traffic_matrix as figure_traffic_matrix

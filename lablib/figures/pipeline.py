@@ -7,6 +7,7 @@ Bars are F, B, I and W with the micro-batch they belong to; where a rank holds s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from lablib.signature import checked
 from lablib.units import Unit, axis_title, format_quantity, plural, unit_for
 
 GAP_PIXELS = 26
-MAX_STEPS = 600  # of a strip
+MAX_STEPS = 400  # of a strip
 ROOM = 0.0105  # share of the width that one character of a label needs
 _KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
@@ -47,20 +48,62 @@ def figure_pipeline(
     Raises:
         ValueError: for a rank that does not exist.
     """
+    drawn = draw_pipeline(replay, ranks, in_bytes, title)
+    return attach(drawn.figure, pipeline_summary(drawn), pipeline_columns(drawn))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture of a replay before its sentence and table are attached, and where things stand in it.
+
+    Attributes:
+        figure: the timeline on the axes x2 and y2, the strips on x and y.
+        lanes: of the ranks that are shown.
+        seconds: the unit of the time axes.
+        in_bytes: what the strips count.
+        top: what a strip of full height stands for.
+    """
+
+    figure: go.Figure
+    replay: Replay
+    lanes: list[Lane]
+    seconds: Unit
+    in_bytes: bool
+    top: float
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that are shown."""
+        return [lane.rank for lane in self.lanes]
+
+
+def draw_pipeline(
+    replay: Replay,
+    ranks: Iterable[int] | None,
+    in_bytes: bool | None,
+    title: str | None,
+    until_s: float | None = None,
+    room: float = 0.0,
+) -> Drawn:
+    """As `figure_pipeline`; the time axes go to `until_s`, and strips at least to `room`."""
     plan, costs = replay.plan, replay.costs
     chosen = ranks_to_show(range(plan.num_stages), ranks)
     if in_bytes is None:
         in_bytes = costs.activation_bytes != 1.0 or costs.static_bytes != 0.0
-    lanes, seconds = lanes_of([replay.timeline], chosen), unit_for(replay.makespan_s, "s")
+    lanes, until_s = lanes_of([replay.timeline], chosen), until_s or replay.makespan_s
+    seconds = unit_for(until_s, "s")
     strips = int(pixels(lanes) * 0.9)
     height = pixels(lanes) + GAP_PIXELS + strips
     heading = (
         title or f"{plan.name}, {plural(plan.num_stages, 'stages')}, {plural(plan.num_microbatches, 'micro-batches')}"
     )
     figure = go.Figure(layout=base_layout(heading, height + PAPER_PIXELS, barmode="overlay"))
-    _draw_timeline(figure, replay, chosen, lanes, seconds)
-    held_at_most = _draw_strips(figure, replay, lanes, seconds, in_bytes)
-    across = [seconds.of(-0.003 * replay.makespan_s), seconds.of(1.003 * replay.makespan_s) or 1.0]
+    _draw_timeline(figure, replay, chosen, lanes, seconds, until_s)
+    courses = {lane.rank: _course(replay, lane.rank, in_bytes) for lane in lanes}
+    top = max((float(held.max()) for _, held in courses.values()), default=0.0)
+    top = max(top, room) or 1.0
+    held_at_most = _draw_strips(figure, replay, lanes, courses, seconds, in_bytes, top)
+    across = [seconds.of(-0.003 * until_s), seconds.of(1.003 * until_s) or 1.0]
     share = strips / height
     figure.update_layout(
         xaxis=axis(axis_title("time", seconds), range=across),
@@ -69,23 +112,27 @@ def figure_pipeline(
         yaxis=_strip_axis(lanes, held_at_most) | {"domain": [0, share]},
         yaxis2=lane_axis(lanes) | {"domain": [share + GAP_PIXELS / height, 1]},
     )
-    return attach(figure, _summary(replay, chosen, in_bytes), _columns(replay, chosen))
+    return Drawn(figure, replay, lanes, seconds, in_bytes, top)
 
 
-def _draw_timeline(figure: go.Figure, replay: Replay, ranks: Sequence[int], lanes: list[Lane], seconds: Unit) -> None:
+def _draw_timeline(
+    figure: go.Figure, replay: Replay, ranks: Sequence[int], lanes: list[Lane], seconds: Unit, until_s: float
+) -> None:
     """The bubble, the bars on it, and labels: on each bar where there is room, else the letter of a stretch."""
-    window = (0.0, replay.makespan_s)
+    window = (0.0, until_s)
     spans = [span for rank in ranks for span in replay.timeline.select(rank)]
-    picture = picture_of(spans, lane_index(lanes), replay.makespan_s)
+    picture = picture_of(spans, lane_index(lanes), until_s)
     where: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2"}
     compute = [lane for lane in lanes if lane.stream == COMPUTE]
     figure.add_traces(bubble_bars(compute, replay.makespan_s, seconds, **where))
     figure.add_traces(work_bars(picture, spans, lanes, seconds, window, **where))
-    labels = _labels(replay, spans, lanes, seconds)
+    labels = _labels(replay, spans, lanes, seconds, until_s)
     figure.add_traces([labels] if labels else letters(picture, spans, lanes, seconds, window, **where))
 
 
-def _labels(replay: Replay, spans: Sequence[Span], lanes: Sequence[Lane], seconds: Unit) -> go.Scatter | None:
+def _labels(
+    replay: Replay, spans: Sequence[Span], lanes: Sequence[Lane], seconds: Unit, until_s: float
+) -> go.Scatter | None:
     """ "F3" on every bar, "F3b" for a rank's second piece; None where a bar of the usual length is too short for it."""
     plan = replay.plan
     chunks = {piece: plan.rank_of[:piece].count(rank) for piece, rank in enumerate(plan.rank_of)}
@@ -93,7 +140,7 @@ def _labels(replay: Replay, spans: Sequence[Span], lanes: Sequence[Lane], second
     for span in spans:
         piece, kind, microbatch = _parts(span.name)
         texts.append(f"{kind}{microbatch}" + (chr(ord("a") + chunks[piece]) if plan.num_chunks > 1 else ""))
-    room = np.array([span.duration_s for span in spans]) / ROOM / max(replay.makespan_s, 1e-300)
+    room = np.array([span.duration_s for span in spans]) / ROOM / max(until_s, 1e-300)
     if not spans or np.mean(room >= [len(text) for text in texts]) < 0.5:
         return None
     shown = np.flatnonzero(room >= 1).tolist()
@@ -120,11 +167,15 @@ def _parts(name: str) -> tuple[int, str, str]:
 
 
 def _draw_strips(
-    figure: go.Figure, replay: Replay, lanes: Sequence[Lane], seconds: Unit, in_bytes: bool
+    figure: go.Figure,
+    replay: Replay,
+    lanes: Sequence[Lane],
+    courses: dict[int, tuple[np.ndarray, np.ndarray]],
+    seconds: Unit,
+    in_bytes: bool,
+    top: float,
 ) -> dict[int, str]:
     """What each rank holds, as a filled step line on its lane's height; returns each rank's most, in words."""
-    courses = {lane.rank: _course(replay, lane.rank, in_bytes) for lane in lanes}
-    top = max((float(held.max()) for _, held in courses.values()), default=0.0) or 1.0
     x: list[float | None] = []
     y: list[float | None] = []
     texts: list[str | None] = []
@@ -143,8 +194,8 @@ def _draw_strips(
     figure.add_trace(
         go.Scatter(
             name="memory" if in_bytes else "micro-batches held",
-            x=x,
-            y=y,
+            x=np.array(x, float),  # arrays, whose gaps are NaN: plotly would look at every number of a list
+            y=np.array(y, float),
             mode="lines",
             fill="toself",
             fillcolor=look.color,
@@ -183,8 +234,9 @@ def _strip_axis(lanes: Sequence[Lane], held_at_most: dict[int, str]) -> dict[str
     return look | {"automargin": True, "tickvals": [lane.y for lane in lanes], "ticktext": names}
 
 
-def _summary(replay: Replay, ranks: Sequence[int], in_bytes: bool) -> str:
-    plan = replay.plan
+def pipeline_summary(drawn: Drawn) -> str:
+    """The sentence under the title."""
+    replay, ranks, in_bytes, plan = drawn.replay, drawn.ranks, drawn.in_bytes, drawn.replay.plan
     text = (
         f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is bubble"
     )
@@ -198,7 +250,9 @@ def _summary(replay: Replay, ranks: Sequence[int], in_bytes: bool) -> str:
     return text + "."
 
 
-def _columns(replay: Replay, ranks: Sequence[int]) -> dict[str, list[Any]]:
+def pipeline_columns(drawn: Drawn) -> dict[str, list[Any]]:
+    """The table."""
+    replay, ranks = drawn.replay, drawn.ranks
     return {
         "rank": list(ranks),
         "busy (s)": [replay.busy_s[rank] for rank in ranks],

@@ -241,10 +241,10 @@ def _kind_bars(
     return go.Bar(
         orientation="h",
         name=LOOKS[kind].title,
-        y=[row.y for row in rows],
+        y=np.array([row.y for row in rows]),  # arrays: plotly would look at every number of a list
         x=(bars.end_s[chosen] - bars.start_s[chosen]) / unit.scale,
         base=bars.start_s[chosen] / unit.scale,
-        width=[row.height * height for row, height in zip(rows, heights, strict=True)],
+        width=np.array([row.height for row in rows]) * heights,
         marker=LOOKS[kind].marker() | {"line": line},
         hovertext=[_hover(picture, int(i), spans, kind) for i in chosen],
         hoverinfo="text",

@@ -6,6 +6,8 @@ validate.py         the rules a plan must keep (rules.py, deadlock.py)
 communication.py    a plan with its sends and receives (messages.py)
 costs.py            what the actions take
 replay.py           when each runs, what each rank holds
+critical_path.py    which actions decide how long it takes
+simulation.py       a plan tried out: replay, critical path, limit of memory, or the circle of its deadlock
 steady_state.py     the same for very many micro-batches, from a few
 closed_form.py      the same as formulas, for a planner (sums.py, longest_paths.py, longest_paths_split.py)
 """
@@ -19,6 +21,8 @@ from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessag
 from lablib.pipeline.communication import naive_communication, with_communication
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.replay import Replay, replay
+from lablib.pipeline.critical_path import Critical, critical_path
+from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.pipeline.steady_state import SteadyState, steady_state
 
 __all__ = [
@@ -41,6 +45,11 @@ __all__ = [
     "Costs",
     "Replay",
     "replay",
+    "Critical",
+    "critical_path",
+    "Simulation",
+    "read_plan",
+    "simulate",
     "SteadyState",
     "steady_state",
 ]

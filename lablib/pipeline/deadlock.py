@@ -66,6 +66,11 @@ def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -
     return _circle(waits)
 
 
+def steps_done(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> list[int]:
+    """How many steps of each rank can be done; all of them, unless the plan deadlocks."""
+    return _play(*_rows_and_needs(plan, blocking_sends))
+
+
 def needed(action: Action, num_pieces: int) -> Computed | None:
     """What an action needs of another piece, or of the forward of its own where that is the last."""
     stage, kind, microbatch = action.stage, action.kind, action.microbatch

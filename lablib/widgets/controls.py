@@ -4,17 +4,19 @@
     LogSlider   a quantity over several powers of ten, in steps of 1, 2, 5
     Choice      one of several names
     Toggle      yes or no
+    Text        what the learner types, one line or several
+    Steps       a moment among as many as there are, with buttons to play and to stop
 
 All are reached with Tab and changed with the arrow keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lablib.signature import check_fields
+from lablib.signature import check_fields, whole_number
 from lablib.units import format_quantity
 
 if TYPE_CHECKING:
@@ -154,6 +156,57 @@ class Toggle:
         import ipywidgets
 
         return ipywidgets.Checkbox(self.default, description=self.label, indent=False, **_wide())
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the learner types; it is read when the cursor leaves the field, or at Enter in a field of one line."""
+
+    name: str
+    label: str
+    default: str
+    rows: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        whole_number("rows", self.rows, example=4)
+
+    @property
+    def values(self) -> Sequence[str]:
+        return (self.default,)
+
+    def format_value(self, value: str) -> str:
+        return "; ".join(value.splitlines())
+
+    def widget(self) -> ipywidgets.ValueWidget:
+        import ipywidgets
+
+        options: dict[str, Any] = {"description": self.label, "continuous_update": False, **_wide()}
+        if self.rows == 1:
+            return ipywidgets.Text(self.default, **options)
+        return ipywidgets.Textarea(self.default, rows=self.rows, **options)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A moment: 0, the first, to `count(value)`, of what the explorer has computed. The arrow keys step, Play plays.
+
+    `explore` computes with the number; the figure that it draws may have fewer moments than the slider had before.
+    """
+
+    name: str
+    label: str
+    count: Callable[[Any], int]
+    default: int = 0
+    values: Sequence[int] = (0,)
+
+    def format_value(self, value: int) -> str:
+        return f"{value:,}"
+
+    def widget(self) -> ipywidgets.ValueWidget:
+        from lablib.widgets.player import Player
+
+        return Player(self.label)
 
 
 def _selection_slider(control: Control) -> ipywidgets.ValueWidget:

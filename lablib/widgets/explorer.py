@@ -12,7 +12,7 @@ from lablib.errors import LaunchError
 from lablib.figures.describe import describe, table
 from lablib.figures.show import caption_html, static_svg, table_html, without_subtitle
 from lablib.markup import paragraph
-from lablib.widgets.controls import Control
+from lablib.widgets.controls import Control, Steps
 from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText
 from lablib.widgets.redraw import EMPTY, Props, props_of, redraw
@@ -46,6 +46,7 @@ class Explorer:
         self._compute, self._draw, self._on_point = compute, draw, on_point
         self._value: Any = None
         self.controls = {control.name: control.widget() for control in controls}
+        self._steps = [control for control in controls if isinstance(control, Steps)]
         self.message, self.caption, self.point = LiveText(is_urgent=True), LiveText(), LiveText()
         self._figure: go.Figure | None = None
         self._place = FitWidth()
@@ -95,6 +96,8 @@ class Explorer:
             self.message.text = f"! {type(error).__name__}: {error}"
             raise
         self.message.text, self._value = "", value
+        for control in self._steps:
+            self.controls[control.name].set_maximum(control.count(value))  # pyright: ignore[reportAttributeAccessIssue]
         self._figure, self._place.name = figure, describe(figure)
         self.caption.text, self.caption.table_html = describe(figure), table_html(table(figure), is_folded=False)
         return props_of(figure)

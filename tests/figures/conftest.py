@@ -21,6 +21,8 @@ from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import difference
 from lablib.pipeline import Plan, replay
+from lablib.pipeline.schedules import make
+from lablib.pipeline.simulation import read_plan, simulate
 from lablib.precision.exponents import ExponentCounts
 from lablib.precision.formats import FORMATS
 
@@ -69,6 +71,8 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         ),
         "memory": figures.figure_memory(memory, device=device),
         "memory under timeline": figures.figure_memory(memory, step, rank=0),
+        "pipeline simulation": figures.figure_pipeline_simulation(simulate(make("zb-h1", 3, 4), None, 2.0), 7.0),
+        "pipeline deadlock": figures.figure_pipeline_simulation(simulate(read_plan("F0 B0 F1 B1\nF0 F1 B0 B1"))),
         "pipeline": figures.figure_pipeline(replay(Plan.parse("1f1b", ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))),
         "peaks": figures.figure_peaks(memory, device),
         "roofline": figures.figure_roofline(step, device),

@@ -10,8 +10,9 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from lablib.figures import describe, figure_pipeline, table
-from lablib.pipeline import Costs, Plan, Replay, replay
+from lablib.figures import describe, figure_pipeline, figure_pipeline_simulation, table
+from lablib.pipeline import Costs, Plan, Replay, read_plan, replay, simulate
+from lablib.pipeline.schedules import make
 
 
 def one_f_one_b(p: int, m: int, costs: Costs | None = None) -> Replay:
@@ -42,10 +43,10 @@ def labels(figure: go.Figure) -> dict[tuple[float, float], str]:
 
 def strips(figure: go.Figure) -> list[tuple[np.ndarray, np.ndarray]]:
     """Of each rank, the corners of its strip: seconds, and height above its own floor."""
-    (trace,) = [trace for trace in figure.data if trace.type == "scatter" and trace.fill == "toself"]
+    (trace,) = [t for t in figure.data if t.type == "scatter" and t.fill == "toself" and t.name != "over the limit"]
     found, x, y = [], [], []
     for a, b in zip(trace.x, trace.y, strict=True):
-        if a is None:
+        if np.isnan(a):  # a gap
             found.append((np.array(x), y[0] - np.array(y)))
             x, y = [], []
         else:
@@ -129,3 +130,65 @@ def test_of_many_ranks_the_first_and_the_last_are_shown_and_said():
     assert describe(figure).endswith("Shown: ranks 0 to 3, 16 to 19 of 20.")
     with pytest.raises(ValueError, match="ranks must be between 0 and 19: got \\[20\\]"):
         figure_pipeline(one_f_one_b(20, 4), ranks=[20])
+
+
+def named(figure: go.Figure, name: str):
+    [found] = [trace for trace in figure.data if (trace.name or "").startswith(name)]
+    return found
+
+
+def test_the_critical_path_is_drawn_from_action_to_action():
+    simulation = simulate(make("1f1b", 3, 4), Costs(send_s=0.5))
+    line = named(figure_pipeline_simulation(simulation), "critical path")
+    path = simulation.critical_path
+    assert line.x.tolist() == [time for each in path for time in (each.start_s, each.end_s)]
+    lanes = sorted(set(line.y.tolist()))
+    assert [lanes.index(y) for y in line.y[::2]] == [each.rank for each in path]
+    bare = figure_pipeline_simulation(simulation, shows_critical_path=False)
+    assert "critical path" not in [trace.name for trace in bare.data]
+
+
+def test_what_is_held_above_the_limit_is_red_and_no_more():
+    simulation = simulate(make("1f1b", 4, 8), None, 3.0)
+    figure = figure_pipeline_simulation(simulation)
+    red, line = named(figure, "over the limit"), named(figure, "limit: 3")
+    assert simulation.ranks_over == (0,) and "rank 0 holds more" in describe(figure)
+    ends = red.x[~np.isnan(red.x)]
+    assert (ends.min(), ends.max()) == (0, simulation.replay.makespan_s)
+    # The red area is the micro-batch seconds above the limit; a strip of full height, 1, stands for 4 micro-batches.
+    x, y = red.x[:-1], line.y[0] - red.y[:-1]
+    times_s, held = simulation.replay.held(0)
+    seconds = np.diff(np.append(times_s, simulation.replay.makespan_s))
+    assert np.sum(np.diff(x) * y[:-1]) == pytest.approx(np.sum(seconds * np.maximum(held - 3, 0)) / 4)
+    assert "over the limit" not in [
+        t.name for t in figure_pipeline_simulation(simulate(make("1f1b", 4, 8), None, 4)).data
+    ]
+
+
+def test_a_moment_is_a_line_and_a_sentence():
+    simulation = simulate(make("1f1b", 2, 2))
+    figure = figure_pipeline_simulation(simulation, 4.5)
+    sheet, line = figure.layout.shapes
+    assert (sheet.x0, sheet.x1, line.x0, line.x1) == (4.5, 9, 4.5, 4.5)
+    assert "At 4.5 s: rank 0 0B0, rank 1 1F1." in describe(figure)
+    assert table(figure)["at 4.5 s"].tolist() == ["0B0", "1F1"]
+    assert figure_pipeline_simulation(simulation, 1e9).layout.shapes[1].x0 == 9
+
+
+def test_a_deadlock_is_a_circle_of_arrows():
+    simulation = simulate(read_plan("F0 B0 F1 B1\nF0 F1 B0 B1\nF0 B0 F1 B1"))
+    figure = figure_pipeline_simulation(simulation)
+    waits = named(figure, "waits for ever")
+    circle = [wait.rank for wait in simulation.circle]
+    y_of = {
+        name.removeprefix("<b>rank ")[0]: y
+        for name, y in zip(figure.layout.yaxis2.ticktext, figure.layout.yaxis2.tickvals, strict=True)
+    }
+    assert list(waits.y) == [y_of[str(rank)] for rank in circle]
+    assert list(waits.base) == [simulation.replay.end_s[rank][-1] for rank in circle]
+    arrows = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines+markers"]
+    for arrow, wait in zip(arrows, simulation.circle, strict=True):
+        assert arrow.y[0] == y_of[str(wait.rank)] and abs(arrow.y[1] - y_of[str(wait.on_rank)]) < 0.5
+        assert arrow.x[0] == arrow.x[1] > simulation.replay.makespan_s
+    assert len({arrow.x[0] for arrow in arrows}) == len(arrows)
+    assert "deadlocks after" in describe(figure) and "waits for" in table(figure)

@@ -1,0 +1,74 @@
+"""The critical path of a replayed plan: a chain of actions, each waiting for the one before, that lasts the makespan.
+
+Nothing outside of the chain can make the step shorter, and one second more on any action of it makes it one second
+longer. So it says where to work: stages that it crosses with computing, boundaries where it waits for a message.
+
+    1F1B, 2 stages, 2 micro-batches       0F0 -> 1F0 -> 1B0 -> 1F1 -> 1B1 -> 0B1        1 + 1 + 2 + 1 + 2 + 2 = 9 s
+
+Cost: one walk backward from the last action, at most one step an action. An action begins when the last of two things
+is there: its rank is free (the rank's action before it, and the gap of a blocking message), or what it needs has come
+(another action's end, and the message's time). The walk goes to the one that came last; where both came at once, to
+the action on the own rank.
+Source: Kelley, Walker, "Critical-path planning and scheduling", 1959 (the method).
+Simplified: of several chains that last as long, one is shown.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from lablib.pipeline.plan import Action
+from lablib.pipeline.replay import Replay
+from lablib.signature import checked
+
+
+@dataclass(frozen=True, slots=True)
+class Critical:
+    """One action of the path.
+
+    Attributes:
+        rank, index: where it stands in the plan.
+        action: what it does.
+        start_s, end_s: when.
+        lag_s: seconds between the end of the action before it on the path and its start: a message; 0 for none.
+    """
+
+    rank: int
+    index: int
+    action: Action
+    start_s: float
+    end_s: float
+    lag_s: float
+
+
+@checked
+def critical_path(replay: Replay) -> tuple[Critical, ...]:
+    """The actions that decide how long the plan takes, from the first to the last; empty for a plan without actions.
+
+    Raises:
+        WrongType: not a replay.
+    """
+    rows, bounds = replay.rows, replay.rows.bounds
+    if not len(rows.key):
+        return ()
+    starts, ends = np.concatenate(replay.start_s), np.concatenate(replay.end_s)
+    maker = np.full(rows.num_ends, -1)
+    maker[rows.key] = np.arange(len(rows.key))  # of each moment, the action that makes it
+    firsts = set(bounds)
+    path: list[Critical] = []
+    at = int(ends.argmax())
+    while at >= 0:
+        # max(own rank is free, what is needed has come): the larger one is the number that replay computed, to the bit.
+        own = -1 if at in firsts else at - 1
+        needed = int(maker[rows.need[at]])
+        free_s = ends[own] + rows.gap_s[at] if own >= 0 else 0.0
+        came_s = ends[needed] + rows.lag_s[at] if needed >= 0 else 0.0
+        before = own if own >= 0 and free_s >= came_s else needed
+        lag_s = float(starts[at] - ends[before]) if before >= 0 else 0.0
+        rank = bisect_right(bounds, at) - 1
+        index = at - bounds[rank]
+        action = replay.plan.actions[rank][index]
+        path.append(Critical(rank, index, action, float(starts[at]), float(ends[at]), lag_s))
+        at = before
+    return tuple(reversed(path))

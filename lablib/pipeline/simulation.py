@@ -1,0 +1,121 @@
+"""A plan tried out for a picture: how far it comes, what decides its length, who waits in a circle, who holds too much.
+
+A plan that runs to its end is replayed. One that deadlocks is replayed as far as it comes, and the ranks that wait for
+each other stand in `circle`: that is what a learner who wrote it needs to see.
+
+Source: replay.py, critical_path.py, deadlock.py, rules.py.
+Simplified: as replay.py.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from lablib.pipeline import rules
+from lablib.pipeline.costs import Costs
+from lablib.pipeline.critical_path import Critical, critical_path
+from lablib.pipeline.deadlock import Wait, find_deadlock, steps_done
+from lablib.pipeline.plan import Action, Plan
+from lablib.pipeline.replay import Replay, replay
+from lablib.signature import checked
+
+MAX_MOMENTS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What became of a plan.
+
+    Attributes:
+        plan: the whole of it.
+        replay: of all that could be done.
+        circle: the ranks that wait for each other; empty where the plan runs to its end.
+        max_in_flight: the micro-batches that a rank may hold at once; None for any number.
+    """
+
+    plan: Plan
+    replay: Replay
+    circle: tuple[Wait, ...]
+    max_in_flight: float | None
+
+    @cached_property
+    def critical_path(self) -> tuple[Critical, ...]:
+        """What decides the makespan; empty where the plan deadlocks."""
+        return () if self.circle else critical_path(self.replay)
+
+    @property
+    def ranks_over(self) -> tuple[int, ...]:
+        """The ranks that hold more than they may."""
+        limit = math.inf if self.max_in_flight is None else self.max_in_flight + 1e-9
+        return tuple(rank for rank, held in enumerate(self.replay.in_flight) if held > limit)
+
+    @cached_property
+    def moments_s(self) -> np.ndarray:
+        """The seconds at which something begins or ends, at most `MAX_MOMENTS`, in order: what one can step through."""
+        every = np.unique(np.concatenate([*self.replay.start_s, *self.replay.end_s, [0.0]]))
+        if len(every) <= MAX_MOMENTS:
+            return every
+        return every[np.linspace(0, len(every) - 1, MAX_MOMENTS).round().astype(int)]
+
+    def at(self, time_s: float) -> tuple[Action | None, ...]:
+        """What each rank does at this second; None where it idles. At the end of one action the next has begun."""
+        found: list[Action | None] = []
+        for row, start_s, end_s in zip(self.replay.plan, self.replay.start_s, self.replay.end_s, strict=True):
+            # The last that has begun; what takes no time is over when it begins.
+            index = int(np.searchsorted(start_s, time_s, side="right")) - 1
+            found.append(row[index] if index >= 0 and end_s[index] > time_s else None)
+        return tuple(found)
+
+
+@checked
+def simulate(plan: Plan, costs: Costs | None = None, max_in_flight: float | None = None) -> Simulation:
+    """Try a plan out.
+
+    Arguments:
+        plan: any that keeps rules R1 to R3 of validate.py; a deadlock is part of the answer.
+        costs: of its actions; None: as in `replay`.
+        max_in_flight: micro-batches that a rank may hold at once, where a piece of a rank with v pieces counts 1/v.
+
+    Raises:
+        WrongType: an argument that is of another type.
+        ValueError: a plan that lacks an action, does one twice, at another rank or before what it needs on its own
+            rank; costs that do not fit; a limit that is not above 0.
+    """
+    if max_in_flight is not None and not max_in_flight > 0:
+        raise ValueError(f"max_in_flight must be above 0: got {max_in_flight}; try 4, or None for no limit.")
+    broken = list(rules.places(plan)) or [*rules.once(plan), *rules.order(plan)]
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise ValueError(f"{plan.name}: {broken[0]}{more}.")
+    done = steps_done(plan)
+    if sum(done) == plan.num_actions:
+        return Simulation(plan, replay(plan, costs), (), max_in_flight)
+    rows = tuple(row[:count] for row, count in zip(plan, done, strict=True))
+    return Simulation(plan, replay(replace(plan, actions=rows), costs), find_deadlock(plan), max_in_flight)
+
+
+@checked
+def read_plan(text: str) -> Plan:
+    """A plan as a learner types it: one line a rank, actions apart by spaces; what stands before a colon is a name.
+
+        rank 0:  F0 F1 B0 B1          0F0 0F1 0B0 0B1
+        rank 1:  F0 B0 F1 B1          1F0 1B0 1F1 1B1
+
+    An action without a number in front is at the piece that has the line's number. A piece is on the rank in whose line
+    it stands first.
+
+    Raises:
+        ValueError: no line, or something that is no action.
+    """
+    rows = [line.split(":", 1)[-1].replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    if not rows:
+        raise ValueError('a plan has a line of actions for each rank: got none; try "F0 F1 B0 B1".')
+    lines = [" ".join(each if each[:1].isdigit() else f"{rank}{each}" for each in row) for rank, row in enumerate(rows)]
+    plan = Plan.parse("your plan", lines)
+    holds: dict[int, int] = {}
+    for rank, row in enumerate(plan):
+        for action in row:
+            holds.setdefault(action.stage, rank)
+    return replace(plan, rank_of=tuple(holds.get(piece, rank) for piece, rank in enumerate(plan.rank_of)))

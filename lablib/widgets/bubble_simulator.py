@@ -1,0 +1,153 @@
+"""The bubble simulator: a schedule, or a plan of one's own, its timeline and memory, and why it takes as long.
+
+Schedule, stages, micro-batches, chunks, what F, I and W take on each stage, messages and a limit of memory above; the
+timeline below, the critical path on it, the memory of each rank under it on the same axis. The last control steps
+through the moments of the plan, or plays them. A plan that deadlocks is drawn as far as it comes, with the circle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+from lablib.figures.pipeline_simulation import figure_pipeline_simulation
+from lablib.pipeline import schedules
+from lablib.pipeline.costs import Costs
+from lablib.pipeline.plan import Plan
+from lablib.pipeline.simulation import Simulation, read_plan, simulate
+from lablib.signature import checked
+from lablib.widgets.controls import Choice, Control, IntChoice, Steps, Text, Toggle
+from lablib.widgets.explore import explore
+
+if TYPE_CHECKING:
+    from lablib.widgets.explorer import Explorer
+    from lablib.widgets.static import Pictures
+
+OWN = "your own plan"
+OWN_EXAMPLE = """rank 0: F0 F1 F2 B0 F3 B1 B2 B3
+rank 1: F0 F1 B0 F2 B1 F3 B2 B3
+rank 2: F0 B0 F1 B1 F2 B2 F3 B3"""
+DEADLOCK_EXAMPLE = """rank 0: F0 B0 F1 B1
+rank 1: F0 F1 B0 B1"""
+EXAMPLES = (
+    {"schedule": "gpipe"},
+    {"schedule": "zb-h1", "forward": "1 1 1 2"},
+    {"schedule": OWN, "own": DEADLOCK_EXAMPLE},
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A simulation and the moment of it that is looked at; None for the whole."""
+
+    simulation: Simulation
+    moment_s: float | None
+
+    def figure(self) -> go.Figure:
+        """Timeline and memory, marked."""
+        return figure_pipeline_simulation(self.simulation, self.moment_s)
+
+
+@checked
+def bubble_simulator(
+    interactive: bool = True, schedule: str = "1f1b", stages: int = 4, microbatches: int = 8, own: str = OWN_EXAMPLE
+) -> Explorer | Pictures:
+    """The simulator, to end a cell with; not interactive: its figure at a few settings.
+
+    Arguments:
+        interactive: whether there are controls.
+        schedule: it begins with, one of `schedules.SCHEDULES` or "your own plan".
+        stages, microbatches: it begins with.
+        own: the plan of one's own that stands in the field, one line a rank (`read_plan`).
+
+    Raises:
+        ValueError: a schedule or a number that is none of the controls'.
+    """
+    controls: list[Control] = [
+        Choice("schedule", "Schedule", (*schedules.SCHEDULES, OWN), schedule),
+        IntChoice("stages", "Stages", range(1, 17), stages, "ranks"),
+        IntChoice(
+            "microbatches", "Micro-batches", (*range(1, 33), 48, 64, 96, 128, 192, 256, 384, 512), microbatches, ""
+        ),
+        IntChoice("chunks", "Chunks a rank", range(1, 9), 1),
+        Text("forward", "F, each piece (s)", "1"),
+        Text("for_input", "I, each piece (s)", "1"),
+        Text("for_weights", "W, each piece (s)", "1"),
+        IntChoice("send_percent", "Message (% of a second)", (0, 2, 5, 10, 20, 30, 50, 75, 100, 200), 0),
+        Toggle("overlap", "Messages travel while ranks compute", True),
+        IntChoice("limit", "May hold (micro-batches, 0: any)", range(0, 33), 0),
+        Text("own", "Your own plan", own, rows=5),
+        Steps("moment", "Moment", lambda scene: len(scene.simulation.moments_s)),
+    ]
+    return explore(Simulator(), Scene.figure, controls, interactive, EXAMPLES)
+
+
+class Simulator:
+    """What the controls say, computed; a step from moment to moment does not simulate again.
+
+    The last argument, `moment`, is 0 for the whole plan and k for its k-th moment.
+    """
+
+    def __init__(self) -> None:
+        self._settings: dict[str, Any] = {}
+        self._simulation: Simulation | None = None
+
+    def __call__(self, *, moment: int, **settings: Any) -> Scene:
+        if self._simulation is None or settings != self._settings:
+            self._simulation, self._settings = simulation_of(**settings), settings
+        moments_s = self._simulation.moments_s
+        return Scene(self._simulation, float(moments_s[min(moment, len(moments_s)) - 1]) if moment else None)
+
+
+def simulation_of(
+    *,
+    schedule: str,
+    stages: int,
+    microbatches: int,
+    chunks: int,
+    forward: str,
+    for_input: str,
+    for_weights: str,
+    send_percent: int,
+    overlap: bool,
+    limit: int,
+    own: str,
+) -> Simulation:
+    """The simulation of what the controls say, all but the moment."""
+    plan = chosen_plan(schedule, stages, microbatches, chunks, own)
+    costs = Costs(
+        forward_s=numbers("F", forward, plan),
+        input_s=numbers("I", for_input, plan),
+        weight_s=numbers("W", for_weights, plan),
+        send_s=send_percent / 100,
+        overlap=overlap,
+    )
+    return simulate(plan, costs, limit or None)
+
+
+def chosen_plan(schedule: str, stages: int, microbatches: int, chunks: int, own: str) -> Plan:
+    """The plan that the controls name. Schedules for one number of chunks take theirs, whatever the slider says."""
+    if schedule == OWN:
+        return read_plan(own)
+    takes = schedules.SCHEDULES[schedule]
+    return schedules.make(schedule, stages, microbatches, chunks if takes.takes_chunks else takes.num_chunks)
+
+
+def numbers(name: str, text: str, plan: Plan) -> float | list[float]:
+    """Seconds as they are typed: one number for all pieces, or one for each.
+
+    Raises:
+        ValueError: what is no number, or another count of them.
+    """
+    pieces = plan.num_pieces
+    try:
+        found = [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        found = []
+    if len(found) not in (1, pieces):
+        example = " ".join(["1"] * (pieces - 1) + ["2"]) if pieces <= 8 else "1"
+        got = f"got {len(found)} numbers" if len(found) > 1 else f"got {text!r}"
+        raise ValueError(f"{name} takes one number, or one for each of the {pieces} pieces: {got}; try {example}.")
+    return found[0] if len(found) == 1 else found

@@ -1,0 +1,46 @@
+"""A slider over the moments of something, with buttons to play it: what `Steps` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets
+import traitlets
+
+MS_PER_STEP = 250
+
+
+class Player(ipywidgets.HBox):
+    """Play, pause and stop beside a slider; both show one `value`.
+
+    The slider takes the arrow keys: one press, one moment. While it plays, the browser asks for the next moment when
+    `MS_PER_STEP` have passed.
+
+    Attributes:
+        value: the moment, 0 to `maximum`.
+    """
+
+    value = traitlets.Int(0)
+
+    def __init__(self, label: str) -> None:
+        # Two labels, read aloud: what stands beside the buttons belongs to the slider.
+        self.slider = ipywidgets.IntSlider(0, 0, 0, description=label, layout={"width": "auto", "flex": "1 1 auto"})
+        self.play = ipywidgets.Play(0, min=0, max=0, interval=MS_PER_STEP, show_repeat=False)
+        self.play.layout.flex = "0 0 auto"
+        super().__init__([self.slider, self.play])
+        traitlets.link((self.slider, "value"), (self, "value"))
+        ipywidgets.jslink((self.play, "value"), (self.slider, "value"))
+
+    @property
+    def style(self) -> Any:
+        """Of the label."""
+        return self.slider.style
+
+    @property
+    def description(self) -> str:
+        """The label."""
+        return self.slider.description
+
+    def set_maximum(self, maximum: int) -> None:
+        """There are so many moments after the first now."""
+        self.slider.max = self.play.max = maximum
