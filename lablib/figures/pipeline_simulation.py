@@ -144,7 +144,7 @@ def _draw_circle(drawn: Drawn, simulation: Simulation, until_s: float) -> None:
     )
     start = drawn.seconds.of(simulation.replay.makespan_s)
     width = drawn.seconds.of(until_s) - start
-    names = [f"<b>{wait.step}?</b>" for wait in waits]
+    names = [f" <b>{wait.step}?</b>" for wait in waits]
     look = {"size": 12, "color": INK, "shadow": "0 0 3px #FFFFFF, 0 0 3px #FFFFFF, 0 0 6px #FFFFFF"}
     text: dict[str, Any] = {"mode": "text", "text": names, "textfont": look, "textposition": "middle right"}
     place: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2", "hoverinfo": "skip", "showlegend": False}
@@ -163,7 +163,7 @@ def _draw_circle(drawn: Drawn, simulation: Simulation, until_s: float) -> None:
                     mode="lines+markers",
                     line={"color": RED, "width": 2.5},
                     marker={"symbol": ["circle", "triangle-up" if ends[1] < ends[0] else "triangle-down"]}
-                    | {"size": [8, 14], "color": RED},
+                    | {"size": [8, 14], "color": RED, "opacity": 1},
                     **place,
                 )
             )

@@ -71,7 +71,7 @@ def bubble_simulator(
         IntChoice(
             "microbatches", "Micro-batches", (*range(1, 33), 48, 64, 96, 128, 192, 256, 384, 512), microbatches, ""
         ),
-        IntChoice("chunks", "Chunks a rank", range(1, 9), 1),
+        IntChoice("chunks", "Chunks (interleaved, breadth-first)", range(1, 9), 1),
         Text("forward", "F, each piece (s)", "1"),
         Text("for_input", "I, each piece (s)", "1"),
         Text("for_weights", "W, each piece (s)", "1"),

@@ -206,7 +206,7 @@ class Steps:
     def widget(self) -> ipywidgets.ValueWidget:
         from lablib.widgets.player import Player
 
-        return Player(self.label)
+        return Player(self.label)  # pyright: ignore[reportReturnType]  (it has a value, as they have)
 
 
 def _selection_slider(control: Control) -> ipywidgets.ValueWidget:

@@ -23,10 +23,11 @@ from lablib.record.memory import CATEGORIES
 from tests.contrast import contrast, luminance
 
 # Their y axes name ranks or parts, not quantities.
-LANES = {"timeline", "reconcile", "reconcile normalized", "pipeline"}
+PIPELINES = ("pipeline", "pipeline simulation", "pipeline deadlock")
+LANES = {"timeline", "reconcile", "reconcile normalized", *PIPELINES}
 LANES |= {"waterfall", "waterfalls", "communication of a plan", "loading"}
 # Panels of lanes that share the axis below or above them.
-ABOVE = {"memory under timeline": ("xaxis2", "yaxis2"), "pipeline": ("xaxis2", "yaxis2"), "exponents": ("yaxis2",)}
+ABOVE = {name: ("xaxis2", "yaxis2") for name in ("memory under timeline", *PIPELINES)} | {"exponents": ("yaxis2",)}
 ABOVE |= {"schedules": ("xaxis",)}
 
 
