@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import warnings
+from functools import partial
 from typing import Any
 
 from lablib.owners.owner import Owner, attributes, contents, flags
@@ -96,6 +97,8 @@ OWNERS = (
         "garbage collector",
         lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
         _set_collector,
+        reads=lambda: (gc.isenabled, gc.get_threshold, gc.get_debug),
+        lists=(partial(getattr, gc, "callbacks"),),
     ),
     flags(
         "limits of the interpreter",

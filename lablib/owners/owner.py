@@ -1,6 +1,6 @@
 """An owner: one thing that Python or torch keeps once for the process, which can be taken down and given back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, call
@@ -21,10 +21,12 @@ class Owner:
             (lablib/sim/by_thread.py).
         travels: a state is plain data, which another process can be given.
         is_always: it is given back also where it looks the same: it changes all the time, or not all of it shows.
-        begin: what a simulated rank starts with, made of the process's state; None: that state.
+        places: the attributes that it consists of, `(holder, name)`, where the state is the tuple of their values.
         at_turns: quicker ways for the simulator, at every turn: one that gives back what these took, and one that takes
             what stands there after a state was given back, from that state.
-        reads: functions without Python code whose answers differ where the state does; none: `take` tells.
+        reads: gives functions, without Python code of their own, whose answers differ where the state does; they may
+            be others once the state has changed. None: `take` tells.
+        lists: functions that give the lists of which the state consists, which programs replace and change in place.
     """
 
     name: str
@@ -34,9 +36,10 @@ class Owner:
     is_of_thread: bool = False
     travels: bool = False
     is_always: bool = False
-    begin: Callable[[Any], Any] | None = None
+    places: tuple[tuple[Any, str], ...] = ()
     at_turns: tuple[Callable[[Any], None], Callable[[Any], Any]] | None = None
-    reads: tuple[Callable[[], Any], ...] = ()
+    reads: Callable[[], Iterable[Callable[[], Any]]] | None = None
+    lists: tuple[Callable[[], list], ...] = ()
 
 
 Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
@@ -54,18 +57,21 @@ def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> Owner:
             if read() != value:
                 write(value)
 
-    return Owner(name, take, give_back, is_of_thread=is_of_thread, travels=True, reads=tuple(reads))
+    return Owner(name, take, give_back, is_of_thread=is_of_thread, travels=True, reads=lambda: reads)
 
 
 def attributes(name: str, holder: Any, *names: str, **more: Any) -> Owner:
-    """An owner of at least two attributes of one object."""
+    """An owner of some attributes of one object."""
+
+    def take() -> tuple:
+        return tuple([getattr(holder, attribute) for attribute in names])
 
     def give_back(state: tuple) -> None:
         for attribute, value in zip(names, state, strict=True):
             setattr(holder, attribute, value)
 
-    take = partial(attrgetter(*names), holder)
-    return Owner(name, take, give_back, reads=(take,), **more)
+    reads, places = [partial(attrgetter(*names), holder)], tuple((holder, attribute) for attribute in names)
+    return Owner(name, take, give_back, places=places, reads=lambda: reads, **more)
 
 
 def contents(name: str, holder: Any, attribute: str, changed: Callable[[], None] | None = None, **more: Any) -> Owner:
@@ -82,4 +88,4 @@ def contents(name: str, holder: Any, attribute: str, changed: Callable[[], None]
         if changed is not None:
             changed()
 
-    return Owner(name, take, give_back, **more)
+    return Owner(name, take, give_back, lists=(partial(getattr, holder, attribute),), **more)

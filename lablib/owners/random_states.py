@@ -1,13 +1,15 @@
 """The states of torch's, Python's and numpy's default generators, taken and put back together.
 
 Simulated ranks swap them on every turn. torch hands its state out in a microsecond, Python in twenty; numpy takes
-sixty, more than all else that a turn costs. So numpy's Mersenne twister (624 words and a position) is copied as the
-bytes it is, at the address that numpy publishes for this purpose. Its one other part, the second of two normal numbers
-drawn at once, is rare: a rank that has one waiting gets the slow way.
+sixty, more than all else that a turn costs. So the Mersenne twisters of both (624 words and a position) are copied as
+the bytes they are: numpy's at the address that it publishes for this purpose, Python's where its object begins, if a
+generator made here is found to have its state there. The one other part, the second of two normal numbers drawn at
+once, is an attribute in Python; in numpy it is rare, and a rank that has one waiting gets the slow way.
 """
 
 import ctypes
 import random
+from array import array
 from typing import Any, Self
 
 import numpy.random  # numpy loads it on first use: a tenth of a second that belongs to the import, not to a launch
@@ -17,6 +19,30 @@ from lablib.owners.owner import Owner
 
 _TWISTER_BYTES = 624 * 4 + 4  # the key and the position
 _Twister = ctypes.c_char * _TWISTER_BYTES
+
+
+def _twister_of(generator: random.Random) -> Any:
+    """The memory of a generator of Python's, behind the head of its object; None where its state is not there."""
+    _, (*words, position), _ = generator.getstate()
+    if random.Random.__base__.__basicsize__ < object.__basicsize__ + _TWISTER_BYTES:  # pyright: ignore
+        return None
+    memory = _Twister.from_address(id(generator) + object.__basicsize__)
+    return memory if memory.raw == array("I", [position, *words]).tobytes() else None
+
+
+_PYTHONS: Any = vars(random)["_inst"]
+_PYTHONS_TWISTER = _twister_of(_PYTHONS)
+
+
+def _take_pythons() -> Any:
+    return (_PYTHONS_TWISTER.raw, _PYTHONS.gauss_next) if _PYTHONS_TWISTER else random.getstate()
+
+
+def _set_pythons(state: Any) -> None:
+    if _PYTHONS_TWISTER:
+        _PYTHONS_TWISTER.raw, _PYTHONS.gauss_next = state
+    else:
+        random.setstate(state)
 
 
 class RandomStates:
@@ -30,7 +56,7 @@ class RandomStates:
 
     def __init__(self, before: Self | None = None) -> None:
         self._torch = torch.default_generator.get_state()
-        self._python = random.getstate()
+        self._python = _take_pythons()
         address = _twister_address()
         self._numpy_bytes = held = _Twister.from_address(address).raw if address else b""
         self._numpy: Any
@@ -50,7 +76,7 @@ class RandomStates:
     def give_back(self) -> None:
         """Make the generators hold these."""
         torch.default_generator.set_state(self._torch)
-        random.setstate(self._python)
+        _set_pythons(self._python)
         numpy.random.set_state(self._numpy)
 
     # ---- at every turn of a simulated rank ----
@@ -61,7 +87,7 @@ class RandomStates:
         if not self._is_plain or not address:
             return self.give_back()
         torch.default_generator.set_state(self._torch)
-        random.setstate(self._python)
+        _set_pythons(self._python)
         ctypes.memmove(address, self._numpy_bytes, _TWISTER_BYTES)
 
     def taken_again(self) -> "RandomStates":

@@ -14,12 +14,13 @@ is given back for it is as in a new process.
 Simplified: the sharding rules that `context_parallel` adds to DTensor stay shared.
 """
 
+import sys
 from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 
-from lablib.owners.owner import Owner
+from lablib.owners.owner import Owner, attributes
 from lablib.torch_compat import World as PlainWorld
 from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, set_op_handlers
 
@@ -36,44 +37,43 @@ class World(PlainWorld):
             setattr(self, name, {})
 
 
+_PROFILER, _DTENSOR = "torch.distributed.fsdp._debug_utils", "torch.distributed.tensor._api"
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # which imports DTensor
+
+
 def _tables() -> tuple:
-    """What context managers of torch change: the things themselves, of which programs change the content."""
+    """What context managers of torch change."""
     timed = handlers = handlers_at_first = None
-    if (profiler := loaded("torch.distributed.fsdp._debug_utils")) is not None:
-        timed = profiler.SimpleProfiler.profiling
-    if (api := loaded("torch.distributed.tensor._api")) is not None:
-        handlers, parallel = op_handlers(op_dispatcher(api)), _context_parallel()
-        handlers_at_first = handlers if parallel is None else parallel.existing_custom_ops
+    if (profiler := loaded(_PROFILER)) is not None:
+        timed = frozenset(profiler.SimpleProfiler.profiling)
+    if (api := loaded(_DTENSOR)) is not None:
+        handlers, parallel = dict(op_handlers(op_dispatcher(api))), loaded(_CONTEXT_PARALLEL)
+        handlers_at_first = handlers if parallel is None else dict(parallel.existing_custom_ops)
     return F.scaled_dot_product_attention, timed, handlers, handlers_at_first
-
-
-def _ranks_tables(state: tuple) -> tuple:
-    """What a rank begins with."""
-    attention, _, handlers, _ = state
-    own = None if handlers is None else dict(handlers)
-    return attention, None, own, own
 
 
 def _set_tables(state: tuple) -> None:
     F.scaled_dot_product_attention, timed, handlers, handlers_at_first = state
-    if (profiler := loaded("torch.distributed.fsdp._debug_utils")) is not None:
-        profiler.SimpleProfiler.profiling = set() if timed is None else timed
-    if (api := loaded("torch.distributed.tensor._api")) is not None:
+    if (profiler := loaded(_PROFILER)) is not None:
+        profiler.SimpleProfiler.profiling = set(timed or ())
+    if (api := loaded(_DTENSOR)) is not None:
         dispatcher = op_dispatcher(api)
         handlers = op_handlers(type(dispatcher)()) if handlers is None else handlers
-        set_op_handlers(dispatcher, handlers)
-        if (parallel := _context_parallel()) is not None:  # it puts these back
-            parallel.existing_custom_ops = handlers if handlers_at_first is None else handlers_at_first
+        set_op_handlers(dispatcher, dict(handlers))
+        if (parallel := loaded(_CONTEXT_PARALLEL)) is not None:  # it puts these back
+            parallel.existing_custom_ops = dict(handlers if handlers_at_first is None else handlers_at_first)
 
 
-def _context_parallel() -> Any:
-    """Which imports DTensor; None while nobody has imported it."""
-    return loaded("torch.distributed.tensor.experimental._context_parallel._attention")
+_NOT_LOADED = [partial(getattr, F, "scaled_dot_product_attention")]
+_NOT_LOADED += [partial(sys.modules.get, name) for name in (_PROFILER, _DTENSOR)]
 
 
-_PLACE = place("process_world")
+def _reads_of_tables() -> list:
+    """Two modules are enough to look for while they are not there."""
+    return [_tables] if _PROFILER in sys.modules or _DTENSOR in sys.modules else _NOT_LOADED
+
 
 OWNERS = (
-    Owner("process groups", partial(getattr, *_PLACE), partial(setattr, *_PLACE), is_always=True),
-    Owner("tables in modules of torch", _tables, _set_tables, begin=_ranks_tables, is_always=True),
+    attributes("process groups", *place("process_world"), is_always=True),
+    Owner("tables in modules of torch", _tables, _set_tables, reads=_reads_of_tables),
 )

@@ -20,6 +20,13 @@ _HOOKS += [optimizer_pre_hooks, optimizer_post_hooks]
 # ---- determinism ----
 
 
+_DETERMINISM = (
+    torch_compat.get_deterministic_algorithms,
+    torch_compat.get_deterministic_algorithms_warn_only,
+    torch_compat.get_deterministic_fill_uninitialized_memory,
+)
+
+
 def _determinism() -> tuple[int, bool]:
     return torch.get_deterministic_debug_mode(), torch_compat.get_deterministic_fill_uninitialized_memory()
 
@@ -33,6 +40,13 @@ def _set_determinism(state: tuple[int, bool]) -> None:
 # ---- float32 in fewer bits ----
 
 
+_OLDER_PRECISIONS: tuple[Pair, ...] = (
+    (torch_compat.get_float32_matmul_precision, torch_compat.set_float32_matmul_precision),
+    (torch_compat.get_cublas_allow_tf32, torch_compat.set_cublas_allow_tf32),
+    (torch_compat.get_cudnn_allow_tf32, torch_compat.set_cudnn_allow_tf32),
+)
+
+
 def _either(read: Any) -> Any:
     """torch has two interfaces for this, and refuses to answer by the older where the newer was used."""
     try:
@@ -43,16 +57,15 @@ def _either(read: Any) -> Any:
 
 def _precisions() -> tuple:
     each = tuple([torch_compat.get_fp32_precision_getter(*which) for which in _PRECISIONS])
-    return _either(torch_compat.get_float32_matmul_precision), _either(torch_compat.get_cublas_allow_tf32), each
+    return (*(_either(read) for read, _ in _OLDER_PRECISIONS), each)
 
 
 def _set_precisions(state: tuple) -> None:
     """The older settings first: they set some of the newer. What is inherited stays so: only what differs is set."""
-    precision, allow_tf32, each = state
-    if precision is not None and _either(torch_compat.get_float32_matmul_precision) != precision:
-        torch_compat.set_float32_matmul_precision(precision)
-    if allow_tf32 is not None and _either(torch_compat.get_cublas_allow_tf32) != allow_tf32:
-        torch_compat.set_cublas_allow_tf32(allow_tf32)
+    *older, each = state
+    for (read, write), value in zip(_OLDER_PRECISIONS, older, strict=True):
+        if value is not None and _either(read) != value:
+            write(value)
     for which, value in zip(_PRECISIONS, each, strict=True):
         if torch_compat.get_fp32_precision_getter(*which) != value:
             torch_compat.set_fp32_precision_setter(*which, value)
@@ -61,10 +74,6 @@ def _set_precisions(state: tuple) -> None:
 # ---- which kernels ----
 
 _KERNELS: tuple[Pair, ...] = (
-    (
-        lambda: _either(torch_compat.get_cudnn_allow_tf32),
-        lambda on: on is None or torch_compat.set_cudnn_allow_tf32(on),
-    ),
     (torch_compat.get_cudnn_benchmark, torch_compat.set_cudnn_benchmark),
     (torch_compat.get_cudnn_deterministic, torch_compat.set_cudnn_deterministic),
     (torch_compat.get_cudnn_enabled, torch_compat.set_cudnn_enabled),
@@ -128,7 +137,7 @@ def _autocast_pairs() -> list:
 
 OWNERS = (
     flags("default dtype", (torch.get_default_dtype, torch.set_default_dtype)),
-    Owner("determinism", _determinism, _set_determinism, travels=True),
+    Owner("determinism", _determinism, _set_determinism, travels=True, reads=lambda: _DETERMINISM),
     flags(
         "anomaly mode",
         (torch.is_anomaly_enabled, lambda on: torch.set_anomaly_enabled(on, torch.is_anomaly_check_nan_enabled())),
@@ -141,6 +150,8 @@ OWNERS = (
         setters=(
             place("set_float32_matmul_precision"),
             place("set_cublas_allow_tf32"),
+            place("set_cudnn_allow_tf32"),
+            (vars(type(torch.backends.cudnn))["allow_tf32"], "setter"),
             place("set_fp32_precision_setter"),
         ),
         travels=True,

@@ -83,7 +83,7 @@ class Rank(RankClock):
         self.stderr: TextIO = sys.stderr
         self.value: Any = None
         self.world = World()
-        self.begins_with: dict[str, Any] = {"process groups": self.world}
+        self.begins_with: dict[str, Any] = {"process groups": (self.world,)}
         self._has_begun = False
         self.environ = dict(os.environ._data)  # type: ignore[attr-defined]
         torchrun = {

@@ -308,6 +308,22 @@ def test_what_the_notebook_has_set_holds_on_its_ranks():
     assert taken(OF_THE_PROCESS) == host
 
 
+@pytest.mark.parametrize("sets", ["property", "flags"])
+def test_cudnns_older_switch_of_tf32_is_a_ranks_own_however_it_is_set(sets: str):
+    cudnn = torch.backends.cudnn
+
+    def program() -> bool:
+        if dist.get_rank() == 0:
+            if sets == "property":
+                cudnn.allow_tf32 = False
+            else:
+                cudnn.set_flags(_allow_tf32=False)
+        dist.barrier()
+        return cudnn.allow_tf32
+
+    assert launch(program, ranks=3).values == [False, True, True] and cudnn.allow_tf32
+
+
 def test_a_rank_that_redirects_its_output_keeps_it_redirected():
     def program() -> str:
         with contextlib.redirect_stdout(io.StringIO()) as text:

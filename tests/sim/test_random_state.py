@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import launch
+from lablib.owners import random_states
 from lablib.owners.random_states import RandomStates
 
 DRAWS = {
@@ -48,6 +49,12 @@ def test_interleaved_streams_draw_what_each_draws_alone(turns):
         assert drawn == expected
     finally:
         host.give_back()
+
+
+def test_so_it_is_where_python_keeps_its_state_elsewhere(monkeypatch):
+    assert random_states._PYTHONS_TWISTER is not None  # CPython's is found
+    monkeypatch.setattr(random_states, "_PYTHONS_TWISTER", None)
+    test_interleaved_streams_draw_what_each_draws_alone()
 
 
 def test_ranks_draw_the_same_on_the_simulator_and_in_processes():
