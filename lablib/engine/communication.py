@@ -8,7 +8,7 @@ the operation and on everything that all must give alike (dtype, shape, root, re
 told at once, with the line of each side.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +47,8 @@ class Communication:
         """What it is, whoever waits: "all_reduce of group world"."""
         raise NotImplementedError
 
-    def describe(self, rank: int, source: Any, verb: str = "waits in") -> Callable[[], Wait]:
-        """What to say of a rank that waits for this; put together only when asked for."""
+    def describe(self, rank: int, source: Any, verb: str = "waits in") -> Wait:
+        """What to say of a rank that waits for this."""
         raise NotImplementedError
 
 
@@ -102,19 +102,12 @@ class Meeting(Communication):
     index: int
     joined: dict[int, Joined] = field(default_factory=dict)
 
-    def join(self, place: int, newcomer: Joined) -> None:
-        """Add a rank. Raises CollectiveMismatchError when it does not agree with those who came before."""
-        if self.joined:
-            other = next(iter(self.joined.values()))
-            if newcomer.name != other.name:
-                raise self._mismatch("operation", other, newcomer)
-            if newcomer.agreement != other.agreement:
-                for (label, mine), (_, theirs) in zip(newcomer.agreement, other.agreement, strict=True):
-                    if mine != theirs:
-                        raise self._mismatch(label, other, newcomer)
-        self.joined[place] = newcomer
-
-    def _mismatch(self, what: str, first: Joined, second: Joined) -> CollectiveMismatchError:
+    def mismatch(self, first: Joined, second: Joined) -> CollectiveMismatchError:
+        """The error for two that do not agree."""
+        what = "operation"
+        if first.name == second.name:
+            pairs = zip(first.agreement, second.agreement, strict=True)
+            what = next(label for (label, one), (_, other) in pairs if one != other)
         headline = (
             f"ranks disagree on the {what} of call #{self.index} of group {self.group_label}: "
             "every rank of a group must make the same calls in the same order."
@@ -126,15 +119,12 @@ class Meeting(Communication):
     def title(self) -> str:
         return f"{self.name} of group {self.group_label}"
 
-    def describe(self, rank: int, source: Any, verb: str = "waits in") -> Callable[[], Wait]:
-        def wait() -> Wait:
-            missing = tuple(r for i, r in self.members.items() if i not in self.joined)
-            who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {ranks_in_words(missing)} are"
-            what = f"{verb} {self.name} #{self.index} of group {self.group_label}"
-            why, whom = (self.stopped, ()) if self.stopped else (f"{who} not there", missing)
-            return Wait(rank, what, str(source), why, whom, self.name, self.group_label)
-
-        return wait
+    def describe(self, rank: int, source: Any, verb: str = "waits in") -> Wait:
+        missing = tuple(r for i, r in self.members.items() if i not in self.joined)
+        who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {ranks_in_words(missing)} are"
+        what = f"{verb} {self.name} #{self.index} of group {self.group_label}"
+        why, whom = (self.stopped, ()) if self.stopped else (f"{who} not there", missing)
+        return Wait(rank, what, str(source), why, whom, self.name, self.group_label)
 
 
 @dataclass(slots=True, eq=False)
@@ -187,17 +177,14 @@ class Message(Communication):
     def title(self) -> str:
         return f"{self.kind} of group {self.group_label}"
 
-    def describe(self, rank: int, source: Any, verb: str = "waits in") -> Callable[[], Wait]:
-        def wait() -> Wait:
-            direction = "to" if self.kind == "send" else "from"
-            other = "recv" if self.kind == "send" else "send"
-            peer = "any rank" if self.peer_rank is None else f"rank {self.peer_rank}"
-            what = f"{verb} {self.kind} {direction} {peer} (tag {self.tag}) of group {self.group_label}"
-            why = self.stopped or f"no matching {other} is posted"
-            whom = () if self.peer_rank is None else (self.peer_rank,)
-            return Wait(rank, what, str(source), why, whom, self.kind, self.group_label)
-
-        return wait
+    def describe(self, rank: int, source: Any, verb: str = "waits in") -> Wait:
+        direction = "to" if self.kind == "send" else "from"
+        other = "recv" if self.kind == "send" else "send"
+        peer = "any rank" if self.peer_rank is None else f"rank {self.peer_rank}"
+        what = f"{verb} {self.kind} {direction} {peer} (tag {self.tag}) of group {self.group_label}"
+        why = self.stopped or f"no matching {other} is posted"
+        whom = () if self.peer_rank is None else (self.peer_rank,)
+        return Wait(rank, what, str(source), why, whom, self.kind, self.group_label)
 
 
 def _plain(value: Any) -> str:

@@ -135,7 +135,10 @@ class Group:
         meeting = self._meetings.get(index)
         if meeting is None:
             meeting = self._meetings[index] = Meeting(self.label, self._simulated, newcomer.name, index)
-        meeting.join(place, newcomer)
+        first = next(iter(meeting.joined.values()), newcomer)
+        if newcomer.name != first.name or newcomer.agreement != first.agreement:
+            raise meeting.mismatch(first, newcomer)
+        meeting.joined[place] = newcomer
         if len(meeting.joined) == len(self._simulated):
             del self._meetings[index]
             arrived = [meeting.joined[i] for i in self._simulated]

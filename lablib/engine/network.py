@@ -68,12 +68,13 @@ class Network:
     Attributes:
         wires: the sets of wires that flows use.
         now_s: the moment of the last event.
+        events: a heap of (moment, kind, turn, number, flow); some of them do not count any more.
     """
 
     def __init__(self) -> None:
         self.wires = WireSets()
         self.now_s: float = 0
-        self._events: list[tuple[float, int, int, int, Flow]] = []  # moment, kind, turn, number, flow
+        self.events: list[tuple[float, int, int, int, Flow]] = []
         self._num_events = 0
         self._moving: dict[int, list[Flow]] = {}  # by set of wires: the flows whose bytes move
         self._holders: dict[Port, Flow] = {}
@@ -96,19 +97,19 @@ class Network:
     @property
     def next_s(self) -> float | None:
         """The moment of the next event; None: there is none."""
-        while self._events and self._events[0][4]._event != self._events[0][3]:
-            heapq.heappop(self._events)
-        return self._events[0][0] if self._events else None
+        while self.events and self.events[0][4]._event != self.events[0][3]:
+            heapq.heappop(self.events)
+        return self.events[0][0] if self.events else None
 
     @property
     def lets_ranks_go_first(self) -> bool:
         """Whether the next event waits for what ranks issue at the same moment."""
-        return self.next_s is not None and self._events[0][1] == _PLAN
+        return self.next_s is not None and self.events[0][1] == _PLAN
 
     def advance(self) -> None:
         """The next event happens, and every other end of the same moment."""
         assert self.next_s is not None
-        at_s, kind, _, _, flow = heapq.heappop(self._events)
+        at_s, kind, _, _, flow = heapq.heappop(self.events)
         self.now_s = max(self.now_s, at_s)
         if kind == _PLAN:
             self._plan(flow)
@@ -118,14 +119,14 @@ class Network:
             self._begin(flow, at_s)
         else:
             over = [flow]
-            while self.next_s == at_s and self._events[0][1] == _END:
-                over.append(heapq.heappop(self._events)[4])
+            while self.next_s == at_s and self.events[0][1] == _END:
+                over.append(heapq.heappop(self.events)[4])
             self._end(over, at_s)
 
     def _schedule(self, at_s: float, kind: int, flow: Flow, turn: int = 0) -> None:
         self._num_events += 1
         flow._event = self._num_events
-        heapq.heappush(self._events, (at_s, kind, turn, self._num_events, flow))
+        heapq.heappush(self.events, (at_s, kind, turn, self._num_events, flow))
 
     # ---- what happens to a flow, in order ----
 

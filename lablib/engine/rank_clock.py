@@ -1,8 +1,8 @@
 """One rank as the engine knows it: how far it has come in virtual time, and its ends of the wires.
 
-The engine does not know what a rank computes. Its work arrives as seconds (`advance`), its communication as calls of a
-group (group.py); where it must wait, its clock goes on at the end of what it waited for (`join`). Whoever runs the
-rank, in a thread or in a process, may keep more about it: lablib/sim/rank.py.
+The engine does not know what a rank computes: whoever runs the rank, in a thread or in a process, moves its clock by
+the seconds that its work takes, and to the end of what it waits for (lablib/sim/rank.py). The rank's communication
+arrives as calls of a group (group.py).
 """
 
 from lablib.engine.port import Port
@@ -21,16 +21,6 @@ class RankClock:
         self.clock_s = clock_s
         self._ports: dict[str, Port] = {}
         self._num_sends = 0
-
-    def advance(self, time_s: float) -> float:
-        """The current stream does `time_s` seconds of work. Returns when that began."""
-        start_s = self.clock_s
-        self.clock_s = start_s + time_s
-        return start_s
-
-    def join(self, end_s: float) -> None:
-        """The current stream waits for something that ends at `end_s`."""
-        self.clock_s = max(self.clock_s, end_s)
 
     def port(self, name: str) -> Port:
         """One end of a wire of this rank, "intra:out", "inter:in", ...; messages of all groups share it."""

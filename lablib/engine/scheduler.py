@@ -169,7 +169,7 @@ class Scheduler:
     def _pass_time(self) -> None:
         """Let everything happen on the wires that no rank can be in time to change, and whoever waited enough go on."""
         while True:
-            next_s = self._network.next_s
+            next_s = self._network.next_s if self._network.events else None
             until_s = min(seat.until_s for seat in self._seats.values()) if self._num_patient else inf
             if until_s < inf and until_s <= (inf if next_s is None else next_s):
                 if self._is_hopeless(until_s):

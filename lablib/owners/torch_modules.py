@@ -28,6 +28,7 @@ from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, set_o
 class World(PlainWorld):
     """torch.distributed's per-process registry of groups, with dictionaries of its own instead of module globals."""
 
+    default_pg: Any = None
     group_count: Any = 0
     pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = group_count  # in each its own
 

@@ -11,7 +11,6 @@ The skin of the engine (lablib/engine), which says who waits for whom and when. 
     copies.py          its copy of the arguments
     notebook.py        what a program changed of the notebook
     threads.py         whose a thread is that a rank starts
-    world.py           the default group, in a module that a rank imports
     source.py          the line of the program that made a call
     delivery.py        tensors on their way: buffers are filled by their own wait
     exchange.py        what each collective does with its tensors

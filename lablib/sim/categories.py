@@ -60,11 +60,6 @@ class Categories:
         elif self.of[tracked.allocation] == OTHER and tensor.requires_grad and not _is_leaf(tensor):
             self.of[tracked.allocation] = ACTIVATION
 
-    def communicates(self, tracked: TrackedStorage) -> None:
-        """A collective gets it."""
-        if self.of[tracked.allocation] == OTHER:
-            self.of[tracked.allocation] = COMMUNICATION
-
     # ---- parameters ----
 
     def know_parameter(self, tensor: Tensor, tracked: TrackedStorage | None = None) -> None:

@@ -104,7 +104,7 @@ class Clock(TorchDispatchMode):
             self._turn()
         if traits.is_block:
             self._enter_or_leave(func, args)
-        self._position.moved()
+        self._position.found = None  # another operator runs now
         before = self._in_flight.before(traits, args, kwargs) if self._in_flight else None
         out = self._run(func, args, kwargs)
         if before:

@@ -50,18 +50,20 @@ class Tensors(NamedTuple):
 
 
 class Delivery:
-    """What one communication moves. Members are numbered as in its group; of a message, SENDER and RECEIVER."""
+    """What one communication moves. Members are numbered as in its group; of a message, SENDER and RECEIVER.
 
-    __slots__ = ("_kept", "_loaded", "_waiting")
+    Attributes:
+        waiting: the members that wait: their buffers may be filled at any time.
+        owed: those whose buffers are still to be filled, once all have come.
+    """
+
+    __slots__ = ("_kept", "_loaded", "owed", "waiting")
 
     def __init__(self) -> None:
-        self._waiting: set[int] = set()
+        self.waiting: set[int] = set()
+        self.owed: set[int] = set()
         self._loaded: tuple[PerMember, PerMember, Move, bool] | None = None
         self._kept: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
-
-    def await_by(self, member: int) -> None:
-        """This member waits: from now on its buffers may be filled at any time."""
-        self._waiting.add(member)
 
     def load(self, sent: PerMember, received: PerMember, move: Move, is_alike: bool = False) -> None:
         """All members have come.
@@ -72,20 +74,26 @@ class Delivery:
             move: computes the one from the other.
             is_alike: whether every member that receives anything receives the same.
         """
+        for tensors in (*sent, *received):
+            for tensor in tensors:
+                if tensor.is_meta:
+                    return  # shapes have no values
         self._loaded = sent, received, move, is_alike
+        self.owed = set(range(len(received)))
 
     def join(self, other: "Delivery") -> None:
         """Two sides of a message have met: those who wait for the other wait for this one."""
-        self._waiting |= other._waiting
+        self.waiting |= other.waiting
 
     def fill(self, member: int) -> None:
         """This member has waited: fill its buffers. Later calls do nothing."""
-        self._waiting.add(member)
-        if self._loaded is None and member not in self._kept:
+        self.waiting.add(member)
+        if member not in self.owed:
             return
         with unseen_by_torch():
             if self._loaded is not None:
                 self._move()
+            self.owed.discard(member)
             for buffer, result in zip(*self._kept.pop(member, ((), ())), strict=True):
                 buffer.copy_(result)
 
@@ -93,12 +101,11 @@ class Delivery:
         assert self._loaded is not None
         sent, received, move, is_alike = self._loaded
         self._loaded = None
-        if any(t.is_meta for tensors in (*sent, *received) for t in tensors):
-            return  # shapes have no values
+        self.owed = set(range(len(received))) - self.waiting
         into = list(received)
         results: dict[object, list[Tensor]] = {}
         for member, buffers in enumerate(received):
-            if buffers and member not in self._waiting:
+            if buffers and member not in self.waiting:
                 key = tuple(t.shape for t in buffers) if is_alike else member
                 if key not in results:
                     results[key] = [torch.empty_like(t) for t in buffers]

@@ -139,11 +139,11 @@ class MemoryTracker:
 
     def communicates(self, tensors: Iterable[Tensor]) -> None:
         """A communication sends or fills these."""
-        self._position.moved()
+        self._position.found, of = None, self.categories.of
         for tensor in tensors:
             tracked = self._live.get(storage_id(_storage_of(tensor))) or self._meet(tensor, "")
-            if tracked is not None:
-                self.categories.communicates(tracked)
+            if tracked is not None and of[tracked.allocation] == OTHER:
+                of[tracked.allocation] = COMMUNICATION
 
     def uses(self, tensors: Iterable[Tensor]) -> None:
         """An operator on tensors of several parts (DTensor) is about to run on these: they may be parameters."""
@@ -162,7 +162,7 @@ class MemoryTracker:
             return
         self.log.end(allocation)
         if size:
-            self._position.moved()
+            self._position.found = None
             tracked.allocation = self.log.begin(size, self.log.category[allocation], self._label("resize_"))
 
     def leave(self) -> None:
@@ -189,8 +189,8 @@ class MemoryTracker:
                 self._meet(part, name)
 
     def _learn(self, traits: OpTraits, tensor: Tensor, tracked: TrackedStorage) -> None:
-        if traits.is_collective:
-            self.categories.communicates(tracked)
+        if traits.is_collective and self.categories.of[tracked.allocation] == OTHER:
+            self.categories.of[tracked.allocation] = COMMUNICATION
         if traits.resizes:
             self.resized(_storage_of(tensor))
         if traits.gives_gradient and graph_task_id() != -1:

@@ -4,19 +4,30 @@ Random generators, process groups and hooks of the interpreter are swapped at ev
 and there are thirty settings besides, which hardly any program changes. So a rank's turn ends with one look at those
 that are quick to read; the others are looked at from the first time that a function which sets them is called. What the
 next rank left is put in place only where it differs from what stands there.
+
+A rank's own is its default process group, too: `torch.distributed.group.WORLD`. A module's own lines run once, in the
+turn of the rank that imports it first. Functions with `group=group.WORLD` as a default (all of
+torch.distributed.nn.functional) would keep that rank's end of the group for every rank, and for every later launch. So
+there it is None, which stands for the default group in all of torch.
 """
+
+import sys
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from inspect import CO_OPTIMIZED
 from operator import call
+from types import FrameType
 from typing import Any
 
 from lablib.owners import OF_THE_PROCESS
 from lablib.sim.replaced import replaced
+from lablib.torch_compat import WorldMeta, place
 
 _ALWAYS = tuple(owner for owner in OF_THE_PROCESS if owner.is_always)
 _LOOKED_AT = tuple(owner for owner in OF_THE_PROCESS if not owner.is_always)
+_C10D, _PROCESS_WORLD = place("process_world")
 _HOLDERS, _NAMES = zip(*(place for owner in _ALWAYS for place in owner.places), strict=True)
 _PUT = [owner.at_turns[0] for owner in _ALWAYS if owner.at_turns]
 _TAKE_AGAIN = [owner.at_turns[1] for owner in _ALWAYS if owner.at_turns]
@@ -123,3 +134,21 @@ class OwnSettings:
             self._others[at] = take_again(self._others[at])
         self._settings.look()
         self._states = self._settings.states
+
+
+def _world(cls: type) -> Any:
+    frame = sys._getframe(1)
+    is_function = frame.f_code.co_flags & CO_OPTIMIZED
+    return getattr(_C10D, _PROCESS_WORLD).default_pg if is_function or not _is_import(frame) else None
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether a frame runs lines of a module, or of a class in one, outside any function; not a script's own."""
+    while frame is not None and not frame.f_code.co_flags & CO_OPTIMIZED:
+        if frame.f_code.co_name == "<module>":
+            return frame.f_globals.get("__name__") != "__main__"
+        frame = frame.f_back
+    return False
+
+
+WORLD = property(_world, vars(WorldMeta)["WORLD"].fset)

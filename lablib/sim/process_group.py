@@ -22,7 +22,7 @@ from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, PerMember, Ten
 from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.nccl_order import NcclOrder
 from lablib.sim.rank import Rank
-from lablib.sim.reduce import reduce_op
+from lablib.sim.reduce import Op, RedOp, op_of_dtype, reduce_op
 from lablib.sim.source import Source, handling, is_called_by_program, program_line
 from lablib.sim.turns import Turns
 from lablib.sim.work import Issued, SimWork
@@ -129,13 +129,14 @@ class SimProcessGroup(dist.ProcessGroup):
     # ---- collectives ----
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, tensors)
+        op = _reduction(opts, tensors)
         return self._collective(
             "all_reduce",
             sent=tensors,
             received=tensors,
             agree=_alike("all_reduce", tensors, reduction=op[0]),
             move=lambda sent, received: exchange.all_reduce(sent, received, op),
+            opts=opts,
         )
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> SimWork:
@@ -149,18 +150,20 @@ class SimProcessGroup(dist.ProcessGroup):
             received=[] if self._member == root else tensors,
             agree=_alike("broadcast", tensors, root=self._global(root)),
             move=lambda sent, received: exchange.broadcast(sent, received, root),
+            opts=opts,
             root=root,
             results=tensors,
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> SimWork:
-        root, op = opts.rootRank, reduce_op(opts.reduceOp, tensors)
+        root, op = opts.rootRank, _reduction(opts, tensors)
         return self._collective(
             "reduce",
             sent=tensors,
             received=tensors if self._member == root else [],
             agree=_alike("reduce", tensors, root=self._global(root), reduction=op[0]),
             move=lambda sent, received: exchange.reduce(sent, received, op, root),
+            opts=opts,
             root=root,
             results=tensors,
         )
@@ -173,6 +176,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs[0],
             agree=_alike("all_gather", inputs, **{"output shapes": tuple(tuple(o.shape) for o in outputs[0])}),
             move=exchange.all_gather,
+            opts=opts,
             own=("input shape", tuple(inputs[0].shape), tuple(outputs[0][self._member].shape)),
         )
 
@@ -196,6 +200,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs,
             agree=_alike("all_gather_into_tensor", inputs),
             move=exchange.all_gather_single,
+            opts=opts,
         )
 
     _allgather_base = all_gather_single
@@ -212,6 +217,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=received,
             agree=_alike("gather", inputs, root=self._global(root)),
             move=lambda sent, received: exchange.gather(sent, received, root),
+            opts=opts,
             misfit=lambda joined: _parts_misfit("gather", joined, root, "receives", "sends"),
             root=root,
         )
@@ -227,12 +233,13 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs,
             agree=_alike("scatter", outputs, root=self._global(root)),
             move=lambda sent, received: exchange.scatter(sent, received, root),
+            opts=opts,
             misfit=lambda joined: _parts_misfit("scatter", joined, root, "sends", "receives"),
             root=root,
         )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, inputs[0])
+        op = _reduction(opts, inputs[0])
         self._count("reduce_scatter", inputs[0])
         return self._collective(
             "reduce_scatter",
@@ -240,6 +247,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs,
             agree=_alike("reduce_scatter", inputs[0], reduction=op[0]),
             move=lambda sent, received: exchange.reduce_scatter(sent, received, op),
+            opts=opts,
             own=("output shape", tuple(outputs[0].shape), tuple(inputs[0][self._member].shape)),
         )
 
@@ -247,7 +255,7 @@ class SimProcessGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
-        op = reduce_op(opts.reduceOp if opts else dist.ReduceOp.SUM, inputs)
+        op = _reduction(opts, inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             self._divides("reduce_scatter_tensor", "input", tensor, "output", output)
         return self._collective(
@@ -256,6 +264,7 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs,
             agree=_alike("reduce_scatter_tensor", inputs, reduction=op[0]),
             move=lambda sent, received: exchange.reduce_scatter_single(sent, received, op),
+            opts=opts,
         )
 
     _reduce_scatter_base = reduce_scatter_single  # pyright: ignore[reportAssignmentType]
@@ -264,7 +273,7 @@ class SimProcessGroup(dist.ProcessGroup):
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
         self._count("all_to_all", inputs)
         self._count("all_to_all", outputs)
-        return self._all_to_all("all_to_all", outputs, inputs)
+        return self._all_to_all("all_to_all", outputs, inputs, opts)
 
     def all_to_all_single(
         self,
@@ -276,13 +285,13 @@ class SimProcessGroup(dist.ProcessGroup):
     ) -> SimWork:
         inputs = self._split("input", input, input_split_sizes)
         outputs = self._split("output", output, output_split_sizes)
-        work = self._all_to_all("all_to_all_single", outputs, inputs)
+        work = self._all_to_all("all_to_all_single", outputs, inputs, opts)
         work.results = [output]
         return work
 
     alltoall_base = all_to_all_single  # pyright: ignore[reportAssignmentType]
 
-    def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> SimWork:
+    def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> SimWork:
         def misfit(joined: Sequence[Joined]) -> CollectiveMismatchError | None:
             for i, receiver in enumerate(joined):
                 for r, sender in enumerate(joined):
@@ -304,11 +313,12 @@ class SimProcessGroup(dist.ProcessGroup):
             received=outputs,
             agree=_alike(name, inputs),
             move=exchange.all_to_all,
+            opts=opts,
             misfit=misfit,
         )
 
     def barrier(self, opts: Any = None) -> SimWork:
-        return self._collective("barrier", sent=[], received=[], agree=(), move=_moves_nothing)
+        return self._collective("barrier", sent=[], received=[], agree=(), move=_moves_nothing, opts=opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that would name the missing ranks after a timeout; here a missing rank is a deadlock, and named."""
@@ -379,6 +389,7 @@ class SimProcessGroup(dist.ProcessGroup):
         received: Sequence[Tensor],
         agree: Agreement,
         move: Move,
+        opts: Any = None,
         misfit: Misfit | None = None,
         root: int = 0,
         own: tuple[str, Any, Any] | None = None,
@@ -421,6 +432,9 @@ class SimProcessGroup(dist.ProcessGroup):
         if meeting.cargo is None:
             meeting.cargo = Delivery()
         results = received if results is None else results
+        if self._coalesced is None and not rank.unwaited and not getattr(opts, "asyncOp", True):
+            # torch waits before it returns: nobody can forget to, or use a tensor meanwhile.
+            return SimWork(rank, self._turns, [Issued(meeting, self._member, source, False, blocks=True)], results)
         return self._work(meeting, self._member, source, raw_sent, raw_received, results, order=self._group)
 
     def _work(
@@ -546,6 +560,14 @@ def _alike(call: str, tensors: Sequence[Tensor], **others: Any) -> Agreement:
             value = others[what]
         agreement.append((what, value))
     return tuple(agreement)
+
+
+def _reduction(opts: Any, tensors: Sequence[Tensor]) -> Op:
+    """The reduction of a call, as `reduce_op` has it; its errors."""
+    op = opts.reduceOp if opts else dist.ReduceOp.SUM
+    if len(tensors) == 1 and op != RedOp.PREMUL_SUM:  # whose factor is no part of what makes two the same
+        return op_of_dtype(op, tensors[0].dtype)
+    return reduce_op(op, [tensor.dtype for tensor in tensors])
 
 
 def _says_nothing(text: str) -> None:

@@ -19,26 +19,25 @@ class ProgramPosition:
     Args:
         rank: whose.
         lines: the lines of the run's programs.
+
+    Attributes:
+        found: what `now` has found; None: nobody has asked since another operator runs.
     """
 
     def __init__(self, rank: Rank, lines: Lines):
         self._rank = rank
         self._lines = lines
-        self._now: tuple[str, str] | None = None
+        self.found: tuple[str, str] | None = None
         self._graph_task = (-1, False)  # the last one that recorded, and whether it was asked to
-
-    def moved(self) -> None:
-        """Another operator runs now."""
-        self._now = None
 
     def now(self) -> tuple[str, str]:
         """Phase and line: "forward", "train.py:12: loss = model(x)"."""
-        if self._now is None:
+        if self.found is None:
             phase = self._rank.phase()
             if phase == "backward" and self.is_recompute():
                 phase = "recompute"
-            self._now = phase, self._lines.here()
-        return self._now
+            self.found = phase, self._lines.here()
+        return self.found
 
     def is_recompute(self) -> bool:
         """Whether this is forward code run again inside backward."""

@@ -155,13 +155,17 @@ class Rank(RankClock):
         launch_s: float = 0.0,
     ) -> None:
         """The current stream does `time_s` of work; in the first `launch_s` of it the device waits for the host."""
-        start_s = self.advance(time_s)
-        end_s = self.clock_s
+        start_s = self.clock_s
+        self.clock_s = end_s = start_s + time_s
         start_s = min(start_s + launch_s, end_s)
         if self.is_traced and time_s > 0:
             phase = self.phase() if phase is None else phase
             what = (flops, size_bytes, dtype, source, is_recompute, None, 0)
             self.spans.append((self.rank, self.stream, name, phase, start_s, end_s, *what))
+
+    def join(self, end_s: float) -> None:
+        """The current stream waits for something that ends at `end_s`."""
+        self.clock_s = max(self.clock_s, end_s)
 
     def communicate(
         self,

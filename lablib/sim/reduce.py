@@ -10,7 +10,8 @@ The work is done in blocks that stay in the cache: each operand is read once and
 the running sum travelling to memory and back for every rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,18 +49,17 @@ _COMBINE_BOOL = {**_COMBINE, RedOp.SUM: _sum_bool, RedOp.PRODUCT: _product_bool}
 _BITWISE = (RedOp.BAND, RedOp.BOR, RedOp.BXOR)
 
 
-def reduce_op(op: Any, tensors: Sequence[Tensor]) -> Op:
+def reduce_op(op: Any, dtypes: Iterable[torch.dtype]) -> Op:
     """The kind of a `ReduceOp` and its factor (of PREMUL_SUM; else None).
 
-    Raises TypeError for a reduction that is not defined on the dtype of these tensors.
+    Raises TypeError for a reduction that is not defined on one of these dtypes.
     """
     for kind in _COMBINE:  # the first is the usual one
         if op == kind:
             break
     else:
         raise TypeError(f"unknown reduction {op}: choose from {', '.join(kind.name for kind in _COMBINE)}")
-    for tensor in tensors:
-        dtype = tensor.dtype
+    for dtype in dtypes:
         if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
             raise TypeError(f"bitwise reductions need integers: got {kind.name} of {dtype}; use SUM, MIN or MAX")
         if kind in (RedOp.AVG, RedOp.PREMUL_SUM) and dtype == torch.bool:
@@ -67,6 +67,12 @@ def reduce_op(op: Any, tensors: Sequence[Tensor]) -> Op:
         if kind in (RedOp.MIN, RedOp.MAX) and dtype.is_complex:
             raise TypeError(f"complex numbers have no order: got {kind.name} of {dtype}; use SUM or PRODUCT")
     return kind, op.__getstate__()[1] if kind == RedOp.PREMUL_SUM else None
+
+
+@cache
+def op_of_dtype(op: Any, dtype: torch.dtype) -> Op:
+    """`reduce_op` of one dtype, remembered. Not for PREMUL_SUM: two of these are equal whatever their factors."""
+    return reduce_op(op, [dtype])
 
 
 def reduce_to_all(operands: Sequence[Tensor], results: Sequence[Tensor], op: Op) -> None:

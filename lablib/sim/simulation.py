@@ -62,7 +62,7 @@ from lablib.sim.memory_tracker import MemoryTrackers
 from lablib.sim.meta_kernels import Answer, MetaKernels
 from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.notebook import Notebook
-from lablib.sim.own_settings import OwnSettings, Settings
+from lablib.sim.own_settings import WORLD, OwnSettings, Settings
 from lablib.sim.process_group import SimProcessGroup, ensure_one_dtype, monitored_barrier, notify_join_context
 from lablib.sim.profilers import one_profile_at_a_time
 from lablib.sim.rank import Rank
@@ -77,7 +77,6 @@ from lablib.sim.threads import followed_threads
 from lablib.sim.turns import THREAD_NAME, RunEnded, Turns
 from lablib.sim.unwaited import unwaited_notes, written_notes
 from lablib.sim.watchdog import naming_what_cannot_be_ended
-from lablib.sim.world import WORLD
 from lablib.texts import traceback_text
 from lablib.thread_frames import thread_frames
 from lablib.torch_compat import (

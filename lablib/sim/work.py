@@ -15,6 +15,7 @@ to join it, is told a deadlock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,12 +38,14 @@ class Issued:
         member: this rank's number in it (delivery.py).
         source: the line of the program.
         is_own: whether the program made the call; torch drops handles of its own that it knows to be over.
+        blocks: whether the call waits before it returns: nothing can happen meanwhile on this rank.
     """
 
     event: Communication
     member: int
     source: Source
     is_own: bool
+    blocks: bool = False
 
 
 class SimWork(dist.Work):
@@ -76,7 +79,7 @@ class SimWork(dist.Work):
         for issued in self.issued:
             if not issued.event.has_data:
                 # Give the others a turn: what this rank polls for can only be done by them.
-                self._turns.poll(issued.event.describe(self._rank.rank, program_line(), "polls for"))
+                self._turns.poll(partial(issued.event.describe, self._rank.rank, program_line(), "polls for"))
         if not self.is_success():
             return False
         if not all(issued.event.is_final for issued in self.issued):
@@ -128,14 +131,18 @@ class SimWork(dist.Work):
 
     def _wait_for(self, issued: Issued, joins: bool) -> None:
         """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
-        event = issued.event
-        if self._rank.in_flight is not None:
-            self._rank.in_flight.waited_again = issued not in self._rank.unwaited
-            self._rank.in_flight.remove(issued)
-        event.cargo.await_by(issued.member)
+        event, rank = issued.event, self._rank
+        is_unwaited = issued in rank.unwaited
+        if rank.in_flight is not None:
+            rank.in_flight.waited_again = not (is_unwaited or issued.blocks)
+            if is_unwaited:
+                rank.in_flight.remove(issued)
+        event.cargo.waiting.add(issued.member)
         if not (event.is_final if joins else event.has_data):
-            (event.end_waiters if joins else event.data_waiters).append(self._rank.rank)
-            self._turns.wait(event.describe(self._rank.rank, Here()), joins)
+            (event.end_waiters if joins else event.data_waiters).append(rank.rank)
+            self._turns.wait(partial(event.describe, rank.rank, Here()), joins)
         self._turns.check()
-        event.cargo.fill(issued.member)
-        self._rank.unwaited.pop(issued, None)
+        if issued.member in event.cargo.owed:
+            event.cargo.fill(issued.member)
+        if is_unwaited:
+            rank.unwaited.pop(issued, None)

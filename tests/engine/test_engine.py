@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -25,12 +26,20 @@ Body = Callable[["Rig", int], Iterator[Communication]]
 SECONDS = st.floats(0, 2, allow_subnormal=False)
 
 
+class Clock(RankClock):
+    def join(self, end_s: float) -> None:
+        self.clock_s = max(self.clock_s, end_s)
+
+    def advance(self, time_s: float) -> None:
+        self.clock_s += time_s
+
+
 class Rig:
     """Runs generators on the engine: each yields what it waits for. The smallest thing that can run ranks."""
 
     def __init__(self, num_ranks: int, cluster: str = "dgx-h100", conditions: Conditions | None = None):
         self.cluster = find_cluster(cluster)
-        self.clocks = [RankClock(rank) for rank in range(num_ranks)]
+        self.clocks = [Clock(rank) for rank in range(num_ranks)]
         self.network, self.events = Network(), Events()
         self.scheduler = Scheduler(self.clocks, self.network)
         self.conditions = conditions or Conditions()
@@ -80,7 +89,7 @@ class Rig:
                 if not communication.is_final:
                     awaited[rank] = communication
                     communication.end_waiters.append(rank)
-                    self.scheduler.wait(communication.describe(rank, ""))
+                    self.scheduler.wait(partial(communication.describe, rank, ""))
                     break
                 self.clocks[rank].join(communication.end_s)
             else:

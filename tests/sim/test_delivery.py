@@ -270,7 +270,7 @@ def test_results_that_are_the_same_for_all_are_kept_once():
             tensors[0].fill_(7.0)
 
     delivery.load([[]] * 5, received, move, is_alike=True)
-    delivery.await_by(1)
+    delivery.waiting.add(1)
     delivery.fill(0)
     assert seen[:2] == [id(received[0][0]), id(received[1][0])] and len(set(seen[2:])) == 1
     assert [r[0][0].item() for r in received] == [7.0, 7.0, OLD, OLD, OLD]

@@ -76,6 +76,8 @@ def test_every_file_and_every_name_of_the_sketch_exists():
             assert found in sketch, name
 
 
-def test_a_warm_rank_makes_at_most_a_hundred_python_calls_for_one_all_reduce():
+def test_a_warm_rank_makes_at_most_60_python_calls_in_10_files_for_one_all_reduce():
     """The second of four: it neither completes the meeting nor moves the data for all."""
-    assert len(calls_of_one_all_reduce()[1]) <= 100
+    calls = calls_of_one_all_reduce()[1]
+    assert len(calls) <= 60
+    assert len({file for file, _ in calls if file}) <= 10  # of lablib; torch's own are two
