@@ -12,7 +12,6 @@ there it is None, which stands for the default group in all of torch.
 """
 
 import sys
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
