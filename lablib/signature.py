@@ -44,6 +44,8 @@ def checked(function: F) -> F:
         WrongType: an argument that is missing, too many or not of its type.
     """
     signature, name = inspect.signature(function), function.__qualname__
+    kinds = {parameter.kind: parameter.name for parameter in signature.parameters.values()}
+    several, by_name = kinds.get(inspect.Parameter.VAR_POSITIONAL), kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -51,12 +53,13 @@ def checked(function: F) -> F:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise WrongType(f"{name}: {error}") from None
-        hints = hints_of(function)
+        tests = _tests_of(function)
         for argument, value in bound.arguments.items():
-            kind = signature.parameters[argument].kind
-            several = {inspect.Parameter.VAR_POSITIONAL: value, inspect.Parameter.VAR_KEYWORD: ()}.get(kind, (value,))
-            for one in several:
-                check_type(f"{name}: {argument}", one, hints.get(argument, Any))
+            if argument == by_name or argument not in tests:
+                continue
+            for one in value if argument == several else (value,):
+                if not tests[argument](one):
+                    check_type(f"{name}: {argument}", one, hints_of(function)[argument])
         return function(*args, **kwargs)
 
     return call  # pyright: ignore[reportReturnType]
@@ -122,68 +125,103 @@ def whole_number(
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether the value has the type that the annotation names; True for annotations that name none."""
+    return _test_of(hint)(value)
+
+
+@cache
+def _test_of(hint: Any) -> Callable[[Any], bool]:
+    """What `fits` asks of a value: an annotation is taken apart once, and calls are many."""
     if hint is Any or isinstance(hint, TypeVar):
-        return True
+        return _anything
     if inspect.isclass(hint) and issubclass(hint, _Named):
-        return hint.__name__ in {kind.__name__ for kind in type(value).__mro__}
+        return lambda value: hint.__name__ in {kind.__name__ for kind in type(value).__mro__}
     origin, of = get_origin(hint), get_args(hint)
     if origin is None:
-        return _is_simple(value, hint)
+        return _simple_test(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in of)
+        tests = [_test_of(one) for one in of]
+        return lambda value: any(test(value) for test in tests)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in of)
+        return lambda value: any(type(value) is type(one) and value == one for one in of)
     if not inspect.isclass(origin):
-        return True
+        return _anything
     if origin in (type, Callable) or issubclass(origin, Callable):
-        return callable(value)
+        return callable
     if issubclass(origin, tuple):
-        if not isinstance(value, (tuple, list)) or (of[-1:] != (Ellipsis,) and len(of) != len(value)):
-            return False
-        wanted = [of[0]] * len(value) if of[-1] is Ellipsis else of
-        return all(fits(one, kind) for one, kind in zip(value, wanted, strict=True))
+        tests = [_test_of(one) for one in of if one is not Ellipsis]
+        if of[-1:] == (Ellipsis,):
+            return lambda value: isinstance(value, (tuple, list)) and all(map(tests[0], value))
+        return lambda value: (
+            isinstance(value, (tuple, list))
+            and len(value) == len(tests)
+            and all(test(one) for test, one in zip(tests, value, strict=True))
+        )
     if issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(fits(k, of[0]) and fits(v, of[1]) for k, v in value.items())
-    return _holds(value, origin, of[0] if of else Any)
+        of_key, of_value = map(_test_of, of)
+        return lambda value: isinstance(value, Mapping) and all(of_key(k) and of_value(v) for k, v in value.items())
+    return _items_test(origin, of[0] if of else Any)
 
 
-def _is_simple(value: Any, hint: Any) -> bool:
+@cache
+def _tests_of(function: Callable[..., Any]) -> Mapping[str, Callable[[Any], bool]]:
+    return {name: _test_of(hint) for name, hint in hints_of(function).items()}
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _simple_test(hint: Any) -> Callable[[Any], bool]:
     if hint is None:
-        return value is None
+        return lambda value: value is None
     if hint is bool:
-        return isinstance(value, bool) or _is_of_numpy(value, "bool", "bool_")
+        return lambda value: isinstance(value, bool) or _is_of_numpy(value, "bool", "bool_")
     if hint is int:
-        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= MAX_WHOLE
+        return _is_whole
     if hint is float:
-        if not isinstance(value, Real) or isinstance(value, bool):
-            return False
-        return not isinstance(value, Integral) or abs(int(value)) < 10**308
+        return _is_number
     if hint in (Callable, callable):
-        return callable(value)
+        return callable
     if array := getattr(hint, "array_type", None):  # jaxtyping: its shapes are for readers, and for tests
-        return isinstance(value, array)
+        return lambda value: isinstance(value, array)
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
         asked = [name for name in dir(hint) if not name.startswith("_")] + list(hint.__annotations__)
-        return not isinstance(value, type) and all(hasattr(value, name) for name in asked)
-    return isinstance(value, hint) if inspect.isclass(hint) else True
+        return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in asked)
+    return (lambda value: isinstance(value, hint)) if inspect.isclass(hint) else _anything
 
 
-def _holds(value: Any, origin: type, item: Any) -> bool:
-    """A sequence, set or other iterable of `item`. An iterator is not used up by looking."""
-    if isinstance(value, (str, bytes)):
-        return False
-    if _is_of_numpy(value, "ndarray") and issubclass(origin, (Sequence, Iterable)):
-        return value.ndim == 1 and all(fits(one, item) for one in value.tolist())
-    is_list = isinstance(value, (Sequence, Set))
-    if not (is_list or hasattr(value, "__iter__")) or (issubclass(origin, Sequence) and not _is_sequence(value)):
-        return False
-    if issubclass(origin, Set) and not isinstance(value, Set):
-        return False
-    if not is_list or item is Any:
+def _is_whole(value: Any) -> bool:
+    if type(value) is int:
+        return -MAX_WHOLE <= value <= MAX_WHOLE
+    return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= MAX_WHOLE
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is float:
         return True
-    if inspect.isclass(item) and item.__module__.startswith("lablib.record."):
-        return all(isinstance(one, item) for one in value)  # a run has many spans
-    return all(fits(one, item) for one in value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return not isinstance(value, Integral) or abs(int(value)) < 10**308
+
+
+def _items_test(origin: type, item: Any) -> Callable[[Any], bool]:
+    """A sequence, set or other iterable of `item`. An iterator is not used up by looking."""
+    test, asks_sequence, asks_set = _test_of(item), issubclass(origin, Sequence), issubclass(origin, Set)
+    may_be_array = issubclass(origin, (Sequence, Iterable))
+
+    def holds(value: Any) -> bool:
+        if isinstance(value, (str, bytes)):
+            return False
+        if may_be_array and _is_of_numpy(value, "ndarray"):
+            return value.ndim == 1 and all(map(test, value.tolist()))
+        is_list = isinstance(value, (list, tuple, Sequence, Set))
+        if not (is_list or hasattr(value, "__iter__")) or (asks_sequence and not _is_sequence(value)):
+            return False
+        if asks_set and not isinstance(value, Set):
+            return False
+        return not is_list or test is _anything or all(map(test, value))
+
+    return holds
 
 
 def _is_of_numpy(value: Any, *names: str) -> bool:
