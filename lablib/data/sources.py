@@ -44,11 +44,16 @@ def standard_library(folder: Path | None = None) -> Source:
             f"Python's standard library has no source files in {folder}: use a Python installed with its sources, "
             "or a corpus from the network (load_corpus('wikitext-2'))."
         )
-    version = platform.python_version()
+    origin = f"standard library of Python {platform.python_version()}, {len(files)} modules"
+    return Source(standard_library_key(folder), origin, (path.read_bytes() + b"\n" for path in files))
+
+
+def standard_library_key(folder: Path | None = None) -> str:
+    """The key of `standard_library(folder)`, told without looking for its thousand files."""
+    folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     # Two builds of one version (a distribution's and one's own) may differ in a file: each has its place.
     where = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    origin = f"standard library of Python {version}, {len(files)} modules"
-    return Source(f"python-stdlib-{version}-{where}", origin, (path.read_bytes() + b"\n" for path in files))
+    return f"python-stdlib-{platform.python_version()}-{where}"
 
 
 def _modules(folder: Path) -> Iterator[Path]:

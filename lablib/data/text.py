@@ -27,7 +27,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lablib.data.cache import cache_folder, read_entry, write_entry
-from lablib.data.sources import Source, hugging_face, standard_library
+from lablib.data.sources import Source, hugging_face, standard_library, standard_library_key
 from lablib.errors import unknown_name
 from lablib.signature import checked
 
@@ -81,13 +81,13 @@ def load_corpus(name: str = "python-stdlib", folder: Path | None = None) -> Corp
     if name not in CORPORA:
         raise unknown_name("corpus", name, list(CORPORA))
     folder = cache_folder() if folder is None else folder
-    # A public corpus has one key, known before anything is asked of the network: cached, it needs none.
+    # A corpus has one key, known before anything is asked of the disk or the network: cached, it needs neither.
     about = CORPORA[name]
-    source = standard_library() if about["kind"] == "standard-library" else None
-    key = source.key if source else f"{name}-{about['split']}"
+    is_of_python = about["kind"] == "standard-library"
+    key = standard_library_key() if is_of_python else f"{name}-{about['split']}"
     entry = read_entry(folder, key)
     if entry is None:
-        source = source or _download(name, about)
+        source = standard_library() if is_of_python else _download(name, about)
         entry = write_entry(folder, key, source.chunks, source.origin)
     tokens_N = torch.from_file(str(folder / f"{key}.bin"), shared=False, size=entry.size_bytes, dtype=torch.uint8)
     return Corpus(name, tokens_N, entry.size_bytes, entry.sha256, entry.source)
