@@ -491,8 +491,8 @@ def interval(losses, others):
 
 
 for name in ("adafactor", "sophia"):
-    low, high = interval(list(results[name].losses.values()), list(of_adamw.losses.values()))
-    print(f"{name} less adamw: {low:+.3f} to {high:+.3f} nats")
+    lower, upper = interval(list(results[name].losses.values()), list(of_adamw.losses.values()))
+    print(f"{name} less adamw: {lower:+.3f} to {upper:+.3f} nats")
 
 # %% [markdown]
 # ### Exercise 4: choose
