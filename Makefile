@@ -20,8 +20,10 @@ lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 88
 	@$(BIN)/lab build
 	@$(BIN)/lab open 00_first_steps $(ARGS)
 
-# A process computes with one thread: as many as cores each would wait for one another.
+# A process computes with one thread: as many as cores each would wait for one another. And hundreds of them are started:
+# without bytecode on the disk each would compile all of lablib, half a second, whatever the environment says.
 test test-all: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP)  ## run every test in JOBS=2 processes; ARGS="-k name" are passed on to pytest, "-n 0" is one process
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 $(ARGS)
