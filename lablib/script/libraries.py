@@ -50,7 +50,11 @@ TRUSTED = frozenset(
     "IPython ipykernel ipywidgets jupyter_client jupyter_core traitlets tornado zmq comm debugpy matplotlib_inline "
     "prompt_toolkit parso jedi stack_data executing asttokens pure_eval decorator wcwidth nbformat nbclient papermill "
     "tenacity pytest _pytest pluggy pytest_timeout xdist execnet hypothesis sortedcontainers coverage nbval iniconfig "
-    "playwright greenlet cloudpickle prometheus_client websocket jupytext markdown_it mdurl babel".split()
+    "playwright greenlet cloudpickle prometheus_client websocket jupytext markdown_it mdurl babel nbconvert mistune "
+    "bleach webencodings tinycss2 bs4 soupsieve defusedxml pandocfilters jsonschema jsonschema_specifications "
+    "referencing rpds fastjsonschema webcolors isoduration arrow fqdn rfc3339_validator rfc3986_validator uri_template "
+    "jsonpointer json5 jupyter_server jupyterlab jupyterlab_server jupyterlab_pygments jupyter_events jupyter_lsp "
+    "jupyter_server_terminals pythonjsonlogger anyio sniffio argon2 send2trash terminado overrides".split()
 )
 _AT_IMPORT = "it looks up the number of the rank when it is first imported, once for all ranks"
 REFUSED = {
