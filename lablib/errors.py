@@ -149,6 +149,14 @@ class WriteInFlightWarning(UserWarning):
     """A program wrote to what it gave to a communication before it waited; `Run.notes` holds the same sentence."""
 
 
+class ReadInFlightWarning(UserWarning):
+    """A program read what a communication was to fill before it waited; `Run.notes` holds the same sentence."""
+
+
+class OverlapWarning(UserWarning):
+    """A call's output shared memory with its input elsewhere than in its place; `Run.notes` holds the same sentence."""
+
+
 class NotOnNcclWarning(UserWarning):
     """A program may hang on NCCL, depending on its sizes; `Run.notes` holds the same sentence."""
 

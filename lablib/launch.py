@@ -51,8 +51,9 @@ def launch(
 
     The default process group is initialized before `fn` starts; `fn` itself is plain `torch.distributed` code. On `sim`
     a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note,
-    and a write to what is in flight until then a `WriteInFlightWarning` and a note. A function of `torch.compile` runs
-    there operator by operator, priced as the eager program, and a note says so (lablib/sim/compiled.py).
+    and so are uses of what is in flight until then (`WriteInFlightWarning`, `ReadInFlightWarning`). A function of
+    `torch.compile` runs there operator by operator, priced as the eager program, and a note says so
+    (lablib/sim/compiled.py).
 
     A rank starts with the notebook's settings (default dtype, working directory, ...), with random generators seeded by
     its number, and computes with one thread, as under torchrun; what it changes of these is its own, and gone when the

@@ -4,6 +4,7 @@
 ('0.333333', ' a ...')
 """
 
+from types import FunctionType
 from typing import Any
 
 _LONGEST = 160
@@ -23,6 +24,10 @@ def short_repr(value: Any, digits: int = 6) -> str:
         return f"{value:.{digits}g}"
     if isinstance(value, list | tuple) and any(hasattr(item, "shape") for item in value):
         return _cut("; ".join(short_repr(item) for item in value))
+    if isinstance(value, FunctionType):  # an address says nothing
+        return f"the function {value.__name__}"
+    if hasattr(value, "param_groups"):  # an optimizer: its settings are many lines
+        return type(value).__name__
     return _cut(" ".join(repr(value).split()))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lablib.course.exercise import Exercise
 from lablib.course.expect import TIME_LIMIT_S, Expect, NotAttempted, RuleBroken
+from lablib.course.formatting import short_repr
 from lablib.course.learner_code import (
     chain,
     exited,
@@ -25,7 +26,9 @@ from lablib.errors import (
     LaunchError,
     LaunchTimeoutError,
     NotOnNcclWarning,
+    OverlapWarning,
     RankError,
+    ReadInFlightWarning,
     UnwaitedWarning,
     WriteInFlightWarning,
 )
@@ -39,11 +42,20 @@ _RULES = {  # what a launch warns of -> the rule that it breaks, what was expect
         "nothing is written to before the wait() of its communication",
         "the wait() first, or a copy",
     ),
+    ReadInFlightWarning: (
+        "nothing is read before the wait() of the communication that fills it",
+        "the wait() first, or a buffer of its own",
+    ),
+    OverlapWarning: (
+        "an output overlaps its input only in its own place",
+        "a tensor of its own, or this rank's own piece",
+    ),
     NotOnNcclWarning: (  # where a check launches with like="nccl"
         "it ends on GPUs, with messages of any size",
         "both calls in one dist.batch_isend_irecv",
     ),
 }
+_NO_HANDLE = "'NoneType' object has no attribute 'wait'"
 _TOO_LONG = "your code comes to its end"
 
 
@@ -99,8 +111,8 @@ def _printed(expect: Expect) -> str:
 
 @contextmanager
 def _no_luck() -> Iterator[None]:
-    """Break a rule when a launch inside drops the handle of a communication, writes to what is in flight, or fills
-    NCCL's buffers: it is right by luck, if at all.
+    """Break a rule when a launch inside drops the handle of a communication, uses what is in flight, lets an output
+    overlap its input, or fills NCCL's buffers: it is right by luck, if at all.
 
     A rule that such values break is the consequence; this one is what the learner must know.
     """
@@ -140,6 +152,14 @@ def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
     if isinstance(error, LaunchError) and cause is error:  # a diagnosis: it names ranks and lines itself
         return "every rank runs to its end", f"{name}: {error}", "no deadlock, mismatch or lost worker", ""
     if trace:
-        return "your code runs without an exception", f"{name}{where}: {cause}", "no exception", trace
+        return "your code runs without an exception", f"{name}{where}: {_said(cause)}", "no exception", trace
     rule = "your code returns what the exercise asks for"
-    return rule, f"{name} when the check used it: {cause}", "see the exercise's text and docstring", ""
+    return rule, f"{name} when the check used it: {_said(cause)}", "see the exercise's text and docstring", ""
+
+
+def _said(error: BaseException) -> str:
+    """The message of an exception, short and with what a learner may not know."""
+    if isinstance(error, KeyError) and error.args:
+        return f"the key {short_repr(error.args[0])} is not there"
+    more = " (without async_op=True a call waits itself, and returns None)"
+    return f"{error}{more if str(error) == _NO_HANDLE else ''}"

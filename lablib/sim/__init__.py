@@ -18,8 +18,8 @@ The skin of the engine (lablib/engine), which says who waits for whom and when. 
     recorder.py        what travelled, written down
     group_orders.py    who made which groups in which order
     work.py            waiting
-    in_flight.py       writes to what is in flight
-    unwaited.py        what nobody waited for, and what was written too early
+    in_flight.py       reads of what is in flight, and writes to it
+    unwaited.py        what nobody waited for, what was used too early, and outputs that overlap inputs
     pending.py         results that are waited for when they are touched
     process_group.py   torch.distributed's view of it all
     store.py           the key-value store

@@ -1,21 +1,25 @@
-"""Tensors in flight: a program that writes to one, or gives it to another call, is right by luck, so it is a finding.
+"""Tensors in flight: a program that uses one, or gives it to another call, is right by luck, so it is a finding.
 
 On real processes what is given to an asynchronous call belongs to that call until its `wait`: it may be read or filled
 at any time. Here data moves as late as the rules allow (delivery.py), so who reads a result too early sees what was
-there before. Who writes too early may still get right values (`work = all_reduce(grad, async_op=True); grad /= n;
-work.wait()`), so writes are looked for:
+there before. That may be what the program wants: a gather into the buffer of the layer that still computes does no harm
+here. Who writes too early may get right values, too (`work = all_reduce(grad, async_op=True); grad /= n; work.wait()`).
+So both are looked for:
 
     a call is issued        its tensors are in flight, known by their memory: storage, offset, shape, strides. None of
                             them may be in flight already where either call fills it
-    an operator runs        it writes to those of its arguments that its schema says. None of them may be in flight
+    an operator runs        it reads and writes to those of its arguments that its schema says. None that it writes to
+                            may be in flight, and none that it reads may be about to be filled
     the call is waited for  its tensors are the program's again
 
 Views of one storage are compared element by element: chunk i may be in flight while chunk j of the same tensor is
 written to. Which elements an operator with indices or a mask writes only its result shows: there bytes are compared.
 
-Cost: nothing for a call that blocks while no other is under way; 10 us for another, 5 us for a write beside it.
+Cost: nothing for a call that blocks while no other is under way; 10 us for another, and beside it 2 us for an
+operator, 5 us for a write.
 Source: torch.distributed, `isend`: "Modifying tensor before the request completes causes undefined behavior."
-Simplified: only operators are seen: nothing without the clock (`trace=False`), and no write by way of numpy.
+Simplified: only operators are seen: nothing without the clock (`trace=False`), and nothing by way of numpy. What an
+operator reads at some indices or of a mask is not looked for.
 Collectives of one group may share tensors: NCCL runs them in order on one stream; gloo does not.
 """
 
@@ -40,10 +44,11 @@ if TYPE_CHECKING:
     from lablib.sim.work import Issued
 
 
+READ = "read"  # what was done, in a finding
 _SOME_ADDRESS = 1 << 12  # of a storage
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """The memory of a tensor in its storage."""
 
     dtype: torch.dtype
@@ -53,15 +58,15 @@ class _Place(NamedTuple):
     bytes: range  # from the first to the last
 
     @staticmethod
-    def of(tensor: Tensor) -> _Place:
+    def of(tensor: Tensor) -> Place:
         size, first = tensor.element_size(), int(tensor.storage_offset())
         if not tensor.numel():
-            return _Place(tensor.dtype, tensor.shape, tensor.stride(), first, range(0))
+            return Place(tensor.dtype, tensor.shape, tensor.stride(), first, range(0))
         last = first + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         extent = range(first * size, (last + 1) * size)
-        return _Place(tensor.dtype, tensor.shape, tensor.stride(), first, extent)
+        return Place(tensor.dtype, tensor.shape, tensor.stride(), first, extent)
 
-    def overlaps(self, other: _Place) -> bool:
+    def overlaps(self, other: Place) -> bool:
         """Whether the two have a byte of one storage in common."""
         if max(self.bytes.start, other.bytes.start) >= min(self.bytes.stop, other.bytes.stop):
             return False
@@ -98,7 +103,7 @@ class _Given(NamedTuple):
     """
 
     issued: Issued
-    place: _Place
+    place: Place
     is_filled: bool
     order: object | None
     alive: StorageWeakRef
@@ -150,11 +155,18 @@ class InFlight:
 
     def before(self, traits: OpTraits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Before]:
         """An operator is about to run. Returns what must be shown to `after` when it has."""
-        self._settle()
-        if not traits.writes:
+        if self._latest is not None:
+            self._settle()
+        if not traits.writes and not traits.reads:
             return []
         met: dict[_Given, _Before] = {}
         with DisableTorchFunction():
+            for n, name in traits.reads:
+                value = args[n] if n < len(args) else kwargs.get(name)
+                for tensor in (value,) if type(value) is Tensor else tensors_in((value,)):
+                    for given in self._meeting(tensor):
+                        if given.is_filled:
+                            self._found(given.issued, READ)
             for tensor in tensors_in([args[n] if n < len(args) else kwargs.get(name) for n, name in traits.writes]):
                 for given in self._meeting(tensor):
                     if traits.writes_all:
@@ -178,11 +190,11 @@ class InFlight:
             return
         issued, sent, received, order = self._latest
         self._latest = None
-        new: dict[tuple[int, _Place], _Given] = {}
+        new: dict[tuple[int, Place], _Given] = {}
         with DisableTorchFunction():
             for is_filled, tensors in ((True, received), (False, sent)):
                 for tensor in tensors:
-                    storage, place = tensor.untyped_storage(), _Place.of(tensor)
+                    storage, place = tensor.untyped_storage(), Place.of(tensor)
                     if (storage_id(storage), place) in new:  # an all_reduce fills what it reads
                         continue
                     for given in self._meeting(tensor):
@@ -198,7 +210,7 @@ class InFlight:
         """What is in flight of the memory of a tensor."""
         if tensor.layout != torch.strided or not (others := self._given.get(storage_id(tensor.untyped_storage()))):
             return []
-        place, end = _Place.of(tensor), tensor.untyped_storage().nbytes()  # it may have been made smaller
+        place, end = Place.of(tensor), tensor.untyped_storage().nbytes()  # it may have been made smaller
         return [given for given in others if given.place.bytes.stop <= end and given.place.overlaps(place)]
 
     def _found(self, issued: Issued, what: str, line: Source | None = None) -> None:

@@ -8,7 +8,8 @@ import torch
 from lablib.operators.op import is_free
 from lablib.torch_compat import read_number, schema
 
-_PART = ("index", "indices", "mask")
+_PART = ("index", "indices", "mask", "condition")
+_ONLY_SHAPE = ("new_", "resize", "set_")  # of an argument these ask its shape and dtype, as what ends in _like does
 
 
 class OpTraits(NamedTuple):
@@ -23,6 +24,7 @@ class OpTraits(NamedTuple):
         waits: whether it waits for a communication that fills one of its arguments.
         allocates: whether its result may be new memory.
         takes_lists: whether it has lists of tensors among its arguments.
+        reads: place and name of the arguments of which it reads every element, and writes to none.
         writes: place and name of the arguments that it may write to.
         writes_all: whether it writes to all elements of these; else to those of some indices or a mask, or to none.
         resizes: whether it may change the size of a storage.
@@ -38,6 +40,7 @@ class OpTraits(NamedTuple):
     waits: bool
     allocates: bool
     takes_lists: bool
+    reads: tuple[tuple[int, str], ...]
     writes: tuple[tuple[int, str], ...]
     writes_all: bool
     resizes: bool
@@ -50,6 +53,11 @@ def traits_of(op: Any) -> OpTraits:
     """The traits of one operator."""
     signature = schema(op)
     plain = signature.name.split("::")[-1]
+    arguments = [(place, a, a.alias_info is not None and a.alias_info.is_write) for place, a in _tensors(signature)]
+    # A view only names the memory: its bytes are not touched.
+    touches = not is_free(op) or op is read_number
+    is_partial = any(a.name in _PART for a in signature.arguments)
+    asks_shape = plain.startswith(_ONLY_SHAPE) or plain.endswith("_like")
     return OpTraits(
         op=op,
         name=signature.name.replace("::", "."),
@@ -57,18 +65,23 @@ def traits_of(op: Any) -> OpTraits:
         first_name="aten.lift_fresh" if plain == "lift_fresh" else "",
         is_block=op.namespace == "profiler",
         is_free=is_free(op),
-        # A view only names the memory: nothing waits until its bytes are read or written.
-        waits=not is_free(op) or op is read_number,
+        waits=touches,  # nothing waits until bytes are read or written
         allocates=any(r.alias_info is None and "Tensor" in str(r.type) for r in signature.returns),
         takes_lists=any("Tensor" in str(a.type) and "List" in str(a.type) for a in signature.arguments),
-        writes=tuple(
-            (place, a.name)
-            for place, a in enumerate(signature.arguments)
-            # `t_()` and its like only change how the memory is seen.
-            if a.alias_info is not None and a.alias_info.is_write and torch.Tag.inplace_view not in op.tags
-        ),
-        writes_all=not plain.startswith("_fused") and not any(a.name in _PART for a in signature.arguments),
+        reads=tuple((place, a.name) for place, a, is_written in arguments if not is_written)
+        if touches and not is_partial and not asks_shape
+        else (),
+        # `t_()` and its like only change how the memory is seen.
+        writes=tuple((place, a.name) for place, a, is_written in arguments if is_written)
+        if torch.Tag.inplace_view not in op.tags
+        else (),
+        writes_all=not plain.startswith("_fused") and not is_partial,
         resizes=plain.startswith(("resize", "set_")) or any(a.is_out for a in signature.arguments),
         is_collective="c10d" in op.namespace,
         gives_gradient=plain in ("detach", "clone", "new_empty_strided"),
     )
+
+
+def _tensors(signature: Any) -> list[tuple[int, Any]]:
+    """Place and argument of those that are tensors or lists of them."""
+    return [(place, a) for place, a in enumerate(signature.arguments) if "Tensor" in str(a.type)]

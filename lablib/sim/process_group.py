@@ -19,6 +19,7 @@ from lablib.engine.group import Group, Misfit
 from lablib.errors import CollectiveMismatchError, DeadlockError, LaunchError, Wait
 from lablib.sim import exchange
 from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, PerMember, Tensors
+from lablib.sim.in_flight import Place
 from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.nccl_order import NcclOrder
 from lablib.sim.rank import Rank
@@ -29,11 +30,13 @@ from lablib.sim.work import Issued, SimWork
 from lablib.texts import safe_repr
 from lablib.torch_compat import (
     DisableTorchDispatch,
+    DisableTorchFunction,
     default_group,
     ensure_same_dtype,
     keep_join_work,
     rank_not_in_group,
     set_group_desc,
+    storage_id,
     warn_not_in_group,
 )
 from lablib.units import plural
@@ -194,6 +197,7 @@ class SimProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> SimWork:
         for output, tensor in zip(outputs, inputs, strict=True):
             self._divides("all_gather_into_tensor", "output", output, "input", tensor)
+            self._in_place("all_gather_into_tensor", "the input may be piece {} of the output", output, tensor)
         return self._collective(
             "all_gather_into_tensor",
             sent=inputs,
@@ -258,6 +262,7 @@ class SimProcessGroup(dist.ProcessGroup):
         op = _reduction(opts, inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             self._divides("reduce_scatter_tensor", "input", tensor, "output", output)
+            self._in_place("reduce_scatter_tensor", "the output may be piece {} of the input", tensor, output)
         return self._collective(
             "reduce_scatter_tensor",
             sent=inputs,
@@ -522,6 +527,19 @@ class SimProcessGroup(dist.ProcessGroup):
                 f"{name}: the {large} must hold {self.size()} times the elements of the {small} (one part a rank): "
                 f"got {whole.numel()} and {part.numel()}"
             )
+        ensure_one_dtype(whole, part)
+
+    def _in_place(self, name: str, allowed: str, whole: Tensor, part: Tensor) -> None:
+        """The part may lie within the whole where it is this rank's own; any other overlap is a finding.
+
+        Source: NVIDIA, "NCCL user guide", in-place operations.
+        """
+        with DisableTorchFunction():
+            if not part.numel() or storage_id(whole.untyped_storage()) != storage_id(part.untyped_storage()):
+                return
+            own = int(whole.storage_offset()) + self._member * part.numel()
+            if part.storage_offset() != own and Place.of(whole).overlaps(Place.of(part)):
+                self._rank_state.overlaps.append((name, allowed.format(self._member), program_line()))
 
     def _split(self, what: str, tensor: Tensor, sizes: Sequence[int] | None) -> list[Tensor]:
         """The parts of a tensor along dim 0: equal ones, or of the given sizes."""

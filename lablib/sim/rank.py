@@ -30,6 +30,7 @@ from lablib.torch_compat import graph_task_id
 if TYPE_CHECKING:
     from lablib.sim.in_flight import InFlight
     from lablib.sim.memory_tracker import MemoryTracker
+    from lablib.sim.source import Source
     from lablib.sim.work import Issued, SimWork
 
 
@@ -60,6 +61,7 @@ class Rank(RankClock):
         pending: results under way whose future the program holds.
         unwaited: communications that were issued on this rank and not waited for, in that order.
         in_flight: what they were given, while it runs with a clock (in_flight.py).
+        overlaps: of calls whose output overlaps their input where it may not: name, where it may, line of the program.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Rank(RankClock):
         self.pending = Pending()
         self.unwaited: dict[Issued, SimWork] = {}
         self.in_flight: InFlight | None = None
+        self.overlaps: list[tuple[str, str, Source]] = []
         self.memory_tracker: MemoryTracker | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self.stdout = io.StringIO()

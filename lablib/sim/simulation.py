@@ -36,7 +36,9 @@ from lablib.errors import (
     LaunchError,
     LaunchTimeoutError,
     NotOnNcclWarning,
+    OverlapWarning,
     RankError,
+    ReadInFlightWarning,
     UnwaitedWarning,
     Wait,
     WriteInFlightWarning,
@@ -75,7 +77,7 @@ from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore
 from lablib.sim.threads import followed_threads
 from lablib.sim.turns import THREAD_NAME, RunEnded, Turns
-from lablib.sim.unwaited import unwaited_notes, written_notes
+from lablib.sim.unwaited import overlap_notes, read_notes, unwaited_notes, written_notes
 from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.texts import traceback_text
 from lablib.thread_frames import thread_frames
@@ -246,11 +248,16 @@ class _Simulation:
         written = written_notes(self._ranks)
         for note in written:
             warnings.warn(note, WriteInFlightWarning, stacklevel=4)
+        read = read_notes(self._ranks)
+        for note in read:
+            warnings.warn(note, ReadInFlightWarning, stacklevel=4)
+        overlaps = overlap_notes(self._ranks)
+        for note in overlaps:
+            warnings.warn(note, OverlapWarning, stacklevel=4)
         for note in self._nccl_notes:
             warnings.warn(note, NotOnNcclWarning, stacklevel=4)
-        return self._result(
-            [*notes, *unwaited, *written, *self._nccl_notes, *self._compiled.notes(), *self._notebook.notes()]
-        )
+        by_luck = [*unwaited, *written, *read, *overlaps, *self._nccl_notes]
+        return self._result([*notes, *by_luck, *self._compiled.notes(), *self._notebook.notes()])
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""

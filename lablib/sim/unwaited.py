@@ -1,8 +1,10 @@
-"""What a program does with communications that is right by luck on the simulator: dropped handles, and early writes."""
+"""What a program does with communications that is right by luck on the simulator: dropped handles, tensors that are
+used before their wait, and outputs that overlap inputs."""
 
 from collections.abc import Iterable, Sequence
 
 from lablib.record.rank_text import ranks_in_words
+from lablib.sim.in_flight import READ
 from lablib.sim.rank import Rank
 
 _MAX_NOTES = 8
@@ -37,11 +39,37 @@ def written_notes(ranks: Sequence[Rank]) -> list[str]:
             for rank in ranks
             if rank.in_flight is not None
             for issued, what, line, is_again in rank.in_flight.findings
-            if issued not in rank.unwaited
+            if issued not in rank.unwaited and what != READ
         ),
         "{who} {} a tensor in flight{times} ({}), that of {} ({}): on real processes the call may read or fill it "
         "at any time until its wait(); {}",
         "used a tensor in flight",
+    )
+
+
+def read_notes(ranks: Sequence[Rank]) -> list[str]:
+    """A sentence for each line that read what was about to be filled (in_flight.py). Who never waits is told that."""
+    return _notes(
+        (
+            (rank.rank, (str(line), issued.event.title, str(issued.source)))
+            for rank in ranks
+            if rank.in_flight is not None
+            for issued, what, line, _ in rank.in_flight.findings
+            if issued not in rank.unwaited and what == READ
+        ),
+        "{who} read a tensor in flight{times} ({}), that of {} ({}): on real processes it holds garbage until the "
+        "wait() of the call that fills it; wait() first, or let that call fill another tensor",
+        "read a tensor in flight",
+    )
+
+
+def overlap_notes(ranks: Sequence[Rank]) -> list[str]:
+    """A sentence for each call whose output shares memory with its input elsewhere than in its place."""
+    return _notes(
+        ((rank.rank, (name, str(line), place)) for rank in ranks for name, place, line in rank.overlaps),
+        "{who} gave {} an output that overlaps its input{times} ({}): {}; elsewhere what NCCL "
+        "gives is undefined: use a tensor of its own",
+        "gave a call an output that overlaps its input",
     )
 
 

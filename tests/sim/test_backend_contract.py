@@ -723,6 +723,25 @@ def test_a_rank_or_root_outside_the_group_is_refused_with_the_ranks_there_are():
             assert text == f"rank {wrong} does not exist: group world has ranks 0 to 1"
 
 
+@pytest.mark.parametrize("backend", ["sim", "gloo"])
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # new names since torch 2.13
+def test_a_collective_gathers_and_scatters_in_one_type(backend: str):
+    def program(backend: str) -> list[str]:
+        whole, part = torch.zeros(4), torch.zeros(2, dtype=torch.float64)
+        told = []
+        for call in (dist.all_gather_into_tensor, dist.reduce_scatter_tensor):
+            pair = (whole, part) if call is dist.all_gather_into_tensor else (part, whole)
+            with pytest.raises(ValueError if backend == "sim" else RuntimeError) as caught:
+                call(*pair)
+            told.append(str(caught.value))
+        return told
+
+    for told in launch(program, backend, ranks=2, backend=backend).values:
+        for text in told:
+            named = text.replace("double", "float64")
+            assert "float64" in named and "float" in named.replace("float64", "")
+
+
 def test_sparse_tensors_may_be_computed_with_but_not_sent():
     """gloo can sum them, NCCL cannot; DDP with `sparse=True` embeddings needs gloo."""
 

@@ -1,4 +1,5 @@
-"""A write to what is in flight is a finding of the run; whatever a right program does is none."""
+"""A write to what is in flight is a finding of the run, and so is a read of what is to be filled; whatever a right
+program does is none."""
 
 # pyright: reportOptionalMemberAccess=false
 
@@ -17,21 +18,25 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lablib import launch
-from lablib.errors import UnwaitedWarning, WriteInFlightWarning
+from lablib.errors import OverlapWarning, ReadInFlightWarning, UnwaitedWarning, WriteInFlightWarning
 from lablib.parallel import ring_all_reduce
 
 SHAPE = (5, 6)
+# torch 2.13 gave both a new name.
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-# Ways to give a tensor `v` to a call, and ways to write to it that change every element.
+# Ways to give a tensor `v` to a call, to write to it so that every element changes, to read it, to look at its shape.
 CALLS = {
     "all_reduce": "dist.all_reduce({v}, async_op=True)",
     "broadcast": "dist.broadcast({v}, src=0, async_op=True)",
     "reduce": "dist.reduce({v}, dst=0, async_op=True)",
     "gives to all_gather": "dist.all_gather(empty({v}.shape, n), {v}, async_op=True)",
-    "gets from all_gather": "dist.all_gather([{v}, *empty({v}.shape, n - 1)], {v} + 0, async_op=True)",
+    "gets from all_gather": "dist.all_gather([{v}, *empty({v}.shape, n - 1)], torch.rand({v}.shape), async_op=True)",
     "isend": "both(dist.irecv(torch.empty({v}.shape), left), dist.isend({v}, right))",
-    "irecv": "both(dist.irecv({v}, left), dist.isend({v} + 0, right))",
+    "irecv": "both(dist.irecv({v}, left), dist.isend(torch.rand({v}.shape), right))",
 }
+ONLY_READ = (CALLS["isend"], CALLS["gives to all_gather"])
 WRITES = [
     "{v}.add_(1)",
     "{v}.data += 1",
@@ -42,11 +47,13 @@ WRITES = [
     "{v}.masked_fill_({v} == {v}, torch.rand(()))",
     "x.view(-1).index_add_(0, where[{index}].reshape(-1), torch.ones(where[{index}].numel()))",
 ]
+READS = ["{v} + 1", "torch.stack([{v}, {v}])", "torch.zeros({v}.shape).copy_({v})", "torch.max({v})", "{v}.double()"]
+LOOKS = ["torch.zeros_like({v})", "{v}.new_ones(3)", "torch.empty_like({v})", "{v}.t().detach()"]
 
 
 @dataclass
 class Step:
-    """One line of a program: issue a call with a view of x, write to one, or wait for an earlier call."""
+    """One line of a program: issue a call with a view of x, write to one, read one, or wait for an earlier call."""
 
     kind: str
     index: tuple[slice, ...] = ()
@@ -68,6 +75,8 @@ INDICES = st.tuples(*(slices(length) for length in SHAPE))
 STEPS = st.one_of(
     st.builds(Step, st.just("call"), INDICES, st.sampled_from(sorted(CALLS.values()))),
     st.builds(Step, st.just("write"), INDICES, st.sampled_from(WRITES)),
+    st.builds(Step, st.just("read"), INDICES, st.sampled_from(READS)),
+    st.builds(Step, st.just("look"), INDICES, st.sampled_from(LOOKS)),
     st.builds(Step, st.just("wait"), waited=st.integers(0, 5)),
 )
 
@@ -90,12 +99,11 @@ def empty(shape: tuple[int, ...], count: int) -> list[Tensor]:
 
 def clash(call: str, other: str) -> bool:
     """Whether two calls must not share an element: one fills it, and they are not two collectives of one group."""
-    only_reads = (CALLS["isend"], CALLS["gives to all_gather"])
-    return not (call in only_reads and other in only_reads) and ("both(" in call or "both(" in other)
+    return not (call in ONLY_READ and other in ONLY_READ) and ("both(" in call or "both(" in other)
 
 
 def written(steps: list[Step]) -> tuple[list[str], set[int]]:
-    """The lines of a program, and the numbers of those whose call is written to before it is waited for."""
+    """The lines of a program, and the numbers of those whose call is used before it is waited for."""
     lines, found = [], set()
     in_flight: dict[int, tuple[Tensor, str]] = {}  # number of a call's line -> which elements of x, and what it does
     for step in steps:
@@ -111,6 +119,10 @@ def written(steps: list[Step]) -> tuple[list[str], set[int]]:
         elif step.kind == "write":
             lines.append(step.text.format(v=view, index=view[2:-1]))
             found |= {line for line, (given, _) in in_flight.items() if (given & mask).any()}
+        elif step.kind in ("read", "look"):
+            lines.append(step.text.format(v=view))
+            if step.kind == "read":
+                found |= {n for n, (given, call) in in_flight.items() if call not in ONLY_READ and (given & mask).any()}
         elif in_flight:
             line = sorted(in_flight)[step.waited % len(in_flight)]
             lines.append(f"works.pop({line}).wait()")
@@ -120,7 +132,7 @@ def written(steps: list[Step]) -> tuple[list[str], set[int]]:
 
 @given(st.lists(STEPS, min_size=2, max_size=9), st.integers(2, 3))
 @settings(max_examples=150)
-def test_a_write_is_found_exactly_where_its_elements_are_in_flight(steps: list[Step], num_ranks: int):
+def test_a_use_is_found_exactly_where_its_elements_are_in_flight(steps: list[Step], num_ranks: int):
     lines, found = written(steps)
     place: dict[str, Any] = {
         "both": both,
@@ -145,6 +157,7 @@ def test_a_write_is_found_exactly_where_its_elements_are_in_flight(steps: list[S
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WriteInFlightWarning)
+        warnings.simplefilter("ignore", ReadInFlightWarning)
         run = launch(program, ranks=num_ranks)
     named = {
         line
@@ -222,7 +235,9 @@ def columns() -> None:
     work = dist.all_reduce(x[:, 1:3], async_op=True)
     x[:, 3:].zero_()
     x[:, index] = 7.0
-    x.masked_fill_(x == 7.0, 1.0)
+    mask = torch.zeros(6, 6, dtype=torch.bool)
+    mask[:, 3:] = True
+    x.masked_fill_(mask, 1.0)
     work.wait()
 
 
@@ -295,6 +310,25 @@ def changes_of_no_element() -> None:
     work.wait()
 
 
+def other_elements() -> None:
+    """Some elements of a tensor are read while others are filled."""
+    x, rows = torch.rand(6, 6), torch.tensor([0, 5])
+    work = dist.all_reduce(x[1:3], async_op=True)
+    torch.nn.functional.embedding(rows, x) + x[rows] + x[4:]
+    work.wait()
+
+
+def in_place() -> None:
+    """A collective may gather from, and scatter to, this rank's piece of one tensor."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x = torch.rand(2 * n)
+    own, others = x.view(n, 2)[rank], torch.rand(2 * n)
+    all_gather_single(x, own)
+    reduce_scatter_single(own, x)
+    all_gather_single(others, own)
+    dist.all_gather(list(x.chunk(n)), x[:2])
+
+
 def with_ddp() -> None:
     """torch knows what it may write to."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
@@ -304,6 +338,7 @@ def with_ddp() -> None:
 
 RIGHT = [ring, ring_with_early_sends, tree, overlap, buckets, columns, batch, double_buffering, other_ways_to_wait]
 RIGHT += [two_in_order, memory_is_used_again, changes_of_no_element, with_ddp]
+RIGHT += [other_elements, in_place]
 
 
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
@@ -406,6 +441,64 @@ def test_a_wrong_program_is_told_its_call_and_the_line_of_the_write(program: Cal
     ):
         (note,) = launch(program, ranks=3, fidelity=fidelity).notes
     assert note.endswith("wait() first, or use a copy") and ", that of " in note
+
+
+def gathers_into_what_computes() -> None:
+    """The next unit's gather fills the buffer that this unit still reads."""
+    n = dist.get_world_size()
+    buffer, shard, x = torch.empty(4 * n), torch.rand(4), torch.rand(4 * n)
+    all_gather_single(buffer, shard)
+    work = all_gather_single(buffer, shard + 1, async_op=True)
+    x *= buffer
+    work.wait()
+
+
+def reads_in_the_next_line() -> None:
+    x = torch.rand(8)
+    work = dist.all_reduce(x, async_op=True)
+    x = x / dist.get_world_size()
+    work.wait()
+
+
+def keeps_what_comes() -> None:
+    rank, n, inbox = dist.get_rank(), dist.get_world_size(), torch.empty(8)
+    works = [dist.isend(torch.rand(8), (rank + 1) % n), dist.irecv(inbox, (rank - 1) % n)]
+    kept = inbox.clone()
+    for work in works:
+        work.wait()
+    assert kept.shape == inbox.shape
+
+
+@pytest.mark.parametrize("program", [gathers_into_what_computes, reads_in_the_next_line, keeps_what_comes])
+@pytest.mark.parametrize("fidelity", ["values", "shapes"])
+def test_who_reads_too_early_is_told_call_and_line(program: Callable[[], None], fidelity: str):
+    with pytest.warns(
+        ReadInFlightWarning, match=r"ranks 0 to 2 read a tensor in flight \(test_in_flight.py:"
+    ) as caught:
+        (note,) = launch(program, ranks=3, fidelity=fidelity).notes
+    assert [str(warning.message) for warning in caught] == [note]
+    assert ", that of " in note and note.endswith("let that call fill another tensor")
+
+
+@pytest.mark.parametrize("fidelity", ["values", "shapes"])
+@pytest.mark.parametrize("is_scatter", [False, True])
+def test_an_output_may_overlap_its_input_as_this_ranks_piece_only(is_scatter: bool, fidelity: str):
+    def program(first: int) -> None:
+        x = torch.rand(16).narrow(0, 3, 6)
+        part = x[first : first + 2]
+        if is_scatter:
+            reduce_scatter_single(part, x)
+        else:
+            all_gather_single(x, part)
+
+    for first in range(5):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", OverlapWarning)
+            notes = launch(program, first, ranks=3, fidelity=fidelity).notes
+        told = {rank for rank in range(3) for note in notes if note.startswith(f"rank {rank} gave")}
+        assert told == {rank for rank in range(3) if first != 2 * rank}, notes
+        assert [str(warning.message) for warning in caught] == list(notes)
+        assert all("use a tensor of its own" in note and f"piece {note[5]} of the" in note for note in notes)
 
 
 def test_tensors_without_values_are_compared_by_their_memory():

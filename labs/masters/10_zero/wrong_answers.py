@@ -132,6 +132,28 @@ def bytes_of_rank(num_params, ranks, rank, stage):
 """,
             "Error",
         ),
+        (
+            "knows no more than 18 ranks",
+            """
+def bytes_of_rank(num_params, ranks, rank, stage):
+    room = -(-num_params // min(ranks, 18))
+    own = min(room, max(0, num_params - rank * room))
+    cut = (0, 12, 14, 16)[stage]
+    return (16 - cut) * num_params + cut * own
+""",
+            "any number of ranks",
+        ),
+        (
+            "takes shares by floats in stages 1 and 2",
+            """
+def bytes_of_rank(num_params, ranks, rank, stage):
+    share = (0, 0.75, 0.875)[stage] if stage < 3 else 1
+    room = -(-num_params // ranks)
+    own = min(room, max(0, num_params - rank * room))
+    return round(16 * (1 - share) * num_params) + (16 * own if stage == 3 else round(16 * share * own))
+""",
+            "the number is exact, however large",
+        ),
     ],
     "stage_1_step": [
         (
@@ -352,6 +374,115 @@ def stage_1_step(flat, gradient, master, optimizer):
     all_gather(flat, master.detach().to(flat.dtype))
 """,
             "dtype",
+        ),
+        (
+            "reduce-scatters into the first piece of its own input",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    n = dist.get_world_size()
+    shard = gradient[: len(master)]
+    reduce_scatter(shard, gradient)
+    master.grad = shard.to(master.dtype) / n
+    optimizer.step()
+    all_gather(flat, master.detach().to(flat.dtype))
+""",
+            "an output overlaps its input only in its own place",
+        ),
+        (
+            "gathers from the first piece of flat",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    n = dist.get_world_size()
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient / n)
+    master.grad = shard.to(master.dtype)
+    optimizer.step()
+    own = flat[: len(master)]
+    own.copy_(master.detach())
+    all_gather(flat, own)
+""",
+            "an output overlaps its input only in its own place",
+        ),
+        (
+            "steps by the sum with lr/n, and shows the mean afterwards",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    n = dist.get_world_size()
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient)
+    master.grad = shard.to(master.dtype)
+    for g in optimizer.param_groups:
+        g["lr"] /= n
+    optimizer.step()
+    for g in optimizer.param_groups:
+        g["lr"] *= n
+    master.grad.div_(n)
+    all_gather(flat, master.detach().to(flat.dtype))
+""",
+            "the learning rate stays as it is",
+        ),
+        (
+            "divides to whole numbers",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    n = dist.get_world_size()
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient // n)
+    master.grad = shard.to(master.dtype)
+    optimizer.step()
+    all_gather(flat, master.detach().to(flat.dtype))
+""",
+            "master.grad is this rank's shard of the mean gradient",
+        ),
+        (
+            "rounds the mean to 16 bits",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    n = dist.get_world_size()
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient / n)
+    master.grad = shard.bfloat16().to(master.dtype)
+    optimizer.step()
+    all_gather(flat, master.detach().to(flat.dtype))
+""",
+            "master.grad is this rank's shard of the mean gradient",
+        ),
+        (
+            "rounds the mean to float32",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient / dist.get_world_size())
+    master.grad = shard.float().to(master.dtype)
+    optimizer.step()
+    all_gather(flat, master.detach().to(flat.dtype))
+""",
+            "master.grad is this rank's shard of the mean gradient",
+        ),
+        (
+            "gathers the master copy into flat without a cast",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient / dist.get_world_size())
+    master.grad = shard.to(master.dtype)
+    optimizer.step()
+    all_gather(flat, master.detach())
+""",
+            "the tensors of one call must have one type",
+        ),
+        (
+            "clears the gradient before the step",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient / dist.get_world_size())
+    master.grad = shard.to(master.dtype)
+    optimizer.zero_grad()
+    optimizer.step()
+    all_gather(flat, master.detach().to(flat.dtype))
+""",
+            "None: nothing was given to the optimizer",
         ),
     ],
     "shard_gradients": [
@@ -683,6 +814,81 @@ def shard_gradients(module):
 """,
             "the answer is your own code",
         ),
+        (
+            "reduces in float64, whatever the dtype",
+            """
+def shard_gradients(module):
+    shards = {}
+    def reduce(param):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        full = torch.zeros(-(-param.numel() // n) * n, dtype=torch.float64)
+        full[: param.numel()] = param.grad.flatten() / n
+        param.grad = None
+        shard = full.new_empty(len(full) // n)
+        reduce_scatter(shard, full)
+        shards[param] = shards[param] + shard if param in shards else shard
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    return shards
+""",
+            "a shard has the dtype of its parameter",
+        ),
+        (
+            "adds to a shard that is not there yet",
+            """
+def shard_gradients(module):
+    shards = {}
+    def reduce(param):
+        n = dist.get_world_size()
+        full = F.pad(param.grad.flatten() / n, (0, -param.numel() % n))
+        param.grad = None
+        shard = full.new_empty(len(full) // n)
+        reduce_scatter(shard, full)
+        shards[param] += shard
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    return shards
+""",
+            "is not there",
+        ),
+        (
+            "reads the shard before its wait",
+            """
+def shard_gradients(module):
+    shards = {}
+    def reduce(param):
+        n = dist.get_world_size()
+        full = F.pad(param.grad.flatten() / n, (0, -param.numel() % n))
+        param.grad = None
+        shard = full.new_empty(len(full) // n)
+        work = reduce_scatter(shard, full, async_op=True)
+        shards[param] = shards[param] + shard if param in shards else shard
+        work.wait()
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    return shards
+""",
+            "nothing is read before the wait()",
+        ),
+        (
+            "adds up the last two micro-batches only",
+            """
+def shard_gradients(module):
+    shards, last = {}, {}
+    def reduce(param):
+        n = dist.get_world_size()
+        full = F.pad(param.grad.flatten() / n, (0, -param.numel() % n))
+        param.grad = None
+        shard = full.new_empty(len(full) // n)
+        reduce_scatter(shard, full)
+        shards[param] = last[param] + shard if param in shards else shard
+        last[param] = shard
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    return shards
+""",
+            "3 micro-batches",
+        ),
     ],
     "gather_ahead": [
         (
@@ -919,6 +1125,125 @@ def gather_ahead(shards, compute, x):
 """,
             "the answer is your own code",
         ),
+        (
+            "has one buffer for all units",
+            """
+def gather_ahead(shards, compute, x):
+    n = dist.get_world_size()
+    most = max(n * len(s) for s in shards)
+    buffer = shards[0].new_empty(most)
+    def start(i):
+        full = buffer[: n * len(shards[i])]
+        return full, all_gather(full, shards[i], async_op=True)
+    following = start(0)
+    for i in range(len(shards)):
+        full, work = following
+        work.wait()
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        x = compute(i, full, x)
+    return x
+""",
+            "nothing is read before the wait()",
+        ),
+        (
+            "gathers two ahead into two buffers",
+            """
+def gather_ahead(shards, compute, x):
+    n = dist.get_world_size()
+    most = max(n * len(s) for s in shards)
+    buffers = [shards[0].new_empty(most) for _ in range(min(2, len(shards)))]
+    def start(i):
+        full = buffers[i % 2][: n * len(shards[i])]
+        return full, all_gather(full, shards[i], async_op=True)
+    queue = [start(i) for i in range(min(2, len(shards)))]
+    for i in range(len(shards)):
+        full, work = queue.pop(0)
+        work.wait()
+        if i + 2 < len(shards):
+            queue.append(start(i + 2))
+        x = compute(i, full, x)
+    return x
+""",
+            "nothing is read before the wait()",
+        ),
+        (
+            "gathers into float64, whatever the dtype",
+            """
+def gather_ahead(shards, compute, x):
+    n = dist.get_world_size()
+    def start(i):
+        full = torch.empty(n * len(shards[i]), dtype=torch.float64)
+        return full, all_gather(full, shards[i], async_op=True)
+    following = start(0)
+    for i in range(len(shards)):
+        full, work = following
+        work.wait()
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        x = compute(i, full, x)
+    return x
+""",
+            "the tensors of one call must have one type",
+        ),
+        (
+            "waits after compute",
+            """
+def gather_ahead(shards, compute, x):
+    n = dist.get_world_size()
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+    following = start(0)
+    for i in range(len(shards)):
+        full, work = following
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        x = compute(i, full, x)
+        work.wait()
+    return x
+""",
+            "nothing is read before the wait()",
+        ),
+        (
+            "forgets async_op",
+            """
+def gather_ahead(shards, compute, x):
+    n = dist.get_world_size()
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i])
+    following = start(0)
+    for i in range(len(shards)):
+        full, work = following
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        work.wait()
+        x = compute(i, full, x)
+    return x
+""",
+            "without async_op=True",
+        ),
+        (
+            "keeps a third unit for a moment",
+            """
+def gather_ahead(shards, compute, x):
+    n = dist.get_world_size()
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+    following, full = start(0), None
+    for i in range(len(shards)):
+        now = following
+        now[1].wait()
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        full = now[0]
+        x = compute(i, full, x)
+    return x
+""",
+            "peak memory of a rank: two units at a time",
+        ),
     ],
     "clip_shards": [
         (
@@ -1142,6 +1467,70 @@ def clip_shards(shards, max_norm):
 """,
             "the answer is your own code",
         ),
+        (
+            "sits out where it has no numbers",
+            """
+def clip_shards(shards, max_norm):
+    total = sum(shard.square().sum() for shard in shards)
+    if all(not s.numel() for s in shards):
+        return torch.zeros(())
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    if norm > max_norm:
+        for shard in shards:
+            shard.mul_(max_norm / norm)
+    return norm
+""",
+            "all_reduce",
+        ),
+        (
+            "cannot stack no numbers",
+            """
+def clip_shards(shards, max_norm):
+    total = torch.stack([shard.square().sum() for shard in shards if shard.numel()]).sum()
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    if norm > max_norm:
+        for shard in shards:
+            shard.mul_(max_norm / norm)
+    return norm
+""",
+            "RuntimeError",
+        ),
+        (
+            "passes its squares through a module",
+            """
+import numpy as np
+
+def clip_shards(shards, max_norm):
+    total = sum(shard.square().sum() for shard in shards)
+    np._mine = getattr(np, "_mine", {})
+    np._mine[dist.get_rank()] = float(total)
+    dist.barrier()
+    norm = sum(np._mine[r] for r in range(dist.get_world_size())) ** 0.5
+    dist.barrier()
+    if norm > max_norm:
+        for shard in shards:
+            shard.mul_(max_norm / norm)
+    return norm
+""",
+            "less than the task needs",
+        ),
+        (
+            "drops inf and nan",
+            """
+def clip_shards(shards, max_norm):
+    total = sum(shard.square().sum() for shard in shards)
+    total = torch.nan_to_num(total, 0.0, 0.0)
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    if norm > max_norm:
+        for shard in shards:
+            shard.mul_(max_norm / norm)
+    return norm
+""",
+            "an inf in a shard of any rank",
+        ),
     ],
 }
 
@@ -1198,6 +1587,31 @@ def stage_1_step(flat, gradient, master, optimizer):
     own = flat[rank * len(master) : (rank + 1) * len(master)]
     own.copy_(master.data)
     all_gather(flat, own, async_op=True).wait()
+""",
+        ),
+        (
+            "clears the gradient after the step",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    n = dist.get_world_size()
+    shard = torch.empty_like(gradient[: len(master)])
+    reduce_scatter(shard, gradient / n)
+    master.grad = shard.to(master.dtype)
+    optimizer.step()
+    optimizer.zero_grad()
+    all_gather(flat, master.detach().to(flat.dtype))
+""",
+        ),
+        (
+            "reduces in place, into its own piece",
+            """
+def stage_1_step(flat, gradient, master, optimizer):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    shard = gradient.chunk(n)[rank]
+    reduce_scatter(shard, gradient)
+    master.grad = shard.to(master.dtype) / n
+    optimizer.step()
+    all_gather(flat, master.detach().to(flat.dtype))
 """,
         ),
     ],
@@ -1309,6 +1723,18 @@ def clip_shards(shards, max_norm):
     for shard in shards:
         shard *= scale
     return total.sqrt().item()
+""",
+        ),
+        (
+            "with floats and one all_reduce of a list",
+            """
+def clip_shards(shards, max_norm):
+    total = torch.tensor([sum(float(shard.square().sum()) for shard in shards)], dtype=torch.float64)
+    dist.all_reduce(total)
+    norm = float(total) ** 0.5
+    factor = min(1.0, max_norm / norm) if norm else 1.0
+    [shard.mul_(factor) for shard in shards]
+    return norm
 """,
         ),
     ],
