@@ -30,6 +30,16 @@ ZeRO, stage by stage:
     sharded_muon_cost         bytes and FLOPs of the three
     zero_offload              optimizer state, or everything, in the host's memory
     zero_checkpoint           saved at one stage on some ranks, loaded at another on others; slow to import, so not here
+
+Tensor parallel: every rank computes all tokens with a shard of each matrix:
+    tensor_regions            Megatron's f and g, and how a dimension is cut
+    tensor_linear             one matrix by columns or by rows
+    tensor_mlp                columns, then rows: an MLP with one all-reduce each way
+    tensor_attention          heads; grouped queries with fewer key-value heads than ranks
+    sequence_parallel         all-gather and reduce-scatter in the place of f and g; norms on this rank's tokens
+    tensor_vocabulary         embedding, head and loss by words: the logits are never gathered
+    tensor_parallelize        a plain model cut by a plan, which is data
+    tensor_state              parameters, gradients and their norm of a model that is cut
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -103,3 +113,51 @@ from lablib.parallel.sharded_muon_cost import muon_cost as muon_cost
 from lablib.parallel.zero_offload import ZeroInfinity as ZeroInfinity
 from lablib.parallel.zero_offload import ZeroOffload as ZeroOffload
 from lablib.parallel.zero_offload import offload_time as offload_time
+from lablib.parallel.tensor_regions import TENSOR as TENSOR
+from lablib.parallel.tensor_regions import Region as Region
+from lablib.parallel.tensor_regions import copy_to_ranks as copy_to_ranks
+from lablib.parallel.tensor_regions import gather_from_ranks as gather_from_ranks
+from lablib.parallel.tensor_regions import reduce_from_ranks as reduce_from_ranks
+from lablib.parallel.tensor_regions import scatter_to_ranks as scatter_to_ranks
+from lablib.parallel.tensor_regions import shard_of as shard_of
+from lablib.parallel.tensor_regions import shard_range as shard_range
+from lablib.parallel.tensor_linear import ColumnLinear as ColumnLinear
+from lablib.parallel.tensor_linear import RowLinear as RowLinear
+from lablib.parallel.tensor_linear import column_linear as column_linear
+from lablib.parallel.tensor_linear import gathered_linear as gathered_linear
+from lablib.parallel.tensor_linear import row_linear as row_linear
+from lablib.parallel.tensor_mlp import MLPShard as MLPShard
+from lablib.parallel.tensor_mlp import naive_tensor_mlp as naive_tensor_mlp
+from lablib.parallel.tensor_mlp import shard_mlp as shard_mlp
+from lablib.parallel.tensor_mlp import tensor_mlp as tensor_mlp
+from lablib.parallel.tensor_attention import AttentionShard as AttentionShard
+from lablib.parallel.tensor_attention import check_heads as check_heads
+from lablib.parallel.tensor_attention import key_value_heads_of as key_value_heads_of
+from lablib.parallel.tensor_attention import shard_attention as shard_attention
+from lablib.parallel.tensor_attention import shared_key_value_group as shared_key_value_group
+from lablib.parallel.tensor_attention import tensor_attention as tensor_attention
+from lablib.parallel.sequence_parallel import SEQUENCE as SEQUENCE
+from lablib.parallel.sequence_parallel import NormOnShards as NormOnShards
+from lablib.parallel.sequence_parallel import PositionsOnShards as PositionsOnShards
+from lablib.parallel.sequence_parallel import gather_sequence as gather_sequence
+from lablib.parallel.sequence_parallel import own_tokens as own_tokens
+from lablib.parallel.sequence_parallel import scatter_sequence as scatter_sequence
+from lablib.parallel.tensor_vocabulary import VocabularyEmbedding as VocabularyEmbedding
+from lablib.parallel.tensor_vocabulary import VocabularyHead as VocabularyHead
+from lablib.parallel.tensor_vocabulary import gathered_loss as gathered_loss
+from lablib.parallel.tensor_vocabulary import padded_vocabulary as padded_vocabulary
+from lablib.parallel.tensor_vocabulary import shard_vocabulary as shard_vocabulary
+from lablib.parallel.tensor_vocabulary import vocabulary_embedding as vocabulary_embedding
+from lablib.parallel.tensor_vocabulary import vocabulary_parallel_loss as vocabulary_parallel_loss
+from lablib.parallel.tensor_parallelize import GPT_PLAN as GPT_PLAN
+from lablib.parallel.tensor_parallelize import GPT_SEQUENCE_PLAN as GPT_SEQUENCE_PLAN
+from lablib.parallel.tensor_parallelize import Column as Column
+from lablib.parallel.tensor_parallelize import Enter as Enter
+from lablib.parallel.tensor_parallelize import OnTokens as OnTokens
+from lablib.parallel.tensor_parallelize import Row as Row
+from lablib.parallel.tensor_parallelize import Vocabulary as Vocabulary
+from lablib.parallel.tensor_parallelize import check_plan as check_plan
+from lablib.parallel.tensor_parallelize import parallelize as parallelize
+from lablib.parallel.tensor_state import full_gradients as full_gradients
+from lablib.parallel.tensor_state import full_parameters as full_parameters
+from lablib.parallel.tensor_state import gradient_norm as gradient_norm

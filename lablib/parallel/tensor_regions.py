@@ -1,0 +1,202 @@
+"""Megatron's f and g: the two ends of a region in which every rank computes with its own shard of the weights.
+
+Outside of the region all ranks hold the same x. Inside, each computes something else with it, from its columns or rows.
+What backward must do at either end follows from the sum rule: x is read by all ranks, so its gradient is the sum of
+theirs; y is the sum of the ranks' parts, so each part has the gradient of y as it is.
+
+                   forward               backward
+    f  enter       nothing               all-reduce          `copy_to_ranks`
+    g  leave       all-reduce            nothing             `reduce_from_ranks`
+       gather      all-gather            own part            `gather_from_ranks`: a cut dimension made whole
+       scatter     own part              all-gather          `scatter_to_ranks`: its mirror
+
+Sequence parallelism has another pair in place of f and g (`sequence_parallel.py`).
+
+Uneven sizes are cut as DTensor cuts them: ceil(N / n) to each rank in turn, the last ranks fewer, or none. Collectives
+want equal sizes, so shards are padded while they travel.
+
+Cost for n ranks, S bytes of x, alpha and beta of the link (ring), of an all-reduce (a gather: half of each):
+    time_s      2(n-1) alpha + 2(n-1)/n S beta
+    peak bytes  S for a copy
+    sent bytes  2(n-1)/n S per rank
+Shapes: x (..., N); a shard (..., n_r) with the N cut; any dimension may be cut.
+Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3 and figure 3 (f and g).
+Simplified: one group, along which weights are cut; all ranks give tensors of the same shape.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.signature import checked, whole_number
+
+Group = dist.ProcessGroup | None
+# torch 2.13 renamed them; 2.11 has only the old names.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@checked
+def shard_range(size: int, rank: int, world_size: int, multiple_of: int = 1) -> tuple[int, int]:
+    """First and end index of a rank's shard of a dimension: ceil(size / n) each, the last ranks fewer or none.
+
+    >>> [shard_range(7, rank, 3) for rank in range(3)], shard_range(6, 1, 2, multiple_of=2)
+    ([(0, 3), (3, 6), (6, 7)], (4, 6))
+
+    Arguments:
+        size: of the whole dimension.
+        rank: 0 to `world_size` - 1.
+        multiple_of: what may not be cut apart, such as the width of a head; all shards but the last are a multiple.
+
+    Raises:
+        ValueError: a count below 1 (`size` below 0), or no such rank.
+    """
+    size, world_size = whole_number("size", size, minimum=0), whole_number("world_size", world_size)
+    multiple_of = whole_number("multiple_of", multiple_of)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be 0 to {world_size - 1}, one of {world_size}: got {rank}.")
+    chunk = chunk_size(size, world_size, multiple_of)
+    return min(rank * chunk, size), min((rank + 1) * chunk, size)
+
+
+def chunk_size(size: int, world_size: int, multiple_of: int = 1) -> int:
+    """Size of the largest shard, which the first rank has: ceil(size / n), rounded up to the multiple."""
+    return -(-size // (world_size * multiple_of)) * multiple_of
+
+
+def shard_of(whole: Tensor, dim: int, group: Group = None, multiple_of: int = 1) -> Tensor:
+    """This rank's shard, a view. Does not communicate. Arguments as `shard_range`."""
+    start, end = shard_range(whole.shape[dim], dist.get_rank(group), dist.get_world_size(group), multiple_of)
+    return whole.narrow(dim, start, end - start)
+
+
+@torch.no_grad()
+def all_gather_dim(shard: Tensor, dim: int, size: int, group: Group = None, multiple_of: int = 1) -> Tensor:
+    """The whole tensor from every rank's shard. Communicates: one all-gather, of padded shards.
+
+    Arguments:
+        shard: as `shard_of` cuts it.
+        size: of the whole dimension; other arguments as `shard_range`.
+    """
+    world_size = dist.get_world_size(group)
+    if world_size == 1:
+        return shard.clone()
+    chunk = chunk_size(size, world_size, multiple_of)
+    first = shard.movedim(dim, 0)  # a collective lays ranks one behind the other: along the first dimension
+    if len(first) < chunk:
+        first = torch.cat([first, first.new_zeros(chunk - len(first), *first.shape[1:])])
+    gathered = first.new_empty(world_size * chunk, *first.shape[1:])
+    all_gather_single(gathered, first.contiguous(), group=group)
+    return gathered[:size].movedim(0, dim).contiguous()
+
+
+class _Copy(torch.autograd.Function):
+    """f."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may hand the same tensor to others
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class _Reduce(torch.autograd.Function):
+    """g."""
+
+    @staticmethod
+    def forward(ctx: Any, x_partial: Tensor, group: Group) -> Tensor:
+        x = x_partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, dim: int, size: int, group: Group, multiple_of: int) -> Tensor:
+        ctx.cut = (dim, group, multiple_of)
+        return all_gather_dim(shard, dim, size, group, multiple_of)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return shard_of(grad, *ctx.cut), None, None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, dim: int, group: Group, multiple_of: int) -> Tensor:
+        ctx.cut = (dim, whole.shape[dim], group, multiple_of)
+        return shard_of(whole, dim, group, multiple_of).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return all_gather_dim(grad, *ctx.cut), None, None, None
+
+
+def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
+    """f: `x`, the same on all ranks, enters the region. Backward: one all-reduce of its gradient.
+
+    Of a weight that all ranks hold whole but use for different parts of the work, it makes the gradient the sum.
+    """
+    return x if dist.get_world_size(group) == 1 else _Copy.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+def reduce_from_ranks(x_partial: Tensor, group: Group = None) -> Tensor:
+    """g: the sum over ranks of their parts, on all of them. Forward: one all-reduce. The input stays as it is."""
+    if dist.get_world_size(group) == 1:
+        return x_partial
+    return _Reduce.apply(x_partial, group)  # pyright: ignore[reportReturnType]
+
+
+def gather_from_ranks(shard: Tensor, dim: int, size: int, group: Group = None, multiple_of: int = 1) -> Tensor:
+    """The whole tensor, for ranks that all do the same with it: backward keeps this rank's part of the gradient.
+
+    Communicates: one all-gather forward. Not to be confused with `gather_sequence`, behind which each rank does
+    something else. Arguments as `all_gather_dim`.
+    """
+    return _Gather.apply(shard, dim, size, group, multiple_of)  # pyright: ignore[reportReturnType]
+
+
+def scatter_to_ranks(whole: Tensor, dim: int, group: Group = None, multiple_of: int = 1) -> Tensor:
+    """This rank's shard of what all ranks hold. Communicates: one all-gather of gradients backward."""
+    return _Scatter.apply(whole, dim, group, multiple_of)  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A pair of ends: how an activation enters the region, and how a sum over ranks leaves it.
+
+    Attributes:
+        name: as it is called in plans.
+        enter, leave: functions of (tensor, group).
+        cuts_sequence: outside of the region each rank has only some tokens. Then a weight that is used there has a
+            gradient on each rank that is a part of the sum.
+    """
+
+    name: str
+    enter: Callable[[Tensor, Group], Tensor]
+    leave: Callable[[Tensor, Group], Tensor]
+    cuts_sequence: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def shared(self, weight: Tensor, group: Group = None) -> Tensor:
+        """A weight that is used outside of the region, so that its gradient is that of all tokens on every rank."""
+        return copy_to_ranks(weight, group) if self.cuts_sequence else weight
+
+
+TENSOR = Region("TENSOR", copy_to_ranks, reduce_from_ranks)
