@@ -87,16 +87,18 @@ def key_value_heads_of(rank: int, num_kv_heads: int, world_size: int) -> range:
 
 
 def shared_key_value_group(num_kv_heads: int, group: Group = None) -> Group:
-    """The ranks that keep the same key-value heads as this one; makes groups where there are several for a head.
+    """The ranks that keep the same key-value heads as this one: a new group. None where no head is replicated.
 
-    Every rank of the world must call it, as for `dist.new_group`. None where no head is replicated.
+    Every rank of `group` calls it, once. Communicates, to make the group.
     """
     world_size = dist.get_world_size(group)
     if world_size <= num_kv_heads:
         return None
-    sharing, ranks = world_size // num_kv_heads, dist.get_process_group_ranks(group or dist.group.WORLD)  # pyright: ignore
-    mine, _ = dist.new_subgroups_by_enumeration([ranks[i : i + sharing] for i in range(0, world_size, sharing)])
-    return mine
+    sharing = world_size // num_kv_heads
+    first = dist.get_rank(group) // sharing * sharing
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)  # pyright: ignore[reportArgumentType]
+    # Only its members call for each: ranks of other groups may not be here.
+    return dist.new_group(ranks[first : first + sharing], use_local_synchronization=True)  # pyright: ignore
 
 
 def shard_attention(whole: AttentionShard, num_heads: int, num_kv_heads: int, group: Group = None) -> AttentionShard:
@@ -110,10 +112,14 @@ def shard_attention(whole: AttentionShard, num_heads: int, num_kv_heads: int, gr
     d_head = len(whole.key_gD) // num_kv_heads
     heads = key_value_heads_of(rank, num_kv_heads, world_size)
     keys = slice(heads.start * d_head, heads.stop * d_head)
+    key_gD, key_bias_g, value_gD, value_bias_g = (tensor[keys] for tensor in whole[2:6])
     return AttentionShard(
         shard_of(whole.query_hD, 0, group),
         shard_of(whole.query_bias_h, 0, group),
-        *(tensor[keys] for tensor in whole[2:6]),
+        key_gD,
+        key_bias_g,
+        value_gD,
+        value_bias_g,
         shard_of(whole.out_Dh, 1, group),
         whole.out_bias_D,
     )

@@ -18,7 +18,7 @@ Cost for n ranks, X of B T tokens, w bytes a number:
     FLOPs       2 B T D F / n forward, twice that backward
     peak bytes  D F w / n of weights; the output (B T F) / n w for columns, B T D w for rows (twice while it is summed)
     sent bytes  2(n-1)/n B T D w per rank: columns backward, rows forward; gathered: (n-1)/n B T F w forward besides
-Shapes: B batch, T time, D width, F features; f = F / n, d = D / n on this rank. torch stores W as [out, in]: w_fD, w_Fd.
+Shapes: B batch, T time, D width, F features; f = F / n, d = D / n on this rank. torch stores W as [out, in]: w_fD.
 Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3.
 Simplified: the whole weight exists before it is cut, on every rank (`tensor_random.py` says why that is exact).
 """

@@ -1,7 +1,7 @@
 """An MLP on n ranks: its first matrix in columns, its second in rows, and between them nothing is sent.
 
-    naive   gather(gelu(X W_r + b_r)), then gather(H V_r + c_r)          two all-gathers forward, two all-reduces backward
-    real    g( gelu(f(X) W_r + b_r) V_r ) + c                            one all-reduce each way
+    naive   H = gather(gelu(X W_r + b_r)), gather(H V_r + c_r)     two all-gathers forward, two all-reduces backward
+    real    g( gelu(f(X) W_r + b_r) V_r ) + c                      one all-reduce each way
 
 GELU works on each hidden column alone, so a rank can apply it to its own columns: h_r = gelu(x W_r). Had the first
 matrix been cut by rows, its output would be a sum over ranks, and gelu of a sum is not the sum of gelus.

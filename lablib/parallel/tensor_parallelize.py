@@ -16,10 +16,11 @@ Phases (the code has the same headings):
     2. broadcast  so that all ranks cut the same model
     3. replace    each layer by its shard; a parameter that two layers share stays shared
 
-The plans of a GPT: `GPT_PLAN`, with f and g: 2 L + 1 all-reduces forward (L layers, the embedding), and 2 L + 1
-backward (L layers, the head), and those of the loss. `GPT_SEQUENCE_PLAN` has an all-gather and a reduce-scatter in the
-place of each. Both leave the logits cut, for `vocabulary_parallel_loss`; `GPT_PLAN | {"head": Vocabulary(gathers=True)}`
-gathers them.
+The plans of a GPT of L layers: `GPT_PLAN`, with f and g: 2 L + 1 all-reduces forward (one more for the embedding), and
+2 L + 1 backward (for the head), beside those of the loss. `GPT_SEQUENCE_PLAN` has an all-gather or a reduce-scatter at
+either end of each region. Both leave the logits cut, for `vocabulary_parallel_loss`. To have them whole:
+
+    GPT_PLAN | {"head": Vocabulary(gathers=True)}
 
 Cost for n ranks, P parameters in matrices of w bytes, and R others:
     peak bytes  (P / n + R) w of weights afterwards; P w while the whole model is there

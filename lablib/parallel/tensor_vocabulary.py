@@ -57,8 +57,8 @@ def padded_vocabulary(vocab_size: int, world_size: int, multiple_of: int = 1) ->
 
 
 def shard_vocabulary(
-    weight_VD: Float[Tensor, "V *D"], group: Group = None, *, pads: bool = False, multiple_of: int = 1
-) -> Float[Tensor, "v *D"]:
+    weight_VD: Float[Tensor, "V ..."], group: Group = None, *, pads: bool = False, multiple_of: int = 1
+) -> Float[Tensor, "v ..."]:
     """This rank's rows of an embedding or a head, a copy.
 
     Arguments:
