@@ -37,6 +37,8 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
     tensor_mlp                columns, then rows: an MLP with one all-reduce each way
     tensor_attention          heads; grouped queries with fewer key-value heads than ranks
     sequence_parallel         all-gather and reduce-scatter in the place of f and g; norms on this rank's tokens
+    tensor_overlap            backward's communication beside the gradient of the weight
+    tensor_async              product and collective in chunks, each beside the other
     tensor_vocabulary         embedding, head and loss by words: the logits are never gathered
     tensor_parallelize        a plain model cut by a plan, which is data
     tensor_state              parameters, gradients and their norm of a model that is cut
@@ -142,6 +144,14 @@ from lablib.parallel.sequence_parallel import PositionsOnShards as PositionsOnSh
 from lablib.parallel.sequence_parallel import gather_sequence as gather_sequence
 from lablib.parallel.sequence_parallel import own_tokens as own_tokens
 from lablib.parallel.sequence_parallel import scatter_sequence as scatter_sequence
+from lablib.parallel.tensor_overlap import OverlappedColumnLinear as OverlappedColumnLinear
+from lablib.parallel.tensor_overlap import overlapped_backward_s as overlapped_backward_s
+from lablib.parallel.tensor_overlap import overlapped_columns as overlapped_columns
+from lablib.parallel.tensor_async import async_mlp as async_mlp
+from lablib.parallel.tensor_async import chunked_product_s as chunked_product_s
+from lablib.parallel.tensor_async import exposed_chunks_s as exposed_chunks_s
+from lablib.parallel.tensor_async import gather_linear as gather_linear
+from lablib.parallel.tensor_async import linear_scatter as linear_scatter
 from lablib.parallel.tensor_vocabulary import VocabularyEmbedding as VocabularyEmbedding
 from lablib.parallel.tensor_vocabulary import VocabularyHead as VocabularyHead
 from lablib.parallel.tensor_vocabulary import gathered_loss as gathered_loss

@@ -27,6 +27,7 @@ gradients of norms are summed one by one as they come.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lablib.parallel.data_parallel import Handle
 from lablib.parallel.tensor_regions import Group, Region, all_gather_single, copy_to_ranks, reduce_scatter_single
 
 SEQUENCE_DIM = -2  # of [B, T, D]
@@ -53,22 +55,48 @@ def require_even_sequence(seq_len: int, world_size: int) -> None:
         )
 
 
-def all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float[Tensor, "B T D"]:
-    """All ranks' tokens, in the order of the ranks. Communicates; knows nothing of gradients."""
+@dataclass(frozen=True, slots=True)
+class TokensUnderWay:
+    """A tensor that a collective is filling; `wait` gives it."""
+
+    tensor: Tensor
+    work: Handle
+
+    def wait(self) -> Tensor:
+        self.work.wait()
+        return self.tensor
+
+
+def start_all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> TokensUnderWay:
+    """Start to gather all ranks' tokens, in the order of the ranks. Knows nothing of gradients."""
     x_tBD = x_BtD.movedim(SEQUENCE_DIM, 0).contiguous()  # a collective lays ranks one behind the other
     x_TBD = x_tBD.new_empty(x_tBD.shape[0] * dist.get_world_size(group), *x_tBD.shape[1:])
-    all_gather_single(x_TBD, x_tBD, group=group)
-    return x_TBD.movedim(0, SEQUENCE_DIM)
+    work = all_gather_single(x_TBD, x_tBD, group=group, async_op=True)
+    return TokensUnderWay(x_TBD.movedim(0, SEQUENCE_DIM), work)
 
 
-def reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> Float[Tensor, "B t D"]:
-    """Of the sum over ranks, this rank's tokens. Communicates; knows nothing of gradients."""
+def start_reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> TokensUnderWay:
+    """Start to sum over ranks, of which this rank gets its tokens. Knows nothing of gradients.
+
+    Raises:
+        ValueError: the ranks do not divide the tokens.
+    """
     world_size = dist.get_world_size(group)
     require_even_sequence(x_BTD_partial.shape[SEQUENCE_DIM], world_size)
     x_TBD = x_BTD_partial.movedim(SEQUENCE_DIM, 0).contiguous()
     x_tBD = x_TBD.new_empty(x_TBD.shape[0] // world_size, *x_TBD.shape[1:])
-    reduce_scatter_single(x_tBD, x_TBD, group=group)
-    return x_tBD.movedim(0, SEQUENCE_DIM)
+    work = reduce_scatter_single(x_tBD, x_TBD, group=group, async_op=True)
+    return TokensUnderWay(x_tBD.movedim(0, SEQUENCE_DIM), work)
+
+
+def all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float[Tensor, "B T D"]:
+    """All ranks' tokens. Communicates, and waits."""
+    return start_all_gather_tokens(x_BtD, group).wait()
+
+
+def reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> Float[Tensor, "B t D"]:
+    """Of the sum over ranks, this rank's tokens. Communicates, and waits."""
+    return start_reduce_scatter_tokens(x_BTD_partial, group).wait()
 
 
 class _GatherSequence(torch.autograd.Function):

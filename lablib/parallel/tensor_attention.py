@@ -31,6 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lablib.parallel.tensor_linear import row_linear
+from lablib.parallel.tensor_overlap import overlapped_columns
 from lablib.parallel.tensor_regions import TENSOR, Group, Region, copy_to_ranks, shard_of
 from lablib.signature import checked, whole_number
 
@@ -132,12 +133,14 @@ def tensor_attention(
     group: Group = None,
     region: Region = TENSOR,
     shared_group: Group = None,
+    *,
+    overlaps: bool = False,
 ) -> Float[Tensor, "B T D"]:
     """Causal attention of this rank's heads. Communicates: one all-reduce forward, one backward.
 
     Phases:
-        1. enter         f once, for queries, keys and values together
-        2. shared heads  the gradients of replicated keys' and values' weights are summed, backward
+        1. shared heads  the gradients of replicated keys' and values' weights are summed, backward
+        2. enter         f once, for queries, keys and values together
         3. attend        this rank's heads
         4. leave         rows, and g
 
@@ -147,22 +150,22 @@ def tensor_attention(
         d_head: K.
         region: how activations enter and leave.
         shared_group: as `shared_key_value_group` gives it.
+        overlaps: whether backward hides its communication (`tensor_overlap.py`).
     """
-    # ---- 1. enter ----
-    x_BTD = region.enter(x_BTD, group)
-    # ---- 2. shared heads ----
+    # ---- 1. shared heads ----
     key_gD, key_bias_g, value_gD, value_bias_g = (
         weight if shared_group is None else copy_to_ranks(weight, shared_group) for weight in shard[2:6]
     )
+    # ---- 2. enter ----
+    weights = [shard.query_hD, key_gD, value_gD]
+    biases = [shard.query_bias_h, key_bias_g, value_bias_g]
+    if overlaps:
+        columns = overlapped_columns(x_BTD, weights, biases, group, region)
+    else:
+        x_BTD = region.enter(x_BTD, group)
+        columns = [F.linear(x_BTD, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
     # ---- 3. attend ----
-    q_BhTK, k_BgTK, v_BgTK = (
-        F.linear(x_BTD, weight, bias).unflatten(-1, (-1, d_head)).transpose(1, 2)
-        for weight, bias in (
-            (shard.query_hD, shard.query_bias_h),
-            (key_gD, key_bias_g),
-            (value_gD, value_bias_g),
-        )
-    )
+    q_BhTK, k_BgTK, v_BgTK = (column.unflatten(-1, (-1, d_head)).transpose(1, 2) for column in columns)
     y_BhTK = F.scaled_dot_product_attention(
         q_BhTK, k_BgTK, v_BgTK, is_causal=True, enable_gqa=q_BhTK.shape[1] != k_BgTK.shape[1]
     )

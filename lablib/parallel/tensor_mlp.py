@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lablib.parallel.tensor_linear import column_linear, gathered_linear, row_linear
+from lablib.parallel.tensor_overlap import overlapped_columns
 from lablib.parallel.tensor_regions import TENSOR, Group, Region, shard_of
 
 
@@ -56,7 +57,12 @@ def naive_tensor_mlp(x_BTD: Float[Tensor, "B T D"], whole: MLPShard, group: Grou
 
 
 def tensor_mlp(
-    x_BTD: Float[Tensor, "B T D"], shard: MLPShard, group: Group = None, region: Region = TENSOR
+    x_BTD: Float[Tensor, "B T D"],
+    shard: MLPShard,
+    group: Group = None,
+    region: Region = TENSOR,
+    *,
+    overlaps: bool = False,
 ) -> Float[Tensor, "B T D"]:
     """Columns, then rows. Communicates: one all-reduce forward, one backward.
 
@@ -64,8 +70,13 @@ def tensor_mlp(
         x_BTD: the same on all ranks; with `SEQUENCE`, this rank's tokens.
         shard: as `shard_mlp` cuts it.
         region: how activations enter and leave.
+        overlaps: whether backward hides its communication (`tensor_overlap.py`).
     """
-    h_BTf = F.gelu(column_linear(x_BTD, shard.up_fD, shard.up_bias_f, group, region), approximate="tanh")
+    if overlaps:
+        (up_BTf,) = overlapped_columns(x_BTD, [shard.up_fD], [shard.up_bias_f], group, region)
+    else:
+        up_BTf = column_linear(x_BTD, shard.up_fD, shard.up_bias_f, group, region)
+    h_BTf = F.gelu(up_BTf, approximate="tanh")
     return row_linear(h_BTf, shard.down_Df, shard.down_bias_D, group, region)
 
 

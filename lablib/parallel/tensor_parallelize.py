@@ -44,9 +44,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from lablib.parallel.naive_data_parallel import broadcast_module
 from lablib.parallel.sequence_parallel import SEQUENCE, NormOnShards, PositionsOnShards
 from lablib.parallel.tensor_linear import ColumnLinear, RowLinear
+from lablib.parallel.tensor_overlap import OverlappedColumnLinear
 from lablib.parallel.tensor_regions import TENSOR, Group, Region
 from lablib.parallel.tensor_vocabulary import VocabularyEmbedding, VocabularyHead, padded_vocabulary
-from lablib.signature import check_type, checked, whole_number
+from lablib.signature import check_fields, check_type, checked, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,18 @@ class Column:
         region: how its input enters; None: it is in the region already.
         units: the owner's attribute that counts what may not be cut apart, such as "num_heads".
         gathers: whether the output is made whole.
+        overlaps: whether backward hides its communication (`tensor_overlap.py`).
     """
 
     region: Region | None = TENSOR
     units: str | None = None
     gathers: bool = False
+    overlaps: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.overlaps and (self.region is None or self.gathers):
+            raise ValueError(f"what overlaps is the sum at the entrance of a region, with the output cut: got {self}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +79,18 @@ class Row:
     region: Region = TENSOR
     units: str | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Enter:
     """Any module whose first input enters the region."""
 
     region: Region = TENSOR
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,11 @@ class Vocabulary:
     region: Region = TENSOR
     uneven: str = "refuse"
     gathers: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.uneven not in ("refuse", "chunk", "pad"):
+            raise ValueError(f'uneven must be "refuse", "chunk" or "pad": got {self.uneven!r}.')
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +268,6 @@ def _check_style(match: Match, ranks: int) -> None:
     if isinstance(style, Column | Row) and style.units is not None:
         _check_units(name, match, style.units, ranks)
     if isinstance(style, Vocabulary):
-        if style.uneven not in ("refuse", "chunk", "pad"):
-            raise ValueError(f'uneven must be "refuse", "chunk" or "pad": got {style.uneven!r}.')
         size = len(module.weight)  # pyright: ignore[reportArgumentType]
         if style.uneven == "refuse" and size % ranks:
             raise ValueError(
@@ -333,7 +350,8 @@ def _made(match: Match, group: Group) -> nn.Module:
     multiple_of = 1 if style.units is None else features // getattr(match.owner, style.units)
     if isinstance(style, Row):
         return RowLinear(module, group, style.region, multiple_of=multiple_of)
-    return ColumnLinear(module, group, style.region, gathers=style.gathers, multiple_of=multiple_of)
+    kind = OverlappedColumnLinear if style.overlaps else ColumnLinear
+    return kind(module, group, style.region, gathers=style.gathers, multiple_of=multiple_of)
 
 
 @dataclass(frozen=True, slots=True)
