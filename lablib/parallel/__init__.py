@@ -40,8 +40,10 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
     tensor_overlap            backward's communication beside the gradient of the weight
     tensor_async              product and collective in chunks, each beside the other
     tensor_vocabulary         embedding, head and loss by words: the logits are never gathered
-    tensor_parallelize        a plain model cut by a plan, which is data
+    tensor_plan               which module is cut how, as data; what is wrong with a plan
+    tensor_parallelize        a plain model cut by a plan
     tensor_state              parameters, gradients and their norm of a model that is cut
+    tensor_bytes              what a layer sends and keeps, to the byte; when two dimensions send less
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -116,6 +118,7 @@ from lablib.parallel.zero_offload import ZeroInfinity as ZeroInfinity
 from lablib.parallel.zero_offload import ZeroOffload as ZeroOffload
 from lablib.parallel.zero_offload import offload_time as offload_time
 from lablib.parallel.tensor_regions import TENSOR as TENSOR
+from lablib.parallel.tensor_regions import Entrance as Entrance
 from lablib.parallel.tensor_regions import Region as Region
 from lablib.parallel.tensor_regions import copy_to_ranks as copy_to_ranks
 from lablib.parallel.tensor_regions import gather_from_ranks as gather_from_ranks
@@ -159,15 +162,24 @@ from lablib.parallel.tensor_vocabulary import padded_vocabulary as padded_vocabu
 from lablib.parallel.tensor_vocabulary import shard_vocabulary as shard_vocabulary
 from lablib.parallel.tensor_vocabulary import vocabulary_embedding as vocabulary_embedding
 from lablib.parallel.tensor_vocabulary import vocabulary_parallel_loss as vocabulary_parallel_loss
-from lablib.parallel.tensor_parallelize import GPT_PLAN as GPT_PLAN
-from lablib.parallel.tensor_parallelize import GPT_SEQUENCE_PLAN as GPT_SEQUENCE_PLAN
-from lablib.parallel.tensor_parallelize import Column as Column
-from lablib.parallel.tensor_parallelize import Enter as Enter
-from lablib.parallel.tensor_parallelize import OnTokens as OnTokens
-from lablib.parallel.tensor_parallelize import Row as Row
-from lablib.parallel.tensor_parallelize import Vocabulary as Vocabulary
-from lablib.parallel.tensor_parallelize import check_plan as check_plan
+from lablib.parallel.tensor_plan import GPT_PLAN as GPT_PLAN
+from lablib.parallel.tensor_plan import GPT_SEQUENCE_PLAN as GPT_SEQUENCE_PLAN
+from lablib.parallel.tensor_plan import Column as Column
+from lablib.parallel.tensor_plan import OnTokens as OnTokens
+from lablib.parallel.tensor_plan import Row as Row
+from lablib.parallel.tensor_plan import SharedInput as SharedInput
+from lablib.parallel.tensor_plan import Vocabulary as Vocabulary
+from lablib.parallel.tensor_plan import check_plan as check_plan
 from lablib.parallel.tensor_parallelize import parallelize as parallelize
 from lablib.parallel.tensor_state import full_gradients as full_gradients
 from lablib.parallel.tensor_state import full_parameters as full_parameters
 from lablib.parallel.tensor_state import gradient_norm as gradient_norm
+from lablib.parallel.tensor_bytes import Kept as Kept
+from lablib.parallel.tensor_bytes import LayerSizes as LayerSizes
+from lablib.parallel.tensor_bytes import fewest_tokens_for_2d as fewest_tokens_for_2d
+from lablib.parallel.tensor_bytes import gpt_sent_bytes as gpt_sent_bytes
+from lablib.parallel.tensor_bytes import kept_by_layer as kept_by_layer
+from lablib.parallel.tensor_bytes import kept_bytes as kept_bytes
+from lablib.parallel.tensor_bytes import korthikanti_bytes as korthikanti_bytes
+from lablib.parallel.tensor_bytes import layer_sent_bytes as layer_sent_bytes
+from lablib.parallel.tensor_bytes import two_dimensional_sent_bytes as two_dimensional_sent_bytes

@@ -64,14 +64,14 @@ class TokensUnderWay:
 
     def wait(self) -> Tensor:
         self.work.wait()
-        return self.tensor
+        return self.tensor.contiguous()  # a copy where there are several sequences; else products would each make one
 
 
 def start_all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> TokensUnderWay:
     """Start to gather all ranks' tokens, in the order of the ranks. Knows nothing of gradients."""
     x_tBD = x_BtD.movedim(SEQUENCE_DIM, 0).contiguous()  # a collective lays ranks one behind the other
     x_TBD = x_tBD.new_empty(x_tBD.shape[0] * dist.get_world_size(group), *x_tBD.shape[1:])
-    work = all_gather_single(x_TBD, x_tBD, group=group, async_op=True)
+    work: Any = all_gather_single(x_TBD, x_tBD, group=group, async_op=True)
     return TokensUnderWay(x_TBD.movedim(0, SEQUENCE_DIM), work)
 
 
@@ -85,7 +85,7 @@ def start_reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Gr
     require_even_sequence(x_BTD_partial.shape[SEQUENCE_DIM], world_size)
     x_TBD = x_BTD_partial.movedim(SEQUENCE_DIM, 0).contiguous()
     x_tBD = x_TBD.new_empty(x_TBD.shape[0] // world_size, *x_TBD.shape[1:])
-    work = reduce_scatter_single(x_tBD, x_TBD, group=group, async_op=True)
+    work: Any = reduce_scatter_single(x_tBD, x_TBD, group=group, async_op=True)
     return TokensUnderWay(x_tBD.movedim(0, SEQUENCE_DIM), work)
 
 

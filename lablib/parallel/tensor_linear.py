@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lablib.parallel.tensor_regions import TENSOR, Group, Region, gather_from_ranks, shard_of
+from lablib.parallel.tensor_regions import TENSOR, Entrance, Group, Region, gather_from_ranks, shard_of
 
 
 def gathered_linear(
@@ -83,7 +83,7 @@ class ColumnLinear(nn.Module):
     Arguments:
         linear: whole, the same on all ranks.
         group: None for all ranks.
-        region: how the input enters; None where another module has seen to that.
+        region: how the input enters; an `Entrance` where other layers read the same.
         gathers: whether the output is made whole for all ranks.
         multiple_of: outputs that are not cut apart, such as those of one head.
 
@@ -97,7 +97,7 @@ class ColumnLinear(nn.Module):
         self,
         linear: nn.Linear,
         group: Group = None,
-        region: Region | None = TENSOR,
+        region: Region | Entrance = TENSOR,
         *,
         gathers: bool = False,
         multiple_of: int = 1,
@@ -110,8 +110,7 @@ class ColumnLinear(nn.Module):
         self.bias = None if linear.bias is None else shard_parameter(linear.bias, 0, group, multiple_of)
 
     def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T f"]:
-        x_BTD = x_BTD if self.region is None else self.region.enter(x_BTD, self.group)
-        y_BTf = F.linear(x_BTD, self.weight, self.bias)
+        y_BTf = F.linear(self.region.enter(x_BTD, self.group), self.weight, self.bias)
         if not self.gathers:
             return y_BTf
         return gather_from_ranks(y_BTf, -1, self.out_features, self.group, self.multiple_of)

@@ -115,10 +115,10 @@ def overlapped_columns(
 
 
 class OverlappedColumnLinear(ColumnLinear):
-    """`ColumnLinear` whose backward is overlapped. Its region must be one, and its output stays cut."""
+    """`ColumnLinear` whose backward is overlapped. Its entrance is its own, and its output stays cut."""
 
     def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T f"]:
-        assert self.region is not None
+        assert isinstance(self.region, Region)
         return overlapped_columns(x_BTD, [self.weight], [self.bias], self.group, self.region)[0]
 
 

@@ -199,4 +199,24 @@ class Region:
         return copy_to_ranks(weight, group) if self.cuts_sequence else weight
 
 
+class Entrance:
+    """An entrance that several layers share: the first takes the input into the region, the others find it there.
+
+    Queries, keys and values read one tensor; taken in by each, its gradient would be reduced three times. `forget` is a
+    forward hook of the module around them, so that nothing is kept longer than the layers run.
+    """
+
+    def __init__(self, region: Region):
+        self.region, self._outside, self._inside = region, None, None
+
+    def enter(self, x: Tensor, group: Group) -> Tensor:
+        if self._outside is not x:
+            self._outside, self._inside = x, self.region.enter(x, group)
+        assert self._inside is not None
+        return self._inside
+
+    def forget(self, *_: Any) -> None:
+        self._outside = self._inside = None
+
+
 TENSOR = Region("TENSOR", copy_to_ranks, reduce_from_ranks)
