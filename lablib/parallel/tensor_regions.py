@@ -115,9 +115,9 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_partial: Tensor, group: Group) -> Tensor:
-        x = x_partial.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(x, group=group)
-        return x
+        ctx.mark_dirty(x_partial)
+        dist.all_reduce(x_partial, group=group)
+        return x_partial
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -156,6 +156,11 @@ def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
 
 def reduce_from_ranks(x_partial: Tensor, group: Group = None) -> Tensor:
     """g: the sum over ranks of their parts, on all of them. Forward: one all-reduce. The input stays as it is."""
+    return reduce_from_ranks_(x_partial.clone(memory_format=torch.contiguous_format), group)
+
+
+def reduce_from_ranks_(x_partial: Tensor, group: Group = None) -> Tensor:
+    """g in place, for what nobody else reads: the result of a product. Contiguous."""
     if dist.get_world_size(group) == 1:
         return x_partial
     return _Reduce.apply(x_partial, group)  # pyright: ignore[reportReturnType]
@@ -181,7 +186,7 @@ class Region:
 
     Attributes:
         name: as it is called in plans.
-        enter, leave: functions of (tensor, group).
+        enter, leave: functions of (tensor, group); `leave` may write over its tensor.
         cuts_sequence: outside of the region each rank has only some tokens. Then a weight that is used there has a
             gradient on each rank that is a part of the sum.
     """
@@ -219,4 +224,4 @@ class Entrance:
         self._outside = self._inside = None
 
 
-TENSOR = Region("TENSOR", copy_to_ranks, reduce_from_ranks)
+TENSOR = Region("TENSOR", copy_to_ranks, reduce_from_ranks_)

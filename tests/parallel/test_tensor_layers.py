@@ -215,8 +215,8 @@ def _by_ring(name: str, size_bytes: float, n: int) -> float:
 
 def whole_attention(width: int, heads: int, kv_heads: int, d_head: int) -> AttentionShard:
     rows = [heads * d_head] * 2 + [kv_heads * d_head] * 4
-    tensors: Any = [drawn(*((r, width) if i % 2 == 0 else (r,)), seed=i) for i, r in enumerate(rows)]
-    return AttentionShard(*tensors, drawn(width, heads * d_head, seed=8), drawn(width, seed=9))
+    tensors = [drawn(*((r, width) if i % 2 == 0 else (r,)), seed=i) for i, r in enumerate(rows)]
+    return AttentionShard._make([*tensors, drawn(width, heads * d_head, seed=8), drawn(width, seed=9)])
 
 
 def one_attention(d_head: int, x: Tensor, *params: Tensor) -> Tensor:
