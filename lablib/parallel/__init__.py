@@ -43,6 +43,7 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
     tensor_plan               which module is cut how, as data; what is wrong with a plan
     tensor_parallelize        a plain model cut by a plan
     tensor_state              parameters, gradients and their norm of a model that is cut
+    tensor_random             which random numbers must agree over ranks, and which must not
     tensor_bytes              what a layer sends and keeps, to the byte; when two dimensions send less
 """
 
@@ -174,6 +175,12 @@ from lablib.parallel.tensor_parallelize import parallelize as parallelize
 from lablib.parallel.tensor_state import full_gradients as full_gradients
 from lablib.parallel.tensor_state import full_parameters as full_parameters
 from lablib.parallel.tensor_state import gradient_norm as gradient_norm
+from lablib.parallel.tensor_random import TensorGenerators as TensorGenerators
+from lablib.parallel.tensor_random import dropout as dropout
+from lablib.parallel.tensor_random import naive_sharded_normal as naive_sharded_normal
+from lablib.parallel.tensor_random import sharded_normal as sharded_normal
+from lablib.parallel.tensor_random import whole_normal as whole_normal
+from lablib.parallel.tensor_random import wrong_draws as wrong_draws
 from lablib.parallel.tensor_bytes import Kept as Kept
 from lablib.parallel.tensor_bytes import LayerSizes as LayerSizes
 from lablib.parallel.tensor_bytes import fewest_tokens_for_2d as fewest_tokens_for_2d

@@ -25,20 +25,22 @@ from lablib.parallel.tensor_regions import Group, all_gather_dim, shard_range
 
 def full_parameters(module: nn.Module) -> dict[str, Tensor]:
     """The parameters as one device has them, copies, by name. Communicates: an all-gather for each shard."""
-    return {name: _whole(param.detach(), owner, key) for name, param, owner, key in _named(module)}
+    return {name: _whole(param.detach(), owner, key) for name, param, owner, key in each_parameter(module)}
 
 
 def full_gradients(module: nn.Module) -> dict[str, Tensor]:
     """The gradients as one device has them, copies, by name; without those that are None. Communicates likewise."""
     return {
-        name: _whole(param.grad, owner, key) for name, param, owner, key in _named(module) if param.grad is not None
+        name: _whole(param.grad, owner, key)
+        for name, param, owner, key in each_parameter(module)
+        if param.grad is not None
     }
 
 
 def gradient_norm(module: nn.Module, group: Group = None) -> Tensor:
     """The 2-norm of the whole model's gradient, in float64, the same on all ranks. Communicates: one all-reduce."""
     squares: dict[bool, Any] = {True: 0.0, False: 0.0}  # of shards, of what is whole
-    for _, param, owner, key in _named(module):
+    for _, param, owner, key in each_parameter(module):
         if param.grad is not None:
             squares[key in getattr(owner, "cuts", {})] += param.grad.double().square().sum()
     of_shards = torch.as_tensor(squares[True], dtype=torch.float64)
@@ -46,7 +48,7 @@ def gradient_norm(module: nn.Module, group: Group = None) -> Tensor:
     return (of_shards + squares[False]).sqrt()
 
 
-def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module, str]]:
+def each_parameter(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module, str]]:
     """Every parameter once: its name, itself, the layer that has it, and its name there."""
     seen: set[nn.Parameter] = set()
     for path, owner in module.named_modules():
