@@ -45,6 +45,7 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
     tensor_state              parameters, gradients and their norm of a model that is cut
     tensor_random             which random numbers must agree over ranks, and which must not
     tensor_bytes              what a layer sends and keeps, to the byte; when two dimensions send less
+    tensor_time               seconds of a layer, and the communication that nothing hides
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -190,3 +191,6 @@ from lablib.parallel.tensor_bytes import kept_bytes as kept_bytes
 from lablib.parallel.tensor_bytes import korthikanti_bytes as korthikanti_bytes
 from lablib.parallel.tensor_bytes import layer_sent_bytes as layer_sent_bytes
 from lablib.parallel.tensor_bytes import two_dimensional_sent_bytes as two_dimensional_sent_bytes
+from lablib.parallel.tensor_time import TensorLayerTime as TensorLayerTime
+from lablib.parallel.tensor_time import tensor_layer_time as tensor_layer_time
+from lablib.parallel.tensor_time import tensor_times as tensor_times

@@ -103,7 +103,7 @@ def kept_by_layer(
     Raises:
         ValueError: ranks that do not divide; gathering again without sequence parallelism.
     """
-    _check(layer, ranks, sequence, gathers_again)
+    check_layer(layer, ranks, sequence, gathers_again)
     stream, statistic = layer.activation_bytes, layer.tokens * layer.statistic_bytes
     hidden = layer.tokens * layer.hidden_size * layer.element_bytes
     rows = (
@@ -144,7 +144,7 @@ def layer_sent_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False, g
     With sequence parallelism also for gradients of what is used on cut tokens: two norms and two biases, 6 D numbers.
     Arguments and Raises as `kept_by_layer`.
     """
-    _check(layer, ranks, sequence, gathers_again)
+    check_layer(layer, ranks, sequence, gathers_again)
     share = (ranks - 1) / ranks
     weights = 2 * 6 * layer.width * layer.element_bytes if sequence else 0
     return share * ((10 if gathers_again else 8) * layer.activation_bytes + weights)
@@ -203,7 +203,8 @@ def _side(ranks: int) -> int:
     return side
 
 
-def _check(layer: LayerSizes, ranks: int, sequence: bool, gathers_again: bool) -> None:
+def check_layer(layer: LayerSizes, ranks: int, sequence: bool = False, gathers_again: bool = False) -> None:
+    """Refuse ranks that do not divide the sizes. Raises ValueError."""
     whole_number("ranks", ranks)
     if gathers_again and not sequence:
         raise ValueError("gathers_again is of sequence parallelism: got sequence=False.")

@@ -118,7 +118,7 @@ def wrong_draws(module: nn.Module, group: Group = None) -> dict[str, str]:
         return found
     for name, param, owner, key in each_parameter(module):
         cut = getattr(owner, "cuts", {}).get(key)
-        part = param if cut is None else _comparable(param, *cut, owner)
+        part = param if cut is None else _comparable(param, cut[0], cut[1], owner)
         lowest, highest = part.clone(memory_format=torch.contiguous_format), part.clone().contiguous()
         dist.all_reduce(lowest, dist.ReduceOp.MIN, group=group)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)

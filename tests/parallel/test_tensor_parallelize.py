@@ -264,7 +264,7 @@ class OwnPositions(nn.Module):
         return torch.nn.functional.embedding(own, self.weight)
 
 
-def torchs_step(config: GPTConfig, seq_len: int, sequence: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+def torchs_step(config: GPTConfig, seq_len: int, sequence: bool, dtype: torch.dtype) -> dict[str, Any]:
     model = GPT(config, dtype=dtype)
     if dtype == torch.float64:
         model = moved(model)
