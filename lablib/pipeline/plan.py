@@ -30,6 +30,11 @@ class Kind(StrEnum):
     I = "I"  # noqa: E741  backward for the input: what the piece before waits for
     W = "W"  # backward for the weights: nobody waits for it but the optimizer
 
+    @property
+    def phase(self) -> str:
+        """Its name in a timeline."""
+        return {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}[self]
+
 
 _MAX_PIECES = 1_000_000
 _TEXT = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")

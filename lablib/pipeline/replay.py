@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _CODES = {Kind.F: 0, Kind.B: 1, Kind.I: 2, Kind.W: 3}
-_PHASES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}
 # B and I end the same wait, that of the piece before: they share a row of the table of ends.
 _ROWS = np.array([0, 1, 1, 2])
 
@@ -177,7 +176,7 @@ class Replay:
     def _spans(self) -> Iterator[Span]:
         for rank, row in enumerate(self.plan):
             for action, start, end in zip(row, self.start_s[rank].tolist(), self.end_s[rank].tolist(), strict=True):
-                yield Span(rank, COMPUTE, str(action), _PHASES[action.kind], start, end)
+                yield Span(rank, COMPUTE, str(action), action.kind.phase, start, end)
 
     def figure(self, **options: Any) -> go.Figure:
         """The timeline above, what each rank holds below."""

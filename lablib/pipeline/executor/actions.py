@@ -1,0 +1,149 @@
+"""What F, B, I and W do with a micro-batch at a piece, in one step of a pipeline.
+
+    F   take the input (the first piece: the micro-batch), run the piece, keep its graph, give the output on
+    B   take the gradient of the output (the last piece: the weight of the loss), go backward, give the gradient of the
+        input back
+    I   the same, but the weight gradients of linear layers are put off
+    W   what was put off
+
+Between F and B a micro-batch is held as its input and an edge into autograd's graph. The output itself is not: backward
+does not read it, so its memory is free once it has arrived at the next piece. With `recompute` the graph is that of
+`torch.utils.checkpoint`: the input alone is held, and backward runs the piece again, with the same random numbers.
+
+Random numbers, such as dropout's, are drawn in the order of a rank's actions, so that another plan draws others. With a
+seed they depend on the step, the piece and the micro-batch alone.
+
+Source: the four actions: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2.
+Simplified: one tensor from piece to piece.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import checkpoint
+
+from lablib.pipeline.executor.exchange import Messages
+from lablib.pipeline.executor.split_backward import WeightGradients
+from lablib.pipeline.messages import MessageKind, PipelineMessage
+from lablib.pipeline.plan import Action, Kind, Plan
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+SeedOf = Callable[[int, int], int]  # of a piece and a micro-batch
+
+
+class MicroBatches(NamedTuple):
+    """Those of a step: their inputs, their targets, and the weight of each one's loss in the step's."""
+
+    inputs: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    weights: Sequence[float]
+
+
+class _Held(NamedTuple):
+    """A micro-batch at a piece between F and B: input, and where backward begins (None: nothing has a gradient)."""
+
+    x: Tensor
+    root: Tensor | GradientEdge | None
+    later: WeightGradients | None  # where the plan splits its backward
+
+
+class Actions:
+    """The actions of one rank in one step.
+
+    Arguments:
+        plan: says which backwards are split.
+        pieces: those of this rank, by number.
+        messages: to take inputs from, and to give outputs to.
+        batch: the micro-batches.
+        loss_fn: of the last piece's output and a target.
+        recompute: hold the inputs of pieces alone.
+        seed_of: the seed of the random numbers of each forward; None: torch's generator goes on.
+
+    Attributes:
+        losses: of each micro-batch that came to the last piece, by its number.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pieces: Mapping[int, nn.Module],
+        messages: Messages,
+        batch: MicroBatches,
+        loss_fn: LossFn,
+        recompute: bool,
+        seed_of: SeedOf | None,
+    ):
+        self._pieces, self._messages, self._batch, self._loss_fn = pieces, messages, batch, loss_fn
+        self._recompute, self._seed_of, self._last = recompute, seed_of, plan.num_pieces - 1
+        self._is_split = {(a.stage, a.microbatch) for row in plan for a in row if a.kind is Kind.W}
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._later: dict[tuple[int, int], WeightGradients] = {}
+        self.losses: dict[int, Tensor] = {}
+
+    def do(self, action: Action) -> None:
+        """One action; what it needs from elsewhere is waited for."""
+        where = (action.stage, action.microbatch)
+        if action.kind is Kind.F:
+            self._held[where] = self._forward(*where)
+        elif action.kind is Kind.W:
+            self._later.pop(where).accumulate()
+        else:
+            held = self._held.pop(where)
+            self._backward(*where, held)
+            if held.later is not None:
+                self._later[where] = held.later
+
+    def _forward(self, stage: int, microbatch: int) -> _Held:
+        x = self._batch.inputs[microbatch]
+        if stage:
+            x = self._messages.take(PipelineMessage(stage, MessageKind.RECV_F, microbatch)).requires_grad_()
+        later = WeightGradients() if (stage, microbatch) in self._is_split else None
+        seed = None if self._seed_of is None else self._seed_of(stage, microbatch)
+        with _putting_off(later), _seeded(seed, x.device):
+            y = self._run(self._pieces[stage], x)
+            if stage == self._last:
+                y = self._loss_fn(y, self._batch.targets[microbatch])
+                self.losses[microbatch] = y.detach()
+                return _Held(x, y if y.requires_grad else None, later)
+        self._messages.give(PipelineMessage(stage, MessageKind.SEND_F, microbatch), y.detach())
+        return _Held(x, get_gradient_edge(y) if y.requires_grad else None, later)  # the edge, not y
+
+    def _run(self, piece: nn.Module, x: Tensor) -> Any:
+        return checkpoint(piece, x, use_reentrant=False) if self._recompute else piece(x)
+
+    def _backward(self, stage: int, microbatch: int, held: _Held) -> None:
+        if stage < self._last:
+            grad_y = self._messages.take(PipelineMessage(stage, MessageKind.RECV_B, microbatch))
+        else:
+            grad_y = torch.full_like(self.losses[microbatch], self._batch.weights[microbatch])
+        if held.root is not None:
+            with _putting_off(held.later):  # also of what is computed again
+                torch.autograd.backward(held.root, grad_y)
+        if stage:
+            grad_x = torch.zeros_like(held.x) if held.x.grad is None else held.x.grad
+            self._messages.give(PipelineMessage(stage, MessageKind.SEND_B, microbatch), grad_x)
+
+
+def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
+    """The seed of a micro-batch's random numbers at a piece: another for each."""
+    return Random(f"{seed} {step} {stage} {microbatch}").getrandbits(63)
+
+
+def _putting_off(later: WeightGradients | None) -> AbstractContextManager[Any]:
+    return nullcontext() if later is None else later.of_linear_layers()
+
+
+@contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Random numbers from this seed in the block; after it, torch's generators stand where they stood."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,64 @@
+"""What travels between pieces: the shape and dtype of the activation at each boundary, found without computing.
+
+A receive needs a buffer before anything has arrived. So each rank runs all pieces on the "meta" device, where tensors
+have a shape and no numbers, once for each shape of a micro-batch. Of its own pieces it uses the modules, of the others
+it keeps a shell: a copy on "meta", without memory.
+
+Simplified: one tensor travels from piece to piece, in a dtype that has gradients.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+class Boundaries:
+    """What the pieces give to each other.
+
+    Arguments:
+        pieces: all of them, in order.
+        own: the numbers of those that this rank runs.
+    """
+
+    def __init__(self, pieces: Sequence[nn.Module], own: Sequence[int]):
+        self._pieces = [piece if i in own else _shell(piece) for i, piece in enumerate(pieces)]
+        self._known: dict[Shape, list[Shape]] = {}
+
+    def of(self, micro_batch: Tensor) -> list[Shape]:
+        """Shape and dtype of the outputs of all pieces but the last.
+
+        Raises:
+            ValueError: a piece gives no tensor, or one that has no gradient.
+        """
+        key = (tuple(micro_batch.shape), micro_batch.dtype)
+        if key not in self._known:
+            self._known[key] = self._found(torch.empty(*key[:1], dtype=key[1], device="meta"))
+        return self._known[key]
+
+    @torch.no_grad()
+    def _found(self, x: Tensor) -> list[Shape]:
+        found: list[Shape] = []
+        for number, piece in enumerate(self._pieces[:-1]):
+            x = functional_call(piece, {name: p.to("meta") for name, p in _tensors(piece)}, (x,))
+            if not (isinstance(x, Tensor) and x.is_floating_point()):
+                got = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(f"a piece must give one floating tensor to the next: piece {number} gives {got}.")
+            found.append((tuple(x.shape), x.dtype))
+        return found
+
+
+def _tensors(piece: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*piece.named_parameters(), *piece.named_buffers()]
+
+
+def _shell(piece: nn.Module) -> nn.Module:
+    memo = {
+        id(x): nn.Parameter(x.to("meta"), x.requires_grad) if isinstance(x, nn.Parameter) else x.to("meta")
+        for _, x in _tensors(piece)
+    }
+    return copy.deepcopy(piece, memo)

@@ -1,0 +1,119 @@
+"""Backward in two halves: input gradients now (I), weight gradients later (W).
+
+The backward of a linear layer y = x W^T + b is two products that have nothing to do with each other:
+
+    I    grad_x = grad_y W          the piece before waits for it
+    W    grad_W = grad_y^T x        only the optimizer does
+         grad_b = sum of grad_y
+
+Between F and I a piece is an ordinary autograd graph, but for its linear layers: each is a function whose backward
+returns grad_x and puts (x, grad_y) into a queue. W works off the queue. Which layers are linear is seen by the calls of
+`F.linear` in the piece's forward (a `TorchFunctionMode`), so a model's code need not know.
+
+Work done twice: none. What has no product to put off (norms, embeddings, convolutions, parameters that are computed)
+gets its weight gradient within I.
+Memory from I to W: x and grad_y of each linear layer, all else is freed in I. In a block of a GPT with F = 4 D that is
+16 D numbers a token (x: 7 D, q, k and v having one; grad_y: 9 D), as much as it keeps from F to I: so a micro-batch is
+held until its W (`Costs.released_at_input` of 0).
+Shapes: x [..., C_in], y [..., C_out], W [C_out, C_in].
+Source: Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2 and table 1 (bytes:
+32 b s h for W, there of 2 bytes each); the queue is the WeightGradStore of its authors' code.
+Another way, that of torch.distributed.pipelining: cut the autograd graph where the paths of parameters join that of the
+input. It finds every kind of layer, keeps the whole graph until W, and enters autograd once for each layer in W.
+Simplified: hooks on the weights are not called; autocast and double backward do not pass through.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class WeightGradients:
+    """The weight gradients of one micro-batch at one piece, put off until they are asked for.
+
+        later = WeightGradients()
+        with later.of_linear_layers():          F
+            y = piece(x)
+        with later.of_linear_layers():          I: for layers that are computed again (checkpoint)
+            y.backward(grad_y)
+        later.accumulate()                      W
+    """
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[Tensor, Tensor | None, Tensor, Tensor]] = []  # weight, bias, x, grad_y
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def of_linear_layers(self) -> AbstractContextManager[Any]:
+        """In this block the linear layers of what is computed put their weight gradients off."""
+        return _PutOff(self)
+
+    def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, grad_y: Tensor) -> None:
+        """Remember one linear layer's product."""
+        self._queue.append((weight, bias, x, grad_y))
+
+    def accumulate(self) -> None:
+        """Add what was put off to `.grad`, and forget it."""
+        while self._queue:
+            weight, bias, x, grad_y = self._queue.pop(0)
+            grad_NO, x_NI = grad_y.flatten(0, -2), x.flatten(0, -2)
+            if weight.requires_grad:
+                _add_grad(weight, grad_NO.T @ x_NI)
+            if bias is not None and bias.requires_grad:
+                _add_grad(bias, grad_NO.sum(0))
+
+
+class _PutOff(TorchFunctionMode):
+    def __init__(self, later: WeightGradients):
+        super().__init__()
+        self._later = later
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and torch.is_grad_enabled() and _is_leaf(*args, **kwargs):
+            return _Linear.apply(*_named(*args, **kwargs), self._later)
+        return func(*args, **kwargs)
+
+
+def _named(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+def _is_leaf(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether the gradients can be put off: nothing else computed these parameters."""
+    return input.ndim >= 2 and weight.is_leaf and weight.requires_grad and (bias is None or bias.is_leaf)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer whose backward is I alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bias, ctx.later = bias, later
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        ctx.later.put_off(weight, ctx.bias, x, grads[0])
+        return grads[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None
+
+
+def _add_grad(param: Tensor, grad: Tensor) -> None:
+    if param.grad is None:
+        param.grad = grad
+    else:
+        param.grad += grad
