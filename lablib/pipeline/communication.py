@@ -7,24 +7,29 @@ order in which they were sent.
     naive_communication     receive right before use, send right after: 1F1B hangs if a send waits for its receive
     with_communication      receive as soon as it is sent: cannot hang
 
-Why it cannot: it plays the plan through and writes each message down at both of its ends at the same moment. So what
-each rank has is its part of one line of events, and of the events that are not done, the first is next at all its ends.
+Why it cannot: it replays the plan and writes each message down, in the order of the moments at which they are made, at
+both of its ends. So what each rank has is its part of one line of events, and of the events that are not done, the
+first is next at all its ends.
 
     0F0  0SEND_F0  0F1  0SEND_F1+0RECV_B0  0B0       "+" an exchange: posted together, done when both are
+
+A receive stands before the action that its rank is at when the message is sent. So an executor that posts it there and
+goes on loses no time: the buffer waits for the message, not the message for its receiver. That holds for the costs of
+the replay; with others nothing hangs either, but a message may wait for its receiver to come.
 
 Batching joins neighbours into one exchange, as 1F1B needs: forward to the next rank while its gradient comes back.
 
 Source: the kinds and their spelling are those of torch.distributed.pipelining; an exchange is what batch_isend_irecv of
 torch.distributed posts (in Megatron-LM, send_forward_recv_backward).
-Simplified: the play gives every action one step of time.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
 from itertools import groupby
 
-from lablib.pipeline.deadlock import given, needed
+from lablib.pipeline.costs import Costs
 from lablib.pipeline.messages import CommunicationPlan, Exchange, Step, receives, sends
-from lablib.pipeline.plan import Action, Plan
+from lablib.pipeline.plan import Plan
+from lablib.pipeline.replay import replay
 from lablib.pipeline.validate import check
 from lablib.signature import checked
 
@@ -49,42 +54,48 @@ def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPl
 
 
 @checked
-def with_communication(plan: Plan, *, batched: bool = True) -> CommunicationPlan:
+def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool = True) -> CommunicationPlan:
     """Every message is received when it is sent: as a plan that runs without messages, it runs with them.
 
     Arguments:
         plan: a valid one.
+        costs: of its actions, for the order of the messages; None: F, I and W take as long, B twice.
         batched: join messages that no action stands between into one exchange.
 
     Raises:
         WrongType: an argument that is of another type.
-        ValueError: the plan breaks a rule (validate.py).
+        ValueError: the plan breaks a rule (validate.py), or the costs do not fit it.
     """
     check(plan)
-    rows: list[list[Step]] = [[] for _ in plan.actions]
-    for moment in _play(plan):
-        for rank, action in moment:
-            rows[rank].append(action)
-        for rank, action in moment:
-            if message := sends(action, plan):
-                rows[rank].append(Exchange((message,)))
-                rows[plan.rank_of[message.other_end.stage]].append(Exchange((message.other_end,)))
-    return CommunicationPlan(plan, tuple(_joined(row) if batched else tuple(row) for row in rows))
+    ends = _ends(plan, costs)
+    made = [
+        (ends[rank][index], rank, index, message)
+        for rank, row in enumerate(plan.actions)
+        for index, action in enumerate(row)
+        if (message := sends(action, plan))
+    ]
+    # Of each rank, by the number of actions before them: the messages, each from one line of events.
+    between: list[list[list[Step]]] = [[[] for _ in range(len(row) + 1)] for row in plan.actions]
+    for end, rank, index, message in sorted(made, key=lambda each: each[:2]):
+        receiver = plan.rank_of[message.other_end.stage]
+        between[rank][index + 1].append(Exchange((message,)))
+        between[receiver][bisect_right(ends[receiver], end)].append(Exchange((message.other_end,)))
+    rows = []
+    for row, exchanges in zip(plan.actions, between, strict=True):
+        steps = [*exchanges[0]]
+        for action, after in zip(row, exchanges[1:], strict=True):
+            steps += [action, *after]
+        rows.append(_joined(steps) if batched else tuple(steps))
+    return CommunicationPlan(plan, tuple(rows))
 
 
-def _play(plan: Plan) -> Iterator[list[tuple[int, Action]]]:
-    """Moment by moment, the actions that are done, each with its rank."""
-    at, done = [0] * plan.num_stages, set()
-    while any(at[rank] < len(row) for rank, row in enumerate(plan.actions)):
-        moment = []
-        for rank, row in enumerate(plan.actions):
-            if at[rank] < len(row):
-                event = needed(row[at[rank]], plan.num_pieces)
-                if event is None or event in done:
-                    moment.append((rank, row[at[rank]]))
-                    at[rank] += 1
-        done.update(given(action) for _, action in moment)
-        yield moment
+def _ends(plan: Plan, costs: Costs | None) -> list[list[tuple[float, float]]]:
+    """When each action ends; and how many come before it, so that one without time is later than what it needs."""
+    by_time, by_count = replay(plan, costs), replay(plan, Costs(1.0, 1.0))
+    return [
+        list(zip(end_s.tolist(), count.tolist(), strict=True))
+        for end_s, count in zip(by_time.end_s, by_count.end_s, strict=True)
+    ]
 
 
 def _joined(steps: list[Step]) -> tuple[Step, ...]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lablib.torch_compat import disable_current_modes
+
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -37,10 +39,11 @@ class Boundaries:
         """
         key = (tuple(micro_batch.shape), micro_batch.dtype)
         if key not in self._known:
-            self._known[key] = self._found(torch.empty(*key[:1], dtype=key[1], device="meta"))
+            self._known[key] = self._found(torch.empty(key[0], dtype=key[1], device="meta"))
         return self._known[key]
 
     @torch.no_grad()
+    @disable_current_modes()  # it takes no time on the simulator's clock
     def _found(self, x: Tensor) -> list[Shape]:
         found: list[Shape] = []
         for number, piece in enumerate(self._pieces[:-1]):

@@ -53,7 +53,7 @@ class Messages:
         """
         if (tuple(tensor.shape), tensor.dtype) != self._shape(message):
             raise ValueError(
-                f"{message}: the other end expects {_text(*self._shape(message))}, as a run on \"meta\" gave: got "
+                f'{message}: the other end expects {_text(*self._shape(message))}, as a run on "meta" gave: got '
                 f"{_text(tuple(tensor.shape), tensor.dtype)}; let shape and dtype follow from the input (cast inside the "
                 "pieces, not by autocast around the step)."
             )

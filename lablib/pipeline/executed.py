@@ -1,0 +1,100 @@
+"""What a run did of a plan: the timeline of its actions beside the replay's, and what each of them took.
+
+The executor names what it computes after the action, "forward 0F0", "input gradient 2I1". From the timeline of a run this
+reads one span an action, called as in the plan; and from those the costs to replay the plan with:
+
+    run = launch(program, ranks=4)
+    done = executed(run.timeline, plan)                      one span an action, as `replay(plan).timeline`
+    replay(plan, measured_costs(run.timeline, plan))         what the plan should have taken
+
+Simplified: an action's time is that from its first operator to its last; the cost of an action is its mean over the
+micro-batches.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lablib.pipeline.costs import Costs
+from lablib.pipeline.plan import Kind, Plan
+from lablib.record.timeline import COMPUTE, Span, Timeline
+from lablib.signature import checked
+
+
+@checked
+def executed(timeline: Timeline, plan: Plan, step: int = -1) -> Timeline:
+    """One span an action of one step of a run, called "1F0" as in the plan; second 0 is the start of the first.
+
+    Arguments:
+        timeline: of a run of the executor with this plan, on the plan's ranks.
+        step: which of the run's steps; -1: the last.
+
+    Raises:
+        ValueError: the run has no such step of this plan.
+    """
+    spans = [span for rank in range(plan.num_stages) for span in _actions(timeline, plan, rank, step)]
+    first_s = min(span.start_s for span in spans)
+    moved = [replace(span, start_s=span.start_s - first_s, end_s=span.end_s - first_s) for span in spans]
+    return Timeline(tuple(moved), plan.num_stages)
+
+
+def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]:
+    """The rank's row as spans."""
+    row = plan.actions[rank]
+    at = {f"{action.kind.phase} {action}": index for index, action in enumerate(row)}
+    parts = [span for span in timeline.select(rank) if span.stream == COMPUTE and span.phase in at]
+    steps: list[dict[int, Span]] = []
+    last = len(row)
+    for span in sorted(parts, key=lambda span: span.start_s):
+        if at[span.phase] < last:
+            steps.append({})
+        last = at[span.phase]
+        first = steps[-1].get(last, span)
+        steps[-1][last] = replace(first, end_s=max(first.end_s, span.end_s))
+    if not -len(steps) <= step < len(steps):
+        raise ValueError(
+            f"rank {rank} did {len(steps)} steps of {plan.name}: got step={step}; give the plan that was run, and the "
+            "timeline of a run with trace=True."
+        )
+    found: list[Span] = []
+    now_s = min(span.start_s for span in steps[step].values())
+    for index, action in enumerate(row):
+        # What computes nothing, such as W of a piece without products, takes no time.
+        span = steps[step].get(index, Span(rank, COMPUTE, "", "", now_s, now_s))
+        found.append(replace(span, name=str(action), phase=action.kind.phase))
+        now_s = span.end_s
+    return found
+
+
+@checked
+def measured_costs(timeline: Timeline, plan: Plan, step: int = -1, send_s: float | None = None) -> Costs:
+    """What the actions of a run took, each the mean over its micro-batches.
+
+    Arguments:
+        timeline, plan, step: as for `executed`.
+        send_s: of a message; None: the quickest of those between the ranks of each boundary.
+
+    Raises:
+        ValueError: as for `executed`.
+    """
+    took: dict[tuple[Kind, int], list[float]] = defaultdict(list)
+    done = executed(timeline, plan, step)
+    for rank, row in enumerate(plan):
+        for action, span in zip(row, done.select(rank), strict=True):
+            took[action.kind, action.stage].append(span.duration_s)
+    each = {kind: [_mean(took[kind, piece]) for piece in range(plan.num_pieces)] for kind in Kind}
+    # A piece whose backward is always split has no B, and the other way round.
+    whole = [b or i + w for b, i, w in zip(each[Kind.B], each[Kind.I], each[Kind.W], strict=True)]
+    sends = [_send_s(timeline, a, b) for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
+    return Costs(each[Kind.F], whole, each[Kind.I], each[Kind.W], sends if send_s is None else send_s)
+
+
+def _send_s(timeline: Timeline, a: int, b: int) -> float:
+    """Seconds of a message between two ranks that shares its way with no other: the quickest of all, both ways."""
+    ways = [(rank, to) for rank, to in ((a, b), (b, a)) if a != b]
+    spans = [(span, to) for rank, to in ways for span in timeline.select(rank) if span.is_communication]
+    return min((span.duration_s for span, to in spans if span.name == f"send to {to}"), default=0.0)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 0.0
