@@ -1,7 +1,7 @@
 """What a run did of a plan: the timeline of its actions beside the replay's, and what each of them took.
 
-The executor names what it computes after the action, "forward 0F0", "input gradient 2I1". From the timeline of a run this
-reads one span an action, called as in the plan; and from those the costs to replay the plan with:
+The executor names what it computes after the action, "forward 0F0", "input gradient 2I1". From the timeline of a run
+this reads one span an action, called as in the plan; and from those the costs to replay the plan with:
 
     run = launch(program, ranks=4)
     done = executed(run.timeline, plan)                      one span an action, as `replay(plan).timeline`

@@ -53,9 +53,8 @@ class Messages:
         """
         if (tuple(tensor.shape), tensor.dtype) != self._shape(message):
             raise ValueError(
-                f'{message}: the other end expects {_text(*self._shape(message))}, as a run on "meta" gave: got '
-                f"{_text(tuple(tensor.shape), tensor.dtype)}; let shape and dtype follow from the input (cast inside the "
-                "pieces, not by autocast around the step)."
+                f"{message}: the other end expects {_text(*self._shape(message))}, what the pieces gave on meta: got "
+                f"{_text(tuple(tensor.shape), tensor.dtype)}; cast inside the pieces, not by autocast around the step."
             )
         rank_of, other = self._plan.plan.rank_of, message.other_end
         is_local = rank_of[message.stage] == rank_of[other.stage]

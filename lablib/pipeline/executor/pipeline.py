@@ -5,8 +5,8 @@
     losses = pipeline.step(inputs, targets)                 # micro-batches; gradients are added to `.grad`
     optimizer.step()                                        # of pipeline.parameters()
 
-The loss of a step is the mean over its batch, so each micro-batch's loss counts for its share. Without it gradients are m
-times too large, and Adam hides that. Where micro-batches have unequal numbers of tokens n_i, the share is theirs:
+The loss of a step is the mean over its batch, so each micro-batch's loss counts for its share. Without that gradients
+are m times too large, and Adam hides it. Where micro-batches have unequal numbers of tokens n_i, the share is theirs:
 
     loss = sum over i of weights[i] * loss_i        weights[i] = 1 / m, or n_i / (n_1 + ... + n_m): `token_weights`
 
@@ -15,14 +15,15 @@ Phases of a step (the code has the same headings):
     2. act     the rank's row of the plan: actions (actions.py), and exchanges between them (exchange.py)
     3. tie     the gradients of parameters that pieces on several ranks share (tied.py)
 
-Cost: time_s as `replay(plan, costs)` has it, if messages are posted early enough (communication.py). Peak bytes of a rank:
-its pieces and their gradients, and as many micro-batches as the plan holds, `replay(plan).in_flight`, of what autograd
-keeps of each, or of inputs alone with `recompute`. Sent bytes: an activation forward and its gradient back for each
-micro-batch and boundary between ranks.
+Cost: time_s as `replay(plan, costs)` has it, if messages are posted early enough (communication.py). Peak bytes of a
+rank: its pieces and their gradients, and as many micro-batches as the plan holds, `replay(plan).in_flight`, of what
+autograd keeps of each, or of inputs alone with `recompute`. Sent bytes: an activation forward and its gradient back for
+each micro-batch and boundary between ranks.
 Legend: m micro-batches; a piece is what an action calls a stage.
-Source: Huang et al., "GPipe", 2018, arXiv 1811.06965, section 2.3; Narayanan et al., 2021, arXiv 2104.04473, section 2.2.
-Simplified: one tensor goes from piece to piece; pairs of DualPipe-V run one after the other; gradients are complete when a
-step ends, so the optimizers of all ranks can step then.
+Source: Huang et al., "GPipe", 2018, arXiv 1811.06965, section 2.3; Narayanan et al., 2021, arXiv 2104.04473, section
+2.2.
+Simplified: one tensor goes from piece to piece; pairs of DualPipe-V run one after the other; gradients are complete
+when a step ends, so that the optimizers of all ranks can step then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,8 +53,7 @@ class Pipeline:
     """This rank's part of a pipeline.
 
     Arguments:
-        plan: a schedule. With messages, `with_communication(plan, costs)`, they are posted as it says; else as for F = I
-            = W.
+        plan: a schedule; with messages, `with_communication(plan, costs)`, where their order should fit known costs.
         pieces: all pieces of the model, in order. Of those of other ranks only shells are kept.
         loss_fn: a mean, of the last piece's output and a micro-batch's target.
         group: its ranks are the plan's, in order; None: all ranks.
@@ -115,11 +115,10 @@ class Pipeline:
             inputs, targets: of each micro-batch, on all ranks. The first piece's rank reads the inputs and the last
                 piece's the targets; elsewhere their shapes will do, on "meta".
             weights: of each micro-batch's loss; None: 1/m, for micro-batches of one shape.
-            is_last: False: more plans follow before the optimizer's step, `weights` are over all of them; tied gradients
-                are summed, and `on_gradients` is called, in the last.
-            on_gradients: called with a piece's number and the piece, once its gradients are complete and while the rank
-                goes on with others: to average them over replicas. What it returns is waited for at the end, if it has
-                `wait`.
+            is_last: False: more plans follow before the optimizer's step, and `weights` are over all of them; the last
+                one sums tied gradients and calls `on_gradients`.
+            on_gradients: called with a piece's number and the piece, once its gradients are complete, while the rank
+                goes on with others: to average them over replicas. What it returns is waited for at the end, if it can.
 
         Returns:
             On the last piece's rank each micro-batch's loss, without its weight; elsewhere nothing.

@@ -37,11 +37,11 @@ class WeightGradients:
     """The weight gradients of one micro-batch at one piece, put off until they are asked for.
 
     later = WeightGradients()
-    with later.of_linear_layers():          F
+    with later.of_linear_layers():  # F
         y = piece(x)
-    with later.of_linear_layers():          I: for layers that are computed again (checkpoint)
+    with later.of_linear_layers():  # I: for layers that are computed again (checkpoint)
         y.backward(grad_y)
-    later.accumulate()                      W
+    later.accumulate()  # W
     """
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@
 
 A piece is an `nn.Sequential` of the model's own modules: the parameters are the same objects, so that what a piece
 learns, the model has learnt. Each takes one tensor and returns one. Where the head is tied to the token embedding, the
-first piece and the last hold the same parameter; where they lie on two ranks, each has a copy of it, and its gradient is
-a sum over both (tied.py).
+first piece and the last hold the same parameter; where they lie on two ranks, each has a copy of it, and its gradient
+is a sum over both (tied.py).
 
 Cost of a unit, in FLOPs of a token's forward pass: 2 for each element of its matrices, and 4 T D for attention over T
 positions (half of that is masked; kernels that skip the mask do half). A look-up in an embedding costs nothing.
@@ -66,8 +66,8 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     if isinstance(model, nn.Sequential):
         return list(model)
     raise ValueError(
-        f"a GPT or an nn.Sequential can be cut: got {type(model).__name__}; write it as an nn.Sequential of layers that "
-        "take and return one tensor."
+        f"a GPT or an nn.Sequential can be cut: got {type(model).__name__}; write it as an nn.Sequential of layers, each "
+        "from one tensor to one tensor."
     )
 
 
