@@ -48,7 +48,7 @@ class _Held(NamedTuple):
     """A micro-batch at a piece between F and B: input, and where backward begins (None: nothing has a gradient)."""
 
     x: Tensor
-    root: Tensor | GradientEdge | None
+    root: GradientEdge | None
     later: WeightGradients | None  # where the plan splits its backward
 
 
@@ -109,9 +109,9 @@ class Actions:
             if stage == self._last:
                 y = self._loss_fn(y, self._batch.targets[microbatch])
                 self.losses[microbatch] = y.detach()
-                return _Held(x, y if y.requires_grad else None, later)
+                return _Held(x, _edge(y), later)
         self._messages.give(PipelineMessage(stage, MessageKind.SEND_F, microbatch), y.detach())
-        return _Held(x, get_gradient_edge(y) if y.requires_grad else None, later)  # the edge, not y
+        return _Held(x, _edge(y), later)  # not y
 
     def _run(self, piece: nn.Module, x: Tensor) -> Any:
         return checkpoint(piece, x, use_reentrant=False) if self._recompute else piece(x)
@@ -132,6 +132,11 @@ class Actions:
 def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
     """The seed of a micro-batch's random numbers at a piece: another for each."""
     return Random(f"{seed} {step} {stage} {microbatch}").getrandbits(63)
+
+
+def _edge(y: Tensor) -> GradientEdge | None:
+    # From an edge, unlike from a tensor, `backward` starts under the mode by which weight gradients are put off.
+    return get_gradient_edge(y) if y.requires_grad else None
 
 
 def _putting_off(later: WeightGradients | None) -> AbstractContextManager[Any]:

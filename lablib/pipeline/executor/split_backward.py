@@ -102,13 +102,13 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.bias, ctx.later = bias, later
+        ctx.params, ctx.later = (weight, bias), later  # themselves: what is saved may come back as a copy (checkpoint)
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        ctx.later.put_off(weight, ctx.bias, x, grads[0])
+        ctx.later.put_off(*ctx.params, x, grads[0])
         return grads[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None
 
 

@@ -66,8 +66,8 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     if isinstance(model, nn.Sequential):
         return list(model)
     raise ValueError(
-        f"a GPT or an nn.Sequential can be cut: got {type(model).__name__}; write it as an nn.Sequential of layers, each "
-        "from one tensor to one tensor."
+        f"a GPT or an nn.Sequential can be cut: got {type(model).__name__}; write it as an nn.Sequential of layers "
+        "that each take one tensor and give one."
     )
 
 
