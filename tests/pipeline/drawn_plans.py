@@ -1,4 +1,4 @@
-"""Valid plans that no schedule makes: any pieces on any ranks, whole backwards and split ones, in any order that runs."""
+"""Valid plans that no schedule makes: any pieces on any ranks, backwards whole or split, in any order that runs."""
 
 from typing import Any
 
@@ -24,7 +24,9 @@ def plans(draw: Any, max_ranks: int = 4, max_pieces: int = 6, max_microbatches: 
     rows: list[list[Action]] = [[] for _ in range(p)]
     done: set[Any] = {None}
     while left:
-        ready = sorted(action for action in left if needed(action, len(rank_of)) in done and _is_forward_done(action, left))
+        ready = sorted(
+            action for action in left if needed(action, len(rank_of)) in done and _is_forward_done(action, left)
+        )
         action = random.choice(ready)
         left.remove(action)
         done.add(given(action))
