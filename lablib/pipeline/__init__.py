@@ -9,6 +9,9 @@ replay.py           when each runs, what each rank holds
 critical_path.py    which actions decide how long it takes
 simulation.py       a plan tried out: replay, critical path, limit of memory, or the circle of its deadlock
 steady_state.py     the same for very many micro-batches, from a few
+balance.py          where to cut a model, by what its layers cost
+executor/           a plan run on torch.distributed; this folder alone needs torch
+executed.py         what a run did, beside the replay
 closed_form.py      the same as formulas, for a planner (sums.py, longest_paths.py, longest_paths_split.py)
 """
 
@@ -24,6 +27,8 @@ from lablib.pipeline.replay import Replay, replay
 from lablib.pipeline.critical_path import Critical, critical_path
 from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.pipeline.steady_state import SteadyState, steady_state
+from lablib.pipeline.balance import balanced_cut
+from lablib.pipeline.executed import executed, measured_costs
 
 __all__ = [
     "Action",
@@ -52,4 +57,7 @@ __all__ = [
     "simulate",
     "SteadyState",
     "steady_state",
+    "balanced_cut",
+    "executed",
+    "measured_costs",
 ]

@@ -41,6 +41,8 @@ def executed(timeline: Timeline, plan: Plan, step: int = -1) -> Timeline:
 def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]:
     """The rank's row as spans."""
     row = plan.actions[rank]
+    if not row:
+        return []
     at = {f"{action.kind.phase} {action}": index for index, action in enumerate(row)}
     parts = [span for span in timeline.select(rank) if span.stream == COMPUTE and span.phase in at]
     steps: list[dict[int, Span]] = []
@@ -56,6 +58,9 @@ def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]
             f"rank {rank} did {len(steps)} steps of {plan.name}: got step={step}; give the plan that was run, and the "
             "timeline of a run with trace=True."
         )
+    missing = [str(each) for i, each in enumerate(row) if i not in steps[step] and each.kind is not Kind.W]
+    if missing:
+        raise ValueError(f"rank {rank} did not do {missing[0]} of {plan.name}: give the plan that was run.")
     found: list[Span] = []
     now_s = min(span.start_s for span in steps[step].values())
     for index, action in enumerate(row):

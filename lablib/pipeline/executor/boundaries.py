@@ -59,6 +59,8 @@ def _tensors(piece: nn.Module) -> list[tuple[str, Tensor]]:
     return [*piece.named_parameters(), *piece.named_buffers()]
 
 
+@torch.no_grad()
+@disable_current_modes()  # nor memory
 def _shell(piece: nn.Module) -> nn.Module:
     memo = {
         id(x): nn.Parameter(x.to("meta"), x.requires_grad) if isinstance(x, nn.Parameter) else x.to("meta")

@@ -10,7 +10,7 @@ place, even where a rank's messages wait in line on one stream, as NCCL's do; tw
 one exchange, and a batch takes place at once.
 
 Memory: a receive has its buffer from when it is posted; what is sent is kept until it has arrived, which is looked at
-(polled) before each post.
+(polled) before each action that makes more.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,6 @@ class Messages:
 
     def post(self, exchange: Exchange) -> None:
         """Start to send and receive all of an exchange."""
-        self._let_go()
         tensors = [
             self._here.pop(message).contiguous() if message.is_send else self._buffer(message)
             for message in exchange.messages
@@ -100,7 +99,8 @@ class Messages:
         shape, dtype = self._shape(message)
         return torch.empty(shape, dtype=dtype, device=self._device)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Forget what has arrived at the other end."""
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
 
 

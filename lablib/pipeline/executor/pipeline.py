@@ -138,6 +138,8 @@ class Pipeline:
             if isinstance(step, Exchange):
                 messages.post(step)
                 continue
+            if step.kind is not Kind.W:
+                messages.let_go()
             with record_function(f"{step.kind.phase} {step}"):
                 actions.do(step)
             if final.get(step.stage) == step and on_gradients:

@@ -54,6 +54,10 @@ class WeightGradients:
         """In this block the linear layers of what is computed put their weight gradients off."""
         return _PutOff(self)
 
+    def kept(self) -> list[Tensor]:
+        """What is held for W: of each layer x and grad_y."""
+        return [tensor for _, _, x, grad_y in self._queue for tensor in (x, grad_y)]
+
     def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, grad_y: Tensor) -> None:
         """Remember one linear layer's product."""
         self._queue.append((weight, bias, x, grad_y))
@@ -108,7 +112,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        ctx.later.put_off(*ctx.params, x, grads[0])
+        ctx.later.put_off(*ctx.params, x.detach(), grads[0])
         return grads[0] @ weight if ctx.needs_input_grad[0] else None, None, None, None
 
 
