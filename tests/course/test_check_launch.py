@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from lablib import launch
 from lablib.course import Expect, exercise
+from lablib.course.formatting import short_repr
 from lablib.course.learner_code import learner_frames
 from lablib.course.trial import run_check
 
@@ -133,6 +134,45 @@ def test_a_write_to_what_is_in_flight_breaks_a_rule_of_its_own_whatever_the_valu
     assert (result.status, result.rule) == ("failed", "nothing is written to before the wait() of its communication")
     assert "ranks 0 to 3 wrote to a tensor in flight" in result.saw and "x *= 1.0" in result.saw
     assert result.expected == "the wait() first, or a copy"
+
+
+def reads_too_early(x: torch.Tensor) -> None:
+    """The values are right."""
+    work = dist.all_reduce(x, async_op=True)
+    _ = x + 1
+    assert work is not None
+    work.wait()
+
+
+def test_a_read_of_what_is_in_flight_breaks_a_rule_of_its_own_whatever_the_values():
+    result = run_check("90", all_reduce, reads_too_early)
+    assert result.rule == "nothing is read before the wait() of the communication that fills it"
+    assert "ranks 0 to 3 read a tensor in flight" in result.saw and "_ = x + 1" in result.saw
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # new names since torch 2.13
+def test_an_output_in_another_place_of_its_input_breaks_a_rule_of_its_own():
+    def answer(x: torch.Tensor) -> None:
+        dist.reduce_scatter_tensor(x[: len(x) // 4], x.clone())
+        dist.reduce_scatter_tensor(x[: len(x) // 4], x)
+
+    result = run_check("90", all_reduce, answer)
+    assert result.rule == "an output overlaps its input only in its own place" and "piece 1 of the input" in result.saw
+
+
+def test_messages_are_short_and_say_what_is_missing():
+    def key(x: torch.Tensor) -> None:
+        raise KeyError(x)
+
+    def handle(x: torch.Tensor) -> None:
+        dist.all_reduce(x).wait()  # pyright: ignore[reportOptionalMemberAccess]
+
+    assert run_check("90", all_reduce, key).saw.startswith("KeyError on rank 0: the key float32 [1048576]: 1, 1, ")
+    assert run_check("90", all_reduce, handle).saw.endswith(
+        "(without async_op=True a call waits itself, and returns None)"
+    )
+    assert short_repr(key) == "the function key"
+    assert short_repr(torch.optim.SGD([torch.zeros(1)])) == "SGD"
 
 
 def test_a_stub_and_an_exception_count_before_a_dropped_handle():
