@@ -444,7 +444,8 @@ try_out(three_units, ranks=4)
 check.gather_ahead(gather_ahead)
 
 # %% [markdown]
-# Now stage 3 of the library, without prefetching and with it. Whose step will be shorter, stage 1's or stage 3's?
+# Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
+# to its last.) Whose step will be shorter, stage 1's or stage 3's?
 
 # %%
 runs["stage 3"] = run_stage(3)
@@ -464,7 +465,7 @@ pd.DataFrame(rows).T
 # In stages 1 and 2 the all-gather after the update is exposed, since the library waits for all of it. Stage 3 has
 # none there: parameters come in the next forward, one unit ahead. So on 4 ranks of this machine stage 3's step is
 # shorter than stage 1's. With few ranks, or where links are slow (`ranks: 2`, or 8 on `pcie-a100`), its third
-# transfer sticks out, and stage 1's is. And why does stage 0 take longest? Its optimizer updates everything on every
+# transfer sticks out, and stage 1's is shorter. And why does stage 0 take longest? Its optimizer updates everything on every
 # rank, which shows beside a batch this small.
 #
 # Now all stages in one picture. Its x axis is a share of each stage's own step.
@@ -581,14 +582,14 @@ for billions, stage, n, gigabytes in [(7, 0, 1, 112), (7, 1, 8, 38.5), (70, 3, 8
     print(f"{billions} billion, stage {stage}, {n} ranks: {gigabytes} GB")
 
 # %% [markdown] tags=["further"] minutes=8
-# ## Further: clip by the norm of everything
+# ## Further: clip by the global norm
 #
 # *Clipping* shortens the gradient when its norm, the root of the sum of all squares, exceeds `max_norm` (lab 04). But
 # now each rank has a shard of the gradient. If each clips by its own norm, ranks scale by different factors, and the
 # direction changes.
 
 # %% [markdown]
-# ### Exercise 5: clip shards
+# ### Exercise 5: clip by the global norm
 #
 # Scale this rank's shards, in place, by `max_norm / norm` if the norm of the shards of *all* ranks together exceeds
 # `max_norm`; else leave them. A shard may be empty, and so may all of a rank. An inf or NaN in one of them must show in
