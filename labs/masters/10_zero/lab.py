@@ -465,8 +465,8 @@ pd.DataFrame(rows).T
 # In stages 1 and 2 the all-gather after the update is exposed, since the library waits for all of it. Stage 3 has
 # none there: parameters come in the next forward, one unit ahead. So on 4 ranks of this machine stage 3's step is
 # shorter than stage 1's. With few ranks, or where links are slow (`ranks: 2`, or 8 on `pcie-a100`), its third
-# transfer sticks out, and stage 1's is shorter. And why does stage 0 take longest? Its optimizer updates everything on every
-# rank, which shows beside a batch this small.
+# transfer sticks out, and stage 1's is shorter. And why does stage 0 take longest? Its optimizer updates everything on
+# every rank, which shows beside a batch this small.
 #
 # Now all stages in one picture. Its x axis is a share of each stage's own step.
 
