@@ -332,9 +332,8 @@ def op_dispatcher(api: Any) -> Any:
     return api.DTensor._op_dispatcher
 
 
-def op_handlers(dispatcher: Any) -> Any:
-    """The operators of DTensor that have a handler of their own."""
-    return dispatcher._custom_op_handlers
+# The operators of DTensor that have a handler of their own, of a dispatcher.
+op_handlers = attrgetter("_custom_op_handlers")
 
 
 def set_op_handlers(dispatcher: Any, handlers: Any) -> None:

@@ -36,17 +36,18 @@ class Pricer:
         self.device = device
         self.capacity = capacity
         self._costs: dict[tuple, OpCost] = {}
-        self._is_product: dict[Any, bool] = {}
+        self._is_product: dict[int, tuple[bool, Any]] = {}
 
     def __len__(self) -> int:
         return len(self._costs)
 
     def cost(self, op: Any, args: tuple, kwargs: dict, out: Any) -> OpCost:
         """`op_cost(op, args, kwargs, out, device)`, to the bit."""
-        is_product = self._is_product.get(op)
-        if is_product is None:
-            is_product = self._is_product[op] = has_arithmetic(op)
-        parts: list = [op]
+        number = id(op)  # to hash an operator runs Python code
+        if number not in self._is_product:
+            self._is_product[number] = has_arithmetic(op), op  # kept, so that no other gets its identity
+        is_product = self._is_product[number][0]
+        parts: list = [number]
         if is_product:
             parts.append(convolutions_use_tf32() if is_convolution(op) else products_use_tf32())
         _describe(args, parts, is_product)

@@ -65,13 +65,17 @@ def _set_tables(state: tuple) -> None:
             parallel.existing_custom_ops = dict(handlers if handlers_at_first is None else handlers_at_first)
 
 
-_NOT_LOADED = [partial(getattr, F, "scaled_dot_product_attention")]
-_NOT_LOADED += [partial(sys.modules.get, name) for name in (_PROFILER, _DTENSOR)]
-
-
 def _reads_of_tables() -> list:
-    """Two modules are enough to look for while they are not there."""
-    return [_tables] if _PROFILER in sys.modules or _DTENSOR in sys.modules else _NOT_LOADED
+    """What tells of a change: the modules that are there, the tables that stand in them, and what these hold."""
+    names = (_PROFILER, _DTENSOR, _CONTEXT_PARALLEL)
+    profiler, api, parallel = map(loaded, names)
+    if any(found is None and name in sys.modules for found, name in zip((profiler, api, parallel), names, strict=True)):
+        return [_tables]  # somebody is importing it
+    reads = [partial(getattr, F, "scaled_dot_product_attention"), *(partial(sys.modules.get, name) for name in names)]
+    stands = [partial(getattr, profiler.SimpleProfiler, "profiling")] if profiler else []
+    stands += [partial(op_handlers, op_dispatcher(api))] if api else []
+    stands += [partial(getattr, parallel, "existing_custom_ops")] if parallel else []
+    return [*reads, *stands, *(table().copy for table in stands)]
 
 
 OWNERS = (

@@ -9,6 +9,7 @@ The skin of the engine (lablib/engine), which says who waits for whom and when. 
     own_settings.py    its settings of Python and torch
     signals.py         its signal handlers
     copies.py          its copy of the arguments
+    collector.py       Python's collector, for the time of a run
     notebook.py        what a program changed of the notebook
     threads.py         whose a thread is that a rank starts
     source.py          the line of the program that made a call

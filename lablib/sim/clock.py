@@ -31,12 +31,12 @@ from lablib.torch_compat import (
     num_function_modes,
 )
 
-Run = Callable[[Any, tuple, dict], Any]
+Run = Callable[[OpTraits, tuple, dict], Any]
 
 
-def call(func: Any, args: tuple, kwargs: dict) -> Any:
+def call(traits: OpTraits, args: tuple, kwargs: dict) -> Any:
     """Carry an op out with values."""
-    return func(*args, **kwargs)
+    return traits.op(*args, **kwargs)
 
 
 @lru_cache(maxsize=256)  # classes of the program are among them
@@ -58,7 +58,7 @@ class Clock(TorchDispatchMode):
     Args:
         rank: whose clock moves.
         pricer: the prices of the device it runs on.
-        run: carries an op out, given `(func, args, kwargs)`.
+        run: carries an op out, given `(traits, args, kwargs)`.
         trackers: shared by the ranks of a run; None: nobody counts memory.
     """
 
@@ -105,8 +105,9 @@ class Clock(TorchDispatchMode):
         if traits.is_block:
             self._enter_or_leave(func, args)
         self._position.found = None  # another operator runs now
-        before = self._in_flight.before(traits, args, kwargs) if self._in_flight else None
-        out = self._run(func, args, kwargs)
+        # Nothing is in flight but what was issued and not waited for.
+        before = self._in_flight.before(traits, args, kwargs) if self._rank.unwaited else None
+        out = self._run(traits, args, kwargs)
         if before:
             self._in_flight.after(before)
         if num_function_modes():
@@ -120,7 +121,7 @@ class Clock(TorchDispatchMode):
     def _account(self, traits: OpTraits, args: tuple, kwargs: dict, out: Any) -> None:
         """Note what an operator allocated and how long it took."""
         rank = self._rank
-        if rank.pending and traits.waits:
+        if traits.waits and rank.pending:
             self._join_pending(args, kwargs)
         if self.memory_tracker is not None:  # before the price: memory is taken when an operator starts
             self.memory_tracker.saw(traits, args, kwargs, out)

@@ -127,10 +127,12 @@ class MemoryTracker:
                 continue
             if tracked is None and (tracked := self._meet(tensor, traits.first_name)) is None:
                 continue
+            is_plain = type(tensor) is Tensor and not categories.is_stepping
             if tensor.requires_grad:
                 requires_grad = True
-                categories.read(tensor, tracked)
-            elif categories.is_stepping or type(tensor) is not Tensor:
+                if not is_plain or categories.of[tracked.allocation] == OTHER:
+                    categories.read(tensor, tracked)
+            elif not is_plain:
                 categories.read(tensor, tracked)
             if tells:
                 self._learn(traits, tensor, tracked)

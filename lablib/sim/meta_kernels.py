@@ -8,7 +8,6 @@ A real tensor that meets a meta tensor in an op counts by its shape; one that is
 """
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from lablib.errors import ValueNeededError
 from lablib.operators.op import tensors_in
+from lablib.sim.op_traits import OpTraits
 from lablib.sim.source import program_line
 from lablib.torch_compat import DisableTorchFunction, DispatchKey, read_number, run_kernel_of, schema, storage_id
 
@@ -32,14 +32,15 @@ class MetaKernels:
     def __init__(self, known: "dict[tuple, Answer]"):
         self._known = known
 
-    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def run(self, traits: OpTraits, args: tuple, kwargs: dict) -> Any:
         """What the op gives for these arguments."""
+        func = traits.op
         with DisableTorchFunction():  # in backward a mode (shapes.py) would answer for every look at a tensor
-            if _is_view(func):
+            if traits.is_view:
                 return func(*args, **kwargs)
-            signature: list[Any] = [func]
+            signature: list[Any] = [id(func)]  # to hash an operator runs Python code
             kinds = _describe(args, signature) | (_describe(kwargs.items(), signature) if kwargs else 0)
-            key = tuple(signature) if kinds == _SOME_META and _is_remembered(func) else None
+            key = tuple(signature) if kinds == _SOME_META and traits.is_told_by_shapes else None
             answer = self._known.get(key) if key else None
             if answer is not None and not answer.is_view:
                 return answer.give(args)
@@ -51,7 +52,7 @@ class MetaKernels:
             return _on_meta(func, args, kwargs)
         out = _run(func, args, kwargs)
         if key and answer is None:
-            self._known[key] = Answer.of(func, args, out)
+            self._known[key] = Answer.of(traits, args, out)
         return out
 
 
@@ -87,8 +88,8 @@ class Answer:
         self.is_view = is_view
 
     @staticmethod
-    def of(func: Any, args: tuple, out: Any) -> "Answer":
-        if _writes_first(func):
+    def of(traits: OpTraits, args: tuple, out: Any) -> "Answer":
+        if traits.writes_first:
             return Answer(None, out is not None, False)
         given = {storage_id(tensor.untyped_storage()) for tensor in tensors_in(args)}
         is_view = any(storage_id(tensor.untyped_storage()) in given for tensor in tensors_in((out,)))
@@ -113,36 +114,6 @@ def _made(specification: Any) -> Any:
     if isinstance(specification, list):
         return tuple(_made(item) for item in specification)
     return specification
-
-
-@cache
-def _is_view(func: Any) -> bool:
-    """Whether it only looks at the memory of its one tensor: no kernel runs, so there is none to save."""
-    taken, returned = schema(func).arguments, schema(func).returns
-    num_tensors = sum("Tensor" in str(argument.type) for argument in taken)
-    is_view = bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
-    return is_view and num_tensors == 1 and func.namespace == "aten" and all(a.name != "device" for a in taken)
-
-
-@cache
-def _writes_first(func: Any) -> bool:
-    """`add_` and its like, which return their first argument, written; `_foreach_add_`, a list, returns nothing."""
-    first = schema(func).arguments[0] if schema(func).arguments else None
-    return bool(first and first.is_write and len(schema(func).returns) <= 1)
-
-
-@cache
-def _is_remembered(func: Any) -> bool:
-    """Whether the answer follows from the signature: no views, no resizing, no `out=`."""
-    signature = schema(func)
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or "resize" in signature.name:
-        return False
-    written = [argument for argument in signature.arguments if argument.is_write]
-    if written:
-        return _writes_first(func) and len(written) == 1
-    if any(r.alias_info is not None for r in signature.returns):
-        return False
-    return all(str(r.type) in ("Tensor", "List[Tensor]") for r in signature.returns)
 
 
 def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -21,6 +21,9 @@ class OpTraits(NamedTuple):
         first_name: what a block is called that this operator is the first to read; "": it was there before.
         is_block: whether it opens or closes a `record_function` block.
         is_free: takes no time (lablib/cost).
+        is_view: it only looks at the memory of its one tensor: no kernel runs.
+        is_told_by_shapes: what it gives follows from the shapes of its arguments: no views, no resizing, no `out=`.
+        writes_first: `add_` and its like return their first argument, written; `_foreach_add_` writes a list.
         waits: whether it waits for a communication that fills one of its arguments.
         allocates: whether its result may be new memory.
         takes_lists: whether it has lists of tensors among its arguments.
@@ -37,6 +40,9 @@ class OpTraits(NamedTuple):
     first_name: str
     is_block: bool
     is_free: bool
+    is_view: bool
+    is_told_by_shapes: bool
+    writes_first: bool
     waits: bool
     allocates: bool
     takes_lists: bool
@@ -65,6 +71,9 @@ def traits_of(op: Any) -> OpTraits:
         first_name="aten.lift_fresh" if plain == "lift_fresh" else "",
         is_block=op.namespace == "profiler",
         is_free=is_free(op),
+        is_view=_is_view(op),
+        is_told_by_shapes=_is_told_by_shapes(op),
+        writes_first=_writes_first(op),
         waits=touches,  # nothing waits until bytes are read or written
         allocates=any(r.alias_info is None and "Tensor" in str(r.type) for r in signature.returns),
         takes_lists=any("Tensor" in str(a.type) and "List" in str(a.type) for a in signature.arguments),
@@ -85,3 +94,27 @@ def traits_of(op: Any) -> OpTraits:
 def _tensors(signature: Any) -> list[tuple[int, Any]]:
     """Place and argument of those that are tensors or lists of them."""
     return [(place, a) for place, a in enumerate(signature.arguments) if "Tensor" in str(a.type)]
+
+
+def _is_view(op: Any) -> bool:
+    taken, returned = schema(op).arguments, schema(op).returns
+    num_tensors = sum("Tensor" in str(argument.type) for argument in taken)
+    is_view = bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+    return is_view and num_tensors == 1 and op.namespace == "aten" and all(a.name != "device" for a in taken)
+
+
+def _writes_first(op: Any) -> bool:
+    first = schema(op).arguments[0] if schema(op).arguments else None
+    return bool(first and first.is_write and len(schema(op).returns) <= 1)
+
+
+def _is_told_by_shapes(op: Any) -> bool:
+    signature = schema(op)
+    if op.namespace != "aten" or torch.Tag.inplace_view in op.tags or "resize" in signature.name:
+        return False
+    written = [argument for argument in signature.arguments if argument.is_write]
+    if written:
+        return _writes_first(op) and len(written) == 1
+    if any(r.alias_info is not None for r in signature.returns):
+        return False
+    return all(str(r.type) in ("Tensor", "List[Tensor]") for r in signature.returns)

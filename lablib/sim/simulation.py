@@ -54,6 +54,7 @@ from lablib.record.rank_text import short_ranks
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.by_thread import own_environments, own_streams
 from lablib.sim.clock import Clock, call
+from lablib.sim.collector import older_objects_set_aside
 from lablib.sim.compiled import Compiled
 from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
@@ -218,6 +219,7 @@ class _Simulation:
             own_environments({rank.rank: rank.environ for rank in self._ranks}),
             own_streams(self._ranks),
             self._compiled.eagerly(),
+            older_objects_set_aside(),
             Settings().watched() as settings,
         ):
             for rank in self._ranks:

@@ -1,6 +1,7 @@
 """A rank has for itself what a process has for itself: nothing that one rank sets is seen by another, or afterwards."""
 
 import ctypes
+import gc
 import os
 import random
 import sys
@@ -114,6 +115,18 @@ def test_each_rank_prints_to_its_own_output():
 
     run = launch(program, ranks=3)
     assert run.stdout == ["".join(f"step {step} of rank {rank}\n" for step in range(3)) + "end" for rank in range(3)]
+
+
+def test_the_collector_sets_aside_what_is_older_than_the_run_and_takes_it_back():
+    is_set_aside = launch(lambda: gc.get_freeze_count() > 1000, ranks=2).values
+    assert is_set_aside == [True, True] and gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        launch(lambda: None, ranks=2)
+        assert gc.get_freeze_count() >= frozen - 10  # a program's own stay where they are
+    finally:
+        gc.unfreeze()
 
 
 def test_each_rank_has_its_own_groups():

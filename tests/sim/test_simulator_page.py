@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor.experimental  # noqa: F401 - context_parallel
+from torch.distributed.fsdp._debug_utils import SimpleProfiler  # noqa: F401
+from torch.distributed.tensor import DTensor
 
 from lablib import launch
 
@@ -78,6 +81,7 @@ def test_every_file_and_every_name_of_the_sketch_exists():
 
 def test_a_warm_rank_makes_at_most_60_python_calls_in_10_files_for_one_all_reduce():
     """The second of four: it neither completes the meeting nor moves the data for all."""
+    launch(lambda: DTensor.__name__, ranks=1)  # what is imported makes the way no longer
     calls = calls_of_one_all_reduce()[1]
     assert len(calls) <= 60
     assert len({file for file, _ in calls if file}) <= 10  # of lablib; torch's own are two
