@@ -105,6 +105,11 @@ class Clock(TorchDispatchMode):
         if traits.is_block:
             self._enter_or_leave(func, args)
         self._position.found = None  # another operator runs now
+        if traits.is_view and not num_function_modes() and not self._rank.unwaited:  # more than half of all
+            out = func(*args, **kwargs)
+            if self.memory_tracker is not None:
+                self.memory_tracker.saw(traits, args, kwargs, out)
+            return out
         # Nothing is in flight but what was issued and not waited for.
         before = self._in_flight.before(traits, args, kwargs) if self._rank.unwaited else None
         out = self._run(traits, args, kwargs)
