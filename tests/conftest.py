@@ -1,6 +1,8 @@
 """What every test can rely on: no GPU needed, no network needed, nothing written outside temporary folders."""
 
 import signal
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ install_import_hook(
     ],
     "beartype.beartype",
 )
+
+LONG_RUN_S = 300  # from which on a run ends with its slowest files
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("exploring", deadline=None, print_blob=True)
@@ -60,3 +64,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(no_gpu)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """After a run of minutes: the folders and the files that took longest. What is too long is seen while it is small."""
+    seconds: Counter[str] = Counter()
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        if isinstance(report, pytest.TestReport):  # setup, call and teardown each have one
+            file = report.nodeid.partition("::")[0]
+            seconds[file] += report.duration
+            seconds[f"{file.rpartition('/')[0]}/"] += report.duration
+    if seconds.total() / 2 < LONG_RUN_S:
+        return
+    terminalreporter.section("slowest folders and files")
+    for name, time_s in seconds.most_common(20):
+        terminalreporter.write_line(f"{time_s:8.1f}s {name}")
