@@ -21,7 +21,7 @@ def is_of_package(path: str) -> bool:
     return not set(_PACKAGES).isdisjoint(path.split(os.sep))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**16)  # above the number of files of any process: one that goes through all in order would hit none
 def is_users(path: str) -> bool:
     """Whether a file is the user's."""
     if path.startswith(MADE_UP):
