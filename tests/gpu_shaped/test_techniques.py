@@ -155,3 +155,31 @@ def test_a_training_step_has_all_its_tensors_in_one_place(gpu_is_meta: None):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     assert {param.device for param in model.parameters()} == {inputs.device} == {META}
+
+
+@pytest.mark.parametrize("plan", ["GPT_PLAN", "GPT_SEQUENCE_PLAN"])
+def test_a_gpt_that_is_cut_trains_and_its_norm_is_where_it_is(plan: str):
+    from lablib import parallel
+
+    def program() -> str:
+        model = parallel.parallelize(GPT(CONFIG), plan=getattr(parallel, plan))
+        tokens = torch.arange(16).view(1, 16)
+        parallel.vocabulary_parallel_loss(model(tokens), tokens, CONFIG.vocab_size).backward()
+        assert not parallel.wrong_draws(model)
+        x = parallel.dropout(torch.ones(8), 0.5, parallel.TensorGenerators(0).own)
+        return f"{parallel.gradient_norm(model).device} {x.device}"
+
+    assert on_gpu(program, ranks=2) == ["cuda:0 cuda:0", "cuda:1 cuda:1"]
+
+
+def test_a_product_in_chunks_runs_on_a_gpu():
+    from lablib import parallel
+
+    def program() -> str:
+        rank_of = torch.ones(1, 2, 4, requires_grad=True)
+        shard = parallel.MLPShard(torch.ones(3, 4, requires_grad=True), torch.ones(3), torch.ones(4, 3), torch.ones(4))
+        parallel.async_mlp(rank_of, shard).sum().backward()
+        assert rank_of.grad is not None
+        return rank_of.grad.device.type
+
+    assert on_gpu(program, ranks=2) == ["cuda", "cuda"]
