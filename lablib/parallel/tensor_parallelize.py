@@ -15,7 +15,7 @@ Cost for n ranks, P parameters in matrices of w bytes, and R others:
 Shapes: as in `tensor_linear.py`.
 Source: torch.distributed.tensor.parallel.parallelize_module (torch 2.13, documentation), which keeps the layers and
 makes their parameters DTensors; here the layers are replaced.
-Simplified: the whole model exists on every rank before it is cut; one group.
+Simplified: the whole model exists on every rank before it is cut; one group; hooks of a replaced layer are lost.
 """
 
 import torch.distributed as dist
@@ -70,7 +70,7 @@ def parallelize(
     for match in matches:
         if isinstance(match.style, SharedInput):
             continue
-        new = _made(match, group, entrances)
+        new = _made(match, group, entrances).train(match.module.training)
         for key, param in match.module.named_parameters(recurse=False):
             setattr(new, key, shared.setdefault(param, getattr(new, key)))
         for name in match.names:

@@ -172,6 +172,10 @@ def check_plan(model: nn.Module, plan: Plan, ranks: int) -> list[Match]:
         matches.append(Match(names[module], module, owner, style, owner if is_shared else None))
     for match in matches:
         _check_style(match, ranks)
+        if isinstance(match.style, SharedInput) and not any(one.sharing is match.module for one in matches):
+            raise ValueError(
+                f"SharedInput is for a module whose own Linears are columns: {match.names[0]!r} has none in the plan."
+            )
     _check_shared(names, styles)
     _check_regions(names, styles)
     return matches
@@ -238,9 +242,11 @@ def _check_style(match: Match, ranks: int) -> None:
 
 def _check_units(name: str, match: Match, units: str, ranks: int) -> None:
     num_units = getattr(match.owner, units, None)
-    if not isinstance(num_units, int):
+    features = getattr(match.module, "in_features" if isinstance(match.style, Row) else "out_features")
+    if not isinstance(num_units, int) or num_units < 1 or features % num_units:
         raise ValueError(
-            f"units={units!r} must be a number of {name!r}'s owner: {type(match.owner).__name__} has none."
+            f"units={units!r} must be a number of {name!r}'s owner that divides its {features} features: "
+            f"got {num_units!r} of {type(match.owner).__name__}."
         )
     if num_units % ranks:
         near = next(n for n in range(min(ranks, num_units), 0, -1) if num_units % n == 0)

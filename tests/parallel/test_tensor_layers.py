@@ -23,6 +23,7 @@ from lablib.parallel import (
     Region,
     RowLinear,
     check_heads,
+    copy_to_ranks,
     full_gradients,
     gather_from_ranks,
     gathered_linear,
@@ -31,6 +32,7 @@ from lablib.parallel import (
     naive_tensor_mlp,
     own_tokens,
     padded_vocabulary,
+    reduce_from_ranks,
     scatter_to_ranks,
     shard_attention,
     shard_mlp,
@@ -111,6 +113,25 @@ def test_gather_and_scatter_are_inverses_and_each_the_others_gradient(n: int, sh
         assert torch.equal(back, x)
         torch.testing.assert_close(grad, expected, **EXACT)
         assert shard.shape[dim] <= -(-shape[dim] // n)
+
+
+def test_f_and_g_leave_tensors_of_others_as_they_are():
+    """A sum gives the same gradient to both of its terms: what f reduces must be a copy. And g's input stays a part."""
+
+    def program() -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.ones(3, requires_grad=True)
+        y = x * 1
+        (copy_to_ranks(y) + y).sum().backward()
+        part = torch.ones(2, requires_grad=True)
+        total = reduce_from_ranks(part)
+        (2 * total).sum().backward()
+        assert x.grad is not None and part.grad is not None
+        return x.grad, torch.stack([part.detach(), total.detach()]), part.grad
+
+    for grad, values, of_part in launch(program, ranks=3).values:
+        assert grad.tolist() == [3.0 + 1.0] * 3
+        assert values.tolist() == [[1.0, 1.0], [3.0, 3.0]]
+        assert of_part.tolist() == [2.0, 2.0]
 
 
 # ---- linear ----

@@ -328,7 +328,7 @@ class Mixed(nn.Module):
         self.embedding, self.padded = nn.Embedding(6, 4), nn.Embedding(6, 4, padding_idx=0)
         self.first, self.second, self.norm = nn.Linear(4, 6), nn.Linear(6, 4), nn.LayerNorm(4)
         self.tied = nn.Linear(4, 6)
-        self.tied.weight = self.first.weight
+        self.tied.weight, self.four = self.first.weight, 4
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
@@ -339,7 +339,15 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: check_plan(Mixed(), {"first": OnTokens()}, 2), "OnTokens is for a LayerNorm or a RMSNorm or a Embedding"),
     (lambda: check_plan(Mixed(), {"padded": Vocabulary()}, 2), "must be a plain one: 'padded' has padding_idx"),
     (lambda: check_plan(Mixed(), {"embedding": Vocabulary()}, 4), "'embedding' has 6 words on 4 ranks; make it 8"),
-    (lambda: check_plan(Mixed(), {"second": Row(units="heads")}, 2), "units='heads' must be a number of 'second'"),
+    (
+        lambda: check_plan(Mixed(), {"second": Row(units="heads")}, 2),
+        "units='heads' must be a number of 'second'.*None",
+    ),
+    (lambda: check_plan(Mixed(), {"second": Row(units="four")}, 2), "divides its 6 features: got 4 of Mixed"),
+    (
+        lambda: check_plan(Mixed(), {"norm": SharedInput()}, 2),
+        "SharedInput is for a module whose own.* 'norm' has none",
+    ),
     (lambda: check_plan(Mixed(), {"first": Column()}, 2), "'first' and 'tied' have the same weight"),
     (lambda: check_plan(Mixed(), {"norm": OnTokens()}, 2), "OnTokens is for sequence parallelism"),
     (lambda: check_plan(Mixed(), {"second": Row(SEQUENCE)}, 2), "every layer with parameters must be in the plan"),
