@@ -42,7 +42,7 @@ from lablib.memory.step_memory import memory_of_step
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import Result as Trial
 from lablib.optim.evidence import difference
-from lablib.pipeline import Plan, replay
+from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.simulation import simulate
 from lablib.plan import Parallel, Prediction, search
 from lablib.plan.validation import published_rows, score
@@ -154,6 +154,7 @@ RESULTS = {
     MARK: Trial(MARK, 1e-4, 0.0, 7, True, {1: 2.2, 2: 2.25}, [0, 512], CURVE, 4.0, 4.0, 0.9, 0.7),
 }
 WAYS = [Way(MARK, 8e9, 1.0, 3.0), Way("b", 1e9, 2.5, 3.0)]
+AFFORDED = equal_memory(2, 4, 4.0)[0]
 FIGURES: dict[str, Callable[[], Any]] = {
     "figure_timeline": lambda: figures.figure_timeline(timeline(), title=MARK),
     "figure_reconcile": lambda: figures.figure_reconcile(timeline(), timeline(2.0), labels=(MARK, f"{MARK}2")),
@@ -205,6 +206,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_tiles": lambda: figures.figure_tiles(LAUNCH, title=MARK),
     "figure_batch_splits": lambda: figures.figure_batch_splits([prediction()], title=MARK),
     "figure_tensor_times": lambda: figures.figure_tensor_times([1, 2], [2.0, 1.0], [0.0, 0.5], 1, title=MARK),
+    "figure_equal_memory": lambda: figures.figure_equal_memory({4.0: [replace(AFFORDED, schedule=MARK)]}, title=MARK),
     "figure_when_compression_pays": lambda: figures.figure_when_compression_pays(SIZES, {MARK: [2.0, 1.0]}, title=MARK),
 }  # fmt: skip
 

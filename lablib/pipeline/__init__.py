@@ -9,6 +9,8 @@ replay.py           when each runs, what each rank holds
 critical_path.py    which actions decide how long it takes
 simulation.py       a plan tried out: replay, critical path, limit of memory, or the circle of its deadlock
 steady_state.py     the same for very many micro-batches, from a few
+equal_memory.py     all schedules, each at its best with the same memory
+pairs.py            DualPipe-V's pairs run as one
 balance.py          where to cut a model, by what its layers cost
 executor/           a plan run on torch.distributed; this folder alone needs torch
 executed.py         what a run did, beside the replay
@@ -27,6 +29,8 @@ from lablib.pipeline.replay import Replay, replay
 from lablib.pipeline.critical_path import Critical, critical_path
 from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.pipeline.steady_state import SteadyState, steady_state
+from lablib.pipeline.equal_memory import Afforded, equal_memory
+from lablib.pipeline.pairs import pairs_bubble_s, pairs_of, replay_pairs
 from lablib.pipeline.balance import balanced_cut
 from lablib.pipeline.executed import executed, measured_costs
 
@@ -57,6 +61,11 @@ __all__ = [
     "simulate",
     "SteadyState",
     "steady_state",
+    "Afforded",
+    "equal_memory",
+    "pairs_bubble_s",
+    "pairs_of",
+    "replay_pairs",
     "balanced_cut",
     "executed",
     "measured_costs",

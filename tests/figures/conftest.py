@@ -20,7 +20,7 @@ from lablib.data.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import difference
-from lablib.pipeline import Plan, replay
+from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.schedules import make
 from lablib.pipeline.simulation import read_plan, simulate
 from lablib.precision.exponents import ExponentCounts
@@ -93,6 +93,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
             },
             "adamw",
         ),
+        "equal memory": figures.figure_equal_memory({m: equal_memory(4, 8, m) for m in (2.0, 4.0, 8.0)}),
         "loss curves": figures.figure_loss_curves(examples.some_results(), "time"),
         "loss and bytes": figures.figure_loss_and_bytes(examples.some_results(), {"adamw": 8.0, "lion": 4.0}),
         "loss against bytes": figures.figure_loss_against_bytes(examples.some_compressed_runs()),

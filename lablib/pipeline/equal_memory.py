@@ -1,0 +1,129 @@
+"""All schedules at equal memory: what each can make of the same number of activations, and the bubble that is left.
+
+ZB-H2 has no bubble and holds twice what 1F1B does; V-Half has more of a bubble and holds half. Which is better? It
+depends on what else the memory could do. So each schedule gets the same memory, and uses it as well as it can:
+
+    memory for M micro-batches a rank (of all its layers); the step has m of them
+    flushes       a schedule that would hold too many runs the step in n parts of m / n micro-batches (accumulation),
+                  each with its own bubble: GPipe always, 1F1B for M < p
+    pieces        interleaved and breadth-first try every number of pieces up to `max_chunks`
+    bubble        1 - (busy seconds) / (n makespans), all ranks waiting for each other between parts
+
+Of the n that divide m, the least that fits is taken: more micro-batches in a part, less bubble.
+
+Cost: a replay for each schedule, number of pieces and n that is tried.
+Legend: p ranks, m micro-batches, M the memory in activations of a micro-batch on a rank, v pieces.
+Source: the comparisons at equal memory of Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241 (1F1B
+beside ZB-1p and ZB-2p), and "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362.
+Simplified: a micro-batch is as efficient whatever their number; parameters and buffers of messages are not counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from lablib.errors import unknown_name
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM, makespan_s
+from lablib.pipeline.costs import Costs
+from lablib.pipeline.plan import Plan
+from lablib.pipeline.replay import replay
+from lablib.pipeline.schedules import SCHEDULES, make
+from lablib.pipeline.sums import StageTime
+from lablib.signature import checked, shown, whole_number
+
+MAX_SIZE = 100_000  # of the largest plan that is replayed, in forwards
+
+
+@dataclass(frozen=True, slots=True)
+class Afforded:
+    """The best that a schedule can afford.
+
+    Attributes:
+        schedule: its name.
+        num_chunks: pieces on a rank.
+        num_microbatches: of one part of the step.
+        num_flushes: parts of the step.
+        in_flight: micro-batches that the fullest rank holds.
+        bubble_fraction: of the step, by replay.
+        closed_form: the same by formula; None: there is none for this schedule.
+    """
+
+    schedule: str
+    num_chunks: int
+    num_microbatches: int
+    num_flushes: int
+    in_flight: float
+    bubble_fraction: float
+    closed_form: float | None
+
+
+@checked
+def equal_memory(
+    num_stages: int,
+    num_microbatches: int,
+    memory: float,
+    schedules: Sequence[str] | None = None,
+    *,
+    max_chunks: int = 4,
+    forward_s: float = 1.0,
+    input_s: float = 1.0,
+    weight_s: float = 1.0,
+) -> tuple[Afforded, ...]:
+    """The schedules that fit a memory, each at its best, the least bubble first; what fits in no way is left out.
+
+    Arguments:
+        num_stages, num_microbatches: p and m.
+        memory: M, the activations of micro-batches that a rank can hold; 1 is those of one, through all its layers.
+        schedules: their names; None: all.
+        max_chunks: the most pieces on a rank, for the schedules that can choose.
+        forward_s, input_s, weight_s: F, I and W of a whole rank.
+
+    Raises:
+        ValueError: a size that is none, a memory that is not positive, an unknown schedule.
+    """
+    whole_number("num_stages", num_stages)
+    whole_number("num_microbatches", num_microbatches)
+    whole_number("max_chunks", max_chunks, example=4)
+    if not (isfinite(memory) and memory > 0):
+        raise ValueError(f"memory must be above 0, and finite, in micro-batches: got {shown(memory)}; try 8.")
+    if num_stages * num_microbatches * max_chunks > MAX_SIZE:
+        raise ValueError(
+            f"num_stages * num_microbatches * max_chunks must be {MAX_SIZE:,} or less: got "
+            f"{shown(num_stages)} * {shown(num_microbatches)} * {shown(max_chunks)}; try 8 * 64 * 4."
+        )
+    names = tuple(SCHEDULES) if schedules is None else schedules
+    for name in names:
+        if name not in SCHEDULES:
+            raise unknown_name("schedule", name, list(SCHEDULES))
+    time = StageTime(forward_s, input_s, weight_s)
+    found = []
+    for name in names:
+        chunks = range(1, max_chunks + 1) if SCHEDULES[name].takes_chunks else (SCHEDULES[name].num_chunks,)
+        ways = [way for v in chunks if (way := _afforded(name, num_stages, num_microbatches, v, memory, time))]
+        found += [min(ways, key=lambda way: way.bubble_fraction)] if ways else []
+    return tuple(sorted(found, key=lambda way: way.bubble_fraction))
+
+
+def _afforded(name: str, p: int, m: int, v: int, memory: float, time: StageTime) -> Afforded | None:
+    """What a schedule with v pieces a rank can afford, in the fewest parts; None: nothing."""
+    pieces = StageTime(time.forward_s / v, time.input_s / v, time.weight_s / v)
+    costs = Costs(pieces.forward_s, None, pieces.input_s, pieces.weight_s)
+    for num_flushes, plan in _plans(name, p, m, v):
+        done = replay(plan, costs)
+        if max(done.in_flight) > memory:
+            continue
+        part = plan.num_microbatches
+        formula = None
+        if name in WITH_CLOSED_FORM and time.total_s:
+            formula = 1 - part * time.total_s / float(makespan_s(name, p, part, v, time))
+        return Afforded(name, v, part, num_flushes, max(done.in_flight), done.bubble_fraction, formula)
+    return None
+
+
+def _plans(name: str, p: int, m: int, v: int) -> Iterator[tuple[int, Plan]]:
+    """The plans of 1 / n of the step, for each n that divides it and of which there is one."""
+    for num_flushes in (n for n in range(1, m + 1) if m % n == 0):
+        try:
+            yield num_flushes, make(name, p, m // num_flushes, v)
+        except ValueError:
+            continue  # the schedule is not defined for so few
