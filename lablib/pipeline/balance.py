@@ -5,8 +5,8 @@ last the head and the loss, which cost as much as several layers where the vocab
 are rarely equal work.
 
     costs   0 4 4 4 4 4 4 4 4 10       embedding, 8 layers, head
-    equal   0 4|4 4|4 4|4 4 4 10       by number of layers: the last piece takes 22
-    here    0 4 4 4|4 4|4 4|4 10       the largest piece takes 14
+    equal   0 4 4|4 4|4 4|4 4 10       by number of layers: the last piece takes 18
+    here    0 4 4|4 4 4|4 4 4|10       the largest piece takes 12
 
 Among all cuts whose largest piece is the least possible, the one with the least sum of squares: the rest is even, too.
 

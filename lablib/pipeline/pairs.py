@@ -89,7 +89,7 @@ def replay_pairs(plan: Plan, costs: Costs, pair_s: float) -> tuple[float, ...]:
         if at[rank] < len(row) and _needs(row[at[rank]], plan) <= made.keys()
     ]:
         for rank, item in ready:
-            time_s = pair_s if len(item) > 1 else took[item[0]]
+            time_s = pair_s if len(item) > 1 else sum(took[action] for action in item)
             start_s = max([now_s[rank], *(made[event] for event in _needs(item, plan))])
             made.update({event: start_s + time_s for action in item if (event := given(action))})
             now_s[rank], busy_s[rank], at[rank] = start_s + time_s, busy_s[rank] + time_s, at[rank] + 1

@@ -67,7 +67,8 @@ def gradients_of(model: nn.Module) -> Found:
 
 def one_device(model: nn.Module, loss_fn: Callable, inputs: Any, targets: Any, weights: Sequence[float]) -> Found:
     """The gradients of one model, micro-batch by micro-batch."""
-    sum(w * loss_fn(model(x), y) for x, y, w in zip(inputs, targets, weights, strict=True)).backward()
+    for x, y, weight in zip(inputs, targets, weights, strict=True):
+        (weight * loss_fn(model(x), y)).backward()
     return gradients_of(model)
 
 
@@ -236,8 +237,8 @@ def test_beside_data_parallel_replicas_the_gradients_are_those_of_the_whole_batc
 
     def program() -> tuple[Found, list[int]]:
         replica, place = divmod(dist.get_rank(), 2)
-        pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        pipelines: list[Any] = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        replicas: list[Any] = [dist.new_group([0, 2]), dist.new_group([1, 3])]
         model, called = GPT(CONFIG, dtype=torch.float64), []
         pipeline = Pipeline(plan, cut(model, 4), next_token_loss, group=pipelines[replica])
 

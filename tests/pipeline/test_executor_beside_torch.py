@@ -73,7 +73,8 @@ def step_s(run: Run) -> float:
 )
 def test_a_schedule_of_torchs_gives_the_same_gradients_and_is_no_faster(name, m, v, theirs, least):
     plan = make(name, 2, m, v)
-    own, other = (launch(*call, ranks=2, cluster="laptop") for call in ((ours, plan), (torchs, plan, theirs)))
+    own = launch(ours, plan, ranks=2, cluster="laptop")
+    other = launch(torchs, plan, theirs, ranks=2, cluster="laptop")
     for found, expected in zip(own.values, other.values, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
     assert least < step_s(own) / step_s(other) < 1.05

@@ -28,7 +28,7 @@ def test_no_cut_has_a_smaller_largest_piece_and_of_those_none_is_more_even(costs
 
 
 def test_the_example_of_a_head_that_costs_as_much_as_layers():
-    assert [len(piece) for piece in balanced_cut([0, 4, 4, 4, 4, 4, 4, 4, 4, 10], 4)] == [4, 2, 2, 2]
+    assert [len(piece) for piece in balanced_cut([0, 4, 4, 4, 4, 4, 4, 4, 4, 10], 4)] == [3, 3, 3, 1]
 
 
 def test_costs_in_fractions_are_cut_too():
