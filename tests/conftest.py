@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """After a run of minutes: the folders and the files that took longest. What is too long is seen while it is small."""
+    """After a run of minutes: the folders and the files that took longest, to see what grows while it is small."""
     seconds: Counter[str] = Counter()
     for report in (one for reports in terminalreporter.stats.values() for one in reports):
         if isinstance(report, pytest.TestReport):  # setup, call and teardown each have one
