@@ -619,3 +619,39 @@ def test_a_wait_for_an_earlier_call_is_told_from_the_wait_for_this_one():
     assert "x /= 2" in note
     assert note.endswith("was for an earlier call, already waited for; let go of those, and wait for this one")
     assert not launch(program, True, ranks=2).notes
+
+
+def test_a_call_that_blocks_is_seen_beside_one_that_is_under_way():
+    def program() -> None:
+        other, x = dist.new_group([0, 1]), torch.ones(4)
+        work = dist.all_reduce(x, async_op=True)
+        dist.all_reduce(x, group=other)
+        work.wait()
+
+    with pytest.warns(WriteInFlightWarning, match="gave all_reduce"):
+        launch(program, ranks=2)
+
+
+def test_a_call_that_blocks_is_no_wait_for_an_earlier_one():
+    def program() -> None:
+        x = torch.ones(4)
+        dist.all_reduce(torch.ones(1))
+        work = dist.all_reduce(x, async_op=True)
+        x += 1
+        work.wait()
+
+    with pytest.warns(WriteInFlightWarning, match=r"wait\(\) first"):
+        launch(program, ranks=2)
+
+
+def test_a_call_that_would_block_is_waited_for_with_those_that_it_is_coalesced_with():
+    def program() -> float:
+        x, options, device = torch.ones(1), dist.AllreduceOptions(), torch.device("cpu")
+        options.asyncOp = False
+        group: Any = dist.group.WORLD
+        group._start_coalescing(device)
+        group.allreduce([x], options)
+        group._end_coalescing(device).wait()
+        return x.item()
+
+    assert launch(program, ranks=2).values == [2.0, 2.0]
