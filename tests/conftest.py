@@ -2,7 +2,8 @@
 
 import gc
 import signal
-from collections import Counter
+from collections import defaultdict
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -74,15 +75,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """After a run of minutes: the folders and the files that took longest, to see what grows while it is small."""
-    seconds: Counter[str] = Counter()
+    """After a run of minutes, the folders and the files that took longest: so what grows is seen while it is small."""
+    seconds: dict[str, float] = defaultdict(float)
     for report in (one for reports in terminalreporter.stats.values() for one in reports):
         if isinstance(report, pytest.TestReport):  # setup, call and teardown each have one
             file = report.nodeid.partition("::")[0]
             seconds[file] += report.duration
             seconds[f"{file.rpartition('/')[0]}/"] += report.duration
-    if seconds.total() / 2 < LONG_RUN_S:
+    if sum(seconds.values()) / 2 < LONG_RUN_S:
         return
     terminalreporter.section("slowest folders and files")
-    for name, time_s in seconds.most_common(20):
+    for name, time_s in sorted(seconds.items(), key=itemgetter(1), reverse=True)[:20]:
         terminalreporter.write_line(f"{time_s:8.1f}s {name}")
