@@ -121,7 +121,7 @@ def test_f_and_g_leave_tensors_of_others_as_they_are():
     def program() -> tuple[Tensor, Tensor, Tensor]:
         x = torch.ones(3, requires_grad=True)
         y = x * 1
-        (copy_to_ranks(y) + y).sum().backward()
+        ((copy_to_ranks(y) + y) * torch.ones(3)).sum().backward()  # contiguous: none would be copied by itself
         part = torch.ones(2, requires_grad=True)
         total = reduce_from_ranks(part)
         (2 * total).sum().backward()

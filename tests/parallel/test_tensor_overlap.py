@@ -16,6 +16,7 @@ from lablib.cost import GroupNetwork, collective_cost, matmul_time_s, memory_bou
 from lablib.parallel import (
     SEQUENCE,
     TENSOR,
+    AttentionShard,
     Region,
     async_mlp,
     chunked_product_s,
@@ -28,8 +29,11 @@ from lablib.parallel import (
     overlapped_columns,
     own_tokens,
     row_linear,
+    shard_attention,
     shard_mlp,
     shard_of,
+    shared_key_value_group,
+    tensor_attention,
 )
 from lablib.parallel.tensor_mlp import MLPShard
 from lablib.run import Run
@@ -208,3 +212,27 @@ def test_overlap_hides_what_is_shorter_than_the_weight_gradient():
 def test_no_weight_is_refused():
     with pytest.raises(ValueError, match="one or more pairs: got 0 and 0"):
         overlapped_columns(drawn(1, 1, 1), [], [])
+
+
+@pytest.mark.thorough
+def test_chunks_and_shared_heads_are_the_same_on_real_processes():
+    """The parts that `GPT_SEQUENCE_PLAN` has not: messages in a ring, and a group for ranks that share heads."""
+
+    def program() -> list[Tensor]:
+        mlp = MLPShard(drawn(6, 4), drawn(6, seed=1), drawn(4, 6, seed=2), drawn(4, seed=3))
+        x = drawn(BATCH, 4, 4, seed=4).requires_grad_()
+        y = async_mlp(own_tokens(x, 1), shard_mlp(mlp))
+        rows = [
+            drawn(size, 4, seed=i) if i % 2 == 0 else drawn(size, seed=i) for i, size in enumerate((4, 4, 2, 2, 2, 2))
+        ]
+        whole = AttentionShard._make([*rows, drawn(4, 4, seed=8), drawn(4, seed=9)])
+        whole.key_gD.requires_grad_()
+        shard, shared = shard_attention(whole, 2, 1), shared_key_value_group(1)
+        z = tensor_attention(x, shard, 2, None, TENSOR, shared)
+        (loss_of(gather_from_ranks(y, 1, 4)) + loss_of(z)).backward()
+        assert x.grad is not None and whole.key_gD.grad is not None
+        return [y.detach(), z.detach(), x.grad, whole.key_gD.grad]
+
+    simulated, real = (launch(program, ranks=2, backend=backend).values for backend in ("sim", "gloo"))
+    for found, expected in zip(real, simulated, strict=True):
+        torch.testing.assert_close(found, expected, **EXACT)
