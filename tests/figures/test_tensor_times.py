@@ -20,7 +20,8 @@ def test_bars_stand_on_each_other_and_the_node_has_an_end():
 
 @pytest.mark.parametrize("ranks_per_node", [0, 2, 64])
 def test_no_line_is_drawn_where_no_node_ends_between_bars(ranks_per_node: int):
-    assert not figure_tensor_times([4, 8], [1.0, 0.5], [0.1, 0.2], ranks_per_node).layout.shapes
+    figure: Any = figure_tensor_times([4, 8], [1.0, 0.5], [0.1, 0.2], ranks_per_node)
+    assert not figure.layout.shapes
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,18 @@ def test_overlap_hides_what_is_shorter_than_the_weight_gradient():
     assert overlapped_backward_s(2.0, 3.0, 1.0, 2.5, overlaps=False) == 8.5
 
 
+def test_a_frozen_weight_needs_no_input_gathered_again():
+    def program(is_frozen: bool) -> None:
+        weight = torch.ones(3, 4).requires_grad_(not is_frozen)
+        overlapped_columns(torch.ones(1, 2, 4, requires_grad=True), [weight], [None], None, SEQUENCE)[
+            0
+        ].sum().backward()
+
+    for is_frozen, num_gathers in ((True, 1), (False, 2)):
+        names = [t.name for t in launch(program, is_frozen, ranks=2).traffic.transfers]
+        assert names.count("all_gather_into_tensor") == num_gathers and len(names) == num_gathers + 1
+
+
 def test_no_weight_is_refused():
     with pytest.raises(ValueError, match="one or more pairs: got 0 and 0"):
         overlapped_columns(drawn(1, 1, 1), [], [])
