@@ -9,15 +9,18 @@ from hypothesis import strategies as st
 from lablib.pipeline import (
     Action,
     CommunicationPlan,
+    Costs,
     Exchange,
     Plan,
     check,
     naive_communication,
+    replay,
     schedules,
     validate,
     with_communication,
 )
 from lablib.pipeline.schedules import SCHEDULES, make
+from tests.pipeline.drawn_plans import plans
 
 NAMES, SIZES = st.sampled_from(list(SCHEDULES)), st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
 
@@ -65,6 +68,35 @@ def test_what_is_received_when_it_is_sent_cannot_hang(name, size, batched):
     for blocking_sends in (True, False):
         assert validate(lowered, blocking_sends=blocking_sends).findings == ()
         assert runs(lowered, blocking_sends)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    plan=plans(), seconds=st.lists(st.sampled_from([0, 0, 1, 2.5, 7]), min_size=24, max_size=24), batched=st.booleans()
+)
+def test_it_cannot_hang_whatever_the_costs_and_a_receive_stands_where_its_rank_is_when_it_is_sent(
+    plan, seconds, batched
+):
+    pieces = plan.num_pieces
+    costs = Costs(*(seconds[i * pieces : (i + 1) * pieces] for i in range(4)))
+    lowered = with_communication(plan, costs, batched=batched)
+    for blocking_sends in (True, False):
+        assert validate(lowered, blocking_sends=blocking_sends).findings == ()
+        assert runs(lowered, blocking_sends)
+    ends = {
+        str(action): end_s
+        for row, ends_s in zip(plan, replay(plan, costs).end_s, strict=True)
+        for action, end_s in zip(row, ends_s.tolist(), strict=True)
+    }
+    for row in lowered.steps:
+        for at, step in enumerate(row):
+            if isinstance(step, Exchange):
+                for end in (message.other_end for message in step.messages if not message.is_send):
+                    makers = (
+                        f"{end.stage}{kind}{end.microbatch}" for kind in ("F" if end.carries == "activation" else "BI")
+                    )
+                    sent_s = next(ends[maker] for maker in makers if maker in ends)
+                    assert all(ends[str(each)] <= sent_s for each in row[:at] if isinstance(each, Action))
 
 
 @settings(max_examples=60, deadline=None)
