@@ -1,0 +1,400 @@
+"""Checks of lab 11: compressing communication. All run on the simulator, on ranks and data that are drawn anew."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib import Run
+from lablib.compress import Int4, level_bytes
+from lablib.course import Expect, exercise
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.rules import (
+    changes_nothing,
+    not_from_lablib,
+    observe,
+    returns_new_tensors,
+    same_on_every_rank,
+    sent_bytes_within,
+)
+from lablib.parallel import node_mesh
+from lablib.units import plural
+
+REPEATS = 4000  # roundings of each number; its mean is then off by less than 0.008 of a step, one time in three
+
+
+@exercise(
+    "Quantize, right on average",
+    hints=[
+        "Look at the rows of `x.view(-1, block)`. Which number of a row sets its scale?",
+        "`x / scale` lies between two whole numbers. Add a random number from 0 to 1, and take the whole number below: "
+        "how often is it the upper one? Every number needs a draw of its own (`torch.rand_like`).",
+        "`torch.floor(steps + torch.rand_like(steps))`. A block of zeros has scale 0: divide by "
+        "`scales.clamp(min=torch.finfo(x.dtype).tiny)`, and return the scale as it was.",
+    ],
+)
+def quantize(expect: Expect, quantize: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> None:
+    not_from_lablib(quantize)
+    draw = expect.draw
+    for bits in draw.shuffled([3, 4, 5, 8]):
+        expect.measured.clear()  # what holds is shown for the last number of bits
+        _expect_quantized(expect, quantize, draw.integer(3, 40), draw.integer(2, 9), bits, torch.float64)
+    _expect_quantized(expect, quantize, draw.integer(3, 40), 3, 4, torch.float32)
+    for bits in (4, 8):
+        _expect_right_on_average(expect, quantize, bits)
+
+
+def _codes_and_scales(expect: Expect, answer: Callable, x: Tensor, block: int, bits: int) -> tuple[Tensor, Tensor]:
+    call = observe(answer, x, block, bits)
+    expect.equal("codes and scales are returned, a pair", _pair(call.value), "two tensors")
+    codes, scales = call.value
+    for name, tensor, wanted in (("codes", codes, (len(x),)), ("scales", scales, (len(x) // block,))):
+        expect.equal(f"{name} have the shape of one number for each ({plural(block, 'numbers')} in a block)",
+                     tuple(tensor.shape), wanted)  # fmt: skip
+    expect.equal("codes are bytes", str(codes.dtype), "torch.int8")
+    changes_nothing(expect, [call])
+    return codes, scales
+
+
+def _pair(value: Any) -> Any:
+    if value is Ellipsis:
+        return value
+    is_pair = isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, Tensor) for each in value)
+    return "two tensors" if is_pair else short_repr(value)
+
+
+def _expect_quantized(
+    expect: Expect, answer: Callable, block: int, num_blocks: int, bits: int, dtype: torch.dtype
+) -> None:
+    """Blocks of very different sizes, one with numbers of one sign only, one of zeros."""
+    draw, most = expect.draw, 2 ** (bits - 1) - 1
+    rows = draw.tensor((num_blocks, block), dtype) * torch.tensor([10.0 ** draw.integer(-6, 6)] * num_blocks)[:, None]
+    rows = rows.to(dtype)
+    rows[0] = -rows[0].abs()  # its largest number is negative
+    rows[1, draw.integer(0, block - 1)] *= 1000
+    rows[-1] = rows[-1] if num_blocks == 2 else 0
+    x = rows.flatten()
+    codes, scales = _codes_and_scales(expect, answer, x, block, bits)
+    on = f"{bits} bits, blocks of {block}"
+    wanted = rows.abs().amax(1) / most
+    expect.close(f"the scale of a block is its largest magnitude over {most} ({on})", scales, wanted, rtol=1e-6)
+    levels = codes.view(rows.shape).double()
+    expect.that(
+        f"codes lie between -{most} and {most} ({on})",
+        bool((levels.abs() <= most).all()),
+        saw=f"codes from {int(levels.min())} to {int(levels.max())}",
+        expected=f"at most {most} in size",
+    )
+    if num_blocks > 2:
+        expect.equal(f"a block of zeros has codes 0 ({on})", codes.view(rows.shape)[-1].tolist(), [0] * block)
+    off = (levels * wanted.double()[:, None] - rows.double()).abs().amax(1)
+    steps = float((off / wanted.double().clamp(min=1e-300)).max())
+    expect.that(
+        f"no number is off by a whole step ({on})",
+        steps < 1 + 1e-5,
+        saw=f"one is off by {steps:.3f} scales",
+        expected="less than 1: one of the two codes beside it",
+    )
+
+
+def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> None:
+    """One block again and again: the mean of each place, and whether places are drawn on their own."""
+    draw, most, on = expect.draw, 2 ** (bits - 1) - 1, f"{bits} bits"
+    halves = [draw.integer(-most + 1, most - 2) + 0.5 for _ in range(4)]
+    others = [draw.integer(-most + 1, most - 2) + draw.number(0.15, 0.35) for _ in range(4)]
+    whole = [float(draw.integer(1, most - 1)), 0.0]
+    steps = torch.tensor([float(most), -0.3, 0.3, *halves, *others, *whole], dtype=torch.float64)
+    scale = 2.0 ** draw.integer(-8, 8)
+    codes, _ = _codes_and_scales(expect, answer, (steps * scale).repeat(REPEATS), len(steps), bits)
+    codes = codes.view(REPEATS, -1).double()
+    num_exact = len(whole)
+    expect.equal(f"what is a whole number of steps keeps its code ({on})", codes[:, -num_exact:].unique(dim=0).tolist(),
+                 [whole])  # fmt: skip
+    for name, places in (("positive", steps > 0), ("negative", steps < 0)):
+        worst = float((codes.mean(0) - steps)[places].abs().max())
+        expect.that(
+            f"the mean of many roundings is the number itself: {name} numbers ({on})",
+            worst < 0.05,  # six standard deviations
+            saw=f"off by {worst:.2f} of a step, in the mean of {REPEATS} roundings",
+            expected="0",
+        )
+    up = codes[:, 3:7] > steps[3:7]
+    alike = float((up == up[:, :1]).all(1).double().mean())
+    expect.that(
+        f"every number has a draw of its own ({on})",
+        alike < 0.3,  # 1/8 of the time, if draws are independent
+        saw=f"four numbers of one block, each half way between two codes, go the same way {alike:.0%} of the time",
+        expected="12%",
+    )
+    again = (up[1:] == up[:-1]).all(1).double().mean()
+    expect.that(
+        f"every block has draws of its own ({on})",
+        float(again) < 0.3,
+        saw=f"a block and the next are rounded alike {float(again):.0%} of the time",
+        expected="6%",
+    )
+
+
+def _exact_pack(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.uint8)
+
+
+def _exact_unpack(messages: Tensor) -> Tensor:
+    return messages.contiguous().view(torch.float32)
+
+
+@exercise(
+    "A reduce-scatter on two levels",
+    hints=[
+        "Which pieces does place l need from the ranks of its own node, if only sums are to cross? Those of all ranks "
+        "with place l: one for each node.",
+        "`full.view(N, L, P)` has pieces by node, then by place. An all-to-all inside the node sends row l to place l: "
+        "so places must come first. Add up numbers, never messages.",
+        "`dist.all_to_all_single(received, messages, group=inside)` on messages of shape [L N, bytes], from "
+        "`pack(pieces.transpose(0, 1).flatten(0, 1))`; unpack, view as [L, N, P], sum over the first; then the same "
+        "across with the N sums, and divide by N L once.",
+    ],
+)
+def two_level_reduce_scatter(expect: Expect, two_level_reduce_scatter: Callable[..., Tensor]) -> None:
+    not_from_lablib(two_level_reduce_scatter)
+    draw = expect.draw
+    for nodes, local in [(2, draw.integer(2, 3)), (3, 2), (draw.choice([2, 3]), 4), (1, 3), (3, 1)]:
+        expect.measured.clear()  # what holds is shown for the last sizes
+        _expect_scattered(expect, two_level_reduce_scatter, nodes, local, draw.integer(2, 30), None)
+    for nodes, local in [(2, 4), (3, draw.integer(2, 3))]:
+        expect.measured.clear()
+        _expect_scattered(expect, two_level_reduce_scatter, nodes, local, draw.integer(260, 600), Int4(block=64))
+
+
+def _expect_scattered(
+    expect: Expect, answer: Callable[..., Tensor], nodes: int, local: int, piece: int, quantizer: Int4 | None
+) -> None:
+    """With messages that lose nothing the mean is exact; with 4 bits it is within a rounding on each level."""
+    ranks = nodes * local
+    xs = [expect.draw.tensor((ranks * piece,)) for _ in range(ranks)]
+
+    def program(xs: list[Tensor], answer: Callable[..., Tensor]) -> Any:
+        mesh = node_mesh(local)
+        inside, across = mesh.get_group("local"), mesh.get_group("node")
+        if quantizer is None:
+            pack, unpack = _exact_pack, _exact_unpack
+        else:
+            four_bits = quantizer
+
+            def pack(rows: Tensor) -> Tensor:
+                return four_bits.quantize(rows).message()
+
+            def unpack(messages: Tensor) -> Tensor:
+                return four_bits.dequantize(four_bits.from_message(messages, piece))
+
+        return observe(answer, xs[dist.get_rank()], inside, across, pack, unpack)
+
+    run = expect.launch(program, xs, answer, ranks=ranks)
+    what = "exact messages" if quantizer is None else "4 bits"
+    on = f"{plural(nodes, 'nodes')} of {plural(local, 'ranks')}, {what}"
+    pieces = torch.stack(xs).view(ranks, ranks, piece)  # rank, whose piece, numbers
+    means = pieces.double().mean(0)
+    returns_new_tensors(expect, run, means[0].float())
+    changes_nothing(expect, run)
+    _tell_sums_and_places(expect, run, means, on, quantizer is None)
+    with expect.as_one(f"every rank holds the mean of its piece ({on})", "within what rounding allows"):
+        for rank, call in enumerate(run.values):
+            bound = 1e-5 * float(means.abs().max()) if quantizer is None else _bound(pieces[:, rank], local, quantizer)
+            off = (call.value.double() - means[rank]).abs()
+            worst = float((off - bound).max())
+            expect.that(
+                f"every rank holds the mean of its piece ({on}, rank {rank})",
+                worst <= 0,
+                saw=f"off by {float(off.max()):.3g}",
+                expected=f"at most {float(torch.as_tensor(bound).max()):.3g}: one rounding on each level",
+            )
+    message = 4 * piece if quantizer is None else quantizer.message_bytes(piece)
+    sent = level_bytes(run.traffic, local)
+    for level, saw, budget in (
+        ("across nodes", sent.across / ranks, (nodes - 1) * message),
+        ("inside the node", sent.inside / ranks, (local - 1) * nodes * message),
+    ):
+        expect.budget(f"bytes a rank sends {level} ({on})", saw, budget, "B", at_least=budget)
+
+
+def _bound(pieces: Tensor, local: int, quantizer: Int4) -> Tensor:
+    """How far the mean of one piece may be off: half a scale on each level, each with the numbers that it has. [P]"""
+
+    def half_steps(rows: Tensor) -> Tensor:
+        scales = quantizer.quantize(rows).scales / 2
+        return scales.repeat_interleave(quantizer.block, -1)[..., : rows.shape[-1]].double()
+
+    nodes = len(pieces) // local
+    first = half_steps(pieces)  # [ranks, P]
+    sums = pieces.view(nodes, local, -1).sum(1)
+    most = first.view(nodes, local, -1).sum(1)  # a sum may be larger by this, and its scale with it
+    second = half_steps(sums) + most.amax(-1, keepdim=True) / 14
+    return 1.0001 * (most + second).sum(0) / len(pieces) + 1e-6
+
+
+def _tell_sums_and_places(expect: Expect, run: Run, means: Tensor, on: str, is_exact: bool) -> None:
+    """Two mistakes with rules of their own: another rank's piece, and a factor."""
+    if not is_exact or len(means) < 2:
+        return
+    for rank, call in enumerate(run.values):
+        value = call.value.double()
+        for other, mean in enumerate(means):
+            if other != rank and torch.allclose(value, mean, rtol=1e-4, atol=1e-5):
+                raise RuleBroken(
+                    f"every rank returns its own piece ({on})",
+                    f"rank {rank} returned the piece of rank {other}",
+                    f"that of rank {rank}: are places before nodes in what is sent inside?",
+                )
+        factor = float(torch.dot(value, means[rank]) / torch.dot(means[rank], means[rank]))
+        if abs(factor - 1) > 1e-3 and torch.allclose(value, factor * means[rank], rtol=1e-3, atol=1e-4 * abs(factor)):
+            rule = f"the result is a mean over all {plural(len(means), 'ranks')} ({on})"
+            raise RuleBroken(rule, f"{factor:.4g} times the mean on rank {rank}", "1")
+
+
+def _largest(k: int) -> Callable[[Tensor], Tensor]:
+    def compress(x: Tensor) -> Tensor:
+        flat = x.flatten()
+        said = torch.zeros_like(flat)
+        places = flat.abs().topk(min(k, len(flat))).indices
+        said[places] = flat[places]
+        return said.view(x.shape)
+
+    return compress
+
+
+def _signs(x: Tensor) -> Tensor:
+    return x.sign() * x.abs().mean()
+
+
+@exercise(
+    "Error feedback",
+    hints=[
+        "What has to live from one call of `send` to the next, and for whom?",
+        "Keep a dict from a parameter's name to its residual, in a variable of `error_feedback`. What is compressed is "
+        "the gradient plus the residual; what is subtracted from?",
+        "`accumulated = gradient + residuals.get(name, 0.0)`; compress that; the residual is accumulated - message.",
+    ],
+)
+def error_feedback(expect: Expect, error_feedback: Callable[[Callable], Callable[[str, Tensor], Tensor]]) -> None:
+    not_from_lablib(error_feedback)
+    draw = expect.draw
+    for name, compress in {"the 2 largest": _largest(2), "signs": _signs, "all": torch.clone}.items():
+        expect.measured.clear()  # what holds is shown for the last compressor
+        shapes = {"a": (draw.integer(4, 20),), "b": (draw.integer(2, 5), draw.integer(2, 5))}
+        shapes["c"] = shapes["a"]  # of the same shape, and another parameter
+        _expect_feedback(expect, error_feedback, compress, shapes, draw.integer(5, 9), f"compressor: {name}")
+
+
+def _expect_feedback(
+    expect: Expect, answer: Callable, compress: Callable[[Tensor], Tensor], shapes: dict, num_steps: int, on: str
+) -> None:
+    """Two feedbacks side by side; parameters in another order each step."""
+    sends = [answer(compress), answer(compress)]
+    if not all(callable(send) for send in sends):
+        expect.equal("a function is returned", sends[0], "a function send(name, gradient)")
+    residuals: list[dict[str, Tensor]] = [{}, {}]
+    totals: dict[str, list[Tensor]] = {}
+    for step in range(num_steps):
+        for name in expect.draw.shuffled(list(shapes)):
+            for number, send in enumerate(sends):
+                gradient = expect.draw.tensor(shapes[name], torch.float64)
+                accumulated = gradient + residuals[number].get(name, 0.0)
+                wanted = compress(accumulated)
+                residuals[number][name] = accumulated - wanted
+                call = observe(send, name, gradient)
+                where = f"step {step + 1}, {on}"
+                if not isinstance(call.value, Tensor):
+                    expect.equal(f"a message is returned ({on})", short_repr(call.value), "a tensor")
+                changes_nothing(expect, [call])
+                _expect_message(expect, call.value, gradient, wanted, accumulated, compress, step, where)
+                call.value.add_(100.0)  # what is done to a message later is no business of the residual's
+                if number == 0:
+                    sum_of = totals.setdefault(name, [torch.zeros(()), torch.zeros(())])
+                    sum_of[0], sum_of[1] = sum_of[0] + wanted, sum_of[1] + gradient
+    left = {name: residuals[0][name] - (all_in - said) for name, (said, all_in) in totals.items()}
+    assert all(float(each.abs().max()) < 1e-9 for each in left.values())  # of the reference itself
+
+
+def _expect_message(
+    expect: Expect, saw: Tensor, gradient: Tensor, wanted: Tensor, accumulated: Tensor, compress: Any, step: int, on: str
+) -> None:
+    if step == 0:
+        expect.close(f"the first message is that of the gradient alone ({on})", saw, wanted, rtol=1e-12)
+        return
+    plain = compress(gradient)
+    if saw.shape == plain.shape and torch.equal(saw, plain) and not torch.equal(plain, wanted):
+        raise RuleBroken(
+            f"what was left out before is added ({on})", "the message of the gradient alone", "gradient plus residual"
+        )
+    if saw.shape == accumulated.shape and torch.equal(saw, accumulated) and not torch.equal(accumulated, wanted):
+        raise RuleBroken(f"only the message is sent ({on})", "the gradient and all that was left out", "compress of it")
+    rule = f"the message is compress(gradient + what this parameter's messages left out so far) ({on})"
+    expect.close(rule, saw, wanted, rtol=1e-9, atol=1e-12)
+
+
+@exercise(
+    "The outer step",
+    hints=[
+        "Which of the three differs between ranks before the call? Only that one is communicated.",
+        "The mean of `params` over the ranks first; then d, then v, then w, in the order of the formulas. `x = ...` "
+        "gives the name to another tensor: the caller's needs `x.copy_(...)`, `x.add_(...)`.",
+        "`velocity.mul_(momentum).add_(delta)`; `agreed.sub_(rate * (delta + momentum * velocity))`; "
+        "`params.copy_(agreed)`.",
+    ],
+)
+def outer_step(expect: Expect, outer_step: Callable[[Tensor, Tensor, Tensor, float, float], None]) -> None:
+    not_from_lablib(outer_step)
+    draw = expect.draw
+    settings = [(1.0, 0.0), (0.7, 0.9), (draw.number(0.2, 0.9), draw.number(0.3, 0.8))]
+    for ranks, (rate, momentum) in zip((draw.integer(2, 4), draw.integer(5, 7), 3), settings, strict=True):
+        expect.measured.clear()  # what holds is shown for the last settings
+        _expect_outer(expect, outer_step, ranks, rate, momentum)
+    _expect_outer(expect, outer_step, 1, 0.7, 0.9)
+
+
+def _expect_outer(expect: Expect, answer: Callable[..., None], ranks: int, rate: float, momentum: float) -> None:
+    """Four synchronizations; between them every rank moves on its own."""
+    numel, rounds = expect.draw.integer(60, 200), 4
+    moves = [[expect.draw.tensor((numel,), torch.float64) for _ in range(ranks)] for _ in range(rounds)]
+    start = expect.draw.tensor((numel,), torch.float64)
+
+    def program(start: Tensor, moves: list[list[Tensor]], answer: Callable[..., None]) -> list[tuple[Tensor, ...]]:
+        params, agreed, velocity = start.clone(), start.clone(), torch.zeros_like(start)
+        seen = []
+        for of_ranks in moves:
+            params += of_ranks[dist.get_rank()]
+            answer(params, agreed, velocity, rate, momentum)
+            seen.append((params.clone(), agreed.clone(), velocity.clone()))
+        return seen
+
+    run = expect.launch(program, start, moves, answer, ranks=ranks)
+    agreed = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.SGD([agreed], lr=rate, momentum=momentum, nesterov=momentum > 0)
+    velocity = torch.zeros_like(start)
+    on = f"{plural(ranks, 'ranks')}, rate {rate:.2g}, momentum {momentum:.2g}"
+    for number, of_ranks in enumerate(moves):
+        agreed.grad = -torch.stack(of_ranks).mean(0)
+        velocity = momentum * velocity + agreed.grad
+        optimizer.step()
+        where = f"{on}, synchronization {number + 1}"
+        for at, name in enumerate(("params", "agreed", "velocity")):
+            same_on_every_rank(expect, [value[number][at] for value in run.values], f"{name} ({where})")
+        wanted = {"velocity": velocity, "agreed": agreed.detach(), "params": agreed.detach()}
+        for name, at in (("velocity", 2), ("agreed", 1), ("params", 0)):
+            rule = {
+                "velocity": "velocity is momentum v + d, with d = w - mean of params",
+                "agreed": "agreed is w - rate (d + momentum v), with the new v",
+                "params": "params are where all ranks go on: at w",
+            }[name]
+            expect.close(f"{rule} ({where})", run.values[0][number][at], wanted[name], rtol=1e-9, atol=1e-11)
+    padded = numel + -numel % ranks
+    sent_bytes_within(
+        expect,
+        run,
+        at_most=rounds * 2 * (ranks - 1) / ranks * padded * 8,
+        at_least=rounds * 2 * (ranks - 1) / ranks * numel * 8,
+        mean=True,
+    )

@@ -1,0 +1,709 @@
+# %% [markdown]
+# # Lab 11: Compressing communication
+#
+# **Question.** How few bits will do?
+#
+# In data parallel training the ranks exchange a gradient in every step, 32 bits a number. On a slow link that is what
+# they wait for. You send 4 bits, then one number in a hundred, then nothing for many steps; and see what the model's
+# loss says to it, and when it saves time.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+from functools import partial
+from itertools import islice
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from lablib import Link, find_cluster, launch, parallel, phase
+from lablib.batches.schedules import cosine
+from lablib.batches.small_runs import NARROW, SEQ_LEN, held_out, loss_of
+from lablib.compress import (
+    DiLoCo,
+    ErrorFeedback,
+    InTurn,
+    Int4,
+    Int8,
+    Rotated,
+    Stages,
+    TopK,
+    break_even_bandwidth,
+    compressed_step,
+    error_growth,
+    hierarchical_reduce_scatter,
+    level_bytes,
+    quantized_all_gather,
+    quantized_all_reduce,
+    quantized_reduce_scatter,
+    zero_plus_plus_bytes,
+    zero_plus_plus_speedup,
+    zero3_bytes,
+)
+from lablib.compress.evidence import recorded_runs, table
+from lablib.course import checks_for, try_out
+from lablib.data import batches, load_corpus, train_val_split
+from lablib.figures import figure_lines, figure_loss_against_bytes, figure_loss_over_h, format_quantity, show
+from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.widgets import compression_calculator
+
+check = checks_for("11")
+check
+
+# %% tags=["parameters"]
+nodes: int = 2  # machines, 2 to 4
+local: int = 4  # ranks on each, 2 to 8
+link_gbits: float = 1.0  # Gbit/s between nodes, for each rank
+real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or more
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # short trainings
+
+# %% [markdown] minutes=4
+# ## What waits for the link
+#
+# Lab 09's model and step: replicas of a small GPT on several *nodes* (machines), whose gradients leave in buckets while
+# backward runs. Inside a node the ranks share PCIe; between nodes there is plain Ethernet, much slower.
+
+# %%
+assert 2 <= nodes <= 4 and 2 <= local <= 8, f"2 to 4 nodes of 2 to 8 ranks: got {nodes}, {local}."
+ranks = nodes * local
+ethernet = Link(f"Ethernet, {link_gbits:g} Gbit/s", 20e-6, link_gbits * 1e9 / 8)
+machine = find_cluster("pcie-a100").replace(name="slow link", devices_per_node=local, inter=ethernet)
+train_text, _ = train_val_split(load_corpus())
+gpt_config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
+parts = []
+for rank in range(ranks):
+    stream = batches(train_text, 4 * ranks, 64, seed=0, rank=rank, world_size=ranks)
+    parts.append(next(stream))
+gradient_bytes = sum(param.nbytes for param in GPT(gpt_config, seed=0).parameters())
+for link in (machine.intra, machine.inter):
+    print(f"{link.name}: {format_quantity(link.bandwidth_bytes_per_s, 'B/s')}")
+print(f"a gradient has {format_quantity(gradient_bytes, 'B')}")
+
+
+# %%
+def step(make_reduce):
+    with phase("setup"):
+        replica = GPT(gpt_config, seed=0)
+        replica = parallel.DataParallel(replica, bucket_bytes=2_000_000, reduce=make_reduce())
+        inputs, targets = parts[dist.get_rank()]
+    next_token_loss(replica(inputs), targets).backward()
+
+
+def in_32_bits():
+    return parallel.all_reduce_average
+
+
+whole_run = launch(step, in_32_bits, ranks=ranks, cluster=machine)
+whole = whole_run.timeline.without("setup")
+show(whole.figure(ranks=[0, local], title="32 bits a number: ranks 0 and 4, on two nodes"))
+
+# %% [markdown]
+# F is forward, B backward, C communication; what no F or B stands above is *exposed*: the GPU waits.
+
+# %%
+share = whole.exposed_s(0) / whole.makespan_s
+print(f"a step takes {format_quantity(whole.makespan_s, 's')}, {share:.0%} of it exposed")
+
+# %% [markdown]
+# Suppose each number goes in 4 bits instead of 32. The bytes shrink 8 times. Write down two guesses: how many times
+# faster is the step? And how much worse is the *loss* (nats a byte, about 2.7 here) after a short training?
+
+# %%
+my_guess_faster = None  # a factor such as 3.0
+my_guess_loss = None  # nats such as 0.2
+print("guesses:", my_guess_faster, "and", my_guess_loss)
+
+# %% [markdown] minutes=11
+# ## Blocks, and one scale for each
+#
+# To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =
+# 2^(b-1) - 1. A *scale* s says how much a code is worth: x is near s times code. The largest number sets it, s = max|x|
+# / q, and to the nearest code no number is off by more than s / 2. Check that on a real gradient.
+
+# %%
+model = GPT(gpt_config, seed=0)
+next_token_loss(model(parts[0].inputs), parts[0].targets).backward()
+gradient = torch.cat([param.grad.flatten() for param in model.parameters()])[: 2**21]
+
+
+def there_and_back(quantizer, x):
+    return quantizer.dequantize(quantizer.quantize(x))
+
+
+int4 = Int4(block=256)
+scales = int4.quantize(gradient).scales
+off = (there_and_back(int4, gradient) - gradient).view(-1, 256).abs().amax(1)
+print(f"largest error, in scales: {float((off / scales).max()):.4f}")
+print(f"the largest scale is {float(scales.max() / scales.median()):.0f} times the median")
+
+# %% [markdown]
+# One scale for all numbers would be set by the largest of all, and the small ones would all become 0. So a *block* of
+# neighbours shares one. Smaller blocks cost more scales, of 32 bits each. And one large number, an *outlier*, makes its
+# block coarse. What happens if the block is first *rotated*, multiplied by an orthogonal (Hadamard) matrix, which
+# spreads an outlier over 64 numbers? Guess before you look.
+
+# %%
+BLOCKS = [64, 256, 1024, 4096, 16384]
+spiky = gradient.clone()
+spiky[::256] = 20 * gradient.std()  # an outlier in every 256 numbers
+series = {}
+for name, x in {"gradient": gradient, "with outliers": spiky}.items():
+    for way, wrap in {"": lambda q: q, ", rotated": lambda q: Rotated(quantizer=q, size=64)}.items():
+        errors = [there_and_back(wrap(Int4(block=block)), x) - x for block in BLOCKS]
+        series[name + way] = [float(error.norm() / x.norm()) for error in errors]
+show(figure_lines(BLOCKS, series, "numbers in a block", "relative error, 4 bits", log_x=True))
+print({block: f"{4 + 32 / block:.2f} bits a number" for block in BLOCKS})
+
+# %% [markdown]
+# The relative error is the length of the error over that of x. Rotation helps the more, the more outliers set the
+# scales. Blocks of 256 send 4.125 bits a number; the lab takes those from here on.
+
+# %% [markdown]
+# ### Exercise 1: right on average
+#
+# Rounding to nearest always errs the same way: 0.3 of a step is 0, every time, on every rank. *Stochastic* rounding
+# takes 0.3 to 1 with probability 0.3 and to 0 otherwise. Then the mean of many roundings is right: it is *unbiased*
+# (Alistarh et al., 2017). Stuck? Run `check.quantize.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def quantize(x, block, bits):
+    """Codes and scales of `x` [N], whose blocks of `block` neighbours share a scale.
+
+    Returns codes [N], int8, whole numbers from -q to q with q = 2**(bits - 1) - 1, and
+    scales [N / block], max|x| / q of each block. On average, code times scale is x.
+    Zeros have code 0, also where a whole block is zero. `x` stays as it was.
+
+    N is a multiple of `block`.
+    """
+    ### BEGIN SOLUTION
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    codes = torch.floor(steps + torch.rand_like(steps)).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+    ### END SOLUTION
+
+
+# %%
+# Try it: 7 sets the scale to 1. What must the mean of a thousand roundings be?
+def mean_of_many():
+    x = torch.tensor([7.0, 0.3, -0.3, 2.5])
+    codes, _ = quantize(x.repeat(1000), block=4, bits=4)
+    return codes.view(-1, 4).float().mean(0)
+
+
+try_out(mean_of_many)
+
+# %% tags=["check"] points=2
+check.quantize(quantize)
+
+# %% [markdown]
+# What it is good for: many ranks round the *same* gradient, and their codes are averaged. Rounded to nearest, all err
+# alike. Rounded stochastically, a single one errs more, but errors cancel.
+
+# %%
+x = gradient[: 2**14]
+rows = {}
+for num in (1, 4, 16, 64):
+    row = {}
+    for rounding in ("nearest", "stochastic"):
+        quantizer = Int4(rounding=rounding, generator=torch.Generator().manual_seed(0))
+        mean = sum(there_and_back(quantizer, x) for _ in range(num)) / num
+        row[rounding] = f"{float((mean - x).norm() / x.norm()):.3f}"
+    rows[num] = row
+pd.DataFrame(rows).T.rename_axis("ranks that round the same")
+
+# %% [markdown] minutes=14
+# ## Adding what was quantized
+#
+# Codes with different scales cannot be added: 3 on one rank and 3 on another mean different numbers. The ring all-reduce
+# of lab 08 adds at every hop. It would have to read, add and round again, n - 1 times, and each rounding is coarser, as
+# the sum grows. In *two phases* a number is rounded twice: an all-to-all brings the codes of a piece to its owner; the
+# owner reads and adds numbers; an all-gather sends the codes of the sums.
+
+# %%
+NUM_RANKS = [2, 4, 8, 16, 32]
+grown = error_growth(NUM_RANKS, Int4())
+show(figure_lines(NUM_RANKS, grown, "ranks", "relative error of the mean", log_x=True))
+
+# %% [markdown]
+# Two phases keep the error where it was, the ring's grows like a root of the ranks. So the library's quantized
+# all-reduce has two phases. Now to the first guess: the step with 4 bits.
+
+
+# %%
+def in_two_phases():
+    return InTurn(partial(quantized_all_reduce, quantizer=Int4()))
+
+
+flat_run = launch(step, in_two_phases, ranks=ranks, cluster=machine)
+flat = flat_run.timeline.without("setup")
+show(flat.figure(ranks=[0, local], title="4 bits, in two phases: ranks 0 and 4"))
+print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_guess_faster}")
+
+# %% [markdown]
+# Why not 8 times? Count what crosses between nodes. The all-reduce in 32 bits first adds inside each node, so each piece
+# crosses once a node. The all-to-all sends every rank's codes straight to their owner: each piece crosses once for
+# each *rank*. And packing is work of its own (X in the picture).
+
+
+# %%
+def crossing_bytes(run):
+    """Bytes of a step that a rank sends to other nodes, on average; without the setup's broadcast."""
+    sent = 0.0
+    for transfer in run.traffic.transfers:
+        if transfer.name != "broadcast":
+            pairs = transfer.routes.items()
+            sent += sum(size for (a, b), size in pairs if a // local != b // local)
+    return sent / ranks
+
+
+crossing = {"32 bits": crossing_bytes(whole_run), "4 bits, two phases": crossing_bytes(flat_run)}
+for name, size in crossing.items():
+    print(f"{name:20s} {format_quantity(size, 'B')} from each rank to other nodes")
+print(f"{crossing['32 bits'] / crossing['4 bits, two phases']:.2f} times fewer, not 8")
+
+# %% [markdown]
+# ### Exercise 2: inside the node first
+#
+# Write the first phase in two levels (Wang et al., 2023). With N nodes of L ranks, rank (k, l) has place l on node k.
+# Inside the node, place l gets from its L ranks the pieces of all ranks with place l, N pieces, and adds them up.
+# Across, the ranks with place l exchange those sums, one for each node. Each level packs once. `pack` and `unpack` are
+# given: they quantize rows and read them back.
+
+
+# %% tags=["exercise"]
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    """The mean over all ranks of this rank's piece of `full`, [P].
+
+    full: [N L P], piece after piece; that of rank (k, l) is number k L + l. Left as it is.
+    inside: group of this node's L ranks, by place. across: of the N ranks with this place.
+    pack: rows of numbers [m, P] -> a message each [m, bytes], uint8. unpack: the reverse.
+    """
+    ### BEGIN SOLUTION
+    num_local, num_nodes = dist.get_world_size(inside), dist.get_world_size(across)
+
+    def exchange(pieces, group):  # [to, pieces, P] -> [from, pieces, P]
+        messages = pack(pieces.flatten(0, 1))
+        received = torch.empty_like(messages)
+        dist.all_to_all_single(received, messages, group=group)
+        return unpack(received).view(pieces.shape)
+
+    pieces = full.view(num_nodes, num_local, -1)  # by node, then by place
+    sums = exchange(pieces.transpose(0, 1), inside).sum(0)  # [N, P]
+    total = exchange(sums[:, None], across).sum(0)[0]
+    return total / (num_local * num_nodes)
+    ### END SOLUTION
+
+
+# %%
+# Try it with messages that lose nothing: 2 nodes of 2 ranks; rank r has r + 1 everywhere.
+def exact_pack(rows):
+    return rows.contiguous().view(torch.uint8)
+
+
+def exact_unpack(messages):
+    return messages.view(torch.float32)
+
+
+def four_ranks():
+    mesh = parallel.node_mesh(2)
+    full = torch.arange(8.0) * (dist.get_rank() + 1)
+    groups = mesh.get_group("local"), mesh.get_group("node")
+    return two_level_reduce_scatter(full, *groups, exact_pack, exact_unpack)
+
+
+try_out(four_ranks, ranks=4, cluster=machine.replace(devices_per_node=2))
+
+# %% [markdown]
+# By hand: the mean factor is 2.5, so rank 0 returns [0, 2.5], rank 1 [5, 7.5], and so on.
+
+# %% tags=["check"] points=3
+check.two_level_reduce_scatter(two_level_reduce_scatter)
+
+# %% [markdown]
+# The library's version of it, level by level, beside one all-to-all, and beside the formulas: with messages of S bytes a
+# piece, a rank sends (L - 1) N S inside and (N - 1) S across; with one all-to-all (N - 1) L S across.
+
+
+# %%
+def scatter(is_two_level, piece):
+    full, shard = torch.ones(ranks * piece), torch.empty(piece)
+    if is_two_level:
+        hierarchical_reduce_scatter(full, shard, parallel.node_mesh(local), Int4()).wait()
+    else:
+        quantized_reduce_scatter(full, shard, quantizer=Int4()).wait()
+
+
+piece = 4096
+message = Int4().message_bytes(piece)
+rows = {}
+for name, is_two_level in {"one all-to-all": False, "two levels": True}.items():
+    traffic = launch(scatter, is_two_level, piece, ranks=ranks, cluster=machine).traffic
+    sent = level_bytes(traffic, local)
+    across = (nodes - 1) * message * (1 if is_two_level else local)
+    inside = (local - 1) * message * (nodes if is_two_level else 1)
+    rows[name] = {"inside": f"{sent.inside / ranks:,.0f}", "formula inside": f"{inside:,}"}
+    rows[name] |= {"across": f"{sent.across / ranks:,.0f}", "formula across": f"{across:,}"}
+pd.DataFrame(rows).T.rename_axis("bytes a rank sends")
+
+# %% [markdown]
+# Two levels send more inside the node, where links are fast, and a fraction 1/L across. The step once more, with the
+# sums sent back by an all-gather of codes:
+
+
+# %%
+def in_two_levels():
+    mesh = parallel.node_mesh(local)
+
+    def stages(buffer, group):
+        piece = -(-buffer.numel() // ranks)
+        full = F.pad(buffer, (0, ranks * piece - buffer.numel()))
+        shard = full.new_empty(piece)
+        yield hierarchical_reduce_scatter(full, shard, mesh, Int4())
+        yield quantized_all_gather(shard, full, group, Int4())
+        buffer.copy_(full[: buffer.numel()])
+
+    return InTurn(lambda buffer, group=None: Stages(stages(buffer, group)))
+
+
+levels_run = launch(step, in_two_levels, ranks=ranks, cluster=machine)
+rows = {}
+steps = {"32 bits": whole_run, "4 bits, two phases": flat_run, "4 bits, two levels": levels_run}
+for name, run in steps.items():
+    timeline = run.timeline.without("setup")
+    seconds = {"step": timeline.makespan_s, "exposed": timeline.exposed_s(0)}
+    rows[name] = {column: format_quantity(value, "s") for column, value in seconds.items()}
+    rows[name]["to other nodes"] = format_quantity(crossing_bytes(run), "B")
+    rows[name]["times faster"] = f"{whole.makespan_s / timeline.makespan_s:.1f}"
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# Exposed communication is nearly what shrank. What is left is forward, backward, and packing: the simulator counts each
+# of PyTorch's passes as a *kernel*, an operation of the GPU. A fused kernel would do with one.
+
+# %% [markdown] minutes=9
+# ## What is left out
+#
+# Fewer than 1 bit a number: send only the largest. *Top-k* sends the k numbers of largest magnitude with their places,
+# and nothing of the rest (Aji and Heafield, 2017). But a small gradient that always points the same way is then never
+# heard. *Error feedback* keeps on each rank what was left out, the *residual*, and adds it to the next gradient (Seide
+# et al., 2014; Karimireddy et al., 2019):
+#
+#     a = g + e          the gradient and the residual
+#     c = C(a)           what is sent
+#     e = a - c          the new residual
+#
+# So all that was sent plus the residual is all that there was, to the last number.
+
+# %% [markdown]
+# ### Exercise 3: error feedback
+#
+# `compress(x)` returns what a message says of x, a tensor of x's shape. Several parameters come by in each step, each by
+# its name. Some have the same shape.
+
+
+# %% tags=["exercise"]
+def error_feedback(compress):
+    """Returns a function `send(name, gradient)`, which returns what the message says.
+
+    What is left out of a parameter's gradient is added to its next one. Another call of
+    error_feedback begins with nothing left out. `gradient` stays as it was.
+    """
+    ### BEGIN SOLUTION
+    residuals = {}
+
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message
+
+    return send
+    ### END SOLUTION
+
+
+# %%
+# Try it: only the largest of four numbers is sent. When is the 1 heard?
+def keep_largest(x):
+    return torch.where(x.abs() == x.abs().max(), x, torch.zeros_like(x))
+
+
+def five_steps():
+    send = error_feedback(keep_largest)
+    return [send("w", torch.tensor([3.0, 1.0, 0.0, 0.5])).tolist() for _ in range(5)]
+
+
+try_out(five_steps)
+
+# %% tags=["check"] points=2
+check.error_feedback(error_feedback)
+
+# %% [markdown]
+# Does training notice? A GPT of 36,000 parameters on four ranks, 1% of each gradient, and *plain SGD with momentum*. A
+# guess: with memory or without, which ends lower?
+
+
+# %%
+def train(make_reduce, num_steps, lr, every=20):
+    rank, model = dist.get_rank(), GPT(NARROW, seed=1)
+    replica = parallel.DataParallel(model, reduce=make_reduce())
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    factor = partial(cosine, num_steps=num_steps, warmup_steps=num_steps // 5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    text, losses = batches(train_text, 8, SEQ_LEN, 1, rank=rank, world_size=4), []
+    for number, (inputs, targets) in enumerate(islice(text, num_steps), 1):
+        optimizer.zero_grad()
+        next_token_loss(replica(inputs), targets).backward()
+        optimizer.step()
+        schedule.step()
+        if rank == 0 and number % every == 0:
+            losses.append(loss_of(model, held_out(32)))
+    return losses
+
+
+# %%
+WAYS = {
+    "32 bits": in_32_bits,
+    "top-k with feedback": lambda: ErrorFeedback(TopK(0.01)),
+    "top-k alone": lambda: TopK(0.01),
+}
+num_steps = 100 if quick else 200
+series = {}
+for name, make in WAYS.items():
+    run = launch(train, make, num_steps, 0.4, ranks=4, trace=False)
+    series[name] = run.values[0]
+numbers = list(range(20, num_steps + 1, 20))
+show(figure_lines(numbers, series, "step", "held-out loss (nats a byte)", title="SGD, 1% of the gradient"))
+
+# %% [markdown]
+# One seed says little; the recorded runs below have three. Feedback is safe with SGD because its step is *linear* in the
+# gradient: to add g today or next week comes to the same, nearly. Adam divides by the root of a mean of *squares*. What
+# arrives late and in one piece has a larger square, and cannot be added to the squares of before. That is why 1-bit Adam
+# sends momentum and freezes the squares (Tang et al., 2021).
+
+# %% [markdown] minutes=6
+# ## Loss against bytes
+#
+# Now all methods, recorded: three seeds each, the same search for a learning rate, AdamW, 192 steps on real text. Left
+# and down is better; the bar reaches from the best to the worst seed, and the dotted line is 32 bits. Which methods
+# would you send with?
+
+# %%
+runs = recorded_runs()
+adam = {name: run for name, run in runs.items() if run.every == 1 and not name.startswith("SGD")}
+gradients = {name: run for name, run in adam.items() if not name.startswith(("stale", "DiLoCo"))}
+show(figure_loss_against_bytes(gradients))
+
+# %%
+columns = ["sent (B/step)", "times fewer", "loss (nats)", "less none's", "+- 95%"]
+table(runs)[columns].loc[list(gradients)].style.format(precision=3)
+
+# %% [markdown]
+# Compare your second guess with the row INT4. A difference smaller than its interval (+- 95%) is not one: 8 and 4 bits
+# cannot be told from 32 here. Top-k loses something. And look at *top-k* beside *top-k, no feedback*: with AdamW memory
+# makes it worse. The same with SGD, beside SGD in 32 bits:
+
+# %%
+with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
+print(f"you guessed {my_guess_loss} nats for 4 bits")
+table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", "+- 95%"]]
+
+# %% [markdown]
+# With SGD, feedback wins back more than half of what top-k loses. So what a compressor costs depends on the optimizer
+# behind it. All this is one small model and the first 192 steps: an order found here is an order here.
+
+# %% [markdown] minutes=9
+# ## Fewer synchronizations
+#
+# Instead of less in each step: nothing for H steps, then all at once. *Local SGD* lets each rank train by itself, and
+# averages parameters every H steps (Stich, 2018): 1/H of the bytes. *DiLoCo* (Douillard et al., 2023) takes what H steps
+# did as a gradient. With w where the ranks last agreed, d = w - (mean of the ranks' parameters) is the *outer gradient*,
+# for an outer SGD with Nesterov momentum:
+#
+#     v = momentum v + d
+#     w = w - rate (d + momentum v)
+#
+# Then all ranks go on from w.
+
+# %% [markdown]
+# ### Exercise 4: the outer step
+#
+# Budget: one all-reduce. What if the rate is 1 and the momentum 0?
+
+
+# %% tags=["exercise"]
+def outer_step(params, agreed, velocity, rate, momentum):
+    """One synchronization of DiLoCo. Changes all three in place; flat tensors of one size.
+
+    params: where this rank is after its own steps; after the call, where all ranks are.
+    agreed: w, the same on every rank, before and after. velocity: v, likewise.
+    """
+    ### BEGIN SOLUTION
+    mean = params / dist.get_world_size()
+    dist.all_reduce(mean)
+    delta = agreed - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+    ### END SOLUTION
+
+
+# %%
+# Try it: ranks at 1, 2, 3 and 4, who last agreed on 0. With rate 1 and momentum 0: the mean.
+def at_different_places():
+    params, agreed, velocity = torch.full((1,), dist.get_rank() + 1.0), torch.zeros(1), torch.zeros(1)
+    outer_step(params, agreed, velocity, rate=1.0, momentum=0.0)
+    return params.item(), agreed.item(), velocity.item()
+
+
+try_out(at_different_places, ranks=4)
+
+# %% tags=["check"] points=2
+check.outer_step(outer_step)
+
+# %% [markdown]
+# Bytes over H, from the simulator and by the formula 2 (n-1)/n S / H; then the recorded losses over H.
+
+
+# %%
+def sixteen_steps(every):
+    model = torch.nn.Linear(64, 64, bias=False)
+    outer = DiLoCo(model, every=every)
+    for _ in range(16):
+        model(torch.ones(1, 64)).sum().backward()
+        outer.step()
+
+
+for every in (1, 4, 16):
+    run = launch(sixteen_steps, every, ranks=4)
+    sent = sum(sum(t.sent_bytes) for t in run.traffic.transfers if t.name == "all_reduce") / 4
+    formula = 16 / every * 2 * 3 / 4 * 64 * 64 * 4
+    print(f"H = {every:2d}: a rank sends {sent:9,.0f} bytes in 16 steps, formula {formula:9,.0f}")
+
+# %%
+show(figure_loss_over_h(runs))
+
+# %% [markdown]
+# Local SGD loses slowly over H. DiLoCo is worse *here*: its outer momentum sees 3 synchronizations at H = 64. In the
+# paper one period, H = 500, is longer than this whole run; the recording neither confirms nor refutes it.
+
+# %% [markdown] minutes=5
+# ## When does it pay?
+#
+# Saved bytes are seconds only where somebody waits for them. With t_wire for the bytes, t_pack for packing, and a share
+# of compute that hides communication,
+#
+#     step = compute + t_pack + max(0, t_wire - overlap x compute)
+#
+# Where packing costs as much as it saves, the link has its *break-even bandwidth*: a faster one, and it does not pay.
+
+# %%
+numel, compute_s = 1e9, 0.5
+even = break_even_bandwidth("int8", numel, compute_s, overlap=0.5)
+print(f"8 bits of 10^9 gradients beside {compute_s} s of compute pay below {format_quantity(even, 'B/s')}")
+for factor in (0.5, 1.0, 2.0):
+    both = [
+        compressed_step(name, numel, compute_s, factor * even, overlap=0.5).step_s for name in ("none", "int8")
+    ]
+    print(f"at {factor} of it: {both[0]:.4f} s without, {both[1]:.4f} s with")
+
+# %% [markdown]
+# Move the controls. What happens to the break-even point if compute grows (a larger batch)? If packing is ten times as
+# slow? What can 1 bit do where everything overlaps?
+
+# %%
+compression_calculator(interactive=interactive)
+
+# %% [markdown]
+# <details><summary>What moves it?</summary>
+#
+# More compute hides more, so only a slower link leaves something to save: the point moves left. Slow packing moves it
+# left, too. Where all of the 32 bits hides behind compute, fewer bits only add packing.
+#
+# </details>
+
+# %% [markdown] minutes=2
+# ## Reconcile: the same on real processes
+#
+# All this ran on the simulator. The same average on real processes of this computer, by the library gloo: do they hold
+# the same numbers, and were as many bytes sent as the formula says?
+
+
+# %%
+def average_of_codes():
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    buffer = torch.randn(10_000, generator=generator)
+    quantized_all_reduce(buffer, quantizer=Int8()).wait()
+    return buffer
+
+
+simulated = launch(average_of_codes, ranks=real_ranks)
+real = launch(average_of_codes, ranks=real_ranks, backend="gloo")
+difference = max(float((a - b).abs().max()) for a, b in zip(simulated.values, real.values, strict=True))
+wire_bytes = 2 * (real_ranks - 1) * Int8().message_bytes(-(-10_000 // real_ranks))
+print(f"largest difference between simulated and real: {difference:g}")
+print(f"sent by a rank: {simulated.traffic.sent_bytes(0):,.0f} bytes, by the formula {wire_bytes:,}")
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: ZeRO++
+#
+# ZeRO-3 gathers parameters in forward and in backward, and reduce-scatters gradients: the model M crosses between nodes
+# three times a step. ZeRO++ (Wang et al., 2023) gathers in INT8 (qwZ), keeps a copy on each node for backward (hpZ), and
+# reduce-scatters in INT4 on two levels (qgZ, your exercise 2): M/2, 0 and M/4.
+
+# %%
+before = zero3_bytes(shard_numel=2**16, nodes=nodes, local=local)
+after = zero_plus_plus_bytes(shard_numel=2**16, nodes=nodes, local=local)
+rows = {}
+for name in before:
+    across = {"ZeRO-3": before[name].across, "ZeRO++": after[name].across}
+    rows[name] = {column: format_quantity(size, "B") for column, size in across.items()}
+ratio = sum(each.across for each in before.values()) / sum(each.across for each in after.values())
+print(f"{ratio:.2f} times fewer bytes across nodes")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# The paper reports up to 2.16 times the throughput. If nothing overlaps, a step of compute c and communication t becomes
+# c + t/4; that is 2.16 times faster where c is 0.40 t or less. So it takes small batches, or slow links.
+
+# %%
+for tokens in (512, 1024, 2048, 8192):
+    found = zero_plus_plus_speedup(1.8e10, tokens, 1.2e14, 1e11, nodes=24)
+    print(f"{tokens:5d} tokens a GPU: {found.factor:.2f} times as fast")
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - A block of numbers shares a scale; an error is at most half of it, or zero on average if rounding is stochastic.
+# - Codes are not added in a ring. All-to-all, add, all-gather: two roundings, however many ranks.
+# - Inside the node first: only sums cross the slow link.
+# - What is left out must be kept, for each parameter by itself, and for an optimizer that is linear in the gradient.
+# - Bits buy time only where the link is what one waits for, and packing is cheaper than waiting.
+
+# %% [markdown]
+# ### Sources
+#
+# - D. Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", 2017, arXiv
+#   1610.02132.
+# - G. Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, arXiv
+#   2306.10209.
+# - F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
+#   Speech DNNs", Interspeech 2014.
+# - A. F. Aji and K. Heafield, "Sparse Communication for Distributed Gradient Descent", 2017, arXiv 1704.05021.
+# - S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019, arXiv
+#   1901.09847.
+# - H. Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", 2021,
+#   arXiv 2102.02888.
+# - S. U. Stich, "Local SGD Converges Fast and Communicates Little", 2018, arXiv 1805.09767.
+# - A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv 2311.08105.
+# - S. Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems", 2022, arXiv 2103.00543.
+# - The code: `lablib/compress`, and the recorded runs in `benchmarks/compression`.
+
+# %%
+check
