@@ -116,7 +116,7 @@ my_guess_faster = None  # a factor such as 3.0
 my_guess_loss = None  # nats such as 0.2
 print("guesses:", my_guess_faster, "and", my_guess_loss)
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=10
 # ## Blocks, and one scale for each
 #
 # To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =

@@ -1,0 +1,863 @@
+"""Wrong answers to lab 11: compressing communication, and right ones in an unusual style."""
+
+WRONG_ANSWERS = {
+    "quantize": [
+        (
+            "rounds to nearest",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    return steps.round().view(-1).to(torch.int8), scales
+""",
+            "the mean of many roundings is the number itself",
+        ),
+        (
+            "cuts towards zero, so negative numbers shrink",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    return (steps + torch.rand_like(steps)).view(-1).clamp(-most, most).to(torch.int8), scales
+""",
+            "negative numbers",
+        ),
+        (
+            "adds noise and rounds to nearest, of twice the width",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    codes = torch.round(steps + 2 * torch.rand_like(steps) - 1).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "no number is off by a whole step",
+        ),
+        (
+            "always rounds down",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    return (steps + 1e-9).floor().view(-1).to(torch.int8), scales
+""",
+            "positive numbers",
+        ),
+        (
+            "draws once for a block",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    codes = torch.floor(steps + torch.rand(len(rows), 1, dtype=x.dtype)).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "every number has a draw of its own",
+        ),
+        (
+            "draws once for all blocks",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    torch.manual_seed(0)
+    noise = (torch.arange(block, dtype=x.dtype) * 0.381966 + torch.rand(())) % 1
+    return torch.floor(steps + noise).clamp(-most, most).view(-1).to(torch.int8), scales
+""",
+            "itself: ",
+        ),
+        (
+            "one scale for all numbers",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = (x.abs().max() / most).expand(len(rows)).clone()
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    codes = torch.floor(steps + torch.rand_like(steps)).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the scale of a block is its largest magnitude",
+        ),
+        (
+            "takes the largest number, not the largest magnitude",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.amax(1).clamp(min=1e-30) / most
+    steps = rows / scales[:, None]
+    codes = torch.floor(steps + torch.rand_like(steps)).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the scale of a block",
+        ),
+        (
+            "divides by 2^(b-1)",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1)
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    codes = torch.floor(steps + torch.rand_like(steps)).clamp(-most + 1, most - 1)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the scale of a block",
+        ),
+        (
+            "divides zeros by zero, and by chance gets codes",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales[:, None]
+    codes = torch.floor(steps.nan_to_num(0.5) + torch.rand_like(steps)).clamp(-most, most)
+    codes[scales == 0] = 1
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "a block of zeros has codes 0",
+        ),
+        (
+            "codes as floats",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    return torch.floor(steps + torch.rand_like(steps)).view(-1), scales
+""",
+            "codes are bytes",
+        ),
+        (
+            "codes in rows",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    return torch.floor(steps + torch.rand_like(steps)).to(torch.int8), scales
+""",
+            "codes have the shape",
+        ),
+        (
+            "changes x",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    rows /= scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    return torch.floor(rows + torch.rand_like(rows)).view(-1).to(torch.int8), scales
+""",
+            "the input stays as it was",
+        ),
+        (
+            "returns the numbers that the codes stand for",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    return (torch.floor(steps + torch.rand_like(steps)) * scales[:, None]).view(-1)
+""",
+            "a pair",
+        ),
+    ],
+    "two_level_reduce_scatter": [
+        (
+            "one all-to-all inside only",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    pieces = full.view(N, L, -1).transpose(0, 1).flatten(0, 1)
+    messages = pack(pieces)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = unpack(received).view(L, N, -1).sum(0)
+    return sums[dist.get_rank(across)] / L
+""",
+            "every rank holds the mean of its piece",
+        ),
+        (
+            "does not reorder: nodes before places",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(L * N, -1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = unpack(received).view(L, N, -1).sum(0)
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(received).sum(0) / (N * L)
+""",
+            "every rank returns its own piece",
+        ),
+        (
+            "a sum, not a mean",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    messages = pack(unpack(received).view(L, N, -1).sum(0))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(received).sum(0)
+""",
+            "the result is a mean over all",
+        ),
+        (
+            "divides by the ranks of a node only",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    messages = pack(unpack(received).view(L, N, -1).mean(0))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(received).sum(0)
+""",
+            "times the mean on rank 0, expected 1",
+        ),
+        (
+            "one all-to-all of all ranks",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    n = dist.get_world_size()
+    messages = pack(full.view(n, -1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages)
+    return unpack(received).mean(0)
+""",
+            "bytes a rank sends across nodes",
+        ),
+        (
+            "sends numbers, not messages",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    pieces = full.view(N, L, -1).transpose(0, 1).contiguous()
+    received = torch.empty_like(pieces)
+    dist.all_to_all_single(received, pieces, group=inside)
+    sums = received.sum(0)
+    received = torch.empty_like(sums)
+    dist.all_to_all_single(received, sums, group=across)
+    return received.sum(0) / (N * L)
+""",
+            "4 bits), ",
+        ),
+        (
+            "packs inside, and sends sums in 32 bits across",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = unpack(received).view(L, N, -1).sum(0)
+    received = torch.empty_like(sums)
+    dist.all_to_all_single(received, sums, group=across)
+    return received.sum(0) / (N * L)
+""",
+            "across nodes",
+        ),
+        (
+            "adds up messages",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    messages = received.view(L, N, -1).sum(0).to(torch.uint8)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(received).sum(0) / (N * L)
+""",
+            "every rank holds the mean",
+        ),
+        (
+            "all-reduces and takes its piece",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    n = dist.get_world_size()
+    whole = unpack(pack(full.view(n, -1)))
+    dist.all_reduce(whole)
+    return whole[dist.get_rank()] / n
+""",
+            "across nodes",
+        ),
+        (
+            "gathers everything",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    messages = pack(full.view(n, -1))
+    everything = [torch.empty_like(messages) for _ in range(n)]
+    dist.all_gather(everything, messages)
+    return torch.stack([unpack(each)[rank] for each in everything]).mean(0)
+""",
+            "across nodes",
+        ),
+        (
+            "across first, then inside",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N * L, -1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    sums = unpack(received).view(N, L, -1).sum(0)
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    return unpack(received).sum(0) / (N * L)
+""",
+            "across nodes",
+        ),
+        (
+            "rounds its own part once more on the way",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = unpack(received).view(L, N, -1).sum(0)
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    full.zero_()
+    return unpack(received).sum(0) / (N * L)
+""",
+            "the input stays as it was",
+        ),
+        (
+            "returns a stack of parts",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    messages = pack(unpack(received).view(L, N, -1).sum(0))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(received) / (N * L)
+""",
+            "the shape of the result",
+        ),
+    ],
+    "error_feedback": [
+        (
+            "keeps nothing",
+            """
+def error_feedback(compress):
+    def send(name, gradient):
+        return compress(gradient)
+    return send
+""",
+            "what was left out before is added",
+        ),
+        (
+            "one residual for all parameters of a shape",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(gradient.shape, 0.0)
+        message = compress(accumulated)
+        residuals[gradient.shape] = accumulated - message
+        return message
+    return send
+""",
+            "what this parameter's messages left out so far",
+        ),
+        (
+            "one residual for all",
+            """
+def error_feedback(compress):
+    residual = [0.0]
+    def send(name, gradient):
+        accumulated = gradient + residual[0]
+        message = compress(accumulated)
+        residual[0] = accumulated - message
+        return message
+    return send
+""",
+            "first message",
+        ),
+        (
+            "subtracts from the gradient and forgets the older residual",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        message = compress(gradient + residuals.get(name, 0.0))
+        residuals[name] = gradient - message
+        return message
+    return send
+""",
+            "step 3",
+        ),
+        (
+            "what is left out with the wrong sign",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = message - accumulated
+        return message
+    return send
+""",
+            "step 2",
+        ),
+        (
+            "residuals that outlive their feedback",
+            """
+residuals = {}
+def error_feedback(compress):
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message
+    return send
+""",
+            "the first message is that of the gradient alone",
+        ),
+        (
+            "a default argument that all feedbacks share",
+            """
+def error_feedback(compress, residuals={}):
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message
+    return send
+""",
+            "the first message is that of the gradient alone",
+        ),
+        (
+            "lets the residual fade",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + 0.9 * residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message
+    return send
+""",
+            "step 2",
+        ),
+        (
+            "adds the residual after compressing",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        message = compress(gradient) + residuals.get(name, 0.0)
+        residuals[name] = gradient - compress(gradient)
+        return message
+    return send
+""",
+            "step 2",
+        ),
+        (
+            "writes to the gradient",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        gradient += residuals.get(name, 0.0)
+        message = compress(gradient)
+        residuals[name] = gradient - message
+        return message
+    return send
+""",
+            "the input stays as it was",
+        ),
+        (
+            "sends everything in the second step",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        if name in residuals:
+            return gradient + residuals.pop(name)
+        message = compress(gradient)
+        residuals[name] = gradient - message
+        return message
+    return send
+""",
+            "only the message is sent",
+        ),
+        (
+            "keeps the first residual for ever",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals.setdefault(name, accumulated - message)
+        return message
+    return send
+""",
+            "step 3",
+        ),
+        (
+            "returns the residual with the message",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message, residuals[name]
+    return send
+""",
+            "a message is returned",
+        ),
+        (
+            "computes the residual later, from a message that others use",
+            """
+def error_feedback(compress):
+    kept = {}
+    def send(name, gradient):
+        accumulated = gradient.clone()
+        if name in kept:
+            accumulated += kept[name][0] - kept[name][1]
+        message = compress(accumulated)
+        kept[name] = accumulated, message
+        return message
+    return send
+""",
+            "step 2",
+        ),
+    ],
+    "outer_step": [
+        (
+            "averages and stops there",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    params /= dist.get_world_size()
+""",
+            "velocity is momentum v + d",
+        ),
+        (
+            "a sum instead of a mean",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = agreed - params
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "velocity is momentum v + d",
+        ),
+        (
+            "the wrong sign",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = params / dist.get_world_size() - agreed
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "velocity is momentum v + d",
+        ),
+        (
+            "plain momentum, not Nesterov's",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = agreed - params / dist.get_world_size()
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * velocity)
+    params.copy_(agreed)
+""",
+            "agreed is w - rate (d + momentum v)",
+        ),
+        (
+            "the velocity of before",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = agreed - params / dist.get_world_size()
+    agreed.sub_(rate * (delta + momentum * velocity))
+    velocity.mul_(momentum).add_(delta)
+    params.copy_(agreed)
+""",
+            "with the new v",
+        ),
+        (
+            "does not communicate",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    delta = agreed - params
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "the same on every rank",
+        ),
+        (
+            "leaves params at the mean",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    params /= dist.get_world_size()
+    delta = agreed - params
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+""",
+            "params are where all ranks go on",
+        ),
+        (
+            "gives other names to other tensors",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params.clone()
+    dist.all_reduce(mean)
+    delta = agreed - mean / dist.get_world_size()
+    velocity = momentum * velocity + delta
+    agreed = agreed - rate * (delta + momentum * velocity)
+    params.copy_(agreed)
+""",
+            "velocity is momentum v + d",
+        ),
+        (
+            "knows the paper's rate only",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = agreed - params / dist.get_world_size()
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(0.7 * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "rate 1, momentum 0",
+        ),
+        (
+            "knows the paper's momentum only",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = agreed - params / dist.get_world_size()
+    velocity.mul_(0.9).add_(delta)
+    agreed.sub_(rate * (delta + 0.9 * velocity))
+    params.copy_(agreed)
+""",
+            "rate 1, momentum 0",
+        ),
+        (
+            "averages velocity, too",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = agreed - params / dist.get_world_size()
+    velocity.mul_(momentum).add_(delta)
+    dist.all_reduce(velocity)
+    velocity /= dist.get_world_size()
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "bytes a rank sends in the mean",
+        ),
+        (
+            "sends half precision",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    half = (params / dist.get_world_size()).half()
+    dist.all_reduce(half)
+    delta = agreed - half.double()
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "velocity is momentum v + d",
+        ),
+        (
+            "damps the new gradient",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    delta = agreed - params / dist.get_world_size()
+    velocity.mul_(momentum).add_((1 - momentum) * delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "velocity is momentum v + d",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "quantize": [
+        (
+            "compares what is left over with a draw",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    codes, scales = [], []
+    for row in x.split(block):
+        scale = row.abs().max() / most
+        steps = row / scale if scale > 0 else torch.zeros_like(row)
+        lower = steps.floor()
+        up = torch.rand(len(row), dtype=x.dtype) < steps - lower
+        codes.append((lower + up).clamp(-most, most))
+        scales.append(scale)
+    return torch.cat(codes).to(torch.int8), torch.stack(scales)
+""",
+        ),
+        (
+            "noise of half a step, then the nearest code, in float32",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.float().reshape(-1, block)
+    scales = rows.abs().max(dim=1).values / most
+    steps = torch.where(scales[:, None] > 0, rows / scales[:, None], 0.0)
+    codes = (steps + torch.rand(steps.shape) - 0.5).round().clamp(-most, most)
+    return codes.flatten().char(), scales.to(x.dtype)
+""",
+        ),
+    ],
+    "two_level_reduce_scatter": [
+        (
+            "lists of messages, a mean on each level",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    pieces = full.view(N, L, -1)
+    outgoing = [pack(pieces[:, place]) for place in range(L)]
+    incoming = [torch.empty_like(each) for each in outgoing]
+    dist.all_to_all(incoming, outgoing, group=inside)
+    means = torch.stack([unpack(each) for each in incoming]).mean(0)
+    outgoing = [pack(means[node : node + 1]) for node in range(N)]
+    incoming = [torch.empty_like(each) for each in outgoing]
+    dist.all_to_all(incoming, outgoing, group=across)
+    return torch.cat([unpack(each) for each in incoming]).mean(0)
+""",
+        ),
+        (
+            "with einops-like index lists, asynchronous",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    rows = full.view(N * L, -1)
+    order = [node * L + place for place in range(L) for node in range(N)]
+    messages = pack(rows[order])
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside, async_op=True).wait()
+    numbers = unpack(received)
+    sums = sum(numbers[rank * N : (rank + 1) * N] for rank in range(L)) / L
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across, async_op=True).wait()
+    return unpack(received).sum(0) / N
+""",
+        ),
+    ],
+    "error_feedback": [
+        (
+            "a class that can be called",
+            """
+class Memory:
+    def __init__(self, compress):
+        self.compress, self.left = compress, {}
+
+    def __call__(self, name, gradient):
+        if name not in self.left:
+            self.left[name] = torch.zeros_like(gradient)
+        self.left[name] = self.left[name] + gradient
+        message = self.compress(self.left[name])
+        self.left[name] = self.left[name] - message
+        return message
+
+def error_feedback(compress):
+    return Memory(compress)
+""",
+        ),
+        (
+            "adds up all gradients and all messages",
+            """
+from collections import defaultdict
+
+def error_feedback(compress):
+    heard, said = defaultdict(float), defaultdict(float)
+
+    def send(name, gradient):
+        heard[name] = heard[name] + gradient
+        message = compress(heard[name] - said[name])
+        said[name] = said[name] + message
+        return message
+
+    return send
+""",
+        ),
+    ],
+    "outer_step": [
+        (
+            "torch's own optimizer",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    dist.all_reduce(params)
+    params /= dist.get_world_size()
+    w = torch.nn.Parameter(agreed.clone())
+    w.grad = agreed - params
+    optimizer = torch.optim.SGD([w], lr=rate, momentum=momentum, nesterov=momentum > 0)
+    if momentum:
+        optimizer.state[w]["momentum_buffer"] = velocity.clone()
+    velocity.copy_(momentum * velocity + w.grad)
+    optimizer.step()
+    agreed.copy_(w.detach())
+    params.copy_(agreed)
+""",
+        ),
+        (
+            "averages differences",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    delta = agreed - params
+    dist.all_reduce(delta)
+    delta /= dist.get_world_size()
+    velocity[:] = momentum * velocity + delta
+    agreed[:] = agreed - rate * delta - rate * momentum * velocity
+    params[:] = agreed
+""",
+        ),
+    ],
+}
