@@ -454,7 +454,7 @@ def train(make_reduce, num_steps, lr, every=20):
     rank, model = dist.get_rank(), GPT(NARROW, seed=1)
     replica = parallel.DataParallel(model, reduce=make_reduce())
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    factor = partial(cosine, num_steps=num_steps, warmup_steps=num_steps // 5)
+    factor = partial(cosine, num_steps=num_steps, num_warmup=num_steps // 5)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     text, losses = batches(train_text, 8, SEQ_LEN, 1, rank=rank, world_size=4), []
     for number, (inputs, targets) in enumerate(islice(text, num_steps), 1):
@@ -608,9 +608,7 @@ numel, compute_s = 1e9, 0.5
 even = break_even_bandwidth("int8", numel, compute_s, overlap=0.5)
 print(f"8 bits of 10^9 gradients beside {compute_s} s of compute pay below {format_quantity(even, 'B/s')}")
 for factor in (0.5, 1.0, 2.0):
-    both = [
-        compressed_step(name, numel, compute_s, factor * even, overlap=0.5).step_s for name in ("none", "int8")
-    ]
+    both = [compressed_step(name, numel, compute_s, factor * even, overlap=0.5).step_s for name in ("none", "int8")]
     print(f"at {factor} of it: {both[0]:.4f} s without, {both[1]:.4f} s with")
 
 # %% [markdown]

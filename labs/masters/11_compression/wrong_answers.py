@@ -12,7 +12,7 @@ def quantize(x, block, bits):
     steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
     return steps.round().view(-1).to(torch.int8), scales
 """,
-            "the mean of many roundings is the number itself",
+            "always to nearest",
         ),
         (
             "cuts towards zero, so negative numbers shrink",
@@ -24,7 +24,7 @@ def quantize(x, block, bits):
     steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
     return (steps + torch.rand_like(steps)).view(-1).clamp(-most, most).to(torch.int8), scales
 """,
-            "negative numbers",
+            "no number is off by a whole step",
         ),
         (
             "adds noise and rounds to nearest, of twice the width",
@@ -37,7 +37,20 @@ def quantize(x, block, bits):
     codes = torch.round(steps + 2 * torch.rand_like(steps) - 1).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "no number is off by a whole step",
+            "a block of zeros has codes 0",
+        ),
+        (
+            "draws for positive numbers only",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    codes = torch.where(steps > 0, torch.floor(steps + torch.rand_like(steps)), steps.round())
+    return codes.clamp(-most, most).view(-1).to(torch.int8), scales
+""",
+            "negative numbers",
         ),
         (
             "always rounds down",
@@ -49,7 +62,7 @@ def quantize(x, block, bits):
     steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
     return (steps + 1e-9).floor().view(-1).to(torch.int8), scales
 """,
-            "positive numbers",
+            "rounding is drawn",
         ),
         (
             "draws once for a block",
@@ -72,11 +85,10 @@ def quantize(x, block, bits):
     rows = x.view(-1, block)
     scales = rows.abs().amax(1) / most
     steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
-    torch.manual_seed(0)
     noise = (torch.arange(block, dtype=x.dtype) * 0.381966 + torch.rand(())) % 1
     return torch.floor(steps + noise).clamp(-most, most).view(-1).to(torch.int8), scales
 """,
-            "itself: ",
+            "every block has draws of its own",
         ),
         (
             "one scale for all numbers",
@@ -224,7 +236,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, messages, group=across)
     return unpack(received).sum(0)
 """,
-            "the result is a mean over all",
+            "as a sum over ranks is",
         ),
         (
             "divides by the ranks of a node only",
@@ -239,7 +251,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, messages, group=across)
     return unpack(received).sum(0)
 """,
-            "times the mean on rank 0, expected 1",
+            "the number of nodes",
         ),
         (
             "one all-to-all of all ranks",
@@ -266,7 +278,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, sums, group=across)
     return received.sum(0) / (N * L)
 """,
-            "4 bits), ",
+            "what is sent inside the node was packed",
         ),
         (
             "packs inside, and sends sums in 32 bits across",
@@ -281,7 +293,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, sums, group=across)
     return received.sum(0) / (N * L)
 """,
-            "across nodes",
+            "what is sent across nodes was packed",
         ),
         (
             "adds up messages",
@@ -303,11 +315,11 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     n = dist.get_world_size()
-    whole = unpack(pack(full.view(n, -1)))
+    whole = unpack(pack(full.view(n, -1))).clone()
     dist.all_reduce(whole)
     return whole[dist.get_rank()] / n
 """,
-            "across nodes",
+            "all_reduce among all ranks",
         ),
         (
             "gathers everything",
@@ -319,7 +331,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_gather(everything, messages)
     return torch.stack([unpack(each)[rank] for each in everything]).mean(0)
 """,
-            "across nodes",
+            "all_gather among all ranks",
         ),
         (
             "across first, then inside",
@@ -335,7 +347,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, messages, group=inside)
     return unpack(received).sum(0) / (N * L)
 """,
-            "across nodes",
+            "the first exchange is inside the node",
         ),
         (
             "rounds its own part once more on the way",
@@ -393,7 +405,7 @@ def error_feedback(compress):
         return message
     return send
 """,
-            "what this parameter's messages left out so far",
+            "a residual belongs to one parameter",
         ),
         (
             "one residual for all",
@@ -407,7 +419,7 @@ def error_feedback(compress):
         return message
     return send
 """,
-            "first message",
+            "must match the size",
         ),
         (
             "subtracts from the gradient and forgets the older residual",
@@ -448,20 +460,7 @@ def error_feedback(compress):
         return message
     return send
 """,
-            "the first message is that of the gradient alone",
-        ),
-        (
-            "a default argument that all feedbacks share",
-            """
-def error_feedback(compress, residuals={}):
-    def send(name, gradient):
-        accumulated = gradient + residuals.get(name, 0.0)
-        message = compress(accumulated)
-        residuals[name] = accumulated - message
-        return message
-    return send
-""",
-            "the first message is that of the gradient alone",
+            "begins with nothing left out",
         ),
         (
             "lets the residual fade",
@@ -611,18 +610,6 @@ def outer_step(params, agreed, velocity, rate, momentum):
             "agreed is w - rate (d + momentum v)",
         ),
         (
-            "the velocity of before",
-            """
-def outer_step(params, agreed, velocity, rate, momentum):
-    dist.all_reduce(params)
-    delta = agreed - params / dist.get_world_size()
-    agreed.sub_(rate * (delta + momentum * velocity))
-    velocity.mul_(momentum).add_(delta)
-    params.copy_(agreed)
-""",
-            "with the new v",
-        ),
-        (
             "does not communicate",
             """
 def outer_step(params, agreed, velocity, rate, momentum):
@@ -656,7 +643,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
     agreed = agreed - rate * (delta + momentum * velocity)
     params.copy_(agreed)
 """,
-            "velocity is momentum v + d",
+            "velocity changes in place",
         ),
         (
             "knows the paper's rate only",
