@@ -51,10 +51,11 @@ def _codes_and_scales(expect: Expect, answer: Callable, x: Tensor, block: int, b
     call = observe(answer, x, block, bits)
     expect.equal("codes and scales are returned, a pair", _pair(call.value), "two tensors")
     codes, scales = call.value
-    for name, tensor, wanted in (("codes", codes, (len(x),)), ("scales", scales, (len(x) // block,))):
-        expect.equal(f"{name} have the shape of one number for each ({plural(block, 'numbers')} in a block)",
-                     tuple(tensor.shape), wanted)  # fmt: skip
-    expect.equal("codes are bytes", str(codes.dtype), "torch.int8")
+    with expect.as_one("codes are one byte for each number, scales one number for each block", "so they are"):
+        for name, tensor, wanted in (("codes", codes, (len(x),)), ("scales", scales, (len(x) // block,))):
+            rule = f"{name} have the shape of the docstring ({len(x)} numbers, {plural(block, 'numbers')} in a block)"
+            expect.equal(rule, tuple(tensor.shape), wanted)
+        expect.equal("codes are bytes", str(codes.dtype), "torch.int8")
     changes_nothing(expect, [call])
     return codes, scales
 
@@ -309,7 +310,7 @@ def _signs(x: Tensor) -> Tensor:
     hints=[
         "What has to live from one call of `send` to the next, and for whom?",
         "Keep a dict from a parameter's name to its residual, in a variable of `error_feedback`. What is compressed is "
-        "the gradient plus the residual; what is subtracted from?",
+        "the gradient plus the residual; what is the message subtracted from, to give the new residual?",
         "`accumulated = gradient + residuals.get(name, 0.0)`; compress that; the residual is accumulated - message.",
     ],
 )
@@ -330,6 +331,13 @@ def _expect_feedback(
     sends = [answer(compress), answer(compress)]
     if not all(callable(send) for send in sends):
         expect.equal("a function is returned", sends[0], "a function send(name, gradient)")
+    with expect.as_one(f"what is left out comes later, for each parameter by itself ({on})", "in every step"):
+        _expect_steps(expect, sends, compress, shapes, num_steps, on)
+
+
+def _expect_steps(
+    expect: Expect, sends: list, compress: Callable[[Tensor], Tensor], shapes: dict, num_steps: int, on: str
+) -> None:
     residuals: list[dict[str, Tensor]] = [{}, {}]
     totals: dict[str, list[Tensor]] = {}
     for step in range(num_steps):
@@ -445,21 +453,24 @@ def _expect_outer(expect: Expect, answer: Callable[..., None], ranks: int, rate:
     run = expect.launch(program, start, first, moves, answer, ranks=ranks)
     w, v = start, first
     on = f"{plural(ranks, 'ranks')}, rate {rate:.2g}, momentum {momentum:.2g}"
-    for number, of_ranks in enumerate(moves):
-        delta = -torch.stack(of_ranks).mean(0)
-        before, v = v, momentum * v + delta
-        w = w - rate * (delta + momentum * v)
-        where = f"{on}, synchronization {number + 1}"
-        with expect.as_one(f"params, agreed and velocity are the same on every rank ({where})", "equal"):
-            for at, name in enumerate(("params", "agreed", "velocity")):
-                same_on_every_rank(expect, [value[number][at] for value in run.values], f"{name} ({where})")
-        params, agreed, velocity = run.values[0][number]
-        if torch.equal(velocity, before) and torch.allclose(params, w, rtol=1e-9, atol=1e-11):
-            said = "params came to the right place, and velocity is as it was: `velocity = ...` names another tensor"
-            raise RuleBroken(f"velocity changes in place ({where})", said, "velocity.mul_(...), velocity.add_(...)")
-        expect.close(f"velocity is momentum v + d, with d = w - mean of params ({where})", velocity, v, **_NEAR)
-        expect.close(f"agreed is w - rate (d + momentum v), with the new v ({where})", agreed, w, **_NEAR)
-        expect.close(f"params are where all ranks go on: at w ({where})", params, w, **_NEAR)
+    with expect.as_one(f"params, agreed and velocity are right after each synchronization ({on})", "equal to 1e-09"):
+        for number, of_ranks in enumerate(moves):
+            delta = -torch.stack(of_ranks).mean(0)
+            before, v = v, momentum * v + delta
+            w = w - rate * (delta + momentum * v)
+            where = f"{on}, synchronization {number + 1}"
+            with expect.as_one(f"params, agreed and velocity are the same on every rank ({where})", "equal"):
+                for at, name in enumerate(("params", "agreed", "velocity")):
+                    same_on_every_rank(expect, [value[number][at] for value in run.values], f"{name} ({where})")
+            params, agreed, velocity = run.values[0][number]
+            if torch.equal(velocity, before) and torch.allclose(params, w, rtol=1e-9, atol=1e-11):
+                said = (
+                    "params came to the right place, and velocity is as it was: `velocity = ...` names another tensor"
+                )
+                raise RuleBroken(f"velocity changes in place ({where})", said, "velocity.mul_(...), velocity.add_(...)")
+            expect.close(f"velocity is momentum v + d, with d = w - mean of params ({where})", velocity, v, **_NEAR)
+            expect.close(f"agreed is w - rate (d + momentum v), with the new v ({where})", agreed, w, **_NEAR)
+            expect.close(f"params are where all ranks go on: at w ({where})", params, w, **_NEAR)
     padded = numel + -numel % ranks
     sent_bytes_within(
         expect,
