@@ -138,7 +138,7 @@ def quantize(x, block, bits):
     scales = rows.abs().amax(1) / most
     steps = rows / scales[:, None]
     codes = torch.floor(steps.nan_to_num(0.5) + torch.rand_like(steps)).clamp(-most, most)
-    codes[scales == 0] = 1
+    codes[scales == 0] = most
     return codes.view(-1).to(torch.int8), scales
 """,
             "a block of zeros has codes 0",
