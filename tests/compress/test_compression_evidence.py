@@ -63,13 +63,35 @@ def test_recorded_bytes_are_the_closed_forms():
     whole = 2 * 3 / 4 * 4 * numel
     expected = {"top-k": 3 * round(0.01 * numel) * 8, "one bit": 2 * 3 * (numel / 4 / 8 + 4)}
     expected["random-k"] = whole * round(0.01 * numel) / numel
+    warmup = evidence.NUM_STEPS // 5
+    expected["1-bit Adam"] = (warmup * whole + (evidence.NUM_STEPS - warmup) * expected["one bit"]) / evidence.NUM_STEPS
     checked = 0
     for name, run in runs.items():
         method = name.removeprefix("SGD, ").removesuffix(", no feedback")
-        if method in ("none", *expected) or method.startswith(("stale", "local", "DiLoCo")):
+        if method in ("none", *expected) or method.startswith(("stale", "local", "DiLoCo", "streaming")):
             assert run.sent_bytes == pytest.approx(expected.get(method, whole / run.every)), name
             checked += 1
-    assert checked > 10
+    assert checked > 20
+
+
+def test_what_lab_11_says_of_the_runs_holds():
+    runs = recorded_runs()
+
+    def is_lower(name: str, other: str) -> bool:
+        """On each of the three seeds."""
+        return all(runs[name].losses[seed] < runs[other].losses[seed] for seed in evidence.SEEDS)
+
+    for method in ("top-k", "random-k", "one bit"):
+        assert is_lower(f"{method}, no feedback", method), "with AdamW feedback ends higher"
+    assert is_lower("SGD, top-k", "SGD, top-k, no feedback")
+    assert is_lower("1-bit Adam", "one bit") and is_lower("one bit, no feedback", "1-bit Adam")
+    assert is_lower("streaming DiLoCo 16", "DiLoCo 16") and is_lower("top-k", "stale 1")
+    assert not runs["SGD, one bit"].is_inside and not runs["DiLoCo 1"].is_inside
+    found = table(runs)
+    for method in ("INT8", "INT4"):
+        assert abs(found.loc[method, "less none's"]) < found.loc[method, "+- 95%"]
+    local = [runs[f"local SGD {every}"].loss for every in (1, 4, 16, 64)]
+    assert local == sorted(local)
 
 
 def test_cut_off_no_run_is_lost_or_run_again(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Checks of lab 11: compressing communication. All run on the simulator, on ranks and data that are drawn anew."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,7 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
     scale = 2.0 ** draw.integer(-8, 8)
     codes, _ = _codes_and_scales(expect, answer, (steps * scale).repeat(REPEATS), len(steps), bits)
     codes = codes.view(REPEATS, -1).double()
+    _is_drawn_anew(answer, codes, (steps * scale).repeat(REPEATS), len(steps), bits, on)
     kept = float((codes[:, -len(whole) :] == torch.tensor(whole, dtype=torch.float64)).all(1).double().mean())
     expect.that(
         f"what is a whole number of steps keeps its code ({on})",
@@ -118,7 +120,7 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
         saw=f"{1 - kept:.0%} of {REPEATS} blocks hold another code in its place",
         expected="its code",
     )
-    _is_random(expect, answer, codes, steps, scale, on)
+    _is_random(answer, codes, steps, scale, on)
     for name, places in (("positive", steps > 0), ("negative", steps < 0)):
         worst = float((codes.mean(0) - steps)[places].abs().max())
         expect.that(
@@ -144,7 +146,17 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
     )
 
 
-def _is_random(expect: Expect, answer: Callable, codes: Tensor, steps: Tensor, scale: float, on: str) -> None:
+def _is_drawn_anew(answer: Callable, codes: Tensor, x: Tensor, block: int, bits: int, on: str) -> None:
+    """A seed that the answer sets: ranks that round the same gradient would all err alike."""
+    is_drawn = not bool((codes == codes[0]).all())
+    if is_drawn and torch.equal(answer(x, block, bits)[0].view(REPEATS, -1).double(), codes):
+        rule = f"every call has draws of its own ({on})"
+        raise RuleBroken(
+            rule, "two calls round the same numbers alike", "no seed of the answer's own: ranks draw apart"
+        )
+
+
+def _is_random(answer: Callable, codes: Tensor, steps: Tensor, scale: float, on: str) -> None:
     """Two mistakes with rules of their own: no draw at all, and the same draws for every block."""
     if not bool((codes == codes[0]).all()):
         return
@@ -157,14 +169,6 @@ def _is_random(expect: Expect, answer: Callable, codes: Tensor, steps: Tensor, s
     found = [name for name, wanted in ways.items() if torch.equal(codes[0], wanted)]
     saw = f"always {found[0]}" if found else f"the same in {8 * REPEATS} roundings"
     raise RuleBroken(f"rounding is drawn ({on})", saw, "up or down by chance")
-
-
-def _exact_pack(rows: Tensor) -> Tensor:
-    return rows.contiguous().view(torch.uint8)
-
-
-def _exact_unpack(messages: Tensor) -> Tensor:
-    return messages.contiguous().view(torch.float32)
 
 
 @exercise(
@@ -195,25 +199,28 @@ def _expect_scattered(
 ) -> None:
     """With messages that lose nothing the mean is exact; with 4 bits it is within a rounding on each level."""
     ranks = nodes * local
+    message = 4 * piece if quantizer is None else quantizer.message_bytes(piece)
     xs = [expect.draw.tensor((ranks * piece,)) for _ in range(ranks)]
 
     def program(xs: list[Tensor], answer: Callable[..., Tensor]) -> Any:
-        mesh = node_mesh(local)
-        inside, across = mesh.get_group("local"), mesh.get_group("node")
-        if quantizer is None:
-            pack, unpack = _exact_pack, _exact_unpack
-        else:
-            four_bits = quantizer
+        mesh, packed, read = node_mesh(local), [0], [0]
 
-            def pack(rows: Tensor) -> Tensor:
-                return four_bits.quantize(rows).message()
+        def pack(rows: Tensor) -> Tensor:
+            packed[0] += rows.numel() // piece
+            return rows.contiguous().view(torch.uint8) if quantizer is None else quantizer.quantize(rows).message()
 
-            def unpack(messages: Tensor) -> Tensor:
-                return four_bits.dequantize(four_bits.from_message(messages, piece))
+        def unpack(messages: Tensor) -> Tensor:
+            read[0] += messages.numel() // message
+            if quantizer is None:
+                return messages.contiguous().view(torch.float32)
+            return quantizer.dequantize(quantizer.from_message(messages, piece))
 
-        return observe(answer, xs[dist.get_rank()], inside, across, pack, unpack)
+        seen = observe(answer, xs[dist.get_rank()], mesh.get_group("local"), mesh.get_group("node"), pack, unpack)
+        return seen, packed[0], read[0]
 
     run = expect.launch(program, xs, answer, ranks=ranks)
+    packed, read = zip(*(value[1:] for value in run.values), strict=True)
+    run = dataclasses.replace(run, values=[value[0] for value in run.values])
     what = "exact messages" if quantizer is None else "4 bits"
     on = f"{plural(nodes, 'nodes')} of {plural(local, 'ranks')}, {what}"
     pieces = torch.stack(xs).view(ranks, ranks, piece)  # rank, whose piece, numbers
@@ -233,7 +240,9 @@ def _expect_scattered(
                 expected=f"at most {float(torch.as_tensor(bound).max()):.3g}: one rounding on each level",
             )
     _tell_calls(run, quantizer is not None, on)
-    message = 4 * piece if quantizer is None else quantizer.message_bytes(piece)
+    for verb, rows in (("packs", packed), ("reads", read)):
+        rule = f"each level {verb} a row once: {plural(ranks, 'rows')} inside, {nodes} across ({on})"
+        expect.budget(rule, max(rows), ranks + nodes, "rows")
     sent = level_bytes(run.traffic, local)
     for level, saw, budget in (
         ("across nodes", sent.across / ranks, (nodes - 1) * message),

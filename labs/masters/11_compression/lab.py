@@ -3,9 +3,9 @@
 #
 # **Question.** How few bits will do?
 #
-# In data parallel training the ranks exchange a gradient in every step, 32 bits a number. On a slow link that is what
-# they wait for. You send 4 bits, then one number in a hundred, then nothing for many steps; and see what the model's
-# loss says to it, and when it saves time.
+# In data parallel training (lab 09) the *ranks*, processes with one GPU each, exchange a gradient in every step, 32
+# bits a number. On a slow link that is what they wait for. You send 4 bits, then one number in a hundred, then nothing
+# for many steps; and see what the model's loss says to it, and when it saves time.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -116,7 +116,8 @@ whole = whole_run.timeline.without("setup")
 show(whole.figure(ranks=[0, local], title=f"32 bits a number: ranks 0 and {local}, on two nodes"))
 
 # %% [markdown]
-# F is forward, B backward, C communication; what no F or B stands above is *exposed*: the GPU waits.
+# F is forward, B backward, C communication. Each rank has two lanes, its compute and below it what it sends; where C
+# stands with nothing above it, it is *exposed*: the GPU waits. The *makespan* is the time from first start to last end.
 
 # %%
 share = whole.exposed_s(0) / whole.makespan_s
@@ -124,7 +125,8 @@ print(f"a step takes {format_quantity(whole.makespan_s, 's')}, {share:.0%} of it
 
 # %% [markdown]
 # Suppose each number goes in 4 bits instead of 32. The bytes shrink 8 times. Write down two guesses: how many times
-# faster is the step? And how much worse is the *loss* (nats a byte, about 2.7 here) after a short training?
+# faster is the step? And how much worse is the *loss* after a short training? (It is -log of the probability of the
+# next byte, in *nats*: 5.5 for a model that knows nothing, about 2.7 after that training.)
 
 # %%
 my_guess_faster = None  # a factor such as 3.0
@@ -180,8 +182,8 @@ print({block: f"{4 + 32 / block:.2f} bits a number" for block in BLOCKS})
 # ### Exercise 1: right on average
 #
 # Rounding to nearest always errs the same way: 0.3 of a step is 0, every time, on every rank. *Stochastic* rounding
-# takes 0.3 to 1 with probability 0.3 and to 0 otherwise. Then the mean of many roundings is right: it is *unbiased*
-# (Alistarh et al., 2017). Stuck? Run `check.quantize.hint()` in a new cell.
+# takes 0.3 to 1 with probability 0.3 and to 0 otherwise; -0.3 to -1 with probability 0.3. Then the mean of many
+# roundings is right: it is *unbiased* (Alistarh et al., 2017). Stuck? Run `check.quantize.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -499,22 +501,22 @@ show(figure_lines(numbers, series, "step", "held-out loss (nats a byte)", title=
 
 # %% [markdown]
 # Look at the end: early on a step is large, and the order is noise. One seed says little; the recorded runs below have
-# three. Feedback is safe with SGD because its step is *linear* in
-# the gradient: to add g today or next week comes to the same, nearly. Adam divides by the root of a mean of *squares*.
-# What arrives late and in one piece has a larger square, and cannot be added to the squares of before. That is why
-# 1-bit Adam sends momentum and freezes the squares (Tang et al., 2021).
+# three. Feedback fits SGD because its step is *linear* in the gradient: to add g today or next week comes to the same,
+# nearly. Adam divides by the root of a mean of *squares*. What arrives late and in one piece has a larger square, and
+# cannot be added to the squares of before.
 
 # %% [markdown] minutes=5
 # ## Loss against bytes
 #
 # Now all methods, recorded: three seeds each, the same search for a learning rate, AdamW, 192 steps on real text. Left
-# and down is better; the bar reaches from the best to the worst seed, and the dotted line is 32 bits. Which methods
+# and down is better; the bar reaches from the best to the worst seed, and the dotted line is 32 bits. *Random-k* sends
+# places that all ranks draw alike, *one bit* signs and one scale, *PowerSGD* two thin factors of each matrix. Which
 # would you send with?
 
 # %%
 runs = recorded_runs()
 adam = {name: run for name, run in runs.items() if run.every == 1 and not name.startswith("SGD")}
-gradients = {name: run for name, run in adam.items() if not name.startswith(("stale", "DiLoCo"))}
+gradients = {name: run for name, run in adam.items() if not name.startswith(("stale", "DiLoCo", "local"))}
 show(figure_loss_against_bytes(gradients))
 
 # %%
@@ -536,9 +538,10 @@ for seed in runs["SGD, top-k"].losses:
 table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", "+- 95%"]]
 
 # %% [markdown]
-# With SGD feedback helps, on each of the three seeds. So what a compressor costs depends on the optimizer behind it.
-# Why AdamW fares worse with it was not measured: that late gradients come in bursts, which its squares remember, is our
-# reading. And this is one small model and its first 192 steps: an order found here is an order here.
+# With SGD feedback helps top-k, on each of the three seeds. So what a compressor costs depends on the optimizer behind
+# it. Why AdamW fares worse with it was not measured: that late gradients come in bursts, which its squares remember, is
+# our reading. One bit under SGD shows nothing yet: with feedback its best rate was the lowest that was tried. And this
+# is one small model and its first 192 steps: an order found here is an order here.
 
 # %% [markdown] minutes=9
 # ## Fewer synchronizations
@@ -613,8 +616,10 @@ local_runs = {name: run for name, run in runs.items() if name.startswith(("none"
 show(figure_loss_over_h(local_runs))
 
 # %% [markdown]
-# Local SGD loses slowly over H. DiLoCo is worse *here*: its outer momentum sees 3 synchronizations at H = 64. In the
-# paper one period, H = 500, is longer than this whole run; the recording neither confirms nor refutes it.
+# Local SGD loses slowly over H. DiLoCo is worse *here*, for two reasons. At H = 64 its outer momentum sees 3
+# synchronizations. At H = 1 it multiplies each step by up to rate / (1 - momentum) = 0.7 / 0.1 = 7, and the best inner
+# rate lay at the lower edge of the search. In the paper one period, H = 500, is longer than this whole run; the
+# recording neither confirms nor refutes it.
 
 # %% [markdown] minutes=5
 # ## When does it pay?
@@ -625,11 +630,16 @@ show(figure_loss_over_h(local_runs))
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
 # Where packing costs as much as it saves, the link has its *break-even bandwidth*: a faster one, and it does not pay.
+# With W bytes before, and few enough after to hide, that is W / (t_pack + overlap x compute). Below: 64 GPUs, a fused
+# kernel that packs at 2 TB/s.
 
 # %%
 numel, compute_s = 1e9, 0.5
 even = break_even_bandwidth("int8", numel, compute_s, overlap=0.5)
+pack_s = compressed_step("int8", numel, compute_s, even, overlap=0.5).pack_s
+formula = 2 * 63 / 64 * 4 * numel / (pack_s + 0.5 * compute_s)
 print(f"8 bits of 10^9 gradients beside {compute_s} s of compute pay below {format_quantity(even, 'B/s')}")
+print(f"by the formula {format_quantity(formula, 'B/s')}, with {format_quantity(pack_s, 's')} of packing")
 for factor in (0.5, 1.0, 2.0):
     both = [compressed_step(name, numel, compute_s, factor * even, overlap=0.5).step_s for name in ("none", "int8")]
     print(f"at {factor} of it: {both[0]:.4f} s without, {both[1]:.4f} s with")
@@ -653,9 +663,9 @@ compression_calculator(interactive=interactive)
 # ## Reconcile: predicted and measured
 #
 # Now real processes of this computer average two million numbers, in 32 bits and then in 8, by the library *gloo* (on
-# GPUs by NCCL). To *calibrate* is to measure how fast they compute and send; it takes half a minute once. `reconcile`
-# predicts the program, runs it several times, and compares; a turn in phase "setup" warms up. The bytes go through this
-# computer's memory. A guess: which way is faster here?
+# GPUs by NCCL). `reconcile` predicts the program, runs it several times, and compares; for that it measures once, in
+# half a minute, how fast this computer computes and sends. The bytes go through its memory. A guess: which way is
+# faster here?
 
 # %%
 num_numbers = 2**21
@@ -683,9 +693,9 @@ show(comparison.figure())
 print_text(comparison.reading())
 
 # %% [markdown]
-# The first C on the left is 32 bits, the two short ones 8; X is packing. Beside it a recording, with the load of its
-# machine. *On the way* is what communication got shorter by, *packing* what it costs. The link at which they would be
-# equal is the break-even bandwidth of this machine: bytes saved over seconds of packing.
+# The long C is 32 bits, the two short ones 8; X is packing. Below, *saved on the way* is what communication got shorter
+# by, and the last column the break-even bandwidth where nothing overlaps, bytes saved over seconds of packing. Beside
+# your numbers stand recorded ones, with the load of their machine.
 
 # %%
 recorded = recorded_comparison("11")
@@ -708,9 +718,9 @@ difference = max(float((a - b).abs().max()) for a, b in zip(predicted.values, me
 print(f"largest difference between the simulator's averages and {real}'s: {difference:g}")
 
 # %% [markdown]
-# Prediction and measurement agree on what matters: fewer bytes took less time on the way, packing took more than that,
-# so here 8 bits do not pay. They would on a slow network. Numbers are equal to the last bit on gloo; seconds are not: a
-# recording of a busy machine gives their order, not their digits.
+# In the recording prediction and measurement agree on what matters: packing takes several times what is saved on the
+# way, so between these processes 8 bits do not pay; over a link of 1 Gbit/s (125 MB/s) it would be about even. The
+# averages are the simulator's, to the last bit. Seconds are not: of a busy machine read their order, not their digits.
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: ZeRO++, or ZeRO with fewer bytes
@@ -798,9 +808,9 @@ for name, x in inputs.items():
 pd.DataFrame(rows).T.rename_axis("relative error")
 
 # %% [markdown]
-# In blocks of 256, INT8 is off by less in sum, since the error of FP8 is largest where numbers are. But FP8 keeps small
-# numbers beside large ones. What is added up later wants a small sum of errors; what is multiplied wants small numbers
-# kept, too. And FP8 is what tensor cores multiply (lab 02): a gathered weight need not be unpacked.
+# Where numbers are of about one size, INT8 is off by less: its 255 levels lie evenly. Beside an outlier FP8 is, and it
+# keeps nearly all small numbers, a third of which INT8 makes 0. A rotation helps INT8 more than another format would.
+# And FP8 is what tensor cores multiply (lab 02): a gathered weight need not be unpacked.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: PowerSGD
@@ -923,6 +933,11 @@ one_bit = {name: run for name, run in runs.items() if name.startswith(("none", "
 table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]]
 
 # %% [markdown]
+# A ratio near 1 would be settled. In these first steps it is not: the loss still falls fast, and with beta2 = 0.95 the
+# mean of squares reaches back 20 steps only. In the paper's runs of BERT warmup takes 15 to 20% of the steps. Recorded
+# here, with a warmup of 38 of 192, momentum by signs loses less than gradients by signs with feedback, and more than
+# without.
+#
 # DeepSpeed had 1-bit Adam from 2020 and removed it in September 2026, as unused (pull request 8490). Why nobody used it
 # is our reading: it needs the whole momentum on every rank, which ZeRO shards; signs cannot be summed by an all-reduce,
 # so it had to bring a communication backend of its own; and faster links left less to save.
@@ -936,29 +951,36 @@ table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]]
 
 
 # %%
-def eight_steps(is_streaming):
+def nine_steps(is_streaming):
     with phase("setup"):
         layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
         fragments = layer_fragments(layers, list(layers), 2)
         outer = StreamingDiLoCo(layers, fragments, every=4) if is_streaming else DiLoCo(layers, every=4)
         x = torch.ones(2**16, 1024)
-    for _ in range(8):
+    for _ in range(9):
         layers(x).sum().backward()
         outer.step()
+    if is_streaming:
+        outer.finish()
 
 
 two = {"ranks": 2, "cluster": machine.replace(devices_per_node=1), "fidelity": "shapes"}
 for name, is_streaming in {"DiLoCo": False, "streaming DiLoCo": True}.items():
-    run = launch(eight_steps, is_streaming, **two)
+    run = launch(nine_steps, is_streaming, **two)
     timeline = run.timeline.without("setup")
     print(
         f"{name}: {format_quantity(timeline.exposed_s(0), 's')} of {format_quantity(timeline.makespan_s, 's')} exposed"
     )
-    show(timeline.figure(ranks=[0], title=f"{name}: 8 steps, H = 4"))
+    show(timeline.figure(ranks=[0], title=f"{name}: 9 steps, H = 4"))
 
 # %%
 streaming = {name: run for name, run in runs.items() if name in ("none", "DiLoCo 16", "streaming DiLoCo 16")}
 table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]]
+
+# %% [markdown]
+# Nothing is exposed: a fragment of two layers travels while the next step computes. In the recorded runs streaming ends
+# lower than DiLoCo on each of the three seeds. That half of a rank's own parameters stays damps the outer step; whether
+# this is why was not measured.
 
 # %% [markdown] minutes=1
 # ## Summary
@@ -987,6 +1009,9 @@ table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]]
 #   arXiv 2102.02888.
 # - S. U. Stich, "Local SGD Converges Fast and Communicates Little", 2018, arXiv 1805.09767.
 # - A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv 2311.08105.
+# - A. Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", 2025,
+#   arXiv 2501.18512.
+# - P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433.
 # - S. Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems", 2022, arXiv 2103.00543.
 # - The code: `lablib/compress`, and the recorded runs in `benchmarks/compression`.
 

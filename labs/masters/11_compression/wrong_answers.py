@@ -91,6 +91,20 @@ def quantize(x, block, bits):
             "every block has draws of its own",
         ),
         (
+            "sets a seed, so that all ranks draw alike",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand(steps.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "every call has draws of its own",
+        ),
+        (
             "one scale for all numbers",
             """
 def quantize(x, block, bits):
@@ -350,7 +364,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
             "the first exchange is inside the node",
         ),
         (
-            "rounds its own part once more on the way",
+            "overwrites what it was given",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     L, N = dist.get_world_size(inside), dist.get_world_size(across)
@@ -365,6 +379,37 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     return unpack(received).sum(0) / (N * L)
 """,
             "the input stays as it was",
+        ),
+        (
+            "rounds the result once more",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    messages = pack(unpack(received).view(L, N, -1).sum(0))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(pack(unpack(received).sum(0, keepdim=True) / (N * L)))[0]
+""",
+            "each level packs a row once",
+        ),
+        (
+            "reads the messages again for every node",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = torch.stack([unpack(received).view(L, N, -1)[:, k].sum(0) for k in range(N)])
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(received).sum(0) / (N * L)
+""",
+            "each level reads a row once",
         ),
         (
             "returns a stack of parts",
