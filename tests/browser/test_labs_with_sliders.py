@@ -8,7 +8,8 @@ import pytest
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(480)]
 
 LABS = Path(__file__).parents[2] / "labs"
-NOTEBOOKS = ["09_data_parallel.ipynb", pytest.param("10_zero.ipynb", marks=pytest.mark.thorough)]
+LONG = ["10_zero.ipynb", "11_compression.ipynb"]
+NOTEBOOKS = ["09_data_parallel.ipynb", *(pytest.param(name, marks=pytest.mark.thorough) for name in LONG)]
 
 
 @pytest.fixture(scope="module")
