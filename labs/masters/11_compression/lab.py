@@ -271,7 +271,7 @@ print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_g
 
 # %%
 def crossing_bytes(run):
-    """Bytes of a step that a rank sends to other nodes, on average; without the setup's broadcast."""
+    """Bytes that a rank sends to other nodes in a step, on average; no broadcast of the setup."""
     sent = 0.0
     for transfer in run.traffic.transfers:
         if transfer.name != "broadcast":
@@ -464,7 +464,7 @@ check.error_feedback(error_feedback)
 
 # %% [markdown]
 # Does training notice? A GPT of 36,000 parameters on four ranks, 1% of each gradient, and *plain SGD with momentum*. A
-# guess: with memory or without, which ends lower?
+# guess: with feedback or without, which ends lower?
 
 
 # %%
@@ -525,9 +525,9 @@ columns = ["sent (B/step)", "times fewer", "loss (nats)", "less none's", "+- 95%
 table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
 # %% [markdown]
-# Compare your second guess with the row INT4. A difference smaller than its interval (+- 95%) is not one: 8 and 4 bits
-# cannot be told from 32 here. Top-k loses something. And look at *top-k* beside *top-k, no feedback*: with AdamW memory
-# makes it worse. The same with SGD, beside SGD in 32 bits:
+# The row *none* is 32 bits, and *less none's* the difference from it. Compare your second guess with INT4. A difference
+# smaller than its interval (+- 95%) is not one: 8 and 4 bits cannot be told from 32 here. Top-k loses something. And
+# look at *top-k* beside *top-k, no feedback*: with AdamW feedback makes it worse. With SGD, beside SGD in 32 bits:
 
 # %%
 with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
@@ -535,7 +535,7 @@ print(f"32 bits: {runs['none'].loss:.3f} nats with AdamW, {runs['SGD, none'].los
 for seed in runs["SGD, top-k"].losses:
     pair = [runs[name].losses[seed] for name in ("SGD, top-k", "SGD, top-k, no feedback")]
     print(f"seed {seed}: {pair[0]:.3f} with feedback, {pair[1]:.3f} without")
-table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", "+- 95%"]]
+table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # With SGD feedback helps top-k, on each of the three seeds. So what a compressor costs depends on the optimizer behind
@@ -616,10 +616,10 @@ local_runs = {name: run for name, run in runs.items() if name.startswith(("none"
 show(figure_loss_over_h(local_runs))
 
 # %% [markdown]
-# Local SGD loses slowly over H. DiLoCo is worse *here*, for two reasons. At H = 64 its outer momentum sees 3
-# synchronizations. At H = 1 it multiplies each step by up to rate / (1 - momentum) = 0.7 / 0.1 = 7, and the best inner
-# rate lay at the lower edge of the search. In the paper one period, H = 500, is longer than this whole run; the
-# recording neither confirms nor refutes it.
+# Local SGD loses slowly over H. DiLoCo is worse *here*, and not what the paper studies: there one period, H = 500, is
+# longer than this whole run. At H = 64 the outer momentum sees 3 synchronizations. At H = 1 it multiplies each step by
+# up to rate / (1 - momentum) = 0.7 / 0.1 = 7, and the best inner rate was the lowest that was tried. So the recording
+# neither confirms nor refutes the paper.
 
 # %% [markdown] minutes=5
 # ## When does it pay?
@@ -645,8 +645,9 @@ for factor in (0.5, 1.0, 2.0):
     print(f"at {factor} of it: {both[0]:.4f} s without, {both[1]:.4f} s with")
 
 # %% [markdown]
-# Move the controls. What happens to the break-even point if compute grows (a larger batch)? If packing is ten times as
-# slow? What can 1 bit do where everything overlaps?
+# Move the controls: *Compute* is for one sequence, and each curve is a batch. What happens to the break-even point,
+# where a curve meets *no gain*, if compute grows? If packing is ten times as slow? What can 1 bit do where all
+# overlaps?
 
 # %%
 compression_calculator(interactive=interactive)
@@ -897,7 +898,7 @@ for staleness in (0, 1, 2, 4):
     below, above = (far_away(staleness, factor * limit) for factor in (0.98, 1.02))
     print(f"s = {staleness}: limit {limit:.3f}; 2% below it w is {below:.0e}, 2% above {above:.0e}")
 stale = {name: run for name, run in runs.items() if name.startswith(("none", "stale"))}
-table(stale)[["loss (nats)", "less none's", "+- 95%", "lr"]]
+table(stale)[["loss (nats)", "less none's", "+- 95%", "lr"]].round(4)
 
 # %% [markdown]
 # In the recorded runs a gradient one step late costs more than leaving out 99% of it. Those are the first 192 steps,
@@ -930,7 +931,7 @@ sums = squares_of(120 if quick else 400)
 for number, (before, after) in enumerate(zip(sums, sums[1:], strict=False), 1):
     print(f"steps {20 * number} and {20 * number + 20}: {variance_ratio(before, after):.2f}")
 one_bit = {name: run for name, run in runs.items() if name.startswith(("none", "one bit", "1-bit"))}
-table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]]
+table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # A ratio near 1 would be settled. In these first steps it is not: the loss still falls fast, and with beta2 = 0.95 the
@@ -975,7 +976,7 @@ for name, is_streaming in {"DiLoCo": False, "streaming DiLoCo": True}.items():
 
 # %%
 streaming = {name: run for name, run in runs.items() if name in ("none", "DiLoCo 16", "streaming DiLoCo 16")}
-table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]]
+table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # Nothing is exposed: a fragment of two layers travels while the next step computes. In the recorded runs streaming ends
