@@ -172,7 +172,7 @@ for name, x in {"gradient": gradient, "with outliers": spiky}.items():
         errors = [there_and_back(wrap(Int4(block=block)), x) - x for block in BLOCKS]
         series[name + way] = [float(error.norm() / x.norm()) for error in errors]
 show(figure_lines(BLOCKS, series, "numbers in a block", "relative error, 4 bits", log_x=True))
-print({block: f"{4 + 32 / block:.2f} bits a number" for block in BLOCKS})
+print("bits a number:", ", ".join(f"{4 + 32 / block:.3f} at {block:,}" for block in BLOCKS))
 
 # %% [markdown]
 # The relative error is the length of the error over that of x. Rotation helps the more, the more outliers set the
@@ -221,7 +221,8 @@ check.quantize(quantize)
 
 # %% [markdown]
 # What it is good for: many ranks round the *same* gradient, and their codes are averaged. Rounded to nearest, all err
-# alike. Rounded stochastically, a single one errs more, but errors cancel.
+# alike. Rounded stochastically, a single one errs more, but errors cancel, if ranks draw apart: real processes start
+# with one seed, so give each its own.
 
 # %%
 x = gradient[: 2**14]
