@@ -112,7 +112,7 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
     scale = 2.0 ** draw.integer(-8, 8)
     codes, _ = _codes_and_scales(expect, answer, (steps * scale).repeat(REPEATS), len(steps), bits)
     codes = codes.view(REPEATS, -1).double()
-    _is_drawn_anew(answer, codes, (steps * scale).repeat(REPEATS), len(steps), bits, on)
+    _is_drawn_anew(expect, answer, codes, (steps * scale).repeat(REPEATS), len(steps), bits, on)
     kept = float((codes[:, -len(whole) :] == torch.tensor(whole, dtype=torch.float64)).all(1).double().mean())
     expect.that(
         f"what is a whole number of steps keeps its code ({on})",
@@ -146,14 +146,17 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
     )
 
 
-def _is_drawn_anew(answer: Callable, codes: Tensor, x: Tensor, block: int, bits: int, on: str) -> None:
-    """A seed that the answer sets: ranks that round the same gradient would all err alike."""
-    is_drawn = not bool((codes == codes[0]).all())
-    if is_drawn and torch.equal(answer(x, block, bits)[0].view(REPEATS, -1).double(), codes):
+def _is_drawn_anew(expect: Expect, answer: Callable, codes: Tensor, x: Tensor, block: int, bits: int, on: str) -> None:
+    """A seed that the answer sets: steps, or ranks that round the same gradient, would all err alike."""
+    if bool((codes == codes[0]).all()):
+        return
+    if torch.equal(answer(x, block, bits)[0].view(REPEATS, -1).double(), codes):
         rule = f"every call has draws of its own ({on})"
-        raise RuleBroken(
-            rule, "two calls round the same numbers alike", "no seed of the answer's own: ranks draw apart"
-        )
+        raise RuleBroken(rule, "two calls round the same numbers alike", "no seed of the answer's own")
+    run = expect.launch(lambda answer, x: answer(x, block, bits)[0], answer, x, ranks=2)
+    if torch.equal(*run.values):
+        rule = f"every rank has draws of its own ({on})"
+        raise RuleBroken(rule, "two ranks round the same numbers alike", "torch's own generator, which `launch` seeds")
 
 
 def _is_random(answer: Callable, codes: Tensor, steps: Tensor, scale: float, on: str) -> None:

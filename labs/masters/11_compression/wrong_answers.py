@@ -105,6 +105,21 @@ def quantize(x, block, bits):
             "every call has draws of its own",
         ),
         (
+            "has a generator with one seed on all ranks",
+            """
+generator = torch.Generator().manual_seed(0)
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand(steps.shape, generator=generator, dtype=x.dtype)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "every rank has draws of its own",
+        ),
+        (
             "one scale for all numbers",
             """
 def quantize(x, block, bits):
