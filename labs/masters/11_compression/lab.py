@@ -516,9 +516,9 @@ print("guess:", my_guess_adam)
 # ## Loss against bytes
 #
 # Now all methods, recorded: three seeds each, the same search for a learning rate, AdamW, 192 steps on real text. Left
-# and down is better; the bar reaches from the best to the worst seed, and the dotted line is *none*, 32 bits. *Random-k*
-# sends places that all ranks draw alike, *one bit* signs and one scale, *PowerSGD* two thin matrices whose product is
-# near each gradient. Which would you send with?
+# and down is better; the bar reaches from the best to the worst seed, and the dotted line is *none*, 32 bits.
+# *Random-k* sends places that all ranks draw alike, *one bit* signs and one scale, *PowerSGD* two thin matrices whose
+# product is near each gradient. Which would you send with?
 
 # %%
 runs = recorded_runs()
