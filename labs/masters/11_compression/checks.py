@@ -22,6 +22,7 @@ from lablib.course.rules import (
     sent_bytes_within,
 )
 from lablib.parallel import node_mesh
+from lablib.torch_compat import TorchDispatchMode
 from lablib.units import plural
 
 REPEATS = 4000  # roundings of each number; its mean is then off by less than 0.008 of a step, one time in three
@@ -48,8 +49,25 @@ def quantize(expect: Expect, quantize: Callable[[Tensor, int, int], tuple[Tensor
         _expect_right_on_average(expect, quantize, bits)
 
 
+class _Casts(TorchDispatchMode):
+    """Whether a NaN is made a whole number: which one, depends on the machine."""
+
+    saw_nan = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default) and out.dtype == torch.int8:
+            source = args[-1]
+            self.saw_nan |= source.is_floating_point() and bool(source.isnan().any())
+        return out
+
+
 def _codes_and_scales(expect: Expect, answer: Callable, x: Tensor, block: int, bits: int) -> tuple[Tensor, Tensor]:
-    call = observe(answer, x, block, bits)
+    with _Casts() as casts:
+        call = observe(answer, x, block, bits)
+    if casts.saw_nan:
+        rule = "no code is made of what is not a number"
+        raise RuleBroken(rule, "a NaN became a whole number, which may be any", "nothing divided by zero")
     expect.equal("codes and scales are returned, a pair", _pair(call.value), "two tensors")
     codes, scales = call.value
     with expect.as_one("codes are one byte for each number, scales one number for each block", "so they are"):
@@ -112,7 +130,6 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
     scale = 2.0 ** draw.integer(-8, 8)
     codes, _ = _codes_and_scales(expect, answer, (steps * scale).repeat(REPEATS), len(steps), bits)
     codes = codes.view(REPEATS, -1).double()
-    _is_drawn_anew(expect, answer, codes, (steps * scale).repeat(REPEATS), len(steps), bits, on)
     kept = float((codes[:, -len(whole) :] == torch.tensor(whole, dtype=torch.float64)).all(1).double().mean())
     expect.that(
         f"what is a whole number of steps keeps its code ({on})",
@@ -121,6 +138,7 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
         expected="its code",
     )
     _is_random(answer, codes, steps, scale, on)
+    _is_drawn_anew(expect, answer, steps * scale, bits, on)
     for name, places in (("positive", steps > 0), ("negative", steps < 0)):
         worst = float((codes.mean(0) - steps)[places].abs().max())
         expect.that(
@@ -146,17 +164,19 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int) -> Non
     )
 
 
-def _is_drawn_anew(expect: Expect, answer: Callable, codes: Tensor, x: Tensor, block: int, bits: int, on: str) -> None:
+def _is_drawn_anew(expect: Expect, answer: Callable, steps: Tensor, bits: int, on: str) -> None:
     """A seed that the answer sets: steps, or ranks that round the same gradient, would all err alike."""
-    if bool((codes == codes[0]).all()):
-        return
-    if torch.equal(answer(x, block, bits)[0].view(REPEATS, -1).double(), codes):
-        rule = f"every call has draws of its own ({on})"
-        raise RuleBroken(rule, "two calls round the same numbers alike", "no seed of the answer's own")
-    run = expect.launch(lambda answer, x: answer(x, block, bits)[0], answer, x, ranks=2)
-    if torch.equal(*run.values):
-        rule = f"every rank has draws of its own ({on})"
-        raise RuleBroken(rule, "two ranks round the same numbers alike", "torch's own generator, which `launch` seeds")
+    x, block = steps.repeat(64), len(steps)
+
+    def codes(answer: Callable, x: Tensor) -> Tensor:
+        return answer(x, block, bits)[0]
+
+    run = expect.launch(codes, answer, x, ranks=2)
+    calls = {"call": [codes(answer, x), codes(answer, x)], "rank": run.values}
+    for name, (one, other) in calls.items():
+        if torch.equal(one, other):
+            rule, saw = f"every {name} has draws of its own ({on})", f"two {name}s round the same numbers alike"
+            raise RuleBroken(rule, saw, "no seed of the answer's own: `launch` gives each rank one")
 
 
 def _is_random(answer: Callable, codes: Tensor, steps: Tensor, scale: float, on: str) -> None:
@@ -228,6 +248,9 @@ def _expect_scattered(
     on = f"{plural(nodes, 'nodes')} of {plural(local, 'ranks')}, {what}"
     pieces = torch.stack(xs).view(ranks, ranks, piece)  # rank, whose piece, numbers
     means = pieces.double().mean(0)
+    shapes = [tuple(call.value.shape) if isinstance(call.value, Tensor) else call.value for call in run.values]
+    wrong = next((shape for shape in shapes if isinstance(shape, tuple) and shape != (piece,)), (piece,))
+    expect.equal(f"the result is one piece, [P] ({on})", wrong, (piece,))
     returns_new_tensors(expect, run, means[0].float())
     changes_nothing(expect, run)
     _tell_sums_and_places(expect, run, means, nodes, on, quantizer is None)
@@ -297,7 +320,7 @@ def _tell_sums_and_places(expect: Expect, run: Run, means: Tensor, nodes: int, o
                 raise RuleBroken(
                     f"every rank returns its own piece ({on})",
                     f"rank {rank} returned the piece of rank {other}",
-                    f"that of rank {rank}: are places before nodes in what is sent inside?",
+                    f"that of rank {rank}: the right groups, and places before nodes in what is sent inside?",
                 )
         factor = float(torch.dot(value, means[rank]) / torch.dot(means[rank], means[rank]))
         if abs(factor - 1) > 1e-3 and torch.allclose(value, factor * means[rank], rtol=1e-3, atol=1e-4 * abs(factor)):
@@ -462,8 +485,10 @@ def _expect_outer(expect: Expect, answer: Callable[..., None], ranks: int, rate:
         seen = []
         for of_ranks in moves:
             params += of_ranks[dist.get_rank()]
+            before = params.clone(), agreed.clone(), velocity.clone()
             answer(params, agreed, velocity, rate, momentum)
-            seen.append((params.clone(), agreed.clone(), velocity.clone()))
+            after = params.clone(), agreed.clone(), velocity.clone()
+            seen.append((*after, [torch.equal(a, b) for a, b in zip(before, after, strict=True)]))
         return seen
 
     run = expect.launch(program, start, first, moves, answer, ranks=ranks)
@@ -472,18 +497,19 @@ def _expect_outer(expect: Expect, answer: Callable[..., None], ranks: int, rate:
     with expect.as_one(f"params, agreed and velocity are right after each synchronization ({on})", "equal to 1e-09"):
         for number, of_ranks in enumerate(moves):
             delta = -torch.stack(of_ranks).mean(0)
-            before, v = v, momentum * v + delta
-            w = w - rate * (delta + momentum * v)
+            v = momentum * v + delta
+            w_before, w = w, w - rate * (delta + momentum * v)
             where = f"{on}, synchronization {number + 1}"
+            for at, name in ((2, "velocity"), (1, "agreed"), (0, "params")):
+                if run.values[0][number][3][at]:
+                    rule, at_mean = f"{name} changes in place ({where})", w_before - delta
+                    is_mean = torch.allclose(run.values[0][number][0], at_mean, rtol=1e-9, atol=1e-11)
+                    saw = f"it is as it was before the call{', and params are at the mean' if is_mean else ''}"
+                    raise RuleBroken(rule, saw, f"{name}.copy_(...), .add_(...): `{name} = ...` names another tensor")
             with expect.as_one(f"params, agreed and velocity are the same on every rank ({where})", "equal"):
                 for at, name in enumerate(("params", "agreed", "velocity")):
                     same_on_every_rank(expect, [value[number][at] for value in run.values], f"{name} ({where})")
-            params, agreed, velocity = run.values[0][number]
-            if torch.equal(velocity, before) and torch.allclose(params, w, rtol=1e-9, atol=1e-11):
-                said = (
-                    "params came to the right place, and velocity is as it was: `velocity = ...` names another tensor"
-                )
-                raise RuleBroken(f"velocity changes in place ({where})", said, "velocity.mul_(...), velocity.add_(...)")
+            params, agreed, velocity, _ = run.values[0][number]
             expect.close(f"velocity is momentum v + d, with d = w - mean of params ({where})", velocity, v, **_NEAR)
             expect.close(f"agreed is w - rate (d + momentum v), with the new v ({where})", agreed, w, **_NEAR)
             expect.close(f"params are where all ranks go on: at w ({where})", params, w, **_NEAR)

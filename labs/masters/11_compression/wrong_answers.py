@@ -120,6 +120,19 @@ def quantize(x, block, bits):
             "every rank has draws of its own",
         ),
         (
+            "divides a block of zeros by its scale",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales[:, None]
+    codes = torch.floor(steps + torch.rand_like(steps)).to(torch.int8)
+    return codes.view(-1), scales
+""",
+            "no code is made of what is not a number",
+        ),
+        (
             "one scale for all numbers",
             """
 def quantize(x, block, bits):
@@ -439,7 +452,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, messages, group=across)
     return unpack(received) / (N * L)
 """,
-            "the shape of the result",
+            "the result is one piece",
         ),
     ],
     "error_feedback": [
@@ -631,7 +644,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
     dist.all_reduce(params)
     params /= dist.get_world_size()
 """,
-            "velocity is momentum v + d",
+            "and params are at the mean",
         ),
         (
             "a sum instead of a mean",
