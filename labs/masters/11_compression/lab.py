@@ -191,8 +191,8 @@ def quantize(x, block, bits):
     """Codes and scales of `x` [N], whose blocks of `block` neighbours share a scale.
 
     Returns codes [N], int8, whole numbers from -q to q with q = 2**(bits - 1) - 1, and
-    scales [N / block], max|x| / q of each block. On average, code times scale is x.
-    Zeros have code 0, also where a whole block is zero. `x` stays as it was.
+    scales [N / block], max|x| / q of each block, of x's type. On average, code times
+    scale is x. Zeros have code 0, also where all of a block is 0. `x` stays as it was.
 
     N is a multiple of `block`.
     """
@@ -574,7 +574,7 @@ table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", 
 # %% [markdown]
 # ### Exercise 4: the outer step
 #
-# Budget: one all-reduce.
+# Budget: a single all-reduce, and no other call.
 
 
 # %% tags=["exercise"]

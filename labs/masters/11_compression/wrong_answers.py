@@ -3,6 +3,104 @@
 WRONG_ANSWERS = {
     "quantize": [
         (
+            "takes eight draws for a block, again and again",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand(len(rows), 8, dtype=x.dtype).repeat(1, block // 8 + 1)[:, :block]
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "every number has a draw of its own (5 bits",
+        ),
+        (
+            "takes u and 1 - u in turn",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand_like(steps)
+    draws[:, 1::2] = 1 - draws[:, : 2 * (block // 2) : 2]
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "every number has a draw of its own (4 bits",
+        ),
+        (
+            "takes small scales for zero",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=1e-12)[:, None]
+    draws = torch.rand_like(steps)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "no number is off by a whole step",
+        ),
+        (
+            "scales in float64 for float32",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand_like(steps)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales.double()
+""",
+            "scales have the type of x",
+        ),
+        (
+            "does not clamp, and 128 becomes -128",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    codes = torch.floor(steps + torch.rand_like(steps))
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the largest numbers keep their sign",
+        ),
+        (
+            "rounds float32 to nearest",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand_like(steps) if x.dtype == torch.float64 else 0.5
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "rounding is drawn (3 bits, float32)",
+        ),
+        (
+            "rounds long blocks to nearest",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand_like(steps) if block < 65 else 0.5
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "rounding is drawn (5 bits",
+        ),
+        (
             "rounds to nearest",
             """
 def quantize(x, block, bits):
@@ -236,6 +334,21 @@ def quantize(x, block, bits):
     ],
     "two_level_reduce_scatter": [
         (
+            "squeezes a piece of one number",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    messages = pack(unpack(received).view(L, N, -1).sum(0))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return (unpack(received).sum(0) / (N * L)).squeeze()
+""",
+            "the result is one piece, [P] (2 nodes of 2 ranks",
+        ),
+        (
             "one all-to-all inside only",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
@@ -457,6 +570,90 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     ],
     "error_feedback": [
         (
+            "compresses a flat tensor",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient.flatten() + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message.view(gradient.shape).clone()
+    return send
+""",
+            "tensors of the parameters' shapes",
+        ),
+        (
+            "compresses twice",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        residuals[name] = accumulated - compress(accumulated)
+        return compress(accumulated)
+    return send
+""",
+            "compress is called once a message",
+        ),
+        (
+            "keeps the gradient, and computes later",
+            """
+def error_feedback(compress):
+    kept = {}
+    def send(name, gradient):
+        residual = kept[name][0] + kept[name][1] - kept[name][2] if name in kept else torch.zeros_like(gradient)
+        message = compress(gradient + residual)
+        kept[name] = gradient, residual, message.clone()
+        return message
+    return send
+""",
+            "step 2",
+        ),
+        (
+            "takes from the message what it keeps",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated.sub_(message)
+        return message
+    return send
+""",
+            "compressor: all",
+        ),
+        (
+            "keeps float64, and sends it",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient.double() + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message
+    return send
+""",
+            "the type of the gradient",
+        ),
+        (
+            "forgets after ten steps",
+            """
+def error_feedback(compress):
+    residuals, counts = {}, {}
+    def send(name, gradient):
+        counts[name] = counts.get(name, 0) + 1
+        accumulated = gradient + (residuals.get(name, 0.0) if counts[name] % 10 else 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        return message
+    return send
+""",
+            "step 10",
+        ),
+        (
             "keeps nothing",
             """
 def error_feedback(compress):
@@ -638,6 +835,66 @@ def error_feedback(compress):
     ],
     "outer_step": [
         (
+            "gathers on two ranks",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    if dist.get_world_size() == 2:
+        every = [torch.empty_like(params) for _ in range(2)]
+        dist.all_gather(every, params)
+        mean = sum(every) / 2
+    else:
+        mean = params / dist.get_world_size()
+        dist.reduce(mean, 0)
+        dist.broadcast(mean, 0)
+    delta = agreed - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "the only calls are all_reduce",
+        ),
+        (
+            "an all-reduce for each half",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params / dist.get_world_size()
+    half = len(mean) // 2
+    dist.all_reduce(mean[:half])
+    dist.all_reduce(mean[half:])
+    delta = agreed - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "all-reduces in a synchronization",
+        ),
+        (
+            "gives params other memory",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params / dist.get_world_size()
+    dist.all_reduce(mean)
+    delta = agreed - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.data = agreed.clone()
+""",
+            "params changes in place",
+        ),
+        (
+            "sends float64 for float32",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params.double() / dist.get_world_size()
+    dist.all_reduce(mean)
+    delta = agreed - mean.to(params.dtype)
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "2 times the budget",
+        ),
+        (
             "averages and stops there",
             """
 def outer_step(params, agreed, velocity, rate, momentum):
@@ -816,6 +1073,21 @@ def quantize(x, block, bits):
         ),
     ],
     "two_level_reduce_scatter": [
+        (
+            "reads message by message",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    rows = torch.cat([unpack(received[i : i + 1]) for i in range(L * N)])
+    messages = pack(rows.view(L, N, -1).sum(0))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return sum(unpack(received[i : i + 1])[0] for i in range(N)) / (N * L)
+""",
+        ),
         (
             "lists of messages, a mean on each level",
             """
