@@ -21,7 +21,7 @@ the same with SGD and momentum in place of AdamW: feedback repairs what is linea
 Cost: none. The runs are a file; `benchmarks/compression_evidence.py` makes them anew.
 Source: own runs; how differences are judged: lablib/optim/evidence.py.
 Simplified: 192 steps are the beginning of a training: DiLoCo's outer momentum sees 3 synchronizations at H = 64. One
-model, 4 ranks, 1% of 34,000 gradients: an order found here is an order here.
+model, 4 ranks, 1% of 36,000 gradients: an order found here is an order here.
 """
 
 import json

@@ -922,7 +922,7 @@ stale = {name: run for name, run in runs.items() if name.startswith(("none", "st
 table(stale)[["loss (nats)", "less none's", "+- 95%", "lr"]].round(4)
 
 # %% [markdown]
-# In the recorded runs a gradient one step late costs more than leaving out 99% of it. Those are the first 192 steps,
+# In the recorded runs a gradient one step late costs more than top-k of 1% does. Those are the first 192 steps,
 # where the loss falls fastest; staleness costs most there.
 
 # %% [markdown] tags=["further"] minutes=4
