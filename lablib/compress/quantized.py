@@ -127,7 +127,7 @@ class Blocks:
         shape = (*message.shape[:-1], sizes[0] // 4)
         # A copy: of a message among others the bytes may begin where no float32 may.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in parameters)
-        scales, *zeros = (part.view(torch.float32).view(shape) for part in copies)
+        scales, *zeros = (part.flatten().view(torch.float32).view(shape) for part in copies)
         return Quantized(codes.contiguous().view(self.code_dtype), scales, zeros[0] if zeros else None, numel)
 
 
