@@ -75,7 +75,7 @@ real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # short trainings
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## What waits for the link
 #
 # Lab 09's model and step: replicas of a small GPT on several *nodes* (machines), whose gradients leave in buckets while
@@ -133,7 +133,7 @@ my_guess_faster = None  # a factor such as 3.0
 my_guess_loss = None  # nats such as 0.2
 print("guesses:", my_guess_faster, "and", my_guess_loss)
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=11
 # ## Blocks, and one scale for each
 #
 # To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =
@@ -236,7 +236,7 @@ for num in (1, 4, 16, 64):
     rows[num] = row
 pd.DataFrame(rows).T.rename_axis("ranks that round the same")
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=15
 # ## Adding what was quantized
 #
 # Codes with different scales cannot be added: 3 on one rank and 3 on another mean different numbers. The ring
@@ -250,9 +250,10 @@ grown = error_growth(NUM_RANKS, Int4())
 show(figure_lines(NUM_RANKS, grown, "ranks", "relative error of the mean", log_x=True))
 
 # %% [markdown]
-# Two phases keep the error where it was, the ring's grows like a root of the ranks. So the library's quantized
-# all-reduce has two phases. (`Int4()` rounds to nearest, here and in the recorded runs: their ranks have different
-# gradients, and a single rounding errs less. `Int4(rounding="stochastic")` is your way.) Now to the first guess.
+# With 2 ranks the ring rounds less often. From 4 on two phases keep the error where it was, the ring's grows like a
+# root of the ranks. So the library's quantized all-reduce has two phases. (`Int4()` rounds to nearest, here and in the
+# recorded runs: their ranks have different gradients, and a single rounding errs less. `Int4(rounding="stochastic")`
+# is your way.) Now to the first guess.
 
 
 # %%
@@ -266,9 +267,9 @@ show(flat.figure(ranks=[0, local], title=f"4 bits, in two phases: ranks 0 and {l
 print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_guess_faster}")
 
 # %% [markdown]
-# Why not 8 times? Count what crosses between nodes. The all-reduce in 32 bits first adds inside each node, so each
-# piece crosses once a node. The all-to-all sends every rank's codes straight to their owner: each piece crosses once
-# for each *rank*. And packing is work of its own (X in the picture).
+# Why not 8 times? Count what crosses between nodes. The all-reduce in 32 bits is hierarchical (lab 08): it first adds
+# inside each node, so each piece crosses once a node. The all-to-all sends every rank's codes straight to their owner:
+# each piece crosses once for each *rank*. And packing is work of its own (X in the picture).
 
 
 # %%
@@ -291,9 +292,9 @@ print(f"{crossing['32 bits'] / crossing['4 bits, two phases']:.2f} times fewer, 
 # ### Exercise 2: inside the node first
 #
 # Write the first phase in two levels (Wang et al., 2023). With N nodes of L ranks, rank (k, l) has place l on node k.
-# Inside the node, place l gets from its L ranks the pieces of all ranks with place l, N pieces, and adds them up.
-# Across, the ranks with place l exchange those sums, one for each node. Each level packs once. `pack` and `unpack` are
-# given: they quantize rows and read them back.
+# Inside the node, place l gets from each of the node's L ranks the pieces of all ranks with place l, N pieces, and
+# adds them up (lab 08 has `all_to_all_single`). Across, the ranks with place l exchange those sums, one for each node.
+# Each level packs once. `pack` and `unpack` are given: they quantize rows and read them back.
 
 
 # %% tags=["exercise"]
@@ -512,7 +513,7 @@ show(figure_lines(numbers, series, "step", "held-out loss (nats a byte)", title=
 my_guess_adam = None  # "helps" or "harms"
 print("guess:", my_guess_adam)
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=6
 # ## Loss against bytes
 #
 # Now all methods, recorded: three seeds each, the same search for a learning rate, AdamW, 192 steps on real text. Left
@@ -558,7 +559,7 @@ table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", 
 # One bit under SGD shows nothing yet: with feedback its best rate was the lowest that was tried. And this is one small
 # model and its first 192 steps: an order found here is an order here.
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=8
 # ## Fewer synchronizations
 #
 # Instead of less in each step: nothing for H steps, then all at once. *Local SGD* lets each rank train by itself, and
@@ -645,9 +646,9 @@ show(figure_loss_over_h(local_runs))
 #
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
-# Where packing costs as much as it saves, the link has its *break-even bandwidth*: a faster one, and it does not pay.
-# With W bytes before, and few enough after to hide, that is W / (t_pack + overlap x compute). Below: 64 GPUs, a fused
-# kernel that packs at 2 TB/s.
+# Where packing costs as much as it saves, the link has its *break-even bandwidth* B: a faster one, and it does not pay.
+# If the few bytes hide whole, what they save is all that W bytes expose, so there t_pack = W / B - overlap x compute,
+# and B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2 TB/s.
 
 # %%
 numel, compute_s = 1e9, 0.5
@@ -676,8 +677,8 @@ compression_calculator(interactive=interactive)
 #
 # </details>
 
-# %% [markdown] minutes=3
-# ## Reconcile: predicted and measured
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: reconcile, predicted and measured
 #
 # Now real processes of this computer average two million numbers, in 32 bits and then in 8, by the library *gloo* (on
 # GPUs by NCCL). `reconcile` predicts the program, runs it several times, and compares; for that it measures once, in
@@ -740,9 +741,9 @@ print(f"largest difference between the simulator's averages and {real}'s: {diffe
 
 # %% [markdown]
 # Compare your guess: 8 bits are faster where more is saved on the way than packing costs. In the recording packing
-# takes several times as much, predicted and measured; over a link of 1 Gbit/s (125 MB/s) it would be about even. The
-# averages are the simulator's, to the last bit. Seconds are not: on a busy machine all of them are longer, packing and
-# sending alike, so read which is larger, not the digits.
+# costs far more than is saved, predicted and measured. (Below zero: two calls also wait twice for a process that still
+# packs.) So between these processes 8 bits do not pay; a link of 1 Gbit/s (125 MB/s) is just slow enough. The averages
+# are the simulator's, to the last bit. Seconds are not: on a busy machine read which is larger, not the digits.
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: ZeRO++, or ZeRO with fewer bytes
@@ -1010,7 +1011,8 @@ table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(
 # - A block of numbers shares a scale; an error is at most half of it, or zero on average if rounding is stochastic.
 # - Codes are not added in a ring. All-to-all, add, all-gather: two roundings, however many ranks.
 # - Inside the node first: only sums cross the slow link.
-# - What is left out must be kept, for each parameter by itself, and for an optimizer that is linear in the gradient.
+# - What is left out must be kept, for each parameter by itself. That pays behind an optimizer that is linear in the
+#   gradient; behind AdamW it did harm here.
 # - Bits buy time only where the link is what one waits for, and packing is cheaper than waiting.
 
 # %% [markdown]
