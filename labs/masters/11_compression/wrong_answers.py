@@ -158,7 +158,7 @@ def quantize(x, block, bits):
     rows = x.view(-1, block)
     scales = rows.abs().amax(1) / most
     steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
-    return (steps + 1e-9).floor().view(-1).to(torch.int8), scales
+    return (steps + 1e-9).floor().clamp(-most, most).view(-1).to(torch.int8), scales
 """,
             "rounding is drawn",
         ),
@@ -892,7 +892,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
     agreed.sub_(rate * (delta + momentum * velocity))
     params.copy_(agreed)
 """,
-            "2 times the budget",
+            "times the budget",
         ),
         (
             "averages and stops there",
