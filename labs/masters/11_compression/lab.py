@@ -808,8 +808,9 @@ for tokens in (512, 1024, 2048, 4096):
 pd.DataFrame(rows).T.rename_axis("tokens of a GPU")
 
 # %% [markdown]
-# So more than twice the speed takes one card a node, or few tokens; with eight cards and more tokens a few percent are
-# left. And hpZ is paid in memory: a rank keeps M/L more, and the copy is in 16 bits. Packing is left out here.
+# So more than twice the speed takes one card a node and few tokens, up to 1,024 of those shown. With eight cards 45%
+# are left at 512 tokens, and 6% at 4,096. And hpZ is paid in memory: a rank keeps M/L more, and the copy is in 16 bits.
+# Packing is left out here.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: eight bits that are a floating-point number
@@ -833,7 +834,7 @@ pd.DataFrame(rows).T.rename_axis("relative error")
 # %% [markdown]
 # Where numbers are of about one size, INT8 is off by less: its 255 levels lie evenly. Beside an outlier FP8 is, and it
 # keeps nearly all small numbers, a third of which INT8 makes 0. A rotation helps INT8 more than another format would.
-# And FP8 is what tensor cores multiply (lab 02): a gathered weight need not be unpacked.
+# And tensor cores multiply FP8, Hopper's and later (lab 02): if both factors are FP8, a weight need not be unpacked.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: PowerSGD
@@ -956,10 +957,10 @@ one_bit = {name: run for name, run in runs.items() if name.startswith(("none", "
 table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
-# A ratio near 1 would be settled. In these first steps it is not: the loss still falls fast, and with beta2 = 0.95 the
-# mean of squares reaches back 20 steps only. In the paper's runs of BERT warmup takes 15 to 20% of the steps. Recorded
-# here, with a warmup of 38 of 192, momentum by signs loses less than gradients by signs with feedback, and more than
-# without.
+# A ratio that stays near 1 would be settled; a single 1.00 only says that two sums agree. Here it is not: the loss
+# still falls fast, and with beta2 = 0.95 the mean of squares reaches back 20 steps only. In the paper's runs of BERT
+# warmup takes 15 to 20% of the steps. Recorded here, with a warmup of 38 of 192, momentum by signs loses less than
+# gradients by signs with feedback, and more than without.
 #
 # DeepSpeed had 1-bit Adam from 2020 and removed it in September 2026, as unused (pull request 8490). Why nobody used it
 # is our reading: it needs the whole momentum on every rank, which ZeRO shards; signs cannot be summed by an all-reduce,
