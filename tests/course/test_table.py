@@ -41,7 +41,7 @@ def test_without_a_terminal_a_row_is_a_line():
 @pytest.mark.parametrize("columns", [40, 60, 80, 200])
 @pytest.mark.parametrize("command", ["progress", "list"])
 def test_a_narrow_terminal_folds_no_line(command: str, columns: int, labs: Path, capsys, monkeypatch):
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((columns, 24)))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main([command]) == 0
     lines = capsys.readouterr().out.splitlines()
