@@ -559,85 +559,6 @@ table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", 
 # One bit under SGD shows nothing yet: with feedback its best rate was the lowest that was tried. And this is one small
 # model and its first 192 steps: an order found here is an order here.
 
-# %% [markdown] minutes=8
-# ## Fewer synchronizations
-#
-# Instead of less in each step: nothing for H steps, then all at once. *Local SGD* lets each rank train by itself, and
-# averages parameters every H steps (Stich, 2018): 1/H of the bytes. *DiLoCo* (Douillard et al., 2023) takes what these
-# *inner* steps did (of AdamW, here for both) as a gradient. With w where the ranks last agreed, d = w - (mean of the
-# ranks' parameters) is the *outer gradient*, for an outer SGD with Nesterov momentum:
-#
-#     v = momentum v + d
-#     w = w - rate (d + momentum v)
-#
-# Then all ranks go on from w.
-
-# %% [markdown]
-# ### Exercise 4: the outer step
-#
-# Budget: a single all-reduce, and no other call.
-
-
-# %% tags=["exercise"]
-def outer_step(params, agreed, velocity, rate, momentum):
-    """One synchronization of DiLoCo. Changes all three in place; flat tensors of one size.
-
-    params: where this rank is after its own steps; after the call, where all ranks are.
-    agreed: w, the same on every rank, before and after. velocity: v, likewise.
-    """
-    ### BEGIN SOLUTION
-    mean = params / dist.get_world_size()
-    dist.all_reduce(mean)
-    delta = agreed - mean
-    velocity.mul_(momentum).add_(delta)
-    agreed.sub_(rate * (delta + momentum * velocity))
-    params.copy_(agreed)
-    ### END SOLUTION
-
-
-# %%
-# Try it: ranks at 1, 2, 3 and 4, who last agreed on 0. What must come of rate 1 and momentum 0?
-def at_different_places():
-    params, agreed, velocity = torch.full((1,), dist.get_rank() + 1.0), torch.zeros(1), torch.zeros(1)
-    outer_step(params, agreed, velocity, rate=1.0, momentum=0.0)
-    return params.item(), agreed.item(), velocity.item()
-
-
-try_out(at_different_places, ranks=4)
-
-# %% tags=["check"] points=2
-check.outer_step(outer_step)
-
-# %% [markdown]
-# Bytes over H, from the simulator and by the formula 2 (n-1)/n S / H; then the recorded losses over H.
-
-
-# %%
-def sixteen_steps(every):
-    model = torch.nn.Linear(64, 64, bias=False)
-    outer = DiLoCo(model, every=every)
-    for _ in range(16):
-        model(torch.ones(1, 64)).sum().backward()
-        outer.step()
-
-
-for every in (1, 4, 16):
-    run = launch(sixteen_steps, every, ranks=4)
-    sent = sum(sum(t.sent_bytes) for t in run.traffic.transfers if t.name == "all_reduce") / 4
-    formula = 16 / every * 2 * 3 / 4 * 64 * 64 * 4
-    print(f"H = {every:2d}: a rank sends {sent:9,.0f} bytes in 16 steps, formula {formula:9,.0f}")
-
-# %%
-local_runs = {name: run for name, run in runs.items() if name.startswith(("none", "local", "DiLoCo"))}
-show(figure_loss_over_h(local_runs))
-
-# %% [markdown]
-# Local SGD loses slowly over H. (At H = 1 it is not data parallel: each rank's AdamW sees its own gradients only.)
-# DiLoCo is worse *here*, and not what the paper studies: there one period, H = 500, is longer than this whole run. At
-# H = 64 the outer momentum sees 3 synchronizations. At H = 1 it multiplies each step by up to rate / (1 - momentum) =
-# 0.7 / 0.1 = 7, and the best inner rate was the lowest that was tried. So the recording neither confirms nor refutes
-# the paper.
-
 # %% [markdown] minutes=5
 # ## When does it pay?
 #
@@ -965,6 +886,85 @@ table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 # DeepSpeed had 1-bit Adam from 2020 and removed it in September 2026, as unused (pull request 8490). Why nobody used it
 # is our reading: it needs the whole momentum on every rank, which ZeRO shards; signs cannot be summed by an all-reduce,
 # so it had to bring a communication backend of its own; and faster links left less to save.
+
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: fewer synchronizations
+#
+# Instead of less in each step: nothing for H steps, then all at once. *Local SGD* lets each rank train by itself, and
+# averages parameters every H steps (Stich, 2018): 1/H of the bytes. *DiLoCo* (Douillard et al., 2023) takes what these
+# *inner* steps did (of AdamW, here for both) as a gradient. With w where the ranks last agreed, d = w - (mean of the
+# ranks' parameters) is the *outer gradient*, for an outer SGD with Nesterov momentum:
+#
+#     v = momentum v + d
+#     w = w - rate (d + momentum v)
+#
+# Then all ranks go on from w.
+
+# %% [markdown]
+# ### Exercise 4: the outer step
+#
+# Budget: a single all-reduce, and no other call.
+
+
+# %% tags=["exercise"]
+def outer_step(params, agreed, velocity, rate, momentum):
+    """One synchronization of DiLoCo. Changes all three in place; flat tensors of one size.
+
+    params: where this rank is after its own steps; after the call, where all ranks are.
+    agreed: w, the same on every rank, before and after. velocity: v, likewise.
+    """
+    ### BEGIN SOLUTION
+    mean = params / dist.get_world_size()
+    dist.all_reduce(mean)
+    delta = agreed - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+    ### END SOLUTION
+
+
+# %%
+# Try it: ranks at 1, 2, 3 and 4, who last agreed on 0. What must come of rate 1 and momentum 0?
+def at_different_places():
+    params, agreed, velocity = torch.full((1,), dist.get_rank() + 1.0), torch.zeros(1), torch.zeros(1)
+    outer_step(params, agreed, velocity, rate=1.0, momentum=0.0)
+    return params.item(), agreed.item(), velocity.item()
+
+
+try_out(at_different_places, ranks=4)
+
+# %% tags=["check"] points=2
+check.outer_step(outer_step)
+
+# %% [markdown]
+# Bytes over H, from the simulator and by the formula 2 (n-1)/n S / H; then the recorded losses over H.
+
+
+# %%
+def sixteen_steps(every):
+    model = torch.nn.Linear(64, 64, bias=False)
+    outer = DiLoCo(model, every=every)
+    for _ in range(16):
+        model(torch.ones(1, 64)).sum().backward()
+        outer.step()
+
+
+for every in (1, 4, 16):
+    run = launch(sixteen_steps, every, ranks=4)
+    sent = sum(sum(t.sent_bytes) for t in run.traffic.transfers if t.name == "all_reduce") / 4
+    formula = 16 / every * 2 * 3 / 4 * 64 * 64 * 4
+    print(f"H = {every:2d}: a rank sends {sent:9,.0f} bytes in 16 steps, formula {formula:9,.0f}")
+
+# %%
+local_runs = {name: run for name, run in runs.items() if name.startswith(("none", "local", "DiLoCo"))}
+show(figure_loss_over_h(local_runs))
+
+# %% [markdown]
+# Local SGD loses slowly over H. (At H = 1 it is not data parallel: each rank's AdamW sees its own gradients only.)
+# DiLoCo is worse *here*, and not what the paper studies: there one period, H = 500, is longer than this whole run. At
+# H = 64 the outer momentum sees 3 synchronizations. At H = 1 it multiplies each step by up to rate / (1 - momentum) =
+# 0.7 / 0.1 = 7, and the best inner rate was the lowest that was tried. So the recording neither confirms nor refutes
+# the paper.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: streaming DiLoCo
