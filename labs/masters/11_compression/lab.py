@@ -269,7 +269,8 @@ print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_g
 # %% [markdown]
 # Why not 8 times? Count what crosses between nodes. The all-reduce in 32 bits is hierarchical (lab 08): it first adds
 # inside each node, so each piece crosses once a node. The all-to-all sends every rank's codes straight to their owner:
-# each piece crosses once for each *rank*. And packing is work of its own (X in the picture).
+# each piece crosses once for each *rank*. And *packing*, from numbers to codes and back, is work of its own: it runs in
+# hooks of backward, so in the picture it is B.
 
 
 # %%
