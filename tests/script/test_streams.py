@@ -157,7 +157,7 @@ dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
 x = torch.ones(4, device="cuda")
 dist.all_reduce(x, async_op=True)
-early = x[0].item()
+early = x.tolist()[0]
 torch.cuda.synchronize()
 print(early, x[0].item())
 """,
