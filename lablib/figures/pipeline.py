@@ -178,7 +178,7 @@ def _draw_strips(
     """What each rank holds, as a filled step line on its lane's height; returns each rank's most, in words."""
     x: list[float | None] = []
     y: list[float | None] = []
-    texts: list[str | None] = []
+    texts: list[str] = []
     for lane in lanes:
         times_s, held = courses[lane.rank]
         bottom = lane.y + lane.height / 2
@@ -189,7 +189,7 @@ def _draw_strips(
             texts += [
                 f"<b>rank {lane.rank}</b> holds {_amount(value, in_bytes)}<br>from {format_quantity(time_s, 's', 4)}"
             ] * 2
-        texts += [None] * 3
+        texts += [""] * 3
     look = MEMORY_LOOKS["activation"]
     figure.add_trace(
         go.Scatter(
@@ -201,7 +201,7 @@ def _draw_strips(
             fillcolor=look.color,
             line={"width": 1, "color": FAINT_INK},
             hoveron="points",
-            hovertext=texts,
+            hovertext=np.array(texts, dtype=str),
             hoverinfo="text",
             legendrank=3000,
         )

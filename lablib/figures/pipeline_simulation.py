@@ -83,7 +83,7 @@ def _draw_path(drawn: Drawn, simulation: Simulation) -> None:
             mode="lines+markers" if len(x) <= 400 else "lines",
             line={"color": INK, "width": 2.5},
             marker={"size": 5, "color": INK, "line": {"color": "#FFFFFF", "width": 1}},
-            hovertext=texts,
+            hovertext=np.array(texts, dtype=str),
             hoverinfo="text",
             xaxis="x2",
             yaxis="y2",

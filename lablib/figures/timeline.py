@@ -246,7 +246,7 @@ def _kind_bars(
         base=bars.start_s[chosen] / unit.scale,
         width=np.array([row.height for row in rows]) * heights,
         marker=LOOKS[kind].marker() | {"line": line},
-        hovertext=[_hover(picture, int(i), spans, kind) for i in chosen],
+        hovertext=np.array([_hover(picture, int(i), spans, kind) for i in chosen]),
         hoverinfo="text",
         legendgroup=kind,
     )

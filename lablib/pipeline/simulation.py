@@ -89,11 +89,14 @@ def simulate(plan: Plan, costs: Costs | None = None, max_in_flight: float | None
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise ValueError(f"{plan.name}: {broken[0]}{more}.")
-    done = steps_done(plan)
-    if sum(done) == plan.num_actions:
+    try:
         return Simulation(plan, replay(plan, costs), (), max_in_flight)
-    rows = tuple(row[:count] for row, count in zip(plan, done, strict=True))
-    return Simulation(plan, replay(replace(plan, actions=rows), costs), find_deadlock(plan), max_in_flight)
+    except ValueError:
+        circle = find_deadlock(plan)
+        if not circle:  # it is the costs that do not fit
+            raise
+    rows = tuple(row[:count] for row, count in zip(plan, steps_done(plan), strict=True))
+    return Simulation(plan, replay(replace(plan, actions=rows), costs), circle, max_in_flight)
 
 
 @checked
