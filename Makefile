@@ -38,7 +38,8 @@ check: lint test  ## everything that must hold before a commit: format, lint, ty
 
 lint: $(STAMP)  ## format, lint and types: all three, whatever the first one says
 	@failed=0; \
-	$(BIN)/ruff format --check --quiet --output-format concise . || { echo "\`make format\` puts these files into their format."; failed=1; }; \
+	{ $(BIN)/ruff format --check --quiet --output-format concise . && \
+	$(BIN)/ruff format --check --quiet --output-format concise --line-length 96 labs/masters/*/lab.py; } || { echo "\`make format\` puts these files into their format."; failed=1; }; \
 	$(BIN)/ruff check --quiet . || failed=1; \
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python || failed=1; \
 	$(BIN)/lint-imports --no-logo --no-cache >/dev/null || { $(BIN)/lint-imports --no-logo --no-cache; failed=1; }; \
@@ -46,6 +47,7 @@ lint: $(STAMP)  ## format, lint and types: all three, whatever the first one say
 
 format: $(STAMP)  ## put the code into its format
 	@$(BIN)/ruff format .
+	@$(BIN)/ruff format --line-length 96 labs/masters/*/lab.py
 	@$(BIN)/ruff check --fix .
 
 build: $(STAMP)  ## generate the notebooks of labs/ from their masters

@@ -11,6 +11,7 @@
  9  what a section tagged `further` binds is used in it alone, for a reader may skip it
 10  every parameter but `interactive` and `quick` is used by some cell
 11  what a cell shows by its value, a figure or a source, is its last line: of others a notebook drops the value
+12  a line of code is at most 96 characters wide: beside a list of files a notebook cuts off what is wider
 
 A finding is one sentence with file and line.
 """
@@ -27,13 +28,14 @@ from lablib.course.solution import has_solution, to_stub
 from lablib.files import read_text
 
 MAX_MINUTES = 60
+MAX_WIDTH = 96
 
 
 def lint(master: Master) -> list[CourseError]:
     """Everything that is wrong with this master; empty if nothing is."""
     rules = (
         *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
-        *(_trials, _minutes, _further, _used_parameters, _dropped),
+        *(_trials, _minutes, _further, _used_parameters, _dropped, _width),
     )
     return [at(master, cell, message) for rule in rules for cell, message in rule(master)]
 
@@ -204,6 +206,16 @@ def _dropped(master: Master) -> Findings:
                         cell,
                         f"only the last line of a cell is shown: move `{name}(...)` there, or wrap it in `show`.",
                     )
+
+
+def _width(master: Master) -> Findings:
+    for cell in master.cells:
+        for line in cell.source.splitlines() if cell.kind == "code" else ():
+            if len(line) > MAX_WIDTH:
+                yield (
+                    cell,
+                    f"a line of code must be at most {MAX_WIDTH} characters wide: got {len(line)} in {line!r}; break it.",
+                )
 
 
 def declared_checks(source: str) -> list[str]:

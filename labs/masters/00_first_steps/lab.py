@@ -38,10 +38,10 @@ check
 # with eight H100 GPUs; NVLink, a fast connection, joins them.
 
 # %% tags=["parameters"]
-backend: str = "sim"  # sim | gloo | nccl: a simulated cluster, processes on this machine, or real GPUs
+backend: str = "sim"  # sim | gloo | nccl: a simulated cluster, processes here, or real GPUs
 ranks: int = 8  # copies of the program, 2 or more
 real_ranks: int = 2  # copies that run as real processes on this machine, 2 or more
-cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100 | laptop: what is simulated
+cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100 | laptop: simulated
 interactive: bool = True  # sliders to move, or static figures
 quick: bool = True  # small matrices
 
@@ -205,7 +205,12 @@ def send_and_multiply(wait_first):
 
 for wait_first in (True, False):
     run = launch(send_and_multiply, wait_first, ranks=2, cluster=cluster)
-    print("wait first:", wait_first, " makespan:", format_quantity(run.timeline.makespan_s, "s", digits=4))
+    print(
+        "wait first:",
+        wait_first,
+        " makespan:",
+        format_quantity(run.timeline.makespan_s, "s", digits=4),
+    )
 
 # %% [markdown]
 # The difference is the message, which the product hides. On `dgx-h100` it takes 37.5 µs: 16 MB take 35.6 µs at 450
@@ -363,12 +368,21 @@ pd.DataFrame({way: launch(draw, way, ranks=4).values for way in ways}).rename_ax
 def my_part(seed_of_rank):
     torch.manual_seed(seed_of_rank[dist.get_rank()])
     order = torch.randperm(12)  # 12 examples, shuffled
-    return order[dist.get_rank() :: dist.get_world_size()].tolist()  # every n-th, from my rank on
+    # every n-th, from my rank on
+    return order[dist.get_rank() :: dist.get_world_size()].tolist()
 
 
 for seeds in ((7, 8, 9), (7, 7, 7)):
     parts = launch(my_part, seeds, ranks=3).values
-    print("seeds", seeds, "parts", parts, "together", len(set(sum(parts, []))), "different examples")
+    print(
+        "seeds",
+        seeds,
+        "parts",
+        parts,
+        "together",
+        len(set(sum(parts, []))),
+        "different examples",
+    )
 
 # %% [markdown]
 # With seeds of their own, ranks train on some examples twice and miss others. So all shuffle with the **same** seed and
@@ -381,7 +395,7 @@ for seeds in ((7, 8, 9), (7, 7, 7)):
 
 # %% tags=["exercise"]
 def weights_and_data(seed):
-    """Two tensors of shape (4, 4) from `torch.randn`: the weights of all ranks, the data of this one."""
+    """Two tensors of shape (4, 4) from `torch.randn`: all ranks' weights, this one's data."""
     ### BEGIN SOLUTION
     torch.manual_seed(seed)
     weights = torch.randn(4, 4)
@@ -460,7 +474,7 @@ except LaunchError as error:
 
 # %% tags=["exercise"]
 def report(loss):
-    """On rank 0 the text "mean loss 1.23": the mean over ranks, two decimals; elsewhere None."""
+    """On rank 0 the text "mean loss 1.23", the mean over ranks, 2 decimals; else None."""
     ### BEGIN SOLUTION
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
@@ -690,7 +704,9 @@ def speeds(cluster):
     rates["the smallest operation"] = (device.kernel_overhead_s, "s")
     rates["the call of a collective"] = (cluster.collective_overhead_s, "s")
     rates["one hop of a collective"] = (cluster.intra.latency_s, "s")
-    return {what: format_quantity(*rate) if rate[0] else "not known" for what, rate in rates.items()}
+    return {
+        what: format_quantity(*rate) if rate[0] else "not known" for what, rate in rates.items()
+    }
 
 
 pd.DataFrame({"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))})

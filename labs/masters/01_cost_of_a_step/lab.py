@@ -49,7 +49,9 @@ num_params = num_parameters(config)
 print(config)
 print(f"{num_params:,} parameters; a batch has {sequences * seq_len:,} tokens")
 peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
-print(f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} in bfloat16, 2 bytes a number")
+print(
+    f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} in bfloat16, 2 bytes a number"
+)
 print(f"{format_quantity(device.memory_bytes, 'B')} of memory", end=", ")
 print(f"which it reads or writes at {format_quantity(bandwidth, 'B/s')}, its bandwidth")
 
@@ -229,7 +231,10 @@ for name, spans in {
     "products of matrices": [span for span in step.select(0) if span.flops],
     "all others": [span for span in step.select(0) if not span.flops],
 }.items():
-    flops, size_bytes = sum(span.flops for span in spans), sum(span.size_bytes for span in spans)
+    flops, size_bytes = (
+        sum(span.flops for span in spans),
+        sum(span.size_bytes for span in spans),
+    )
     seconds = {
         "FLOPs / peak": flops / device.peak("bfloat16"),
         "bytes / bandwidth": size_bytes / device.memory_bandwidth_bytes_per_s,
@@ -273,7 +278,9 @@ show(figure_roofline(step, run.device))
 
 
 # %% tags=["exercise"]
-def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):
+def utilization(
+    tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s
+):
     """MFU as a share, such as 0.4. `peak_flops_per_s` is that of one device."""
     ### BEGIN SOLUTION
     flops_per_token = 6 * num_params + 12 * num_layers * width * seq_len
@@ -333,7 +340,11 @@ held = run.memory.at(0, max(ends_s) - 1e-9)  # just before AdamW begins
 rows = {}
 for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
     formula = bytes_a_param * num_params
-    rows[name] = {"bytes a parameter": bytes_a_param, "formula": formula, "memory tracker": held[name]}
+    rows[name] = {
+        "bytes a parameter": bytes_a_param,
+        "formula": formula,
+        "memory tracker": held[name],
+    }
     rows[name]["difference"] = held[name] - formula
 pd.DataFrame(rows).T
 
@@ -366,7 +377,8 @@ pd.DataFrame(rows).T
 def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):
     """Bytes that one layer keeps. `keeps_scores`: whether attention is not fused."""
     ### BEGIN SOLUTION
-    # Of width D: norm, query, key, value, attention, sum, norm, sum. Of width F: GELU's input and output.
+    # Of width D: norm, query, key, value, attention, sum, norm, sum.
+    # Of width F: GELU's input and output.
     numbers = batch * seq_len * (8 * width + 2 * hidden)
     if keeps_scores:
         numbers += batch * heads * seq_len * seq_len

@@ -110,9 +110,16 @@ shown = (FP32, BF16, FP16, E5M2, E4M3, E2M1)
 steps = {f.name: [relative_step(x, f) for x in numbers] for f in shown}
 labels = ("number", "step, as a share of it", "", "")
 said = "FP16 is finer than BF16 above 2^-17, and ends at 2^-24; BF16 goes on to both sides."
-figure = figure_lines(numbers, steps, *labels, "Range and precision", log_x=True, log_y=True, summary=said)
-for update, powers in ((figure.update_xaxes, range(-40, 21, 10)), (figure.update_yaxes, range(-24, 1, 4))):
-    update(tickvals=[2.0**power for power in powers], ticktext=[f"2^{power}" for power in powers])
+figure = figure_lines(
+    numbers, steps, *labels, "Range and precision", log_x=True, log_y=True, summary=said
+)
+for update, powers in (
+    (figure.update_xaxes, range(-40, 21, 10)),
+    (figure.update_yaxes, range(-24, 1, 4)),
+):
+    update(
+        tickvals=[2.0**power for power in powers], ticktext=[f"2^{power}" for power in powers]
+    )
 show(figure)
 
 # %% [markdown] minutes=12
@@ -234,7 +241,9 @@ def scaled(power, name):
 
 
 def draw_scaled(data):
-    return figure_exponents(data[0], (data[1],), title="Gradients of the scaled loss", window=axis)
+    return figure_exponents(
+        data[0], (data[1],), title="Gradients of the scaled loss", window=axis
+    )
 
 
 powers = IntChoice("power", "S = 2 to the power of", tuple(range(0, 41, 4)), 0)
@@ -271,7 +280,8 @@ def unscale_and_update(gradients, scale, good_steps, interval):
 
     gradients: a list of this rank's tensors, perhaps empty: divide them by `scale`, in place.
     good_steps: steps in a row without overflow since the scale last changed.
-    Returns skip (True on all ranks if any finds an infinity or a NaN), new scale, new good_steps.
+    Returns skip (True on all ranks if any finds an infinity or a NaN), new scale,
+    new good_steps.
     """
     ### BEGIN SOLUTION
     is_found = any(not gradient.isfinite().all() for gradient in gradients)
@@ -308,8 +318,15 @@ runs["FP16, scaled"] = train_on_text(torch.float16, LossScaler(RULE), num_steps=
 draw_losses("FP16 with a loss scale")
 powers_of_2 = [math.log2(scale) for scale in runs["FP16, scaled"].scales]
 falls = sum(later < power for power, later in pairwise(powers_of_2))
-said = f"S falls {falls} times in {num_steps} steps: a gradient overflowed, and the step was skipped."
-labels = {"x_label": "step", "y_label": "S = 2 to the power of", "x_unit": "", "title": "Loss scale"}
+said = (
+    f"S falls {falls} times in {num_steps} steps: a gradient overflowed, the step was skipped."
+)
+labels = {
+    "x_label": "step",
+    "y_label": "S = 2 to the power of",
+    "x_unit": "",
+    "title": "Loss scale",
+}
 scale = figure_lines(range(num_steps), {"loss scale S": powers_of_2}, **labels, summary=said)
 show(scale.update_traces(line_shape="hv"))
 
@@ -357,10 +374,19 @@ print("guess:", my_guess_weight)
 # %%
 updates = torch.full((1000,), 0.001)
 generator = torch.Generator().manual_seed(0)
-sums = {"FP32": running_sum(1.0, updates, FP32), "BF16, nearest": running_sum(1.0, updates, BF16)}
-sums["BF16, stochastic"] = running_sum(1.0, updates, BF16, rounding="stochastic", generator=generator)
+sums = {
+    "FP32": running_sum(1.0, updates, FP32),
+    "BF16, nearest": running_sum(1.0, updates, BF16),
+}
+sums["BF16, stochastic"] = running_sum(
+    1.0, updates, BF16, rounding="stochastic", generator=generator
+)
 ends = {name: values.tolist() for name, values in sums.items()}
-show(figure_lines(range(1, 1001), ends, "update", "weight", "", title="A thousand updates of 0.001"))
+show(
+    figure_lines(
+        range(1, 1001), ends, "update", "weight", "", title="A thousand updates of 0.001"
+    )
+)
 print(f"BF16 ends at {ends['BF16, nearest'][-1]}, you guessed {my_guess_weight}")
 for one in (BF16, FP16, FP32):
     print(f"in {one} updates of 0.001 are lost from {stalls_at(0.001, one):,g} on")
@@ -392,10 +418,17 @@ for one in (FP32, TF32, BF16):
     run = launch(program, ranks=1, cluster=cluster, fidelity="shapes")  # sizes, no numbers
     step_s[one] = run.timeline.without("warm-up").makespan_s  # of the second of two steps
     peak[one], held = run.memory.peak_bytes(0), run.memory.at_peak(0)
-    sizes = {kind: held[kind] for kind in ("parameter", "optimizer state", "activation", "other")}
-    row = {kind: format_quantity(size, "B") for kind, size in (sizes | {"in all": peak[one]}).items()}
+    sizes = {
+        kind: held[kind] for kind in ("parameter", "optimizer state", "activation", "other")
+    }
+    row = {
+        kind: format_quantity(size, "B")
+        for kind, size in (sizes | {"in all": peak[one]}).items()
+    }
     rows[one.name] = row | {"a step": format_quantity(step_s[one], "s")}
-print(f"BF16 takes {peak[BF16] / peak[FP32]:.2f} of FP32's memory; you guessed {my_guess_memory}")
+print(
+    f"BF16 takes {peak[BF16] / peak[FP32]:.2f} of FP32's memory; you guessed {my_guess_memory}"
+)
 faster = [f"{step_s[one] / step_s[BF16]:.1f} times as fast as {one}" for one in (FP32, TF32)]
 print(f"It is {' and '.join(faster)}; you guessed {my_guess_speedup}. Memory at its peak:")
 pd.DataFrame(rows).T
@@ -417,13 +450,26 @@ from lablib.hardware import DEVICES
 from lablib.precision.product_speed import product_speeds
 
 SIZES = [2**power for power in range(7, 14)]
-pairs = (("V100-32GB-SXM2", FP16, FP32), ("A100-80GB-SXM", BF16, FP32), ("A100-80GB-SXM", BF16, TF32))
+pairs = (
+    ("V100-32GB-SXM2", FP16, FP32),
+    ("A100-80GB-SXM", BF16, FP32),
+    ("A100-80GB-SXM", BF16, TF32),
+)
 lines = {}
 for gpu, narrow, base in pairs:
     speeds = product_speeds(DEVICES[gpu], narrow, SIZES, base)
     lines[f"{gpu[:4]}, {narrow} beside {base}"] = [speed.speedup for speed in speeds]
-of_sizes = {"x_label": "rows and columns", "y_label": "times as fast", "x_unit": "", "y_unit": ""}
-show(figure_lines(SIZES, lines, **of_sizes, log_x=True, title="A product of square matrices in 16 bits"))
+of_sizes = {
+    "x_label": "rows and columns",
+    "y_label": "times as fast",
+    "x_unit": "",
+    "y_unit": "",
+}
+show(
+    figure_lines(
+        SIZES, lines, **of_sizes, log_x=True, title="A product of square matrices in 16 bits"
+    )
+)
 
 # %% [markdown]
 # A product gains what the peaks promise if it is large. What is no product (norms, the loss, the optimizer) gains at
@@ -442,8 +488,12 @@ print("all sizes of E2M1:", [x / 2 for x in (0, 1, 2, 3, 4, 6, 8, 12)])
 x = torch.randn(1, 128, generator=torch.Generator().manual_seed(0))
 x[0, 5] = 60.0  # an outlier
 for block in (128, 32, 16):
-    codes = quantize(x, Recipe("", E2M1, (1, block))).codes  # one scale for 1 row and `block` columns
-    print(f"one scale for {block:3d} numbers: {float((codes == 0).float().mean()):.0%} become zero")
+    # one scale for 1 row and `block` columns
+    codes = quantize(x, Recipe("", E2M1, (1, block))).codes
+    print(
+        f"one scale for {block:3d} numbers:",
+        f"{float((codes == 0).float().mean()):.0%} become zero",
+    )
 
 # %% [markdown]
 # ### Exercise 3: quantize in blocks
@@ -469,7 +519,8 @@ def quantize_blocks(x, block, format):
 
 
 # %%
-# Try it: the second block is a hundred times as large. By hand: codes 2, 6, 2, 6, scales 0.5, 50.
+# Try it: the second block is a hundred times as large.
+# By hand: codes 2, 6, 2, 6, scales 0.5, 50.
 try_out(quantize_blocks, torch.tensor([[1.0, 3.0, 100.0, 300.0]]), block=2, format=E2M1)
 
 # %% tags=["check"] points=2
@@ -503,7 +554,10 @@ def errors(outlier, share):
 
 
 for name, found in errors(1.0, "1 in 1000").items():
-    print(f"no outliers, {name}: error {found[0]:.3f} in blocks of 8, {found[-1]:.3f} in blocks of 1,024")
+    print(
+        f"no outliers, {name}: error {found[0]:.3f} in blocks of 8,",
+        f"{found[-1]:.3f} in blocks of 1,024",
+    )
 
 # %%
 from lablib.widgets import LogSlider
@@ -511,7 +565,9 @@ from lablib.widgets import LogSlider
 
 def draw_errors(series):
     labels = ("numbers in a block", "error of the others, beside their size", "", "")
-    return figure_lines(BLOCKS, series, *labels, "Error against block size", log_x=True, log_y=True)
+    return figure_lines(
+        BLOCKS, series, *labels, "Error against block size", log_x=True, log_y=True
+    )
 
 
 sliders = [
@@ -572,7 +628,8 @@ def both_formats():
 
 # %%
 real = "nccl" if torch.cuda.device_count() > 1 else "gloo"  # measured between two ranks
-here = this_machine(ranks=2, backend=real)  # measured for two ranks, as the other labs do; one will run
+# measured for two ranks, as the other labs do; one will run
+here = this_machine(ranks=2, backend=real)
 for name in ("float32", "bfloat16"):
     print(f"products in {name}: {format_quantity(here.device.peak(name), 'FLOP/s')}")
 
@@ -590,9 +647,14 @@ print_text(f"{recorded}")
 
 # %%
 ratios = {}
-for place, one in (("this computer", comparison.table()), ("recorded", pd.DataFrame(recorded.rows))):
+for place, one in (
+    ("this computer", comparison.table()),
+    ("recorded", pd.DataFrame(recorded.rows)),
+):
     seconds = one.set_index("name").loc[list(dtypes), ["predicted_s", "measured_s"]].T
-    ratios[place] = (seconds["FP32"] / seconds["BF16"]).rename(lambda name: name.removesuffix("_s"))
+    ratios[place] = (seconds["FP32"] / seconds["BF16"]).rename(
+        lambda name: name.removesuffix("_s")
+    )
 print(f"FP32's seconds over BF16's; you guessed {my_guess_whole}")
 pd.DataFrame(ratios).T.round(1)
 
@@ -613,7 +675,14 @@ from lablib.course import print_text
 from lablib.hardware import DEVICES
 from lablib.precision.best_format import best_format
 
-SHOWN = ("V100-32GB-SXM2", "A100-80GB-SXM", "H100-80GB-SXM", "B200-SXM", "TPU-v4", "laptop-core")
+SHOWN = (
+    "V100-32GB-SXM2",
+    "A100-80GB-SXM",
+    "H100-80GB-SXM",
+    "B200-SXM",
+    "TPU-v4",
+    "laptop-core",
+)
 of_devices = pd.DataFrame({name: DEVICES[name].peak_flops_per_s for name in SHOWN})
 of_devices.map(lambda peak: "-" if math.isnan(peak) else format_quantity(peak, "FLOP/s"))
 
@@ -634,12 +703,15 @@ print(BITS, NEEDS, sep="\n")
 def choose_format(peaks, fewest_bits):
     """The name of the format to train in, and what it needs, one of NEEDS.
 
-    peaks: dict, name -> FLOP/s; has "float32", perhaps formats that are not in BITS; stays as it is.
+    peaks: dict, name -> FLOP/s; has "float32", perhaps formats that are not in BITS; stays as
+        it is.
     """
     ### BEGIN SOLUTION
     names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
     best = max(names, key=lambda name: peaks[name])
-    return best, {"float16": NEEDS[1], "float8": NEEDS[2], "float4": NEEDS[3]}.get(best, NEEDS[0])
+    return best, {"float16": NEEDS[1], "float8": NEEDS[2], "float4": NEEDS[3]}.get(
+        best, NEEDS[0]
+    )
     ### END SOLUTION
 
 
@@ -701,7 +773,10 @@ for recipe in (nvfp4, nvfp4.stochastic()):
     seen = [quantize(x, recipe, generator=generator).dequantize() for _ in range(100)]
     tried = (seen[0], torch.stack(seen).mean(0))
     once, mean = (float((value - x).square().mean().sqrt()) for value in tried)
-    print(f"{recipe.rounding:10s} error of one rounding {once:.3f}, of the mean of a hundred {mean:.3f}")
+    print(
+        f"{recipe.rounding:10s} error of one rounding {once:.3f},",
+        f"of the mean of a hundred {mean:.3f}",
+    )
 
 # %% [markdown]
 # And an outlier can be spread before rounding. A *Hadamard matrix* H has entries 1 and -1, over the square root of
@@ -716,7 +791,9 @@ for recipe in (Recipe("one scale", E2M1), Recipe("blocks of 128", E2M1, (1, 128)
     for size in (1, 16, 128):
         A, B = (quantize(hadamard_transform(m, size), recipe).dequantize() for m in (a, b))
         error = float((A @ B.T - a @ b.T).norm() / (a @ b.T).norm())
-        rows.setdefault(recipe.name, {})[f"H of {size}" if size > 1 else "no H"] = f"{error:.1%}"
+        rows.setdefault(recipe.name, {})[f"H of {size}" if size > 1 else "no H"] = (
+            f"{error:.1%}"
+        )
 print("error of a product in E2M1")
 pd.DataFrame(rows).T
 
@@ -742,7 +819,12 @@ from lablib.precision.recipe_speed import linear_step_time_s
 kept = recorded_recipe_runs()
 ends, excess = excess_losses(kept.losses)
 lines = {name: excess[name] for name in ("fp32", "fp8_current", "mxfp8", "nvfp4", "int4")}
-above = {"x_label": "step", "y_label": "loss above BF16's", "x_unit": "", "y_unit": "nats a byte"}
+above = {
+    "x_label": "step",
+    "y_label": "loss above BF16's",
+    "x_unit": "",
+    "y_unit": "nats a byte",
+}
 show(figure_lines(ends, lines, **above, title="Means of 20 steps, beside BF16"))
 
 # %% [markdown]
@@ -752,12 +834,18 @@ show(figure_lines(ends, lines, **above, title="Means of 20 steps, beside BF16"))
 
 # %%
 rows = {}
-claims = (("H100-80GB-SXM", "fp8_current"), ("H100-80GB-SXM", "fp8_delayed"), ("B200-SXM", "nvfp4"))
+claims = (
+    ("H100-80GB-SXM", "fp8_current"),
+    ("H100-80GB-SXM", "fp8_delayed"),
+    ("B200-SXM", "nvfp4"),
+)
 for gpu, name in claims:
     for width in (1024, 8192):
         sizes = {"num_tokens": 8192, "num_inputs": width, "num_outputs": width}
         recipes = (find_linear_recipe(one) for one in (name, "bf16"))
-        step_s, bf16_s = (linear_step_time_s(DEVICES[gpu], recipe, **sizes) for recipe in recipes)
+        step_s, bf16_s = (
+            linear_step_time_s(DEVICES[gpu], recipe, **sizes) for recipe in recipes
+        )
         claim = speed_claim(kept.losses[name], step_s, kept.losses["bf16"], bf16_s, target=2.6)
         values = {"throughput": claim.throughput, "time to equal loss": claim.to_equal_loss}
         row = {key: f"{value:.2f}" for key, value in values.items()}

@@ -26,7 +26,13 @@ from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.figures import figure_memory, format_quantity, show
 from lablib.figures.describe import attach
 from lablib.memory import checkpointing, offload
-from lablib.memory.checkpointing import Segment, checkpoint_every, keep_all, peak_bytes, recomputed
+from lablib.memory.checkpointing import (
+    Segment,
+    checkpoint_every,
+    keep_all,
+    peak_bytes,
+    recomputed,
+)
 from lablib.models import GPTConfig
 from lablib.models.gpt import Block
 
@@ -198,12 +204,15 @@ pd.DataFrame({"b in each block": rows}).head(5).rename_axis("made by")
 #     backward   F2 F3 B3 B2 | F0 F1 B1 B0   each segment is made again when its turn comes
 
 # %%
-my_guess_whole = None  # all 16 blocks as one segment: what share of the peak of activations is left?
+# all 16 blocks as one segment: what share of the peak of activations is left?
+my_guess_whole = None
 print("guess:", my_guess_whole)
 
 # %%
 whole = launch(step, checkpoint_every(16, k=16), **GPU)
-print(f"one segment of 16: {activations(whole) / activations(everything):.0%} of the activations")
+print(
+    f"one segment of 16: {activations(whole) / activations(everything):.0%} of the activations"
+)
 show_memory(whole, "One segment of all 16 blocks")
 
 # %% [markdown]
@@ -221,7 +230,7 @@ show_memory(whole, "One segment of all 16 blocks")
 
 # %% tags=["exercise"]
 def run_in_segments(layers, k, x):
-    """The output of a chain whose segments of `k` layers are checkpointed; the last may be shorter.
+    """The output of a chain, its segments of `k` layers checkpointed; the last may be shorter.
 
     layers: a list of modules, which stays as it is. k: at least 1. x: the chain's input.
     """
@@ -234,7 +243,8 @@ def run_in_segments(layers, k, x):
 
 
 # %%
-# Five layers note when they run. What must stand there for k=2? By hand: 0 1 2 3 4, then 4, 2 3, 0 1.
+# Five layers note when they run. What must stand there for k=2?
+# By hand: 0 1 2 3 4, then 4, 2 3, 0 1.
 class Noting(nn.Module):
     def __init__(self, number, notes):
         super().__init__()
@@ -296,7 +306,9 @@ def row_of(run, plain):
 
 rows, block_bytes = {}, 16 * input_bytes  # a = 16 b
 for name, plan in plans.items():
-    formula = peak_bytes(plan, [block_bytes] * config.num_layers, [input_bytes] * config.num_layers)
+    formula = peak_bytes(
+        plan, [block_bytes] * config.num_layers, [input_bytes] * config.num_layers
+    )
     rows[name] = {"formula": format_quantity(formula, "B")} | row_of(runs[name], everything)
 print(f"you guessed k = {my_guess_k}")
 pd.DataFrame(rows).T
@@ -369,7 +381,11 @@ def one_step(run):
     segment = nn.Sequential(nn.Linear(3, 3), RunningMean(3), nn.Dropout(0.5))
     x = torch.rand(8, 3, requires_grad=True)
     run(segment, x).square().sum().backward()
-    seen = {"gradient": x.grad[0, 0], "running mean": segment[1].mean[0], "next random": torch.rand(())}
+    seen = {
+        "gradient": x.grad[0, 0],
+        "running mean": segment[1].mean[0],
+        "next random": torch.rand(()),
+    }
     return {name: f"{float(value):+.4f}" for name, value in seen.items()}
 
 
@@ -526,7 +542,8 @@ def num_hidden(forward_s, backward_s, copy_s):
 
 # %%
 try_out(num_hidden, [2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [3.0, 3.0, 3.0])  # by hand: 1
-try_out(num_hidden, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0])  # 1: the way back decides
+# 1: the way back decides
+try_out(num_hidden, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
 try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)  # as you guessed?
 
 # %% tags=["check"] points=3
@@ -633,7 +650,9 @@ examined = {"all kept": keep_all(6), "every layer": checkpoint_every(6, k=1)}
 examined["the first two"] = (Segment(0, 2, True), Segment(2, 6, False))
 for name, plan in examined.items():
     needs = peak_bytes(plan, layer_bytes, layer_inputs)
-    print(f"{name:14s} {needs:5.0f} MB at the peak, {recomputed(plan, costs):4.0f} GFLOPs again")
+    print(
+        f"{name:14s} {needs:5.0f} MB at the peak, {recomputed(plan, costs):4.0f} GFLOPs again"
+    )
 
 # %% [markdown]
 # ### Exercise 4: the cheapest plan
@@ -692,7 +711,8 @@ check.cheapest_plan(cheapest_plan)
 # %%
 from lablib.memory import optimal_checkpointing
 
-stages = [layer // 6 for layer in range(24)]  # four of six layers; each keeps half of the last one
+# four of six layers; each keeps half of the last one
+stages = [layer // 6 for layer in range(24)]
 long_costs = [1.0 + stage for stage in stages]
 inputs = [16.0 / 2**stage for stage in stages]
 kept = [48.0 / 2**stage for stage in stages]
@@ -706,7 +726,11 @@ for k in (1, 2, 3, 4, 6):
     peak = peak_bytes(checkpoint_every(24, k), kept, inputs)
     best = optimal_checkpointing.optimal_plan(chain, peak - inputs[0] + outputs[-1])
     longer = best.time_s / (3 * sum(long_costs)) - 1
-    rows[f"every {k}"] = {"peak, MB": peak, "equal segments": "+33%", "optimal plan": f"{longer:+.0%}"}
+    rows[f"every {k}"] = {
+        "peak, MB": peak,
+        "equal segments": "+33%",
+        "optimal plan": f"{longer:+.0%}",
+    }
 print(f"all kept: {sum(kept):.0f} MB; the columns say how much more a step computes")
 pd.DataFrame(rows).T
 
@@ -726,7 +750,9 @@ def selective_step(kind):
     blocks, x = make_chain()
     if kind == "attention again":
         blocks = [checkpointing.checkpoint_modules(block, Attention) for block in blocks]
-    run = nn.Module.__call__ if kind == "attention again" else checkpointing.checkpoint_operators
+    run = (
+        nn.Module.__call__ if kind == "attention again" else checkpointing.checkpoint_operators
+    )
     for block in blocks:
         x = run(block, x)
     x.sum().backward()
@@ -767,7 +793,9 @@ from lablib.memory.activation_compression import compressed_activations
 
 def gradient_with(group_size=None):
     torch.manual_seed(0)
-    parts = [[nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)] for _ in range(3)]
+    parts = [
+        [nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)] for _ in range(3)
+    ]
     model = nn.Sequential(*parts[0], *parts[1], *parts[2])
     x, hooks = torch.randn(512, 64), nullcontext()
     if group_size:
@@ -825,7 +853,10 @@ def priced_blocks(width, seq_len, number):
 
 def ways_by_device(width, num_layers, seq_len, number):
     pairs = zip(HOST_LINKS.items(), priced_blocks(width, seq_len, number), strict=True)
-    return {name.upper(): ways_to_fit(priced, num_layers, LINKS[link]) for (name, link), priced in pairs}
+    return {
+        name.upper(): ways_to_fit(priced, num_layers, LINKS[link])
+        for (name, link), priced in pairs
+    }
 
 
 controls = [
@@ -835,7 +866,9 @@ controls = [
     Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
 ]
 examples = [{"width": 1024}, {"width": 8192}]
-explore(ways_by_device, figure_time_memory, controls, interactive=interactive, examples=examples)
+explore(
+    ways_by_device, figure_time_memory, controls, interactive=interactive, examples=examples
+)
 
 # %% [markdown]
 # <details><summary>Does offloading pay?</summary>

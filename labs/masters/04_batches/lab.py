@@ -18,7 +18,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lablib import launch
-from lablib.batches import accumulation, clipping, noise_scale, packed_attention, packing, small_runs
+from lablib.batches import (
+    accumulation,
+    clipping,
+    noise_scale,
+    packed_attention,
+    packing,
+    small_runs,
+)
 from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.batches.small_runs import MODEL, NARROW, SEQ_LEN
 from lablib.course import checks_for, show_source, try_out
@@ -112,8 +119,8 @@ def accumulate(model, micro_batches):
 
     micro_batches: a list of (inputs, targets), each of a shape (B, T) of its own;
     stays as it is. Targets are IGNORED where there is no token, anywhere in a row; some
-    micro-batch may have none at all, but not all of them. model(inputs) are logits, of shape (B, T, V).
-    Returns the mean loss, a number.
+    micro-batch may have none at all, but not all of them. model(inputs) are logits, of shape
+    (B, T, V). Returns the mean loss, a number.
     """
     ### BEGIN SOLUTION
     num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
@@ -292,7 +299,9 @@ for one in three:  # each document alone; its last token has no target
     summed_loss(small(one[None, :-1]), one[None, 1:]).backward()
 alone = gradient(small)
 ignored = int((blocks.targets == IGNORED).sum())
-print(f"{ignored} of {blocks.targets.numel()} targets are IGNORED: three last tokens, and padding")
+print(
+    f"{ignored} of {blocks.targets.numel()} targets are IGNORED: three last tokens, and padding"
+)
 
 # %% [markdown]
 # The gradient of the block beside that of the documents alone; and again, with one of the three conditions broken.
@@ -301,7 +310,9 @@ print(f"{ignored} of {blocks.targets.numel()} targets are IGNORED: three last to
 # %%
 def off_by(blocks, attend):
     small.zero_grad()
-    summed_loss(packed_attention.packed_logits(small, blocks, attend), blocks.targets).backward()
+    summed_loss(
+        packed_attention.packed_logits(small, blocks, attend), blocks.targets
+    ).backward()
     return f"{float((gradient(small) - alone).norm() / alone.norm()):.0e}"
 
 
@@ -340,7 +351,12 @@ def mean_gradient(groups, max_norm=math.inf):
 clipped_model = GPT(MODEL)
 text = [next(batches(load_corpus(), 4, SEQ_LEN, seed=seed)) for seed in range(3)]
 broken = Batch(*torch.full((2, 4, SEQ_LEN), 255))  # a broken file: byte 255 alone
-for name, one in {"text": text[0], "more": text[1], "yet more": text[2], "broken": broken}.items():
+for name, one in {
+    "text": text[0],
+    "more": text[1],
+    "yet more": text[2],
+    "broken": broken,
+}.items():
     print(f"{name:8s} norm {mean_gradient([[one]]).norm():5.2f}")
 
 # %% [markdown]
@@ -490,7 +506,9 @@ steps = [step for step, _, _ in recorded_noise]
 scales = [found.noise_scale for _, _, found in recorded_noise]
 labels = {"x_label": "step", "y_label": "noise scale", "y_unit": "sequences"}
 title = f"The noise scale went from {min(scales):.1f} to {max(scales):.0f} sequences"
-show(figure_lines(steps, {"noise scale": scales}, **labels, title=title, log_x=True, log_y=True))
+show(
+    figure_lines(steps, {"noise scale": scales}, **labels, title=title, log_x=True, log_y=True)
+)
 for step, loss, found in recorded_noise:
     print(f"step {step:3d}: loss {loss:.2f}, noise scale {found.noise_scale:4.1f}")
 
@@ -522,11 +540,17 @@ mean_steps = {size: sum(some) / len(some) for size, some in measured.items()}
 law = noise_scale.fit_steps_law(list(mean_steps), list(mean_steps.values()))
 show(figure_steps_law(measured, law, SEQ_LEN))
 print(f"128 sequences: {mean_steps[128]:.0f} steps, you guessed {my_guess_steps}")
-print(f"critical batch {law.critical_batch:.1f}; noise scale {min(scales):.1f} to {max(scales):.0f}")
+print(
+    f"critical batch {law.critical_batch:.1f};",
+    f"noise scale {min(scales):.1f} to {max(scales):.0f}",
+)
 for size, some in measured.items():
     by_law = law.steps(size)
     place = "within" if min(some) <= by_law <= max(some) else "outside"
-    print(f"batch {size:3d}: {min(some):3.0f} to {max(some):3.0f} steps, law {by_law:3.0f}: {place}")
+    print(
+        f"batch {size:3d}: {min(some):3.0f} to {max(some):3.0f} steps,",
+        f"law {by_law:3.0f}: {place}",
+    )
 
 # %% [markdown]
 # Three runs for each size, at the best of several rates; steps between two looks at the loss are interpolated. From 16
@@ -707,10 +731,15 @@ real = "nccl" if torch.cuda.device_count() > 1 else "gloo"  # measured between t
 there = {"ranks": 1, "backend": real, "cluster": this_machine(ranks=2, backend=real)}
 comparison = reconcile(all_cuts, **there, repeats=3 if quick else 7, without="setup")
 recorded = recorded_comparison("04")
-for place, table in {"here": comparison.table(), "recorded": pd.DataFrame(recorded.rows)}.items():
+for place, table in {
+    "here": comparison.table(),
+    "recorded": pd.DataFrame(recorded.rows),
+}.items():
     seconds = table.set_index("name")
     for side in ("predicted", "measured"):
-        said = ", ".join(f"{name} {format_quantity(seconds[f'{side}_s'][name], 's')}" for name in cuts)
+        said = ", ".join(
+            f"{name} {format_quantity(seconds[f'{side}_s'][name], 's')}" for name in cuts
+        )
         ratio = seconds[f"{side}_s"]["16 of 1"] / seconds[f"{side}_s"]["1 of 16"]
         print(f"{place}, {side}: {said}; last over first {ratio:.2f}")
 print_text(comparison.reading())
@@ -802,7 +831,9 @@ pd.DataFrame(rows).T
 
 # %%
 for size in (8, 128):
-    adamw, lamb = (large[name][size][minimum_at(large[name][size])] for name in ("adamw", "lamb"))
+    adamw, lamb = (
+        large[name][size][minimum_at(large[name][size])] for name in ("adamw", "lamb")
+    )
     apart = max(adamw) < min(lamb) or max(lamb) < min(adamw)
     said = "apart" if apart and len(adamw) > 1 < len(lamb) else "not told apart by these runs"
     print(f"batch {size}: AdamW {told(adamw)}, LAMB {told(lamb)}: {said}")
@@ -828,7 +859,9 @@ for billions in (1, 10, 100, 1000, 10_000):
     num_params = num_tokens / 20
     rules = {"DeepSeek": batch_rules.deepseek_batch(6 * num_params * num_tokens)}
     rules["Step Law"] = batch_rules.step_law_batch(num_tokens)
-    rows[f"{billions:,} billion tokens"] = {name: f"{value:,.0f}" for name, value in rules.items()}
+    rows[f"{billions:,} billion tokens"] = {
+        name: f"{value:,.0f}" for name, value in rules.items()
+    }
 for loss in (4.0, 3.0, 2.0):
     critical = batch_rules.kaplan_critical_batch(loss)
     print(f"Kaplan's critical batch at a loss of {loss}: {critical:,.0f} tokens")
@@ -868,7 +901,10 @@ for name, widths in by_width.items():
     for width, losses in widths.items():
         powers = [f"2^{math.log2(rate):.0f}" for rate in possible_minima(losses)]
         lowest = losses[minimum_at(losses)]
-        row = {"may be best": ", ".join(powers), "lowest loss": f"{sum(lowest) / len(lowest):.3f}"}
+        row = {
+            "may be best": ", ".join(powers),
+            "lowest loss": f"{sum(lowest) / len(lowest):.3f}",
+        }
         rows[f"{name}, width {width}"] = row | {"runs": len(lowest)}
 pd.DataFrame(rows).T
 
@@ -926,7 +962,9 @@ for name, scaler in {"without": None, "with a loss scale": LossScaler()}.items()
 singles = []
 for index in range(64):
     scaled_model.zero_grad()
-    accumulation.accumulate(scaled_model, [next(batches(load_corpus(), 2, SEQ_LEN, seed=index))])
+    accumulation.accumulate(
+        scaled_model, [next(batches(load_corpus(), 2, SEQ_LEN, seed=index))]
+    )
     singles.append(gradient(scaled_model))
 exact_sum, errors = torch.zeros_like(singles[0], dtype=torch.float64), {"FP32": [], "BF16": []}
 sums = {"FP32": exact_sum.float(), "BF16": exact_sum.bfloat16()}

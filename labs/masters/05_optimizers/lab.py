@@ -43,7 +43,9 @@ training, looks = experiment.run("adamw", lr=8e-3, weight_decay=0.0, seed=1, num
 for name in ("attention.out.weight", "mlp.up.weight", "attention.query.weight"):
     for block in (0, 1):
         grad = training.model.get_parameter(f"blocks.{block}.{name}").grad
-        print(f"block {block}, {name:23s} rms of the gradient {grad.square().mean().sqrt():.1e}")
+        print(
+            f"block {block}, {name:23s} rms of the gradient {grad.square().mean().sqrt():.1e}"
+        )
 
 # %% [markdown]
 # A rate small enough for the steepest weights hardly moves the others. See what that costs in a valley of 20 weights:
@@ -221,7 +223,10 @@ mlp_up = training.model.get_parameter("blocks.0.mlp.up.weight")
 m = training.optimizers[0].state[mlp_up]["exp_avg"]
 sizes = m.abs()
 low = sizes[sizes > 0].min()
-print(f"a state: {m.numel():,} numbers, {low:.1e} to {sizes.max():.1e}, median {sizes.median():.1e}")
+print(
+    f"a state: {m.numel():,} numbers, {low:.1e} to {sizes.max():.1e},",
+    f"median {sizes.median():.1e}",
+)
 
 # %% [markdown]
 # One *outlier*, a number far larger than all others, sets the scale, and the others fall among fewer values. So the
@@ -242,7 +247,9 @@ _, errors = found = block_errors(m, outliers, (64, 256, 2048, m.numel()))
 show(figure_blocks(*found))
 print("you guessed", my_guess_errors)
 for name, line in errors.items():
-    print(f"{name}: {line[0]:.1%} without, {line[3]:.1%} with an outlier of 1,000 times the rms")
+    print(
+        f"{name}: {line[0]:.1%} without, {line[3]:.1%} with an outlier of 1,000 times the rms"
+    )
 states = training.optimizers[0].state.values()
 means = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
 largest = max(float(one.abs().max() / one.double().square().mean().sqrt()) for one in means)
@@ -267,7 +274,8 @@ def quantize_state(x, values, block):
     x: float32 of any shape with at least one number; stays as it is.
     values: up to 256 ascending float32, with 0 and 1; where x may be negative from about -1,
         else from 0.
-    Codes own their memory: a slice of longer ones keeps the padding alive, its `.clone()` does not.
+    Codes own their memory: a slice of longer ones keeps the padding alive, its `.clone()` does
+    not.
     """
     flat = x.flatten()
     rows = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)  # zeros at the end
@@ -521,7 +529,8 @@ def choose_optimizer(losses, need, budget, margin):
 
 
 # %%
-# Try it. By hand: b less a is 0, 0.02, 0.01: it ends at 0.035, and b needs less; c loses 1 more.
+# Try it. By hand: b less a is 0, 0.02, 0.01: it ends at 0.035, and b needs less.
+# And c loses 1 more.
 three = {"a": [2.0, 2.1, 2.2], "b": [2.0, 2.12, 2.21], "c": [3.0, 3.1, 3.3]}
 sizes = {"a": 8, "b": 4, "c": 1}
 try_out(choose_optimizer, three, sizes, budget=8, margin=0.05)  # b

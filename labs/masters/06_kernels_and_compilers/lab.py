@@ -163,8 +163,8 @@ def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
     """Row `tl.program_id(0)` of y becomes the softmax of that row of x; rows have M numbers.
 
     `tl.load(pointers, mask=..., other=...)`, `tl.max(v, axis=0)`, `tl.sum(v, axis=0)`,
-    `tl.exp(v)`. Python's numbers, also `float(...)`, may be written. Each number is read once and
-    written once.
+    `tl.exp(v)`. Python's numbers, also `float(...)`, may be written. Each number is read once
+    and written once.
     """
     ### BEGIN SOLUTION
     at = tl.arange(0, BLOCK)
@@ -182,7 +182,8 @@ def softmax_rows(x, block):
     return y
 
 
-try_out(softmax_rows, torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), 4)  # 0.09 0.24 0.67; thirds
+# 0.09 0.24 0.67; thirds
+try_out(softmax_rows, torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), 4)
 
 # %% tags=["check"] points=2
 check.softmax_kernel(softmax_kernel)
@@ -244,11 +245,11 @@ check.join(join)
 
 # %% tags=["exercise"]
 def attend(q, k, v, first, block):
-    """Causal attention of the queries first, first + 1, ...: weighted means of v, a tensor like q.
+    """Causal attention of queries first, first + 1, ...: weighted means of v, a tensor like q.
 
-    q: [R, d], R tokens of the text beginning at `first`. k, v: [N, d], the whole text; `block` need
-    not divide N. Scores, over sqrt(d), of at most `block` keys exist at a time. Each is computed
-    once, and none in a tile that no query sees.
+    q: [R, d], R tokens of the text beginning at `first`. k, v: [N, d], the whole text; `block`
+    need not divide N. Scores, over sqrt(d), of at most `block` keys exist at a time. Each is
+    computed once, and none in a tile that no query sees.
     """
     ### BEGIN SOLUTION
     R, d = q.shape
@@ -292,7 +293,8 @@ plans = [equal_lengths(1, N, N, is_causal=False, tiles=AttentionTiles(B, B)) for
 curves = {
     "standard": [2 * standard_numbers(N, d) for N in sizes],
     "the loop": [sum(forward_bytes(plan, 1, d, itemsize=2).values()) for plan in plans],
-    "the loop of 2022": [2 * paper_flash_numbers(N, d, 4 * B * d) for N in sizes],  # the same tiles
+    # the same tiles
+    "the loop of 2022": [2 * paper_flash_numbers(N, d, 4 * B * d) for N in sizes],
 }
 pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
 
@@ -444,7 +446,10 @@ except NoCppCompiler as error:
 pair = torch.randn(2**22), torch.randn(2**22)
 took = {name: measure(function, *pair) for name, function in ways.items()}
 for name, all_s in took.items():
-    print(f"{name}: quickest {all_s[0] * 1e3:.1f} ms, median {all_s[len(all_s) // 2] * 1e3:.1f} ms")
+    print(
+        f"{name}: quickest {all_s[0] * 1e3:.1f} ms,",
+        f"median {all_s[len(all_s) // 2] * 1e3:.1f} ms",
+    )
 if "fused" in took:
     share = took["fused"][0] / took["unfused"][0]
     print(f"fused / unfused {share:.2f}; you guessed {my_guess_share}")
@@ -457,7 +462,9 @@ from lablib.course import recorded_comparison
 
 recorded = recorded_comparison("06")
 for row in recorded.rows:
-    seconds = f"{row['predicted_s'] * 1e3:.1f} ms predicted, {row['measured_s'] * 1e3:.1f} measured"
+    seconds = (
+        f"{row['predicted_s'] * 1e3:.1f} ms predicted, {row['measured_s'] * 1e3:.1f} measured"
+    )
     print(f"{row['name']}: {seconds}, repeats within {row['noise_pct']:.0f}%")
 print_text(f"{recorded}")
 
@@ -532,7 +539,10 @@ from lablib.kernels.attention_bytes import backward_flops, forward_flops
 for is_causal in (False, True):
     plan = equal_lengths(1, 4096, 4096, is_causal=is_causal, tiles=AttentionTiles(64, 64))
     ratio = backward_flops(plan, 1, 64) / forward_flops(plan, 1, 64)
-    print(f"causal {is_causal}: forward {forward_flops(plan, 1, 64) / 1e9:.1f} GFLOPs, backward {ratio:g} times that")
+    print(
+        f"causal {is_causal}: forward {forward_flops(plan, 1, 64) / 1e9:.1f} GFLOPs,",
+        f"backward {ratio:g} times that",
+    )
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: norms and the loss
@@ -554,7 +564,10 @@ if tl is not None:
     with record_accesses() as launches:
         cross_entropy(x, torch.arange(16)).backward()
     moved = sum(hbm_bytes(launches).values())
-    print(f"cross-entropy: {len(launches)} kernel moves {moved / x.nbytes:.1f} times the bytes of x")
+    print(
+        f"cross-entropy: {len(launches)} kernel moves",
+        f"{moved / x.nbytes:.1f} times the bytes of x",
+    )
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a graph that breaks
@@ -607,7 +620,9 @@ print(find_graph_breaks(mended, torch.randn(8)).graphs, "graph")
 from lablib.kernels.compilers import compare
 
 numbers = torch.randn(2**16), torch.randn(2**16)
-for one in compare(four, *numbers, ways=("eager", "torchscript", "aot_eager", "jax"), repeats=3):
+for one in compare(
+    four, *numbers, ways=("eager", "torchscript", "aot_eager", "jax"), repeats=3
+):
     value = one.skipped or f"{one.first_call_s * 1e3:.1f} ms, then {one.call_s * 1e6:.0f} us"
     equal = "" if one.skipped else f"; equal to eager: {torch.equal(one.value, four(*numbers))}"
     print_text(f"{one.way}: {value}{equal}")

@@ -129,7 +129,7 @@ for name, size_bytes in batches.items():
 
 # %% tags=["exercise"]
 def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
-    """The fewest workers with which loading delays nothing in steady state; None: more than most.
+    """The fewest workers for which loading delays nothing in steady state; None if over most.
 
     load_ms, copy_ms, step_ms: whole numbers of ms, copy_ms at least 0, the others at least 1.
     own_stream: copies have a stream of their own. most: at least 1. At least 1 is returned.
@@ -200,7 +200,8 @@ print("you guessed", my_guess_jitter)
 def smallest_prefetch(loads, step):
     """The least P with which the device never waits after batch 0; None: no P is enough.
 
-    loads: list of whole numbers of ms, 0 or more, at least one; stays as it is. step: ms, at least 1.
+    loads: list of whole numbers of ms, 0 or more, at least one; stays as it is.
+    step: ms, at least 1.
     One worker; batches are taken in order. P from 1 to len(loads): more changes nothing.
     """
     ### BEGIN SOLUTION
@@ -273,8 +274,15 @@ for size in (1, 100, 1000, 5000):
     order = list(shuffle_buffer(range(5000), size))
     parts = [order[first : first + 50] for first in range(0, 5000, 50)]
     classes[f"buffer {size:,}"] = [len({sample // 500 for sample in part}) for part in parts]
-told = [f"{name} {sum(line) / 100:.1f} ({min(line)} to {max(line)})" for name, line in classes.items()]
-labels = {"x_label": "batch", "y_label": "classes in a batch of 50", "title": "Through a shuffle buffer"}
+told = [
+    f"{name} {sum(line) / 100:.1f} ({min(line)} to {max(line)})"
+    for name, line in classes.items()
+]
+labels = {
+    "x_label": "batch",
+    "y_label": "classes in a batch of 50",
+    "title": "Through a shuffle buffer",
+}
 labels["summary"] = f"Classes in a batch, mean: {'; '.join(told)}."
 show(figure_lines(range(100), classes, **labels))
 print("you guessed", my_guess_classes)
@@ -316,7 +324,8 @@ def order_bugs(delivered, num_samples):
     """The set of what is wrong: of "lost", "repeated", "stale"; empty if nothing is.
 
     delivered: delivered[epoch][rank] is a list of sample numbers, in order; stays as it is.
-    Samples are 0 to num_samples - 1; all epochs have the same ranks; each rank gets two or more.
+    Samples are 0 to num_samples - 1; all epochs have the same ranks; each rank gets two or
+    more.
     """
     ### BEGIN SOLUTION
     from collections import Counter
@@ -370,9 +379,9 @@ check.order_bugs(order_bugs)
 def resume(order, runs, ranks):
     """What each of `ranks` ranks gets of the rest of the epoch: a list of lists of samples.
 
-    order: the epoch's samples, each once. runs: the runs so far, the first one first; a run is a
-    list with a pair (loaded, used) for each of its ranks: how many samples. Both stay as they are.
-    A rank for which nothing is left gets an empty list.
+    order: the epoch's samples, each once. runs: the runs so far, the first one first; a run is
+    a list with a pair (loaded, used) for each of its ranks: how many samples. Both stay as they
+    are. A rank for which nothing is left gets an empty list.
     """
     ### BEGIN SOLUTION
     left = list(order)
@@ -451,10 +460,17 @@ for name, (loader, loads_s) in loops.items():
     runs = [measure_loop(loader, loads_s, steps_s) for _ in range(2 if quick else 5)]
     measured_s = min(run.step_time_s for run in runs)
     off = 100 * (predicted_s / measured_s - 1)
-    rows[name] = {"predicted, ms": predicted_s * 1e3, "measured, ms": measured_s * 1e3, "off, %": off}
+    rows[name] = {
+        "predicted, ms": predicted_s * 1e3,
+        "measured, ms": measured_s * 1e3,
+        "off, %": off,
+    }
 recorded = recorded_comparison("07")
 for row in recorded.rows:
-    rows[row["name"]] |= {"recorded, ms": row["measured_s"] * 1e3, "recorded off, %": row["error_pct"]}
+    rows[row["name"]] |= {
+        "recorded, ms": row["measured_s"] * 1e3,
+        "recorded off, %": row["error_pct"],
+    }
 print("you guessed", my_guess_off)
 print_text(f"{recorded}")
 pd.DataFrame(rows).T.round(2)
@@ -528,7 +544,9 @@ sizes = {"1 MB": 10**6, "10 MB": 10**7, "100 MB": 10**8}
 rates = {}
 for name, size in sizes.items():
     rates[name] = [requests_per_second(S3_10_GBIT, size, flight) * size for flight in flights]
-    print(f"requests of {name}: {in_flight_to_fill(S3_10_GBIT, size):,} in flight fill the link")
+    print(
+        f"requests of {name}: {in_flight_to_fill(S3_10_GBIT, size):,} in flight fill the link"
+    )
 axes = {"x_label": "requests in flight", "y_label": "rate", "y_unit": "B/s", "log_x": True}
 show(figure_lines(flights, rates, **axes, title="An object store: rate by requests in flight"))
 
@@ -572,7 +590,10 @@ from lablib.data.loader_ranks import train_with_loader_ranks
 
 for loaders in (1, 2, 3):
     run = launch(train_with_loader_ranks, [250] * 12, 100, ranks=1 + loaders)
-    print(f"loader ranks: {loaders}, {run.timeline.makespan_s * 1e3:.3g} ms, order {run.values[0]}")
+    print(
+        f"loader ranks: {loaders}, {run.timeline.makespan_s * 1e3:.3g} ms,",
+        f"order {run.values[0]}",
+    )
 
 # %% [markdown] tags=["further"]
 # Three suffice: 250 / 100 = 2.5, as in exercise 1. What then remains is the first load and twelve steps.

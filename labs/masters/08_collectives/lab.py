@@ -139,7 +139,11 @@ star_run = launch(summed, star_all_reduce, 2_000_000, **here)
 total = sum(before for before, _ in star_run.values)
 is_sum = [torch.allclose(after, total, atol=1e-4) for _, after in star_run.values]
 print("every rank holds the sum:", all(is_sum))
-show(figure_traffic(star_run.traffic, ranks, title="Star: bytes sent by each rank, 8 MB each time"))
+show(
+    figure_traffic(
+        star_run.traffic, ranks, title="Star: bytes sent by each rank, 8 MB each time"
+    )
+)
 
 # %% [markdown]
 # The work is unfair: all 2(n − 1) messages pass through rank 0, one after another, while the other links are idle. With
@@ -237,7 +241,9 @@ machine = find_cluster(cluster).free_compute().replace(devices_per_node=max(64, 
 on_machine = {"ranks": ranks, "cluster": machine}
 ring_run = launch(summed, parallel.ring_all_reduce, 250_000 * ranks, **on_machine)
 formula_s = ring_s(ranks, machine.intra, 1_000_000 * ranks)
-print(f"{ranks} MB, simulated: {ring_run.timeline.makespan_s:.9g} s, formula: {formula_s:.9g} s")
+print(
+    f"{ranks} MB, simulated: {ring_run.timeline.makespan_s:.9g} s, formula: {formula_s:.9g} s"
+)
 print(f"rank 0 sends {ring_run.traffic.sent_bytes(0) / 1e6:.4g} MB")
 title = f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"
 show(figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
@@ -335,7 +341,10 @@ for n in (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32):
         row = {"ranks": n, "tensor": format_quantity(4 * num_floats, "B")}
         for all_reduce, formula in both_ways:
             run = launch(summed, all_reduce, num_floats, ranks=n, cluster=machine)
-            simulated_s, formula_s = run.timeline.makespan_s, formula(n, machine.intra, 4 * num_floats)
+            simulated_s, formula_s = (
+                run.timeline.makespan_s,
+                formula(n, machine.intra, 4 * num_floats),
+            )
             assert abs(simulated_s / formula_s - 1) < 1e-9
             row[all_reduce.__name__.split("_")[0]] = format_quantity(simulated_s, "s", 4)
         rows.append(row)
@@ -439,7 +448,9 @@ def three_times(all_reduce, num_floats):
 
 def step_s(floats_each):
     """Seconds of one step with messages of so many floats: the median of several runs."""
-    measure = partial(launch, three_times, parallel.ring_all_reduce, floats_each * there["ranks"], **there)
+    measure = partial(
+        launch, three_times, parallel.ring_all_reduce, floats_each * there["ranks"], **there
+    )
     runs = [measure() for _ in range(repeats)]
     seconds = [run.timeline.without("setup").makespan_s for run in runs]
     return median(seconds) / (6 * (there["ranks"] - 1))
@@ -605,11 +616,19 @@ check.halving_doubling_all_reduce(halving_doubling_all_reduce)
 # %%
 formulas = {"ring": ring_s(8, nvlink, 8e6), "tree": tree_s(8, nvlink, 8e6)}
 formulas["recursive doubling"] = 3 * message_s(nvlink, 8e6)
-formulas["halving-doubling"] = 6 * nvlink.latency_s + 2 * 7 / 8 * 8e6 / nvlink.bandwidth_bytes_per_s
+formulas["halving-doubling"] = (
+    6 * nvlink.latency_s + 2 * 7 / 8 * 8e6 / nvlink.bandwidth_bytes_per_s
+)
 on_nvlink = {"ranks": 8, "cluster": machine.replace(intra=nvlink)}
 doubled_s = launch(summed, recursive_doubling, 2_000_000, **on_nvlink).timeline.makespan_s
 assert abs(doubled_s / formulas["recursive doubling"] - 1) < 1e-9
-pd.DataFrame({"8 MB on 8 ranks": {name: format_quantity(seconds, "s") for name, seconds in formulas.items()}})
+pd.DataFrame(
+    {
+        "8 MB on 8 ranks": {
+            name: format_quantity(seconds, "s") for name, seconds in formulas.items()
+        }
+    }
+)
 
 # %% [markdown] tags=["further"] minutes=25
 # ## Further: inside a node, and between nodes
@@ -724,7 +743,9 @@ show_source(parallel.hierarchical_all_reduce, after=check.hierarchical_all_reduc
 rows = []
 for size_bytes in (1e3, 1e5, 1e7, 1e9):
     cost = collective_cost("all_reduce", size_bytes, two_nodes, "auto")
-    rows.append((format_quantity(size_bytes, "B"), cost.algorithm, format_quantity(cost.time_s, "s")))
+    rows.append(
+        (format_quantity(size_bytes, "B"), cost.algorithm, format_quantity(cost.time_s, "s"))
+    )
 pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_index("tensor")
 
 # %% [markdown] tags=["further"] minutes=10
@@ -776,15 +797,21 @@ def is_equal_to_the_bit(run, order):
 
 torchs = launch(summed, dist.all_reduce, 100_000, ranks=ranks, cluster=cluster)
 assert is_equal_to_the_bit(torchs, in_rank_order)
-assert is_equal_to_the_bit(launch(summed, parallel.ring_all_reduce, 100_000, **here), in_ring_order)
-assert is_equal_to_the_bit(launch(summed, parallel.tree_all_reduce, 100_000, **here), in_tree_order)
+assert is_equal_to_the_bit(
+    launch(summed, parallel.ring_all_reduce, 100_000, **here), in_ring_order
+)
+assert is_equal_to_the_bit(
+    launch(summed, parallel.tree_all_reduce, 100_000, **here), in_tree_order
+)
 print("all three equal their stated order, to the bit")
 
 # %%
 parts = [before for before, _ in torchs.values]
 for name, order in (("ring", in_ring_order), ("tree", in_tree_order)):
     differ = (in_rank_order(parts) != order(parts)).float().mean()
-    print(f"rank order and {name} order differ in the last bits of {differ:.0%} of the elements")
+    print(
+        f"rank order and {name} order differ in the last bits of {differ:.0%} of the elements"
+    )
 
 # %% [markdown]
 # None is exact. But a run that must repeat to the bit needs the same order every time, and therefore
@@ -837,7 +864,9 @@ def cost_s(net, algorithm, size_bytes):
 
 def on_net(wiring, members):
     """Ring and tree of these nodes of one GPU, as functions of the size."""
-    net = GroupNetwork(machine.replace(devices_per_node=1, inter=infiniband, topology=wiring), members)
+    net = GroupNetwork(
+        machine.replace(devices_per_node=1, inter=infiniband, topology=wiring), members
+    )
     return partial(cost_s, net, "ring"), partial(cost_s, net, "tree")
 
 
@@ -856,8 +885,15 @@ on_wiring["torus, along the wires"] = on_net(Torus((4, 4, 4)), wound)
 rows = []
 for name, (ring_on, tree_on) in on_wiring.items():
     found = (crossing_bytes(ring_on, tree_on), ring_on(64e6), tree_on(64e6))
-    rows.append((name, *(format_quantity(value, unit) for value, unit in zip(found, "Bss", strict=True))))
-pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tree"]).set_index("network")
+    rows.append(
+        (
+            name,
+            *(format_quantity(value, unit) for value, unit in zip(found, "Bss", strict=True)),
+        )
+    )
+pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tree"]).set_index(
+    "network"
+)
 
 # %% [markdown]
 # On a full network a ring goes at the pace of its slowest message, in every step. A tree meets thin wires only in the

@@ -48,11 +48,15 @@ quick: bool = True  # a short training and few repeats
 
 # %%
 node = find_cluster(cluster).devices_per_node
-assert 2 <= ranks <= node, f"ranks must be 2 to {node}, the GPUs of one node of {cluster}: got {ranks}."
+assert 2 <= ranks <= node, (
+    f"ranks must be 2 to {node}, the GPUs of one node of {cluster}: got {ranks}."
+)
 corpus = load_corpus()
 train_text, _ = train_val_split(corpus)
 sequences, seq_len = 4, 64  # of one rank's part
-gpt_config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=seq_len)
+gpt_config = GPTConfig(
+    num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=seq_len
+)
 model = GPT(gpt_config, seed=0)
 gradient_bytes = sum(param.nbytes for param in model.parameters())
 num_gradients = len(list(model.parameters()))
@@ -67,10 +71,14 @@ print(f"the gradient is as large as the model: {format_quantity(gradient_bytes, 
 # %%
 parts = []
 for rank in range(ranks):
-    stream = batches(train_text, ranks * sequences, seq_len, seed=0, rank=rank, world_size=ranks)
+    stream = batches(
+        train_text, ranks * sequences, seq_len, seed=0, rank=rank, world_size=ranks
+    )
     part = next(stream)
     parts.append(part)
-    print(f"rank {rank} reads {tuple(part.inputs.shape)}: {bytes(part.inputs[0, :48].tolist())}")
+    print(
+        f"rank {rank} reads {tuple(part.inputs.shape)}: {bytes(part.inputs[0, :48].tolist())}"
+    )
 
 # %% [markdown] minutes=3
 # ## A prediction
@@ -107,14 +115,20 @@ machine = find_cluster(cluster)
 sent_bytes = 2 * (ranks - 1) / ranks * gradient_bytes
 link = machine.intra
 send_s = sent_bytes / link.bandwidth_bytes_per_s
-print(f"{ranks} GPUs on {link.name}, {format_quantity(link.bandwidth_bytes_per_s, 'B/s')} each way")
-print(f"a rank sends {format_quantity(sent_bytes, 'B')} a step, in {format_quantity(send_s, 's')}")
+print(
+    f"{ranks} GPUs on {link.name},",
+    f"{format_quantity(link.bandwidth_bytes_per_s, 'B/s')} each way",
+)
+print(
+    f"a rank sends {format_quantity(sent_bytes, 'B')} a step, in {format_quantity(send_s, 's')}"
+)
 
 # %% [markdown]
 # *Scaling efficiency* is the time of a step on one GPU divided by that on n: 100% is perfect. Write down two guesses.
 
 # %%
-my_guess_naive = None  # a share such as 0.5: the efficiency if gradients are exchanged after backward
+# a share such as 0.5: the efficiency if gradients are exchanged after backward
+my_guess_naive = None
 my_guess_best = None  # the same, if the exchange runs beside backward as well as can be
 print("guesses:", my_guess_naive, "and", my_guess_best)
 
@@ -143,7 +157,8 @@ def average_gradients(module):
 
 
 # %%
-# Try it: one number of the gradient on each rank, before and after. What must stand on the right?
+# Try it: one number of the gradient on each rank, before and after.
+# What must stand on the right?
 def before_and_after():
     replica, inputs, targets = prepare()
     next_token_loss(replica(inputs), targets).backward()
@@ -211,7 +226,11 @@ rows = {}
 for size, count in counts.items():
     one_s = collective_cost("all_reduce", size, network).time_s
     bytes_s = 2 * (ranks - 1) / ranks * size / link.bandwidth_bytes_per_s
-    seconds = {"one all-reduce": one_s, "its bytes alone": bytes_s, "all of this size": count * one_s}
+    seconds = {
+        "one all-reduce": one_s,
+        "its bytes alone": bytes_s,
+        "all of this size": count * one_s,
+    }
     in_words = {name: format_quantity(value, "s") for name, value in seconds.items()}
     rows[format_quantity(size, "B")] = {"how many": count} | in_words
 pd.DataFrame(rows).T.rename_axis("gradient of")
@@ -265,7 +284,10 @@ bucket_bytes = int(bucket_mb * 1e6)
 params = list(model.parameters())
 for number, bucket in enumerate(parallel.plan_buckets(params, bucket_bytes)):
     size = format_quantity(sum(params[i].nbytes for i in bucket), "B")
-    print(f"bucket {number}: {len(bucket):2d} gradients, {size}, parameters {bucket[0]} to {bucket[-1]}")
+    print(
+        f"bucket {number}: {len(bucket):2d} gradients, {size},",
+        f"parameters {bucket[0]} to {bucket[-1]}",
+    )
 
 
 # %%
@@ -278,7 +300,9 @@ def bucketed_step():
 
 bucketed_run = launch(bucketed_step, ranks=ranks, cluster=cluster)
 bucketed = bucketed_run.timeline.without("setup")
-show(bucketed.figure(ranks=[0, 1], title="Bucketed: averaged after backward, a bucket at a time"))
+show(
+    bucketed.figure(ranks=[0, 1], title="Bucketed: averaged after backward, a bucket at a time")
+)
 report("bucketed", bucketed)
 
 # %% [markdown] minutes=16
@@ -374,7 +398,9 @@ def overlapped_step():
 
 overlapped_run = launch(overlapped_step, ranks=ranks, cluster=cluster)
 overlapped = overlapped_run.timeline.without("setup")
-show(overlapped.figure(ranks=[0, 1], title="Overlapped: a bucket leaves while backward goes on"))
+show(
+    overlapped.figure(ranks=[0, 1], title="Overlapped: a bucket leaves while backward goes on")
+)
 
 # %% [markdown]
 # Now C runs beneath B. What sticks out on the right came too late to hide: the last bucket is complete only when
@@ -384,8 +410,14 @@ show(overlapped.figure(ranks=[0, 1], title="Overlapped: a bucket leaves while ba
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
 rows = {}
 for name, step in steps.items():
-    communication_s = sum(span.end_s - span.start_s for span in step.select(rank=0, stream="comm"))
-    seconds = {"step": step.makespan_s, "communication": communication_s, "exposed": step.exposed_s(0)}
+    communication_s = sum(
+        span.end_s - span.start_s for span in step.select(rank=0, stream="comm")
+    )
+    seconds = {
+        "step": step.makespan_s,
+        "communication": communication_s,
+        "exposed": step.exposed_s(0),
+    }
     rows[name] = {column: format_quantity(value, "s") for column, value in seconds.items()}
     rows[name]["efficiency"] = f"{alone.makespan_s / step.makespan_s:.0%}"
 report("at best", overlapped, my_guess_best)
@@ -473,7 +505,11 @@ def warm_step():
 
 
 real = "nccl" if backend == "nccl" else "gloo"
-there = {"ranks": real_ranks, "backend": real, "cluster": this_machine(ranks=real_ranks, backend=real)}
+there = {
+    "ranks": real_ranks,
+    "backend": real,
+    "cluster": this_machine(ranks=real_ranks, backend=real),
+}
 comparison = reconcile(warm_step, **there, repeats=3 if quick else 7, without="setup")
 show(comparison.figure())
 print_text(comparison.reading())
@@ -507,7 +543,10 @@ comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("
 # bucket, then the batch. When does overlap save nearly everything? When nothing?
 
 # %%
-MODELS = {"this lab's (3.2M)": gpt_config, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}
+MODELS = {
+    "this lab's (3.2M)": gpt_config,
+    "GPT-2 (124M)": model_config("gpt2", max_seq_len=256),
+}
 
 
 @cache
@@ -515,7 +554,9 @@ def profile_of(name, sequences, device_of):
     shape = GPT(MODELS[name], device="meta")  # shapes without values
     tokens = torch.zeros(sequences, MODELS[name].max_seq_len, dtype=torch.long, device="meta")
     device = find_cluster(device_of).device
-    return parallel.profile_step(shape, lambda gpt: next_token_loss(gpt(tokens), tokens), device)
+    return parallel.profile_step(
+        shape, lambda gpt: next_token_loss(gpt(tokens), tokens), device
+    )
 
 
 gpt2 = profile_of("GPT-2 (124M)", sequences=8, device_of="pcie-a100")
@@ -567,7 +608,10 @@ explore(efficiencies, draw_scaling, controls, interactive=interactive, examples=
 
 # %% tags=["exercise"]
 def accumulate(replica, loss_of, micro_batches):
-    """Accumulate the gradients of a list of equal micro-batches, which stays as it is; communicate once."""
+    """Accumulate the gradients of a list of equal micro-batches; communicate once.
+
+    The list stays as it is.
+    """
     ### BEGIN SOLUTION
     num = len(micro_batches)
     with replica.no_sync():
@@ -578,7 +622,7 @@ def accumulate(replica, loss_of, micro_batches):
 
 
 # %%
-# Try it on single sequences: once more, all ranks must return the number that exercise 1 ended with.
+# Try it on single sequences: all ranks must return the number that exercise 1 ended with.
 def loss_of_part(replica, micro_batch):
     return next_token_loss(replica(micro_batch[0]), micro_batch[1])
 
@@ -603,7 +647,9 @@ check.accumulate(accumulate)
 # %%
 def four_micro_batches(is_lazy):
     replica = parallel.DataParallel(GPT(model_config("tiny", max_seq_len=seq_len), seed=0))
-    inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()])
+    inputs, targets = (
+        tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()]
+    )
     for number, micro_batch in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
         with replica.no_sync() if is_lazy and number < 3 else nullcontext():
             (loss_of_part(replica, micro_batch) / 4).backward()
@@ -614,7 +660,9 @@ always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks) for is_lazy in 
 for name, run in [("always", always), ("no_sync", lazy)]:
     calls = [transfer for transfer in run.traffic.transfers if transfer.name == "all_reduce"]
     sent = sum(sum(call.sent_bytes) for call in calls) / ranks
-    print(f"{name:8s} all-reduces: {len(calls)}, a rank sends {format_quantity(sent, 'B')} a step")
+    print(
+        f"{name:8s} all-reduces: {len(calls)}, a rank sends {format_quantity(sent, 'B')} a step"
+    )
 difference = float((always.values[0] - lazy.values[0]).abs().max())
 print(f"largest difference between the two gradients: {difference:.0e} (rounding in 32 bits)")
 
@@ -635,12 +683,22 @@ show(figure_memory(naive_run.memory, timeline=naive, rank=0))
 # %%
 show(figure_memory(overlapped_run.memory, timeline=overlapped, rank=0))
 rows = {}
-for name, run in {"naive": naive_run, "bucketed": bucketed_run, "overlapped": overlapped_run}.items():
+for name, run in {
+    "naive": naive_run,
+    "bucketed": bucketed_run,
+    "overlapped": overlapped_run,
+}.items():
     held = run.memory.at_peak(0)
-    rows[name] = {"peak": format_quantity(run.memory.peak_bytes(0), "B"), "in": run.memory.peak_phase(0)}
+    rows[name] = {
+        "peak": format_quantity(run.memory.peak_bytes(0), "B"),
+        "in": run.memory.peak_phase(0),
+    }
     rows[name]["activations then"] = format_quantity(held["activation"], "B")
     rows[name]["gradients and buckets then"] = format_quantity(held["gradient"], "B")
-print(f"by formula parameters, gradients and buckets are {4 * num_parameters(gpt_config):,} bytes each")
+print(
+    "by formula parameters, gradients and buckets are",
+    f"{4 * num_parameters(gpt_config):,} bytes each",
+)
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -678,7 +736,8 @@ whole = [torch.cat(tokens) for tokens in zip(*parts, strict=True)]
 expected = launch(gradient, METHODS["no average"], [whole], ranks=1).values[0]
 print(f"the largest of {len(expected):,} gradients is {float(expected.abs().max()):.2f}")
 for method, wrap in METHODS.items():
-    values = launch(gradient, wrap, parts, ranks=ranks, trace=False).values  # no timeline is needed
+    # no timeline is needed
+    values = launch(gradient, wrap, parts, ranks=ranks, trace=False).values
     error = max(float((value - expected).abs().max()) for value in values)
     print(f"{method:12s} differs from one GPU by at most {error:.0e}")
 
@@ -715,8 +774,12 @@ pd.DataFrame(rows).T
 def hierarchical_step():
     with phase("setup"):
         average = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node=local))
-        replica = parallel.DataParallel(GPT(gpt_config, seed=0), bucket_bytes=bucket_bytes, reduce=average)
-        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank() % ranks])
+        replica = parallel.DataParallel(
+            GPT(gpt_config, seed=0), bucket_bytes=bucket_bytes, reduce=average
+        )
+        inputs, targets = (
+            tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank() % ranks]
+        )
     next_token_loss(replica(inputs), targets).backward()
 
 
@@ -745,7 +808,11 @@ def step_times(num_ranks, sequences, name, machine):
     predict = partial(parallel.predict_step, one, find_cluster(machine), num_ranks)
     bucketed_s = [predict(int(bucket), "bucketed").step_s for bucket in BUCKETS]
     overlapped_s = [predict(int(bucket), "overlapped").step_s for bucket in BUCKETS]
-    return {"bucketed": bucketed_s, "overlapped": overlapped_s, "one GPU": [one.step_s] * len(BUCKETS)}
+    return {
+        "bucketed": bucketed_s,
+        "overlapped": overlapped_s,
+        "one GPU": [one.step_s] * len(BUCKETS),
+    }
 
 
 def draw(series):

@@ -121,7 +121,9 @@ def table_of(held_by):
     return table.assign(total=table.sum(axis=1)).map("{:.2f}".format)
 
 
-print(f"bytes for each parameter that every one of {ranks} ranks holds from backward to zero_grad")
+print(
+    f"bytes for each parameter that every one of {ranks} ranks holds from backward to zero_grad"
+)
 table_of({"stage 0": held_at_rest(runs["stage 0"])})
 
 # %% [markdown]
@@ -144,9 +146,11 @@ table_of({"stage 0": held_at_rest(runs["stage 0"])})
 # %%
 # Bytes for each parameter that must stay on each of the ranks from backward to zero_grad:
 my_guess_smallest = None
-# What a rank sends in a step that holds so few, as a multiple of plain data parallel training's:
+# What a rank sends in a step that holds so few, as a multiple of data parallel training's:
 my_guess_times = None
-print(f"{ranks} ranks, guesses: {my_guess_smallest} bytes, and {my_guess_times} times the traffic")
+print(
+    f"{ranks} ranks, guesses: {my_guess_smallest} bytes, and {my_guess_times} times the traffic"
+)
 
 # %% [markdown] minutes=7
 # ## Cut into pieces
@@ -432,7 +436,8 @@ def gather_ahead(shards, compute, x):
 
 
 # %%
-# Unit i multiplies by the sum of its numbers, 1 + ... + n times i + 1: so 1 * 10, 10 * 20, 200 * 30.
+# Unit i multiplies by the sum of its numbers, 1 + ... + n times i + 1:
+# so 1 * 10, 10 * 20, 200 * 30.
 def three_units():
     own = torch.tensor([1.0 + dist.get_rank()])
     return float(gather_ahead([own, 2 * own, 3 * own], lambda i, full, x: x * full.sum(), 1.0))
@@ -506,7 +511,8 @@ plain = zero_sent_bytes(0, [num_params], ranks)
 SENDERS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
 rows = {}
 for name, run in runs.items():
-    stage, numels = int(name[-1]), run.values[0]  # of each unit; in stage 3 the first is the root
+    # of each unit; in stage 3 the first is the root
+    stage, numels = int(name[-1]), run.values[0]
     root, numels = (numels[0], numels[1:]) if stage == 3 else (0, numels)
     calls = [transfer for transfer in run.traffic.transfers if transfer.name in SENDERS]
     sent = sum(call.sent_bytes[0] for call in calls) / 2  # of two steps
@@ -577,7 +583,12 @@ explore(states, draw_states, controls, interactive=interactive, examples=example
 
 # %% tags=["instructor"]
 # The numbers of this answer, which the learner's notebook does not show.
-for billions, stage, n, gigabytes in [(7, 0, 1, 112), (7, 1, 8, 38.5), (70, 3, 8, 140), (70, 3, 16, 70)]:
+for billions, stage, n, gigabytes in [
+    (7, 0, 1, 112),
+    (7, 1, 8, 38.5),
+    (70, 3, 8, 140),
+    (70, 3, 16, 70),
+]:
     assert zero_bytes(stage, [billions * 10**9], n).total == gigabytes * 10**9
     print(f"{billions} billion, stage {stage}, {n} ranks: {gigabytes} GB")
 
@@ -652,14 +663,18 @@ def exposed_share(bandwidth, num_ranks, name, grouping):
     for tokens in TOKENS:
         compute_s = 6 * sum(sizes) * tokens / flops_per_s
         for line, overlaps in zip(lines.values(), (True, False), strict=True):
-            step_s = zero_latency.step_s(time, sum(sizes), flops_per_s, tokens, overlaps=overlaps)
+            step_s = zero_latency.step_s(
+                time, sum(sizes), flops_per_s, tokens, overlaps=overlaps
+            )
             line.append(100 * (1 - compute_s / step_s))
     return lines
 
 
 def draw_share(lines):
     axes = {"x_unit": "", "y_unit": "%", "log_x": True}
-    return figure_lines(TOKENS, lines, "tokens of a rank's batch", "exposed share of the step", **axes)
+    return figure_lines(
+        TOKENS, lines, "tokens of a rank's batch", "exposed share of the step", **axes
+    )
 
 
 controls = [
@@ -693,7 +708,10 @@ for bandwidth, n, grouping, tokens in [
     h100 = find_cluster("dgx-h100")
     slow = h100.replace(inter=Link("network", h100.inter.latency_s, bandwidth))
     sizes = zero_latency.unit_params(find_transformer("gpt3-6.7b"), grouping)
-    time, flops_per_s = zero_latency.zero3_time(sizes, slow, n), REACHED * h100.device.peak("bfloat16")
+    time, flops_per_s = (
+        zero_latency.zero3_time(sizes, slow, n),
+        REACHED * h100.device.peak("bfloat16"),
+    )
     fewest = zero_latency.smallest_batch(time, sum(sizes), flops_per_s)
     assert abs(fewest / tokens - 1) < 0.02, (bandwidth, n, grouping, fewest)
     print(f"{bandwidth:.0e} B/s, {n} ranks, a unit is a {grouping}: {fewest:,.0f} tokens")
@@ -801,7 +819,9 @@ shapes = [tuple(param.shape) for param in GPT(config, device="meta").blocks[0].p
 rows = {}
 for n in (8, 1000):
     for cost in parallel.compare_layouts(shapes, n):
-        padding, copied = (format_quantity(x, "B") for x in (cost.padding_bytes, cost.copied_bytes))
+        padding, copied = (
+            format_quantity(x, "B") for x in (cost.padding_bytes, cost.copied_bytes)
+        )
         rows[f"{n} ranks, {cost.layout}"] = {"padding": padding, "copied in a step": copied}
 print("one block of this lab's model, in BF16")
 pd.DataFrame(rows).T

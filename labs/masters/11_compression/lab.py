@@ -57,7 +57,13 @@ from lablib.compress import (
 from lablib.compress.evidence import recorded_runs, table
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.data import batches, load_corpus, train_val_split
-from lablib.figures import figure_lines, figure_loss_against_bytes, figure_loss_over_h, format_quantity, show
+from lablib.figures import (
+    figure_lines,
+    figure_loss_against_bytes,
+    figure_loss_over_h,
+    format_quantity,
+    show,
+)
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.optim.adamw import AdamW
 from lablib.record.traffic import Traffic
@@ -82,10 +88,14 @@ quick: bool = True  # short trainings
 # backward runs. Inside a node the ranks share PCIe; between nodes there is plain Ethernet, much slower.
 
 # %%
-assert 2 <= nodes <= 4 and 2 <= local <= 8, f"2 to 4 nodes of 2 to 8 ranks: got {nodes}, {local}."
+assert 2 <= nodes <= 4 and 2 <= local <= 8, (
+    f"2 to 4 nodes of 2 to 8 ranks: got {nodes}, {local}."
+)
 ranks = nodes * local
 ethernet = Link(f"Ethernet, {link_gbits:g} Gbit/s", 20e-6, link_gbits * 1e9 / 8)
-machine = find_cluster("pcie-a100").replace(name="slow link", devices_per_node=local, inter=ethernet)
+machine = find_cluster("pcie-a100").replace(
+    name="slow link", devices_per_node=local, inter=ethernet
+)
 train_text, _ = train_val_split(load_corpus())
 gpt_config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
 parts = []
@@ -103,7 +113,9 @@ def step(make_reduce):
     with phase("setup"):
         replica = GPT(gpt_config, seed=0)
         replica = parallel.DataParallel(replica, bucket_bytes=2_000_000, reduce=make_reduce())
-        inputs, targets = (tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()])
+        inputs, targets = (
+            tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()]
+        )
     next_token_loss(replica(inputs), targets).backward()
 
 
@@ -113,7 +125,9 @@ def in_32_bits():
 
 whole_run = launch(step, in_32_bits, ranks=ranks, cluster=machine)
 whole = whole_run.timeline.without("setup")
-show(whole.figure(ranks=[0, local], title=f"32 bits a number: ranks 0 and {local}, on two nodes"))
+show(
+    whole.figure(ranks=[0, local], title=f"32 bits a number: ranks 0 and {local}, on two nodes")
+)
 
 # %% [markdown]
 # F is forward, B backward, C communication. Each rank has two lanes, its compute and below it what it sends; where C
@@ -168,7 +182,10 @@ spiky = gradient.clone()
 spiky[::256] = 20 * gradient.std()  # an outlier in every 256 numbers
 series = {}
 for name, x in {"gradient": gradient, "with outliers": spiky}.items():
-    for way, wrap in {"": lambda q: q, ", rotated": lambda q: Rotated(quantizer=q, size=64)}.items():
+    for way, wrap in {
+        "": lambda q: q,
+        ", rotated": lambda q: Rotated(quantizer=q, size=64),
+    }.items():
         errors = [there_and_back(wrap(Int4(block=block)), x) - x for block in BLOCKS]
         series[name + way] = [float(error.norm() / x.norm()) for error in errors]
 show(figure_lines(BLOCKS, series, "numbers in a block", "relative error, 4 bits", log_x=True))
@@ -275,7 +292,7 @@ print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_g
 
 # %%
 def crossing_bytes(run):
-    """Bytes that a rank sends to other nodes in a step, on average; no broadcast of the setup."""
+    """Bytes that a rank sends to other nodes in a step, on average; without the setup's."""
     sent = 0.0
     for transfer in run.traffic.transfers:
         if transfer.name != "broadcast":
@@ -284,7 +301,10 @@ def crossing_bytes(run):
     return sent / ranks
 
 
-crossing = {"32 bits": crossing_bytes(whole_run), "4 bits, two phases": crossing_bytes(flat_run)}
+crossing = {
+    "32 bits": crossing_bytes(whole_run),
+    "4 bits, two phases": crossing_bytes(flat_run),
+}
 for name, size in crossing.items():
     print(f"{name:20s} {format_quantity(size, 'B')} from each rank to other nodes")
 print(f"{crossing['32 bits'] / crossing['4 bits, two phases']:.2f} times fewer, not 8")
@@ -503,7 +523,11 @@ for name, make in WAYS.items():
     run = launch(train, make, num_steps, 0.2, ranks=4, trace=False)
     series[name] = run.values[0]
 numbers = list(range(20, num_steps + 1, 20))
-show(figure_lines(numbers, series, "step", "held-out loss (nats a byte)", title="SGD, 1% of the gradient"))
+show(
+    figure_lines(
+        numbers, series, "step", "held-out loss (nats a byte)", title="SGD, 1% of the gradient"
+    )
+)
 
 # %% [markdown]
 # Look at the end: early on a step is large, and the order is noise. One seed says little; the recorded runs below have
@@ -524,8 +548,14 @@ print("guess:", my_guess_adam)
 
 # %%
 runs = recorded_runs()
-adam = {name: run for name, run in runs.items() if run.every == 1 and not name.startswith("SGD")}
-gradients = {name: run for name, run in adam.items() if not name.startswith(("stale", "DiLoCo", "local", "1-bit"))}
+adam = {
+    name: run for name, run in runs.items() if run.every == 1 and not name.startswith("SGD")
+}
+gradients = {
+    name: run
+    for name, run in adam.items()
+    if not name.startswith(("stale", "DiLoCo", "local", "1-bit"))
+}
 show(figure_loss_against_bytes(gradients))
 
 # %%
@@ -550,7 +580,9 @@ for optimizer, method in {"AdamW": "top-k", "SGD": "SGD, top-k"}.items():
     for seed, loss in runs[method].losses.items():
         without = runs[f"{method}, no feedback"].losses[seed]
         print(f"{optimizer:5s} seed {seed}: {loss:.3f} with feedback, {without:.3f} without")
-table(with_sgd, "SGD, none")[["times fewer", "loss (nats)", "less SGD, none's", "+- 95%"]].round(3)
+table(with_sgd, "SGD, none")[
+    ["times fewer", "loss (nats)", "less SGD, none's", "+- 95%"]
+].round(3)
 
 # %% [markdown]
 # With AdamW feedback harms top-k, with SGD it helps, on each of the three seeds. Adam divides by the root of a mean of
@@ -577,10 +609,19 @@ numel, compute_s = 1e9, 0.5
 even = break_even_bandwidth("int8", numel, compute_s, overlap=0.5)
 pack_s = compressed_step("int8", numel, compute_s, even, overlap=0.5).pack_s
 formula = 2 * 63 / 64 * 4 * numel / (pack_s + 0.5 * compute_s)
-print(f"8 bits of 10^9 gradients beside {compute_s} s of compute pay below {format_quantity(even, 'B/s')}")
-print(f"by the formula {format_quantity(formula, 'B/s')}, with {format_quantity(pack_s, 's')} of packing")
+print(
+    f"8 bits of 10^9 gradients beside {compute_s} s of compute",
+    f"pay below {format_quantity(even, 'B/s')}",
+)
+print(
+    f"by the formula {format_quantity(formula, 'B/s')},",
+    f"with {format_quantity(pack_s, 's')} of packing",
+)
 for factor in (0.5, 1.0, 2.0):
-    both = [compressed_step(name, numel, compute_s, factor * even, overlap=0.5).step_s for name in ("none", "int8")]
+    both = [
+        compressed_step(name, numel, compute_s, factor * even, overlap=0.5).step_s
+        for name in ("none", "int8")
+    ]
     print(f"at {factor} of it: {both[0]:.4f} s without, {both[1]:.4f} s with")
 
 # %% [markdown]
@@ -613,13 +654,18 @@ print("guess:", my_guess_here)
 
 # %%
 num_numbers = 2**21
-WAYS_TO_SEND = {"32 bits": parallel.all_reduce_average, "8 bits": partial(quantized_all_reduce, quantizer=Int8())}
+WAYS_TO_SEND = {
+    "32 bits": parallel.all_reduce_average,
+    "8 bits": partial(quantized_all_reduce, quantizer=Int8()),
+}
 
 
 def both_ways():
     with phase("setup"):
         generator = torch.Generator().manual_seed(dist.get_rank())
-        start = torch.randn(num_numbers, generator=generator, device="cpu").to(torch.get_default_device())
+        start = torch.randn(num_numbers, generator=generator, device="cpu").to(
+            torch.get_default_device()
+        )
         buffers = {name: start.clone() for name in WAYS_TO_SEND}
         for average in WAYS_TO_SEND.values():
             average(start.clone()).wait()
@@ -631,7 +677,11 @@ def both_ways():
 
 
 real = "nccl" if backend == "nccl" else "gloo"
-there = {"ranks": real_ranks, "backend": real, "cluster": this_machine(ranks=real_ranks, backend=real)}
+there = {
+    "ranks": real_ranks,
+    "backend": real,
+    "cluster": this_machine(ranks=real_ranks, backend=real),
+}
 comparison = reconcile(both_ways, **there, repeats=3 if quick else 7, without="setup")
 show(comparison.figure())
 print_text(comparison.reading())
@@ -644,21 +694,32 @@ print_text(comparison.reading())
 # %%
 recorded = recorded_comparison("11")
 print_text(f"{recorded}")
-saved_bytes = 2 * (real_ranks - 1) / real_ranks * 4 * num_numbers - two_phase_bytes(num_numbers, real_ranks)
+saved_bytes = 2 * (real_ranks - 1) / real_ranks * 4 * num_numbers - two_phase_bytes(
+    num_numbers, real_ranks
+)
 rows = {}
 for where, spent in {"here": comparison.table(), "recorded": recorded.table()}.items():
     spent = spent.groupby("name").sum(numeric_only=True)
     for side in ("predicted", "measured"):
         seconds = spent[f"{side}_s"]
         codes_s = seconds["all_to_all_single"] + seconds["all_gather_into_tensor"]
-        found = {"saved on the way": seconds["all_reduce"] - codes_s, "packing": seconds["8 bits"]}
-        rows[f"{where}, {side}"] = {name: format_quantity(value, "s") for name, value in found.items()}
-        rows[f"{where}, {side}"]["pays below"] = format_quantity(saved_bytes / found["packing"], "B/s")
+        found = {
+            "saved on the way": seconds["all_reduce"] - codes_s,
+            "packing": seconds["8 bits"],
+        }
+        rows[f"{where}, {side}"] = {
+            name: format_quantity(value, "s") for name, value in found.items()
+        }
+        rows[f"{where}, {side}"]["pays below"] = format_quantity(
+            saved_bytes / found["packing"], "B/s"
+        )
 pd.DataFrame(rows).T
 
 # %%
 predicted, measured = comparison.predicted, comparison.measured
-difference = max(float((a - b).abs().max()) for a, b in zip(predicted.values, measured.values, strict=True))
+difference = max(
+    float((a - b).abs().max()) for a, b in zip(predicted.values, measured.values, strict=True)
+)
 print(f"largest difference between the simulator's averages and {real}'s: {difference:g}")
 
 # %% [markdown]
@@ -680,14 +741,20 @@ print(f"largest difference between the simulator's averages and {real}'s: {diffe
 def zero_step(is_plus_plus, width=256):
     with phase("setup"):
         options = zero_plus_plus_options(parallel.node_mesh(local)) if is_plus_plus else {}
-        layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(3))).bfloat16()
+        layers = nn.Sequential(
+            *(nn.Linear(width, width, bias=False) for _ in range(3))
+        ).bfloat16()
         replica = parallel.Zero(layers, partial(torch.optim.SGD, lr=0.1), stage=3, **options)
     replica(torch.ones(4, width, dtype=torch.bfloat16)).float().square().mean().backward()
 
 
 def sent_in(run):
-    """Bytes inside nodes and across, for each of the three collectives of a layer and a node."""
-    phases = {span.transfer_id: span.phase for span in run.timeline.spans if span.transfer_id is not None}
+    """Bytes inside nodes and across, for each of a layer's three collectives."""
+    phases = {
+        span.transfer_id: span.phase
+        for span in run.timeline.spans
+        if span.transfer_id is not None
+    }
     kinds = {"forward": [], "backward": [], "gradients": []}
     for transfer in run.traffic.transfers:
         name = phases[transfer.id] if "gather" in transfer.name else "gradients"
@@ -706,9 +773,17 @@ for name, formulas in closed.items():
     sent = sent_in(launch(zero_step, name == "ZeRO++", ranks=ranks, cluster=machine))
     total[name] = sum(each.across for each in sent.values())
     for collective, found in sent.items():
-        row = {"inside": found.inside, "formula inside": 3 * nodes * formulas[collective].inside}
-        row |= {"across": found.across, "formula across": 3 * nodes * formulas[collective].across}
-        rows[f"{name}, {collective}"] = {column: f"{value:,.0f}" for column, value in row.items()}
+        row = {
+            "inside": found.inside,
+            "formula inside": 3 * nodes * formulas[collective].inside,
+        }
+        row |= {
+            "across": found.across,
+            "formula across": 3 * nodes * formulas[collective].across,
+        }
+        rows[f"{name}, {collective}"] = {
+            column: f"{value:,.0f}" for column, value in row.items()
+        }
 print(f"{total['ZeRO-3'] / total['ZeRO++']:.2f} times fewer bytes across nodes")
 pd.DataFrame(rows).T.rename_axis("bytes of a step, all ranks")
 
@@ -742,11 +817,19 @@ pd.DataFrame(rows).T.rename_axis("tokens of a GPU")
 # outliers? Compare the whole error, and how many numbers became 0.
 
 # %%
-inputs = {"gradient": gradient, "with outliers": spiky, "uniform": torch.rand_like(gradient) - 0.5}
+inputs = {
+    "gradient": gradient,
+    "with outliers": spiky,
+    "uniform": torch.rand_like(gradient) - 0.5,
+}
 rows = {}
 for name, x in inputs.items():
     row = {}
-    for way, quantizer in {"INT8": Int8(), "FP8": Fp8(), "INT8, rotated": Rotated(quantizer=Int8(), size=64)}.items():
+    for way, quantizer in {
+        "INT8": Int8(),
+        "FP8": Fp8(),
+        "INT8, rotated": Rotated(quantizer=Int8(), size=64),
+    }.items():
         back = there_and_back(quantizer, x)
         row[way] = f"{float((back - x).norm() / x.norm()):.4f}"
         row[f"{way}: zeros"] = f"{float(((back == 0) & (x != 0)).float().mean()):.1%}"
@@ -783,7 +866,10 @@ rows = {}
 for rank in (1, 4, 16):
     best = float(singular[rank:].norm() / singular.norm())
     found = launch(errors_of, rank, matrix, ranks=1).values[0]
-    rows[rank] = {"numbers": f"{rank * sum(matrix.shape) / matrix.numel():.1%}", "best": f"{best:.3f}"}
+    rows[rank] = {
+        "numbers": f"{rank * sum(matrix.shape) / matrix.numel():.1%}",
+        "best": f"{best:.3f}",
+    }
     rows[rank] |= {f"step {number}": f"{error:.3f}" for number, error in enumerate(found, 1)}
 pd.DataFrame(rows).T.rename_axis("rank")
 
@@ -799,7 +885,9 @@ pd.DataFrame(rows).T.rename_axis("rank")
 # %%
 def beside_torchs_hook():
     torch.manual_seed(0)
-    ddp = nn.parallel.DistributedDataParallel(nn.Linear(64, 48, bias=False, dtype=torch.float64))
+    ddp = nn.parallel.DistributedDataParallel(
+        nn.Linear(64, 48, bias=False, dtype=torch.float64)
+    )
     settings = {"start_powerSGD_iter": 2, "use_error_feedback": False}
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, **settings)
     ours, off = PowerSGD(2), []
@@ -816,12 +904,17 @@ def beside_torchs_hook():
 
     ddp.register_comm_hook(state, both)
     for _ in range(6):
-        ddp(torch.randn(32, 64, dtype=torch.float64) + dist.get_rank()).square().mean().backward()
+        ddp(
+            torch.randn(32, 64, dtype=torch.float64) + dist.get_rank()
+        ).square().mean().backward()
     return off
 
 
 for number, error in enumerate(launch(beside_torchs_hook, ranks=3).values[0], 1):
-    print(f"compressed step {number}: torch's hook and ours differ by {error:.0e} of the largest gradient")
+    print(
+        f"compressed step {number}: torch's hook and ours differ",
+        f"by {error:.0e} of the largest gradient",
+    )
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: gradients that come late
@@ -841,7 +934,10 @@ def far_away(staleness, rate, num_steps=2000):
 for staleness in (0, 1, 2, 4):
     limit = largest_stable_rate(1.0, staleness)
     below, above = (far_away(staleness, factor * limit) for factor in (0.98, 1.02))
-    print(f"s = {staleness}: limit {limit:.3f}; 2% below it w is {below:.0e}, 2% above {above:.0e}")
+    print(
+        f"s = {staleness}: limit {limit:.3f};",
+        f"2% below it w is {below:.0e}, 2% above {above:.0e}",
+    )
 stale = {name: run for name, run in runs.items() if name.startswith(("none", "stale"))}
 table(stale)[["loss (nats)", "less none's", "+- 95%", "lr"]].round(4)
 
@@ -862,7 +958,9 @@ table(stale)[["loss (nats)", "less none's", "+- 95%", "lr"]].round(4)
 def squares_of(num_steps, every=20):
     model, sums = GPT(NARROW, seed=1), []
     optimizer = AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95))
-    for number, (inputs, targets) in enumerate(islice(batches(train_text, 8, SEQ_LEN, 1), num_steps), 1):
+    for number, (inputs, targets) in enumerate(
+        islice(batches(train_text, 8, SEQ_LEN, 1), num_steps), 1
+    ):
         optimizer.zero_grad()
         next_token_loss(model(inputs), targets).backward()
         optimizer.step()
@@ -875,7 +973,9 @@ def squares_of(num_steps, every=20):
 sums = squares_of(120 if quick else 400)
 for number, (before, after) in enumerate(zip(sums, sums[1:], strict=False), 1):
     print(f"steps {20 * number} and {20 * number + 20}: {variance_ratio(before, after):.2f}")
-one_bit = {name: run for name, run in runs.items() if name.startswith(("none", "one bit", "1-bit"))}
+one_bit = {
+    name: run for name, run in runs.items() if name.startswith(("none", "one bit", "1-bit"))
+}
 table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
@@ -927,7 +1027,11 @@ def outer_step(params, agreed, velocity, rate, momentum):
 # %%
 # Try it: ranks at 1, 2, 3 and 4, who last agreed on 0. What must come of rate 1 and momentum 0?
 def at_different_places():
-    params, agreed, velocity = torch.full((1,), dist.get_rank() + 1.0), torch.zeros(1), torch.zeros(1)
+    params, agreed, velocity = (
+        torch.full((1,), dist.get_rank() + 1.0),
+        torch.zeros(1),
+        torch.zeros(1),
+    )
     outer_step(params, agreed, velocity, rate=1.0, momentum=0.0)
     return params.item(), agreed.item(), velocity.item()
 
@@ -954,10 +1058,14 @@ for every in (1, 4, 16):
     run = launch(sixteen_steps, every, ranks=4)
     sent = sum(sum(t.sent_bytes) for t in run.traffic.transfers if t.name == "all_reduce") / 4
     formula = 16 / every * 2 * 3 / 4 * 64 * 64 * 4
-    print(f"H = {every:2d}: a rank sends {sent:9,.0f} bytes in 16 steps, formula {formula:9,.0f}")
+    print(
+        f"H = {every:2d}: a rank sends {sent:9,.0f} bytes in 16 steps, formula {formula:9,.0f}"
+    )
 
 # %%
-local_runs = {name: run for name, run in runs.items() if name.startswith(("none", "local", "DiLoCo"))}
+local_runs = {
+    name: run for name, run in runs.items() if name.startswith(("none", "local", "DiLoCo"))
+}
 show(figure_loss_over_h(local_runs))
 
 # %% [markdown]
@@ -980,7 +1088,11 @@ def nine_steps(is_streaming):
     with phase("setup"):
         layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
         fragments = layer_fragments(layers, list(layers), 2)
-        outer = StreamingDiLoCo(layers, fragments, every=4) if is_streaming else DiLoCo(layers, every=4)
+        outer = (
+            StreamingDiLoCo(layers, fragments, every=4)
+            if is_streaming
+            else DiLoCo(layers, every=4)
+        )
         x = torch.ones(2**16, 1024)
     for _ in range(9):
         layers(x).sum().backward()
@@ -994,12 +1106,17 @@ for name, is_streaming in {"DiLoCo": False, "streaming DiLoCo": True}.items():
     run = launch(nine_steps, is_streaming, **two)
     timeline = run.timeline.without("setup")
     print(
-        f"{name}: {format_quantity(timeline.exposed_s(0), 's')} of {format_quantity(timeline.makespan_s, 's')} exposed"
+        f"{name}: {format_quantity(timeline.exposed_s(0), 's')}",
+        f"of {format_quantity(timeline.makespan_s, 's')} exposed",
     )
     show(timeline.figure(ranks=[0], title=f"{name}: 9 steps, H = 4"))
 
 # %%
-streaming = {name: run for name, run in runs.items() if name in ("none", "DiLoCo 16", "streaming DiLoCo 16")}
+streaming = {
+    name: run
+    for name, run in runs.items()
+    if name in ("none", "DiLoCo 16", "streaming DiLoCo 16")
+}
 table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
