@@ -210,12 +210,9 @@ def _dropped(master: Master) -> Findings:
 
 def _width(master: Master) -> Findings:
     for cell in master.cells:
-        for line in cell.source.splitlines() if cell.kind == "code" else ():
-            if len(line) > MAX_WIDTH:
-                yield (
-                    cell,
-                    f"a line of code must be at most {MAX_WIDTH} characters wide: got {len(line)} in {line!r}; break it.",
-                )
+        wide = [line for line in cell.source.splitlines() if cell.kind == "code" and len(line) > MAX_WIDTH]
+        for line in wide:
+            yield cell, f"a line of code is at most {MAX_WIDTH} characters wide: got {len(line)}, {line!r}; break it."
 
 
 def declared_checks(source: str) -> list[str]:

@@ -79,7 +79,7 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
             "move `figure(...)` there",
         ),
         (swap(", scale {scale}", ""), 9, "every parameter must be used by some cell: scale is not"),
-        (swap("def mean", f"# {'wide' * 24}\ndef mean"), 33, "at most 96 characters wide: got 98 in"),
+        (swap("def mean", f"# {'wide' * 24}\ndef mean"), 33, "at most 96 characters wide: got 98, "),
         (swap('"instructor"]\n', '"instructor"]\n# ## Optional\n\n# %% tags=["a"]\nuse = 1\n'), 24, "must say what"),
     ],
 )
