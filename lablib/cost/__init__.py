@@ -14,6 +14,7 @@ One collective on one group of ranks:
 
 network.py      the edges that the rounds of a collective travel over
 collective.py   one collective, by algorithm: alpha-beta
+exchange.py     an all-to-all whose messages differ in size
 nvls.py         an all-reduce whose sums the switch makes
 payload.py      the bytes that it is about
 library.py      what a library does that has no choice of algorithms: gloo
@@ -24,6 +25,7 @@ regular_group.py   collectives of a mesh's groups, for many plans at once
 
 from lablib.cost.attention import attention_time_s
 from lablib.cost.collective import CollectiveCost, algorithms_for, collective_cost
+from lablib.cost.exchange import exchange_cost
 from lablib.cost.matmul import matmul_flops, matmul_time_s
 from lablib.cost.memory import memory_bound_time_s
 from lablib.cost.network import GroupNetwork
@@ -35,6 +37,7 @@ __all__ = [
     "algorithms_for",
     "attention_time_s",
     "collective_cost",
+    "exchange_cost",
     "matmul_flops",
     "matmul_time_s",
     "memory_bound_time_s",

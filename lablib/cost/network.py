@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
+import numpy as np
+
 from lablib.hardware.checks import check_places
 from lablib.hardware.cluster import Cluster, Edge
 from lablib.signature import check_type
@@ -105,6 +107,16 @@ class GroupNetwork:
             if wires:
                 s_per_byte = sum(count / edge.bandwidth_bytes_per_s for edge, count in wires) / self.size
                 yield Edge(level, max(edge.latency_s for edge, _ in wires), 1 / s_per_byte if s_per_byte else inf)
+
+    @cached_property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """alpha (s), beta (s/B), and whether it lies inside a node, of the edge from each rank to each: [n, n] each."""
+        edges = [[self.cluster.wire(a, b) for b in self.ranks] for a in self.ranks]
+        return (
+            np.array([[edge.latency_s for edge in row] for row in edges]),
+            np.array([[1 / edge.bandwidth_bytes_per_s for edge in row] for row in edges]),
+            np.array([[edge.level == "intra" for edge in row] for row in edges]),
+        )
 
     @cached_property
     def by_node(self) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ the operation and on everything that all must give alike (dtype, shape, root, re
 told at once, with the line of each side.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class Joined:
         handling: the error that it was handling, in words; "" for none.
         dtype: of what it brought; "" where there are several, or none.
         tensors: what it brought, for whoever moves it; until all have come.
+        uneven: of an all-to-all, the bytes to each member in group order; None where they are all alike.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class Joined:
     handling: str = ""
     dtype: str = ""
     tensors: Any = None
+    uneven: Sequence[float] | None = None
 
     def text(self) -> str:
         given = ", ".join(f"{label} {_plain(value)}" for label, value in self.agreement)

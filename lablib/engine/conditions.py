@@ -5,7 +5,10 @@ that dies are a reason in `stops` (lablib/sim/faults.py overrides both). The clo
 on in its own way (lablib/sim/faulty_rank.py).
 """
 
+import numpy as np
+
 from lablib.cost.collective import CollectiveCost, collective_cost
+from lablib.cost.exchange import exchange_cost
 from lablib.cost.network import GroupNetwork
 
 
@@ -15,6 +18,10 @@ class Conditions:
     def cost(self, kind: str, size_bytes: float, network: GroupNetwork, root: int = 0) -> CollectiveCost:
         """What a collective costs."""
         return collective_cost(kind, size_bytes, network, root=root)
+
+    def exchange_cost(self, size_bytes: np.ndarray, network: GroupNetwork) -> CollectiveCost:
+        """What an all-to-all costs with size_bytes[a, b] from rank a to rank b."""
+        return exchange_cost(size_bytes, network)
 
     def stops(
         self, what: str, kind: str, algorithm: str, ranks: tuple[int, ...], root: int, start_s: float, end_s: float

@@ -18,7 +18,7 @@ which receives were posted. One message occupies the sender's output port and th
 
 Phantoms. Of a group only some ranks may be simulated. The others, its phantoms, are taken to do the same at the same
 time: a collective begins when its last simulated member has come, and moves the bytes of the whole group over its whole
-network. Where the ranks of a group are replicas of one another, that is what simulating all of them gives. A message to
+network; an all-to-all's messages are then all as large as those of its fullest simulated member. Where the ranks of a group are replicas of one another, that is what simulating all of them gives. A message to
 or from a phantom has nobody at its other end: whoever runs the ranks refuses it (`is_phantom`).
 
 What is planned in that way is pushed back when a collective on the same wires slows a message down.
@@ -32,8 +32,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from lablib.cost.collective import CollectiveCost
 from lablib.cost.collectives import COLLECTIVES
+from lablib.cost.exchange import ExchangeRoute
 from lablib.cost.network import GroupNetwork
 from lablib.cost.routes import Route
 from lablib.engine.communication import ANY_SOURCE, Communication, Joined, Meeting, Message
@@ -42,7 +45,7 @@ from lablib.engine.events import AllJoined, Events, Hung, Matched, Part, Transfe
 from lablib.engine.network import Flow, Network
 from lablib.engine.rank_clock import RankClock
 from lablib.engine.scheduler import Scheduler
-from lablib.engine.wires import collective_wires, pair_wires
+from lablib.engine.wires import collective_wires, level_wires, pair_wires
 from lablib.errors import CollectiveMismatchError
 
 WHOSE_RANKS = (
@@ -153,8 +156,11 @@ class Group:
         """All have joined: the collective follows the others of this group, on their communication streams."""
         sent, received = [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived]
         size_bytes = COLLECTIVES[kind].payload(sent, received, self.size)
-        cost = self._cost(kind, size_bytes, root)
-        wires = self._wire_set(kind, cost.algorithm, root)
+        if kind == "all_to_all" and len(arrived) == self.size and _is_uneven(arrived):
+            cost, wires = self._exchange(arrived)
+        else:
+            cost = self._cost(kind, size_bytes, root)
+            wires = self._wire_set(kind, cost.algorithm, root)
         self._stream.append(_UnderWay(meeting, kind, root, cost, size_bytes, wires, arrived))
         if len(self._stream) == 1:
             self._start_next()
@@ -207,6 +213,14 @@ class Group:
         self._events.emit(
             Transferred(number, self.label, name, tuple(parts), ranks, cost, size_bytes, start_s, end_s, dtype)
         )
+
+    def _exchange(self, arrived: Sequence[Joined]) -> tuple[CollectiveCost, int]:
+        """The cost and the wires of an all-to-all whose messages differ in size."""
+        alike = [[joined.sent_bytes / self.size] * self.size for joined in arrived]
+        rows = [each if joined.uneven is None else joined.uneven for joined, each in zip(arrived, alike, strict=True)]
+        cost = self._conditions.exchange_cost(np.array(rows, dtype=float), self.network)
+        assert isinstance(cost.route, ExchangeRoute)
+        return cost, self._wires.wires.number(level_wires(self.network, cost.route.levels()))
 
     def _cost(self, kind: str, size_bytes: float, root: int) -> CollectiveCost:
         key = (kind, size_bytes, root)
@@ -341,6 +355,10 @@ class Group:
             self._scheduler.wake_up(rank, end_s)
         communication.end_waiters.clear()
         self._scheduler.progress()
+
+
+def _is_uneven(arrived: Sequence[Joined]) -> bool:
+    return any(j.uneven is not None or j.sent_bytes != arrived[0].sent_bytes for j in arrived)
 
 
 def _issue_s(message: Message) -> float:

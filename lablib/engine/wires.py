@@ -5,11 +5,12 @@ message from a to b uses a's way out and b's way in, of the level between them; 
 that its algorithm is made of (lablib/cost/routes.py).
 
 Simplified: a collective is on all its wires from its first byte to its last, and counts fully on each, though a ring
-across nodes leaves most of the wires inside them idle.
+across nodes leaves most of the wires inside them idle; and an all-to-all on those of all its ranks, at every level at which
+it has bytes to move, though some of its ranks may have none.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 from lablib.cost.network import GroupNetwork
 from lablib.cost.routes import routes
@@ -21,7 +22,7 @@ Pair = tuple[int, int]
 def collective_wires(kind: str, algorithm: str, net: GroupNetwork, root: int = 0) -> frozenset[Hashable]:
     """The wires of one collective. `kind` and `algorithm` as in the cost model, `root` a group rank."""
     if kind == "all_to_all":
-        return _all_levels(net)  # what its n (n - 1) messages use
+        return level_wires(net)  # what its n (n - 1) messages use
     return pair_wires(net.cluster, routes(kind, algorithm, net, 1.0, root))
 
 
@@ -35,13 +36,14 @@ def pair_wires(cluster: Cluster, pairs: Iterable[Pair]) -> frozenset[Hashable]:
     return frozenset(wires)
 
 
-def _all_levels(net: GroupNetwork) -> frozenset[Hashable]:
-    outside = ["inter"] if len(net.by_node) > 1 else []
+def level_wires(net: GroupNetwork, levels: Collection[str] = ("intra", "inter")) -> frozenset[Hashable]:
+    """The wires of messages from every rank to every other, at these levels."""
     return frozenset(
         (rank, level, way)
         for members in net.by_node
         for rank in members
-        for level in (["intra"] if len(members) > 1 else []) + outside
+        for level, has_others in (("intra", len(members) > 1), ("inter", len(net.by_node) > 1))
+        if has_others and level in levels
         for way in ("in", "out")
     )
 

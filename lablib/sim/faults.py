@@ -21,6 +21,8 @@ from functools import partial
 from math import inf
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from lablib.cost import CollectiveCost, GroupNetwork
 from lablib.engine.conditions import Conditions
 from lablib.engine.events import Hung
@@ -112,6 +114,10 @@ class Faults(Conditions):
     def cost(self, name: str, size_bytes: float, net: GroupNetwork, root: int = 0) -> CollectiveCost:
         """What a collective costs on this cluster."""
         return self._network.cost(name, size_bytes, net, root)
+
+    def exchange_cost(self, size_bytes: np.ndarray, network: GroupNetwork) -> CollectiveCost:
+        """What an all-to-all with these messages costs on this cluster."""
+        return self._network.exchange_cost(size_bytes, network)
 
     def stops(
         self, what: str, name: str, algorithm: str, ranks: tuple[int, ...], root: int, start_s: float, end_s: float

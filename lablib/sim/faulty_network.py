@@ -18,7 +18,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
+import numpy as np
+
+from lablib.cost import CollectiveCost, GroupNetwork, collective_cost, exchange_cost
 from lablib.faults import DropLink, SlowLink
 from lablib.hardware.cluster import Cluster, Edge
 
@@ -74,6 +76,11 @@ class FaultyNetwork:
             return collective_cost(name, size_bytes, net, root=root)
         nominal = collective_cost(name, size_bytes, GroupNetwork(self._healthy, net.ranks), root=root)
         return collective_cost(name, size_bytes, net, nominal.algorithm, root)
+
+    def exchange_cost(self, size_bytes: np.ndarray, net: GroupNetwork) -> CollectiveCost:
+        """The same of an all-to-all whose messages differ in size."""
+        nominal = exchange_cost(size_bytes, GroupNetwork(self._healthy, net.ranks))
+        return exchange_cost(size_bytes, net, "auto" if net.size == 1 else nominal.algorithm)
 
     def needs(self, name: str, algorithm: str, ranks: tuple[int, ...], root: int) -> tuple[DropLink, ...]:
         """The dropped links that a collective crosses. Two ranks and "send": the wire between them."""

@@ -320,6 +320,7 @@ class SimProcessGroup(dist.ProcessGroup):
             move=exchange.all_to_all,
             opts=opts,
             misfit=misfit,
+            uneven=_sizes_if_uneven(inputs),
         )
 
     def barrier(self, opts: Any = None) -> SimWork:
@@ -399,6 +400,7 @@ class SimProcessGroup(dist.ProcessGroup):
         root: int = 0,
         own: tuple[str, Any, Any] | None = None,
         results: Sequence[Tensor] | None = None,
+        uneven: Sequence[float] | None = None,
     ) -> SimWork:
         self._turns.check(self._rank_state.rank)
         if self.accepts:
@@ -427,6 +429,7 @@ class SimProcessGroup(dist.ProcessGroup):
             handling(),
             _dtype(raw_sent or raw_received),
             Tensors(raw_sent, raw_received, move),
+            uneven,
         )
         try:
             if self._nccl and all(map(self._nccl.is_own, (*sent, *received))):
@@ -556,6 +559,12 @@ class SimProcessGroup(dist.ProcessGroup):
                 f"got {plural(tensor.shape[0], 'rows')} for {plural(self.size(), 'ranks')}; give {what}_split_sizes"
             )
         return list(tensor.split([tensor.shape[0] // self.size()] * self.size()))
+
+
+def _sizes_if_uneven(parts: Sequence[Tensor]) -> list[int] | None:
+    """The bytes of each part of an all-to-all; None where they are all alike."""
+    sizes = [part.nbytes for part in parts]
+    return sizes if any(size != sizes[0] for size in sizes) else None
 
 
 def _check_tag(tag: Any) -> None:
