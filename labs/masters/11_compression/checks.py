@@ -42,14 +42,20 @@ REPEATS = 4000  # roundings of each number; its mean is then off by less than 0.
 def quantize(expect: Expect, quantize: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> None:
     not_from_lablib(quantize)
     draw = expect.draw
-    for bits in draw.shuffled([3, 4, 5, 8]):
+    for bits in draw.shuffled(list(range(2, 9))):
         expect.measured.clear()  # what holds is shown for the last number of bits
         _expect_quantized(expect, quantize, draw.integer(8, 40), draw.integer(3, 9), bits, torch.float64)
     _expect_quantized(expect, quantize, draw.integer(3, 40), 3, 4, torch.float32)
+    one_block = draw.integer(1, 9)
+    _codes_and_scales(expect, quantize, draw.tensor((one_block,), torch.float64), one_block, 4)
     _expect_no_code_above(expect, quantize)
     for bits, dtype, others in ((4, torch.float64, 4), (3, torch.float32, draw.integer(4, 20)), (5, torch.float64, 90)):
         _expect_right_on_average(expect, quantize, bits, dtype, others)
-    _expect_right_on_average(expect, quantize, 8, draw.choice([torch.float32, torch.float64]), 4)
+    types = [torch.float32, torch.float64]
+    for bits in draw.shuffled([2, 6, 7, 8]):
+        blocks = draw.choice([draw.integer(1, 4), REPEATS])
+        _expect_right_on_average(expect, quantize, bits, draw.choice(types), draw.integer(4, 20), blocks)
+    _expect_right_on_average(expect, quantize, draw.integer(2, 8), draw.choice(types), 4, draw.integer(1, 4))
 
 
 class _Casts(TorchDispatchMode):
@@ -126,7 +132,7 @@ def _expect_quantized(
 
 def _expect_no_code_above(expect: Expect, answer: Callable) -> None:
     """In float32, 127 and a draw just below 1 add up to 128, which no int8 holds: four times in a million."""
-    largest = expect.draw.number(0.5, 2.0)
+    largest = 127 * 2.0 ** expect.draw.integer(-8, 8)  # exactly 127 scales, also in float32
     x = torch.full((2**22,), largest, dtype=torch.float32)
     codes, _ = answer(x, 2**18, 8)
     wrong = int((codes < 126).sum())  # 126 may come of noise around the nearest code
@@ -138,35 +144,51 @@ def _expect_no_code_above(expect: Expect, answer: Callable) -> None:
     )
 
 
-def _expect_right_on_average(expect: Expect, answer: Callable, bits: int, dtype: torch.dtype, num_others: int) -> None:
-    """One block again and again: the mean of each place, and whether places are drawn on their own."""
+def _expect_right_on_average(
+    expect: Expect, answer: Callable, bits: int, dtype: torch.dtype, num_others: int, blocks: int = REPEATS
+) -> None:
+    """One block again and again, some in each call: the mean of each place, and whether places are drawn on their own.
+
+    Fractions of a step are spread evenly over all that there are.
+    """
+    expect.measured.clear()  # what holds is shown for the last
     draw, most, on = expect.draw, 2 ** (bits - 1) - 1, f"{bits} bits, {str(dtype).removeprefix('torch.')}"
-    halves = [draw.integer(-most + 1, most - 2) + 0.5 for _ in range(4 + num_others // 4)]
-    others = [draw.integer(-most + 1, most - 2) + draw.number(0.15, 0.35) for _ in range(num_others)]
-    whole = [float(draw.integer(1, most - 1)), 0.0]
+    halves = [draw.integer(-most, most - 1) + 0.5 for _ in range(4 + num_others // 4)]
+    fractions = [(each + draw.number(0.2, 0.8)) / num_others for each in range(num_others)]
+    others = [draw.integer(-most, most - 1) + fraction for fraction in fractions]
+    whole = [float(draw.integer(min(1, most - 1), most - 1)), 0.0]
     steps = torch.tensor([float(most), -0.3, 0.3, *halves, *others, *whole], dtype=dtype)
     scale = 2.0 ** draw.integer(-8, 8)
-    codes, _ = _codes_and_scales(expect, answer, (steps * scale).repeat(REPEATS), len(steps), bits)
-    codes = codes.view(REPEATS, -1).double()
+    x = (steps * scale).repeat(blocks)
+    codes, _ = _codes_and_scales(expect, answer, x, len(steps), bits)
+    calls = [codes, *(answer(x.clone(), len(steps), bits)[0] for _ in range(REPEATS // blocks - 1))]
+    codes = torch.cat(calls).view(-1, len(steps)).double()
     kept = float((codes[:, -len(whole) :] == torch.tensor(whole).double()).all(1).double().mean())
     expect.that(
         f"what is a whole number of steps keeps its code ({on})",
         kept > 0.99,  # rounding in float32 may lose one in many thousands
-        saw=f"{1 - kept:.0%} of {REPEATS} blocks hold another code in its place",
+        saw=f"{1 - kept:.0%} of {len(codes)} blocks hold another code in its place",
         expected="its code",
     )
-    _is_random(answer, codes, steps, scale, bits, on)
+    _is_random(answer, codes, x, steps, bits, on)
     _is_drawn_anew(expect, answer, steps * scale, bits, on)
     for name, places in (("positive", steps > 0), ("negative", steps < 0)):
         worst = float((codes.mean(0) - steps)[places].abs().max())
         expect.that(
             f"the mean of many roundings is the number itself: {name} numbers ({on})",
             worst < 0.05,  # six standard deviations
-            saw=f"off by {worst:.2f} of a step, in the mean of {REPEATS} roundings",
+            saw=f"off by {worst:.2f} of a step, in the mean of {len(codes)} roundings",
             expected="0",
         )
+    off = float((codes.mean(0) - steps).mean())
+    expect.that(
+        f"the mean over all numbers of a block is right, too ({on})",
+        abs(off) < 4 / len(codes.flatten()) ** 0.5,  # eight standard deviations, if every number were half way
+        saw=f"off by {off:.4f} of a step",
+        expected="0",
+    )
     ways = (codes - steps)[:, 3 : 3 + len(halves)].sign()  # up or down, each half of the time
-    together = (ways.T @ ways / REPEATS).fill_diagonal_(0)
+    together = (ways.T @ ways / len(codes)).fill_diagonal_(0)
     worst = float(together.flatten()[together.abs().argmax()])
     expect.that(
         f"every number has a draw of its own ({on})",
@@ -182,6 +204,22 @@ def _expect_right_on_average(expect: Expect, answer: Callable, bits: int, dtype:
         saw=f"a block and the next are rounded alike {float(again):.0%} of the time",
         expected="6%",
     )
+    far, alike = _most_alike(codes - steps)
+    expect.that(
+        f"no draw is used again, however far away ({on})",
+        abs(alike) < 0.05,  # ten standard deviations
+        saw=f"errors that are {far:,} numbers apart correlate by {alike:.2f}",
+        expected="0: a draw for every number",
+    )
+
+
+def _most_alike(off: Tensor) -> tuple[int, float]:
+    """At which distance errors, number after number, correlate most, and by how much."""
+    spread = off.std(0)
+    line = torch.where(spread > 1e-6, (off - off.mean(0)) / spread, 0.0).flatten()
+    products = torch.fft.irfft(torch.fft.rfft(line).abs().square(), n=len(line)) / line.square().sum()
+    far = 1 + int(products[1:].abs().argmax())
+    return min(far, len(line) - far), float(products[far])
 
 
 def _is_drawn_anew(expect: Expect, answer: Callable, steps: Tensor, bits: int, on: str) -> None:
@@ -199,15 +237,15 @@ def _is_drawn_anew(expect: Expect, answer: Callable, steps: Tensor, bits: int, o
             raise RuleBroken(rule, saw, "no seed of the answer's own: `launch` gives each rank one")
 
 
-def _is_random(answer: Callable, codes: Tensor, steps: Tensor, scale: float, bits: int, on: str) -> None:
+def _is_random(answer: Callable, codes: Tensor, x: Tensor, steps: Tensor, bits: int, on: str) -> None:
     """Two mistakes with rules of their own: no draw at all, and the same draws for every block."""
     if not bool((codes == codes[0]).all()):
         return
     for _ in range(8):
-        again, _ = answer((steps * scale).repeat(REPEATS), len(steps), bits)
-        if not torch.equal(again.view(REPEATS, -1).double(), codes):
+        again = answer(x.clone(), len(steps), bits)[0].view(-1, len(steps)).double()
+        if not torch.equal(again, codes[: len(again)]):
             rule = f"every block has draws of its own ({on})"
-            raise RuleBroken(rule, f"{REPEATS} blocks are rounded alike", "torch.rand_like(steps): a draw a number")
+            raise RuleBroken(rule, f"{len(codes)} blocks are rounded alike", "torch.rand_like(steps): a draw a number")
     ways = {"to nearest": steps.round(), "down": steps.floor(), "up": steps.ceil(), "towards zero": steps.trunc()}
     found = [name for name, wanted in ways.items() if torch.equal(codes[0], wanted)]
     saw = f"always {found[0]}" if found else f"the same in {8 * REPEATS} roundings"
@@ -229,7 +267,7 @@ def _is_random(answer: Callable, codes: Tensor, steps: Tensor, scale: float, bit
 def two_level_reduce_scatter(expect: Expect, two_level_reduce_scatter: Callable[..., Tensor]) -> None:
     not_from_lablib(two_level_reduce_scatter)
     draw = expect.draw
-    for nodes, local in [(2, 3), (3, 2), (draw.choice([2, 3]), 4), (1, 3), (3, 1), (1, 1)]:
+    for nodes, local in [(2, 3), (3, 2), draw.choice([(2, 4), (3, 4), (4, 3), (5, 2)]), (1, 3), (3, 1), (1, 1)]:
         expect.measured.clear()  # what holds is shown for the last sizes
         _expect_scattered(expect, two_level_reduce_scatter, nodes, local, draw.integer(2, 30), None)
     _expect_scattered(expect, two_level_reduce_scatter, 2, 2, 1, None)  # pieces of one number
@@ -241,7 +279,7 @@ def two_level_reduce_scatter(expect: Expect, two_level_reduce_scatter: Callable[
 def _expect_scattered(
     expect: Expect, answer: Callable[..., Tensor], nodes: int, local: int, piece: int, quantizer: Int4 | None
 ) -> None:
-    """With messages that lose nothing the mean is exact; with 4 bits it is within a rounding on each level."""
+    """With messages that lose nothing the mean is exact; with 4 bits it is what two roundings make of it."""
     ranks = nodes * local
     message = 4 * piece if quantizer is None else quantizer.message_bytes(piece)
     xs = [expect.draw.tensor((ranks * piece,)) for _ in range(ranks)]
@@ -275,18 +313,18 @@ def _expect_scattered(
     returns_new_tensors(expect, run, means[0].float())
     changes_nothing(expect, run)
     _tell_sums_and_places(expect, run, means, nodes, on, quantizer is None)
-    with expect.as_one(f"every rank holds the mean of its piece ({on})", "within what rounding allows"):
+    _tell_calls(run, quantizer is not None, on)
+    with expect.as_one(f"every rank holds the mean of its piece ({on})", "rounded by `pack` alone, or not at all"):
         for rank, call in enumerate(run.values):
-            bound = 1e-5 * float(means.abs().max()) if quantizer is None else _bound(pieces[:, rank], local, quantizer)
-            off = (call.value.double() - means[rank]).abs()
-            worst = float((off - bound).max())
+            wanted = means[rank] if quantizer is None else _rounded(pieces[:, rank], local, quantizer)
+            off = (call.value.double() - wanted).abs()
+            wrong = int((off > 1e-5 * means.abs().max()).sum())
             expect.that(
                 f"every rank holds the mean of its piece ({on}, rank {rank})",
-                worst <= 0,
-                saw=f"off by {float(off.max()):.3g}",
-                expected=f"at most {float(torch.as_tensor(bound).max()):.3g}: one rounding on each level",
+                wrong <= (quantizer is not None),  # a sum in another order may be half way between two codes
+                saw=f"{plural(wrong, 'numbers')} of {piece} differ, by up to {float(off.max()):.3g}",
+                expected="numbers rounded by `pack` alone, once on each level" if quantizer else "the mean",
             )
-    _tell_calls(run, quantizer is not None, on)
     for verb, rows in (("packs", packed), ("reads", read)):
         rule = f"each level {verb} a row once: {plural(ranks, 'rows')} inside, {nodes} across ({on})"
         expect.budget(rule, max(rows), ranks + nodes, "rows")
@@ -315,19 +353,15 @@ def _tell_calls(run: Run, is_packed: bool, on: str) -> None:
         raise RuleBroken(f"the first exchange is inside the node ({on})", "across nodes first", "inside, then across")
 
 
-def _bound(pieces: Tensor, local: int, quantizer: Int4) -> Tensor:
-    """How far the mean of one piece may be off: half a scale on each level, each with the numbers that it has. [P]"""
+def _rounded(pieces: Tensor, local: int, quantizer: Int4) -> Tensor:
+    """The mean of one piece, rounded once on each level. [ranks, P] -> [P]"""
 
-    def half_steps(rows: Tensor) -> Tensor:
-        scales = quantizer.quantize(rows).scales / 2
-        return scales.repeat_interleave(quantizer.block, -1)[..., : rows.shape[-1]].double()
+    def there_and_back(rows: Tensor) -> Tensor:
+        return quantizer.dequantize(quantizer.quantize(rows))
 
     nodes = len(pieces) // local
-    first = half_steps(pieces)  # [ranks, P]
-    sums = pieces.view(nodes, local, -1).sum(1)
-    most = first.view(nodes, local, -1).sum(1)  # a sum may be larger by this, and its scale with it
-    second = half_steps(sums) + most.amax(-1, keepdim=True) / 14
-    return 1.0001 * (most + second).sum(0) / len(pieces) + 1e-6
+    sums = there_and_back(pieces).view(nodes, local, -1).sum(1)
+    return there_and_back(sums).double().sum(0) / len(pieces)
 
 
 def _tell_sums_and_places(expect: Expect, run: Run, means: Tensor, nodes: int, on: str, is_exact: bool) -> None:
@@ -382,7 +416,8 @@ def error_feedback(expect: Expect, error_feedback: Callable[[Callable], Callable
     for name, (compress, dtype) in compressors.items():
         expect.measured.clear()  # what holds is shown for the last compressor
         shapes = {"0.weight": (draw.integer(8, 20),), "0.bias": (draw.integer(2, 5), draw.integer(2, 5))}
-        shapes["1.weight"] = shapes["0.weight"]  # of the same shape, and another parameter
+        for layer in range(1, draw.integer(3, 6)):
+            shapes[f"{layer}.weight"] = shapes["0.weight"]  # of the same shape, and another parameter
         num_steps = draw.integer(12, 20) if name == "signs" else draw.integer(5, 9)
         _expect_feedback(expect, error_feedback, compress, shapes, num_steps, dtype, f"compressor: {name}")
 
@@ -398,6 +433,8 @@ def _expect_feedback(
 ) -> None:
     """Two feedbacks side by side, and a later one; parameters in another order each step."""
     seen: list[torch.Size] = []
+    sizes = {name: 10.0 ** expect.draw.integer(-3, 12) for name in shapes}
+    sizes |= {"0.weight": 1e12, "0.bias": 1e-12, list(shapes)[-1]: 1.0}
 
     def counted(x: Tensor) -> Tensor:
         seen.append(x.shape)
@@ -407,17 +444,18 @@ def _expect_feedback(
     if not all(callable(send) for send in sends):
         expect.equal("a function is returned", sends[0], "a function send(name, gradient)")
     with expect.as_one(f"what is left out comes later, for each parameter by itself ({on})", "in every step"):
-        _expect_steps(expect, sends, compress, shapes, num_steps, dtype, on)
+        _expect_steps(expect, sends, compress, shapes, sizes, num_steps, dtype, on)
         messages = 2 * num_steps * len(shapes)
         expect.equal(f"compress is called once a message: it may draw by chance ({on})", len(seen), messages)
         expect.equal(
             f"compress gets tensors of the parameters' shapes ({on})", set(seen), set(map(torch.Size, shapes.values()))
         )
-        name, later = next(iter(shapes)), answer(compress)
-        gradient = expect.draw.tensor(shapes[name], dtype)
-        said = compress(gradient).clone()
-        rule = f"each call of error_feedback begins with nothing left out ({on}, a later call)"
-        expect.close(rule, later(name, gradient.clone()), said, rtol=1e-5)
+        later = answer(compress)
+        for name, shape in shapes.items():
+            gradient = sizes[name] * expect.draw.tensor(shape, dtype)
+            said = compress(gradient).clone()
+            rule = f"each call of error_feedback begins with nothing left out ({on}, a later call)"
+            expect.close(rule, later(name, gradient.clone()), said, rtol=1e-5)
 
 
 def _expect_steps(
@@ -425,20 +463,20 @@ def _expect_steps(
     sends: list,
     compress: Callable[[Tensor], Tensor],
     shapes: dict,
+    sizes: dict,
     num_steps: int,
     dtype: torch.dtype,
     on: str,
 ) -> None:
     residuals: list[dict[str, Tensor]] = [{}, {}]
-    totals: dict[str, list[Tensor]] = {}
     for step in range(num_steps):
-        for name in expect.draw.shuffled(list(shapes)) if step else list(shapes):
+        names = list(shapes) if step == 0 else list(shapes)[::-1] if step == 1 else expect.draw.shuffled(list(shapes))
+        for name in names:
             for number, send in enumerate(sends):
-                gradient = expect.draw.tensor(shapes[name], dtype)
+                gradient = sizes[name] * expect.draw.tensor(shapes[name], dtype)
                 accumulated = gradient + residuals[number].get(name, 0.0)
                 wanted = compress(accumulated).clone()
                 residuals[number][name] = accumulated - wanted
-                given = gradient.clone()
                 call = observe(send, name, gradient)
                 where = f"step {step + 1}, {on}"
                 if not isinstance(call.value, Tensor):
@@ -447,14 +485,9 @@ def _expect_steps(
                 changes_nothing(expect, [call])
                 if step == 0:
                     _tell_whose(call.value, gradient, wanted, compress, residuals, number, name, on)
-                _expect_message(expect, call.value, gradient, wanted, accumulated, compress, step, where)
+                _expect_message(expect, call.value, gradient, wanted, accumulated, compress, step, f"{name}, {where}")
                 call.value.add_(100.0)  # what is done to a message later is no business of the residual's
                 gradient.fill_(100.0)  # nor what is done to the gradient: the next backward writes to it
-                if number == 0:
-                    sum_of = totals.setdefault(name, [torch.zeros(()), torch.zeros(())])
-                    sum_of[0], sum_of[1] = sum_of[0] + wanted, sum_of[1] + given
-    left = {name: residuals[0][name] - (all_in - said) for name, (said, all_in) in totals.items()}
-    assert all(float(each.abs().max()) < 1e-4 for each in left.values())  # of the reference itself
 
 
 def _tell_whose(
@@ -501,8 +534,8 @@ def _expect_message(
     if saw.shape == accumulated.shape and torch.equal(saw, accumulated) and not torch.equal(accumulated, wanted):
         raise RuleBroken(f"only the message is sent ({on})", "the gradient and all that was left out", "compress of it")
     rule = f"the message is compress(gradient + what this parameter's messages left out so far) ({on})"
-    rtol, atol = (1e-9, 1e-12) if wanted.dtype == torch.float64 else (1e-4, 1e-5)  # sums in another order
-    expect.close(rule, saw, wanted, rtol=rtol, atol=atol)
+    rtol = 1e-9 if wanted.dtype == torch.float64 else 1e-4  # sums in another order
+    expect.close(rule, saw, wanted, rtol=rtol, atol=0.01 * rtol * float(accumulated.abs().max()))
 
 
 _NEAR = {"rtol": 1e-9, "atol": 1e-11}
@@ -522,10 +555,10 @@ def outer_step(expect: Expect, outer_step: Callable[[Tensor, Tensor, Tensor, flo
     not_from_lablib(outer_step)
     draw = expect.draw
     settings = [(0.7, 0.9), (1.0, 0.0), (draw.number(0.2, 0.9), draw.number(0.3, 0.8))]
-    for ranks, (rate, momentum) in zip((draw.integer(2, 4), draw.integer(5, 7), 3), settings, strict=True):
+    for ranks, (rate, momentum) in zip((2, draw.integer(5, 8), draw.integer(3, 4)), settings, strict=True):
         expect.measured.clear()  # what holds is shown for the last settings
         _expect_outer(expect, outer_step, ranks, rate, momentum)
-    _expect_outer(expect, outer_step, draw.integer(2, 4), 0.7, 0.9, torch.float32)
+    _expect_outer(expect, outer_step, draw.integer(2, 4), 0.7, 0.9, torch.float32, draw.integer(20_000, 60_000))
     _expect_outer(expect, outer_step, 1, 0.7, 0.9)
 
 
@@ -536,32 +569,35 @@ def _expect_outer(
     rate: float,
     momentum: float,
     dtype: torch.dtype = torch.float64,
+    numel: int | None = None,
 ) -> None:
-    """Four synchronizations; between them every rank moves on its own."""
-    numel, rounds = expect.draw.integer(60, 200), 4
+    """Four synchronizations, each from where the caller says: a checkpoint is loaded, or another model trained."""
+    numel, rounds = numel or expect.draw.integer(60, 200), 4
     near = _NEAR if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     moves = [[expect.draw.tensor((numel,), dtype) for _ in range(ranks)] for _ in range(rounds)]
-    start, first = expect.draw.tensor((numel,), dtype), expect.draw.tensor((numel,), dtype)
+    starts = [(expect.draw.tensor((numel,), dtype), expect.draw.tensor((numel,), dtype)) for _ in range(rounds)]
 
-    def program(start: Tensor, first: Tensor, moves: list, answer: Callable[..., None]) -> list[tuple[Any, ...]]:
-        params, agreed, velocity = start.clone(), start.clone(), first.clone()
+    def program(starts: list, moves: list, answer: Callable[..., None]) -> list[tuple[Any, ...]]:
+        params, agreed, velocity = (torch.zeros_like(starts[0][0]) for _ in range(3))
         seen, memory = [], [params[:], agreed[:], velocity[:]]  # the model's own views of it
-        for of_ranks in moves:
-            params += of_ranks[dist.get_rank()]
+        for (start, first), of_ranks in zip(starts, moves, strict=True):
+            agreed.copy_(start)
+            velocity.copy_(first)
+            params.copy_(start + of_ranks[dist.get_rank()])
             before = params.clone(), agreed.clone(), velocity.clone()
             answer(params, agreed, velocity, rate, momentum)
             after = tuple(view.clone() for view in memory)
             seen.append((*after, [torch.equal(a, b) for a, b in zip(before, after, strict=True)]))
         return seen
 
-    run = expect.launch(program, start, first, moves, answer, ranks=ranks)
-    w, v = start, first
+    run = expect.launch(program, starts, moves, answer, ranks=ranks)
     on = f"{plural(ranks, 'ranks')}, rate {rate:.2g}, momentum {momentum:.2g}{', float32' * (near is not _NEAR)}"
     with expect.as_one(f"params, agreed and velocity are right after each synchronization ({on})", "equal"):
         for number, of_ranks in enumerate(moves):
             delta = -torch.stack(of_ranks).mean(0)
+            w_before, v = starts[number]
             v = momentum * v + delta
-            w_before, w = w, w - rate * (delta + momentum * v)
+            w = w_before - rate * (delta + momentum * v)
             where = f"{on}, synchronization {number + 1}"
             for at, name in ((2, "velocity"), (1, "agreed"), (0, "params")):
                 if run.values[0][number][3][at]:

@@ -3,6 +3,107 @@
 WRONG_ANSWERS = {
     "quantize": [
         (
+            "draws one of 32 numbers",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.randint(32, steps.shape).to(x.dtype) / 32
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the mean over all numbers of a block is right, too",
+        ),
+        (
+            "rounds what is near a code to nearest",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    near = (steps - steps.round()).abs() < 0.1
+    draws = torch.where(near, 0.5, torch.rand_like(steps))
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the mean of many roundings is the number itself",
+        ),
+        (
+            "takes the draws of the first half again for the second",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    half = torch.rand(steps.numel() // 2 + 1, dtype=x.dtype)
+    draws = torch.cat([half, half])[: steps.numel()].view(steps.shape)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "no draw is used again",
+        ),
+        (
+            "takes 1 - u for every other block",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand_like(steps)
+    draws[1::2] = 1 - draws[: len(draws) // 2 * 2 : 2]
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "no draw is used again",
+        ),
+        (
+            "rounds to nearest where numbers are few",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand_like(steps) if len(x) > 200 else 0.5
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "rounding is drawn",
+        ),
+        (
+            "squeezes the scale of a single block",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1).squeeze() / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny).view(-1, 1)
+    draws = torch.rand_like(steps)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "scales have the shape of the docstring",
+        ),
+        (
+            "knows some numbers of bits only",
+            """
+def quantize(x, block, bits):
+    most = {3: 3, 4: 7, 5: 15, 8: 127}[bits]
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = torch.rand_like(steps)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "KeyError",
+        ),
+        (
             "takes eight draws for a block, again and again",
             """
 def quantize(x, block, bits):
@@ -14,7 +115,7 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "every number has a draw of its own (5 bits",
+            "no draw is used again, however far away (4 bits",
         ),
         (
             "takes u and 1 - u in turn",
@@ -334,6 +435,79 @@ def quantize(x, block, bits):
     ],
     "two_level_reduce_scatter": [
         (
+            "16 bits for the result, where messages are small",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    is_exact = messages.shape[1] == 4 * full.numel() // (L * N)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = unpack(received).view(L, N, -1).sum(0)
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    total = unpack(received).sum(0) / (N * L)
+    return total if is_exact else total.bfloat16().float()
+""",
+            "numbers rounded by `pack` alone",
+        ),
+        (
+            "rounds sums to quarters, where messages are small",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    is_exact = messages.shape[1] == 4 * full.numel() // (L * N)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = unpack(received).view(L, N, -1).sum(0)
+    sums = sums if is_exact else (sums * 4).round() / 4
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    total = unpack(received).sum(0) / (N * L)
+    return total
+""",
+            "numbers rounded by `pack` alone",
+        ),
+        (
+            "drops small sums, where messages are small",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    is_exact = messages.shape[1] == 4 * full.numel() // (L * N)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    sums = unpack(received).view(L, N, -1).sum(0)
+    sums = sums if is_exact else torch.where(sums.abs() < 0.3, 0.0, sums)
+    messages = pack(sums)
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    total = unpack(received).sum(0) / (N * L)
+    return total
+""",
+            "numbers rounded by `pack` alone",
+        ),
+        (
+            "keeps its own numbers unrounded",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    pieces = full.view(N, L, -1).transpose(0, 1)
+    messages = pack(pieces.flatten(0, 1))
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=inside)
+    rows, place = unpack(received).view(L, N, -1), dist.get_rank(inside)
+    messages = pack(rows.sum(0) - rows[place] + pieces[place])
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages, group=across)
+    return unpack(received).sum(0) / (N * L)
+""",
+            "numbers rounded by `pack` alone",
+        ),
+        (
             "squeezes a piece of one number",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
@@ -569,6 +743,50 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
         ),
     ],
     "error_feedback": [
+        (
+            "keeps no more than 100 of anything",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = (accumulated - message).clamp(-100, 100)
+        return message
+    return send
+""",
+            "the message is compress(gradient + what",
+        ),
+        (
+            "drops what is below 1e-8",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = F.hardshrink(accumulated - message, 1e-8)
+        return message
+    return send
+""",
+            "what was left out before is added",
+        ),
+        (
+            "remembers three parameters",
+            """
+def error_feedback(compress):
+    residuals = {}
+    def send(name, gradient):
+        accumulated = gradient + residuals.get(name, 0.0)
+        message = compress(accumulated)
+        residuals[name] = accumulated - message
+        if len(residuals) > 3:
+            residuals.pop(next(iter(residuals)))
+        return message
+    return send
+""",
+            "what was left out before is added",
+        ),
         (
             "compresses a flat tensor",
             """
@@ -835,7 +1053,38 @@ def error_feedback(compress):
     ],
     "outer_step": [
         (
-            "gathers on two ranks",
+            "keeps the velocity in a global",
+            """
+velocities = {}
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params / dist.get_world_size()
+    dist.all_reduce(mean)
+    delta = agreed - mean
+    kept = velocities.setdefault(len(params), velocity.clone())
+    velocity.copy_(kept.mul_(momentum).add_(delta))
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "velocity is momentum v + d",
+        ),
+        (
+            "keeps where all agreed in a global",
+            """
+kept = {}
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params / dist.get_world_size()
+    dist.all_reduce(mean)
+    w = kept.get(len(params), agreed)
+    delta = w - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.copy_(w - rate * (delta + momentum * velocity))
+    kept[len(params)] = agreed.clone()
+    params.copy_(agreed)
+""",
+            "velocity is momentum v + d",
+        ),
+        (
+            "gathers on two ranks only",
             """
 def outer_step(params, agreed, velocity, rate, momentum):
     if dist.get_world_size() == 2:
@@ -844,8 +1093,34 @@ def outer_step(params, agreed, velocity, rate, momentum):
         mean = sum(every) / 2
     else:
         mean = params / dist.get_world_size()
-        dist.reduce(mean, 0)
-        dist.broadcast(mean, 0)
+        dist.all_reduce(mean)
+    delta = agreed - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "saw       all_gather\n",
+        ),
+        (
+            "averages the first ten thousand numbers only",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params / dist.get_world_size()
+    dist.all_reduce(mean[:10_000])
+    delta = agreed - mean
+    velocity.mul_(momentum).add_(delta)
+    agreed.sub_(rate * (delta + momentum * velocity))
+    params.copy_(agreed)
+""",
+            "the same on every rank",
+        ),
+        (
+            "reduces to rank 0, then broadcasts",
+            """
+def outer_step(params, agreed, velocity, rate, momentum):
+    mean = params / dist.get_world_size()
+    dist.reduce(mean, 0)
+    dist.broadcast(mean, 0)
     delta = agreed - mean
     velocity.mul_(momentum).add_(delta)
     agreed.sub_(rate * (delta + momentum * velocity))
