@@ -434,7 +434,7 @@ def _expect_feedback(
     """Two feedbacks side by side, and a later one; parameters in another order each step."""
     seen: list[torch.Size] = []
     sizes = {name: 10.0 ** expect.draw.integer(-3, 12) for name in shapes}
-    sizes |= {"0.weight": 1e12, "0.bias": 1e-12, list(shapes)[-1]: 1.0}
+    sizes |= {"0.weight": 1e12, list(shapes)[-2]: 1e-12, list(shapes)[-1]: 1.0}
 
     def counted(x: Tensor) -> Tensor:
         seen.append(x.shape)
