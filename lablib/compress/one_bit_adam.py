@@ -44,7 +44,7 @@ class OneBitAdam(BatchedOptimizer):
     """AdamW on gradients of this rank alone: it communicates in `step`; leave DataParallel out.
 
     Arguments:
-        warmup_steps: T_w, with exact averages; the least is 1. The paper: 15 to 20% of BERT's steps.
+        warmup_steps: T_w, with exact averages; the least is 1. DeepSpeed's tutorial: 15 to 25% of all.
         group: None for all ranks.
         reduce: how momentum is averaged after warmup; None: one bit, with feedback on both sides.
         lr, betas, eps, weight_decay: as in AdamW.

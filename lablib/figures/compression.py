@@ -62,19 +62,14 @@ def figure_loss_against_bytes(
         down["range"] = [lowest - 0.05 * (most_loss - lowest), most_loss]
     figure.update_layout(xaxis=log_axis([run.sent_bytes for run in shown.values()], SENT, "B"), yaxis=down)
     figure.update_layout(showlegend=True)
-    return attach(figure, _bytes_summary(shown, reference), _columns(shown))
+    return attach(figure, _bytes_summary(shown), _columns(shown))
 
 
-def _bytes_summary(runs: Mapping[str, CompressedRun], reference: str) -> str:
-    fewest, best = (
-        min(runs, key=lambda name: runs[name].sent_bytes),
-        min(runs, key=lambda name: runs[name].loss),
-    )
-    said = [
-        f"{name} sends {format_quantity(runs[name].sent_bytes, 'B')} a step and ends at {runs[name].loss:.3f} nats"
-        for name in dict.fromkeys([name for name in (reference, fewest, best) if name in runs])
-    ]
-    return "; ".join(said) + "."
+def _bytes_summary(runs: Mapping[str, CompressedRun]) -> str:
+    """All methods, those of equal bytes side by side."""
+    order = sorted(runs.items(), key=lambda item: (-item[1].sent_bytes, item[1].loss))
+    said = [f"{name}: {format_quantity(run.sent_bytes, 'B')}, {run.loss:.3f} nats" for name, run in order]
+    return f"Bytes of a step and final loss. {'; '.join(said)}."
 
 
 @checked

@@ -4,8 +4,8 @@
 # **Question.** How few bits will do?
 #
 # In data parallel training (lab 09) the *ranks*, processes with one GPU each, exchange a gradient in every step, 32
-# bits a number. On a slow link that is what they wait for. You send 4 bits, then one number in a hundred, then nothing
-# for many steps; and see what the model's loss says to it, and when it saves time.
+# bits a number. On a slow link that is what they wait for. You send 4 bits, then one number in a hundred; and see what
+# that does to the model's loss, and when it saves time.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -41,7 +41,6 @@ from lablib.compress import (
     compressed_step,
     error_growth,
     hierarchical_reduce_scatter,
-    largest_stable_rate,
     layer_fragments,
     level_bytes,
     quantized_all_gather,
@@ -436,7 +435,7 @@ pd.DataFrame(rows).T
 #
 # Fewer than 1 bit a number: send only the largest. *Top-k* sends the k numbers of largest magnitude with their places,
 # and nothing of the rest (Aji and Heafield, 2017). But a small gradient that always points the same way is then never
-# heard. *Error feedback* keeps on each rank what was left out, the *residual*, and adds it to the next gradient (Seide
+# sent. *Error feedback* keeps on each rank what was left out, the *residual*, and adds it to the next gradient (Seide
 # et al., 2014; Karimireddy et al., 2019):
 #
 #     a = g + e          the gradient and the residual
@@ -448,8 +447,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ### Exercise 3: error feedback
 #
-# `compress(x)` returns what a message says of x, a tensor of x's shape. Several parameters come by in each step, each
-# by its name. Some have the same shape.
+# `compress(x)` returns what a message says of x, a tensor of x's shape. In each step the gradients of several parameters
+# are sent, each with its name. Some have the same shape.
 
 
 # %% tags=["exercise"]
@@ -473,7 +472,7 @@ def error_feedback(compress):
 
 
 # %%
-# Try it: only the largest of four numbers is sent. When is the 1 heard?
+# Try it: only the largest of four numbers is sent. When is the 1 sent?
 def keep_largest(x):
     return torch.where(x.abs() == x.abs().max(), x, torch.zeros_like(x))
 
@@ -544,7 +543,7 @@ print("guess:", my_guess_adam)
 # Now all methods, recorded: three seeds each, the same search for a learning rate, AdamW, 192 steps on real text. Left
 # and down is better; the bar reaches from the best to the worst seed, and the dotted line is *none*, 32 bits.
 # *Random-k* sends places that all ranks draw alike, *one bit* signs and one scale, *PowerSGD* two thin matrices whose
-# product is near each gradient. Which would you send with?
+# product is near each gradient.
 
 # %%
 runs = recorded_runs()
@@ -595,14 +594,14 @@ table(with_sgd, "SGD, none")[
 # %% [markdown] minutes=5
 # ## When does it pay?
 #
-# Saved bytes are seconds only where somebody waits for them. With t_wire for the bytes, t_pack for packing, and a share
+# Saved bytes are seconds only where somebody waits for them (Agarwal et al., 2022). With t_wire for the bytes, t_pack for packing, and a share
 # of compute that hides communication,
 #
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
 # Where packing costs as much as it saves, the link has its *break-even bandwidth* B: a faster one, and it does not pay.
-# If the few bytes hide whole, what they save is all that W bytes expose, so there t_pack = W / B - overlap x compute,
-# and B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2 TB/s.
+# Where the compressed bytes are hidden, the saving is what W bytes of 32-bit numbers expose, W / B - overlap x compute. It
+# equals t_pack at B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2 TB/s.
 
 # %%
 numel, compute_s = 1e9, 0.5
@@ -788,7 +787,7 @@ print(f"{total['ZeRO-3'] / total['ZeRO++']:.2f} times fewer bytes across nodes")
 pd.DataFrame(rows).T.rename_axis("bytes of a step, all ranks")
 
 # %% [markdown]
-# Not quite 4: scales of blocks are the difference. And bytes are not time. The paper reports up to 2.16 times the
+# Not quite 4: scales of blocks are the difference. The paper reports up to 2.16 times the
 # throughput on 384 GPUs (V100s). If nothing overlaps, a step of compute c and communication t becomes c + t/4. That is
 # 2.16 times faster where c is 0.40 t. When is that plausible? Below: 18 billion parameters on 24 nodes, GPUs that reach
 # 50 TFLOP/s (our assumption; a V100's peak is 125), and one or eight cards of 12.5 GB/s in a node.
@@ -812,7 +811,7 @@ pd.DataFrame(rows).T.rename_axis("tokens of a GPU")
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: eight bits that are a floating-point number
 #
-# INT8's steps are equal. An *FP8* code is a small floating-point number: E4M3 has 3 bits of mantissa, so a number is
+# INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022): E4M3 has 3 bits of mantissa, so a number is
 # off by a share of itself, 1/16 at most. Which of the two would you take for numbers of equal size, which beside
 # outliers? Compare the whole error, and how many numbers became 0.
 
@@ -916,35 +915,6 @@ for number, error in enumerate(launch(beside_torchs_hook, ranks=3).values[0], 1)
         f"by {error:.0e} of the largest gradient",
     )
 
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: gradients that come late
-#
-# Another way not to wait: use the gradient of s steps ago, whose communication had s steps to hide. On a bowl h w^2 / 2
-# the learning rate must then stay below 2 sin(pi / (4 s + 2)) / h. Try just below and just above.
-
-
-# %%
-def far_away(staleness, rate, num_steps=2000):
-    ws = [1.0] * (staleness + 1)
-    for _ in range(num_steps):
-        ws.append(ws[-1] - rate * ws[-1 - staleness])
-    return max(abs(w) for w in ws[-20:])
-
-
-for staleness in (0, 1, 2, 4):
-    limit = largest_stable_rate(1.0, staleness)
-    below, above = (far_away(staleness, factor * limit) for factor in (0.98, 1.02))
-    print(
-        f"s = {staleness}: limit {limit:.3f};",
-        f"2% below it w is {below:.0e}, 2% above {above:.0e}",
-    )
-stale = {name: run for name, run in runs.items() if name.startswith(("none", "stale"))}
-table(stale)[["loss (nats)", "less none's", "+- 95%", "lr"]].round(4)
-
-# %% [markdown]
-# In the recorded runs a gradient one step late costs more than top-k of 1% does. Those are the first 192 steps,
-# where the loss falls fastest; staleness costs most there.
-
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: 1-bit Adam, and why it left
 #
@@ -980,8 +950,8 @@ table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # A ratio that stays near 1 would be settled; a single 1.00 only says that two sums agree. Here it is not: the loss
-# still falls fast, and with beta2 = 0.95 the mean of squares reaches back 20 steps only. In the paper's runs of BERT
-# warmup takes 15 to 20% of the steps. Recorded here, with a warmup of 38 of 192, momentum by signs loses less than
+# still falls fast, and with beta2 = 0.95 the mean of squares reaches back 20 steps only. DeepSpeed's tutorial proposes a
+# warmup of 15 to 25% of the steps. Recorded here, with a warmup of 38 of 192, momentum by signs loses less than
 # gradients by signs with feedback, and more than without.
 #
 # DeepSpeed had 1-bit Adam from 2020 and removed it in September 2026, as unused (pull request 8490). Why nobody used it
