@@ -71,7 +71,7 @@ def make_replica(stage, options):
 
 
 # %% [markdown]
-# `parallel.Zero` is where this lab will arrive. Its stage 0, made above, is plain data parallel training. The program
+# `parallel.Zero` is the library's version of what you build. Its stage 0 is plain data parallel training. The program
 # below makes one step to fill the optimizer's memory, and then the one that we look at. `phase` names a part of a
 # program: "setup" is left out of pictures. In "rest" the ranks only wait for each other, so that we can see what they
 # hold from backward to `zero_grad`. (`node_mesh` makes groups of ranks; in stage 0 each is alone in its own.)
@@ -103,8 +103,8 @@ runs = {"stage 0": run_stage(0)}
 
 # %% [markdown]
 # `launch` runs the program on simulated GPUs. With `fidelity="shapes"` tensors have shapes but no values, so this takes
-# seconds; and since all ranks do the same, `simulate=[0]` runs one of them. The *memory tracker* books what the rank
-# holds.
+# seconds; and since all ranks do the same, `simulate=[0]` runs one of them. The *memory tracker* records what the
+# rank holds.
 
 # %%
 HELD = ["parameter", "gradient", "optimizer state"]
@@ -129,7 +129,7 @@ table_of({"stage 0": held_at_rest(runs["stage 0"])})
 # %% [markdown]
 # Parameters: 2 in BF16 and 4 of the master copy. Gradients: 2. AdamW's averages: 8. Together 16 bytes for each
 # parameter, on every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state: 2 + 2
-# + 12). With one more GPU the group holds 16 bytes more, which it holds already.
+# + 12).
 
 # %% [markdown] minutes=2
 # ## A prediction
@@ -277,7 +277,7 @@ print(f"bytes for each parameter on each of {ranks} ranks, from backward to zero
 table_of({name: held_at_rest(run) for name, run in runs.items()})
 
 # %% [markdown]
-# Only the optimizer's part shrinks: the master copy, booked as parameters, from 4 to 4/n, and its state from 8 to 8/n.
+# Only the optimizer's part shrinks: the master copy, counted as parameters, from 4 to 4/n, and its state from 8 to 8/n.
 # Parameters and gradients are whole on every rank, as before.
 
 # %% [markdown] minutes=13
@@ -470,7 +470,7 @@ pd.DataFrame(rows).T
 # In stages 1 and 2 the all-gather after the update is exposed, since the library waits for all of it. Stage 3 has
 # none there: parameters come in the next forward, one unit ahead. So on 4 ranks of this machine stage 3's step is
 # shorter than stage 1's. With few ranks, or where links are slow (`ranks: 2`, or 8 on `pcie-a100`), its third
-# transfer sticks out, and stage 1's is shorter. And why does stage 0 take longest? Its optimizer updates everything on
+# transfer is exposed, and stage 1's is shorter. And why does stage 0 take longest? Its optimizer updates everything on
 # every rank, which shows beside a batch this small.
 #
 # Now all stages in one picture. Its x axis is a share of each stage's own step.
@@ -499,7 +499,7 @@ show(attach(figure, f"The most in a step: {', '.join(most)}.", figure.layout.met
 # that is the hump of activations, which no stage cuts: stage 2 saves much less there than at rest.
 
 # %% [markdown] minutes=4
-# ## The bill
+# ## Bytes held and sent
 #
 # Memory is your exercise 1, with the empty room included. And what does a rank send in a step? Every all-gather and
 # every reduce-scatter sends (n-1)/n of its bytes, which are 2 N for N parameters. Stages 0 to 2 have two, and stage 3
@@ -530,8 +530,8 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # Stages 1 and 2 send what data parallel training sends: they cost no traffic. Stage 3 costs half as much again, less
-# the root's part. On n ranks 16 bytes a parameter become 16/n: as few as one likes. What stays are activations, and
-# two whole units with their gradients.
+# the root's part. On n ranks 16 bytes a parameter become 16/n. What stays are activations, and two whole units
+# with their gradients.
 
 # %% [markdown] minutes=4
 # ## Explore: does it fit?
@@ -646,7 +646,8 @@ check.clip_shards(clip_shards)
 #
 # The price of stage 3: its gathers hide only behind enough compute. Compute grows with the tokens of a rank's
 # batch, gathers do not. The formula: forward takes the longer of its compute and its gathers, and so does backward.
-# Move the bandwidth of the network, then the ranks. With how many tokens is stage 3 hopeless?
+# Move the bandwidth of the network, then the ranks. Below how many
+# tokens are gathers exposed even with overlap?
 
 # %%
 TOKENS = [2**k for k in range(8, 18)]
@@ -687,7 +688,7 @@ examples = [{"bandwidth": 1e10}, {"num_ranks": 1024, "grouping": "parameter"}]
 explore(exposed_share, draw_share, controls, interactive=interactive, examples=examples)
 
 # %% [markdown]
-# <details><summary>When is it hopeless?</summary>
+# <details><summary>How many?</summary>
 #
 # Below some number of tokens the step lasts as long as its gathers and reduce-scatters, whatever the overlap: about
 # 2,100 as the sliders stand. It does not depend on the model's size, while latency is small: both sides grow with the
@@ -708,10 +709,8 @@ for bandwidth, n, grouping, tokens in [
     h100 = find_cluster("dgx-h100")
     slow = h100.replace(inter=Link("network", h100.inter.latency_s, bandwidth))
     sizes = zero_latency.unit_params(find_transformer("gpt3-6.7b"), grouping)
-    time, flops_per_s = (
-        zero_latency.zero3_time(sizes, slow, n),
-        REACHED * h100.device.peak("bfloat16"),
-    )
+    time = zero_latency.zero3_time(sizes, slow, n)
+    flops_per_s = REACHED * h100.device.peak("bfloat16")
     fewest = zero_latency.smallest_batch(time, sum(sizes), flops_per_s)
     assert abs(fewest / tokens - 1) < 0.02, (bandwidth, n, grouping, fewest)
     print(f"{bandwidth:.0e} B/s, {n} ranks, a unit is a {grouping}: {fewest:,.0f} tokens")
@@ -756,9 +755,9 @@ parts_of_a_step = ["forward", "backward", "step", "exposed", "makespan"]
 comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# The recording's machine was busy: read its direction, not its digits. An error is negative where the prediction is
+# The recording's machine was busy: its seconds are rough. An error is negative where the prediction is
 # too short. Calls and bytes are equal on both sides; seconds are not. In the recording *exposed* is furthest off in
-# percent: gathers that were predicted to hide stick out. The reasons are lab 09's: gloo's threads move bytes on the
+# percent: gathers that were predicted to hide do not. The reasons are lab 09's: gloo's threads move bytes on the
 # cores that compute, and new memory, which stage 3 asks for and returns with every unit, must be cleared.
 
 # %% [markdown] tags=["further"] minutes=4
@@ -812,7 +811,7 @@ pd.DataFrame(rows).T
 # The same order of gathers, which FSDP2 starts earlier, and the same loss. (The small B in its forward copies a
 # gather's result into place.) Another thing differs: it cuts each parameter along its first dimension, and copies the
 # pieces into one buffer around each collective. `Zero` has one flat buffer a unit, cuts it wherever a shard ends, and
-# copies gradients alone. But cut parameter by parameter, each keeps its shape, its dtype and its settings.
+# copies gradients alone. In return each of FSDP2's parameters keeps its shape, its dtype and its settings.
 
 # %%
 shapes = [tuple(param.shape) for param in GPT(config, device="meta").blocks[0].parameters()]
@@ -921,7 +920,7 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # The 8 ranks of one node step no faster on the host than one rank alone: they share its memory. On more nodes there are
-# more hosts, each rank's share is smaller, and so is what is saved. It buys a model that else would not fit.
+# more hosts, each rank's share is smaller, and so is what is saved. It pays where a model would not fit otherwise.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a checkpoint for other ranks

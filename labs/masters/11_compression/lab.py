@@ -447,8 +447,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ### Exercise 3: error feedback
 #
-# `compress(x)` returns what a message says of x, a tensor of x's shape. In each step the gradients of several parameters
-# are sent, each with its name. Some have the same shape.
+# `compress(x)` returns what a message says of x, a tensor of x's shape. In each step the gradients of several
+# parameters are sent, each with its name. Some have the same shape.
 
 
 # %% tags=["exercise"]
@@ -594,14 +594,14 @@ table(with_sgd, "SGD, none")[
 # %% [markdown] minutes=5
 # ## When does it pay?
 #
-# Saved bytes are seconds only where somebody waits for them (Agarwal et al., 2022). With t_wire for the bytes, t_pack for packing, and a share
-# of compute that hides communication,
+# Saved bytes are seconds only where somebody waits for them (Agarwal et al., 2022). With t_wire for the bytes, t_pack
+# for packing, and a share of compute that hides communication,
 #
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
 # Where packing costs as much as it saves, the link has its *break-even bandwidth* B: a faster one, and it does not pay.
-# Where the compressed bytes are hidden, the saving is what W bytes of 32-bit numbers expose, W / B - overlap x compute. It
-# equals t_pack at B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2 TB/s.
+# Where the compressed bytes are hidden, the saving is what W bytes of 32-bit numbers expose, W / B - overlap x compute.
+# It equals t_pack at B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2 TB/s.
 
 # %%
 numel, compute_s = 1e9, 0.5
@@ -811,9 +811,9 @@ pd.DataFrame(rows).T.rename_axis("tokens of a GPU")
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: eight bits that are a floating-point number
 #
-# INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022): E4M3 has 3 bits of mantissa, so a number is
-# off by a share of itself, 1/16 at most. Which of the two would you take for numbers of equal size, which beside
-# outliers? Compare the whole error, and how many numbers became 0.
+# INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022): E4M3 has 3 bits of
+# mantissa, so a number is off by a share of itself, 1/16 at most. Which of the two would you take for numbers of equal
+# size, which beside outliers? Compare the whole error, and how many numbers became 0.
 
 # %%
 inputs = {
@@ -950,8 +950,8 @@ table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # A ratio that stays near 1 would be settled; a single 1.00 only says that two sums agree. Here it is not: the loss
-# still falls fast, and with beta2 = 0.95 the mean of squares reaches back 20 steps only. DeepSpeed's tutorial proposes a
-# warmup of 15 to 25% of the steps. Recorded here, with a warmup of 38 of 192, momentum by signs loses less than
+# still falls fast, and with beta2 = 0.95 the mean of squares reaches back 20 steps only. DeepSpeed's tutorial proposes
+# a warmup of 15 to 25% of the steps. Recorded here, with a warmup of 38 of 192, momentum by signs loses less than
 # gradients by signs with feedback, and more than without.
 #
 # DeepSpeed had 1-bit Adam from 2020 and removed it in September 2026, as unused (pull request 8490). Why nobody used it
@@ -1119,7 +1119,7 @@ table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(
 # - T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 #   Optimization", 2019, arXiv 1905.13727.
 # - H. Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", 2021,
-#   arXiv 2102.02888.
+#   arXiv 2102.02888; the length of its warmup: deepspeed.ai/tutorials/onebit-adam, section 1.4.
 # - S. U. Stich, "Local SGD Converges Fast and Communicates Little", 2018, arXiv 1805.09767.
 # - A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv 2311.08105.
 # - A. Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", 2025,
