@@ -21,8 +21,9 @@ Cost for n ranks, N parameters, a warmup of T_w of T steps:
     sent bytes  2(n-1)/n 4 N in warmup, about 2(n-1)/n N/8 after it: T_w / T + 1/32 of Adam's altogether
 Shapes: momentum is sent flat, [N].
 Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", 2021,
-arXiv 2102.02888, algorithm 1; the length of warmup: deepspeed.ai/tutorials/onebit-adam, section 1.4; the removal: github.com/deepspeedai/DeepSpeed/pull/8490, merged 2026-09-12. That links
-and ZeRO made it unneeded is our reading; the pull request says only that it was unused.
+arXiv 2102.02888, algorithm 1; the length of warmup: deepspeed.ai/tutorials/onebit-adam, section 1.4; the removal:
+github.com/deepspeedai/DeepSpeed/pull/8490, merged 2026-09-12. That links and ZeRO made it unneeded is our reading; the
+pull request says only that it was unused.
 Simplified: bias is corrected, as in AdamW, that of v as at the end of warmup; the scale is `one_bit.py`'s.
 """
 

@@ -52,10 +52,8 @@ def quantize(expect: Expect, quantize: Callable[[Tensor, int, int], tuple[Tensor
     for bits, dtype, others in ((4, torch.float64, 4), (3, torch.float32, draw.integer(4, 20)), (5, torch.float64, 90)):
         _expect_right_on_average(expect, quantize, bits, dtype, others)
     types = [torch.float32, torch.float64]
-    for bits in draw.shuffled([2, 6, 7, 8]):
-        blocks = draw.choice([draw.integer(1, 4), REPEATS])
-        _expect_right_on_average(expect, quantize, bits, draw.choice(types), draw.integer(4, 20), blocks)
-    _expect_right_on_average(expect, quantize, draw.integer(2, 8), draw.choice(types), 4, draw.integer(1, 4))
+    _expect_right_on_average(expect, quantize, draw.choice([2, 6, 7]), draw.choice(types), 8)
+    _expect_right_on_average(expect, quantize, 8, draw.choice(types), 4, blocks=draw.integer(1, 4))
 
 
 class _Casts(TorchDispatchMode):
@@ -160,8 +158,7 @@ def _expect_right_on_average(
     steps = torch.tensor([float(most), -0.3, 0.3, *halves, *others, *whole], dtype=dtype)
     scale = 2.0 ** draw.integer(-8, 8)
     x = (steps * scale).repeat(blocks)
-    codes, _ = _codes_and_scales(expect, answer, x, len(steps), bits)
-    calls = [codes, *(answer(x.clone(), len(steps), bits)[0] for _ in range(REPEATS // blocks - 1))]
+    calls = [answer(x.clone(), len(steps), bits)[0] for _ in range(REPEATS // blocks)]
     codes = torch.cat(calls).view(-1, len(steps)).double()
     kept = float((codes[:, -len(whole) :] == torch.tensor(whole).double()).all(1).double().mean())
     expect.that(
