@@ -588,8 +588,8 @@ table(with_sgd, "SGD, none")[
 # *squares*: what arrives late and in one piece has a larger square, and cannot be added to the squares of before. That
 # this is the reason is our reading; it was not measured.
 #
-# One bit under SGD shows nothing yet: with feedback its best rate was the lowest that was tried. And this is one small
-# model and its first 192 steps: an order found here is an order here.
+# Of one bit under SGD nothing can be said: with feedback its best rate was the lowest that was tried. And this is one
+# small model and its first 192 steps: elsewhere the order may be another.
 
 # %% [markdown] minutes=5
 # ## When does it pay?
