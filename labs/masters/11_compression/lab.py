@@ -530,7 +530,7 @@ show(
 
 # %% [markdown]
 # Look at the end: early on a step is large, and the order is noise. One seed says little; the recorded runs below have
-# three. Feedback fits SGD because its step is *linear* in the gradient: to add g today or next week comes to the same,
+# three. Feedback fits SGD because its step is *linear* in the gradient: to add g now or some steps later is the same,
 # nearly. Those runs are made with AdamW. Guess: with top-k, does feedback help there as well?
 
 # %%
