@@ -495,8 +495,8 @@ most = [f"{name} {format_quantity(max(curve), 'B')}" for name, curve in curves.i
 show(attach(figure, f"The most in a step: {', '.join(most)}.", figure.layout.meta["table"]))
 
 # %% [markdown]
-# Stage 1 saves most, of the optimizer's 12 bytes. Whether a model fits is decided by the highest point. From stage 1 on
-# that is the hump of activations, which no stage cuts: stage 2 saves much less there than at rest.
+# Stage 1 saves most, of the optimizer's 12 bytes. Whether a model fits is decided by the highest point. In stages 2
+# and 3 that is the hump of activations, which no stage cuts: there stage 2 saves much less than at rest.
 
 # %% [markdown] minutes=4
 # ## Bytes held and sent
