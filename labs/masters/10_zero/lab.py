@@ -524,7 +524,7 @@ for name, run in runs.items():
     told |= {"sent": sent, "sent by formula": sent_by_formula}
     rows[name] = {key: format_quantity(size, "B", 4) for key, size in told.items()}
     rows[name]["bytes a parameter"] = f"{held / num_params:.2f}"
-    rows[name]["times stage 0's traffic"] = f"{sent / plain:.2f}"
+    rows[name]["times sent"] = f"{sent / plain:.2f}"
 print(f"you guessed {my_guess_smallest} bytes a parameter, {my_guess_times} times the traffic")
 pd.DataFrame(rows).T
 
