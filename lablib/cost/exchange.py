@@ -2,7 +2,7 @@
 
 The same two algorithms as for equal messages (algorithms.py), with bytes[a, b] from rank a to rank b in place of S/n:
 
-    grouped   every message at once:  max over ranks, levels, in and out of (alpha + sum over its messages of bytes beta)
+    grouped   every message at once:  max over ranks, levels, in and out of (alpha + sum over messages of bytes beta)
     direct    n - 1 shifted rounds:   sum over rounds k of max over ranks a of (alpha + bytes[a, a + k] beta)
 
 A message of no bytes is still sent, and has its alpha: torch posts all n (n - 1) of them, since ranks that leave one

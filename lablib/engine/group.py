@@ -18,8 +18,9 @@ which receives were posted. One message occupies the sender's output port and th
 
 Phantoms. Of a group only some ranks may be simulated. The others, its phantoms, are taken to do the same at the same
 time: a collective begins when its last simulated member has come, and moves the bytes of the whole group over its whole
-network; an all-to-all's messages are then all as large as those of its fullest simulated member. Where the ranks of a group are replicas of one another, that is what simulating all of them gives. A message to
-or from a phantom has nobody at its other end: whoever runs the ranks refuses it (`is_phantom`).
+network; an all-to-all's messages are then all as large as those of its fullest simulated member. Where the ranks of a
+group are replicas of one another, that is what simulating all of them gives. A message to or from a phantom has nobody
+at its other end: whoever runs the ranks refuses it (`is_phantom`).
 
 What is planned in that way is pushed back when a collective on the same wires slows a message down.
 

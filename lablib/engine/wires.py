@@ -5,8 +5,8 @@ message from a to b uses a's way out and b's way in, of the level between them; 
 that its algorithm is made of (lablib/cost/routes.py).
 
 Simplified: a collective is on all its wires from its first byte to its last, and counts fully on each, though a ring
-across nodes leaves most of the wires inside them idle; and an all-to-all on those of all its ranks, at every level at which
-it has bytes to move, though some of its ranks may have none.
+across nodes leaves most of the wires inside them idle; an all-to-all on those of all its ranks, at every level at which
+it has bytes to move, though some ranks may have none.
 """
 
 from collections import Counter

@@ -31,7 +31,7 @@ class Transfer:
         all_reduce, reduce, broadcast     the tensor that each rank holds
         all_gather, gather                what a rank (the root) has in the end: the n shards together
         reduce_scatter, scatter           what a rank (the root) gives: the n shards together
-        all_to_all                        what a rank gives or gets; with uneven shards, the most that any does
+        all_to_all                        what a rank gives or gets; with uneven splits, the most that any does
         send                              the message
         barrier                           0; so has a call that a fault kept from its end
 

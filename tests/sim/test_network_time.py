@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from math import isclose
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import Run, launch
-from lablib.cost import GroupNetwork, collective_cost
+from lablib.cost import GroupNetwork, collective_cost, exchange_cost
+from lablib.faults import SlowLink
 from lablib.hardware import Cluster, find_cluster
 
 # torch 2.13 deprecates all_gather_into_tensor and reduce_scatter_tensor, which programs still use.
@@ -105,16 +107,62 @@ def test_a_collective_of_some_ranks_costs_what_their_own_edges_cost(members, dat
     assert run.traffic.transfers[0].sent_bytes == cost.sent_bytes
 
 
-def test_one_large_message_of_an_uneven_exchange_makes_the_round_last():
-    # Rank 0 sends 900 bytes to rank 1 and nothing else: the fullest rank, 900 bytes, counts.
-    def program() -> None:
-        rank = dist.get_rank()
-        outgoing, incoming = ([0, 900, 0], [0, 0, 0]) if rank == 0 else ([0, 0, 0], [900 * (rank == 1), 0, 0])
-        dist.all_to_all_single(bits(sum(incoming)), bits(sum(outgoing)), incoming, outgoing)
+def splits_of(sizes: np.ndarray, as_lists: bool = False) -> None:
+    """An all-to-all of sizes[a, b] bytes from rank a to rank b."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    given, wanted = sizes[rank].tolist(), sizes[:, rank].tolist()
+    if as_lists:
+        dist.all_to_all([bits(size) for size in wanted], [bits(size) for size in given])
+    else:
+        work = dist.all_to_all_single(bits(sum(wanted)), bits(sum(given)), wanted, given, async_op=n % 2 == 0)
+        if work is not None:
+            work.wait()
 
-    run = launch(program, ranks=3, cluster=H100)
-    cost = collective_cost("all_to_all", 900, GroupNetwork(H100, range(3)))
-    assert isclose(run.timeline.makespan_s, cost.time_s, rel_tol=ROUNDING)
+
+@settings(max_examples=25)
+@given(st.integers(1, 6), st.data(), st.booleans())
+def test_an_uneven_exchange_is_counted_and_priced_by_message(ranks, data, as_lists):
+    sizes = st.lists(st.one_of(st.just(0), st.integers(0, 5_000)), min_size=ranks**2, max_size=ranks**2)
+    matrix = np.array(data.draw(sizes)).reshape(ranks, ranks)
+    cluster = H100.replace(devices_per_node=2)
+    run = launch(splits_of, matrix, as_lists, ranks=ranks, cluster=cluster)
+    cost = exchange_cost(matrix, GroupNetwork(cluster, range(ranks)))
+    sent = matrix.astype(float)
+    np.fill_diagonal(sent, 0)
+    assert np.array_equal(run.traffic.matrix(ranks), sent)
+    assert isclose(run.timeline.makespan_s, cost.time_s, rel_tol=1e-9)
+    assert np.allclose(run.traffic.transfers[0].sent_bytes, sent.sum(1))
+
+
+def test_an_exchange_inside_nodes_leaves_the_wires_between_them_free():
+    cluster = H100.replace(devices_per_node=2)
+    inside = np.array([[0, 10**6, 0, 0], [10**6, 0, 0, 0], [0, 0, 0, 10**6], [0, 0, 10**6, 0]])
+
+    def program(sizes: np.ndarray | None) -> None:
+        across = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
+        work = dist.all_reduce(bits(10**7), group=across, async_op=True)
+        if sizes is not None:
+            splits_of(sizes)
+        assert work is not None
+        work.wait()
+
+    def reduce_s(sizes: np.ndarray | None) -> float:
+        transfers = launch(program, sizes, ranks=4, cluster=cluster).traffic.transfers
+        return max(t.end_s - t.start_s for t in transfers if t.name == "all_reduce")
+
+    assert reduce_s(inside) == reduce_s(None)
+    assert reduce_s(inside[::-1]) > reduce_s(None)  # the same bytes, across
+
+
+def test_an_uneven_exchange_over_a_slow_link_takes_its_factor_longer():
+    sizes = np.array([[0, 10**7, 0], [0, 0, 0], [0, 0, 0]])
+    healthy, slow = (
+        launch(splits_of, sizes, ranks=3, cluster=H100, faults=faults).timeline.makespan_s
+        for faults in ([], [SlowLink(0, 1, factor=4)])
+    )
+    elsewhere = launch(splits_of, sizes, ranks=3, cluster=H100, faults=[SlowLink(1, 2, factor=4)]).timeline.makespan_s
+    assert slow > 3 * healthy
+    assert elsewhere == healthy
 
 
 def times(run: Run) -> list[tuple[float, float]]:
