@@ -55,6 +55,7 @@ from lablib.figures.updates import figure_singular_values as figure_singular_val
 from lablib.figures.loading import figure_idle_shares as figure_idle_shares
 from lablib.figures.loading import figure_loading as figure_loading
 from lablib.figures.tensor_times import figure_tensor_times as figure_tensor_times
+from lablib.figures.matrices import figure_matrices as figure_matrices
 from lablib.figures.equal_memory import figure_equal_memory as figure_equal_memory
 from lablib.figures.tiles import figure_tiles as figure_tiles
 from lablib.figures.staircase import figure_staircase as figure_staircase

@@ -21,6 +21,7 @@ def figure_tensor_times(
     exposed_s: Sequence[float],
     ranks_per_node: int = 0,
     title: str = "",
+    note: str = "",
 ) -> go.Figure:
     """Two bars on each other for each number of ranks, a mark at 1/n of the first, and a line where the node ends.
 
@@ -30,6 +31,7 @@ def figure_tensor_times(
         exposed_s: seconds of communication beside which nothing is computed.
         ranks_per_node: of the machine; 0 draws no line.
         title: of the figure.
+        note: a sentence after those that say what is seen.
 
     Raises:
         ValueError: no number of ranks, one below 1, or not one time of each kind for each.
@@ -81,7 +83,7 @@ def figure_tensor_times(
         "exposed (%)": [100 * share for share in shares],
         "speedup": [layer_s[0] / whole if whole else 0.0 for whole in layer_s],
     }
-    return attach(figure, _summary(ranks, layer_s, shares, ranks_per_node), columns)
+    return attach(figure, " ".join([_summary(ranks, layer_s, shares, ranks_per_node), note]).strip(), columns)
 
 
 def _summary(ranks: Sequence[int], layer_s: Sequence[float], shares: Sequence[float], ranks_per_node: int) -> str:

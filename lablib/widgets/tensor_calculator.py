@@ -1,0 +1,97 @@
+"""How far does tensor parallelism reach? Machine, width, ranks, tokens -> the time of a layer, and what of it is exposed.
+
+The picture has the layer on 1 to so many ranks, compute and exposed communication on each other, and the end of the
+node. Its sentence says from how many tokens on 2D would send less.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+from lablib.figures.tensor_times import figure_tensor_times
+from lablib.hardware import find_cluster
+from lablib.parallel.tensor_bytes import LayerSizes, fewest_tokens_for_2d
+from lablib.parallel.tensor_time import WAYS, TensorLayerTime, tensor_times
+from lablib.signature import checked
+from lablib.units import plural
+from lablib.widgets.controls import Choice, Control, IntChoice
+from lablib.widgets.explore import explore
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from lablib.widgets.explorer import Explorer
+    from lablib.widgets.static import Pictures
+
+MACHINES = ("dgx-h100", "dgx-a100", "pcie-a100")
+RANKS = (2, 4, 8, 16, 32, 64)
+SEQ_LEN, HEAD_WIDTH = 2048, 64
+_EXAMPLES = ({"cluster": "pcie-a100"}, {"width": 16384, "ranks": 64})
+
+
+class Found(NamedTuple):
+    """A layer on 1, 2, 4, ... ranks; the ranks of a node; and where 2D begins to send less."""
+
+    times: list[TensorLayerTime]
+    ranks_per_node: int
+    tokens: int
+    square: int
+    fewest_for_2d: float
+
+
+@checked
+def tensor_calculator(
+    interactive: bool = True,
+    cluster: str = "dgx-h100",
+    width: int = 8192,
+    ranks: int = 16,
+    sequences: int = 2,
+    way: str = "f and g",
+) -> Explorer | Pictures:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings. Sequences of 2,048 tokens.
+
+    Arguments:
+        interactive: whether there are controls.
+        cluster: one of `MACHINES`.
+        width: of the residual stream; heads are 64 wide.
+        ranks: most ranks that are drawn.
+        sequences: of a micro-batch.
+        way: one of `tensor_time.WAYS`.
+
+    Raises:
+        ValueError: one that is not among the control's.
+    """
+    controls: list[Control] = [
+        Choice("cluster", "Machine", MACHINES, cluster),
+        IntChoice("width", "Width", (4096, 8192, 16384), width),
+        IntChoice("ranks", "Ranks", RANKS, ranks, "at most"),
+        IntChoice("sequences", "Micro-batch", (1, 2, 4, 8, 16), sequences, f"x {SEQ_LEN} tokens"),
+        Choice("way", "Way", WAYS, way),
+    ]
+    return explore(tensor_layer, _draw, controls, interactive, _EXAMPLES)
+
+
+@checked
+def tensor_layer(cluster: str, width: int, ranks: int, sequences: int, way: str) -> Found:
+    """The layer on 1, 2, 4, ... ranks. Arguments as `tensor_calculator`.
+
+    Raises:
+        ValueError: names nobody knows, or a width that is no multiple of 64 and of the ranks.
+    """
+    layer = LayerSizes(sequences, SEQ_LEN, width, width // HEAD_WIDTH)
+    counts = [2**k for k in range(ranks.bit_length())]
+    machine = find_cluster(cluster)
+    square = isqrt(max(ranks, 4)) ** 2
+    times = tensor_times(layer, machine, counts, way)
+    return Found(times, machine.devices_per_node, layer.tokens, square, fewest_tokens_for_2d(width, square))
+
+
+def _draw(found: Found) -> go.Figure:
+    times, per_node, tokens, square, fewest = found
+    columns = zip(*((one.ranks, one.compute_s, one.exposed_s) for one in times), strict=True)
+    verb = "more" if tokens <= fewest else "less"
+    note = (
+        f"On {plural(square, 'ranks')} 2D would send less from {fewest:,.0f} tokens on: here, with {tokens:,}, {verb}."
+    )
+    return figure_tensor_times(*map(list, columns), per_node, note=note)
