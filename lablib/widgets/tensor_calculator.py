@@ -1,4 +1,4 @@
-"""How far does tensor parallelism reach? Machine, width, ranks, tokens -> the time of a layer, and what of it is exposed.
+"""How far does tensor parallelism reach? Machine, width, ranks, tokens -> the time of a layer, and what is exposed.
 
 The picture has the layer on 1 to so many ranks, compute and exposed communication on each other, and the end of the
 node. Its sentence says from how many tokens on 2D would send less.

@@ -1,0 +1,334 @@
+"""Checks of lab 12: tensor parallel. All run on the simulator, on ranks, sizes and data that are drawn anew."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from lablib import Run, launch
+from lablib.course import Expect, exercise
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.parallel import SEQUENCE, TENSOR, MLPShard
+from lablib.parallel.tensor_mlp import tensor_mlp as _library_mlp
+from lablib.units import plural
+
+HALF = 0.5  # of a byte: budgets of bytes that are exact
+NAMES = ("up", "up_bias", "down", "down_bias")
+KINDS = {
+    "all_reduce": "all-reduce",
+    "all_gather_into_tensor": "all-gather",
+    "all_gather_single": "all-gather",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "reduce_scatter_single": "reduce-scatter",
+}
+
+
+def _uneven(draw: Draw, ranks: int, least: int, most: int) -> list[int]:
+    """A share for each rank, not all equal; the first is not the largest."""
+    shares = [draw.integer(least, most) for _ in range(ranks)]
+    if ranks > 1:
+        shares[0], shares[-1] = least, most + 1
+    return shares
+
+
+def _whole_mlp(draw: Draw, width: int, hidden: int, dtype: torch.dtype) -> list[Tensor]:
+    shapes = ((width, hidden), (hidden,), (hidden, width), (width,))
+    return [0.7 * draw.tensor(shape, dtype) for shape in shapes]
+
+
+def _mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    return F.gelu(x @ up + up_bias, approximate="tanh") @ down + down_bias
+
+
+def _shards(whole: Sequence[Tensor], start: int, end: int) -> list[Tensor]:
+    """Leaves of their own, on this rank's GPU, some of them laid out in columns."""
+    up, up_bias, down, down_bias = whole
+    mine = (up[:, start:end], up_bias[start:end], down[start:end], down_bias)
+    return [part.clone().to(torch.get_default_device()).requires_grad_() for part in mine]
+
+
+def _expect_value(expect: Expect, rule: str, where: str, saw: Any, wanted: Tensor, ranks: int, rtol: float) -> None:
+    if saw is None:
+        raise RuleBroken(f"{rule}{where}", "None: is there a return?", "a tensor")
+    if isinstance(saw, Tensor) and saw.dtype != wanted.dtype:
+        raise RuleBroken(f"the output has the dtype of x{where}", str(saw.dtype), str(wanted.dtype))
+    _refuse_factor(f"{rule}{where}", saw, wanted, ranks)
+    expect.close(f"{rule}{where}", saw, wanted, rtol=rtol, atol=rtol * float(wanted.abs().max()))
+
+
+def _refuse_factor(rule: str, saw: Any, wanted: Tensor, ranks: int) -> None:
+    """n times, or 1/n of, what is right has a message of its own: an optimizer such as Adam would hide it."""
+    if ranks == 1 or not isinstance(saw, Tensor) or saw.shape != wanted.shape or not wanted.numel():
+        return
+    for factor, told in ((ranks, f"{ranks} times that, as of {ranks} ranks"), (1 / ranks, f"1/{ranks} of that")):
+        if torch.allclose(saw.double(), factor * wanted.double(), rtol=1e-5, atol=1e-12) and wanted.abs().max() > 0:
+            raise RuleBroken(rule, told, "1 time")
+
+
+def _expect_gradient(
+    expect: Expect, name: str, where: str, saw: Tensor | None, wanted: Tensor, parts: Tensor | None, rtol: float, n: int
+) -> None:
+    """`parts`: what this rank alone would find, without the other ranks' parts of the sum."""
+    rule = f"the gradient of {name} is that of one device{where}"
+    if saw is None:
+        raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
+    atol = rtol * float(wanted.abs().max())
+    is_part = parts is not None and saw.shape == parts.shape and torch.allclose(saw, parts, rtol=1e-5, atol=atol)
+    if n > 1 and is_part and not torch.allclose(parts, wanted, rtol=1e-5, atol=atol):  # pyright: ignore
+        raise RuleBroken(rule, "this rank's part of it alone", "the sum of all ranks' parts")
+    _refuse_factor(rule, saw, wanted, n)
+    expect.close(rule, saw, wanted, rtol=rtol, atol=atol)
+
+
+def _expect_calls(expect: Expect, run: Run, best: Run, allowed: dict[str, int], where: str) -> None:
+    """Neither calls nor bytes beyond those of the library; a send and its receive count once."""
+    calls = Counter(KINDS.get(transfer.name, transfer.name) for transfer in run.traffic.transfers)
+    told = ", ".join(f"{count} {name}" for name, count in allowed.items())
+    other = {name: count for name, count in calls.items() if count > allowed.get(name, 0)}
+    saw = ", ".join(f"{count} {name}" for name, count in sorted(calls.items())) or "none"
+    expect.that(f"collectives of one forward and backward{where}", not other, saw=saw, expected=f"at most {told}")
+    sent = [max(one.traffic.sent_bytes(rank) for rank in range(one.ranks)) for one in (run, best)]
+    expect.budget(f"bytes a rank sends, forward and backward{where}", sent[0], sent[1] + HALF, "B")
+
+
+# ---- exercise 1 ----
+
+
+@exercise(
+    "An MLP on n ranks",
+    hints=[
+        "Two places: where x enters, and where the parts of the output become one. What does each do in backward?",
+        "f is `with_gradient(x, same, all_reduced)`; g is the other way round. down_bias must count once: where?",
+        "x = f(x); hidden = gelu(x @ up + up_bias); return g(hidden @ down) + down_bias.",
+    ],
+)
+def tensor_mlp(expect: Expect, tensor_mlp: Callable[..., Any]) -> None:
+    not_from_lablib(tensor_mlp)
+    draw = expect.draw
+    for ranks, dtype in [(draw.integer(3, 5), torch.float64), (1, torch.float64), (draw.choice([2, 4]), torch.float32)]:
+        expect.measured.clear()  # what holds is shown for the last number of ranks
+        _expect_mlp(expect, tensor_mlp, ranks, dtype)
+
+
+def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: torch.dtype) -> None:
+    """Two layers behind each other with a residual sum: the input of the second has a gradient from both ways."""
+    draw, rtol = expect.draw, 1e-9 if dtype == torch.float64 else 1e-4
+    tokens, width, shares = draw.integer(3, 7), draw.integer(4, 9), _uneven(draw, ranks, 2, 5)
+    ends = [sum(shares[: rank + 1]) for rank in range(ranks)]
+    wholes = [_whole_mlp(draw, width, ends[-1], dtype) for _ in range(2)]
+    x, grad = draw.tensor((tokens, width), dtype), draw.tensor((tokens, width), dtype)
+
+    def program(x: Tensor, grad: Tensor, wholes: list[list[Tensor]], answer: Callable[..., Any]) -> dict[str, Any]:
+        rank = dist.get_rank()
+        shards = [_shards(whole, ends[rank] - shares[rank], ends[rank]) for whole in wholes]
+        x = x.clone().requires_grad_()
+        first = observe(answer, x, *shards[0])
+        if not isinstance(first.value, Tensor):
+            return {"calls": [first], "y": None, "grads": []}
+        second = observe(answer, x + first.value, *shards[1])
+        y = None
+        if isinstance(second.value, Tensor):
+            y = x + first.value + second.value
+            y.backward(grad.clone())
+        grads = [x.grad, *(part.grad for shard in shards for part in shard)]
+        outputs = [None if call.value is None else call.value.detach() for call in (first, second)]
+        return {"calls": [first, second], "outputs": outputs, "y": y, "grads": grads}
+
+    run = expect.launch(program, x, grad, wholes, answer, ranks=ranks)
+
+    def reference(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+        shard = MLPShard(up.t(), up_bias, down.t(), down_bias)
+        return _library_mlp(x, shard, None, TENSOR)
+
+    best = launch(program, x, grad, wholes, reference, ranks=ranks)
+    leaves = [x.clone().requires_grad_(), *(part.clone().requires_grad_() for whole in wholes for part in whole)]
+    first = _mlp(leaves[0], *leaves[1:5])
+    second = _mlp(leaves[0] + first, *leaves[5:])
+    (leaves[0] + first + second).backward(grad)
+    on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
+    with expect.as_one(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
+        for rank, value in enumerate(run.values):
+            where = f"{on}, rank {rank})"
+            if value["y"] is None:
+                raise RuleBroken(f"the output is returned{where}", "None: is there a return?", "a tensor")
+            rule = "the output is that of one device"
+            _expect_value(expect, rule, where, value["outputs"][0], first.detach(), ranks, rtol)
+            _expect_value(expect, rule, where, value["outputs"][1], second.detach(), ranks, rtol)
+            start, end = ends[rank] - shares[rank], ends[rank]
+            found = value["grads"]
+            names = ["x", *(f"{name} of MLP {i}" for i in (1, 2) for name in NAMES)]
+            for i in (8, 4, 5, 6, 7, 1, 2, 3, 0):  # what lies behind first: x's holds all mistakes
+                wanted = leaves[i].grad
+                if i and (i - 1) % 4 != 3:
+                    cut = (slice(None), slice(start, end)) if (i - 1) % 4 == 0 else (slice(start, end),)
+                    wanted = wanted[cut]  # pyright: ignore[reportOptionalSubscript]
+                _expect_gradient(expect, names[i], where, found[i], wanted, None, rtol, ranks)  # pyright: ignore
+            changes_nothing(expect, value["calls"])
+    _expect_calls(expect, run, best, {"all-reduce": 4}, f" of two MLPs{on})")
+
+
+# ---- exercise 2 ----
+
+
+@exercise(
+    "A norm and an MLP, on cut tokens",
+    hints=[
+        "f' is an all-gather, and its gradient a sum of which each rank needs its own tokens'. g' is its mirror.",
+        "gain and down_bias meet this rank's tokens alone, so each rank finds a part of their gradient. Which of f and "
+        "g, applied to the weight, adds the parts up?",
+        "gain and down_bias go through with_gradient(..., same, all_reduced); the norm's result through "
+        "with_gradient(..., gathered, scattered); hidden @ down through with_gradient(..., scattered, gathered).",
+    ],
+)
+def sequence_mlp(expect: Expect, sequence_mlp: Callable[..., Any]) -> None:
+    not_from_lablib(sequence_mlp)
+    draw = expect.draw
+    for ranks, dtype in [(draw.integer(3, 5), torch.float64), (1, torch.float64), (draw.choice([2, 4]), torch.float32)]:
+        expect.measured.clear()
+        _expect_sequence(expect, sequence_mlp, ranks, dtype)
+
+
+def _library_sequence(x: Tensor, gain: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    normed = F.rms_norm(x, x.shape[1:], TENSOR.enter(gain, None))
+    shard = MLPShard(up.t(), up_bias, down.t(), down_bias)
+    return _library_mlp(normed[None], shard, None, SEQUENCE)[0]
+
+
+def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: torch.dtype) -> None:
+    draw, rtol = expect.draw, 1e-9 if dtype == torch.float64 else 1e-4
+    per_rank, width, shares = draw.integer(9, 14), draw.integer(4, 9), _uneven(draw, ranks, 2, 5)
+    ends = [sum(shares[: rank + 1]) for rank in range(ranks)]
+    whole = _whole_mlp(draw, width, ends[-1], dtype)
+    shape = (ranks * per_rank, width)
+    x, grad, gain = draw.tensor(shape, dtype), draw.tensor(shape, dtype), 1 + 0.3 * draw.tensor((width,), dtype)
+
+    def program(x: Tensor, grad: Tensor, gain: Tensor, whole: list[Tensor], answer: Callable[..., Any]) -> Any:
+        rank = dist.get_rank()
+        shard = _shards(whole, ends[rank] - shares[rank], ends[rank])
+        own = slice(rank * per_rank, (rank + 1) * per_rank)
+        x, gain = x[own].clone().requires_grad_(), gain.clone().requires_grad_()
+        call = observe(answer, x, gain, *shard)
+        if isinstance(call.value, Tensor) and call.value.shape == x.shape:
+            (x + call.value).backward(grad[own].clone())
+        return call, [part.grad for part in (x, gain, *shard)]
+
+    run = expect.launch(program, x, grad, gain, whole, answer, ranks=ranks)
+    best = launch(program, x, grad, gain, whole, _library_sequence, ranks=ranks)
+    leaves = [part.clone().requires_grad_() for part in (x, gain, *whole)]
+    y = _mlp(F.rms_norm(leaves[0], (width,), leaves[1]), *leaves[2:])
+    (leaves[0] + y).backward(grad)
+    on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
+    with expect.as_one(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
+        for rank, (call, found) in enumerate(run.values):
+            where, own = f"{on}, rank {rank})", slice(rank * per_rank, (rank + 1) * per_rank)
+            if isinstance(call.value, Tensor) and call.value.shape == y.shape and ranks > 1:
+                saw = f"{len(y)} tokens, those of all ranks"
+                raise RuleBroken(f"the output is of this rank's tokens{where}", saw, f"{per_rank} tokens")
+            wanted_y = y.detach()[own]
+            _expect_value(
+                expect, "the output is one device's, this rank's tokens", where, call.value, wanted_y, ranks, rtol
+            )
+            start, end = ends[rank] - shares[rank], ends[rank]
+            cuts: list[Any] = [own, ..., (slice(None), slice(start, end)), slice(start, end), slice(start, end), ...]
+            names = ["x", "gain", *NAMES]
+            parts = grad[own].sum(0)
+            for i in (5, 2, 3, 4, 1, 0):
+                alone = parts if i == 5 else None
+                wanted: Any = leaves[i].grad
+                _expect_gradient(expect, names[i], where, found[i], wanted[cuts[i]], alone, rtol, ranks)
+            changes_nothing(expect, [call])
+    allowed = {"all-gather": 2, "reduce-scatter": 2, "all-reduce": 2}
+    _expect_calls(expect, run, best, allowed, f"{on})")
+
+
+# ---- exercise 3 ----
+
+
+@exercise(
+    "A loss of cut logits",
+    hints=[
+        "Three numbers a token travel: the maximum, the sum of exp, and the right word's logit, which one rank has.",
+        "Ranks that do not have the right word give 0. Behind a sum over ranks stands g: all-reduce forward, nothing "
+        "backward.",
+        "top = logits.detach().amax(1), all-reduced with MAX; total = g((logits - top).exp().sum(1)); target = g(this "
+        "rank's shifted logit of the target, or 0); the loss is (total.log() - target).mean().",
+    ],
+)
+def sharded_loss(expect: Expect, sharded_loss: Callable[..., Any]) -> None:
+    not_from_lablib(sharded_loss)
+    draw = expect.draw
+    double, single = torch.float64, torch.float32
+    cases = [
+        (draw.integer(3, 5), double, "logits near 0", 1.0, 0.0),
+        (1, double, "logits near 0", 1.0, 0.0),
+        (draw.integer(2, 4), single, "large logits: exp would overflow", 20.0, 300.0),
+        (draw.integer(2, 4), single, "very negative logits: exp would be 0", 20.0, -300.0),
+        (draw.integer(2, 4), double, "one rank's logits are far larger", 1.0, 1.0),
+    ]
+    for case in cases:
+        expect.measured.clear()
+        _expect_loss(expect, sharded_loss, *case)
+
+
+def _expect_loss(
+    expect: Expect, answer: Callable, ranks: int, dtype: torch.dtype, kind: str, scale: float, offset: float
+) -> None:
+    draw, rtol = expect.draw, 1e-9 if dtype == torch.float64 else 1e-4
+    shares = [share + 1 for share in _uneven(draw, ranks, 2, 4)]
+    if ranks > 1:
+        shares[draw.integer(0, ranks - 2)] = 1  # a rank with a single word
+    ends = [sum(shares[: rank + 1]) for rank in range(ranks)]
+    words, tokens = ends[-1], ends[-1] + draw.integer(3, 9)
+    logits = scale * draw.tensor((tokens, words), dtype) + offset
+    if kind.startswith("one rank"):
+        logits[:, : ends[0]] += 900.0
+    # Every word is some token's target, the first and the last of each shard too.
+    targets = torch.tensor(draw.shuffled([i % words for i in range(tokens)]))
+
+    def program(logits: Tensor, targets: Tensor, answer: Callable) -> Any:
+        rank = dist.get_rank()
+        first = ends[rank] - shares[rank]
+        own = logits[:, first : ends[rank]].clone().requires_grad_()
+        call = observe(answer, own, targets.clone(), first)
+        if isinstance(call.value, Tensor) and call.value.numel() == 1 and call.value.requires_grad:
+            (3 * call.value).backward()
+        value = call.value.detach().clone() if isinstance(call.value, Tensor) else call.value
+        return call, value, own.grad
+
+    run = expect.launch(program, logits, targets, answer, ranks=ranks)
+    whole = logits.clone().requires_grad_()
+    loss = F.cross_entropy(whole, targets)
+    (3 * loss).backward()
+    on = f" ({plural(ranks, 'ranks')}, {kind}"
+    with expect.as_one(f"loss and gradients are those of one device, on every rank{on})", "right"):
+        for rank, (call, value, grad) in enumerate(run.values):
+            where = f"{on}, rank {rank})"
+            rule = f"the loss is the mean over tokens, as on one device{where}"
+            if value is None:
+                raise RuleBroken(rule, "None: is there a return?", "a tensor with one number")
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise RuleBroken(rule, f"{shape}", "a tensor with one number")
+            if torch.allclose(value.double(), tokens * loss.double(), rtol=1e-4):
+                raise RuleBroken(rule, f"{tokens} times that: the sum over tokens", "the mean")
+            expect.close(rule, float(value), float(loss.detach()), rtol=rtol, atol=rtol)
+            wanted: Any = whole.grad
+            wanted = wanted[:, ends[rank] - shares[rank] : ends[rank]]
+            _expect_gradient(expect, "logits", where, grad, wanted, None, rtol, ranks)
+            changes_nothing(expect, [call])
+
+    def reference(own: Tensor, targets: Tensor, first: int) -> Tensor:
+        """Uneven shares are not the library's chunks: only its three sums are made."""
+        total = own.detach().sum(1)
+        for _ in range(3):
+            dist.all_reduce(total)
+        return own.sum()
+
+    best = launch(program, logits, targets, reference, ranks=ranks)
+    _expect_calls(expect, run, best, {"all-reduce": 3}, f"{on})")

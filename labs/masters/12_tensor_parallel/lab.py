@@ -1,0 +1,580 @@
+# %% [markdown]
+# # Lab 12: Tensor parallel
+#
+# **Question.** How do you split one matrix product?
+#
+# In the labs before, every GPU computed whole layers, of its own part of the batch. Now several GPUs share each layer:
+# every one has a piece of every large matrix. Cut the first matrix of a layer by columns and the second by rows, and
+# one sum is all that has to travel. You build that for an MLP, for what stands between the MLPs, and for the loss; and
+# see why it stays inside a node.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+from collections import Counter
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from lablib import find_cluster, launch, parallel, phase
+from lablib.course import checks_for, try_out
+from lablib.figures import figure_matrices, figure_tensor_times, format_quantity, show
+from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.parallel.tensor_mlp import mlp_sent_bytes
+from lablib.widgets import tensor_calculator
+
+check = checks_for("12")
+check
+
+# %% tags=["parameters"]
+backend: str = "sim"  # sim | gloo | nccl
+ranks: int = 4  # that share a layer: 2, 4 or 8
+real_ranks: int = 2  # ranks that run as real processes on this machine: 2 or 4
+cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # few repeats
+
+# %% [markdown] minutes=7
+# ## Two ways to cut a product
+#
+# A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
+# each output. Here 6 tokens of width 8, and 12 outputs. (Dark squares are large numbers.)
+
+# %%
+assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
+numbers = torch.Generator().manual_seed(0)
+X = torch.randn(6, 8, generator=numbers, dtype=torch.float64)
+W = torch.randn(8, 12, generator=numbers, dtype=torch.float64) / 3
+BY_COLUMNS = {"W by columns": (1, ranks), "X W_r": (1, ranks)}
+show(figure_matrices({"X whole": X, "W by columns": W, "X W_r": X @ W}, BY_COLUMNS, "By columns"))
+BY_ROWS = {"X by columns": (1, ranks), "W by rows": (0, ranks)}
+show(figure_matrices({"X by columns": X, "W by rows": W, "sum": X @ W}, BY_ROWS, "By rows"))
+
+# %% [markdown]
+# **By columns**, rank r has some columns W_r. It needs all of X, and gets some columns of Y. **By rows**, it needs only
+# some columns of X, those that meet its rows. But what it gets is as large as Y, and only a part: Y is the sum of all
+# ranks' parts. (Every number of Y is a sum over the width, and each rank has some of its terms.) In code, run on
+# simulated ranks:
+
+
+# %%
+def product(way):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if way == "columns":
+        return X @ W.chunk(n, dim=1)[rank]
+    part = X.chunk(n, dim=1)[rank] @ W.chunk(n, dim=0)[rank]
+    dist.all_reduce(part)  # lab 08: the sum of all ranks' tensors, on all of them
+    return part
+
+
+runs = {way: launch(product, way, ranks=ranks) for way in ("columns", "rows")}
+side_by_side = torch.cat(runs["columns"].values, dim=1)
+print("columns, side by side, are X W:", torch.allclose(side_by_side, X @ W))
+print("rows, added up, are X W:       ", torch.allclose(runs["rows"].values[0], X @ W))
+for way, run in runs.items():
+    print(f"{way}: a rank sends {format_quantity(run.traffic.sent_bytes(0), 'B')}")
+
+# %% [markdown]
+# Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to 4 D, the function GELU on each number alone, and a
+# matrix `down` back to D. All ranks have the same input, and all need the whole output.
+#
+# Which cut for which matrix? Write down how many *collectives* (calls that all ranks make together, such as an
+# all-reduce) forward needs, and then backward, which must find every gradient, the input's too.
+
+# %%
+my_guess_forward = None  # a whole number
+my_guess_backward = None  # a whole number
+print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} backward")
+
+# %% [markdown] minutes=13
+# ## Columns, then rows
+#
+# What a product by columns gives, some columns on each rank, is just what a product by rows takes. And GELU, which sees
+# each number alone, may stand between them: gelu(X W_r) is a rank's columns of gelu(X W). Had `up` been cut by rows,
+# its output would be a sum, and gelu of a sum is no sum of gelus: a collective before GELU.
+#
+#     up by columns    gelu          down by rows     all-reduce
+#     X U_0            gelu(X U_0)   gelu(X U_0) D_0  \
+#     X U_1            gelu(X U_1)   gelu(X U_1) D_1   +  Y
+
+# %% [markdown]
+# So forward needs one all-reduce, of the output. And backward? Every rank has the gradient of Y, which is the gradient
+# of its part, too: a sum passes it on unchanged. But every rank has used X, each with other columns. The gradient of X
+# is the *sum* of what they find.
+#
+# Megatron-LM calls these two places f and g (Shoeybi et al., 2019): **f**, where X enters, does nothing forward and an
+# all-reduce backward; **g**, where Y leaves, an all-reduce forward and nothing backward. Autograd cannot know that. The
+# helper below makes a function with any backward that we give it.
+
+
+# %%
+class WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, forward, backward):
+        ctx.rule = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.rule(grad), None, None
+
+
+def with_gradient(x, forward, backward):
+    """`forward(x)`, whose gradient autograd takes through `backward(grad)`."""
+    return WithGradient.apply(x, forward, backward)
+
+
+def same(x):
+    return x.view_as(x)
+
+
+def all_reduced(x):
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
+
+
+# %%
+# An example: x passes unchanged, and its gradient, which is 1, 1, is multiplied by ten.
+leaf = torch.ones(2, requires_grad=True)
+with_gradient(leaf, same, lambda grad: 10 * grad).sum().backward()
+print("gradient:", leaf.grad.tolist())
+
+# %% [markdown]
+# ### Exercise 1: an MLP on n ranks
+#
+# Write it with f and g. All ranks get the same x; `up`, `up_bias` and `down` are this rank's, and the ranks may have
+# unequal shares of F. `down_bias` is whole, and the same on all ranks. Every rank must end with the whole output, and
+# with one device's gradients: of x, of `down_bias`, and of its own shards. Stuck? Run `check.tensor_mlp.hint()` in a
+# new cell.
+
+
+# %% tags=["exercise"]
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    """gelu(x up + up_bias) down + down_bias, on all ranks.
+
+    x: [N, D]. up: [D, f], some columns. up_bias: [f]. down: [f, D], some rows.
+    down_bias: [D]. GELU: F.gelu(..., approximate="tanh").
+    """
+    ### BEGIN SOLUTION
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+    ### END SOLUTION
+
+
+# %%
+# gelu(10) is 10, and so on each of 2 ranks: 10 * 1 + 10 * 1 + 0.5. The gradient of x is 2: a 1 from each.
+def small_mlp():
+    x, one = torch.full((1, 1), 10.0, requires_grad=True), torch.ones(1, 1)
+    y = tensor_mlp(x, one, torch.zeros(1), one, torch.full((1,), 0.5))
+    y.sum().backward()
+    return y.item(), round(x.grad.item(), 3)
+
+
+try_out(small_mlp, ranks=2)
+
+# %% tags=["check"] points=3
+check.tensor_mlp(tensor_mlp)
+
+# %% [markdown]
+# The library's MLP, and a naive one beside it: both matrices by columns, and every output made whole at once by an
+# all-gather. (An *all-gather* gives all ranks' pieces to all of them. `fidelity="shapes"` computes no values, so large
+# sizes cost nothing.) Is the number of calls what you guessed?
+
+# %%
+TOKENS, WIDTH = 4096, 4096
+
+
+def one_mlp(is_naive):
+    made = {"dtype": torch.bfloat16, "requires_grad": True}
+    whole = [(4 * WIDTH, WIDTH), (4 * WIDTH,), (WIDTH, 4 * WIDTH), (WIDTH,)]
+    whole = parallel.MLPShard(*(torch.zeros(shape, **made) for shape in whole))
+    x = torch.zeros(1, TOKENS, WIDTH, **made)
+    mlp = parallel.naive_tensor_mlp if is_naive else parallel.tensor_mlp
+    y = mlp(x, whole if is_naive else parallel.shard_mlp(whole))
+    y.backward(torch.zeros_like(y))
+
+
+print(f"guesses: {my_guess_forward} forward, {my_guess_backward} backward")
+table = {}
+for name, is_naive in {"naive": True, "columns, then rows": False}.items():
+    run = launch(one_mlp, is_naive, ranks=ranks, cluster=cluster, fidelity="shapes", simulate=[0])
+    calls = Counter((t.name, t.phase) for t in run.traffic.transfers)
+    formula = mlp_sent_bytes(TOKENS, WIDTH, 4 * WIDTH, ranks, 2, naive=is_naive)
+    sent = {"sent": run.traffic.sent_bytes(0), "sent by formula": formula}
+    table[name] = {key: format_quantity(value, "B", 4) for key, value in sent.items()}
+    table[name]["calls"] = ", ".join(f"{n} {call} {part}" for (call, part), n in calls.items())
+pd.DataFrame(table).T
+
+# %% [markdown]
+# One all-reduce each way, of N D numbers: 2 (n-1)/n N D in each (lab 08). F, the number of hidden columns, is not in it:
+# they never travel. Neither does n, nearly: **what a rank sends is fixed, while its share of the work shrinks.**
+
+# %% [markdown] minutes=4
+# ## Attention: heads
+#
+# The other half of a layer is *attention*. Its *heads* work side by side: none reads another. So queries, keys and
+# values are cut by columns, a head's columns together, and the matrix behind them by rows. f in front, g behind, as in
+# the MLP. So a layer has two all-reduces forward and two backward.
+#
+# Many models have fewer heads of keys and values than of queries: several query heads share one (*grouped queries*).
+# With more ranks than such heads, some ranks must hold a copy of the same one.
+
+# %%
+NUM_HEADS, NUM_KV_HEADS = 16, 2
+held = {}
+for rank in range(ranks):
+    queries = range(*parallel.shard_range(NUM_HEADS, rank, ranks))
+    keys = parallel.key_value_heads_of(rank, NUM_KV_HEADS, ranks)
+    held[f"rank {rank}"] = {"query heads": f"{queries[0]} to {queries[-1]}"}
+    held[f"rank {rank}"]["key-value heads"] = ", ".join(map(str, keys))
+pd.DataFrame(held).T
+
+# %% [markdown]
+# Two copies of one head are one parameter. What must happen with the gradient that each copy's rank finds?
+#
+# <details><summary>Answer</summary>
+#
+# Each rank has the gradient that its own queries give. The copies' gradients must be summed, among those ranks that hold
+# the head; else the copies drift apart. In the library that is f again, applied to the weight, in a group of its own
+# (`shared_key_value_group`).
+#
+# </details>
+
+# %% [markdown] minutes=13
+# ## Sequence parallel
+#
+# Between g and the next f stand norms, dropout and the sum with the layer's input. There every rank does the same, with
+# the same numbers. The work is small, but backward needs what went in: these *activations* are kept n times. Each
+# works on a token alone. So cut the tokens!
+#
+#     tensor     g: all-reduce            norm on N tokens      f: nothing
+#     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
+#
+# A *reduce-scatter* gives each rank its own piece of the sum. An all-reduce is that and an all-gather, one after the
+# other (lab 10). Here only the norm has moved between them. Does it cost more bytes? And what are f' and g' in backward?
+
+# %%
+# torch 2.13 gave both a new name.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def gathered(x):
+    """All ranks' rows, in the order of the ranks."""
+    rows = x.new_empty(dist.get_world_size() * len(x), *x.shape[1:])
+    all_gather(rows, x.contiguous())
+    return rows
+
+
+def scattered(x):
+    """This rank's rows of the sum over ranks."""
+    rows = x.new_empty(len(x) // dist.get_world_size(), *x.shape[1:])
+    reduce_scatter(rows, x.contiguous())
+    return rows
+
+
+def both():
+    own = torch.tensor([1.0 + dist.get_rank()])
+    return f"has {own.tolist()}, gathers {gathered(own).tolist()}, then scatters {scattered(gathered(own)).tolist()}"
+
+
+try_out(both, ranks=2)
+
+# %% [markdown]
+# ### Exercise 2: a norm and an MLP, on cut tokens
+#
+# x is this rank's tokens, all ranks have equally many. The norm is `F.rms_norm(x, (D,), gain)`; `gain` and `down_bias`
+# are whole on every rank. Again all gradients must be one device's. Mind what a rank uses on *its own tokens alone*:
+# whose gradient is then only a part? The budget: the bytes of two all-gathers, two reduce-scatters, and what these
+# parts need.
+
+
+# %% tags=["exercise"]
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    """This rank's tokens of the MLP of the norm of x; all as in exercise 1, but for:
+
+    x: [t, D], own tokens. gain: [D], the same on all ranks. Returns [t, D].
+    """
+    ### BEGIN SOLUTION
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    normed = F.rms_norm(x, x.shape[1:], gain)
+    whole = with_gradient(normed, gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+    ### END SOLUTION
+
+
+# %%
+# Each of 2 ranks has one token of width 1, whose norm is 1 or -1. Both must find 10.0 and -1.6 for their
+# outputs' signs: gelu(3) * 2 ranks * 1 is 5.99 for a token of 1, gelu(-3) * 2 is -0.01.
+def small_sequence():
+    x = torch.full((1, 1), 1.0 - 2 * dist.get_rank())
+    gain, one = torch.ones(1, requires_grad=True), torch.ones(1, 1)
+    y = sequence_mlp(x, gain, 3 * one, torch.zeros(1), one, torch.zeros(1))
+    y.sum().backward()
+    return round(y.item(), 2), round(gain.grad.item(), 2)
+
+
+try_out(small_sequence, ranks=2)
+
+# %% tags=["check"] points=3
+check.sequence_mlp(sequence_mlp)
+
+# %% [markdown]
+# How much memory is it? Which of the rows below will shrink, which are divided by n already? The formula of a layer's
+# activations, row by row; under it, the sum beside what the simulator's *memory tracker* books for one layer of a GPT
+# (two layers, less one).
+
+# %%
+layer = parallel.LayerSizes(batch=1, seq_len=TOKENS, width=WIDTH, heads=32)
+PLANS = {"f and g": parallel.GPT_PLAN, "sequence": parallel.GPT_SEQUENCE_PLAN}
+
+
+def forward_of(num_layers, plan):
+    with phase("setup"):
+        sizes = GPTConfig(num_layers, WIDTH, 32, vocab_size=64, max_seq_len=TOKENS)
+        model = parallel.parallelize(GPT(sizes, dtype=torch.bfloat16), plan=plan)
+    tokens = torch.zeros(1, TOKENS, dtype=torch.long, device=torch.get_default_device())
+    logits = model(tokens)
+    with phase("rest"):
+        dist.barrier()
+    return logits.shape
+
+
+def kept_after(num_layers, plan):
+    run = launch(forward_of, num_layers, plan, ranks=ranks, fidelity="shapes", simulate=[0])
+    rest = run.timeline.select(0, phase="rest")[0]
+    held = run.memory.at(0, (rest.start_s + rest.end_s) / 2)
+    return held["activation"] + held["communication"]
+
+
+# %%
+kept = {}
+for way, plan in PLANS.items():
+    parts = parallel.kept_by_layer(layer, ranks, sequence=way == "sequence")
+    kept[way] = {part.name: part.size_bytes for part in parts}
+    kept[way] |= {"SUM": sum(part.size_bytes for part in parts)}
+    kept[way] |= {"SUM, booked": kept_after(2, plan) - kept_after(1, plan)}
+print(f"bytes that a rank of {ranks} keeps of one layer, {TOKENS} tokens of width {WIDTH}")
+pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
+
+# %% [markdown]
+# Inputs of norms and their statistics are now divided by n. One row is not: inputs of regions, which the all-gather
+# made whole, and which backward needs. (Megatron keeps a rank's own tokens of them and gathers once more in backward:
+# a *further* section.) On the wire it costs nothing: 2 (n-1)/n N D became twice (n-1)/n N D, but for the few sums of
+# gains and biases.
+
+# %% [markdown] minutes=11
+# ## The vocabulary
+#
+# At a GPT's end stands its largest product: for each token a *logit*, a score, for each of V words. W has V columns,
+# cut over the ranks. By exercise 1's way nothing would be sum-med here: this is the end, so every rank has the logits of
+# its own words. Must they be gathered for the loss? They are V numbers a token; the loss of a token is one.
+#
+#     loss = log(sum over v of exp(x_v - m)) + m - x_target        m = max over v of x_v
+#
+# A softmax's maximum m is subtracted first, so that no exp overflows. What has to travel?
+
+# %% [markdown]
+# ### Exercise 3: a loss of cut logits
+#
+# Three all-reduces of one number a token are the budget. Use f and g for gradients: which of the two stands behind a
+# sum over ranks? The maximum needs no gradient: `detach()`, and `dist.all_reduce(m, dist.ReduceOp.MAX)` works in
+# place. Ranks may have unequal shares, of at least one word.
+
+
+# %% tags=["exercise"]
+def sharded_loss(logits, targets, first):
+    """Mean cross-entropy of all tokens, on every rank.
+
+    logits: [N, v], those of words first, ..., first + v - 1: this rank's.
+    targets: [N], the right word of each token, from 0 to V - 1, the same on all ranks.
+    """
+    ### BEGIN SOLUTION
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    is_here = column == targets - first
+    own = shifted.gather(1, column[:, None])[:, 0].where(is_here, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+    ### END SOLUTION
+
+
+# %%
+# 2 ranks, 2 words on each, one token whose four logits are equal: a loss of log 4 = 1.386. The gradient of
+# its logits is 0.25, less 1 at the right word, which is number 2: the first of rank 1.
+def small_loss():
+    logits = torch.zeros(1, 2, requires_grad=True)
+    loss = sharded_loss(logits, torch.tensor([2]), first=2 * dist.get_rank())
+    loss.backward()
+    return round(loss.item(), 3), logits.grad.tolist()
+
+
+try_out(small_loss, ranks=2)
+
+# %% tags=["check"] points=3
+check.sharded_loss(sharded_loss)
+
+# %% [markdown]
+# Now with 128,000 words, as today's models have, the library's loss beside one that gathers the logits:
+
+# %%
+WORDS = 128_000
+
+
+def loss_of(is_gathered):
+    own = torch.zeros(1, TOKENS, WORDS // ranks, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(1, TOKENS, dtype=torch.long)
+    loss = parallel.gathered_loss if is_gathered else parallel.vocabulary_parallel_loss
+    loss(own, targets, WORDS).backward()
+
+
+table = {}
+for name, is_gathered in {"logits gathered": True, "cut": False}.items():
+    run = launch(loss_of, is_gathered, ranks=ranks, cluster=cluster, fidelity="shapes", simulate=[0])
+    found = {"most memory": run.memory.peak_bytes(0), "sent": run.traffic.sent_bytes(0)}
+    table[name] = {key: format_quantity(value, "B") for key, value in found.items()}
+    table[name]["takes"] = format_quantity(run.timeline.makespan_s, "s")
+pd.DataFrame(table).T
+
+# %% [markdown] minutes=7
+# ## Why it stays inside a node
+#
+# A layer of a large model: width 8192, 4096 tokens. Each rank computes 1/n of its products; but what it sends hardly
+# changes with n, as you saw, and waits for it: it is *exposed*, with nothing computed beside it. A node has 8 GPUs,
+# joined by fast links; the network between nodes is several times slower.
+#
+# How many times faster than on one rank will the layer be on 8 ranks, and on 16?
+
+# %%
+my_guess_8 = None  # times as fast, such as 7.5
+my_guess_16 = None
+print("guesses:", my_guess_8, "and", my_guess_16)
+
+# %%
+wide = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
+machine = find_cluster(cluster)
+times = parallel.tensor_times(wide, machine, [1, 2, 4, 8, 16, 32])
+columns = zip(*((time.ranks, time.compute_s, time.exposed_s) for time in times), strict=True)
+show(figure_tensor_times(*map(list, columns), machine.devices_per_node, title=f"A layer on {cluster}"))
+print("guesses:", my_guess_8, "and", my_guess_16)
+for time in times:
+    print(f"{time.ranks:2} ranks: {times[0].layer_s / time.layer_s:.1f} times as fast")
+
+# %% [markdown]
+# This is a formula (`lablib/parallel/tensor_time.py`). Does the simulator, which runs the program call by call, agree?
+# One layer again as two layers less one:
+
+
+# %%
+def step_of(num_layers):
+    with phase("setup"):
+        sizes = GPTConfig(num_layers, wide.width, wide.heads, vocab_size=64, max_seq_len=wide.seq_len)
+        model = parallel.parallelize(GPT(sizes, dtype=torch.bfloat16))
+        tokens = torch.zeros(1, wide.seq_len, dtype=torch.long, device=torch.get_default_device())
+        dist.barrier()
+    parallel.vocabulary_parallel_loss(model(tokens), tokens, 64).backward()
+
+
+def seconds_of(num_layers, n):
+    run = launch(step_of, num_layers, ranks=n, cluster=cluster, fidelity="shapes", simulate=[0])
+    step = run.timeline.without("setup")
+    return pd.Series({"layer": step.makespan_s, "exposed": step.exposed_s(0)})
+
+
+table = {}
+for time in times[3:5]:
+    simulated = seconds_of(2, time.ranks) - seconds_of(1, time.ranks)
+    told = {"layer": time.layer_s, "exposed": time.exposed_s}
+    for name, seconds in told.items():
+        table[f"{time.ranks} ranks, {name}"] = {"formula": seconds, "simulated": simulated[name]}
+pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
+
+# %% [markdown]
+# Try it: a machine without NVLink; a wider layer; more tokens. What helps against the node's end, what does not?
+# (*2D*, in the sentence below the picture, cuts both factors of each product: see *further*.)
+
+# %%
+tensor_calculator(interactive)
+
+# %% [markdown]
+# <details><summary>What helps?</summary>
+#
+# Not more tokens: compute and bytes both grow with them, and the shares stay. A wider layer does: products grow with
+# the width squared, what is sent with the width. A slower link shows at once, inside the node, too. So tensor
+# parallelism takes the fastest links, up to the 8 GPUs of a node, and other ways of sharing work go across
+# (Narayanan et al., 2021, takeaway 1).
+#
+# </details>
+
+# %% [markdown] minutes=4
+# ## A whole GPT by a plan
+#
+# To cut a model nobody needs to rewrite it. A *plan* is data: names of layers (`*` stands for any one part of a name),
+# and how each is cut.
+
+# %%
+for pattern, style in parallel.GPT_PLAN.items():
+    print(f"{pattern:28} {style}")
+
+# %% [markdown]
+# `parallelize` puts a cut layer in the place of each that the plan names. Then everything of this lab at once, held
+# against one device, in float64: the loss, and every gradient made whole again.
+
+
+# %%
+TINY = GPTConfig(2, 64, 8, vocab_size=96, max_seq_len=32)
+words = (torch.arange(2 * 32).view(2, 32) * 7) % 96
+
+
+def gradients(plan):
+    model = GPT(TINY, seed=0, dtype=torch.float64).to(torch.get_default_device())
+    tokens = words.to(torch.get_default_device())
+    if plan is None:
+        loss = next_token_loss(model(tokens), tokens)
+    else:
+        parallel.parallelize(model, plan=plan)
+        loss = parallel.vocabulary_parallel_loss(model(tokens), tokens, TINY.vocab_size)
+    loss.backward()
+    return loss.item(), parallel.full_gradients(model)
+
+
+loss_alone, alone = launch(gradients, None, ranks=1).values[0]
+for way, plan in PLANS.items():
+    loss, found = launch(gradients, plan, ranks=ranks).values[0]
+    off = max(float((found[name] - alone[name]).abs().max()) for name in alone)
+    print(f"{way:8} loss {loss:.12f}, one device {loss_alone:.12f}; gradients off by {off:.0e}")
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - A product is cut by columns (input whole, output cut) or by rows (input cut, output a sum). Columns, then rows: one
+#   sum forward, g, and one backward, f, at whatever hidden width.
+# - Heads are columns. A weight that ranks hold twice, or use on their own tokens alone, has a gradient to be summed.
+# - Sequence parallel: the all-reduce in two halves, and what stood n times between layers is cut. The same bytes.
+# - The loss of cut logits needs three numbers a token.
+# - What a rank sends does not shrink with more ranks, so exposed time takes over: keep to the fastest links, a node.
+
+# %% [markdown]
+# ### Sources
+#
+# - M. Shoeybi, M. Patwary, R. Puri, P. LeGresley, J. Casper, B. Catanzaro, "Megatron-LM: Training Multi-Billion
+#   Parameter Language Models Using Model Parallelism", 2019, arXiv 1909.08053: columns and rows, f and g, the loss
+#   (section 3).
+# - V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198:
+#   sequence parallelism (section 4.2.2).
+# - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+#   arXiv 2104.04473: tensor parallelism inside a node (takeaway 1).
+# - The code: `tensor_regions.py`, `tensor_mlp.py`, `tensor_attention.py`, `sequence_parallel.py`,
+#   `tensor_vocabulary.py`, `tensor_plan.py`, `tensor_bytes.py` and `tensor_time.py` in `lablib/parallel`.
+
+# %%
+check
