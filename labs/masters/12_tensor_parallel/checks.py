@@ -332,3 +332,79 @@ def _expect_loss(
 
     best = launch(program, logits, targets, reference, ranks=ranks)
     _expect_calls(expect, run, best, {"all-reduce": 3}, f"{on})")
+
+
+# ---- exercise 4 ----
+
+
+@exercise(
+    "The shard that one device would draw",
+    hints=[
+        "A generator gives its numbers in order. How does a rank come to those of its rows?",
+        "Draw the whole matrix on every rank, from the same seed, and keep some rows: ceil(rows / n) from rank * that "
+        "on. What keeps the memory of the whole?",
+        "torch.Generator('cpu').manual_seed(seed), torch.randn(rows, columns, ...), then "
+        "whole[rank * room : (rank + 1) * room].clone().",
+    ],
+)
+def draw_shard(expect: Expect, draw_shard: Callable[[int, int, int], Any]) -> None:
+    not_from_lablib(draw_shard)
+    draw = expect.draw
+    n = draw.integer(3, 5)
+    cases = [(n, n * draw.integer(2, 9)), (n, n * draw.integer(2, 9) + draw.integer(1, n - 1)), (n + 1, 2), (1, 7)]
+    for ranks, rows in [*cases, (2 * n, n + 1)]:
+        expect.measured.clear()
+        _expect_drawn(expect, draw_shard, ranks, rows)
+
+
+def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> None:
+    draw = expect.draw
+    columns, seed, outside = draw.integer(2, 9), draw.integer(1, 10**6), draw.integer(1, 10**6)
+
+    def program(answer: Callable) -> Any:
+        before = torch.get_rng_state()
+        shards = [answer(rows, columns, one) for one in (seed, outside, seed)]  # another seed between two equal ones
+        is_untouched = torch.equal(before, torch.get_rng_state())
+        shard = shards[0]
+        held = shard.untyped_storage().nbytes() if isinstance(shard, Tensor) else 0
+        return shards, held, is_untouched
+
+    run = expect.launch(program, answer, ranks=ranks)
+    room, like = -(-rows // ranks), {"dtype": torch.float64, "device": "cpu"}
+    wholes = [
+        torch.randn(rows, columns, generator=torch.Generator("cpu").manual_seed(one), **like)
+        for one in (seed, outside, seed)
+    ]
+    on = f" ({rows} rows, {plural(ranks, 'ranks')}"
+    with expect.as_one(f"the shards together are what one device draws{on})", "equal"):
+        for rank, value in enumerate(run.values):
+            _expect_not_rank_0s(expect, value[0][0], run.values[0][0][0], wholes[0][rank * room :][:room], rank, on)
+        for rank, (shards, held, is_untouched) in enumerate(run.values):
+            where = f"{on}, rank {rank})"
+            for i, (shard, whole) in enumerate(zip(shards, wholes, strict=True)):
+                wanted = whole[rank * room :][:room]
+                if shard is None:
+                    raise RuleBroken(f"the shard is returned{where}", "None: is there a return?", "a tensor")
+                shape = tuple(shard.shape) if isinstance(shard, Tensor) else type(shard).__name__
+                expect.equal(
+                    f"a shard has ceil(rows / n) rows, the last ranks fewer{where}", shape, tuple(wanted.shape)
+                )
+                expect.equal(f"the shard is in float64{where}", str(shard.dtype), str(wanted.dtype))
+                which = ("", ", with another seed", ", drawn again")[i]
+                expect.equal(f"the shard is this rank's rows of what one device draws{which}{where}", shard, wanted)
+            needed = 8 * columns * len(wholes[0][rank * room :][:room])
+            rule = f"a shard does not keep the whole matrix in memory{where}"
+            if shards[0].numel():
+                expect.that(rule, held <= needed, saw=f"{held} bytes are held", expected=f"{needed} bytes")
+            rule = f"torch's own generator stays as it was{where}"
+            expect.that(rule, is_untouched, saw="it has been seeded, or drawn from", expected="as it was")
+    expect.budget(f"communications{on})", len(run.traffic), 0, "calls")
+
+
+def _expect_not_rank_0s(expect: Expect, shard: Any, first: Any, wanted: Tensor, rank: int, on: str) -> None:
+    """Rank 0's rows on another rank have a message of their own: it is the mistake that the section is about."""
+    if not rank or not isinstance(shard, Tensor) or not isinstance(first, Tensor) or shard.shape != first.shape:
+        return
+    if shard.numel() and not torch.equal(shard, wanted) and torch.equal(shard, first):
+        rule = f"ranks draw different shards{on}, rank {rank})"
+        raise RuleBroken(rule, "the same numbers as rank 0", "rows of its own")

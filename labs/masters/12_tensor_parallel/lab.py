@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lablib import find_cluster, launch, parallel, phase
-from lablib.course import checks_for, try_out
+from lablib import find_cluster, launch, parallel, phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import figure_matrices, figure_tensor_times, format_quantity, show
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel.tensor_mlp import mlp_sent_bytes
@@ -179,6 +180,9 @@ try_out(small_mlp, ranks=2)
 # %% tags=["check"] points=3
 check.tensor_mlp(tensor_mlp)
 
+# %%
+show_source(parallel.tensor_mlp, after=check.tensor_mlp)
+
 # %% [markdown]
 # The library's MLP, and a naive one beside it: both matrices by columns, and every output made whole at once by an
 # all-gather. (An *all-gather* gives all ranks' pieces to all of them. `fidelity="shapes"` computes no values, so large
@@ -202,7 +206,8 @@ print(f"guesses: {my_guess_forward} forward, {my_guess_backward} backward")
 table = {}
 for name, is_naive in {"naive": True, "columns, then rows": False}.items():
     run = launch(one_mlp, is_naive, ranks=ranks, cluster=cluster, fidelity="shapes", simulate=[0])
-    calls = Counter((t.name, t.phase) for t in run.traffic.transfers)
+    spans = [span for span in run.timeline.select(0) if span.is_communication]
+    calls = Counter((span.name, span.phase) for span in spans)
     formula = mlp_sent_bytes(TOKENS, WIDTH, 4 * WIDTH, ranks, 2, naive=is_naive)
     sent = {"sent": run.traffic.sent_bytes(0), "sent by formula": formula}
     table[name] = {key: format_quantity(value, "B", 4) for key, value in sent.items()}
@@ -210,8 +215,8 @@ for name, is_naive in {"naive": True, "columns, then rows": False}.items():
 pd.DataFrame(table).T
 
 # %% [markdown]
-# One all-reduce each way, of N D numbers: 2 (n-1)/n N D in each (lab 08). F, the number of hidden columns, is not in it:
-# they never travel. Neither does n, nearly: **what a rank sends is fixed, while its share of the work shrinks.**
+# One all-reduce each way, of N D numbers: 2 (n-1)/n N D in each (lab 08). F, the number of hidden columns, is not in
+# it: they never travel. Neither does n, nearly: **what a rank sends is fixed, while its share of the work shrinks.**
 
 # %% [markdown] minutes=4
 # ## Attention: heads
@@ -238,9 +243,9 @@ pd.DataFrame(held).T
 #
 # <details><summary>Answer</summary>
 #
-# Each rank has the gradient that its own queries give. The copies' gradients must be summed, among those ranks that hold
-# the head; else the copies drift apart. In the library that is f again, applied to the weight, in a group of its own
-# (`shared_key_value_group`).
+# Each rank has the gradient that its own queries give. The copies' gradients must be summed, among those ranks that
+# hold the head; else the copies drift apart. In the library that is f again, applied to the weight, in a group of its
+# own (`shared_key_value_group`).
 #
 # </details>
 
@@ -248,14 +253,15 @@ pd.DataFrame(held).T
 # ## Sequence parallel
 #
 # Between g and the next f stand norms, dropout and the sum with the layer's input. There every rank does the same, with
-# the same numbers. The work is small, but backward needs what went in: these *activations* are kept n times. Each
-# works on a token alone. So cut the tokens!
+# the same numbers. The work is small, but backward needs what went in: these *activations* are kept n times. Each works
+# on a token alone. So cut the tokens!
 #
 #     tensor     g: all-reduce            norm on N tokens      f: nothing
 #     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
 #
 # A *reduce-scatter* gives each rank its own piece of the sum. An all-reduce is that and an all-gather, one after the
-# other (lab 10). Here only the norm has moved between them. Does it cost more bytes? And what are f' and g' in backward?
+# other (lab 10). Here only the norm has moved between them. Does it cost more bytes? And what are f' and g' in
+# backward?
 
 # %%
 # torch 2.13 gave both a new name.
@@ -365,16 +371,16 @@ pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
 
 # %% [markdown]
 # Inputs of norms and their statistics are now divided by n. One row is not: inputs of regions, which the all-gather
-# made whole, and which backward needs. (Megatron keeps a rank's own tokens of them and gathers once more in backward:
-# a *further* section.) On the wire it costs nothing: 2 (n-1)/n N D became twice (n-1)/n N D, but for the few sums of
+# made whole, and which backward needs. (Megatron keeps a rank's own tokens of them and gathers once more in backward: a
+# *further* section.) On the wire it costs nothing: 2 (n-1)/n N D became twice (n-1)/n N D, but for the few sums of
 # gains and biases.
 
 # %% [markdown] minutes=11
 # ## The vocabulary
 #
 # At a GPT's end stands its largest product: for each token a *logit*, a score, for each of V words. W has V columns,
-# cut over the ranks. By exercise 1's way nothing would be sum-med here: this is the end, so every rank has the logits of
-# its own words. Must they be gathered for the loss? They are V numbers a token; the loss of a token is one.
+# cut over the ranks. So every rank has the logits of its own words. Must they be gathered for the loss? They are V
+# numbers a token; the loss of a token is one.
 #
 #     loss = log(sum over v of exp(x_v - m)) + m - x_target        m = max over v of x_v
 #
@@ -384,8 +390,8 @@ pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
 # ### Exercise 3: a loss of cut logits
 #
 # Three all-reduces of one number a token are the budget. Use f and g for gradients: which of the two stands behind a
-# sum over ranks? The maximum needs no gradient: `detach()`, and `dist.all_reduce(m, dist.ReduceOp.MAX)` works in
-# place. Ranks may have unequal shares, of at least one word.
+# sum over ranks? The maximum needs no gradient: `detach()`, and `dist.all_reduce(m, dist.ReduceOp.MAX)` works in place.
+# Ranks may have unequal shares, of at least one word.
 
 
 # %% tags=["exercise"]
@@ -499,8 +505,8 @@ for time in times[3:5]:
 pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% [markdown]
-# Try it: a machine without NVLink; a wider layer; more tokens. What helps against the node's end, what does not?
-# (*2D*, in the sentence below the picture, cuts both factors of each product: see *further*.)
+# Try it: a machine without NVLink; a wider layer; more tokens. What helps against the node's end, what does not? (*2D*,
+# in the sentence below the picture, cuts both factors of each product: see *further*.)
 
 # %%
 tensor_calculator(interactive)
@@ -510,8 +516,8 @@ tensor_calculator(interactive)
 #
 # Not more tokens: compute and bytes both grow with them, and the shares stay. A wider layer does: products grow with
 # the width squared, what is sent with the width. A slower link shows at once, inside the node, too. So tensor
-# parallelism takes the fastest links, up to the 8 GPUs of a node, and other ways of sharing work go across
-# (Narayanan et al., 2021, takeaway 1).
+# parallelism takes the fastest links, up to the 8 GPUs of a node, and other ways of sharing work go across (Narayanan
+# et al., 2021, takeaway 1).
 #
 # </details>
 
@@ -531,7 +537,7 @@ for pattern, style in parallel.GPT_PLAN.items():
 
 
 # %%
-TINY = GPTConfig(2, 64, 8, vocab_size=96, max_seq_len=32)
+TINY = GPTConfig(2, 64, 8, vocab_size=96, max_seq_len=32, tied_head=False)
 words = (torch.arange(2 * 32).view(2, 32) * 7) % 96
 
 
@@ -553,6 +559,204 @@ for way, plan in PLANS.items():
     off = max(float((found[name] - alone[name]).abs().max()) for name in alone)
     print(f"{way:8} loss {loss:.12f}, one device {loss_alone:.12f}; gradients off by {off:.0e}")
 
+# %% [markdown] tags=["further"] minutes=7
+# ## Further: random numbers
+#
+# Which draws must agree over ranks, and which must not? Who computes the same must draw the same: what is whole on
+# every rank, the order of the data, dropout of what all ranks hold. Who has a part of its own must draw differently:
+# its shard of a weight, dropout of its own heads and hidden columns; with sequence parallelism, of its own tokens.
+#
+# Suppose all ranks have one seed, and each draws its shard of `up`. No collective will complain. What happens to the
+# model?
+
+# %%
+SEED, OUT, IN = 3, 24, 12
+
+
+def shards_drawn(way):
+    draw = parallel.naive_sharded_normal if way == "naive" else parallel.sharded_normal
+    return draw((OUT, IN), dim=0, std=1.0, seed=SEED)
+
+
+pictures = {}
+for way in ("naive", "real"):
+    pictures[way] = torch.cat(launch(shards_drawn, way, ranks=ranks).values).T
+CUTS = {way: (1, ranks) for way in pictures}
+show(figure_matrices(pictures, CUTS, "Columns of a weight, drawn rank by rank", "Left: each rank's are the same."))
+
+# %% [markdown]
+# Left, every rank's columns are copies of rank 0's. Equal columns get equal gradients, so they *stay* equal: the model
+# has 1/n of its hidden columns, n times over, and its loss falls nicely, only less far. Hugging Face restarted the
+# training of SmolLM3 after a trillion tokens for this: each tensor-parallel rank had the same seed ("The Smol Training
+# Playbook", 2025). Seed + rank would repair it; but then the model depends on the number of ranks.
+
+# %% [markdown]
+# ### Exercise 4: the shard that one device would draw
+#
+# A rank's shard is ceil(rows / n) rows, in order; the last ranks have fewer, or none. All shards together must be what
+# one device draws: `torch.randn(rows, columns, generator=..., dtype=torch.float64)`, from a CPU generator with `seed`.
+# Nothing travels, torch's own generator stays as it was, and a shard does not keep the whole matrix in memory.
+
+
+# %% tags=["exercise"]
+def draw_shard(rows, columns, seed):
+    """This rank's rows of a matrix [rows, columns] of normal numbers, in float64, on the CPU."""
+    ### BEGIN SOLUTION
+    generator = torch.Generator("cpu").manual_seed(seed)
+    like = {"dtype": torch.float64, "device": "cpu"}
+    whole = torch.randn(rows, columns, generator=generator, **like)
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room].clone()
+    ### END SOLUTION
+
+
+# %%
+def five_rows():
+    return draw_shard(5, 2, seed=0).shape  # 2 rows, 2 rows, 1, and none
+
+
+try_out(five_rows, ranks=4)
+
+# %% tags=["check"] points=2
+check.draw_shard(draw_shard)
+
+# %% [markdown]
+# `parallel.wrong_draws(model)` finds shards that are equal on all ranks, and whole parameters that are not.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: hide what travels
+#
+# Backward of Y = X W makes two products: the gradient of X, which is to be summed, and that of W, which is not. Make
+# that of X first, and let its sum travel beside the other (*overlapped*). With sequence parallelism the input can be
+# gathered again in backward, beside the first product, and need not be kept (*gathered again*). At last, a product of
+# some tokens needs these alone: cut product and collective *in chunks*, and each chunk travels beside a product (Wang
+# et al., 2023). By the formula:
+
+# %%
+table = {}
+for way in ("f and g", "overlapped", "sequence", "gathered again", "in chunks"):
+    one = parallel.tensor_layer_time(wide, machine, 8, way)
+    table[way] = {"compute": one.compute_s, "exposed": one.exposed_s, "layer": one.layer_s}
+print(f"one layer on 8 ranks of {cluster}, forward and backward")
+pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
+
+
+# %% [markdown]
+# Measured on the simulator: an all-gather and one product by columns, in one piece and in chunks. F is forward.
+
+
+# %%
+def entrance(in_chunks, n):
+    x = torch.zeros(1, wide.seq_len // n, wide.width, dtype=torch.bfloat16)
+    own = torch.zeros(4 * wide.width // n, wide.width, dtype=torch.bfloat16)
+    if in_chunks:
+        return parallel.gather_linear(x, own, None).shape
+    return parallel.column_linear(x, own, None, region=parallel.SEQUENCE).shape
+
+
+table = {}
+for name, in_chunks in {"in one piece": False, "in chunks": True}.items():
+    run = launch(entrance, in_chunks, 4, ranks=4, cluster=cluster, fidelity="shapes")
+    show(run.timeline.figure(ranks=[0], title=f"Gather and multiply, {name}"))
+    seconds = {"takes": run.timeline.makespan_s, "exposed": run.timeline.exposed_s(0)}
+    table[name] = {key: format_quantity(value, "s") for key, value in seconds.items()}
+pd.DataFrame(table).T
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: two dimensions
+#
+# What a rank sends is fixed, since each product is cut along one dimension. On a grid of q x q = n ranks every matrix
+# can be cut along both (*2D tensor parallelism*; Xu et al., 2021): blocks of activations travel along the rows of the
+# grid, blocks of weights along its columns. The activations' bytes then fall with q. The weights' do not know how many
+# tokens there are: so with many tokens 2D sends less.
+
+# %%
+print("tokens above which 2D sends less than f and g")
+fewest = {
+    f"width {width}": {f"{n} ranks": f"{parallel.fewest_tokens_for_2d(width, n):,.0f}" for n in (4, 16, 64)}
+    for width in (4096, 8192, 16384)
+}
+pd.DataFrame(fewest).T
+
+# %% [markdown]
+# On 4 ranks that is many tokens at once. On 64 it is less, but 64 ranks are several nodes, and 2D sends many more
+# messages, which this count of bytes leaves out.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: beside PyTorch's own
+#
+# PyTorch has the same idea: `parallelize_module` takes a plan, and makes parameters *DTensors*, tensors that know how
+# they are cut. (Here the logits stay cut in `loss_parallel`.) The same gradients?
+
+# %%
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+TORCHS_PLAN = {
+    **{f"blocks.*.attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
+    "blocks.*.attention.out": RowwiseParallel(),
+    "blocks.*.mlp.up": ColwiseParallel(),
+    "blocks.*.mlp.down": RowwiseParallel(),
+    "token_embedding": RowwiseParallel(input_layouts=Replicate()),
+    "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+}
+
+
+# %%
+def torchs_gradients():
+    model = GPT(TINY, seed=0, dtype=torch.float64)
+    parallelize_module(model, init_device_mesh("cpu", (ranks,)), TORCHS_PLAN)
+    with loss_parallel():
+        F.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+    found = {name: param.grad for name, param in model.named_parameters()}
+    is_cut = [name for name, grad in found.items() if isinstance(grad, DTensor)]
+    return found | {name: found[name].full_tensor() for name in is_cut}
+
+
+torchs = launch(torchs_gradients, ranks=ranks).values[0]
+off = max(float((torchs[name] - alone[name]).abs().max()) for name in alone)
+print(f"torch's gradients, off by {off:.0e} from one device's")
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: predicted and measured
+#
+# Now a step on real processes of this computer, connected by *gloo* (on GPUs by NCCL). `reconcile` predicts the
+# program, runs it several times, and compares; for that it measures once, in half a minute, how fast this computer
+# computes and sends. A guess: which share of the step will be exposed here, where all bytes go through the memory?
+
+# %%
+small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
+
+
+def small_step():
+    with phase("setup"):
+        tokens = torch.zeros(4, 128, dtype=torch.long, device=torch.get_default_device())
+        model = parallel.parallelize(GPT(small, seed=0).to(torch.get_default_device()))
+        parallel.vocabulary_parallel_loss(model(tokens), tokens, 256).backward()
+        model.zero_grad()
+        dist.barrier()
+    parallel.vocabulary_parallel_loss(model(tokens), tokens, 256).backward()
+
+
+real = "nccl" if backend == "nccl" else "gloo"
+here = this_machine(ranks=real_ranks, backend=real)
+there = {"ranks": real_ranks, "backend": real, "cluster": here}
+comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+show(comparison.figure())
+print_text(comparison.reading())
+
+# %%
+recorded = recorded_comparison("12")
+print_text(f"{recorded}")
+parts_of_a_step = ["forward", "backward", "exposed", "makespan"]
+comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
+
 # %% [markdown] minutes=1
 # ## Summary
 #
@@ -573,6 +777,10 @@ for way, plan in PLANS.items():
 #   sequence parallelism (section 4.2.2).
 # - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 #   arXiv 2104.04473: tensor parallelism inside a node (takeaway 1).
+# - S. Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models",
+#   ASPLOS 2023: chunks (further). Q. Xu, S. Li, C. Gong, Y. You, "An Efficient 2D Method for Training Super-Large Deep
+#   Learning Models", 2021, arXiv 2104.05343: two dimensions (further).
+# - Hugging Face, "The Smol Training Playbook", 2025, chapter "The training marathon": equal seeds (further).
 # - The code: `tensor_regions.py`, `tensor_mlp.py`, `tensor_attention.py`, `sequence_parallel.py`,
 #   `tensor_vocabulary.py`, `tensor_plan.py`, `tensor_bytes.py` and `tensor_time.py` in `lablib/parallel`.
 

@@ -21,7 +21,11 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
         ),
     ],
     "sequence_mlp": [
-        ("returns nothing", "def sequence_mlp(x, gain, up, up_bias, down, down_bias):\n    pass\n", "None: is there"),
+        (
+            "returns nothing",
+            "def sequence_mlp(x, gain, up, up_bias, down, down_bias):\n    return None\n",
+            "None: is there",
+        ),
         (
             "forgets the sum of gain's gradient",
             """
@@ -36,7 +40,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
         ),
     ],
     "sharded_loss": [
-        ("returns nothing", "def sharded_loss(logits, targets, first):\n    pass\n", "None: is there a return?"),
+        ("returns nothing", "def sharded_loss(logits, targets, first):\n    return None\n", "None: is there a return?"),
         (
             "the loss of its own words alone",
             """
@@ -45,6 +49,30 @@ def sharded_loss(logits, targets, first):
     return F.cross_entropy(logits, column)
 """,
             "the loss is the mean over tokens",
+        ),
+    ],
+    "draw_shard": [
+        (
+            "each rank draws its rows from the seed",
+            """
+def draw_shard(rows, columns, seed):
+    room = -(-rows // dist.get_world_size())
+    mine = max(0, min(room, rows - dist.get_rank() * room))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(mine, columns, generator=generator, dtype=torch.float64, device="cpu")
+""",
+            "the same numbers as rank 0",
+        ),
+        (
+            "each rank draws its rows from seed + rank",
+            """
+def draw_shard(rows, columns, seed):
+    room = -(-rows // dist.get_world_size())
+    mine = max(0, min(room, rows - dist.get_rank() * room))
+    generator = torch.Generator("cpu").manual_seed(seed + dist.get_rank())
+    return torch.randn(mine, columns, generator=generator, dtype=torch.float64, device="cpu")
+""",
+            "this rank's rows of what one device draws",
         ),
     ],
 }
