@@ -131,12 +131,14 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
         first = observe(answer, x, *shards[0])
         if not isinstance(first.value, Tensor):
             return {"calls": [first], "y": None, "grads": []}
-        second = observe(answer, x + first.value, *shards[1])
+        middle = x + first.value
+        middle.retain_grad()
+        second = observe(answer, middle, *shards[1])
         y = None
         if isinstance(second.value, Tensor):
-            y = x + first.value + second.value
+            y = middle + second.value
             y.backward(grad.clone())
-        grads = [x.grad, *(part.grad for shard in shards for part in shard)]
+        grads = [x.grad, *(part.grad for shard in shards for part in shard), middle.grad]
         outputs = [None if call.value is None else call.value.detach() for call in (first, second)]
         return {"calls": [first, second], "outputs": outputs, "y": y, "grads": grads}
 
@@ -149,28 +151,49 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
     best = launch(program, x, grad, wholes, reference, ranks=ranks)
     leaves = [x.clone().requires_grad_(), *(part.clone().requires_grad_() for whole in wholes for part in whole)]
     first = _mlp(leaves[0], *leaves[1:5])
-    second = _mlp(leaves[0] + first, *leaves[5:])
-    (leaves[0] + first + second).backward(grad)
+    middle = leaves[0] + first
+    middle.retain_grad()
+    second = _mlp(middle, *leaves[5:])
+    (middle + second).backward(grad)
+    leaves.append(middle)
     on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
     with expect.as_one(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
         for rank, value in enumerate(run.values):
             where = f"{on}, rank {rank})"
             if value["y"] is None:
                 raise RuleBroken(f"the output is returned{where}", "None: is there a return?", "a tensor")
-            rule = "the output is that of one device"
-            _expect_value(expect, rule, where, value["outputs"][0], first.detach(), ranks, rtol)
-            _expect_value(expect, rule, where, value["outputs"][1], second.detach(), ranks, rtol)
+            for i, wanted in enumerate((first.detach(), second.detach())):
+                _expect_bias_once(value["outputs"][i], wanted, wholes[i][3], ranks, where)
+                rule = "the output is that of one device" + (", in the second MLP" if i else "")
+                _expect_value(expect, rule, where, value["outputs"][i], wanted, ranks, rtol)
             start, end = ends[rank] - shares[rank], ends[rank]
             found = value["grads"]
-            names = ["x", *(f"{name} of MLP {i}" for i in (1, 2) for name in NAMES)]
-            for i in (8, 4, 5, 6, 7, 1, 2, 3, 0):  # what lies behind first: x's holds all mistakes
-                wanted = leaves[i].grad
-                if i and (i - 1) % 4 != 3:
-                    cut = (slice(None), slice(start, end)) if (i - 1) % 4 == 0 else (slice(start, end),)
-                    wanted = wanted[cut]  # pyright: ignore[reportOptionalSubscript]
-                _expect_gradient(expect, names[i], where, found[i], wanted, None, rtol, ranks)  # pyright: ignore
+            names = ["x", *(f"{name} of MLP {i}" for i in (1, 2) for name in NAMES), "x of MLP 2"]
+            whole = (slice(None),)
+            of_mlp = [(slice(None), slice(start, end)), (slice(start, end),), (slice(start, end),), whole]
+            cuts = [whole, *of_mlp, *of_mlp, whole]
+            alone = _of_one_rank(middle.detach(), wholes[1], start, end, grad)
+            for i in (8, 5, 6, 7, 9, 4, 1, 2, 3, 0):  # what lies behind first: x's holds all mistakes
+                wanted: Any = leaves[i].grad
+                part = alone if i == 9 else None
+                _expect_gradient(expect, names[i], where, found[i], wanted[cuts[i]], part, rtol, ranks)
             changes_nothing(expect, value["calls"])
     _expect_calls(expect, run, best, {"all-reduce": 4}, f" of two MLPs{on})")
+
+
+def _expect_bias_once(saw: Any, wanted: Tensor, bias: Tensor, ranks: int, where: str) -> None:
+    is_alike = isinstance(saw, Tensor) and saw.shape == wanted.shape
+    if ranks > 1 and is_alike and torch.allclose(saw.double(), (wanted + (ranks - 1) * bias).double(), rtol=1e-4):
+        raise RuleBroken(f"down_bias is added once{where}", f"it is in the output {ranks} times", "once")
+
+
+def _of_one_rank(x: Tensor, whole: Sequence[Tensor], start: int, end: int, grad: Tensor) -> Tensor:
+    """The gradient of the input that a rank finds without the others' parts."""
+    x = x.clone().requires_grad_()
+    up, up_bias, down, down_bias = whole
+    (x + _mlp(x, up[:, start:end], up_bias[start:end], down[start:end], down_bias)).backward(grad)
+    assert x.grad is not None
+    return x.grad
 
 
 # ---- exercise 2 ----
@@ -230,10 +253,9 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
             if isinstance(call.value, Tensor) and call.value.shape == y.shape and ranks > 1:
                 saw = f"{len(y)} tokens, those of all ranks"
                 raise RuleBroken(f"the output is of this rank's tokens{where}", saw, f"{per_rank} tokens")
-            wanted_y = y.detach()[own]
-            _expect_value(
-                expect, "the output is one device's, this rank's tokens", where, call.value, wanted_y, ranks, rtol
-            )
+            rule, wanted_y = "the output is one device's, this rank's tokens", y.detach()[own]
+            _expect_bias_once(call.value, wanted_y, whole[3], ranks, where)
+            _expect_value(expect, rule, where, call.value, wanted_y, ranks, rtol)
             start, end = ends[rank] - shares[rank], ends[rank]
             cuts: list[Any] = [own, ..., (slice(None), slice(start, end)), slice(start, end), slice(start, end), ...]
             names = ["x", "gain", *NAMES]
@@ -245,6 +267,10 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
             changes_nothing(expect, [call])
     allowed = {"all-gather": 2, "reduce-scatter": 2, "all-reduce": 2}
     _expect_calls(expect, run, best, allowed, f"{on})")
+    if ranks > 1:
+        peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
+        rule = f"peak memory of a rank: the norm keeps this rank's tokens alone{on})"
+        expect.budget(rule, peaks[0], peaks[1] + x.nbytes // 2, "B")
 
 
 # ---- exercise 3 ----
@@ -351,7 +377,7 @@ def draw_shard(expect: Expect, draw_shard: Callable[[int, int, int], Any]) -> No
     not_from_lablib(draw_shard)
     draw = expect.draw
     n = draw.integer(3, 5)
-    cases = [(n, n * draw.integer(2, 9)), (n, n * draw.integer(2, 9) + draw.integer(1, n - 1)), (n + 1, 2), (1, 7)]
+    cases = [(n, n * draw.integer(2, 9)), (n, n * draw.integer(2, 9) + draw.integer(1, n - 2)), (n + 1, 2), (1, 7)]
     for ranks, rows in [*cases, (2 * n, n + 1)]:
         expect.measured.clear()
         _expect_drawn(expect, draw_shard, ranks, rows)
@@ -390,7 +416,7 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
                     f"a shard has ceil(rows / n) rows, the last ranks fewer{where}", shape, tuple(wanted.shape)
                 )
                 expect.equal(f"the shard is in float64{where}", str(shard.dtype), str(wanted.dtype))
-                which = ("", ", with another seed", ", drawn again")[i]
+                which = ("", ", drawn from another seed", ", drawn again")[i]
                 expect.equal(f"the shard is this rank's rows of what one device draws{which}{where}", shard, wanted)
             needed = 8 * columns * len(wholes[0][rank * room :][:room])
             rule = f"a shard does not keep the whole matrix in memory{where}"

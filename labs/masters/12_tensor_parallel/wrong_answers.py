@@ -11,23 +11,221 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "None: is there a return?",
         ),
         (
-            "no f: x's gradient is this rank's part",
+            "no f: the loss looks right, the input's gradient is a part",
             """
 def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, all_reduced, same) + down_bias
 """,
-            "the gradient of",
+            "the gradient of x of MLP 2 is that of one device",
+        ),
+        (
+            "no g: every rank returns its part",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    return F.gelu(x @ up + up_bias, approximate="tanh") @ down + down_bias
+""",
+            "the output is that of one device",
+        ),
+        (
+            "adds the bias before the sum",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down + down_bias, all_reduced, same)
+""",
+            "down_bias is added once",
+        ),
+        (
+            "adds 1/n of the bias before the sum: its gradient is 1/n, which Adam hides",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down + down_bias / dist.get_world_size(), all_reduced, same)
+""",
+            "the gradient of down_bias of MLP 2 is that of one device",
+        ),
+        (
+            "g adds up gradients, too: n times, which Adam hides",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, all_reduced) + down_bias
+""",
+            "times that, as of",
+        ),
+        (
+            "f and g are exchanged",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, all_reduced, same)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, same, all_reduced) + down_bias
+""",
+            "the output is that of one device",
+        ),
+        (
+            "a mean in the place of the sum",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    def mean(y):
+        return all_reduced(y) / dist.get_world_size()
+
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, mean, same) + down_bias
+""",
+            "the output is that of one device",
+        ),
+        (
+            "f averages the input's gradient",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    def mean(y):
+        return all_reduced(y) / dist.get_world_size()
+
+    x = with_gradient(x, same, mean)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "the gradient of x of MLP 2 is that of one device",
+        ),
+        (
+            "adds up the hidden columns, as if they were parts",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    hidden = x @ up + up_bias
+    hidden = F.gelu(with_gradient(hidden, all_reduced, same), approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "Error",
+        ),
+        (
+            "gathers all weights, and computes everything on every rank",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    sizes = all_reduced(F.one_hot(torch.tensor(rank), n) * len(up_bias)).tolist()
+    before, after = sum(sizes[:rank]), sum(sizes[rank + 1 :])
+    up = with_gradient(F.pad(up, (before, after)), all_reduced, same)
+    up_bias = with_gradient(F.pad(up_bias, (before, after)), all_reduced, same)
+    down = with_gradient(F.pad(down, (0, 0, before, after)), all_reduced, same)
+    return F.gelu(x @ up + up_bias, approximate="tanh") @ down + down_bias
+""",
+            "collectives of one forward and backward",
+        ),
+        (
+            "all-reduces the output twice, and halves it",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    def twice(y):
+        return all_reduced(all_reduced(y)) / dist.get_world_size()
+
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, twice, same) + down_bias
+""",
+            "6 all-reduce",
+        ),
+        (
+            "calls the library",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    return parallel.tensor_mlp(x, parallel.MLPShard(up.t(), up_bias, down.t(), down_bias))
+""",
+            "the answer is your own code",
+        ),
+        (
+            "changes the bias",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    down_bias.data.div_(dist.get_world_size())
+    return with_gradient(hidden @ down + down_bias, all_reduced, same)
+""",
+            "the input stays as it was",
+        ),
+        (
+            "returns another dtype",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return (with_gradient(hidden @ down, all_reduced, same) + down_bias).float()
+""",
+            "the output has the dtype of x",
+        ),
+        (
+            "adds up in float32",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient((hidden @ down).float(), all_reduced, same).to(x.dtype) + down_bias
+""",
+            "the output is that of one device",
+        ),
+        (
+            "another GELU",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    return with_gradient(F.gelu(x @ up + up_bias) @ down, all_reduced, same) + down_bias
+""",
+            "the output is that of one device",
+        ),
+        (
+            "keeps its input in a global: the second layer reads the first one's",
+            """
+entered = {}
+
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    if "x" not in entered:
+        entered["x"] = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(entered["x"] @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "the output is that of one device, in the second MLP",
+        ),
+        (
+            "swallows what goes wrong, and returns the bias",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    try:
+        return with_gradient(F.gelu(x @ up + up_bias, "tanh") @ down, all_reduced, same) + down_bias
+    except Exception:
+        return x * 0 + down_bias
+""",
+            "the output is that of one device",
+        ),
+        (
+            "one all-reduce each way, but of both numbers and their squares",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    def wide(y):
+        return all_reduced(torch.cat([y, y * y]))[: len(y)].clone()
+
+    x = with_gradient(x, same, all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, wide, same) + down_bias
+""",
+            "bytes a rank sends",
         ),
     ],
     "sequence_mlp": [
         (
             "returns nothing",
             "def sequence_mlp(x, gain, up, up_bias, down, down_bias):\n    return None\n",
-            "None: is there",
+            "None: is there a return?",
         ),
         (
-            "forgets the sum of gain's gradient",
+            "trains n different norms: gain's gradient is of its own tokens",
             """
 def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     down_bias = with_gradient(down_bias, same, all_reduced)
@@ -36,7 +234,172 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
-            "the gradient of gain",
+            "the gradient of gain is that of one device",
+        ),
+        (
+            "forgets the bias's other tokens",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain = with_gradient(gain, same, all_reduced)
+    normed = F.rms_norm(x, x.shape[1:], gain)
+    whole = with_gradient(normed, gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "the gradient of down_bias is that of one device",
+        ),
+        (
+            "returns all tokens",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "the output is of this rank's tokens",
+        ),
+        (
+            "gathers, and passes back its own rows without the other ranks' parts",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    def own(grad):
+        t = len(grad) // dist.get_world_size()
+        return grad[dist.get_rank() * t :][:t]
+
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, own)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "the gradient of gain is that of one device",
+        ),
+        (
+            "scatters, and passes back its own tokens' gradient alone",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    def alone(grad):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        return F.pad(grad, (0, 0, rank * len(grad), (n - 1 - rank) * len(grad)))
+
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, alone) + down_bias
+""",
+            "the gradient of up is that of one device",
+        ),
+        (
+            "an all-reduce, of which it keeps its own tokens",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    def reduced(y):
+        return all_reduced(y)[dist.get_rank() * len(x) :][: len(x)].clone()
+
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, reduced, gathered) + down_bias
+""",
+            "collectives of one forward and backward",
+        ),
+        (
+            "gathers first, and has the norm of all tokens on every rank",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = F.rms_norm(with_gradient(x, gathered, scattered), x.shape[1:], gain)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "the norm keeps this rank's tokens alone",
+        ),
+        (
+            "a mean of gain's gradients",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    def mean(grad):
+        return all_reduced(grad) / dist.get_world_size()
+
+    gain = with_gradient(gain, same, mean)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "of that",
+        ),
+        (
+            "adds the bias before the sum",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain = with_gradient(gain, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down + down_bias, scattered, gathered)
+""",
+            "down_bias is added once",
+        ),
+        (
+            "forgets gain",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:]), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "the output is one device's, this rank's tokens",
+        ),
+        (
+            "multiplies its own tokens alone",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    normed = F.rms_norm(x, x.shape[1:], gain)
+    hidden = F.gelu(normed @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "the output is one device's, this rank's tokens",
+        ),
+        (
+            "calls the library",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    shard = parallel.MLPShard(up.t(), up_bias, down.t(), down_bias)
+    normed = F.rms_norm(x, x.shape[1:], parallel.copy_to_ranks(gain))
+    return parallel.tensor_mlp(normed[None], shard, None, parallel.SEQUENCE)[0]
+""",
+            "the answer is your own code",
+        ),
+        (
+            "changes gain",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain.data.div_(2)
+    gain = with_gradient(gain, lambda w: 2 * w, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "the input stays as it was",
+        ),
+        (
+            "float32 on the way out",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return (with_gradient(hidden @ down, scattered, gathered) + down_bias).float()
+""",
+            "the output has the dtype of x",
         ),
     ],
     "sharded_loss": [
@@ -50,8 +413,231 @@ def sharded_loss(logits, targets, first):
 """,
             "the loss is the mean over tokens",
         ),
+        (
+            "no maximum: exp overflows",
+            """
+def sharded_loss(logits, targets, first):
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = logits.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(logits.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "large logits: exp would overflow",
+        ),
+        (
+            "each rank subtracts its own maximum",
+            """
+def sharded_loss(logits, targets, first):
+    shifted = logits - logits.detach().amax(1)[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "the loss is the mean over tokens",
+        ),
+        (
+            "a maximum over tokens, too: exp of the other tokens is 0",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().abs().amax()
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "very negative logits",
+        ),
+        (
+            "gathers the logits",
+            """
+def sharded_loss(logits, targets, first):
+    words = targets.max() + 1  # every word is a target here
+    after = max(0, int(words) - first - logits.shape[1])
+    whole = with_gradient(F.pad(logits, (first, after)), all_reduced, same)
+    return F.cross_entropy(whole, targets)
+""",
+            "bytes a rank sends",
+        ),
+        (
+            "the sum over tokens",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).sum()
+""",
+            "the sum over tokens",
+        ),
+        (
+            "the mean over ranks, too",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean() / dist.get_world_size()
+""",
+            "the loss is the mean over tokens",
+        ),
+        (
+            "counts the clamped column of every rank",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    target = with_gradient(shifted.gather(1, column[:, None])[:, 0], all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "the loss is the mean over tokens",
+        ),
+        (
+            "the first word of the next rank is here, too",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    v = logits.shape[1]
+    is_here = (targets >= first) & (targets <= first + v)
+    column = (targets - first).clamp(0, v - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(is_here, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "the loss is the mean over tokens",
+        ),
+        (
+            "takes all shares for equal",
+            """
+def sharded_loss(logits, targets, first):
+    first = dist.get_rank() * logits.shape[1]
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "the loss is the mean over tokens",
+        ),
+        (
+            "sums are added up in backward, too: n times, which Adam hides",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, all_reduced)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, all_reduced)
+    return (total.log() - target).mean()
+""",
+            "times that, as of",
+        ),
+        (
+            "a sum that autograd does not see",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = all_reduced(shifted.detach().exp().sum(1))
+    return (total.log() - target).mean()
+""",
+            "the gradient of logits is that of one device",
+        ),
+        (
+            "no gradient at all",
+            """
+def sharded_loss(logits, targets, first):
+    logits = logits.detach()
+    top = logits.amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    return (all_reduced(shifted.exp().sum(1)).log() - all_reduced(own)).mean()
+""",
+            "None: autograd found no way back",
+        ),
+        (
+            "forgets the right word",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    total = with_gradient((logits - top[:, None]).exp().sum(1), all_reduced, same)
+    return total.log().mean()
+""",
+            "the loss is the mean over tokens",
+        ),
+        (
+            "changes the logits",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    logits.data.sub_(top[:, None])
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = logits.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(logits.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "the input stays as it was",
+        ),
+        (
+            "calls the library",
+            """
+def sharded_loss(logits, targets, first):
+    return parallel.vocabulary_parallel_loss(logits[None], targets[None], int(targets.max()) + 1)
+""",
+            "the answer is your own code",
+        ),
+        (
+            "computes in float32",
+            """
+def sharded_loss(logits, targets, first):
+    logits = logits.float()
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "the loss is the mean over tokens",
+        ),
     ],
     "draw_shard": [
+        ("returns nothing", "def draw_shard(rows, columns, seed):\n    return None\n", "None: is there a return?"),
         (
             "each rank draws its rows from the seed",
             """
@@ -73,6 +659,291 @@ def draw_shard(rows, columns, seed):
     return torch.randn(mine, columns, generator=generator, dtype=torch.float64, device="cpu")
 """,
             "this rank's rows of what one device draws",
+        ),
+        (
+            "a view, which keeps the whole matrix",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room]
+""",
+            "a shard does not keep the whole matrix",
+        ),
+        (
+            "seeds torch's own generator",
+            """
+def draw_shard(rows, columns, seed):
+    torch.manual_seed(seed)
+    whole = torch.randn(rows, columns, dtype=torch.float64, device="cpu")
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room].clone()
+""",
+            "torch's own generator stays as it was",
+        ),
+        (
+            "chunk, which gives fewer pieces than ranks",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    return whole.chunk(dist.get_world_size())[dist.get_rank()].clone()
+""",
+            "IndexError",
+        ),
+        (
+            "sizes that differ by one at most",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+""",
+            "a shard has ceil(rows / n) rows",
+        ),
+        (
+            "rounds down",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    room = rows // dist.get_world_size()
+    return whole[dist.get_rank() * room :][:room].clone()
+""",
+            "a shard has ceil(rows / n) rows",
+        ),
+        (
+            "float32",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room].float()
+""",
+            "the shard is in float64",
+        ),
+        (
+            "draws in float32",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, device="cpu").double()
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room].clone()
+""",
+            "this rank's rows of what one device draws",
+        ),
+        (
+            "rank 0 draws for all",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    dist.broadcast(whole, 0)
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room].clone()
+""",
+            "communications",
+        ),
+        (
+            "keeps what it drew first in a global",
+            """
+drawn = {}
+
+def draw_shard(rows, columns, seed):
+    if (rows, columns) not in drawn:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        like = {"dtype": torch.float64, "device": "cpu"}
+        drawn[rows, columns] = torch.randn(rows, columns, generator=generator, **like)
+    room = -(-rows // dist.get_world_size())
+    return drawn[rows, columns][dist.get_rank() * room :][:room].clone()
+""",
+            "drawn from another seed",
+        ),
+        (
+            "calls the library",
+            """
+def draw_shard(rows, columns, seed):
+    return parallel.sharded_normal((rows, columns), 0, 1.0, seed)
+""",
+            "the answer is your own code",
+        ),
+        (
+            "pads with zeros",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    n = dist.get_world_size()
+    whole = F.pad(whole, (0, 0, 0, -rows % n))
+    return whole.chunk(n)[dist.get_rank()].clone()
+""",
+            "a shard has ceil(rows / n) rows",
+        ),
+        (
+            "columns in the place of rows",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    room = -(-columns // dist.get_world_size())
+    return whole[:, dist.get_rank() * room :][:, :room].clone()
+""",
+            "a shard has ceil(rows / n) rows",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "tensor_mlp": [
+        (
+            "two autograd functions of its own",
+            """
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    hidden = F.gelu(torch.addmm(up_bias, Enter.apply(x), up), approximate="tanh")
+    return down_bias + Leave.apply(hidden.mm(down))
+""",
+        ),
+        (
+            "a hook sums the gradient; the sum's other parts are constants",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = x.view_as(x)
+    if x.requires_grad:
+        x.register_hook(all_reduced)
+    part = F.linear(F.gelu(F.linear(x, up.T, up_bias), approximate="tanh"), down.T)
+    others = all_reduced(part.detach()) - part.detach()
+    return part + others + down_bias
+""",
+        ),
+    ],
+    "sequence_mlp": [
+        (
+            "one function for everything that is whole on all ranks",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain, down_bias = (with_gradient(w, same, all_reduced) for w in (gain, down_bias))
+    normed = x * (x.square().mean(1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt() * gain
+    hidden = F.gelu(with_gradient(normed, gathered, scattered) @ up + up_bias, approximate="tanh")
+    return torch.add(down_bias, with_gradient(hidden @ down, scattered, gathered))
+""",
+        ),
+        (
+            "the bias is added by one rank, before the sum",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain = with_gradient(gain, same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    share = 1.0 if dist.get_rank() == 0 else 0.0
+    bias = with_gradient(down_bias, lambda w: share * w, lambda grad: grad)
+    return with_gradient(hidden @ down + bias, scattered, gathered)
+""",
+        ),
+    ],
+    "sharded_loss": [
+        (
+            "two sums in one all-reduce",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().max(dim=1).values
+    dist.all_reduce(top, op=dist.ReduceOp.MAX)
+    shifted = logits - top.unsqueeze(1)
+    words = first + torch.arange(logits.shape[1], device=logits.device)
+    own = (shifted * (targets[:, None] == words)).sum(1)
+    both = with_gradient(torch.stack([shifted.exp().sum(1), own]), all_reduced, same)
+    return (both[0].log() - both[1]).sum() / len(targets)
+""",
+        ),
+        (
+            "a softmax of its own in backward",
+            """
+class Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, first):
+        top = logits.amax(1, keepdim=True)
+        dist.all_reduce(top, dist.ReduceOp.MAX)
+        here = F.pad(F.one_hot(targets - targets.min(), int(targets.max() - targets.min()) + 1),
+                     (int(targets.min()), logits.shape[1]))[:, first : first + logits.shape[1]]
+        sums = torch.stack([(logits - top).exp().sum(1), ((logits - top) * here).sum(1)])
+        dist.all_reduce(sums)
+        ctx.save_for_backward((logits - top).exp() / sums[0, :, None] - here)
+        return (sums[0].log() - sums[1]).mean()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (found,) = ctx.saved_tensors
+        return grad * found / len(found), None, None
+
+
+def sharded_loss(logits, targets, first):
+    return Loss.apply(logits, targets, first)
+""",
+        ),
+        (
+            "by logsumexp of logsumexps",
+            """
+def sharded_loss(logits, targets, first):
+    own = logits.logsumexp(1)
+    top = own.detach().clone()
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    total = with_gradient((own - top).exp(), all_reduced, same)
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    here = (logits.gather(1, column[:, None])[:, 0] - top).where(column == targets - first, 0)
+    return (total.log() - with_gradient(here, all_reduced, same)).mean()
+""",
+        ),
+    ],
+    "draw_shard": [
+        (
+            "by numbers of rows",
+            """
+def draw_shard(rows, columns, seed):
+    own = torch.Generator(device="cpu")
+    own.manual_seed(seed)
+    whole = torch.randn((rows, columns), generator=own, dtype=torch.float64, device="cpu")
+    room = (rows + dist.get_world_size() - 1) // dist.get_world_size()
+    start = dist.get_rank() * room
+    return whole[[i for i in range(start, start + room) if i < rows]]
+""",
+        ),
+        (
+            "empty and then filled",
+            """
+def draw_shard(rows, columns, seed):
+    whole = torch.empty(rows, columns, dtype=torch.float64, device="cpu")
+    whole.normal_(generator=torch.Generator("cpu").manual_seed(seed))
+    room = -(-rows // dist.get_world_size())
+    start = min(rows, room * dist.get_rank())
+    mine = whole.new_empty(min(room, rows - start), columns)
+    return mine.copy_(whole[start : start + len(mine)])
+""",
         ),
     ],
 }
