@@ -11,13 +11,13 @@ from plotly.subplots import make_subplots
 
 from lablib.figures.describe import attach
 from lablib.figures.spread import TITLE_PIXELS
-from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout
+from lablib.figures.style import INK, TOP_PIXELS, axis, base_layout
 from lablib.markup import plain
 from lablib.signature import checked
 from lablib.units import plural
 
 MOST = 64  # rows or columns
-PLOT_PIXELS = 190
+PLOT_PIXELS, BOTTOM_PIXELS = 190, 36
 # From light to dark, so that it reads in grey; the words at the cuts are dark on light everywhere.
 _COLORS = ((0.0, "#F7F7F7"), (1.0, "#0B4F8A"))
 _EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
@@ -50,8 +50,9 @@ def figure_matrices(
             raise ValueError(f"cuts must name a matrix, 0 or 1, and its ranks: got {name!r}: {(dim, ranks)}.")
     gap: dict[str, Any] = {"horizontal_spacing": 0.07}
     figure = make_subplots(rows=1, cols=len(grids), subplot_titles=[plain(name) for name in grids], **gap)
-    figure.update_layout(base_layout(title or "How matrices are cut", PLOT_PIXELS + PAPER_PIXELS + TITLE_PIXELS))
-    figure.update_layout(margin_t=TOP_PIXELS + TITLE_PIXELS, showlegend=False)
+    margins = {"t": TOP_PIXELS + TITLE_PIXELS, "b": BOTTOM_PIXELS}
+    figure.update_layout(base_layout(title or "How matrices are cut", PLOT_PIXELS + sum(margins.values())))
+    figure.update_layout(margin=margins, showlegend=False)
     figure.update_annotations(font_size=13)
     largest = max(float(grid.max()) for grid in grids.values()) or 1.0
     for column, (name, grid) in enumerate(grids.items(), 1):
@@ -94,5 +95,7 @@ def _cut(figure: go.Figure, shape: tuple[int, ...], dim: int, ranks: int, place:
 
 def _axis(size: int, names: tuple[list, list] | None, down: bool = False) -> dict[str, Any]:
     ends = [size - 0.5, -0.5] if down else [-0.5, size - 0.5]
-    ticks: dict[str, Any] = {"tickvals": names[0], "ticktext": names[1]} if names else {"showticklabels": False}
+    ticks: dict[str, Any] = (
+        {"tickvals": names[0], "ticktext": names[1]} if names else {"showticklabels": False, "ticks": ""}
+    )
     return axis("", range=ends, showgrid=False, zeroline=False, tickfont={"size": 11, "color": INK}, **ticks)

@@ -13,6 +13,8 @@ from lablib.figures.style import COMPUTE, FAINT_INK, LOOKS, PAPER_PIXELS, axis, 
 from lablib.signature import checked
 from lablib.units import axis_title, format_quantity, plural, unit_for
 
+IDEAL = "#E69F00"  # seen on both bars
+
 
 @checked
 def figure_tensor_times(
@@ -61,7 +63,7 @@ def figure_tensor_times(
             y=[unit.of(one) for one in ideal_s],
             name="nothing sent",
             mode="markers",
-            marker={"symbol": "line-ew-open", "size": 26, "color": FAINT_INK, "line": {"width": 2}},
+            marker={"symbol": "line-ew-open", "size": 26, "color": IDEAL, "line": {"width": 3}},
             hoverinfo="skip",
         )
     )
