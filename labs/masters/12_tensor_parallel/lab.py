@@ -241,7 +241,8 @@ for rank in range(ranks):
 pd.DataFrame(held).T
 
 # %% [markdown]
-# Two copies of one head are one parameter. What must happen with the gradient that each copy's rank finds?
+# Where two ranks hold a copy of one head, these are one parameter. What must happen with the gradient that each copy's
+# rank finds?
 #
 # <details><summary>Answer</summary>
 #
@@ -319,8 +320,8 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
 
 
 # %%
-# Each of 2 ranks has one token of width 1, whose norm is 1 or -1. Both must find 10.0 and -1.6 for their
-# outputs' signs: gelu(3) * 2 ranks * 1 is 5.99 for a token of 1, gelu(-3) * 2 is -0.01.
+# 2 ranks have one token each, of width 1: 1 and -1. Their outputs: 2 gelu(3) = 5.99 and 2 gelu(-3) = -0.01.
+# The gradient of gain is that of both tokens together, on both ranks: 6.14.
 def small_sequence():
     x = torch.full((1, 1), 1.0 - 2 * dist.get_rank())
     gain, one = torch.ones(1, requires_grad=True), torch.ones(1, 1)
@@ -387,7 +388,7 @@ pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
 #
 #     loss = log(sum over v of exp(x_v - m)) + m - x_target        m = max over v of x_v
 #
-# A softmax's maximum m is subtracted first, so that no exp overflows. What has to travel?
+# The largest logit m is subtracted first, so that no exp overflows; log puts it back. What has to travel?
 
 # %% [markdown]
 # ### Exercise 3: a loss of cut logits
@@ -418,8 +419,8 @@ def sharded_loss(logits, targets, first):
 
 
 # %%
-# 2 ranks, 2 words on each, one token whose four logits are equal: a loss of log 4 = 1.386. The gradient of
-# its logits is 0.25, less 1 at the right word, which is number 2: the first of rank 1.
+# 2 ranks, 2 words on each, one token whose four logits are equal: a loss of log 4 = 1.386. The gradient
+# of its logits is 0.25, less 1 at the right word, which is number 2: the first of rank 1.
 def small_loss():
     logits = torch.zeros(1, 2, requires_grad=True)
     loss = sharded_loss(logits, torch.tensor([2]), first=2 * dist.get_rank())
@@ -512,8 +513,9 @@ for time in times[3:5]:
 pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% [markdown]
-# Try it: a machine without NVLink; a wider layer; more tokens. What helps against the node's end, what does not? (*2D*,
-# in the sentence below the picture, cuts both factors of each product: see *further*.)
+# On `dgx-h100` 16 ranks take twice the GPUs of 8, to be a fifth faster. Try it: a machine without NVLink; a wider
+# layer; more tokens. What helps against the node's end, what does not? (*2D*, in the sentence below the picture, cuts
+# both factors of each product: see *further*.)
 
 # %%
 tensor_calculator(interactive)
@@ -554,6 +556,9 @@ for pattern, style in parallel.GPT_PLAN.items():
     print(f"{pattern:28} {style}")
 
 # %% [markdown]
+# `Vocabulary` is a cut by words, of the embedding, too. `units`: what may not be cut apart, here a head. `SharedInput`:
+# queries, keys and values read one tensor, which goes through f once for all three. TENSOR: with f and g.
+#
 # `parallelize` puts a cut layer in the place of each that the plan names. Then everything of this lab at once, held
 # against one device, in float64: the loss, and every gradient made whole again.
 
@@ -611,7 +616,7 @@ show(figure_matrices(pictures, CUTS, title, "Left: each rank's are the same."))
 # Left, every rank's columns are copies of rank 0's. Equal columns get equal gradients, so they *stay* equal: the model
 # has 1/n of its hidden columns, n times over, and its loss falls nicely, only less far. Hugging Face restarted the
 # training of SmolLM3 after a trillion tokens for this: each tensor-parallel rank had the same seed ("The Smol Training
-# Playbook", 2025). Seed + rank would repair it; but then the model depends on the number of ranks.
+# Playbook", 2025). The repair was seed + rank. But then the model depends on the number of ranks.
 
 # %% [markdown]
 # ### Exercise 4: the shard that one device would draw
