@@ -17,7 +17,7 @@ from lablib.signature import checked
 from lablib.units import plural
 
 MOST = 64  # rows or columns
-PLOT_PIXELS, BOTTOM_PIXELS = 190, 36
+PLOT_PIXELS, BOTTOM_PIXELS = 190, 56
 # From light to dark, so that it reads in grey; the words at the cuts are dark on light everywhere.
 _COLORS = ((0.0, "#F7F7F7"), (1.0, "#0B4F8A"))
 _EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
@@ -48,7 +48,7 @@ def figure_matrices(
     for name, (dim, ranks) in cuts.items():
         if name not in grids or dim not in (0, 1) or ranks < 1:
             raise ValueError(f"cuts must name a matrix, 0 or 1, and its ranks: got {name!r}: {(dim, ranks)}.")
-    gap: dict[str, Any] = {"horizontal_spacing": 0.07}
+    gap: dict[str, Any] = {"horizontal_spacing": 0.09}
     figure = make_subplots(rows=1, cols=len(grids), subplot_titles=[plain(name) for name in grids], **gap)
     margins = {"t": TOP_PIXELS + TITLE_PIXELS, "b": BOTTOM_PIXELS}
     figure.update_layout(base_layout(title or "How matrices are cut", PLOT_PIXELS + sum(margins.values())))
@@ -63,8 +63,8 @@ def figure_matrices(
         names = (
             {dim: _cut(figure, grid.shape, dim, ranks, place) for dim, ranks in [cuts[name]]} if name in cuts else {}
         )
-        figure.update_xaxes(_axis(grid.shape[1], names.get(1)), **place)
-        figure.update_yaxes(_axis(grid.shape[0], names.get(0), down=True), **place)
+        figure.update_xaxes(_axis("column", grid.shape[1], names.get(1)), **place)
+        figure.update_yaxes(_axis("row", grid.shape[0], names.get(0), down=True), **place)
     columns = {
         "matrix": list(grids),
         "rows": [grid.shape[0] for grid in grids.values()],
@@ -85,7 +85,7 @@ def _cut(figure: go.Figure, shape: tuple[int, ...], dim: int, ranks: int, place:
     for rank, start in enumerate(range(0, shape[dim], chunk)):
         end = min(start + chunk, shape[dim])
         middles.append((start + end - 1) / 2)
-        names.append(f"rank {rank}" if ranks <= 4 else str(rank))
+        names.append(str(rank))
         if start and dim:
             figure.add_vline(x=start - 0.5, line=_EDGE, **place)
         elif start:
@@ -93,9 +93,16 @@ def _cut(figure: go.Figure, shape: tuple[int, ...], dim: int, ranks: int, place:
     return middles, names
 
 
-def _axis(size: int, names: tuple[list, list] | None, down: bool = False) -> dict[str, Any]:
+def _axis(side: str, size: int, names: tuple[list, list] | None, down: bool = False) -> dict[str, Any]:
     ends = [size - 0.5, -0.5] if down else [-0.5, size - 0.5]
     ticks: dict[str, Any] = (
         {"tickvals": names[0], "ticktext": names[1]} if names else {"showticklabels": False, "ticks": ""}
     )
-    return axis("", range=ends, showgrid=False, zeroline=False, tickfont={"size": 11, "color": INK}, **ticks)
+    return axis(
+        f"{side} ({'rank' if names else 'number'})",
+        range=ends,
+        showgrid=False,
+        zeroline=False,
+        tickfont={"size": 11, "color": INK},
+        **ticks,
+    )

@@ -11,7 +11,8 @@ from lablib.figures import describe, figure_matrices, table
 def test_lines_stand_where_a_matrix_is_cut_and_ranks_are_named():
     figure: Any = figure_matrices({"X": torch.ones(2, 7), "W": [[1.0], [-2.0]]}, {"X": (1, 3), "W": (0, 2)})
     assert [(shape.x0, shape.y0) for shape in figure.layout.shapes] == [(2.5, 0), (5.5, 0), (0, 0.5)]
-    assert list(figure.layout.xaxis.ticktext) == ["rank 0", "rank 1", "rank 2"]
+    assert list(figure.layout.xaxis.ticktext) == ["0", "1", "2"]
+    assert figure.layout.xaxis.title.text == "column (rank)" and figure.layout.yaxis.title.text == "row (number)"
     assert list(figure.layout.xaxis.tickvals) == [1.0, 4.0, 6.0]  # 3, 3 and 1 columns
     assert figure.data[1].z.tolist() == [[1.0], [2.0]] and figure.data[0].zmax == 2.0
     assert describe(figure) == "X: columns on 3 ranks; W: rows on 2 ranks."

@@ -62,19 +62,20 @@ show(figure_matrices(MATRICES, {"X": across, "W": (0, ranks)}, "By rows", said))
 
 
 # %%
-def product(way):
+def product(way, x, w):
     rank, n = dist.get_rank(), dist.get_world_size()
     if way == "columns":
-        return X @ W.chunk(n, dim=1)[rank]
-    part = X.chunk(n, dim=1)[rank] @ W.chunk(n, dim=0)[rank]
+        return x @ w.chunk(n, dim=1)[rank]
+    part = x.chunk(n, dim=1)[rank] @ w.chunk(n, dim=0)[rank]
     dist.all_reduce(part)  # lab 08: the sum of all ranks' tensors, on all of them
     return part
 
 
-runs = {way: launch(product, way, ranks=ranks) for way in ("columns", "rows")}
-side_by_side = torch.cat(runs["columns"].values, dim=1)
+runs = {way: launch(product, way, X, W, ranks=ranks) for way in ("columns", "rows")}
+side_by_side = torch.cat(runs["columns"].values, dim=1).cpu()
+added_up = runs["rows"].values[0].cpu()
 print("columns, side by side, are X W:", torch.allclose(side_by_side, X @ W))
-print("rows, added up, are X W:       ", torch.allclose(runs["rows"].values[0], X @ W))
+print("rows, added up, are X W:       ", torch.allclose(added_up, X @ W))
 for way, run in runs.items():
     print(f"{way}: a rank sends {format_quantity(run.traffic.sent_bytes(0), 'B')}")
 
@@ -755,18 +756,19 @@ TORCHS_PLAN = {
 
 
 # %%
-def torchs_gradients():
-    model = GPT(TINY, seed=0, dtype=torch.float64)
-    parallelize_module(model, init_device_mesh("cpu", (ranks,)), TORCHS_PLAN)
+def torchs_gradients(tokens):
+    device = torch.get_default_device()
+    model = GPT(TINY, seed=0, dtype=torch.float64).to(device)
+    parallelize_module(model, init_device_mesh(device.type, (ranks,)), TORCHS_PLAN)
     with loss_parallel():
-        F.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     found = {name: param.grad for name, param in model.named_parameters()}
     is_cut = [name for name, grad in found.items() if isinstance(grad, DTensor)]
     return found | {name: found[name].full_tensor() for name in is_cut}
 
 
-torchs = launch(torchs_gradients, ranks=ranks).values[0]
-off = max(float((torchs[name] - alone[name]).abs().max()) for name in alone)
+torchs = launch(torchs_gradients, words, ranks=ranks).values[0]
+off = max(float((torchs[name].cpu() - alone[name].cpu()).abs().max()) for name in alone)
 print(f"torch's gradients, off by {off:.0e} from one device's")
 
 # %% [markdown] tags=["further"] minutes=3
