@@ -80,8 +80,8 @@ for way, run in runs.items():
     print(f"{way}: a rank sends {format_quantity(run.traffic.sent_bytes(0), 'B')}")
 
 # %% [markdown]
-# Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to 4 D, the function GELU on each number alone, and a
-# matrix `down` back to D. All ranks have the same input, and all need the whole output.
+# Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to F, mostly 4 D, the function GELU on each number
+# alone, and a matrix `down` back to D. All n ranks have the same input of N tokens, and all need the whole output.
 #
 # Which cut for which matrix? Write down how many *collectives* (calls that all ranks make together, such as an
 # all-reduce) forward needs, and then backward, which must find every gradient, the input's too.
@@ -98,14 +98,14 @@ print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} 
 # each number alone, may stand between them: gelu(X W_r) is a rank's columns of gelu(X W). Had `up` been cut by rows,
 # its output would be a sum, and gelu of a sum is no sum of gelus: a collective before GELU.
 #
-#     up by columns    gelu          down by rows     all-reduce
-#     X U_0            gelu(X U_0)   gelu(X U_0) D_0  \
-#     X U_1            gelu(X U_1)   gelu(X U_1) D_1   +  Y
+#              by columns   gelu on each    by rows           all-reduce
+#     rank 0   X up_0       gelu(X up_0)    (...) down_0  \
+#     rank 1   X up_1       gelu(X up_1)    (...) down_1   +   Y
 
 # %% [markdown]
 # So forward needs one all-reduce, of the output. And backward? Every rank has the gradient of Y, which is the gradient
 # of its part, too: a sum passes it on unchanged. But every rank has used X, each with other columns. The gradient of X
-# is the *sum* of what they find.
+# is the *sum* of what they find. (The gradients of its own pieces of `up` and `down` a rank can compute alone.)
 #
 # Megatron-LM calls these two places f and g (Shoeybi et al., 2019): **f**, where X enters, does nothing forward and an
 # all-reduce backward; **g**, where Y leaves, an all-reduce forward and nothing backward. Autograd cannot know that. The
@@ -256,9 +256,10 @@ pd.DataFrame(held).T
 # %% [markdown] minutes=13
 # ## Sequence parallel
 #
-# Between g and the next f stand norms, dropout and the sum with the layer's input. There every rank does the same, with
-# the same numbers. The work is small, but backward needs what went in: these *activations* are kept n times. Each works
-# on a token alone. So cut the tokens!
+# Between g and the next f stand dropout, which sets some numbers to 0 at random, the sum with the layer's input, and a
+# *norm*: each token is divided by the root mean square of its numbers, and multiplied by a weight, `gain`. There every
+# rank does the same, with the same numbers. The work is small, but backward needs what went in: these *activations* are
+# kept n times. Each works on a token alone. So cut the tokens!
 #
 #     tensor     g: all-reduce            norm on N tokens      f: nothing
 #     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
@@ -298,7 +299,7 @@ try_out(both, ranks=2)
 # %% [markdown]
 # ### Exercise 2: a norm and an MLP, on cut tokens
 #
-# x is this rank's tokens, all ranks have equally many. The norm is `F.rms_norm(x, (D,), gain)`; `gain` and `down_bias`
+# x is this rank's tokens; all ranks have equally many. The norm is `F.rms_norm(x, (D,), gain)`. `gain` and `down_bias`
 # are whole on every rank. Again all gradients must be one device's. Mind what a rank uses on *its own tokens alone*:
 # whose gradient is then only a part? The budget: the bytes of two all-gathers, two reduce-scatters, and what these
 # parts need.
@@ -466,13 +467,16 @@ pd.DataFrame(table).T
 # How many times faster than on one rank will the layer be on 8 ranks, and on 16?
 
 # %%
+machine = find_cluster(cluster)
+for where, link in {"inside": machine.intra, "between nodes": machine.inter}.items():
+    speed = format_quantity(link.bandwidth_bytes_per_s, "B/s")
+    print(f"{where}: {link.name}, {speed} for each GPU")
 my_guess_8 = None  # times as fast, such as 7.5
 my_guess_16 = None
 print("guesses:", my_guess_8, "and", my_guess_16)
 
 # %%
 wide = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
-machine = find_cluster(cluster)
 times = parallel.tensor_times(wide, machine, [1, 2, 4, 8, 16, 32])
 columns = zip(*((time.ranks, time.compute_s, time.exposed_s) for time in times), strict=True)
 columns = map(list, columns)
