@@ -737,15 +737,14 @@ pd.DataFrame(fewest).T
 # ## Further: beside PyTorch's own
 #
 # PyTorch has the same idea: `parallelize_module` takes a plan, and makes parameters *DTensors*, tensors that know how
-# they are cut. (Here the logits stay cut in `loss_parallel`.) The same gradients?
+# they are cut. (Here the logits are gathered; `loss_parallel` would leave them cut.) The same gradients?
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
-    loss_parallel,
     parallelize_module,
 )
 
@@ -755,7 +754,7 @@ TORCHS_PLAN = {
     "blocks.*.mlp.up": ColwiseParallel(),
     "blocks.*.mlp.down": RowwiseParallel(),
     "token_embedding": RowwiseParallel(input_layouts=Replicate()),
-    "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    "head": ColwiseParallel(output_layouts=Replicate()),
 }
 
 
@@ -764,8 +763,7 @@ def torchs_gradients(tokens):
     device = torch.get_default_device()
     model = GPT(TINY, seed=0, dtype=torch.float64).to(device)
     parallelize_module(model, init_device_mesh(device.type, (ranks,)), TORCHS_PLAN)
-    with loss_parallel():
-        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    next_token_loss(model(tokens), tokens).backward()
     found = {name: param.grad for name, param in model.named_parameters()}
     is_cut = [name for name, grad in found.items() if isinstance(grad, DTensor)]
     return found | {name: found[name].full_tensor() for name in is_cut}
