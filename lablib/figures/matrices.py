@@ -36,15 +36,12 @@ def figure_matrices(
         summary: one sentence; none given: how each is cut.
 
     Raises:
-        ValueError: no matrix, one that has not two dimensions of 1 to 64, or a cut that is none.
+        ValueError: no matrix, one that has not two dimensions of 1 to 64 finite numbers, or a cut that is none.
     """
     if not matrices:
         raise ValueError("there must be a matrix to draw: got none.")
-    grids = {name: np.abs(np.asarray(matrix, dtype=float)) for name, matrix in matrices.items()}
+    grids = {name: _sizes(name, matrix) for name, matrix in matrices.items()}
     cuts = cuts or {}
-    for name, grid in grids.items():
-        if grid.ndim != 2 or not all(1 <= side <= MOST for side in grid.shape):
-            raise ValueError(f"a matrix must have 1 to {MOST} rows and columns to be drawn: {name!r} is {grid.shape}.")
     for name, (dim, ranks) in cuts.items():
         if name not in grids or dim not in (0, 1) or ranks < 1:
             raise ValueError(f"cuts must name a matrix, 0 or 1, and its ranks: got {name!r}: {(dim, ranks)}.")
@@ -73,6 +70,19 @@ def figure_matrices(
     }
     told = "; ".join(f"{name}: {how}" for name, how in zip(grids, columns["cut"], strict=True))
     return attach(figure, summary or f"{told}.", columns)
+
+
+def _sizes(name: str, matrix: Any) -> np.ndarray:
+    """The absolute values, once they can be drawn."""
+    try:
+        grid = np.abs(np.asarray(matrix, dtype=float))
+    except (TypeError, ValueError):
+        raise ValueError(f"a matrix must be rows of numbers, as many in each: {name!r} is not.") from None
+    if grid.ndim != 2 or not all(1 <= side <= MOST for side in grid.shape):
+        raise ValueError(f"a matrix must have 1 to {MOST} rows and columns to be drawn: {name!r} is {grid.shape}.")
+    if not np.isfinite(grid).all():
+        raise ValueError(f"a matrix must have finite numbers to be drawn: {name!r} has inf or NaN.")
+    return grid
 
 
 def _how(cut: tuple[int, int] | None) -> str:

@@ -31,6 +31,8 @@ def test_a_matrix_without_a_cut_is_whole_and_ranks_without_a_part_are_left_out()
         (({},), "a matrix to draw: got none"),
         (({"X": [1.0]},), "1 to 64 rows and columns to be drawn: 'X' is"),
         (({"X": torch.ones(65, 1)},), "1 to 64 rows"),
+        (({"X": [[1.0], [1.0, 2.0]]},), "rows of numbers, as many in each: 'X' is not"),
+        (({"X": [[float("nan")]]},), "'X' has inf or NaN"),
         (({"X": [[1.0]]}, {"Y": (0, 2)}), "cuts must name a matrix"),
         (({"X": [[1.0]]}, {"X": (2, 2)}), "cuts must name a matrix"),
         (({"X": [[1.0]]}, {"X": (0, 0)}), "cuts must name a matrix"),

@@ -488,8 +488,9 @@ for time in times:
     print(f"{time.ranks:2} ranks: {faster:.1f} times as fast, {faster / time.ranks:.0%} of perfect")
 
 # %% [markdown]
-# This is a formula (`lablib/parallel/tensor_time.py`). Does the simulator, which runs the program call by call, agree?
-# One layer again as two layers less one:
+# (The marks: 1/n of one rank's time. Compute is above them since every rank has all of the norms and the sums.) This is
+# a formula (`lablib/parallel/tensor_time.py`). Does the simulator, which runs the program call by call, agree? One
+# layer again as two layers less one:
 
 
 # %%
@@ -611,11 +612,11 @@ def shards_drawn(way):
 
 
 pictures = {}
-for way in ("naive", "real"):
-    pictures[way] = torch.cat(launch(shards_drawn, way, ranks=ranks).values).T
-CUTS = {way: (1, ranks) for way in pictures}
-title = "Columns of a weight, drawn rank by rank"
-show(figure_matrices(pictures, CUTS, title, "Left: each rank's are the same."))
+for way, name in {"naive": "each rank draws its columns", "real": "columns of one draw"}.items():
+    pictures[name] = torch.cat(launch(shards_drawn, way, ranks=ranks).values).T.cpu()
+CUTS = {name: (1, ranks) for name in pictures}
+title = "A weight, drawn on all ranks with one seed"
+show(figure_matrices(pictures, CUTS, title, "Left: all ranks have the same columns."))
 
 # %% [markdown]
 # Left, every rank's columns are copies of rank 0's. Equal columns get equal gradients, so they *stay* equal: the model
