@@ -150,8 +150,8 @@ print("gradient:", leaf.grad.tolist())
 #
 # Write it with f and g. All ranks get the same x; `up`, `up_bias` and `down` are this rank's, and the ranks may have
 # unequal shares of F. `down_bias` is whole, and the same on all ranks. Every rank must end with the whole output, and
-# with one device's gradients: of x, of `down_bias`, and of its own shards. Stuck? Run `check.tensor_mlp.hint()` in a
-# new cell.
+# with one device's gradients: of x, of `down_bias`, and of its own shards. The budget: one all-reduce each way. Stuck?
+# Run `check.tensor_mlp.hint()` in a new cell.
 
 
 # %% tags=["exercise"]

@@ -69,6 +69,15 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "the output is that of one device",
         ),
         (
+            "forgets the second matrix",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    x = with_gradient(x, same, all_reduced)
+    return F.gelu(x @ up + up_bias, approximate="tanh")
+""",
+            "the output has the shape of x",
+        ),
+        (
             "a mean in the place of the sum",
             """
 def tensor_mlp(x, up, up_bias, down, down_bias):
