@@ -9,6 +9,7 @@ replay.py           when each runs, what each rank holds
 critical_path.py    which actions decide how long it takes
 simulation.py       a plan tried out: replay, critical path, limit of memory, or the circle of its deadlock
 steady_state.py     the same for very many micro-batches, from a few
+leader_board.py     plans of several authors on one machine
 equal_memory.py     all schedules, each at its best with the same memory
 pairs.py            DualPipe-V's pairs run as one
 balance.py          where to cut a model, by what its layers cost
@@ -32,6 +33,7 @@ from lablib.pipeline.steady_state import SteadyState, steady_state
 from lablib.pipeline.equal_memory import Afforded, equal_memory
 from lablib.pipeline.pairs import pairs_bubble_s, pairs_of, replay_pairs
 from lablib.pipeline.balance import balanced_cut
+from lablib.pipeline.leader_board import leader_board
 from lablib.pipeline.executed import executed, measured_costs
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "pairs_of",
     "replay_pairs",
     "balanced_cut",
+    "leader_board",
     "executed",
     "measured_costs",
 ]

@@ -1,0 +1,86 @@
+"""Plans of several authors on one machine: a table, the fastest first, with a reason for each that does not count.
+
+Source: replay.py (times), validate.py (rules). Simplified: as replay.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lablib.pipeline.costs import Costs
+from lablib.pipeline.plan import Plan
+from lablib.pipeline.simulation import Simulation, read_plan, simulate
+from lablib.signature import checked
+from lablib.units import plural
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@checked
+def leader_board(
+    plans: Mapping[str, Plan | str], costs: Costs | None = None, max_in_flight: float | None = None
+) -> pd.DataFrame:
+    """The plans by their makespan. A bad plan is a row that says what is wrong with it, not an error.
+
+    Arguments:
+        plans: by name; a text is read by `read_plan`. The first sets how many stages and micro-batches count.
+        costs: of the actions; None: as in `replay`.
+        max_in_flight: micro-batches that a stage may hold; None: any number.
+
+    Raises:
+        ValueError: no plan, costs that do not fit the first plan, or a limit that is not above 0.
+    """
+    import pandas as pd
+
+    if not plans:
+        raise ValueError("a leader board needs a plan: got none; try {'1f1b': schedules.one_f_one_b(3, 4)}.")
+    first = next(iter(plans.values()))
+    size = _size(simulate(_read(first), costs, max_in_flight).plan)  # what is wrong here is wrong for all
+    rows = {name: _row(plan, costs, max_in_flight, size) for name, plan in plans.items()}
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("plan")
+    return table.sort_values(["does not count", "makespan (s)"], kind="stable", key=_order)
+
+
+def _order(column: pd.Series) -> pd.Series:
+    return column != "" if column.name == "does not count" else column
+
+
+def _row(
+    plan: Plan | str, costs: Costs | None, limit: float | None, size: tuple[int, int]
+) -> dict[str, float | str | None]:
+    try:
+        found = simulate(_read(plan), costs, limit)
+    except ValueError as error:
+        return {"makespan (s)": None, "bubble (%)": None, "holds": None, "does not count": str(error)}
+    done = found.replay
+    ends = not found.circle
+    return {
+        "makespan (s)": done.makespan_s if ends else None,
+        "bubble (%)": round(100 * done.bubble_fraction, 1) if ends else None,
+        "holds": max(done.in_flight),
+        "does not count": _reason(found, size),
+    }
+
+
+def _read(plan: Plan | str) -> Plan:
+    return read_plan(plan) if isinstance(plan, str) else plan
+
+
+def _size(plan: Plan) -> tuple[int, int]:
+    return plan.num_stages, plan.num_microbatches
+
+
+def _reason(found: Simulation, size: tuple[int, int]) -> str:
+    """Why a plan does not count; "" where it does."""
+    plan = found.plan
+    if _size(plan) != size:
+        wanted, got = (f"{plural(p, 'stages')} and {plural(m, 'micro-batches')}" for p, m in (size, _size(plan)))
+        return f"it is for {got}, not {wanted}"
+    if found.circle:
+        return "; ".join(map(str, found.circle))
+    if found.ranks_over:
+        most = found.max_in_flight
+        return "".join(f"rank {rank} holds more than {most:g}" for rank in found.ranks_over[:1])
+    return ""

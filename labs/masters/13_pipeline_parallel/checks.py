@@ -1,0 +1,312 @@
+"""Checks of lab 13: pipeline parallel. Plans are judged by the rules and by replay; the weights also by gradients."""
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lablib.course import Expect, exercise
+from lablib.course.comparison import plain_number
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.pipeline import Costs, Plan, balanced_cut, read_plan, replay, schedules, validate
+from lablib.pipeline.deadlock import steps_done
+from lablib.pipeline.executor import Pipeline
+from lablib.units import plural
+
+LIMIT, STAGES, MICROBATCHES, AT_MOST_S = 3, 3, 4, 15  # of the machine of exercise 4
+_ACTION = re.compile(r"[FB](0|[1-9]\d*)")
+
+
+def _seconds(draw: Draw, stages: int, slowest: int) -> list[float]:
+    """Of each stage, the given one the slowest by far."""
+    seconds = [draw.number(0.5, 1.5) for _ in range(stages)]
+    seconds[slowest] = draw.number(2.0, 3.0)
+    return seconds
+
+
+@exercise(
+    "Predict the bubble",
+    hints=[
+        "Write down when the last stage ends its last forward. What does it wait for, and what sets the pace?",
+        "All forwards take: one micro-batch through all stages, and m - 1 more on the slowest. Backward is the same "
+        "thing the other way, with seconds of its own.",
+        "step_s = sum(F) + (m - 1) max(F) + sum(B) + (m - 1) max(B); busy: m (sum(F) + sum(B)), of p step_s.",
+    ],
+)
+def bubble(expect: Expect, bubble: Callable[[list[float], list[float], int], float]) -> None:
+    not_from_lablib(bubble)
+    draw = expect.draw
+    p, m = draw.integer(2, 7), draw.integer(2, 9)
+    first, last = draw.integers(2, 0, p - 1)
+    even, uneven = [draw.number(0.5, 2.0)] * p, _seconds(draw, p, first)
+    alone = _seconds(draw, p, first)
+    cases = [
+        ("equal stages, one micro-batch", even, [2 * each for each in even], 1),
+        ("equal stages", even, [2 * each for each in even], m),
+        ("a stage that is slow in both", uneven, [2 * each for each in uneven], m),
+        ("one stage slow in forward, another in backward", alone, _seconds(draw, p, last), m),
+        ("unequal stages, one micro-batch", alone, _seconds(draw, p, last), 1),
+        ("one stage", [draw.number(1, 2)], [draw.number(2, 3)], m),
+        ("many micro-batches", _seconds(draw, 8, 3), _seconds(draw, 8, 5), 500),
+    ]
+    for name, forward_s, backward_s, number in cases:
+        call = observe(bubble, list(forward_s), list(backward_s), number)
+        changes_nothing(expect, [call])
+        plan = schedules.gpipe(len(forward_s), number)
+        wanted = replay(plan, Costs(forward_s, backward_s)).bubble_fraction
+        expect.close(f"the bubble is the replay's ({name})", _number(call.value), wanted, rtol=1e-9, atol=1e-9)
+
+
+def _number(value: Any) -> Any:
+    if value is None:
+        raise RuleBroken("a number is returned", "None: is there a return?", "a share from 0 to 1")
+    return plain_number(value)
+
+
+@exercise(
+    "1F1B",
+    hints=[
+        "How many forwards must stage i have done, before the first gradient can come back to it?",
+        "First min(p - 1 - i, m) forwards. Then, m times: a forward if one is left, and the oldest backward.",
+        "`ahead = min(num_stages - 1 - stage, num_microbatches)`; for each i: F(ahead + i), if below m, and B(i).",
+    ],
+)
+def one_f_one_b(expect: Expect, one_f_one_b: Callable[[int, int, int], list[str]]) -> None:
+    not_from_lablib(one_f_one_b)
+    draw = expect.draw
+    few = draw.integer(3, 7)
+    sizes = [
+        (draw.integer(2, 6), draw.integer(7, 12)),
+        (few, draw.integer(1, few - 1)),
+        (few + 1, few + 1),
+        (1, draw.integer(2, 5)),
+        (draw.integer(2, 5), 1),
+        (9, draw.integer(20, 30)),
+    ]
+    for p, m in sizes:
+        expect.measured.clear()  # what holds is shown for the last sizes
+        rows = [_row(expect, observe(one_f_one_b, stage, p, m), stage, p, m) for stage in range(p)]
+        _expect_1f1b(expect, rows, p, m)
+
+
+def _row(expect: Expect, call: Any, stage: int, p: int, m: int) -> list[str]:
+    """The actions that were returned."""
+    what, value = f"stage {stage} of {p}, {plural(m, 'micro-batches')}", call.value
+    expect.equal("a row is returned", value is ..., False)
+    if not isinstance(value, list | tuple):
+        said = "None: is there a return?" if value is None else short_repr(value)
+        raise RuleBroken(f"a list of texts is returned ({what})", said, '["F0", "B0"]')
+    for each in value:
+        if not (isinstance(each, str) and _ACTION.fullmatch(each)):
+            raise RuleBroken(f'an action is a text such as "F0" or "B12" ({what})', short_repr(each), '"F0"')
+    for kind in "FB":
+        numbers = [int(each[1:]) for each in value if each[0] == kind]
+        expect.equal(f"each {kind} is done once ({what})", sorted(numbers), list(range(m)))
+    seen: set[str] = set()
+    for each in value:
+        if each[0] == "B" and f"F{each[1:]}" not in seen:
+            raise RuleBroken(f"a forward comes before its backward ({what})", f"{each} first", f"F{each[1:]}")
+        seen.add(each)
+    return list(value)
+
+
+def _plan_of(rows: Sequence[Sequence[str]], m: int) -> Plan:
+    lines = [" ".join(f"{stage}{each}" for each in row) for stage, row in enumerate(rows)]
+    return replace(Plan.parse("yours", lines), num_microbatches=m, rank_of=tuple(range(len(rows))))
+
+
+def _expect_1f1b(expect: Expect, rows: list[list[str]], p: int, m: int) -> None:
+    plan, what = _plan_of(rows, m), f"{plural(p, 'stages')}, {plural(m, 'micro-batches')}"
+    report = validate(plan)
+    expect.that(f"no stages wait for each other for ever ({what})", not report.findings, str(report), "none do")
+    done = replay(plan)
+    held = [round(each, 6) for each in done.in_flight]
+    allowed = [min(p - stage, m) for stage in range(p)]
+    over = [f"stage {i} holds {saw:g}" for i, (saw, most) in enumerate(zip(held, allowed, strict=True)) if saw > most]
+    expect.that(f"stage i holds p - i micro-batches at most ({what})", not over, over, f"at most {allowed}")
+    expect.budget(f"the step takes no longer than GPipe's ({what})", done.makespan_s, 3.0 * (m + p - 1), "s")
+
+
+class _Summed(nn.Module):
+    """A piece whose gradient tells the weights: the mean of its outputs at the tokens that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1, bias=False, dtype=torch.float64, device="cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze(-1)
+
+
+def _mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    counts = targets != -100
+    return (outputs[counts] - targets[counts]).square().mean()
+
+
+@exercise(
+    "The weight of a micro-batch",
+    hints=[
+        "A mean over all tokens is a sum over all tokens, divided by their number. What is a micro-batch's sum?",
+        "n_i tokens count in micro-batch i: its mean is its sum over n_i. What turns it into a part of the whole mean?",
+        "n_i / (n_1 + ... + n_m), with n_i = (target != -100).sum().",
+    ],
+)
+def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[float]]) -> None:
+    not_from_lablib(loss_weights)
+    draw = expect.draw
+    for number, (name, m) in enumerate([("equal", 3), ("padded", 4), ("of unequal length", 5), ("one", 1)]):
+        targets = [_targets(draw, number, draw.integer(3, 9)) for _ in range(m)]
+        if name == "equal":
+            targets = [targets[0].clone() for _ in range(m)]
+        call = observe(loss_weights, [each.clone() for each in targets])
+        changes_nothing(expect, [call])
+        weights = call.value.tolist() if isinstance(call.value, Tensor) else call.value
+        if not isinstance(weights, list | tuple):
+            expect.equal("a list of numbers is returned", weights, [1.0] * m)
+        weights = [plain_number(each) for each in weights]
+        counts = [int((each != -100).sum()) for each in targets]
+        wanted = [count / sum(counts) for count in counts]
+        expect.close(f"the weights are shares of the tokens that count (micro-batches {name})", weights, wanted)
+        _expect_gradients(expect, [float(each) for each in weights], targets, name)
+
+
+def _targets(draw: Draw, number: int, length: int) -> Tensor:
+    """Of two texts: the first kind has no padding, the second has, the third differs in length, too."""
+    length = length if number == 2 else 8
+    targets = torch.tensor([[draw.integer(0, 50) for _ in range(length)] for _ in range(2)])
+    if number:
+        kept = draw.integer(1, length)
+        targets[0, kept:] = -100
+        targets[1, : draw.integer(0, length)] = -100
+    return targets
+
+
+def _expect_gradients(expect: Expect, weights: list[float], targets: list[Tensor], name: str) -> None:
+    inputs = [
+        torch.stack([each.double(), each.double().square() / 50, torch.ones_like(each).double()], -1)
+        for each in targets
+    ]
+
+    def program(weights: list[float]) -> Tensor:
+        pieces = [nn.Sequential(nn.Identity()), nn.Sequential(_Summed())]
+        nn.init.constant_(pieces[1][0].layer.weight, 0.1)
+        pipeline = Pipeline(schedules.one_f_one_b(2, len(inputs)), pieces, _mean_loss)
+        pipeline.step(inputs, targets, weights)
+        return torch.stack([param.grad for param in pipeline.parameters()]) if pipeline.rank else torch.zeros(0)
+
+    run = expect.launch(program, weights, ranks=2)
+    alone = _Summed()
+    nn.init.constant_(alone.layer.weight, 0.1)
+    flat = [torch.cat([each.flatten(0, 1) for each in tensors]) for tensors in (inputs, targets)]
+    _mean_loss(alone(flat[0]), flat[1]).backward()
+    expect.close(
+        f"the gradient is that of one device (micro-batches {name})", run.values[1][0], alone.layer.weight.grad
+    )
+
+
+@exercise(
+    "A plan that beats 1F1B",
+    hints=[
+        "Begin with 1F1B and write I W for each B. Which W could wait, without anybody waiting for it?",
+        "Stage 0 may hold 3: it is idle while it waits for its first I, and it has W's left at the end.",
+        "The last stage: F0 I0 F1 I1 W0 F2 ..., so that I comes as early as can be, and W where the stage would idle.",
+    ],
+)
+def plan(expect: Expect, my_plan: str) -> None:
+    expect.equal("a plan is written down", my_plan is ..., False)
+    if not isinstance(my_plan, str):
+        raise RuleBroken("the plan is a text, one line a rank", short_repr(my_plan), '"rank 0: F0 F1 ..."')
+    try:
+        found = read_plan(my_plan)
+    except ValueError as error:
+        raise RuleBroken("the plan can be read", str(error), "actions such as F0, I0, W0, B0") from None
+    expect.equal("the plan has a line for each stage", found.num_stages, STAGES)
+    expect.equal("stage i stands in line i, with one piece of the model", found.rank_of, tuple(range(STAGES)))
+    expect.equal("the plan has four micro-batches", found.num_microbatches, MICROBATCHES)
+    report = validate(found)
+    expect.that("the plan keeps the rules, and nobody waits for ever", not report.findings, str(report), "no finding")
+    done = replay(found)
+    held = [round(each, 6) for each in done.in_flight]
+    over = [f"rank {rank} holds {each:g}" for rank, each in enumerate(held) if each > LIMIT]
+    expect.that("no stage holds more than 3 micro-batches", not over, ", ".join(over) or "none does", "at most 3")
+    expect.budget("the step takes at most 15 seconds, F = I = W = 1", done.makespan_s, AT_MOST_S, "s")
+
+
+@exercise(
+    "Where it stops",
+    hints=[
+        "Keep for each row how far it is, and a set of what is done. When may a row's next action be carried out?",
+        "Go over the rows again and again, each as far as it comes, until a round has changed nothing.",
+        "F on stage i needs (i - 1, F) in the set, B needs (i + 1, B); the last B needs its own F.",
+    ],
+)
+def actions_done(expect: Expect, actions_done: Callable[[list[list[str]]], list[int]]) -> None:
+    not_from_lablib(actions_done)
+    draw = expect.draw
+    for kind in ("that runs to its end", "of one stage", "with two actions exchanged", "in any order", "in any order"):
+        for _ in range(3):
+            p, m = (1 if kind == "of one stage" else draw.integer(2, 5)), draw.integer(1, 6)
+            rows = [
+                [str(each)[len(str(stage)) :] for each in row] for stage, row in enumerate(schedules.one_f_one_b(p, m))
+            ]
+            for row in rows:
+                if "exchanged" in kind:
+                    a, b = draw.integer(0, len(row) - 1), draw.integer(0, len(row) - 1)
+                    row[a], row[b] = row[b], row[a]
+            if "any order" in kind:
+                rows = [draw.shuffled(row) for row in rows]
+            call = observe(actions_done, [list(row) for row in rows])
+            changes_nothing(expect, [call])
+            value = list(call.value) if isinstance(call.value, tuple) else call.value
+            expect.equal(f"each row comes as far as it can (a plan {kind})", value, steps_done(_plan_of(rows, m)))
+
+
+@exercise(
+    "Split the layers",
+    hints=[
+        "Say you know the best way to cut the first k layers into s - 1 stages, for all k. What then of s stages?",
+        "The last stage takes layers k to n; the slowest is the larger of it and of the best cut before. Try all k.",
+        "best[s][n] = min over k of max(best[s - 1][k], sum(costs[k:n])), from s = 1 on; keep the cuts with it.",
+    ],
+)
+def split_layers(expect: Expect, split_layers: Callable[[list[float], int], list[int]]) -> None:
+    not_from_lablib(split_layers)
+    draw = expect.draw
+    gpt = [0.0, *[1.0] * draw.integer(5, 9), draw.number(2, 4)]
+    cases = [
+        ("a GPT", gpt, draw.integer(2, 4)),
+        ("a stage for each layer", [draw.number(0, 2) for _ in range(5)], 5),
+        ("one stage", [draw.number(0, 2) for _ in range(4)], 1),
+        ("equal layers", [1.0] * 7, 3),
+        ("a slow layer first", [draw.number(5, 9), *[1.0] * 6], 3),
+        ("layers that cost nothing", [0.0] * 5, 3),
+    ]
+    cases += [("drawn", [draw.number(0, 5) for _ in range(draw.integer(7, 12))], draw.integer(2, 6)) for _ in range(6)]
+    for name, costs, stages in cases:
+        call = observe(split_layers, list(costs), stages)
+        changes_nothing(expect, [call])
+        counts = _counts(call.value)
+        what = f"{name}, {plural(len(costs), 'layers')} over {plural(stages, 'stages')}"
+        expect.equal(f"there is a number for each stage ({what})", len(counts), stages)
+        expect.that(f"every stage has a layer ({what})", min(counts) > 0, counts, "1 or more each")
+        expect.equal(f"every layer is in a stage ({what})", sum(counts), len(costs))
+        ends = list(accumulate(counts))
+        slowest = max(sum(costs[end - count : end]) for end, count in zip(ends, counts, strict=True))
+        best = max(sum(costs[i] for i in piece) for piece in balanced_cut(costs, stages))
+        expect.budget(f"the slowest stage is as fast as can be ({what})", slowest, best, "s")
+
+
+def _counts(value: Any) -> list[int]:
+    try:
+        return [operator.index(each) for each in value]
+    except TypeError:
+        said = "None: is there a return?" if value is None else short_repr(value)
+        raise RuleBroken("a list of whole numbers is returned", said, "[3, 3, 3, 1]") from None

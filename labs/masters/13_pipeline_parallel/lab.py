@@ -1,0 +1,622 @@
+# %% [markdown]
+# # Lab 13: Pipeline parallel
+#
+# **Question.** Where does the bubble come from?
+#
+# A model that is too large for one GPU is cut into *stages*, each on a GPU of its own. Then most GPUs wait most of the
+# time. You change nothing but the order of work. Before anything runs you compute how long an order takes and how much
+# memory it needs; then you run it.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from lablib import launch, phase, reconcile
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.figures import figure_equal_memory, figure_pipeline_simulation, format_quantity, show
+from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.pipeline import (
+    Costs,
+    equal_memory,
+    executed,
+    leader_board,
+    measured_costs,
+    pairs_bubble_s,
+    read_plan,
+    replay,
+    replay_pairs,
+    schedules,
+    simulate,
+)
+from lablib.pipeline.executor import Pipeline, cut, cut_at, flops_of, units_of
+from lablib.widgets import bubble_simulator
+
+check = checks_for("13")
+check
+
+# %% tags=["parameters"]
+backend: str = "sim"  # sim | gloo | nccl
+stages: int = 4  # GPUs of the pipeline, 2 to 8
+microbatches: int = 8  # parts of a batch, 1 to 32
+real_ranks: int = 2  # stages that run as real processes on this machine, 2 or more
+cluster: str = "dgx-h100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # few repeats
+
+# %% [markdown] minutes=5
+# ## Stages
+#
+# The model is a GPT (lab 09): an embedding, *blocks* (its layers), and a *head*, which gives a score to each token of
+# the vocabulary. A stage holds consecutive ones of these. Stage 0 reads the text; each stage sends its output, the
+# *activations*, to the next; the last computes the loss. Backward goes the other way: each stage sends the gradient of
+# its input to the one before.
+
+# %%
+assert 2 <= stages <= 8, f"stages must be 2 to 8: got {stages}."
+assert 1 <= microbatches <= 32, f"microbatches must be 1 to 32: got {microbatches}."
+gpt = GPTConfig(num_layers=16, d_model=2048, num_heads=16, vocab_size=32_000, max_seq_len=1024)
+model = GPT(gpt, device="meta", dtype=torch.bfloat16)  # shapes without numbers: nothing is computed
+pieces = cut(model, stages)
+rows = {}
+for number, piece in enumerate(pieces):
+    rows[f"stage {number}"] = {
+        "holds": ", ".join(dict.fromkeys(type(unit).__name__ for unit in piece)),
+        "layers": len(piece),
+        "parameters": f"{sum(p.numel() for p in piece.parameters()) / 1e6:.0f} million",
+        "FLOPs a token, forward": format_quantity(flops_of(piece, gpt.max_seq_len), "FLOP"),
+    }
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# `cut` makes the slowest stage as fast as can be: the embedding computes next to nothing, the head as much as more than
+# one block. Now one batch goes through. `launch` simulates the GPUs of `cluster`, with shapes in place of numbers.
+
+
+# %%
+def program(plan, seed=None):
+    def run_plan():
+        with phase("setup"):
+            whole = GPT(gpt, device="meta", dtype=torch.bfloat16)
+            pipeline = Pipeline(plan, cut(whole, plan.num_pieces), next_token_loss)
+        tokens = torch.zeros(1, gpt.max_seq_len, dtype=torch.long)
+        pipeline.step([tokens] * plan.num_microbatches, [tokens] * plan.num_microbatches)
+
+    return launch(run_plan, ranks=plan.num_stages, cluster=cluster, fidelity="shapes")
+
+
+def picture(plan, costs=None, title=None, limit=None):
+    return figure_pipeline_simulation(simulate(plan, costs, limit), title=title)
+
+
+one = schedules.gpipe(stages, 1)
+one_run = program(one)
+show(picture(one, measured_costs(one_run.timeline, one), "One batch through all stages"))
+
+# %% [markdown]
+# Each row is a stage. F0 is its forward, B0 its backward of batch 0; backward takes about twice as long. Below the bars
+# stands what the stage holds: from F to B it keeps the activations that backward needs. The dark line is the *critical
+# path*: what decides how long it all takes. Only one stage works at a time.
+
+# %% [markdown] minutes=11
+# ## Cut the batch
+#
+# Work on several *micro-batches*, parts of the batch, at the same time: while stage 1 has the first, stage 0 can begin
+# the second. GPipe runs the forward of all micro-batches, then backward of all (Huang et al., 2018). What stays idle is
+# the *bubble*: its share is the idle time of all stages over the stages' whole time. Write down a guess.
+
+# %%
+my_guess = None  # the bubble of 4 stages and 8 micro-batches: a share such as 0.5
+print("guess:", my_guess)
+
+# %% [markdown]
+# The next picture is no run: `replay` computes when each action can begin from what the actions take, here 1 second for
+# F and 2 for B. An action begins when its stage is free and what it needs has come.
+
+# %%
+gpipe = schedules.gpipe(stages, microbatches)
+show(picture(gpipe, title=f"GPipe, {stages} stages, {microbatches} micro-batches"))
+print(replay(gpipe))
+print(gpipe)
+
+# %% [markdown]
+# Read the last picture from the left. Stage 3 can only begin when the first micro-batch has come to it: that is the
+# *fill*. From then on it never waits for input, until its last backward; then the gradient must go back through all
+# stages: the *drain*. Each of the p stages is busy m (F + B) seconds; the step takes (m + p - 1)(F + B). So the bubble
+# is (p - 1)/(m + p - 1).
+
+# %% [markdown]
+# ### Exercise 1: predict the bubble
+#
+# That holds for equal stages. Real ones are not: the last one has the head. Predict GPipe's bubble for any seconds of F
+# and B of each stage; messages take no time. Which stage sets the pace of all forwards? Is it the same that sets the
+# pace of backward? Stuck? `check.bubble.hint()` in a cell of your own.
+
+
+# %% tags=["exercise"]
+def bubble(forward_s, backward_s, num_microbatches):
+    """The bubble of GPipe, a share from 0 to 1: idle over whole time, of all stages.
+
+    forward_s, backward_s: seconds of each stage for one micro-batch, first stage first.
+    """
+    ### BEGIN SOLUTION
+    passes = (forward_s, backward_s)
+    step_s = sum(sum(times) + (num_microbatches - 1) * max(times) for times in passes)
+    busy_s = num_microbatches * sum(map(sum, passes))
+    return 1 - busy_s / (len(forward_s) * step_s)
+    ### END SOLUTION
+
+
+# %%
+try_out(bubble, [1, 1, 1, 1], [2, 2, 2, 2], 8)  # equal stages: 3/11
+try_out(bubble, [1, 3], [2, 2], 2)  # by hand: 13 seconds, 16 of 26 busy
+
+# %% tags=["check"] points=2
+check.bubble(bubble)
+
+# %% [markdown] minutes=13
+# ## Memory: one forward, one backward
+#
+# More micro-batches, less bubble. But GPipe holds the activations of all m of them. Need it? Stage 3 could run the
+# backward of micro-batch 0 as soon as its forward is done, and let go of it. *1F1B* does so: stage i runs p - 1 - i
+# forwards first, as many as the stages behind it need to be filled; then, in turns, one forward and one backward; in
+# the end the backwards that are left (Narayanan et al., 2019).
+
+# %% [markdown]
+# ### Exercise 2: 1F1B
+#
+# Write the row of one stage as texts, `["F0", "F1", "B0", ...]`. A stage must not hold more than p - i micro-batches,
+# and the step must not take longer than GPipe's, for any p and m from 1 on.
+
+
+# %% tags=["exercise"]
+def one_f_one_b(stage, num_stages, num_microbatches):
+    """The actions of one stage, in order: "F3" is the forward of micro-batch 3, "B3" its backward."""
+    ### BEGIN SOLUTION
+    ahead = min(num_stages - 1 - stage, num_microbatches)
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i}")
+        row.append(f"B{i}")
+    return row
+    ### END SOLUTION
+
+
+# %%
+try_out(one_f_one_b, 0, 3, 5)  # by hand: F0 F1 F2 B0 F3 B1 F4 B2 B3 B4
+try_out(one_f_one_b, 2, 3, 5)  # the last stage: F0 B0 F1 B1 ...
+
+# %% tags=["check"] points=2
+check.one_f_one_b(one_f_one_b)
+
+# %%
+one_by_one = schedules.one_f_one_b(stages, microbatches)
+show(picture(one_by_one, title=f"1F1B, {stages} stages, {microbatches} micro-batches"))
+for plan in (gpipe, one_by_one):
+    done = replay(plan)
+    print(f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}, holds {done.in_flight}")
+print("you guessed", my_guess)
+
+# %% [markdown]
+# The same bubble: the critical path has not changed, down through all stages, along the last, and up again. The memory
+# has: stage 0 holds p micro-batches, however many there are. So m can grow until the bubble is small.
+
+# %% [markdown] minutes=11
+# ## Run it
+#
+# A plan is data. One program, the *executor*, runs any plan: each rank does its row, and sends and receives between
+# actions. It runs on the simulator, and on real processes. Here is its timeline beside the replay, which is given what
+# the run's actions took.
+
+# %%
+run = program(one_by_one)
+costs = measured_costs(run.timeline, one_by_one)
+expected, happened = replay(one_by_one, costs), executed(run.timeline, one_by_one)
+show(happened.figure(title="1F1B as it ran"))
+print(f"replayed: {format_quantity(expected.makespan_s, 's')}", f"bubble {expected.bubble_fraction:.1%}")
+print(f"ran:      {format_quantity(happened.makespan_s, 's')}")
+
+# %% [markdown]
+# The bubble is a little larger than with equal stages: no cut makes them quite equal.
+#
+# Do the gradients equal those of one GPU? Forward and backward are the same operations. One thing is easily forgotten:
+# the loss of the batch is the *mean* over its tokens, but each micro-batch has a mean of its own. Added up as they are,
+# m means give gradients m times too large. Adam hides it: it divides by the gradient's size.
+
+# %%
+tiny = GPTConfig(num_layers=2, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)
+texts = torch.randint(0, tiny.vocab_size, (4, 2, 17), generator=torch.Generator().manual_seed(0))
+inputs, targets = list(texts[:, :, :-1]), list(texts[:, :, 1:])
+
+
+def gradient_of_one(device="cpu"):
+    alone = GPT(tiny, seed=0, dtype=torch.float64)
+    next_token_loss(alone(torch.cat(inputs)), torch.cat(targets)).backward()
+    return float(alone.blocks[0].mlp.up.weight.grad.norm())
+
+
+def gradient_of_stage_0(weights):
+    whole = GPT(tiny, seed=0, dtype=torch.float64)
+    pipeline = Pipeline(schedules.one_f_one_b(2, 4), cut_at(whole, [0, 2]), next_token_loss)
+    pipeline.step(inputs, targets, weights)
+    return float(whole.blocks[0].mlp.up.weight.grad.norm())
+
+
+wanted = gradient_of_one()
+for name, weights in {"each loss counts 1": [1.0] * 4, "each counts 1/m": [1 / 4] * 4}.items():
+    norm = launch(gradient_of_stage_0, weights, ranks=2).values[0]
+    print(f"{name:18s}: norm of a gradient {norm:.6f}, {norm / wanted:.6f} times that of one GPU")
+
+# %% [markdown]
+# ### Exercise 3: the weight of a micro-batch
+#
+# 1/m is right where micro-batches have the same number of tokens. In fine-tuning they have not: tokens of the question,
+# and the *padding* behind short texts, have no loss. Their target is -100, which PyTorch's cross-entropy leaves out of
+# its mean. Give each micro-batch's loss the weight that makes their sum the mean over all tokens that count.
+
+
+# %% tags=["exercise"]
+def loss_weights(targets):
+    """One number for each micro-batch: the weight of its mean loss in the loss of the step.
+
+    targets: a list of tensors of whole numbers, of any shapes; -100 has no loss.
+    Each has at least one token that counts.
+    """
+    ### BEGIN SOLUTION
+    counts = [int((target != -100).sum()) for target in targets]
+    return [count / sum(counts) for count in counts]
+    ### END SOLUTION
+
+
+# %%
+padded = [torch.tensor([5, 7, -100]), torch.tensor([1, -100, -100])]
+try_out(loss_weights, padded)  # 2 tokens count, and 1: [2/3, 1/3]
+
+# %% tags=["check"] points=1
+check.loss_weights(loss_weights)
+
+# %% [markdown] minutes=8
+# ## Fill the bubble
+#
+# Backward computes two things. The gradient of the *input*, I, is what the stage before waits for. The gradient of the
+# *weights*, W, nobody waits for but the optimizer. So W can be put off, into seconds that are else idle. Take F = I = W
+# = 1. 1F1B idles (p - 1)(F + I + W). Guess: how much of it can W fill, if no stage may hold more than with 1F1B?
+
+# %%
+my_guess_idle = None  # seconds that a stage still idles, with 4 stages; with 1F1B it is 9
+split = schedules.zb_h1(stages, microbatches)
+print("guess:", my_guess_idle)
+
+# %%
+show(picture(split, title=f"ZB-H1, {stages} stages, {microbatches} micro-batches"))
+rows = {}
+for plan in (one_by_one, split, schedules.zb_h2(stages, microbatches)):
+    done = replay(plan)
+    idle = [round(done.makespan_s - busy, 3) for busy in done.busy_s]
+    rows[plan.name] = {"step (s)": done.makespan_s, "idle (s)": idle, "holds": done.in_flight}
+print(f"you guessed {my_guess_idle}")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# In ZB-H1 (Qi et al., 2023) the gradient comes back sooner: on its way it waits for I on each stage, not for I + W. So
+# the way through the other p - 1 stages costs F + I for each, and at the end stage 0 has W's to fill with: it put them
+# off. Of the idle time (p - 1)(F + I - W) is left. ZB-H2 begins with more forwards, 2p - 1 on stage 0, and so has more
+# to do while it waits: between a stage's first and last action nothing is idle. But the stages start and end one after
+# another, and it holds nearly twice as much. Zero bubble is bought with memory.
+
+# %% [markdown]
+# So a fair comparison gives every schedule the same memory. One that would hold too much runs the batch in several
+# parts, each with a bubble of its own. 8 stages, 32 micro-batches; guess which schedule leads at memory for 8.
+
+# %%
+memories = (2, 4, 5, 6, 8, 10, 12, 16, 32)
+names = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "v-half", "zb-v")
+afforded = {memory: equal_memory(8, 32, memory, names) for memory in memories}
+show(figure_equal_memory(afforded, "8 stages, 32 micro-batches"))
+
+# %% [markdown]
+# ZB-H2 wins nothing until memory is there for 15 micro-batches. `zb-v` and `v-half` put two pieces on each stage, in a
+# V: the first stage has the first piece and the last. There the memory of early pieces, held long, and late ones, held
+# shortly, is shared evenly by all stages (Qi et al., 2024).
+
+# %% [markdown] minutes=9
+# ## The bubble simulator
+#
+# Now try. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory, or
+# choose "your own plan" and type rows. An action out of order that makes stages wait for one another in a circle is
+# drawn as one: a *deadlock*. The last control steps through the plan.
+
+# %%
+bubble_simulator(interactive, stages=stages, microbatches=microbatches)
+
+# %% [markdown]
+# ### Exercise 4: a plan that beats 1F1B
+#
+# Three stages, four micro-batches, F = I = W = 1, and no stage may hold more than 3 micro-batches: exactly what 1F1B
+# needs, which takes 18 seconds. Write a plan with I and W that takes at most 15. A micro-batch is held from F to W. Try
+# it in the simulator above: "your own plan", 3 stages, limit 3.
+
+
+# %% tags=["exercise"]
+### BEGIN SOLUTION
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 I3 W2 W3
+rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+"""
+### END SOLUTION
+
+# %%
+if isinstance(my_plan, str):  # your plan in pictures, or why it cannot be read
+    try:
+        show(picture(read_plan(my_plan), title="My plan", limit=3))
+    except ValueError as error:
+        print(error)
+
+# %% tags=["check"] points=2
+check.plan(my_plan)
+
+# %% [markdown]
+# The last stage computes for 12 seconds, and its first work comes after 2: no plan takes less than 14. A leader board:
+# each plan replayed on this machine. Add plans of your own, typed as rows; what breaks a rule or the limit is told why.
+
+# %%
+board = {name: schedules.make(name, 3, 4) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")}
+if isinstance(my_plan, str):
+    board["mine"] = my_plan
+leader_board(board, max_in_flight=3)
+
+# %% [markdown] minutes=2
+# ## Summary
+#
+# - A stage waits until the first micro-batch comes (fill) and until the last gradient has gone back (drain). Of GPipe
+#   and 1F1B that is (p - 1)/(m + p - 1) of the step; unequal stages wait for the slowest.
+# - GPipe holds m micro-batches, 1F1B p - i: the order of work decides the memory, not the bubble.
+# - The loss of a step is the mean over its tokens: each micro-batch's mean counts for its share of them.
+# - Nobody waits for weight gradients, so they fill the bubble. What they cannot fill costs memory: compare schedules at
+#   equal memory.
+# - All of this is known before anything runs: the executor's timeline is the replay's.
+
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: find the deadlock
+#
+# Two stages, two micro-batches. Stage 1 wants both forwards before its first backward; stage 0 wants the first backward
+# before its second forward. Each waits for the other.
+
+# %%
+stuck = """
+rank 0: F0 B0 F1 B1
+rank 1: F0 F1 B0 B1
+"""
+show(picture(read_plan(stuck), title="Who waits for whom?"))
+
+# %% [markdown]
+# ### Exercise 5: where it stops
+#
+# The rows have no I or W, and stage i stands in row i. F of a stage needs the same F of the stage before, B the same B
+# of the stage behind; on the last stage B needs its own F. Say how far each row comes: that is how the replay finds a
+# deadlock.
+
+
+# %% tags=["exercise"]
+def actions_done(rows):
+    """How many actions of each row are carried out before all is done, or nothing can go on.
+
+    rows: one list of texts a stage, such as [["F0", "B0"], ["F0", "B0"]].
+    """
+    ### BEGIN SOLUTION
+    done, finished, last = [0] * len(rows), set(), len(rows) - 1
+    went_on = True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                action = row[done[stage]]
+                if action[0] == "F":
+                    ready = stage == 0 or (stage - 1, action) in finished
+                elif stage == last:
+                    ready = (stage, "F" + action[1:]) in finished
+                else:
+                    ready = (stage + 1, action) in finished
+                if not ready:
+                    break
+                finished.add((stage, action))
+                done[stage] += 1
+                went_on = True
+    return done
+    ### END SOLUTION
+
+
+# %%
+try_out(actions_done, [["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])  # [1, 1]
+try_out(actions_done, [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]])  # all: [4, 4]
+
+# %% tags=["check"] points=2
+check.actions_done(actions_done)
+
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: where to cut
+#
+# The slowest stage sets the pace, so the cut matters. Below are the FLOPs of each layer of the model above: embedding,
+# 16 blocks, head. By number of layers, and as `cut` does it:
+
+# %%
+layer_flops = [flops_of(unit, gpt.max_seq_len) for unit in units_of(model)]
+share = [flops / sum(layer_flops) for flops in layer_flops]
+by_number = [len(layer_flops) * i // stages for i in range(stages)]
+rows = {}
+for name, parts in {"by number": cut_at(model, by_number), "by cost": cut(model, stages)}.items():
+    of_stage = [flops_of(part, gpt.max_seq_len) / sum(layer_flops) for part in parts]
+    plan_costs = Costs(of_stage, [2 * each for each in of_stage])
+    done = replay(one_by_one, plan_costs)
+    rows[name] = {
+        "share of each stage": ", ".join(f"{each:.0%}" for each in of_stage),
+        "bubble of 1F1B": f"{done.bubble_fraction:.1%}",
+    }
+print("shares of the layers:", ", ".join(f"{each:.1%}" for each in (share[0], share[1], share[-1])))
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# ### Exercise 6: split the layers
+#
+# Cut a row of layers into stages so that the slowest stage takes as little as possible. Every stage has a layer at
+# least.
+
+
+# %% tags=["exercise"]
+def split_layers(costs, num_stages):
+    """The number of layers of each stage, in order; they add up to `len(costs)`.
+
+    costs: seconds of each layer, 0 or more. num_stages: 1 to len(costs).
+    """
+    ### BEGIN SOLUTION
+    n = len(costs)
+    sums = [sum(costs[:i]) for i in range(n + 1)]
+    best = {(0, 0): (0.0, [])}  # (stages, layers) -> the slowest, and the counts
+    for stage in range(1, num_stages + 1):
+        for end in range(stage, n + 1):
+            options = []
+            for begin in range(stage - 1, end):
+                if (stage - 1, begin) in best:
+                    slowest, counts = best[stage - 1, begin]
+                    options.append((max(slowest, sums[end] - sums[begin]), [*counts, end - begin]))
+            best[stage, end] = min(options)
+    return best[num_stages, n][1]
+    ### END SOLUTION
+
+
+# %%
+try_out(split_layers, [0, 4, 4, 4, 4, 4, 4, 4, 4, 10], 4)  # slowest 12: 3, 3, 3, 1 is one
+
+# %% tags=["check"] points=2
+check.split_layers(split_layers)
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: several pieces a stage
+#
+# With v pieces on each stage, dealt out in turn, the fill takes 1/v of the time: stage 3 begins when the first of its
+# *small* pieces can. *Interleaved* 1F1B divides the bubble by v, and sends v times as many messages (Narayanan et al.,
+# 2021). *Breadth-first* runs all micro-batches through one piece before the next, which suits ZeRO: each piece is
+# gathered once (Lamy-Poirier, 2022).
+
+# %%
+rows = {}
+for name in ("1f1b", "interleaved", "breadth-first"):
+    for chunks in (1, 2, 4) if name != "1f1b" else (1,):
+        plan = schedules.make(name, 4, 8, chunks)
+        done = replay(plan, Costs(1 / chunks, 2 / chunks))
+        rows[f"{name}, {chunks} a stage"] = {
+            "bubble": f"{done.bubble_fraction:.1%}",
+            "holds": f"{max(done.in_flight):.2f}",
+            "messages of stage 1": 2 * chunks * 8 * 2,
+        }
+pd.DataFrame(rows).T
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: DualPipe-V, the `p + 1` and the `- 3W`
+#
+# DeepSeek-V3's DualPipe runs a forward and a backward of different micro-batches as a *pair*, in which each hides the
+# other's all-to-all. Its authors give a bubble of (PP/2 - 1)(FB + B - 3W), with FB the seconds of a pair, and PP + 1
+# activations, for PP = 2p ranks with two copies of the weights. DualPipe-V folds it onto p ranks with one copy.
+#
+# Where the terms come from: F + I - W for each stage on the way, as in ZB-H1, and FB - F - W more, since a forward's
+# output waits for the rest of its pair, of which a W fills a part. With B = I + W the sum is FB + B - 3W. And a rank
+# has run 2p forwards of half its layers when its first gradient comes; a pair takes one more before it gives one back.
+
+# %%
+for forward_s, input_s, weight_s in ((1, 1, 1), (1, 1.5, 1), (2, 3, 2)):
+    pair_s = forward_s + input_s + weight_s
+    times = {"forward_s": forward_s, "input_s": input_s, "weight_s": weight_s}
+    done_s = replay_pairs(schedules.dualpipe_v(4, 16), Costs(**times), pair_s)
+    formula_s = pairs_bubble_s(4, **times, pair_s=pair_s)
+    busy_s = 2 * 16 * (forward_s + input_s + weight_s)
+    print(
+        f"F, I, W = {forward_s}, {input_s}, {weight_s}: formula {formula_s:.1f} s idle,",
+        f"replay {max(done_s) - busy_s:.1f} s",
+    )
+held = replay(schedules.dualpipe_v(4, 16), Costs(0.5)).in_flight
+print("micro-batches held:", held, "in pieces:", [2 * each for each in held])
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: recomputation, dropout, tied weights
+#
+# What a stage holds can be cut another way: keep the input alone, and run forward again in backward (lab 03). Then it
+# needs the random numbers of *dropout* a second time: the executor draws them from a seed for each step, piece and
+# micro-batch. And a *tied* head shares its matrix with the embedding, which is on another stage: their gradients are
+# summed at the end.
+
+# %%
+norms = {}
+for again in (False, True):
+    for tied in (False, True):
+
+        def tied_or_not(again=again, tied=tied):
+            shared = GPTConfig(2, 32, 2, vocab_size=64, max_seq_len=16, tied_head=tied)
+            both = GPT(shared, seed=0, dtype=torch.float64)
+            arguments = {"recompute": again, "seed": 1}
+            two = Pipeline(schedules.zb_h1(2, 4), cut_at(both, [0, 2]), next_token_loss, **arguments)
+            two.step(inputs, targets)
+            return float(both.token_embedding.weight.grad.norm())
+
+        launched = launch(tied_or_not, ranks=2)
+        name = f"{'recomputed' if again else 'kept'}, {'tied' if tied else 'two matrices'}"
+        peak = format_quantity(launched.memory.peak_bytes(0), "B")
+        norms[name] = {"peak of stage 0": peak, "gradient of the embedding": f"{launched.values[0]:.9f}"}
+pd.DataFrame(norms).T
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: predicted and measured
+#
+# Now two stages on real processes of this computer, connected by *gloo* (lab 09). To *calibrate* is to measure how fast
+# they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several times, and
+# compares; a step in phase "setup" warms up.
+
+# %%
+small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
+
+
+def small_step():
+    with phase("setup"):
+        device = torch.get_default_device()
+        tokens = [torch.zeros(4, small.max_seq_len, dtype=torch.long, device=device)] * 4
+        plan = schedules.one_f_one_b(dist.get_world_size(), 4)
+        whole = GPT(small, seed=0).to(device)
+        pipeline = Pipeline(plan, cut(whole, plan.num_pieces), next_token_loss)
+        pipeline.step(tokens, tokens)
+        dist.barrier()
+    pipeline.step(tokens, tokens)
+
+
+# %%
+real = "nccl" if backend == "nccl" else "gloo"
+machine = this_machine(ranks=real_ranks, backend=real)
+there = {"ranks": real_ranks, "backend": real, "cluster": machine}
+comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+show(comparison.figure())
+print_text(comparison.reading())
+
+# %%
+recorded = recorded_comparison("13")
+print_text(f"{recorded}")
+
+# %% [markdown]
+# ### Sources
+#
+# - Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2018, arXiv
+#   1811.06965: micro-batches, the bubble (section 2.3).
+# - D. Narayanan et al., "PipeDream", SOSP 2019, arXiv 1806.03377: one forward, one backward; with a flush after each
+#   batch: "Memory-Efficient Pipeline-Parallel DNN Training", 2020, arXiv 2006.09503.
+# - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, arXiv 2104.04473:
+#   interleaved 1F1B (section 2.2).
+# - J. Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022, arXiv 2211.05953.
+# - P. Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241: I and W, ZB-H1, ZB-H2.
+# - P. Qi et al., "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362: V-Half, ZB-V.
+# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437: DualPipe (table 2).
+# - The code: `lablib/pipeline`, its plans in `schedules`, the executor in `executor`.
+
+# %%
+check
