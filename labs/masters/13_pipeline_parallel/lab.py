@@ -344,18 +344,21 @@ bubble_simulator(interactive, stages=stages, microbatches=microbatches)
 # %% tags=["exercise"]
 ### BEGIN SOLUTION
 my_plan = """
-rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 I3 W2 W3
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
 rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
-rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 """
 ### END SOLUTION
 
+
 # %%
-if isinstance(my_plan, str):  # your plan in pictures, or why it cannot be read
-    try:
-        show(picture(read_plan(my_plan), title="My plan", limit=3))
-    except ValueError as error:
-        print(error)
+def seconds_and_held(text):
+    mine = simulate(read_plan(text), max_in_flight=3)
+    show(figure_pipeline_simulation(mine, title="My plan"))
+    return f"{mine.replay.makespan_s:g} s, held by each stage: {mine.replay.in_flight}"
+
+
+try_out(seconds_and_held, my_plan)
 
 # %% tags=["check"] points=2
 check.plan(my_plan)

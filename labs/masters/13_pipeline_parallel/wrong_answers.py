@@ -1,5 +1,1037 @@
 """Wrong answers to lab 13: pipeline parallel, and right ones in an unusual style."""
 
-WRONG_ANSWERS = {}
+WRONG_ANSWERS = {
+    "bubble": [
+        (
+            "takes all stages for equal",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    p = len(forward_s)
+    return (p - 1) / (num_microbatches + p - 1)
+""",
+            "a stage that is slow in both",
+        ),
+        (
+            "divides by the busy time, not by all of it",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(max(t) * (m - 1) + sum(t) for t in (forward_s, backward_s))
+    busy = m * (sum(forward_s) + sum(backward_s))
+    return (len(forward_s) * step - busy) / busy
+""",
+            "(equal stages, one micro-batch)",
+        ),
+        (
+            "lets one stage set the pace of both",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m, both = num_microbatches, [f + b for f, b in zip(forward_s, backward_s)]
+    step = sum(both) + (m - 1) * max(both)
+    return 1 - m * sum(both) / (len(both) * step)
+""",
+            "one stage slow in forward, another in backward",
+        ),
+        (
+            "lets the mean stage set the pace",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m, p = num_microbatches, len(forward_s)
+    both = sum(forward_s) + sum(backward_s)
+    return 1 - m * both / (p * (both + (m - 1) * both / p))
+""",
+            "a stage that is slow in both",
+        ),
+        (
+            "lets the last stage set the pace",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(sum(t) + (m - 1) * t[-1] for t in (forward_s, backward_s))
+    return 1 - m * (sum(forward_s) + sum(backward_s)) / (len(forward_s) * step)
+""",
+            "the bubble is the replay's",
+        ),
+        (
+            "counts m passes of the slowest and the fill besides",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(sum(t) + m * max(t) for t in (forward_s, backward_s))
+    return 1 - m * (sum(forward_s) + sum(backward_s)) / (len(forward_s) * step)
+""",
+            "(equal stages, one micro-batch)",
+        ),
+        (
+            "forgets backward",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(forward_s) + (m - 1) * max(forward_s)
+    return 1 - m * sum(forward_s) / (len(forward_s) * step)
+""",
+            "one stage slow in forward, another in backward",
+        ),
+        (
+            "gives per cent",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(sum(t) + (m - 1) * max(t) for t in (forward_s, backward_s))
+    return 100 * (1 - m * (sum(forward_s) + sum(backward_s)) / (len(forward_s) * step))
+""",
+            "the bubble is the replay's",
+        ),
+        (
+            "gives the idle seconds",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(sum(t) + (m - 1) * max(t) for t in (forward_s, backward_s))
+    return step - m * (max(forward_s) + max(backward_s))
+""",
+            "the bubble is the replay's",
+        ),
+        (
+            "gives the busy share",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(sum(t) + (m - 1) * max(t) for t in (forward_s, backward_s))
+    return m * (sum(forward_s) + sum(backward_s)) / (len(forward_s) * step)
+""",
+            "the bubble is the replay's",
+        ),
+        (
+            "rounds",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m = num_microbatches
+    step = sum(sum(t) + (m - 1) * max(t) for t in (forward_s, backward_s))
+    return round(1 - m * (sum(forward_s) + sum(backward_s)) / (len(forward_s) * step), 3)
+""",
+            "the bubble is the replay's",
+        ),
+        (
+            "sorts the caller's lists",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    forward_s.sort(), backward_s.sort()
+    m = num_microbatches
+    step = sum(sum(t) + (m - 1) * t[-1] for t in (forward_s, backward_s))
+    return 1 - m * (sum(forward_s) + sum(backward_s)) / (len(forward_s) * step)
+""",
+            "changed",
+        ),
+        (
+            "asks the library",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    plan = schedules.gpipe(len(forward_s), num_microbatches)
+    return replay(plan, Costs(forward_s, backward_s)).bubble_fraction
+""",
+            "lablib",
+        ),
+        (
+            "returns nothing",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    p = len(forward_s)
+    share = (p - 1) / (num_microbatches + p - 1)
+""",
+            "a number is returned",
+        ),
+    ],
+    "one_f_one_b": [
+        (
+            "is GPipe",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    every = range(num_microbatches)
+    return [f"F{i}" for i in every] + [f"B{i}" for i in every]
+""",
+            "stage i holds p - i micro-batches at most",
+        ),
+        (
+            "runs one forward, one backward from the start",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    return [f"{kind}{i}" for i in range(num_microbatches) for kind in "FB"]
+""",
+            "the step takes no longer than GPipe's",
+        ),
+        (
+            "runs p - i forwards first, and then a forward before a backward",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(num_stages - stage, num_microbatches)
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i}")
+        row.append(f"B{i}")
+    return row
+""",
+            "stage i holds p - i micro-batches at most",
+        ),
+        (
+            "warms up as if the first stage were the last",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(stage, num_microbatches)
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i}")
+        row.append(f"B{i}")
+    return row
+""",
+            "wait for each other for ever",
+        ),
+        (
+            "assumes more micro-batches than stages",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = num_stages - 1 - stage
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i}")
+        row.append(f"B{i}")
+    return row
+""",
+            "each F is done once",
+        ),
+        (
+            "forgets the backwards that are left",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(num_stages - 1 - stage, num_microbatches)
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches - ahead):
+        row += [f"F{ahead + i}", f"B{i}"]
+    return row
+""",
+            "each B is done once",
+        ),
+        (
+            "runs the newest backward first",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(num_stages - 1 - stage, num_microbatches)
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches - ahead):
+        row += [f"F{ahead + i}", f"B{ahead + i}"]
+    return row + [f"B{i}" for i in reversed(range(ahead))]
+""",
+            "wait for each other for ever",
+        ),
+        (
+            "puts the backward before the forward",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(num_stages - 1 - stage, num_microbatches)
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        row.append(f"B{i}")
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i}")
+    return row
+""",
+            "a forward comes before its backward",
+        ),
+        (
+            "is right for four stages only",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = max(0, min(4 - 1 - stage, num_microbatches))
+    row = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i}")
+        row.append(f"B{i}")
+    return row
+""",
+            "",
+        ),
+        (
+            "returns one text",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    return " ".join(f"F{i} B{i}" for i in range(num_microbatches))
+""",
+            "a list of texts is returned",
+        ),
+        (
+            "writes actions with their stage",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    return [f"{stage}{kind}{i}" for i in range(num_microbatches) for kind in "FB"]
+""",
+            "an action is a text",
+        ),
+        (
+            "counts micro-batches from 1",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(num_stages - 1 - stage, num_microbatches)
+    row = [f"F{i + 1}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i + 1}")
+        row.append(f"B{i + 1}")
+    return row
+""",
+            "each F is done once",
+        ),
+        (
+            "asks the library",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    row = schedules.one_f_one_b(num_stages, num_microbatches).actions[stage]
+    return [f"{action.kind}{action.microbatch}" for action in row]
+""",
+            "lablib",
+        ),
+        (
+            "keeps a row for all calls",
+            """
+made = []
 
-RIGHT_ANSWERS = {}
+
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(num_stages - 1 - stage, num_microbatches)
+    made.extend(f"F{i}" for i in range(ahead))
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            made.append(f"F{ahead + i}")
+        made.append(f"B{i}")
+    return made
+""",
+            "is done once",
+        ),
+    ],
+    "loss_weights": [
+        (
+            "weighs micro-batches alike",
+            """
+def loss_weights(targets):
+    return [1 / len(targets)] * len(targets)
+""",
+            "micro-batches padded",
+        ),
+        (
+            "adds the means",
+            """
+def loss_weights(targets):
+    return [1.0] * len(targets)
+""",
+            "micro-batches equal",
+        ),
+        (
+            "counts the tokens",
+            """
+def loss_weights(targets):
+    return [int((target != -100).sum()) for target in targets]
+""",
+            "micro-batches equal",
+        ),
+        (
+            "counts padding, too",
+            """
+def loss_weights(targets):
+    total = sum(target.numel() for target in targets)
+    return [target.numel() / total for target in targets]
+""",
+            "micro-batches padded",
+        ),
+        (
+            "takes the share of each micro-batch that counts",
+            """
+def loss_weights(targets):
+    return [float((target != -100).double().mean()) / len(targets) for target in targets]
+""",
+            "micro-batches padded",
+        ),
+        (
+            "divides by the largest",
+            """
+def loss_weights(targets):
+    counts = [int((target != -100).sum()) for target in targets]
+    return [count / max(counts) for count in counts]
+""",
+            "micro-batches equal",
+        ),
+        (
+            "divides by the mean",
+            """
+def loss_weights(targets):
+    counts = [int((target != -100).sum()) for target in targets]
+    return [count * len(counts) / sum(counts) for count in counts]
+""",
+            "micro-batches equal",
+        ),
+        (
+            "counts whole sequences",
+            """
+def loss_weights(targets):
+    total = sum(len(target) for target in targets)
+    return [len(target) / total for target in targets]
+""",
+            "micro-batches padded",
+        ),
+        (
+            "weighs by the inverse",
+            """
+def loss_weights(targets):
+    parts = [1 / int((target != -100).sum()) for target in targets]
+    return [part / sum(parts) for part in parts]
+""",
+            "micro-batches padded",
+        ),
+        (
+            "takes every negative number and 0 for padding",
+            """
+def loss_weights(targets):
+    counts = [int((target > 0).sum()) for target in targets]
+    return [count / sum(counts) for count in counts]
+""",
+            "shares of the tokens that count",
+        ),
+        (
+            "looks at the first row",
+            """
+def loss_weights(targets):
+    counts = [int((target[0] != -100).sum()) for target in targets]
+    return [count / sum(counts) for count in counts]
+""",
+            "micro-batches padded",
+        ),
+        (
+            "replaces the padding in the caller's targets",
+            """
+def loss_weights(targets):
+    counts = [int((target != -100).sum()) for target in targets]
+    for target in targets:
+        target[target == -100] = 0
+    return [count / sum(counts) for count in counts]
+""",
+            "changed",
+        ),
+        (
+            "rounds to single precision",
+            """
+def loss_weights(targets):
+    counts = torch.tensor([int((target != -100).sum()) for target in targets]).float()
+    return (counts / counts.sum()).tolist()
+""",
+            "shares of the tokens that count",
+        ),
+        (
+            "asks the library",
+            """
+def loss_weights(targets):
+    from lablib.pipeline.executor import token_weights
+
+    return token_weights(targets)
+""",
+            "lablib",
+        ),
+        (
+            "returns one number",
+            """
+def loss_weights(targets):
+    return 1 / len(targets)
+""",
+            "a list of numbers is returned",
+        ),
+    ],
+    "plan": [
+        (
+            "is 1F1B",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 B0 F3 B1 B2 B3
+rank 1: F0 F1 B0 F2 B1 F3 B2 B3
+rank 2: F0 B0 F1 B1 F2 B2 F3 B3
+"""
+''',
+            "at most 15 seconds",
+        ),
+        (
+            "splits the backwards of 1F1B, and puts nothing off",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3
+"""
+''',
+            "at most 15",
+        ),
+        (
+            "puts all W at the end",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 F3 I1 I2 I3 W0 W1 W2 W3
+rank 1: F0 F1 I0 F2 I1 F3 I2 I3 W0 W1 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
+"""
+''',
+            "no stage holds more than 3 micro-batches",
+        ),
+        (
+            "is ZB-H2",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 F3 I0 W0 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 F2 I0 F3 I1 W0 I2 W1 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+            "holds 4",
+        ),
+        (
+            "waits in a circle",
+            '''
+my_plan = """
+rank 0: F0 F1 I0 W0 F2 F3 I1 W1 I2 I3 W2 W3
+rank 1: F0 F1 F2 I0 I1 W0 W1 F3 I2 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+            "nobody waits for ever",
+        ),
+        (
+            "forgets a weight gradient",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3
+rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+            "the plan keeps the rules",
+        ),
+        (
+            "does a backward twice, whole and in halves",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 2: F0 B0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+"""
+''',
+            "the plan keeps the rules",
+        ),
+        (
+            "puts a W before its I",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 W0 I0 F3 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+            "the plan keeps the rules",
+        ),
+        (
+            "is for three micro-batches",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 I1 I2 W1 W2
+rank 1: F0 F1 I0 F2 I1 W0 I2 W1 W2
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 W2
+"""
+''',
+            "four micro-batches",
+        ),
+        (
+            "is for two stages",
+            '''
+my_plan = """
+rank 0: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 1: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+"""
+''',
+            "a line for each stage",
+        ),
+        (
+            "has a word that is no action",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3 idle
+rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+            "the plan can be read",
+        ),
+        (
+            "is a plan of the library",
+            """
+my_plan = schedules.zb_h1(3, 4)
+""",
+            "the plan is a text",
+        ),
+        (
+            "gives a stage's work to another",
+            '''
+my_plan = """
+rank 0: 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0I3 0W2 0W3
+rank 1: 2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+rank 2: 1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+"""
+''',
+            "stage i stands in line i",
+        ),
+    ],
+    "actions_done": [
+        (
+            "goes over the rows once",
+            """
+def actions_done(rows):
+    done, finished, last = [0] * len(rows), set(), len(rows) - 1
+    for stage, row in enumerate(rows):
+        for action in row:
+            below, above = (stage - 1, action), (stage + 1, action)
+            if stage == last and action[0] == "B":
+                above = (stage, "F" + action[1:])
+            if (action[0] == "F" and stage and below not in finished) or (
+                action[0] == "B" and above not in finished
+            ):
+                break
+            finished.add((stage, action))
+            done[stage] += 1
+    return done
+""",
+            "runs to its end",
+        ),
+        (
+            "lets the last stage's B go without its F",
+            """
+def actions_done(rows):
+    done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                action = row[done[stage]]
+                if action[0] == "F":
+                    ready = stage == 0 or (stage - 1, action) in finished
+                else:
+                    ready = stage == last or (stage + 1, action) in finished
+                if not ready:
+                    break
+                finished.add((stage, action))
+                done[stage] += 1
+                went_on = True
+    return done
+""",
+            "each row comes as far as it can",
+        ),
+        (
+            "skips what cannot go on yet",
+            """
+def actions_done(rows):
+    finished, last, went_on = set(), len(rows) - 1, True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            for action in row:
+                if (stage, action) in finished:
+                    continue
+                if action[0] == "F":
+                    ready = stage == 0 or (stage - 1, action) in finished
+                elif stage == last:
+                    ready = (stage, "F" + action[1:]) in finished
+                else:
+                    ready = (stage + 1, action) in finished
+                if ready:
+                    finished.add((stage, action))
+                    went_on = True
+    return [sum(each[0] == stage for each in finished) for stage in range(len(rows))]
+""",
+            "with two actions exchanged",
+        ),
+        (
+            "takes actions off the caller's rows",
+            """
+def actions_done(rows):
+    done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            while row:
+                action = row[0]
+                if action[0] == "F":
+                    ready = stage == 0 or (stage - 1, action) in finished
+                elif stage == last:
+                    ready = (stage, "F" + action[1:]) in finished
+                else:
+                    ready = (stage + 1, action) in finished
+                if not ready:
+                    break
+                finished.add((stage, row.pop(0)))
+                done[stage] += 1
+                went_on = True
+    return done
+""",
+            "changed",
+        ),
+        (
+            "counts all rows together",
+            """
+def actions_done(rows):
+    done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                action = row[done[stage]]
+                if action[0] == "F":
+                    ready = stage == 0 or (stage - 1, action) in finished
+                elif stage == last:
+                    ready = (stage, "F" + action[1:]) in finished
+                else:
+                    ready = (stage + 1, action) in finished
+                if not ready:
+                    break
+                finished.add((stage, action))
+                done[stage] += 1
+                went_on = True
+    return sum(done)
+""",
+            "each row comes as far as it can",
+        ),
+        (
+            "says whether it stops, not where",
+            """
+def actions_done(rows):
+    return all(row and row[0][0] == "F" for row in rows)
+""",
+            "each row comes as far as it can",
+        ),
+        (
+            "gives what is left",
+            """
+def actions_done(rows):
+    return [0] * len(rows)
+""",
+            "runs to its end",
+        ),
+        (
+            "asks the library",
+            """
+def actions_done(rows):
+    text = "\\n".join(" ".join(row) for row in rows)
+    return [len(row) for row in simulate(read_plan(text)).replay.plan]
+""",
+            "lablib",
+        ),
+    ],
+    "split_layers": [
+        (
+            "by number of layers",
+            """
+def split_layers(costs, num_stages):
+    n = len(costs)
+    return [n * (i + 1) // num_stages - n * i // num_stages for i in range(num_stages)]
+""",
+            "the slowest stage is as fast as can be",
+        ),
+        (
+            "fills each stage up to the mean",
+            """
+def split_layers(costs, num_stages):
+    mean, counts, filled = sum(costs) / num_stages, [0] * num_stages, 0.0
+    stage = 0
+    for left, cost in zip(range(len(costs), 0, -1), costs):
+        full = filled >= mean and counts[stage]
+        if stage < num_stages - 1 and counts[stage] and (full or left < num_stages - stage):
+            stage, filled = stage + 1, 0.0
+        counts[stage] += 1
+        filled += cost
+    return counts
+""",
+            "",
+        ),
+        (
+            "leaves a stage without a layer",
+            """
+def split_layers(costs, num_stages):
+    return [len(costs)] + [0] * (num_stages - 1)
+""",
+            "every stage has a layer",
+        ),
+        (
+            "drops the layers that are left over",
+            """
+def split_layers(costs, num_stages):
+    return [len(costs) // num_stages] * num_stages
+""",
+            "every layer is in a stage",
+        ),
+        (
+            "returns the ends of the pieces",
+            """
+def split_layers(costs, num_stages):
+    n = len(costs)
+    return [n * (i + 1) // num_stages for i in range(num_stages)]
+""",
+            "every layer is in a stage",
+        ),
+        (
+            "gives the embedding and the head a stage each",
+            """
+def split_layers(costs, num_stages):
+    if num_stages < 3:
+        return [len(costs) - num_stages + 1] + [1] * (num_stages - 1)
+    inner, middle = len(costs) - 2, num_stages - 2
+    counts = [inner * (i + 1) // middle - inner * i // middle for i in range(middle)]
+    return [1, *counts, 1]
+""",
+            "the slowest stage is as fast as can be",
+        ),
+        (
+            "balances the sum of squares",
+            """
+def split_layers(costs, num_stages):
+    from itertools import combinations
+
+    n, best = len(costs), None
+    for cuts in combinations(range(1, n), num_stages - 1):
+        ends = [0, *cuts, n]
+        parts = [sum(costs[a:b]) for a, b in zip(ends, ends[1:])]
+        spread = sum(part**3 for part in parts) - max(parts) ** 3
+        if best is None or spread < best[0]:
+            best = spread, [b - a for a, b in zip(ends, ends[1:])]
+    return best[1]
+""",
+            "the slowest stage is as fast as can be",
+        ),
+        (
+            "returns one stage too many",
+            """
+def split_layers(costs, num_stages):
+    return [1] * num_stages + [len(costs) - num_stages]
+""",
+            "a number for each stage",
+        ),
+        (
+            "sorts the layers first",
+            """
+def split_layers(costs, num_stages):
+    costs.sort(reverse=True)
+    return [len(costs) - num_stages + 1] + [1] * (num_stages - 1)
+""",
+            "the input stays as it was",
+        ),
+        (
+            "asks the library",
+            """
+def split_layers(costs, num_stages):
+    from lablib.pipeline import balanced_cut
+
+    return [len(piece) for piece in balanced_cut(costs, num_stages)]
+""",
+            "lablib",
+        ),
+        (
+            "returns texts",
+            """
+def split_layers(costs, num_stages):
+    return ["1"] * num_stages
+""",
+            "a list of whole numbers is returned",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "bubble": [
+        (
+            "by simulating the flow",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    ends = [[0.0] * (num_microbatches + 1) for _ in range(len(forward_s) + 1)]
+    for i, seconds in enumerate(forward_s):
+        for j in range(num_microbatches):
+            ends[i + 1][j + 1] = max(ends[i][j + 1], ends[i + 1][j]) + seconds
+    start = ends[-1][-1]
+    free = [start] * num_microbatches
+    for seconds in reversed(backward_s):
+        now = 0.0
+        for j in range(num_microbatches):
+            now = free[j] = max(free[j], now) + seconds
+    whole = len(forward_s) * free[-1]
+    return 1 - num_microbatches * (sum(forward_s) + sum(backward_s)) / whole
+""",
+        ),
+        (
+            "as a tensor of one number",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    times = torch.tensor([forward_s, backward_s], dtype=torch.float64)
+    step = (times.sum(1) + (num_microbatches - 1) * times.max(1).values).sum()
+    return 1 - num_microbatches * times.mean(1).sum() / step
+""",
+        ),
+    ],
+    "one_f_one_b": [
+        (
+            "by keeping count of what is held",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    row, forwards, backwards = (), 0, 0
+    while backwards < num_microbatches:
+        held = forwards - backwards
+        if forwards < num_microbatches and held < num_stages - stage:
+            row += (f"F{forwards}",)
+            forwards += 1
+        else:
+            row += (f"B{backwards}",)
+            backwards += 1
+    return row
+""",
+        ),
+        (
+            "from two iterators",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    from itertools import chain, islice, zip_longest
+
+    forwards = iter([f"F{i}" for i in range(num_microbatches)])
+    ahead = list(islice(forwards, num_stages - stage - 1))
+    turns = zip_longest(forwards, [f"B{i}" for i in range(num_microbatches)])
+    return ahead + [each for each in chain.from_iterable(turns) if each]
+""",
+        ),
+    ],
+    "loss_weights": [
+        (
+            "as one tensor",
+            """
+def loss_weights(targets):
+    counts = torch.stack([target.ne(-100).sum() for target in targets]).double()
+    return counts / counts.sum()
+""",
+        ),
+        (
+            "as tensors of one number",
+            """
+def loss_weights(targets):
+    total = torch.cat([target.flatten() for target in targets]).ne(-100).sum().double()
+    return [(target != -100).sum() / total for target in targets]
+""",
+        ),
+    ],
+    "plan": [
+        (
+            "in 14 seconds, with pieces in front and no names",
+            '''
+my_plan = """
+0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+"""
+''',
+        ),
+        (
+            "with whole backwards where nobody waits",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 B0 F3 B1 B2 B3
+rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+        ),
+    ],
+    "actions_done": [
+        (
+            "one action at a time, from a queue of rows",
+            """
+def actions_done(rows):
+    finished, done, last = set(), [0] * len(rows), len(rows) - 1
+    for _ in range(sum(map(len, rows))):
+        for stage in reversed(range(len(rows))):
+            if done[stage] == len(rows[stage]):
+                continue
+            kind, number = rows[stage][done[stage]][0], rows[stage][done[stage]][1:]
+            needs = (stage - 1, "F", number) if kind == "F" else (stage + 1, "B", number)
+            if kind == "B" and stage == last:
+                needs = (stage, "F", number)
+            if needs in finished or needs[0] < 0:
+                finished.add((stage, kind, number))
+                done[stage] += 1
+    return tuple(done)
+""",
+        ),
+        (
+            "by recursion",
+            """
+def actions_done(rows):
+    done, last = [0] * len(rows), len(rows) - 1
+
+    def is_done(stage, action):
+        return action in rows[stage][: done[stage]]
+
+    def go():
+        for stage, row in enumerate(rows):
+            if done[stage] < len(row):
+                action = row[done[stage]]
+                if action[0] == "F":
+                    ready = stage == 0 or is_done(stage - 1, action)
+                elif stage == last:
+                    ready = is_done(stage, "F" + action[1:])
+                else:
+                    ready = is_done(stage + 1, action)
+                if ready:
+                    done[stage] += 1
+                    return go()
+        return done
+
+    return go()
+""",
+        ),
+    ],
+    "split_layers": [
+        (
+            "by trying every cut",
+            """
+def split_layers(costs, num_stages):
+    from itertools import combinations
+
+    def counts(cuts):
+        ends = [0, *cuts, len(costs)]
+        return [b - a for a, b in zip(ends, ends[1:])]
+
+    def slowest(cuts):
+        ends = [0, *cuts, len(costs)]
+        return max(sum(costs[a:b]) for a, b in zip(ends, ends[1:]))
+
+    return counts(min(combinations(range(1, len(costs)), num_stages - 1), key=slowest))
+""",
+        ),
+        (
+            "by recursion from the end, as a tuple",
+            """
+def split_layers(costs, num_stages):
+    from functools import cache
+
+    @cache
+    def best(end, stages):
+        if stages == 1:
+            return sum(costs[:end]), (end,)
+        options = []
+        for begin in range(stages - 1, end):
+            slowest, counts = best(begin, stages - 1)
+            options.append((max(slowest, sum(costs[begin:end])), (*counts, end - begin)))
+        return min(options)
+
+    return best(len(costs), num_stages)[1]
+""",
+        ),
+    ],
+}
