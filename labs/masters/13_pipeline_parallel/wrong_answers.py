@@ -318,7 +318,7 @@ def one_f_one_b(stage, num_stages, num_microbatches):
 def loss_weights(targets):
     return [1 / len(targets)] * len(targets)
 """,
-            "micro-batches padded",
+            "shares of the tokens that count",
         ),
         (
             "adds the means",
@@ -326,7 +326,7 @@ def loss_weights(targets):
 def loss_weights(targets):
     return [1.0] * len(targets)
 """,
-            "micro-batches equal",
+            "shares of the tokens that count",
         ),
         (
             "counts the tokens",
@@ -334,7 +334,7 @@ def loss_weights(targets):
 def loss_weights(targets):
     return [int((target != -100).sum()) for target in targets]
 """,
-            "micro-batches equal",
+            "shares of the tokens that count",
         ),
         (
             "counts padding, too",
@@ -343,7 +343,7 @@ def loss_weights(targets):
     total = sum(target.numel() for target in targets)
     return [target.numel() / total for target in targets]
 """,
-            "micro-batches padded",
+            "shares of the tokens that count",
         ),
         (
             "takes the share of each micro-batch that counts",
@@ -351,7 +351,7 @@ def loss_weights(targets):
 def loss_weights(targets):
     return [float((target != -100).double().mean()) / len(targets) for target in targets]
 """,
-            "micro-batches padded",
+            "shares of the tokens that count",
         ),
         (
             "divides by the largest",
@@ -360,7 +360,7 @@ def loss_weights(targets):
     counts = [int((target != -100).sum()) for target in targets]
     return [count / max(counts) for count in counts]
 """,
-            "micro-batches equal",
+            "shares of the tokens that count",
         ),
         (
             "divides by the mean",
@@ -369,7 +369,7 @@ def loss_weights(targets):
     counts = [int((target != -100).sum()) for target in targets]
     return [count * len(counts) / sum(counts) for count in counts]
 """,
-            "micro-batches equal",
+            "shares of the tokens that count",
         ),
         (
             "counts whole sequences",
@@ -378,7 +378,7 @@ def loss_weights(targets):
     total = sum(len(target) for target in targets)
     return [len(target) / total for target in targets]
 """,
-            "micro-batches padded",
+            "shares of the tokens that count",
         ),
         (
             "weighs by the inverse",
@@ -387,7 +387,7 @@ def loss_weights(targets):
     parts = [1 / int((target != -100).sum()) for target in targets]
     return [part / sum(parts) for part in parts]
 """,
-            "micro-batches padded",
+            "shares of the tokens that count",
         ),
         (
             "takes every negative number and 0 for padding",
@@ -405,7 +405,7 @@ def loss_weights(targets):
     counts = [int((target[0] != -100).sum()) for target in targets]
     return [count / sum(counts) for count in counts]
 """,
-            "micro-batches padded",
+            "shares of the tokens that count",
         ),
         (
             "replaces the padding in the caller's targets",
@@ -702,7 +702,7 @@ def actions_done(rows):
                 went_on = True
     return sum(done)
 """,
-            "each row comes as far as it can",
+            "a number for each row is returned",
         ),
         (
             "says whether it stops, not where",
@@ -710,7 +710,7 @@ def actions_done(rows):
 def actions_done(rows):
     return all(row and row[0][0] == "F" for row in rows)
 """,
-            "each row comes as far as it can",
+            "a number for each row is returned",
         ),
         (
             "gives what is left",
