@@ -44,7 +44,8 @@ def bubble(expect: Expect, bubble: Callable[[list[float], list[float], int], flo
     not_from_lablib(bubble)
     draw = expect.draw
     p, m = draw.integer(2, 7), draw.integer(2, 9)
-    first, last = draw.integers(2, 0, p - 1)
+    first = draw.integer(0, p - 2)
+    last = draw.choice([i for i in range(p) if i != first])
     even, uneven = [draw.number(0.5, 2.0)] * p, _seconds(draw, p, first)
     alone = _seconds(draw, p, first)
     cases = [
@@ -149,6 +150,7 @@ def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[flo
         [("of unequal size", 5), ("of one size", 4), ("without padding", 3), ("one", 1)]
     ):
         targets = [_targets(draw, number, draw.integer(3, 9)) for _ in range(m)]
+        targets.sort(key=lambda each: int((each != -100).sum()))  # the first is not the largest
         call = observe(loss_weights, [each.clone() for each in targets])
         changes_nothing(expect, [call])
         weights = call.value.tolist() if isinstance(call.value, Tensor) else call.value
@@ -165,10 +167,11 @@ def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[flo
 
 def _targets(draw: Draw, number: int, length: int) -> Tensor:
     """Of some texts of some length, or of two of 8 tokens; padded but for the third kind."""
-    num_texts, length = (draw.integer(1, 4), length) if number == 0 else (2, 8)
+    num_texts, length = (draw.integer(2, 4), 7 * length) if number == 0 else (2, 8)
     targets = torch.tensor([[draw.integer(0, 50) for _ in range(length)] for _ in range(num_texts)])
     for text in targets if number != 2 else ():
         text[draw.integer(1, length - 1) :] = -100
+    targets[0, 0] = 0  # a token like any other
     return targets
 
 
@@ -253,9 +256,10 @@ def actions_done(expect: Expect, actions_done: Callable[[list[list[str]]], list[
 def split_layers(expect: Expect, split_layers: Callable[[list[float], int], list[int]]) -> None:
     not_from_lablib(split_layers)
     draw = expect.draw
-    gpt = [0.0, *[1.0] * draw.integer(5, 9), draw.number(2, 4)]
+    stages = draw.integer(3, 4)
+    gpt = [0.0, *[1.0] * (stages * draw.integer(2, 3) - 1), draw.number(2, 3.5)]
     cases = [
-        ("a GPT", gpt, draw.integer(2, 4)),
+        ("a GPT", gpt, stages),
         ("a stage for each layer", [draw.number(0, 2) for _ in range(5)], 5),
         ("one stage", [draw.number(0, 2) for _ in range(4)], 1),
         ("equal layers", [1.0] * 7, 3),

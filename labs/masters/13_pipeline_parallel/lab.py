@@ -17,7 +17,12 @@ import torch.distributed as dist
 from lablib import launch, phase, reconcile
 from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
-from lablib.figures import figure_equal_memory, figure_pipeline_simulation, format_quantity, show
+from lablib.figures import (
+    figure_equal_memory,
+    figure_pipeline_simulation,
+    format_quantity,
+    show,
+)
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.pipeline import (
     Costs,
@@ -40,7 +45,7 @@ check
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
-stages: int = 4  # GPUs of the pipeline, 2 to 8
+ranks: int = 4  # stages, each on a GPU of its own, 2 to 8
 microbatches: int = 8  # parts of a batch, 1 to 32
 real_ranks: int = 2  # stages that run as real processes on this machine, 2 or more
 cluster: str = "dgx-h100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200
@@ -56,11 +61,13 @@ quick: bool = True  # few repeats
 # its input to the one before.
 
 # %%
-assert 2 <= stages <= 8, f"stages must be 2 to 8: got {stages}."
+assert 2 <= ranks <= 8, f"ranks must be 2 to 8: got {ranks}."
 assert 1 <= microbatches <= 32, f"microbatches must be 1 to 32: got {microbatches}."
-gpt = GPTConfig(num_layers=16, d_model=2048, num_heads=16, vocab_size=32_000, max_seq_len=1024)
-model = GPT(gpt, device="meta", dtype=torch.bfloat16)  # shapes without numbers: nothing is computed
-pieces = cut(model, stages)
+gpt = GPTConfig(num_layers=15, d_model=2048, num_heads=16, vocab_size=32_000, max_seq_len=1024)
+model = GPT(
+    gpt, device="meta", dtype=torch.bfloat16
+)  # shapes without numbers: nothing is computed
+pieces = cut(model, ranks)
 rows = {}
 for number, piece in enumerate(pieces):
     rows[f"stage {number}"] = {
@@ -77,7 +84,7 @@ pd.DataFrame(rows).T
 
 
 # %%
-def program(plan, seed=None):
+def program(plan):
     def run_plan():
         with phase("setup"):
             whole = GPT(gpt, device="meta", dtype=torch.bfloat16)
@@ -92,14 +99,14 @@ def picture(plan, costs=None, title=None, limit=None):
     return figure_pipeline_simulation(simulate(plan, costs, limit), title=title)
 
 
-one = schedules.gpipe(stages, 1)
+one = schedules.gpipe(ranks, 1)
 one_run = program(one)
 show(picture(one, measured_costs(one_run.timeline, one), "One batch through all stages"))
 
 # %% [markdown]
-# Each row is a stage. F0 is its forward, B0 its backward of batch 0; backward takes about twice as long. Below the bars
-# stands what the stage holds: from F to B it keeps the activations that backward needs. The dark line is the *critical
-# path*: what decides how long it all takes. Only one stage works at a time.
+# Rank i is the GPU of stage i. F0 is its forward, B0 its backward of batch 0; backward takes about twice as long. Below
+# the bars stands what a stage holds: from F to B it keeps the activations that backward needs. The dark line is the
+# *critical path*: what decides how long it all takes. Only one stage works at a time.
 
 # %% [markdown] minutes=11
 # ## Cut the batch
@@ -117,16 +124,15 @@ print("guess:", my_guess)
 # F and 2 for B. An action begins when its stage is free and what it needs has come.
 
 # %%
-gpipe = schedules.gpipe(stages, microbatches)
-show(picture(gpipe, title=f"GPipe, {stages} stages, {microbatches} micro-batches"))
+gpipe = schedules.gpipe(ranks, microbatches)
+show(picture(gpipe, title=f"GPipe, {ranks} stages, {microbatches} micro-batches"))
 print(replay(gpipe))
 print(gpipe)
 
 # %% [markdown]
-# Read the last picture from the left. Stage 3 can only begin when the first micro-batch has come to it: that is the
-# *fill*. From then on it never waits for input, until its last backward; then the gradient must go back through all
-# stages: the *drain*. Each of the p stages is busy m (F + B) seconds; the step takes (m + p - 1)(F + B). So the bubble
-# is (p - 1)/(m + p - 1).
+# The last stage can only begin when the first micro-batch has come to it: that is the *fill*. From then on it never
+# waits. When it has ended its last backward, the gradient must still go back through all stages: the *drain*. Each of
+# the p stages is busy m (F + B) seconds; the step takes (m + p - 1)(F + B). So the bubble is (p - 1)/(m + p - 1).
 
 # %% [markdown]
 # ### Exercise 1: predict the bubble
@@ -160,10 +166,10 @@ check.bubble(bubble)
 # %% [markdown] minutes=13
 # ## Memory: one forward, one backward
 #
-# More micro-batches, less bubble. But GPipe holds the activations of all m of them. Need it? Stage 3 could run the
-# backward of micro-batch 0 as soon as its forward is done, and let go of it. *1F1B* does so: stage i runs p - 1 - i
-# forwards first, as many as the stages behind it need to be filled; then, in turns, one forward and one backward; in
-# the end the backwards that are left (Narayanan et al., 2019).
+# More micro-batches, less bubble. But GPipe holds the activations of all m of them. It need not: the last stage could
+# run the backward of micro-batch 0 as soon as its forward is done, and free its memory. *1F1B* does so: stage i runs
+# p - 1 - i forwards first, one for each stage behind it; then, in turns, one forward and one backward; in the end the
+# backwards that are left (Narayanan et al., 2019).
 
 # %% [markdown]
 # ### Exercise 2: 1F1B
@@ -194,16 +200,18 @@ try_out(one_f_one_b, 2, 3, 5)  # the last stage: F0 B0 F1 B1 ...
 check.one_f_one_b(one_f_one_b)
 
 # %%
-one_by_one = schedules.one_f_one_b(stages, microbatches)
-show(picture(one_by_one, title=f"1F1B, {stages} stages, {microbatches} micro-batches"))
+one_by_one = schedules.one_f_one_b(ranks, microbatches)
+show(picture(one_by_one, title=f"1F1B, {ranks} stages, {microbatches} micro-batches"))
 for plan in (gpipe, one_by_one):
     done = replay(plan)
-    print(f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}, holds {done.in_flight}")
+    print(
+        f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}, holds {done.in_flight}"
+    )
 print("you guessed", my_guess)
 
 # %% [markdown]
-# The same bubble: the critical path has not changed, down through all stages, along the last, and up again. The memory
-# has: stage 0 holds p micro-batches, however many there are. So m can grow until the bubble is small.
+# The same bubble: the last stage works without a pause, between the same fill and the same drain. But stage 0 holds p
+# micro-batches, however many there are. So m can grow until the bubble is small.
 
 # %% [markdown] minutes=11
 # ## Run it
@@ -217,11 +225,14 @@ run = program(one_by_one)
 costs = measured_costs(run.timeline, one_by_one)
 expected, happened = replay(one_by_one, costs), executed(run.timeline, one_by_one)
 show(happened.figure(title="1F1B as it ran"))
-print(f"replayed: {format_quantity(expected.makespan_s, 's')}", f"bubble {expected.bubble_fraction:.1%}")
+print(
+    f"replayed: {format_quantity(expected.makespan_s, 's')}",
+    f"bubble {expected.bubble_fraction:.1%}",
+)
 print(f"ran:      {format_quantity(happened.makespan_s, 's')}")
 
 # %% [markdown]
-# The bubble is a little larger than with equal stages: no cut makes them quite equal.
+# The bubble is a little larger than (p - 1)/(m + p - 1): no cut makes the stages quite equal.
 #
 # Do the gradients equal those of one GPU? Forward and backward are the same operations. One thing is easily forgotten:
 # the loss of the batch is the *mean* over its tokens, but each micro-batch has a mean of its own. Added up as they are,
@@ -229,7 +240,9 @@ print(f"ran:      {format_quantity(happened.makespan_s, 's')}")
 
 # %%
 tiny = GPTConfig(num_layers=2, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)
-texts = torch.randint(0, tiny.vocab_size, (4, 2, 17), generator=torch.Generator().manual_seed(0))
+texts = torch.randint(
+    0, tiny.vocab_size, (4, 2, 17), generator=torch.Generator().manual_seed(0)
+)
 inputs, targets = list(texts[:, :, :-1]), list(texts[:, :, 1:])
 
 
@@ -239,8 +252,8 @@ def gradient_of_one():
     return float(alone.blocks[0].mlp.up.weight.grad.norm())
 
 
-def gradient_of_stage_0(weights):
-    whole = GPT(tiny, seed=0, dtype=torch.float64)
+def gradient_of_stage_0(inputs, targets, weights):
+    whole = GPT(tiny, seed=0, dtype=torch.float64).to(torch.get_default_device())
     pipeline = Pipeline(schedules.one_f_one_b(2, 4), cut_at(whole, [0, 2]), next_token_loss)
     pipeline.step(inputs, targets, weights)
     if dist.get_rank() == 0:
@@ -249,8 +262,10 @@ def gradient_of_stage_0(weights):
 
 wanted = gradient_of_one()
 for name, weights in {"each loss counts 1": [1.0] * 4, "each counts 1/m": [1 / 4] * 4}.items():
-    norm = launch(gradient_of_stage_0, weights, ranks=2).values[0]
-    print(f"{name:18s}: norm of a gradient {norm:.6f}, {norm / wanted:.6f} times that of one GPU")
+    norm = launch(gradient_of_stage_0, inputs, targets, weights, ranks=2).values[0]
+    print(
+        f"{name:18s}: norm of a gradient {norm:.6f}, {norm / wanted:.6f} times that of one GPU"
+    )
 
 # %% [markdown]
 # ### Exercise 3: the weight of a micro-batch
@@ -289,13 +304,13 @@ check.loss_weights(loss_weights)
 
 # %%
 my_guess_idle = None  # seconds that a stage still idles, with 4 stages; with 1F1B it is 9
-split = schedules.zb_h1(stages, microbatches)
+split = schedules.zb_h1(ranks, microbatches)
 print("guess:", my_guess_idle)
 
 # %%
-show(picture(split, title=f"ZB-H1, {stages} stages, {microbatches} micro-batches"))
+show(picture(split, title=f"ZB-H1, {ranks} stages, {microbatches} micro-batches"))
 rows = {}
-for plan in (one_by_one, split, schedules.zb_h2(stages, microbatches)):
+for plan in (one_by_one, split, schedules.zb_h2(ranks, microbatches)):
     done = replay(plan)
     idle = [round(done.makespan_s - busy, 3) for busy in done.busy_s]
     rows[plan.name] = {"step (s)": done.makespan_s, "idle (s)": idle, "holds": done.in_flight}
@@ -303,36 +318,38 @@ print(f"you guessed {my_guess_idle}")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# In ZB-H1 (Qi et al., 2023) the gradient comes back sooner: on its way it waits for I on each stage, not for I + W. So
-# the way through the other p - 1 stages costs F + I for each, and at the end stage 0 has W's to fill with: it put them
-# off. Of the idle time (p - 1)(F + I - W) is left. ZB-H2 begins with more forwards, 2p - 1 on stage 0, and so has more
-# to do while it waits: between a stage's first and last action nothing is idle. But the stages start and end one after
-# another, and it holds nearly twice as much. Zero bubble is bought with memory.
+# In *ZB-H1* (Qi et al., 2023) stage 0 waits for its first gradient only for the I of the p - 1 stages behind it, not
+# for I + W. And in the end, where 1F1B waits for gradients, it has the W's that it put off. So it idles p - 1 seconds
+# instead of 3 (p - 1); in general (p - 1)(F + I - W). *ZB-H2* begins with more forwards, 2p - 1 on stage 0, and has
+# more to do while it waits: between a stage's first and last action nothing is idle. But the stages begin and end one after
+# another, and stage 0 holds nearly twice as much. Zero bubble is bought with memory.
 
 # %% [markdown]
-# So a fair comparison gives every schedule the same memory. One that would hold too much runs the batch in several
-# parts, each with a bubble of its own. 8 stages, 32 micro-batches; guess which schedule leads at memory for 8.
+# A fair comparison gives every schedule the same memory. One that would hold too much runs the batch in several parts,
+# each with a bubble of its own. *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first stage
+# has the first piece and the last. *Interleaved* 1F1B deals several small pieces out in turn. Take 8 stages and 32
+# micro-batches. Guess which schedule leads at memory for 8 micro-batches, and which at 5.
 
 # %%
 memories = (2, 4, 5, 6, 8, 10, 12, 16, 32)
 names = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "v-half", "zb-v")
 afforded = {memory: equal_memory(8, 32, memory, names) for memory in memories}
-show(figure_equal_memory(afforded, "8 stages, 32 micro-batches"))
+show(figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches"))
 
 # %% [markdown]
-# ZB-H2 wins nothing until memory is there for 15 micro-batches. `zb-v` and `v-half` put two pieces on each stage, in a
-# V: the first stage has the first piece and the last. There the memory of early pieces, held long, and late ones, held
-# shortly, is shared evenly by all stages (Qi et al., 2024).
+# ZB-H2 is no better than ZB-H1, which needs half the memory: all stages wait for the last before the next step begins.
+# The V is: an early piece, whose activations are held long, shares a stage with a late one, held shortly, so that all
+# stages hold alike (Qi et al., 2024). V-Half leads at 5, where 1F1B must cut the batch in parts; ZB-V from 8 on.
 
 # %% [markdown] minutes=9
 # ## The bubble simulator
 #
-# Now try. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory, or
-# choose "your own plan" and type rows. An action out of order that makes stages wait for one another in a circle is
-# drawn as one: a *deadlock*. The last control steps through the plan.
+# Now try it. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory, or
+# choose "your own plan" and type rows. Where stages wait for one another in a circle, a *deadlock*, the picture shows
+# the circle. The last control steps through the plan.
 
 # %%
-bubble_simulator(interactive, stages=stages, microbatches=microbatches)
+bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
 
 # %% [markdown]
 # ### Exercise 4: a plan that beats 1F1B
@@ -446,14 +463,17 @@ check.actions_done(actions_done)
 # ## Further: where to cut
 #
 # The slowest stage sets the pace, so the cut matters. Below are the FLOPs of each layer of the model above: embedding,
-# 16 blocks, head. By number of layers, and as `cut` does it:
+# 15 blocks, head. By number of layers, and as `cut` does it:
 
 # %%
 layer_flops = [flops_of(unit, gpt.max_seq_len) for unit in units_of(model)]
 share = [flops / sum(layer_flops) for flops in layer_flops]
-by_number = [len(layer_flops) * i // stages for i in range(stages)]
+by_number = [len(layer_flops) * i // ranks for i in range(ranks)]
 rows = {}
-for name, parts in {"by number": cut_at(model, by_number), "by cost": cut(model, stages)}.items():
+for name, parts in {
+    "by number": cut_at(model, by_number),
+    "by cost": cut(model, ranks),
+}.items():
     of_stage = [flops_of(part, gpt.max_seq_len) / sum(layer_flops) for part in parts]
     plan_costs = Costs(of_stage, [2 * each for each in of_stage])
     done = replay(one_by_one, plan_costs)
@@ -461,7 +481,10 @@ for name, parts in {"by number": cut_at(model, by_number), "by cost": cut(model,
         "share of each stage": ", ".join(f"{each:.0%}" for each in of_stage),
         "bubble of 1F1B": f"{done.bubble_fraction:.1%}",
     }
-print("shares of the layers:", ", ".join(f"{each:.1%}" for each in (share[0], share[1], share[-1])))
+print(
+    "shares of the layers:",
+    ", ".join(f"{each:.1%}" for each in (share[0], share[1], share[-1])),
+)
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -487,7 +510,9 @@ def split_layers(costs, num_stages):
             for begin in range(stage - 1, end):
                 if (stage - 1, begin) in best:
                     slowest, counts = best[stage - 1, begin]
-                    options.append((max(slowest, sums[end] - sums[begin]), [*counts, end - begin]))
+                    options.append(
+                        (max(slowest, sums[end] - sums[begin]), [*counts, end - begin])
+                    )
             best[stage, end] = min(options)
     return best[num_stages, n][1]
     ### END SOLUTION
@@ -558,19 +583,24 @@ norms = {}
 for again in (False, True):
     for tied in (False, True):
 
-        def tied_or_not(again=again, tied=tied):
+        def tied_or_not(inputs, targets, again=again, tied=tied):
             shared = GPTConfig(2, 32, 2, vocab_size=64, max_seq_len=16, tied_head=tied)
-            both = GPT(shared, seed=0, dtype=torch.float64)
+            both = GPT(shared, seed=0, dtype=torch.float64).to(torch.get_default_device())
             arguments = {"recompute": again, "seed": 1}
-            two = Pipeline(schedules.zb_h1(2, 4), cut_at(both, [0, 2]), next_token_loss, **arguments)
+            two = Pipeline(
+                schedules.zb_h1(2, 4), cut_at(both, [0, 2]), next_token_loss, **arguments
+            )
             two.step(inputs, targets)
             if dist.get_rank() == 0:
                 return float(both.token_embedding.weight.grad.norm())
 
-        launched = launch(tied_or_not, ranks=2)
+        launched = launch(tied_or_not, inputs, targets, ranks=2)
         name = f"{'recomputed' if again else 'kept'}, {'tied' if tied else 'two matrices'}"
         peak = format_quantity(launched.memory.peak_bytes(0), "B")
-        norms[name] = {"peak of stage 0": peak, "gradient of the embedding": f"{launched.values[0]:.9f}"}
+        norms[name] = {
+            "peak of stage 0": peak,
+            "gradient of the embedding": f"{launched.values[0]:.9f}",
+        }
 pd.DataFrame(norms).T
 
 # %% [markdown] tags=["further"] minutes=4
