@@ -321,8 +321,8 @@ pd.DataFrame(rows).T
 # In *ZB-H1* (Qi et al., 2023) stage 0 waits for its first gradient only for the I of the p - 1 stages behind it, not
 # for I + W. And in the end, where 1F1B waits for gradients, it has the W's that it put off. So it idles p - 1 seconds
 # instead of 3 (p - 1); in general (p - 1)(F + I - W). *ZB-H2* begins with more forwards, 2p - 1 on stage 0, and has
-# more to do while it waits: between a stage's first and last action nothing is idle. But the stages begin and end one after
-# another, and stage 0 holds nearly twice as much. Zero bubble is bought with memory.
+# more to do while it waits: between a stage's first and last action nothing is idle. But the stages begin and end one
+# after another, and stage 0 holds nearly twice as much. Zero bubble is bought with memory.
 
 # %% [markdown]
 # A fair comparison gives every schedule the same memory. One that would hold too much runs the batch in several parts,
