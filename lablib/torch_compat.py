@@ -75,6 +75,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "read_number": "torch.ops.aten._local_scalar_dense.default",
         "flash_attention": "torch.ops.aten._scaled_dot_product_flash_attention.default",
         "flash_attention_for_cpu": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+        "flash_attention_for_cpu_backward": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
         "efficient_attention": "torch.ops.aten._scaled_dot_product_efficient_attention.default",
         "enter_label": "torch.ops.profiler._record_function_enter_new.default",
         "leave_label": "torch.ops.profiler._record_function_exit._RecordFunction",

@@ -46,6 +46,10 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
     tensor_random             which random numbers must agree over ranks, and which must not
     tensor_bytes              what a layer sends and keeps, to the byte; when two dimensions send less
     tensor_time               seconds of a layer, and the communication that nothing hides
+
+Context parallel: every rank has all weights and some of the tokens of every sequence:
+    context_order             contiguous, zigzag, striped: who has which tokens, and how much that is to compute
+    context_blocks            attention over some of the keys, and parts merged by their log-sum-exp
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -194,3 +198,22 @@ from lablib.parallel.tensor_bytes import two_dimensional_sent_bytes as two_dimen
 from lablib.parallel.tensor_time import TensorLayerTime as TensorLayerTime
 from lablib.parallel.tensor_time import tensor_layer_time as tensor_layer_time
 from lablib.parallel.tensor_time import tensor_times as tensor_times
+from lablib.parallel.context_order import ORDERS as ORDERS
+from lablib.parallel.context_order import Documents as Documents
+from lablib.parallel.context_order import Order as Order
+from lablib.parallel.context_order import attention_flops as attention_flops
+from lablib.parallel.context_order import balance as balance
+from lablib.parallel.context_order import contiguous_order as contiguous_order
+from lablib.parallel.context_order import document_spans as document_spans
+from lablib.parallel.context_order import order_of as order_of
+from lablib.parallel.context_order import striped_order as striped_order
+from lablib.parallel.context_order import visible_pairs as visible_pairs
+from lablib.parallel.context_order import zigzag_order as zigzag_order
+from lablib.parallel.context_blocks import FUSED as FUSED
+from lablib.parallel.context_blocks import PRODUCTS as PRODUCTS
+from lablib.parallel.context_blocks import Block as Block
+from lablib.parallel.context_blocks import PartialAttention as PartialAttention
+from lablib.parallel.context_blocks import Passes as Passes
+from lablib.parallel.context_blocks import attention_in_blocks as attention_in_blocks
+from lablib.parallel.context_blocks import blocks_of as blocks_of
+from lablib.parallel.context_blocks import merge_attention as merge_attention

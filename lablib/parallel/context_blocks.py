@@ -1,0 +1,282 @@
+"""Attention in pieces: of some keys now and of others later, merged by their log-sum-exp.
+
+softmax(s) v over all keys is a mean of v with weights exp(s). Over a part of the keys it is such a mean, too; beside it
+one number for each query, the log-sum-exp of its scores, says how much weight that part has:
+
+    o_1, l_1 of some keys, o_2, l_2 of others       w = exp(l_2) / (exp(l_1) + exp(l_2)) = sigmoid(l_2 - l_1)
+                                                    o = o_1 + w (o_2 - o_1)       l = log(exp(l_1) + exp(l_2))
+
+exactly, in any order. Backward does not even need merging: with the whole l and o a part's own gradients follow
+(p = exp(s - l)), and these add up.
+
+Which parts there are follows from the positions of queries and keys. With pieces that are ranges of one step, a pair of
+them is seen by all, by none, or causally, and no mask is ever made: what nobody sees is never computed.
+
+    all      keys before the queries                      causal   query i sees keys 0 to i: one piece with itself
+    none     keys behind the queries                      strict   causal, less the first query: a later stripe's keys
+
+Cost of merging r rows of K numbers of 4 bytes: 4 kernels, about (3 K + 9) 4 r bytes; each part's kernel starts anew.
+Shapes: B batch, H heads, G key-value heads (G divides H), K width; t queries and s keys of this call.
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867, section 3; Liu et
+al., "Ring Attention with Blockwise Transformers", 2023, arXiv 2310.01889, section 3; Dao et al., "FlashAttention",
+2022, arXiv 2205.14135, algorithm 4 (backward from o and l).
+Simplified: each piece of a document is a kernel call, where kernels with `cu_seqlens` take all in one; torch's fused
+kernel of the CPU, by which the simulator prices; on other devices plain products, whose scores are written out.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lablib.parallel.context_order import Documents, within
+from lablib.torch_compat import flash_attention_for_cpu, flash_attention_for_cpu_backward
+
+
+def merge_attention(
+    o_1: Float[Tensor, "*rows K"],
+    lse_1: Float[Tensor, "*rows"],
+    o_2: Float[Tensor, "*rows K"],
+    lse_2: Float[Tensor, "*rows"],
+) -> tuple[Float[Tensor, "*rows K"], Float[Tensor, "*rows"]]:
+    """Attention over two sets of keys from that over each: new tensors.
+
+    Arguments:
+        o_1, o_2: outputs.
+        lse_1, lse_2: of the scaled scores of each row; -inf: the row has seen no key, whatever its output.
+    """
+    weight = torch.sigmoid(lse_2 - lse_1).nan_to_num_(0.0)  # NaN: neither has seen a key
+    return torch.lerp(o_1, o_2, weight.unsqueeze(-1)), torch.logaddexp(lse_1, lse_2)
+
+
+class Block(NamedTuple):
+    """Sequences, queries and keys of one kernel call: places on the ranks that have them, not positions."""
+
+    rows: slice
+    queries: slice
+    keys: slice
+    is_causal: bool
+
+
+class Passes(NamedTuple):
+    """forward(q, k, v, is_causal) -> o, lse; backward(do, q, k, v, o, lse, is_causal) -> dq, dk, dv."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+# ---- which blocks there are ----
+
+
+def blocks_of(
+    queries: Sequence[range], keys: Sequence[range], documents: Documents | None = None, is_causal: bool = True
+) -> list[Block]:
+    """What must be computed of these queries and keys: no pair twice, and none that is not seen.
+
+    >>> blocks_of([range(4, 8)], [range(0, 4)]), blocks_of([range(0, 4)], [range(4, 8)])
+    ([Block(rows=slice(None, None, None), queries=slice(0, 4, None), keys=slice(0, 4, None), is_causal=False)], [])
+
+    Arguments:
+        queries, keys: pieces of positions, as they lie one behind another; all of one step.
+        documents: for each sequence of the batch; None: each is one document.
+        is_causal: whether a query sees only keys up to its own position.
+    """
+    if documents is None:
+        ends = [piece.stop for piece in (*queries, *keys)]
+        return _in_rows(slice(None), queries, keys, [range(max(ends, default=0))], is_causal)
+    rows = ((slice(i, i + 1), spans) for i, spans in enumerate(documents))
+    return [block for row, spans in rows for block in _in_rows(row, queries, keys, spans, is_causal)]
+
+
+def _in_rows(
+    rows: slice, queries: Sequence[range], keys: Sequence[range], documents: Sequence[range], is_causal: bool
+) -> list[Block]:
+    found: list[Block] = []
+    for document in documents:
+        own, others = _places(queries, document), _places(keys, document)
+        if own and is_causal and [piece for _, piece in own] == [piece for _, piece in others]:
+            # One set of ascending tokens with itself: the whole is causal, however many pieces it has.
+            whole = [slice(places[0][0], places[-1][0] + len(places[-1][1])) for places in (own, others)]
+            found.append(Block(rows, *whole, True))
+            continue
+        pairs = ((q, k) for q in own for k in others)
+        found += [block for (i, q), (j, k) in pairs for block in _pair(rows, i, q, j, k, is_causal)]
+    return _joined(found)
+
+
+def _places(pieces: Sequence[range], document: range) -> list[tuple[int, range]]:
+    """Where the tokens of a document lie, piece by piece: first place, and their positions."""
+    found: list[tuple[int, range]] = []
+    start = 0
+    for piece in pieces:
+        if here := within(piece, document):
+            if found and found[-1][1].stop == here.start and here.step == 1:  # it goes on where the last one ended
+                found[-1] = (found[-1][0], range(found[-1][1].start, here.stop))
+            else:
+                found.append((start + piece.index(here[0]), here))
+        start += len(piece)
+    return found
+
+
+def _pair(rows: slice, i: int, queries: range, j: int, keys: range, is_causal: bool) -> list[Block]:
+    """One piece of queries and one of keys, first at places i and j."""
+    if not is_causal or keys[-1] <= queries[0]:
+        return [Block(rows, slice(i, i + len(queries)), slice(j, j + len(keys)), False)]
+    if keys[0] > queries[-1]:
+        return []
+    step = max(queries.step if len(queries) > 1 else 1, keys.step if len(keys) > 1 else 1)
+    assert all(piece.step == step for piece in (queries, keys) if len(piece) > 1), (queries, keys)
+    first = (queries[0] - keys[0]) // step + 1  # keys that the first query sees; each query one more
+    skipped = max(0, 1 - first)
+    whole, queries = max(0, first - 1), queries[skipped:]
+    seen = slice(i + skipped, i + skipped + len(queries))
+    stairs = Block(rows, seen, slice(j + whole, j + min(len(keys), whole + len(queries))), True)
+    return [Block(rows, seen, slice(j, j + whole), False), stairs] if whole else [stairs]
+
+
+def _joined(blocks: list[Block]) -> list[Block]:
+    """Neighbours among blocks without a mask put together: fewer and larger kernels."""
+    for along, across in (("keys", "queries"), ("queries", "keys")):
+        done: list[Block] = []
+        for block in sorted(blocks, key=lambda b: (b.is_causal, getattr(b, across).start, getattr(b, along).start)):
+            last = done[-1] if done and not block.is_causal and not done[-1].is_causal else None
+            if (
+                last
+                and getattr(last, across) == getattr(block, across)
+                and getattr(last, along).stop == getattr(block, along).start
+            ):
+                done[-1] = last._replace(**{along: slice(getattr(last, along).start, getattr(block, along).stop)})
+            else:
+                done.append(block)
+        blocks = done
+    return blocks
+
+
+# ---- one block: with products, or with torch's kernel ----
+
+
+def _products_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    scores, heads = _scores(q, k, is_causal), (q.shape[1] // k.shape[1])
+    lse = scores.logsumexp(-1)
+    return (scores - lse.unsqueeze(-1)).exp().to(v.dtype) @ v.repeat_interleave(heads, 1), lse
+
+
+def _products_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    scale, heads = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+    p = (_scores(q, k, is_causal) - lse.unsqueeze(-1)).exp()
+    dp = (do @ v.repeat_interleave(heads, 1).mT).to(p.dtype)
+    delta = (do * o).sum(-1, keepdim=True, dtype=p.dtype)
+    ds = (p * (dp - delta) * scale).to(q.dtype)
+    # Heads of queries that share keys: their gradients add up.
+    dk, dv = ((x.mT @ y).unflatten(1, (-1, heads)).sum(2) for x, y in ((ds, q), (p.to(do.dtype), do)))
+    return ds @ k.repeat_interleave(heads, 1), dk, dv
+
+
+def _scores(q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
+    """Scaled, in float32 at least; -inf where a query may not look."""
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+    scores = scores.to(torch.promote_types(q.dtype, torch.float32))
+    if is_causal:
+        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    return scores
+
+
+def _fused_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    if q.device.type not in ("cpu", "meta"):
+        return _products_forward(q, k, v, is_causal)
+    return flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+
+
+def _fused_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if q.device.type not in ("cpu", "meta"):
+        return _products_backward(do, q, k, v, o, lse, is_causal)
+    return flash_attention_for_cpu_backward(do, q, k, v, o, lse, 0.0, is_causal)
+
+
+PRODUCTS = Passes(_products_forward, _products_backward)
+FUSED = Passes(_fused_forward, _fused_backward)
+
+
+# ---- many blocks ----
+
+
+class PartialAttention:
+    """Attention of some queries while not all of their keys have come: `add` blocks, then take `o` and `lse`."""
+
+    def __init__(self, q_BHtK: Float[Tensor, "B H t K"], passes: Passes = FUSED):
+        self.q, self.passes, self._is_empty = q_BHtK, passes, True
+        wide = torch.promote_types(q_BHtK.dtype, torch.float32)  # in 16 bits each merge would round
+        self.o = torch.zeros_like(q_BHtK, dtype=wide)
+        self.lse = q_BHtK.new_full(q_BHtK.shape[:-1], float("-inf"), dtype=wide)
+
+    def add(self, k_BGsK: Float[Tensor, "B G s K"], v_BGsK: Float[Tensor, "B G s K"], blocks: Sequence[Block]) -> None:
+        """Attend to more keys. Does not communicate."""
+        for rows, queries, keys, is_causal in blocks:
+            here, there = (rows, slice(None), queries), (rows, slice(None), keys)
+            q = self.q[here]
+            o, lse = self.passes.forward(q, k_BGsK[there], v_BGsK[there], is_causal)
+            o = o.to(self.o.dtype)
+            if not self._is_empty:
+                o, lse = merge_attention(self.o[here], self.lse[here], o, lse)
+            if q.shape == self.q.shape:
+                self.o, self.lse, self._is_empty = o, lse, False
+            else:
+                self.o[here], self.lse[here], self._is_empty = o, lse, False
+
+
+class PartialGradients:
+    """The gradients of some queries, block by block; those of keys and values are returned for each `add`."""
+
+    def __init__(self, do: Tensor, q: Tensor, o: Tensor, lse: Tensor, passes: Passes = FUSED):
+        self.known, self.passes = (do, q, o, lse), passes
+        self.dq = torch.zeros_like(q, dtype=lse.dtype)
+
+    def add(self, k: Tensor, v: Tensor, blocks: Sequence[Block]) -> Float[Tensor, "2 B G s K"]:
+        """What these blocks give to the keys and values: a new tensor, in float32 at least."""
+        dkv = torch.zeros((2, *k.shape), dtype=self.dq.dtype, device=k.device)
+        for rows, queries, keys, is_causal in blocks:
+            here, there = (rows, slice(None), queries), (rows, slice(None), keys)
+            do, q, o, lse = (x[here] for x in self.known)
+            dq, dk, dv = self.passes.backward(do, q, k[there], v[there], o, lse, is_causal)
+            self.dq[here] += dq
+            dkv[0][there] += dk
+            dkv[1][there] += dv
+        return dkv
+
+
+class _InBlocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], passes: Passes) -> Tensor:
+        part = PartialAttention(q, passes)
+        part.add(k, v, blocks)
+        o = part.o.to(q.dtype)
+        ctx.save_for_backward(q, k, v, o, part.lse)
+        ctx.call = blocks, passes
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (q, k, v, o, lse), (blocks, passes) = ctx.saved_tensors, ctx.call
+        part = PartialGradients(grads[0], q, o, lse, passes)
+        dk, dv = part.add(k, v, blocks)
+        return part.dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def attention_in_blocks(
+    q_BHtK: Float[Tensor, "B H t K"],
+    k_BGsK: Float[Tensor, "B G s K"],
+    v_BGsK: Float[Tensor, "B G s K"],
+    blocks: Sequence[Block],
+    passes: Passes = FUSED,
+) -> Float[Tensor, "B H t K"]:
+    """Attention of these queries over these keys, as `blocks_of` has taken it apart; zeros where a query sees none."""
+    return _InBlocks.apply(q_BHtK, k_BGsK, v_BGsK, blocks, passes)  # pyright: ignore[reportReturnType]
