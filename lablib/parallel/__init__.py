@@ -50,6 +50,7 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
 Context parallel: every rank has all weights and some of the tokens of every sequence:
     context_order             contiguous, zigzag, striped: who has which tokens, and how much that is to compute
     context_blocks            attention over some of the keys, and parts merged by their log-sum-exp
+    context_ring              keys and values pass by, round by round, beside the attention to them
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -217,3 +218,4 @@ from lablib.parallel.context_blocks import Passes as Passes
 from lablib.parallel.context_blocks import attention_in_blocks as attention_in_blocks
 from lablib.parallel.context_blocks import blocks_of as blocks_of
 from lablib.parallel.context_blocks import merge_attention as merge_attention
+from lablib.parallel.context_ring import ring_attention as ring_attention

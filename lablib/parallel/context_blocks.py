@@ -246,9 +246,9 @@ class PartialGradients:
             here, there = (rows, slice(None), queries), (rows, slice(None), keys)
             do, q, o, lse = (x[here] for x in self.known)
             dq, dk, dv = self.passes.backward(do, q, k[there], v[there], o, lse, is_causal)
-            self.dq[here] += dq
-            dkv[0][there] += dk
-            dkv[1][there] += dv
+            self.dq[here].add_(dq)
+            dkv[0][there].add_(dk)
+            dkv[1][there].add_(dv)
         return dkv
 
 

@@ -1,0 +1,191 @@
+"""Attention of ranks that share every sequence: outputs and raw gradients of one device, whatever the order."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lablib import RankError, launch
+from lablib.parallel import ORDERS, PRODUCTS, Order, document_spans, order_of, ring_attention, zigzag_order
+
+EXACT: Any = {"rtol": 1e-10, "atol": 1e-12}
+THOROUGH = pytest.mark.thorough
+BATCH, WIDTH = 2, 3
+WAYS: dict[str, Any] = {"ring": ring_attention}
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def whole_inputs(heads: int, kv_heads: int, seq_len: int) -> list[Tensor]:
+    return [drawn(BATCH, h, seq_len, WIDTH, seed=i) for i, h in enumerate((heads, kv_heads, kv_heads))]
+
+
+def documents_of(lengths: list[int] | None, seq_len: int) -> list[list[int]] | None:
+    """A row of such documents, padded, and a row of one document."""
+    if lengths is None:
+        return None
+    row = [i for i, length in enumerate(lengths) for _ in range(length)]
+    return [[*row, *[-1] * seq_len][:seq_len], [0] * seq_len]
+
+
+def one_device(inputs: list[Tensor], documents: list[list[int]] | None, is_causal: bool) -> list[Tensor]:
+    """Output and gradients; the loss weighs every number by another."""
+    q, k, v = inputs = [x.clone().requires_grad_() for x in inputs]
+    numbers = torch.tensor(documents or [[0] * q.shape[2]] * BATCH)
+    seen = (numbers[:, :, None] == numbers[:, None])[:, None]
+    keeps = (numbers >= 0)[:, None, :, None]
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen.tril() if is_causal else seen, enable_gqa=True) * keeps
+    (y * drawn(*y.shape, seed=9)).sum().backward()
+    return [y.detach(), *(x.grad for x in inputs if x.grad is not None)]
+
+
+def shared(
+    way: str, heads: tuple[int, int], order: Order, lengths: Any, is_causal: bool, **options: Any
+) -> list[Tensor]:
+    """The same of this rank's tokens."""
+    inputs = whole_inputs(*heads, order.seq_len)
+    documents = documents_of(lengths, order.seq_len)
+    spans = None if documents is None else document_spans(documents)
+    mine = order.tokens(dist.get_rank())
+    q, k, v = own = [x[:, :, mine].clone().requires_grad_() for x in inputs]
+    y = WAYS[way](q, k, v, order, documents=spans, is_causal=is_causal, **options)
+    (y * drawn(BATCH, heads[0], order.seq_len, WIDTH, seed=9)[:, :, mine]).sum().backward()
+    return [y.detach(), *(x.grad for x in own if x.grad is not None)]
+
+
+def same(values: list[list[Tensor]], order: Order, expected: list[Tensor]) -> None:
+    for rank, found in enumerate(values):
+        torch.testing.assert_close(found, [x[:, :, order.tokens(rank)] for x in expected], **EXACT)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(
+    name=st.sampled_from(list(ORDERS)),
+    n=st.integers(1, 5),
+    more=st.integers(0, 9),
+    groups=st.integers(1, 2),
+    lengths=st.none() | st.lists(st.integers(1, 9), max_size=4),
+    is_causal=st.booleans(),
+)
+@settings(max_examples=12)
+def test_output_and_gradients_are_those_of_one_device(
+    way: str, name: str, n: int, more: int, groups: int, lengths: list[int] | None, is_causal: bool
+):
+    """Any order, uneven shards, one rank, odd ranks, grouped queries, documents and padding."""
+    order, heads = order_of(name, 2 * n + more, n), (2 * n, n if groups == 2 else 2 * n)
+    expected = one_device(whole_inputs(*heads, order.seq_len), documents_of(lengths, order.seq_len), is_causal)
+    same(launch(shared, way, heads, order, lengths, is_causal, ranks=n).values, order, expected)
+
+
+def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_to_the_bit():
+    order = zigzag_order(11, 2)
+
+    def all_ways() -> list[Tensor]:
+        return [x for way in WAYS for x in shared(way, (4, 2), order, [4, 5], True)]
+
+    first, again = (launch(all_ways, ranks=2).values for _ in range(2))
+    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
+    expected = one_device(whole_inputs(4, 2, 11), documents_of([4, 5], 11), True)
+    same(launch(all_ways, ranks=2, backend="gloo").values, order, expected * len(WAYS))
+
+
+def test_products_and_the_fused_kernel_agree_on_ranks():
+    order = zigzag_order(12, 3)
+    expected = one_device(whole_inputs(2, 1, 12), None, True)
+    program = partial(shared, "ring", (2, 1), order, None, True, passes=PRODUCTS)
+    same(launch(program, ranks=3).values, order, expected)
+
+
+def test_a_gradient_that_is_one_number_for_all_is_taken():
+    """That of a sum has strides of 0."""
+
+    def program() -> Tensor:
+        q = drawn(1, 2, 4, 3).requires_grad_()
+        ring_attention(q, q, q, zigzag_order(8, 2)).sum().backward()
+        assert q.grad is not None
+        return q.grad
+
+    def weighted() -> Tensor:
+        q = drawn(1, 2, 4, 3).requires_grad_()
+        y = ring_attention(q, q, q, zigzag_order(8, 2))
+        y.backward(torch.ones_like(y))
+        assert q.grad is not None
+        return q.grad
+
+    torch.testing.assert_close(launch(program, ranks=2).values, launch(weighted, ranks=2).values, **EXACT)
+
+
+# ---- bytes, and what is hidden ----
+
+
+def large(way: str, order: Order, kv_heads: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    n = dist.get_world_size()
+    t = order.seq_len // n
+    q, k, v = (torch.zeros(1, h, t, 64, dtype=dtype, requires_grad=True) for h in (8, kv_heads, kv_heads))
+    dist.barrier()
+    y = WAYS[way](q, k, v, order)
+    y.backward(torch.ones_like(y))
+
+
+def test_a_ring_sends_keys_and_values_n_minus_1_times_forward_and_backward_and_their_gradients_n_times():
+    n, t = 4, 128
+    run = launch(large, "ring", zigzag_order(n * t, n), 2, ranks=n, cluster="dgx-h100", fidelity="shapes")
+    keys = 2 * 2 * t * 64  # numbers
+    for rank in range(n):
+        assert run.traffic.sent_bytes(rank) == 2 * (n - 1) * keys * 2 + n * keys * 4
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_flops_counted_are_those_of_the_blocks_and_contiguous_ranks_have_unequal_ones(name: str):
+    """torch counts a causal block as a whole one: what the mask leaves out inside of a kernel is not seen here."""
+    n, t = 4, 64
+    order = order_of(name, n * t, n)
+    run = launch(large, "ring", order, 8, ranks=n, cluster="dgx-h100", fidelity="shapes")
+    counted = [sum(s.flops for s in run.timeline.select(rank=rank) if "attention" in s.name) for rank in range(n)]
+    whole = 14 * t * t * 8 * 64  # forward 4, backward 10, of one rank's queries and another's keys
+    half = {"contiguous": [1, 2, 3, 4], "zigzag": [1 + 3 / 2] * n}
+    if name in half:
+        assert counted == [blocks * whole for blocks in half[name]]
+    else:  # causal blocks of all rounds, and a token less each way for those of later ranks
+        strict = whole * (t - 1) ** 2 / t**2
+        assert counted == pytest.approx([(r + 1) * whole + (n - 1 - r) * strict for r in range(n)])
+
+
+def test_messages_hide_behind_the_attention_to_what_came_before():
+    """All but the last gradients, which have nothing behind them to hide; a contiguous ring waits for its last rank."""
+    n, t = 4, 2**14
+    for name in ("zigzag", "striped"):
+        order = order_of(name, n * t, n)
+        took = launch(large, "ring", order, 8, ranks=n, cluster="dgx-h100", fidelity="shapes").summary()
+        last_s = 2 * 8 * t * 64 * 4 / 450e9
+        for rank in range(n):
+            assert took.communication_s[rank] > 5 * last_s
+            assert took.exposed_s[rank] + took.waiting_s[rank] < 1.3 * last_s
+    order = order_of("contiguous", n * t, n)
+    slow = launch(large, "ring", order, 8, ranks=n, cluster="dgx-h100", fidelity="shapes").summary()
+    assert slow.step_time_s / took.step_time_s == pytest.approx((2 * n - 1) / n, rel=0.05)
+    assert slow.waiting_s[0] > 0.4 * slow.step_time_s and slow.waiting_s[n - 1] == 0
+
+
+# ---- bad input ----
+
+
+def test_tokens_that_are_not_the_orders_are_refused_on_the_rank():
+    def program(tokens: int, ranks: int) -> None:
+        x = drawn(1, 2, tokens, 4)
+        ring_attention(x, x, x, zigzag_order(12, ranks))
+
+    with pytest.raises(
+        RankError, match=r"must be of the group's ranks: got one of 3 for 2; try order_of\('zigzag', 12"
+    ):
+        launch(program, 4, 3, ranks=2)
+    with pytest.raises(RankError, match="rank 0 must have 6 of 12 tokens, as the order says: got 5"):
+        launch(program, 5, 2, ranks=2)
