@@ -51,6 +51,9 @@ Context parallel: every rank has all weights and some of the tokens of every seq
     context_order             contiguous, zigzag, striped: who has which tokens, and how much that is to compute
     context_blocks            attention over some of the keys, and parts merged by their log-sum-exp
     context_ring              keys and values pass by, round by round, beside the attention to them
+    context_gather            keys and values of all ranks gathered first
+    context_ulysses           heads for tokens by an all-to-all, and back
+    context_both              Ulysses inside the ring
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -219,3 +222,10 @@ from lablib.parallel.context_blocks import attention_in_blocks as attention_in_b
 from lablib.parallel.context_blocks import blocks_of as blocks_of
 from lablib.parallel.context_blocks import merge_attention as merge_attention
 from lablib.parallel.context_ring import ring_attention as ring_attention
+from lablib.parallel.context_gather import gathered_attention as gathered_attention
+from lablib.parallel.context_gather import gather_tokens as gather_tokens
+from lablib.parallel.context_ulysses import ulysses_attention as ulysses_attention
+from lablib.parallel.context_ulysses import heads_of_all_tokens as heads_of_all_tokens
+from lablib.parallel.context_ulysses import tokens_of_all_heads as tokens_of_all_heads
+from lablib.parallel.context_both import ulysses_ring_attention as ulysses_ring_attention
+from lablib.parallel.context_both import nested_order as nested_order
