@@ -47,6 +47,9 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
     tensor_bytes              what a layer sends and keeps, to the byte; when two dimensions send less
     tensor_time               seconds of a layer, and the communication that nothing hides
 
+Several kinds at once:
+    mesh                      named axes over ranks, the groups along them, and the order of axes as placement
+
 Context parallel: every rank has all weights and some of the tokens of every sequence:
     context_order             contiguous, zigzag, striped: who has which tokens, and how much that is to compute
     context_blocks            attention over some of the keys, and parts merged by their log-sum-exp
@@ -54,6 +57,7 @@ Context parallel: every rank has all weights and some of the tokens of every seq
     context_gather            keys and values of all ranks gathered first
     context_ulysses           heads for tokens by an all-to-all, and back
     context_both              Ulysses inside the ring
+    context_parallel          a plain GPT whose sequences are shared by ranks
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -229,3 +233,8 @@ from lablib.parallel.context_ulysses import heads_of_all_tokens as heads_of_all_
 from lablib.parallel.context_ulysses import tokens_of_all_heads as tokens_of_all_heads
 from lablib.parallel.context_both import ulysses_ring_attention as ulysses_ring_attention
 from lablib.parallel.context_both import nested_order as nested_order
+from lablib.parallel.context_both import UlyssesRing as UlyssesRing
+from lablib.parallel.context_parallel import ContextParallel as ContextParallel
+from lablib.parallel.context_parallel import all_reduce_sum as all_reduce_sum
+from lablib.parallel.context_parallel import check_context as check_context
+from lablib.parallel.mesh import Mesh as Mesh

@@ -100,8 +100,8 @@ def _in_rows(
         own, others = _places(queries, document), _places(keys, document)
         if own and is_causal and [piece for _, piece in own] == [piece for _, piece in others]:
             # One set of ascending tokens with itself: the whole is causal, however many pieces it has.
-            whole = [slice(places[0][0], places[-1][0] + len(places[-1][1])) for places in (own, others)]
-            found.append(Block(rows, *whole, True))
+            mine, theirs = (slice(at[0][0], at[-1][0] + len(at[-1][1])) for at in (own, others))
+            found.append(Block(rows, mine, theirs, True))
             continue
         pairs = ((q, k) for q in own for k in others)
         found += [block for (i, q), (j, k) in pairs for block in _pair(rows, i, q, j, k, is_causal)]

@@ -17,12 +17,16 @@ Source: Fang and Zhao, "USP: A Unified Sequence Parallelism Approach for Long Co
 Simplified: a head group is u ranks in sequence; groups are made by the caller, as `Mesh(ring=r, heads=u)` has them.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
 from lablib.parallel.context_blocks import FUSED, Passes
-from lablib.parallel.context_order import Documents, Order
+from lablib.parallel.context_order import Documents, Order, zigzag_order
 from lablib.parallel.context_ring import ring_attention
 from lablib.parallel.context_ulysses import heads_of_all_tokens, tokens_of_all_heads
 from lablib.parallel.tensor_regions import Group
@@ -60,6 +64,28 @@ def _part(pieces: tuple[range, ...], first: int, end: int) -> tuple[range, ...]:
         found.append(piece[max(0, first - start) : max(0, end - start)])
         start += len(piece)
     return tuple(part for part in found if part)
+
+
+@dataclass(frozen=True)
+class UlyssesRing:
+    """Both, as `ContextParallel(group, both.order, both.attention)` takes them; `group` has all r u ranks.
+
+    Attributes:
+        heads_group, ring_group: as `ulysses_ring_attention` takes them.
+        outer: makes the order over the ring.
+    """
+
+    heads_group: Group
+    ring_group: Group
+    outer: Callable[[int, int], Order] = zigzag_order
+
+    def order(self, seq_len: int, num_ranks: int) -> Order:
+        u = dist.get_world_size(self.heads_group)
+        return nested_order(self.outer(seq_len, num_ranks // u), u)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, order: Order, group: Group, **options: Any) -> Tensor:
+        outer = self.outer(order.seq_len, dist.get_world_size(self.ring_group))
+        return ulysses_ring_attention(q, k, v, outer, self.heads_group, self.ring_group, **options)
 
 
 def ulysses_ring_attention(

@@ -127,7 +127,7 @@ ORDERS: Mapping[str, Callable[[int, int], Order]] = {
 def order_of(name: str, seq_len: int, num_ranks: int) -> Order:
     """The order of that name. Raises ValueError for another name, or a sequence too short for it."""
     if name not in ORDERS:
-        raise unknown_name("order", name, ORDERS)
+        raise unknown_name("order", name, list(ORDERS))
     return ORDERS[name](seq_len, num_ranks)
 
 

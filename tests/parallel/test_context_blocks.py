@@ -173,7 +173,7 @@ def test_parts_of_the_keys_merged_are_attention_over_all(
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*inputs, attn_mask=seen, enable_gqa=True)  # pyright: ignore[reportArgumentType]
     grads = torch.autograd.grad(expected.square().sum(), inputs)
-    found = attention_in_blocks(*inputs, blocks, passes)
+    found = attention_in_blocks(inputs[0], inputs[1], inputs[2], blocks, passes)
     torch.testing.assert_close(found, expected, **EXACT)
     torch.testing.assert_close(torch.autograd.grad(found.square().sum(), inputs), grads, **EXACT)
 
@@ -214,7 +214,7 @@ def test_half_precision_is_merged_in_32_bits():
     order = zigzag_order(64, 8)
     pieces = [piece for rank in order.pieces for piece in rank]
     blocks = blocks_of([range(64)], sorted(pieces, key=lambda piece: piece.start))
-    found = attention_in_blocks(*half, blocks)  # pyright: ignore[reportArgumentType]
+    found = attention_in_blocks(half[0], half[1], half[2], blocks)
     assert found.dtype == torch.bfloat16
     assert (found - exact).abs().max() < 0.03
 

@@ -1,0 +1,197 @@
+"""A mesh: the ranks as a box with a name for each axis, and the groups that lie along its axes.
+
+    Mesh(data=2, tensor=4)         tensor 0  1  2  3
+                        data 0            0  1  2  3       tensor groups: rows      data groups: columns
+                             1            4  5  6  7       (neighbours)             (4 apart)
+
+A rank is a number whose digits are its coordinates, the last axis the units:
+
+    rank = c_0 s_1 s_2 + c_1 s_2 + c_2         coordinate i = rank / (s_{i+1} s_{i+2} ...) mod s_i
+
+A group along an axis has the ranks that differ in that coordinate alone; along several axes, in those. So the order of
+the axes is a placement: a node has neighbouring ranks, so what is last talks within the node, and what is first between
+nodes. Tensor parallelism sends most and goes last; data and pipeline parallelism go first.
+
+torch's DeviceMesh makes the process groups (`device_mesh`), and knows all this once ranks run. Here it can be asked
+before any starts: for a picture, for a price, or for an error in one sentence.
+
+Cost: some sums; of `group`, one new group for each set of axes.
+Legend: c_i a coordinate, s_i the size of an axis.
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+arXiv 2104.04473, section 3 (which axis within a node); torch.distributed.device_mesh (torch 2.13, documentation).
+Simplified: one box that has all ranks; experts, whose axes overlap with others, take a second mesh of the same ranks.
+"""
+
+from collections.abc import Iterator
+from itertools import permutations, product
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from lablib.errors import unknown_name
+from lablib.signature import shown, whole_number
+
+
+class Mesh:
+    """Named axes over ranks 0 to n - 1; the last axis has neighbours. Never changed; equal where axes and sizes are.
+
+    >>> mesh = Mesh(data=2, tensor=4)
+    >>> mesh.coordinates(6), mesh.rank(data=1, tensor=2), mesh.groups("data")
+    ({'data': 1, 'tensor': 2}, 6, ((0, 4), (1, 5), (2, 6), (3, 7)))
+
+    Raises:
+        ValueError: no axis, or a size that is no count.
+    """
+
+    def __init__(self, **sizes: int):
+        if not sizes:
+            raise ValueError("a mesh must have an axis: got none; try Mesh(data=2, tensor=4).")
+        self.sizes = {axis: whole_number(f"Mesh: {axis}", size, example=2) for axis, size in sizes.items()}
+        whole_number("Mesh: ranks", prod(self.sizes.values()))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """From the first, whose neighbours are far apart, to the last."""
+        return tuple(self.sizes)
+
+    @property
+    def num_ranks(self) -> int:
+        return prod(self.sizes.values())
+
+    def require(self, num_ranks: int) -> None:
+        """Refuse another number of ranks than the axes multiply to.
+
+        Raises:
+            ValueError: the product, and one axis that would make it right, if any does.
+        """
+        if self.num_ranks == whole_number("num_ranks", num_ranks):
+            return
+        text = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+        fits = [
+            f"{axis}={num_ranks // others}"
+            for axis, size in self.sizes.items()
+            if num_ranks % (others := self.num_ranks // size) == 0 and num_ranks >= others
+        ]
+        remedy = f"try {fits[0]}" if fits else f"try {self.num_ranks} ranks"
+        raise ValueError(
+            f"the axes must multiply to the ranks: got {text} = {self.num_ranks} for {num_ranks}; {remedy}."
+        )
+
+    def stride(self, axis: str) -> int:
+        """How far apart neighbours along the axis are, in ranks."""
+        later = self.axes[self._one(axis) + 1 :]
+        return prod(self.sizes[name] for name in later)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where the rank stands on each axis.
+
+        Raises:
+            ValueError: no such rank.
+        """
+        if not 0 <= whole_number("rank", rank, minimum=0) < self.num_ranks:
+            raise ValueError(f"rank must be 0 to {self.num_ranks - 1}, one of {self!r}: got {rank}.")
+        return {axis: rank // self.stride(axis) % size for axis, size in self.sizes.items()}
+
+    def rank(self, **coordinates: int) -> int:
+        """The rank that stands there.
+
+        Raises:
+            ValueError: an axis too few or too many, or a coordinate beyond its axis.
+        """
+        if set(coordinates) != set(self.axes):
+            raise ValueError(f"a rank has one coordinate on each axis of {self!r}: got {coordinates}.")
+        for axis, at in coordinates.items():
+            if whole_number(f"coordinate on {axis}", at, minimum=0, example=0) >= self.sizes[axis]:
+                raise ValueError(f"a coordinate on {axis} must be 0 to {self.sizes[axis] - 1}: got {at}.")
+        return sum(at * self.stride(axis) for axis, at in coordinates.items())
+
+    def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
+        """All groups along these axes: each the ranks that differ in them alone, ascending as the mesh counts.
+
+        Raises:
+            ValueError: no axis, one that the mesh has not, or one twice.
+        """
+        return tuple(self._members(axes, others) for others in self._places(self._others(axes)))
+
+    def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """The group along these axes that the rank is in. Raises ValueError as `groups` and `coordinates`."""
+        at = self.coordinates(rank)
+        return self._members(axes, {axis: at[axis] for axis in self._others(axes)})
+
+    def reordered(self, *axes: str) -> "Mesh":
+        """The same axes in another order, that is another placement.
+
+        Raises:
+            ValueError: not each axis once.
+        """
+        if self._others(axes):
+            raise ValueError(f"another order must have each axis of {self!r}: got {', '.join(axes)}.")
+        return Mesh(**{axis: self.sizes[axis] for axis in axes})
+
+    def placements(self) -> Iterator["Mesh"]:
+        """The mesh in every order of its axes; the order that it has is the first."""
+        return (self.reordered(*axes) for axes in permutations(self.axes))
+
+    # ---- on ranks that run ----
+
+    def device_mesh(self, device: str = "") -> DeviceMesh:
+        """torch's mesh of these axes. Communicates, to make a group for each axis; all ranks call it.
+
+        Arguments:
+            device: "cpu" or "cuda"; empty: cuda where the ranks are on GPUs.
+
+        Raises:
+            ValueError: axes that do not multiply to the ranks that run.
+        """
+        self.require(dist.get_world_size())
+        device = device or ("cuda" if "nccl" in dist.get_backend() and torch.cuda.is_available() else "cpu")
+        return init_device_mesh(device, tuple(self.sizes.values()), mesh_dim_names=self.axes)
+
+    def group(self, *axes: str) -> dist.ProcessGroup:
+        """The process group along these axes that this rank is in: a new one. Communicates; all ranks call it.
+
+        Raises:
+            ValueError: as `groups` and `require`.
+        """
+        self.require(dist.get_world_size())
+        made: Any = None
+        for ranks in self.groups(*axes):  # every rank makes all groups, in the same order
+            group = dist.new_group(list(ranks))
+            if dist.get_rank() in ranks:
+                made = group
+        return made
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.sizes.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and list(self.sizes.items()) == list(other.sizes.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.sizes.items()))
+
+    def _one(self, axis: str) -> int:
+        if axis not in self.axes:
+            raise unknown_name("axis", axis, self.axes)
+        return self.axes.index(axis)
+
+    def _others(self, axes: tuple[str, ...]) -> list[str]:
+        """The axes that these leave; refuses what `groups` refuses."""
+        if not axes:
+            raise ValueError(f"a group lies along an axis of {self!r}, or several: got none; try {self.axes[-1]!r}.")
+        for axis in axes:
+            self._one(axis)
+        if twice := [axis for i, axis in enumerate(axes) if axis in axes[:i]]:
+            raise ValueError(f"each axis can be used once: got {shown(twice[0])} twice; leave one out.")
+        return [axis for axis in self.axes if axis not in axes]
+
+    def _places(self, axes: list[str]) -> Iterator[dict[str, int]]:
+        """Every place on these axes."""
+        return (dict(zip(axes, at, strict=True)) for at in product(*(range(self.sizes[axis]) for axis in axes)))
+
+    def _members(self, axes: tuple[str, ...], others: dict[str, int]) -> tuple[int, ...]:
+        along = [axis for axis in self.axes if axis in axes]
+        return tuple(self.rank(**others, **at) for at in self._places(along))
