@@ -209,27 +209,42 @@ FUSED = Passes(_fused_forward, _fused_backward)
 
 
 class PartialAttention:
-    """Attention of some queries while not all of their keys have come: `add` blocks, then take `o` and `lse`."""
+    """Attention of some queries while not all of their keys have come: `add` blocks, then take the `result`."""
 
     def __init__(self, q_BHtK: Float[Tensor, "B H t K"], passes: Passes = FUSED):
-        self.q, self.passes, self._is_empty = q_BHtK, passes, True
-        wide = torch.promote_types(q_BHtK.dtype, torch.float32)  # in 16 bits each merge would round
-        self.o = torch.zeros_like(q_BHtK, dtype=wide)
-        self.lse = q_BHtK.new_full(q_BHtK.shape[:-1], float("-inf"), dtype=wide)
+        self.q, self.passes = q_BHtK, passes
+        self.wide = torch.promote_types(q_BHtK.dtype, torch.float32)  # in 16 bits each merge would round
+        self._state: tuple[Tensor, Tensor] | None = None
 
     def add(self, k_BGsK: Float[Tensor, "B G s K"], v_BGsK: Float[Tensor, "B G s K"], blocks: Sequence[Block]) -> None:
         """Attend to more keys. Does not communicate."""
         for rows, queries, keys, is_causal in blocks:
             here, there = (rows, slice(None), queries), (rows, slice(None), keys)
             q = self.q[here]
-            o, lse = self.passes.forward(q, k_BGsK[there], v_BGsK[there], is_causal)
-            o = o.to(self.o.dtype)
-            if not self._is_empty:
-                o, lse = merge_attention(self.o[here], self.lse[here], o, lse)
-            if q.shape == self.q.shape:
-                self.o, self.lse, self._is_empty = o, lse, False
+            part = self.passes.forward(q, k_BGsK[there], v_BGsK[there], is_causal)
+            is_whole = q.shape == self.q.shape
+            if self._state is None and is_whole:
+                self._state = part  # nothing to merge with
+                continue
+            o, lse = self._widened()
+            merged = merge_attention(o[here], lse[here], part[0].to(self.wide), part[1])
+            if is_whole:
+                self._state = merged
             else:
-                self.o[here], self.lse[here], self._is_empty = o, lse, False
+                o[here], lse[here] = merged
+
+    def result(self) -> tuple[Float[Tensor, "B H t K"], Float[Tensor, "B H t"]]:
+        """Output, in the queries' dtype, and log-sum-exp; zeros and -inf where a query has seen no key."""
+        o, lse = self._widened() if self._state is None else self._state
+        return o.to(self.q.dtype), lse
+
+    def _widened(self) -> tuple[Tensor, Tensor]:
+        """What is merged into, in 32 bits at least."""
+        if self._state is None:
+            none = self.q.new_full(self.q.shape[:-1], float("-inf"), dtype=self.wide)
+            self._state = torch.zeros_like(self.q, dtype=self.wide), none
+        self._state = self._state[0].to(self.wide), self._state[1]
+        return self._state
 
 
 class PartialGradients:
@@ -257,8 +272,8 @@ class _InBlocks(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], passes: Passes) -> Tensor:
         part = PartialAttention(q, passes)
         part.add(k, v, blocks)
-        o = part.o.to(q.dtype)
-        ctx.save_for_backward(q, k, v, o, part.lse)
+        o, lse = part.result()
+        ctx.save_for_backward(q, k, v, o, lse)
         ctx.call = blocks, passes
         return o
 

@@ -85,8 +85,8 @@ class _Ring(torch.autograd.Function):
         kv = torch.stack([k, v])  # one message
         for source, (k_s, v_s) in ring_rounds(kv, order, group):
             part.add(k_s, v_s, blocks_of(own, order.pieces[source], documents, is_causal))
-        o = part.o.to(q.dtype)
-        ctx.save_for_backward(q, kv, o, part.lse)
+        o, lse = part.result()
+        ctx.save_for_backward(q, kv, o, lse)
         ctx.call = order, group, call
         return o
 
