@@ -91,6 +91,15 @@ def keys_bytes(sizes: ContextSizes, ring: int, heads_ranks: int) -> int:
     return 2 * max(sizes.kv_heads, heads_ranks) // heads_ranks * sizes.head_bytes(sizes.seq_len // ring)
 
 
+def can_share_heads(sizes: ContextSizes, ranks: int) -> bool:
+    """Whether Ulysses can cut these heads over so many ranks."""
+    try:
+        check_heads(sizes.heads, sizes.kv_heads, ranks)
+    except ValueError:
+        return False
+    return True
+
+
 def check_ways(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> tuple[int, int]:
     """Ranks of the ring, or of the gather, and ranks that share heads; refuses what cannot be."""
     whole_number("ranks", ranks)

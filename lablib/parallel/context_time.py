@@ -25,16 +25,17 @@ Simplified: ranks equally fast; messages take no cores; ranks of one ring do the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from lablib.cost import GroupNetwork, attention_time_s, collective_cost, memory_bound_time_s
 from lablib.hardware import Cluster
 from lablib.parallel.context_blocks import Block, blocks_of
-from lablib.parallel.context_bytes import ContextSizes, check_ways, context_sent_bytes, keys_bytes
-from lablib.parallel.context_order import order_of
-from lablib.signature import checked
+from lablib.parallel.context_bytes import ContextSizes, can_share_heads, check_ways, context_sent_bytes
+from lablib.parallel.context_order import ORDERS, order_of
+from lablib.signature import checked, whole_number
 
+Pieces = tuple[tuple[range, ...], ...]  # by rank
 _DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 
@@ -125,7 +126,14 @@ class _Prices:
 
 @checked
 def context_time(
-    sizes: ContextSizes, cluster: Cluster, ranks: int, way: str = "ring", order: str = "zigzag", heads_ranks: int = 1
+    sizes: ContextSizes,
+    cluster: Cluster,
+    ranks: int,
+    way: str = "ring",
+    order: str = "zigzag",
+    heads_ranks: int = 1,
+    *,
+    forward_only: bool = False,
 ) -> ContextTime:
     """The seconds of one layer's attention, forward and backward.
 
@@ -133,19 +141,22 @@ def context_time(
         cluster: where the first `ranks` ranks are.
         ranks, way, heads_ranks: as for `context_sent_bytes`.
         order: of `ORDERS`; Ulysses takes none, and is contiguous.
+        forward_only: without backward, and its bytes left out of the seconds.
 
     Raises:
         ValueError: what `context_sent_bytes` and `order_of` refuse.
     """
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
-    if way == "ulysses":
-        order = "contiguous"
-    prices = _Prices(sizes, cluster, u)
-    made = _gathered if way == "gather" and ring > 1 else _ring
-    compute_s, exposed_s = made(prices, _network(cluster, ring, u), sizes, ring, u, order)
-    if u > 1:
-        copies_s, sent_s = _ulysses(prices, _network(cluster, u, 1), sizes, ranks, u)
-        compute_s, exposed_s = compute_s + copies_s, exposed_s + sent_s
+    order = "contiguous" if way == "ulysses" else order
+    pieces = order_of(order, sizes.seq_len, ring).pieces
+    prices, network, compute_s, exposed_s = _Prices(sizes, cluster, u), _network(cluster, ring, u), 0.0, 0.0
+    for backward in (False,) if forward_only else (False, True):
+        made = _gathered if way == "gather" and ring > 1 else _ring
+        one_s, sent_s = made(prices, network, pieces, backward)
+        compute_s, exposed_s = compute_s + one_s, exposed_s + sent_s
+        if u > 1:
+            one_s, sent_s = _ulysses(prices, _network(cluster, u, 1), sizes, ranks)
+            compute_s, exposed_s = compute_s + one_s, exposed_s + sent_s
     sent = context_sent_bytes(sizes, ranks, way, heads_ranks)
     return ContextTime(way, order, ranks, sizes.seq_len, compute_s, exposed_s, sent)
 
@@ -160,66 +171,97 @@ def context_times(
     order: str = "zigzag",
     heads_ranks: int = 1,
 ) -> list[ContextTime]:
-    """`context_time` for each length of sequence: for `lablib.figures.figure_context_times`."""
-    each = ({**{name: getattr(sizes, name) for name in sizes.__slots__}, "seq_len": length} for length in lengths)
-    return [context_time(ContextSizes(**one), cluster, ranks, way, order, heads_ranks) for one in each]
+    """`context_time` for each length of sequence. Arguments and Raises as there."""
+    each = [replace(sizes, seq_len=whole_number("lengths", length)) for length in lengths]
+    return [context_time(one, cluster, ranks, way, order, heads_ranks) for one in each]
 
 
-def _ring(
-    prices: _Prices, network: GroupNetwork, sizes: ContextSizes, n: int, u: int, order: str
-) -> tuple[float, float]:
-    """Compute and exposed seconds of a ring of n; a ring of one is attention alone."""
-    pieces, t = order_of(order, sizes.seq_len, n).pieces, sizes.seq_len // n
+@checked
+def fair_share_s(sizes: ContextSizes, cluster: Cluster, ranks: int, *, forward_only: bool = False) -> float:
+    """Seconds of one device's kernels for the whole sequence over the ranks: what perfect sharing would take."""
+    prices, whole = _Prices(sizes, cluster, 1), [range(sizes.seq_len)]
+    (block,) = blocks_of(whole, whole)
+    return sum(prices.kernel(block, backward) for backward in ((False,) if forward_only else (False, True))) / ranks
+
+
+@checked
+def context_efficiencies(
+    sizes: ContextSizes, cluster: Cluster, ranks: int, lengths: Sequence[int], heads_ranks: int = 1
+) -> dict[str, list[float]]:
+    """The fair share over the time, for each length: for `lablib.figures.figure_context_times`.
+
+    Arguments:
+        heads_ranks: u of "both", which is left out where it is 1; so is Ulysses where these ranks cannot share the
+            heads. Others as for `context_times`.
+    """
+    ways = [("ring", order, 1) for order in ORDERS] + [("gather", "zigzag", 1), ("ulysses", "contiguous", 1)]
+    ways += [("both", "zigzag", heads_ranks)] if heads_ranks > 1 else []
+    shares = [fair_share_s(replace(sizes, seq_len=length), cluster, ranks) for length in lengths]
+    found: dict[str, list[float]] = {}
+    for way, order, u in ways:
+        if way == "ulysses" and not can_share_heads(sizes, ranks):
+            continue
+        times = context_times(sizes, cluster, ranks, lengths, way, order, u)
+        name = f"{order} ring" if way == "ring" else f"ulysses of {u} in a zigzag ring" if way == "both" else way
+        found[name] = [share / time.time_s for share, time in zip(shares, times, strict=True)]
+    return found
+
+
+def _ring(prices: _Prices, network: GroupNetwork, pieces: Pieces, backward: bool) -> tuple[float, float]:
+    """Compute and exposed seconds of one pass of a ring; a ring of one is attention alone."""
+    n, t = len(pieces), sum(map(len, pieces[-1]))
     own = blocks_of(pieces[-1], pieces[-1])
-    first_s, first_back_s = prices.forward(own, t, False), prices.backward(own, t)
-    ends_s = prices.gradients_out(t, t)
+    # The first rank sees the others' keys with its late queries, the last one their early keys with all.
+    others = [blocks_of(pieces[a], pieces[b]) for a, b in ((0, -1), (-1, 0))] if n > 1 else []
+    keys = t * prices.keys
+    m, d = (_message_s(network, size) for size in (keys, keys * prices.widening))
+    stacked_s = prices.touch(2 * keys)
+    if not backward:
+        first_s = prices.forward(own, t, False)
+        if n == 1:
+            return first_s, 0.0
+        round_s = max(prices.forward(blocks, t, True) for blocks in others)
+        compute_s = stacked_s + first_s + (n - 1) * round_s + 2 * prices.cast(t * prices.query)  # widened, narrowed
+        return compute_s, sum(max(0.0, wait) for wait in (m - first_s, *[m - round_s] * (n - 2)))
+    first_s, ends_s = prices.backward(own, t), prices.gradients_out(t, t)
     if n == 1:
-        return first_s + first_back_s + ends_s, 0.0
-    # The first rank sees most from its queries' side, the last one from its keys'.
-    others = [blocks_of(pieces[a], pieces[b]) for a, b in ((0, n - 1), (n - 1, 0))]
-    round_s = max(prices.forward(blocks, t, True) for blocks in others)
-    back_s = max(prices.backward(blocks, t) for blocks in others)
-    wide = t * prices.keys * prices.widening
-    added_s, stacked_s = prices.touch(3 * wide), prices.touch(2 * t * prices.keys)
-    merged_s = 2 * prices.cast(t * prices.query)  # widened once, narrowed at the end
-    compute_s = stacked_s + first_s + merged_s + first_back_s + ends_s + (n - 1) * (round_s + back_s + added_s)
-    keys = keys_bytes(sizes, n, u)
-    m, d = (
-        network.ring.time_s(size) + network.cluster.collective_overhead_s for size in (keys, keys * prices.widening)
-    )
-    waits = [m - first_s, *[m - round_s] * (n - 2), m - first_back_s, *[m + d - back_s] * (n - 2), d - back_s]
-    return compute_s, sum(max(0.0, wait) for wait in waits) + d
+        return first_s + ends_s, 0.0
+    round_s = max(prices.backward(blocks, t) for blocks in others)
+    added_s = prices.touch(3 * keys * prices.widening)
+    waits = (m - first_s, *[m + d - round_s] * (n - 2), d - round_s)
+    return first_s + ends_s + (n - 1) * (round_s + added_s), sum(max(0.0, wait) for wait in waits) + d
 
 
-def _gathered(
-    prices: _Prices, network: GroupNetwork, sizes: ContextSizes, n: int, u: int, order: str
-) -> tuple[float, float]:
+def _gathered(prices: _Prices, network: GroupNetwork, pieces: Pieces, backward: bool) -> tuple[float, float]:
     """The same with the keys of all ranks gathered first."""
-    made, t, total = order_of(order, sizes.seq_len, n), sizes.seq_len // n, sizes.seq_len
-    keys = [range(total)] if order != "striped" else [piece for pieces in made.pieces for piece in pieces]
-    ranks = [blocks_of(pieces, keys) for pieces in made.pieces]
+    t, total = sum(map(len, pieces[0])), sum(len(piece) for of_rank in pieces for piece in of_rank)
+    is_cut = all(piece.step == 1 for of_rank in pieces for piece in of_rank)
+    keys = [range(total)] if is_cut else [piece for of_rank in pieces for piece in of_rank]
+    ranks = [blocks_of(of_rank, keys) for of_rank in pieces]
     own, whole = t * prices.keys, total * prices.keys
-    compute_s = max(prices.forward(blocks, t, False) for blocks in ranks) + prices.cast(t * prices.query)
-    compute_s += max(prices.backward(blocks, total) for blocks in ranks) + prices.gradients_out(t, total)
+    if backward:  # behind it gradients are put by rank, and summed
+        compute_s = max(prices.backward(blocks, total) for blocks in ranks) + prices.gradients_out(t, total)
+        compute_s += prices.touch(2 * whole, whole, 2 * whole)
+        return compute_s, collective_cost("reduce_scatter", float(whole), network).time_s
+    widened_s = prices.cast(t * prices.query) if _length(ranks[-1][0].queries) == t else 0.0
+    compute_s = max(prices.forward(blocks, t, False) for blocks in ranks) + prices.cast(t * prices.query) + widened_s
     compute_s += prices.touch(2 * own, own, 2 * own, 2 * whole)  # stacked, padded; put in order
-    compute_s += prices.touch(2 * whole, whole, 2 * whole)  # the same for gradients
-    if len(ranks[-1]) > 1 and _length(ranks[-1][0].queries) == t:
-        compute_s += prices.cast(t * prices.query)
-    return compute_s, sum(
-        collective_cost(name, float(whole), network).time_s for name in ("all_gather", "reduce_scatter")
-    )
+    return compute_s, collective_cost("all_gather", float(whole), network).time_s
 
 
-def _ulysses(prices: _Prices, network: GroupNetwork, sizes: ContextSizes, ranks: int, u: int) -> tuple[float, float]:
-    """Copies and all-to-alls around attention: queries, keys and values there, the output back; and their gradients."""
-    one = sizes.head_bytes(sizes.seq_len // ranks)
-    kv_heads = max(sizes.kv_heads, u)
+def _ulysses(prices: _Prices, network: GroupNetwork, sizes: ContextSizes, ranks: int) -> tuple[float, float]:
+    """Copies and all-to-alls around attention: queries, keys and values there, the output back; or their gradients."""
+    one, kv_heads = sizes.head_bytes(sizes.seq_len // ranks), max(sizes.kv_heads, network.size)
     there, back = (sizes.heads + 2 * kv_heads) * one, sizes.heads * one
-    copies_s = 2 * prices.touch(2 * there, 2 * there, 2 * back, 2 * back)
-    if kv_heads > sizes.kv_heads:  # repeated; their gradients summed
-        copies_s += 4 * prices.touch((kv_heads + sizes.kv_heads) * one)
-    sent_s = sum(2 * collective_cost("all_to_all", float(size), network).time_s for size in (there, back))
-    return copies_s, sent_s
+    copies_s = prices.touch(2 * there, 2 * there, 2 * back, 2 * back)
+    if kv_heads > sizes.kv_heads:  # repeated, or their gradients summed
+        copies_s += 2 * prices.touch((kv_heads + sizes.kv_heads) * one)
+    return copies_s, sum(collective_cost("all_to_all", float(size), network).time_s for size in (there, back))
+
+
+def _message_s(network: GroupNetwork, size_bytes: float) -> float:
+    """To the next rank, all at once."""
+    return network.ring.time_s(size_bytes) + network.cluster.collective_overhead_s
 
 
 def _length(part: slice) -> int:
