@@ -54,6 +54,7 @@ from lablib.figures.updates import figure_sign_of_noise as figure_sign_of_noise
 from lablib.figures.updates import figure_singular_values as figure_singular_values
 from lablib.figures.loading import figure_idle_shares as figure_idle_shares
 from lablib.figures.loading import figure_loading as figure_loading
+from lablib.figures.context_times import figure_context_times as figure_context_times
 from lablib.figures.tensor_times import figure_tensor_times as figure_tensor_times
 from lablib.figures.matrices import figure_matrices as figure_matrices
 from lablib.figures.equal_memory import figure_equal_memory as figure_equal_memory

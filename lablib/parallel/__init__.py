@@ -58,6 +58,9 @@ Context parallel: every rank has all weights and some of the tokens of every seq
     context_ulysses           heads for tokens by an all-to-all, and back
     context_both              Ulysses inside the ring
     context_parallel          a plain GPT whose sequences are shared by ranks
+    context_bytes             what each way sends, to the byte
+    context_time              seconds of each way, what nothing hides, and where each wins
+    context_published         a published table of three rings beside what is predicted
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -238,3 +241,14 @@ from lablib.parallel.context_parallel import ContextParallel as ContextParallel
 from lablib.parallel.context_parallel import all_reduce_sum as all_reduce_sum
 from lablib.parallel.context_parallel import check_context as check_context
 from lablib.parallel.mesh import Mesh as Mesh
+from lablib.parallel.context_bytes import ContextSizes as ContextSizes
+from lablib.parallel.context_bytes import context_sent_bytes as context_sent_bytes
+from lablib.parallel.context_time import ContextTime as ContextTime
+from lablib.parallel.context_time import context_efficiencies as context_efficiencies
+from lablib.parallel.context_time import context_time as context_time
+from lablib.parallel.context_time import context_times as context_times
+from lablib.parallel.context_time import fair_share_s as fair_share_s
+from lablib.parallel.context_published import PUBLISHED_RINGS as PUBLISHED_RINGS
+from lablib.parallel.context_published import PublishedRing as PublishedRing
+from lablib.parallel.context_published import counted_efficiencies as counted_efficiencies
+from lablib.parallel.context_published import predicted_efficiencies as predicted_efficiencies

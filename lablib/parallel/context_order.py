@@ -24,12 +24,14 @@ Simplified: a piece is cut without regard to documents, so many short ones may l
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lablib.errors import unknown_name
-from lablib.signature import check_fields, checked, whole_number
+from lablib.signature import check_fields, checked, shown, whole_number
 
 # For each sequence of a batch its documents, as ranges of positions; what is in none of them is padding.
 Documents = tuple[tuple[range, ...], ...]
+MAX_TOKENS = 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,18 @@ class Order:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if sorted(self.permutation()) != list(range(self.seq_len)):
-            raise ValueError(f"an order must have each position once: got {self.pieces}; try zigzag_order(16, 2).")
-        if any(list(tokens) != sorted(tokens) for tokens in map(self.tokens, range(self.num_ranks))):
-            raise ValueError(f"the tokens of a rank must ascend: got {self.pieces}; try zigzag_order(16, 2).")
+        marks = bytearray(self.seq_len)
+        for of_rank in self.pieces:
+            ends = [(piece[0], piece[-1], piece.step) for piece in of_rank if piece]
+            if any(step < 1 for _, _, step in ends) or any(a[1] >= b[0] for a, b in pairwise(ends)):
+                raise ValueError(f"the tokens of a rank must ascend: got {shown(of_rank)}; try zigzag_order(16, 2).")
+            for piece in of_rank:
+                if piece and piece[0] >= 0 and piece[-1] < len(marks):
+                    marks[piece.start : piece.stop : piece.step] = b"1" * len(piece)
+        if marks.count(b"1") < len(marks):  # as many as tokens: if all are there, none is twice
+            raise ValueError(
+                f"an order must have each position once: got {shown(self.pieces)}; try zigzag_order(16, 2)."
+            )
 
     @property
     def num_ranks(self) -> int:
@@ -66,6 +76,12 @@ class Order:
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each rank."""
         return tuple(sum(map(len, pieces)) for pieces in self.pieces)
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether the tokens of all ranks, one rank behind another, are the sequence as it is."""
+        pieces = [piece for of_rank in self.pieces for piece in of_rank if piece]
+        return all(a.stop == b.start and a.step == b.step == 1 for a, b in pairwise(pieces))
 
     def tokens(self, rank: int) -> list[int]:
         """Positions of a rank's tokens."""
@@ -208,6 +224,8 @@ def _cut(name: str, seq_len: int, num_ranks: int, pieces: int) -> list[range]:
             f"a sequence must have a token for each piece of its order: got {seq_len} tokens for the {pieces} pieces "
             f"of {name} on {num_ranks} ranks; try {pieces} tokens, or {max(1, seq_len * num_ranks // pieces)} ranks."
         )
+    if seq_len > MAX_TOKENS:
+        raise ValueError(f"a sequence must have at most {MAX_TOKENS:,} tokens: got {seq_len:,}; try {2**20:,}.")
     small, longer = divmod(seq_len, pieces)
     starts = [i * small + min(i, longer) for i in range(pieces + 1)]
     return [range(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]

@@ -126,12 +126,11 @@ def ulysses_attention(
     require_shard(q_BHtK, k_BGtK, order, group)
     q, k, v = heads_of_all_tokens(q_BHtK, k_BGtK, v_BGtK, order.lengths, group)
     pieces = [piece for rank in order.pieces for piece in rank]
-    is_in_turn = order.permutation() == list(range(order.seq_len))
-    if not is_in_turn:
+    if not order.is_in_turn:
         back = torch.tensor(order.inverse(), device=q.device)
         q, k, v = (x.index_select(2, back) for x in (q, k, v))
         pieces = [range(order.seq_len)]
     o = attention_in_blocks(q, k, v, blocks_of(pieces, pieces, documents, is_causal), passes)
-    if not is_in_turn:
+    if not order.is_in_turn:
         o = o.index_select(2, torch.tensor(order.permutation(), device=o.device))
     return tokens_of_all_heads(o, order.lengths, group)

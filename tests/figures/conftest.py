@@ -117,6 +117,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "tiles": figures.figure_tiles(examples.some_launch()),
         "tensor times": figures.figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 6e-4], [0.0, 2e-4, 3e-3], 8),
         "matrices": figures.figure_matrices({"X": [[1.0, -2.0]], "W": [[3.0], [4.0]]}, {"W": (0, 2)}),
+        "context times": figures.figure_context_times([4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, 8192),
         "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),
         "loading": figures.figure_loading(

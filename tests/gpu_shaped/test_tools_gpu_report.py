@@ -24,7 +24,7 @@ sys.modules["gpu_report"] = tool
 _spec.loader.exec_module(tool)
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing on a machine without GPUs")
-LABS = ["lab 00", "lab 01", "lab 03", "lab 08", "lab 09", "lab 10", "lab 11", "lab 12"]
+LABS = ["lab 00", "lab 01", "lab 03", "lab 08", "lab 09", "lab 10", "lab 11", "lab 12", "lab 13"]
 STEPS = ["tests", "doctor", "calibrate", "compare", *LABS]
 
 
@@ -99,7 +99,7 @@ def test_with_gpus_every_step_runs_on_as_many_ranks_and_the_report_can_be_commit
     ran = Ran()
     assert tool.main([], ran) == 0
     assert all("--ranks 4" in command for command in ran.commands if "--ranks" in command)
-    assert sum("--backend nccl" in command for command in ran.commands) == 9
+    assert sum("--backend nccl" in command for command in ran.commands) == 10
     (path,) = tmp_path.glob("4-x-nvidia-h100-*.json")
     report = json.loads(path.read_text())
     tool.check_report(report)

@@ -61,6 +61,7 @@ def test_an_order_gives_each_token_to_one_rank_and_its_inverse_puts_them_back(na
     assert torch.equal(laid[order.inverse()], x)
     assert [tokens.tolist() for tokens in laid.split(order.lengths)] == [order.tokens(rank) for rank in range(n)]
     assert max(order.lengths) - min(order.lengths) <= 2
+    assert order.is_in_turn == (order.permutation() == list(range(order.seq_len)))
 
 
 def test_the_orders_are_those_of_the_papers():
@@ -229,6 +230,14 @@ def test_half_precision_is_merged_in_32_bits():
         (lambda: contiguous_order(3, 4), "got 3 tokens for the 4 pieces of contiguous on 4 ranks; try 4 tokens"),
         (lambda: striped_order(0, 4), "seq_len must be a whole number, 1 or more"),
         (lambda: zigzag_order(8, 0), "num_ranks must be a whole number"),
+        (lambda: zigzag_order(2**60, 4), "at most 134,217,728 tokens"),
+        (lambda: Order("mine", ((range(0, 4), range(3, 6)),)), "tokens of a rank must ascend"),
+        (lambda: Order("mine", ((range(0, 4), range(9, 6)), (range(4, 6),), (range(5, 7),))), "each position once"),
+        (lambda: Order("mine", ((range(3, -1, -1),),)), "tokens of a rank must ascend"),
+        (lambda: Order("mine", ((range(0, 2),), (range(6, 8),))), "each position once"),
+        (lambda: Order("mine", ((range(-2, 2),),)), "each position once"),
+        (lambda: Order("mine", ((range(-2, 4, 2),),)), "each position once"),
+        (lambda: Order("mine", ((range(0, 20, 5),),)), "each position once"),
         (lambda: order_of("zigzig", 8, 2), "zigzag"),
         (lambda: Order("mine", ((range(0, 4),), (range(3, 6),))), "must have each position once"),
         (lambda: Order("mine", ((range(2, 4), range(0, 2)),)), "tokens of a rank must ascend"),

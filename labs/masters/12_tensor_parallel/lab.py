@@ -169,7 +169,8 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
 
 
 # %%
-# gelu(10) is 10, and so on each of 2 ranks: 10 * 1 + 10 * 1 + 0.5. The gradient of x is 2: a 1 from each.
+# gelu(10) is 10, and so on each of 2 ranks: 10 * 1 + 10 * 1 + 0.5.
+# The gradient of x is 2: a 1 from each.
 def small_mlp():
     x, one = torch.full((1, 1), 10.0, requires_grad=True), torch.ones(1, 1)
     y = tensor_mlp(x, one, torch.zeros(1), one, torch.full((1,), 0.5))
@@ -322,7 +323,8 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
 
 
 # %%
-# 2 ranks have one token each, of width 1: 1 and -1. Their outputs: 2 gelu(3) = 5.99 and 2 gelu(-3) = -0.01.
+# 2 ranks have one token each, of width 1: 1 and -1.
+# Their outputs: 2 gelu(3) = 5.99 and 2 gelu(-3) = -0.01.
 # The gradient of gain is that of both tokens together, on both ranks: 6.14.
 def small_sequence():
     x = torch.full((1, 1), 1.0 - 2 * dist.get_rank())
@@ -421,8 +423,8 @@ def sharded_loss(logits, targets, first):
 
 
 # %%
-# 2 ranks, 2 words on each, one token whose four logits are equal: a loss of log 4 = 1.386. The gradient
-# of its logits is 0.25, less 1 at the right word, which is number 2: the first of rank 1.
+# 2 ranks, 2 words on each, one token whose four logits are equal: a loss of log 4 = 1.386.
+# The gradient of its logits is 0.25, less 1 at the right word: number 2, the first of rank 1.
 def small_loss():
     logits = torch.zeros(1, 2, requires_grad=True)
     loss = sharded_loss(logits, torch.tensor([2]), first=2 * dist.get_rank())
@@ -485,7 +487,9 @@ show(figure_tensor_times(*columns, node, title=f"A layer on {cluster}"))
 print("guesses:", my_guess_8, "and", my_guess_16)
 for time in times:
     faster = times[0].layer_s / time.layer_s
-    print(f"{time.ranks:2} ranks: {faster:.1f} times as fast, {faster / time.ranks:.0%} of perfect")
+    print(
+        f"{time.ranks:2} ranks: {faster:.1f} times as fast, {faster / time.ranks:.0%} of best"
+    )
 
 # %% [markdown]
 # (The marks: 1/n of one rank's time. Compute is above them since every rank has all of the norms and the sums.) This is
@@ -499,7 +503,9 @@ def step_of(num_layers):
         like = {"vocab_size": 64, "max_seq_len": wide.seq_len}
         sizes = GPTConfig(num_layers, wide.width, wide.heads, **like)
         model = parallel.parallelize(GPT(sizes, dtype=torch.bfloat16))
-        tokens = torch.zeros(1, wide.seq_len, dtype=torch.long, device=torch.get_default_device())
+        tokens = torch.zeros(
+            1, wide.seq_len, dtype=torch.long, device=torch.get_default_device()
+        )
         dist.barrier()
     parallel.vocabulary_parallel_loss(model(tokens), tokens, 64).backward()
 
@@ -515,7 +521,10 @@ for time in times[3:5]:
     simulated = seconds_of(2, time.ranks) - seconds_of(1, time.ranks)
     told = {"layer": time.layer_s, "exposed": time.exposed_s}
     for name, seconds in told.items():
-        table[f"{time.ranks} ranks, {name}"] = {"formula": seconds, "simulated": simulated[name]}
+        table[f"{time.ranks} ranks, {name}"] = {
+            "formula": seconds,
+            "simulated": simulated[name],
+        }
 pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% [markdown]
@@ -612,7 +621,10 @@ def shards_drawn(way):
 
 
 pictures = {}
-for way, name in {"naive": "each rank draws its columns", "real": "columns of one draw"}.items():
+for way, name in {
+    "naive": "each rank draws its columns",
+    "real": "columns of one draw",
+}.items():
     pictures[name] = torch.cat(launch(shards_drawn, way, ranks=ranks).values).T.cpu()
 CUTS = {name: (1, ranks) for name in pictures}
 title = "A weight, drawn on all ranks with one seed"
@@ -634,7 +646,7 @@ show(figure_matrices(pictures, CUTS, title, "Left: all ranks have the same colum
 
 # %% tags=["exercise"]
 def draw_shard(rows, columns, seed):
-    """This rank's rows of a matrix [rows, columns] of normal numbers, in float64, on the CPU."""
+    """This rank's rows of a matrix [rows, columns] of normal numbers: float64, on the CPU."""
     ### BEGIN SOLUTION
     generator = torch.Generator("cpu").manual_seed(seed)
     like = {"dtype": torch.float64, "device": "cpu"}

@@ -180,7 +180,7 @@ check.bubble(bubble)
 
 # %% tags=["exercise"]
 def one_f_one_b(stage, num_stages, num_microbatches):
-    """The actions of one stage, in order: "F3" is the forward of micro-batch 3, "B3" its backward."""
+    """The actions of one stage: "F3" is the forward of micro-batch 3, "B3" its backward."""
     ### BEGIN SOLUTION
     ahead = min(num_stages - 1 - stage, num_microbatches)
     row = [f"F{i}" for i in range(ahead)]
@@ -204,9 +204,8 @@ one_by_one = schedules.one_f_one_b(ranks, microbatches)
 show(picture(one_by_one, title=f"1F1B, {ranks} stages, {microbatches} micro-batches"))
 for plan in (gpipe, one_by_one):
     done = replay(plan)
-    print(
-        f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}, holds {done.in_flight}"
-    )
+    print(f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}", end=", ")
+    print(f"holds {done.in_flight}")
 print("you guessed", my_guess)
 
 # %% [markdown]
