@@ -52,7 +52,8 @@ Several kinds at once:
 
 Context parallel: every rank has all weights and some of the tokens of every sequence:
     context_order             contiguous, zigzag, striped: who has which tokens, and how much that is to compute
-    context_blocks            attention over some of the keys, and parts merged by their log-sum-exp
+    context_blocks            which kernel calls a causal mask, and documents, leave of some queries and keys
+    context_merge             attention over some of the keys, and parts merged by their log-sum-exp
     context_ring              keys and values pass by, round by round, beside the attention to them
     context_gather            keys and values of all ranks gathered first
     context_ulysses           heads for tokens by an all-to-all, and back
@@ -220,14 +221,14 @@ from lablib.parallel.context_order import order_of as order_of
 from lablib.parallel.context_order import striped_order as striped_order
 from lablib.parallel.context_order import visible_pairs as visible_pairs
 from lablib.parallel.context_order import zigzag_order as zigzag_order
-from lablib.parallel.context_blocks import FUSED as FUSED
-from lablib.parallel.context_blocks import PRODUCTS as PRODUCTS
 from lablib.parallel.context_blocks import Block as Block
-from lablib.parallel.context_blocks import PartialAttention as PartialAttention
-from lablib.parallel.context_blocks import Passes as Passes
-from lablib.parallel.context_blocks import attention_in_blocks as attention_in_blocks
 from lablib.parallel.context_blocks import blocks_of as blocks_of
-from lablib.parallel.context_blocks import merge_attention as merge_attention
+from lablib.parallel.context_merge import FUSED as FUSED
+from lablib.parallel.context_merge import PRODUCTS as PRODUCTS
+from lablib.parallel.context_merge import PartialAttention as PartialAttention
+from lablib.parallel.context_merge import Passes as Passes
+from lablib.parallel.context_merge import attention_in_blocks as attention_in_blocks
+from lablib.parallel.context_merge import merge_attention as merge_attention
 from lablib.parallel.context_ring import ring_attention as ring_attention
 from lablib.parallel.context_gather import gathered_attention as gathered_attention
 from lablib.parallel.context_gather import gather_tokens as gather_tokens

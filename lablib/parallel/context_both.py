@@ -13,7 +13,7 @@ Cost for r x u ranks: Ulysses' all-to-alls over u, of T / r tokens; a ring of r 
 2 B max(G, u) / u T / r K w bytes: with r fixed they shrink with u.
 Shapes: as in `context_ulysses.py`; t = T / (r u).
 Source: Fang and Zhao, "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", 2024, arXiv
-2405.07719, section 3 (its algorithm 1) and section 4 (heads within the node, the ring between nodes).
+2405.07719 (its algorithm 1; heads within the node, the ring between nodes).
 Simplified: a head group is u ranks in sequence; groups are made by the caller, as `Mesh(ring=r, heads=u)` has them.
 """
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.parallel.context_blocks import FUSED, Passes
+from lablib.parallel.context_merge import FUSED, Passes
 from lablib.parallel.context_order import Documents, Order, zigzag_order
 from lablib.parallel.context_ring import ring_attention
 from lablib.parallel.context_ulysses import heads_of_all_tokens, tokens_of_all_heads

@@ -16,7 +16,7 @@ Cost: some sums; nothing runs on ranks.
 Legend: B batch, T tokens, n ranks, t = T / n, H heads, G key-value heads, K width of a head, w bytes a number;
 X = B t K w bytes of a head's tokens, S = 2 G X of keys and values; g = max(G, n) key-value heads that travel (u for n).
 Source: Liu et al., 2023, arXiv 2310.01889, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2; Jacobs et al.,
-2023, arXiv 2309.14509, section 3.2; Fang and Zhao, 2024, arXiv 2405.07719, section 4.
+2023, arXiv 2309.14509, section 3.2; Fang and Zhao, 2024, arXiv 2405.07719.
 Simplified: sizes that n divides.
 """
 

@@ -29,7 +29,8 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.parallel.context_blocks import FUSED, Passes, attention_in_blocks, blocks_of
+from lablib.parallel.context_blocks import blocks_of
+from lablib.parallel.context_merge import FUSED, Passes, attention_in_blocks
 from lablib.parallel.context_order import Documents, Order
 from lablib.parallel.context_ring import require_shard
 from lablib.parallel.tensor_regions import Group, all_gather_single, reduce_scatter_single

@@ -17,7 +17,7 @@ Cost of attention over T = n t tokens, causal:
                 striped     n t (t - 1) / 2 + t (r + 1)   the last rank has t (n - 1) / 2 more than the mean
     FLOPs       forward 4 H K for each pair, H heads of width K; backward 10 H K with flash attention
 Legend: T tokens, n ranks, r a rank, t = T / n its tokens. A piece is a `range` of positions.
-Source: Brandon et al., "Striped Attention", 2023, arXiv 2311.09431, section 3; Llama Team, "The Llama 3 Herd of
+Source: Brandon et al., "Striped Attention", 2023, arXiv 2311.09431; Llama Team, "The Llama 3 Herd of
 Models", 2024, arXiv 2407.21783, section 3.3.2 (2n chunks, rank i has the i-th and the (2n - 1 - i)-th).
 Simplified: a piece is cut without regard to documents, so many short ones may leave ranks unequal.
 """

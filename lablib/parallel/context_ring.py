@@ -1,7 +1,7 @@
 """Ring attention: every rank keeps its queries, and the keys and values of all ranks pass by, one rank's at a time.
 
 In round j rank r has the keys and values of rank r - j. It starts to pass them on, attends to them with its own queries
-meanwhile, and merges what comes out with what it has (`context_blocks.py`). No rank ever has more than two ranks' keys.
+meanwhile, and merges what comes out with what it has (`context_merge.py`). No rank ever has more than two ranks' keys.
 
     rank 2 of 4      compute   [ k_2 v_2 ][ k_1 v_1 ][ k_0 v_0 ][ k_3 v_3 ]     causal, contiguous: skipped
                      comm      [ 1       ][ 0       ][ 3       ]                what comes in meanwhile
@@ -35,7 +35,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.parallel.context_blocks import FUSED, PartialAttention, PartialGradients, Passes, blocks_of
+from lablib.parallel.context_blocks import blocks_of
+from lablib.parallel.context_merge import FUSED, PartialAttention, PartialGradients, Passes
 from lablib.parallel.context_order import Documents, Order
 from lablib.parallel.tensor_regions import Group
 

@@ -20,7 +20,7 @@ written out between blocks (partial results, in 32 bits) counts as compute: the 
 
 Cost: a price list; nothing runs.
 Legend: as in `context_bytes.py`; u of the ranks share heads in "both".
-Source: as there; prices: lablib/cost. The kernels are those of `context_blocks.py`, as the simulator runs them.
+Source: as there; prices: lablib/cost. The kernels are those of `context_merge.py`, as the simulator runs them.
 Simplified: ranks equally fast; messages take no cores; ranks of one ring do the same at the same time, but for order.
 """
 

@@ -26,7 +26,7 @@ from lablib.parallel import (
     visible_pairs,
     zigzag_order,
 )
-from lablib.parallel.context_blocks import FUSED
+from lablib.parallel.context_merge import FUSED
 from lablib.parallel.context_order import within
 
 EXACT: Any = {"rtol": 1e-11, "atol": 1e-13}
@@ -149,6 +149,12 @@ def test_a_zigzag_rank_has_one_kernel_for_each_other_rank_and_a_whole_sequence_o
     assert [(b.queries, b.keys) for b in blocks_of(order.pieces[1], order.pieces[0])] == [(slice(0, 8), slice(0, 4))]
     assert [b.is_causal for b in blocks_of(order.pieces[1], order.pieces[1])] == [True]
     assert blocks_of([range(0, 4), range(4, 9)], [range(0, 9)]) == blocks_of([range(9)], [range(9)])
+    turned = [range(4, 8), range(0, 4)]  # tokens that do not ascend are no stairs
+    assert [(b.queries.start, b.keys.start, b.is_causal) for b in blocks_of(turned, turned)] == [
+        (0, 4, False),
+        (0, 0, True),
+        (4, 4, True),
+    ]
     assert blocks_of(contiguous_order(8, 2).pieces[0], contiguous_order(8, 2).pieces[1]) == []
 
 
