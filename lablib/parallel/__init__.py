@@ -47,9 +47,6 @@ Tensor parallel: every rank computes all tokens with a shard of each matrix:
     tensor_bytes              what a layer sends and keeps, to the byte; when two dimensions send less
     tensor_time               seconds of a layer, and the communication that nothing hides
 
-Several kinds at once:
-    mesh                      named axes over ranks, the groups along them, and the order of axes as placement
-
 Context parallel: every rank has all weights and some of the tokens of every sequence:
     context_order             contiguous, zigzag, striped: who has which tokens, and how much that is to compute
     context_blocks            which kernel calls a causal mask, and documents, leave of some queries and keys
@@ -59,9 +56,12 @@ Context parallel: every rank has all weights and some of the tokens of every seq
     context_ulysses           heads for tokens by an all-to-all, and back
     context_both              Ulysses inside the ring
     context_parallel          a plain GPT whose sequences are shared by ranks
-    context_bytes             what each way sends, to the byte
+    context_bytes             what each way sends and keeps, to the byte
     context_time              seconds of each way, what nothing hides, and where each wins
     context_published         a published table of three rings beside what is predicted
+
+Several kinds at once:
+    mesh                      named axes over ranks, the groups along them, and the order of axes as placement
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -243,6 +243,7 @@ from lablib.parallel.context_parallel import all_reduce_sum as all_reduce_sum
 from lablib.parallel.context_parallel import check_context as check_context
 from lablib.parallel.mesh import Mesh as Mesh
 from lablib.parallel.context_bytes import ContextSizes as ContextSizes
+from lablib.parallel.context_bytes import context_kept_bytes as context_kept_bytes
 from lablib.parallel.context_bytes import context_sent_bytes as context_sent_bytes
 from lablib.parallel.context_time import ContextTime as ContextTime
 from lablib.parallel.context_time import context_efficiencies as context_efficiencies

@@ -115,5 +115,6 @@ def ulysses_ring_attention(
     u, i = dist.get_world_size(heads_group), dist.get_rank(ring_group)
     of_group = nested_order(outer, u).lengths[i * u : (i + 1) * u]
     q, k, v = heads_of_all_tokens(q_BHtK, k_BGtK, v_BGtK, of_group, heads_group)
+    q = q.clone()  # a view would keep the keys and values that came in the same message, beside the ring's own
     o = ring_attention(q, k, v, outer, ring_group, documents=documents, is_causal=is_causal, passes=passes)
     return tokens_of_all_heads(o, of_group, heads_group)

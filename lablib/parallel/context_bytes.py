@@ -1,4 +1,4 @@
-"""What attention sends when ranks share every sequence, to the byte, by each way; and what each holds of others.
+"""What attention sends when ranks share every sequence, to the byte, by each way; and what each keeps for backward.
 
     sent by a rank            forward                       backward
     ring                      (n-1) S                       (n-1) S and n S 4/w: the gradients, in 32 bits
@@ -11,6 +11,13 @@ values of the whole sequence, on however many ranks. What Ulysses sends falls wi
 heads, Ulysses with many ranks:
 
     ring 2 (n-1) G + n 2 G 4/w ... against ... 2 (n-1)/n (2 H + 2 g)        per X and step; H = G, 16 bits: 6 n to 8
+
+What attention keeps for backward, beside lse of B H t numbers in 32 bits:
+
+    ring      (2 H + 2 G) X          queries, output, own keys and values
+    gather    (2 H + 2 n G) X        ... and those of all ranks
+    ulysses   (2 H + 2 g) X          of all tokens, 1/n of the heads
+    both      (2 H + 2 g) X          of u times the tokens, 1/u of the heads
 
 Cost: some sums; nothing runs on ranks.
 Legend: B batch, T tokens, n ranks, t = T / n, H heads, G key-value heads, K width of a head, w bytes a number;
@@ -84,6 +91,16 @@ def context_sent_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: i
     if way in ("ring", "both") and ring > 1:
         sent += ring * keys * sizes.sum_bytes // sizes.element_bytes
     return sent
+
+
+@checked
+def context_kept_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> int:
+    """Bytes that attention between its projections keeps for backward on a rank. Arguments and Raises as above."""
+    ring, u = check_ways(sizes, ranks, way, heads_ranks)
+    kv_heads = max(sizes.kv_heads, u) * (ring if way == "gather" else 1)
+    tokens = sizes.seq_len // ranks
+    lse = sizes.batch * sizes.heads * tokens * sizes.sum_bytes
+    return (2 * sizes.heads + 2 * kv_heads) * sizes.head_bytes(tokens) + lse
 
 
 def keys_bytes(sizes: ContextSizes, ring: int, heads_ranks: int) -> int:

@@ -157,6 +157,8 @@ def context_time(
         if u > 1:
             one_s, sent_s = _ulysses(prices, _network(cluster, u, 1), sizes, ranks)
             compute_s, exposed_s = compute_s + one_s, exposed_s + sent_s
+            if way == "both" and not backward:  # the queries, copied for the ring
+                compute_s += prices.touch(2 * sizes.seq_len // ring * prices.query)
     sent = context_sent_bytes(sizes, ranks, way, heads_ranks)
     return ContextTime(way, order, ranks, sizes.seq_len, compute_s, exposed_s, sent)
 

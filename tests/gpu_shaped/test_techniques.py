@@ -24,6 +24,7 @@ from lablib.default_device import make_tensors_on
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.optim import effects
 from lablib.optim.trial import Training, kinds
+from lablib.parallel import ContextParallel, gathered_attention, ring_attention, ulysses_attention
 from lablib.precision.formats import BF16
 from lablib.precision.loss_scaling import LossScaler
 from lablib.precision.recipe_runs import RECIPE_NAMES, model_in
@@ -183,3 +184,22 @@ def test_a_product_in_chunks_runs_on_a_gpu():
         return rank_of.grad.device.type
 
     assert on_gpu(program, ranks=2) == ["cuda", "cuda"]
+
+
+def test_ranks_that_share_sequences_attend_by_every_way():
+    documents = [[0] * 9 + [1] * 7]
+
+    def program() -> list[float]:
+        losses = []
+        for attention in (ring_attention, gathered_attention, ulysses_attention):
+            context = ContextParallel(attention=attention)
+            model = context.parallelize(GPT(CONFIG))
+            tokens = torch.zeros(1, 16, dtype=torch.long)
+            own, targets = context.shard(tokens, tokens, documents_BT=torch.tensor(documents))
+            loss = context.loss(model(own), targets)
+            loss.backward()
+            losses.append(loss.item())
+        return losses
+
+    for losses in on_gpu(program, ranks=2):
+        assert max(losses) - min(losses) < 1e-5

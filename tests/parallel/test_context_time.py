@@ -15,6 +15,7 @@ from lablib.parallel import (
     Mesh,
     UlyssesRing,
     context_efficiencies,
+    context_kept_bytes,
     context_sent_bytes,
     context_time,
     context_times,
@@ -116,6 +117,28 @@ def test_bytes_of_the_ways_with_as_many_key_value_heads_as_heads():
     few = replace(sizes, kv_heads=1)
     assert context_sent_bytes(few, 8, "ring") < context_sent_bytes(sizes, 8, "ring") / 7
     assert context_sent_bytes(few, 8, "ulysses") == context_sent_bytes(sizes, 8, "ulysses")  # repeated
+
+
+@pytest.mark.parametrize(("way", "u"), [("ring", 1), ("gather", 1), ("ulysses", 1), ("both", 2)])
+@pytest.mark.parametrize(("kv_heads", "width"), [(2, 2), (8, 4)])
+def test_what_is_kept_for_backward_is_what_autograd_saves(way: str, u: int, kv_heads: int, width: int):
+    sizes = ContextSizes(2, 64, 8, kv_heads, 4, width)
+
+    def program() -> int:
+        kept: dict[int, int] = {}
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            alive.append(x)
+            return x
+
+        alive: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            dtype = {2: torch.bfloat16, 4: torch.float32}[width]
+            attend(sizes, way, "contiguous", u, dtype, False)
+        return sum(kept.values())
+
+    assert launch(program, ranks=4).values == [context_kept_bytes(sizes, 4, way, u)] * 4
 
 
 def test_where_each_way_wins():
