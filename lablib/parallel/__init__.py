@@ -57,6 +57,7 @@ Context parallel: every rank has all weights and some of the tokens of every seq
     context_both              Ulysses inside the ring
     context_parallel          a plain GPT whose sequences are shared by ranks
     context_bytes             what each way sends and keeps, to the byte
+    context_prices            what the kernels of shared attention take on one rank
     context_time              seconds of each way, what nothing hides, and where each wins
     context_published         a published table of three rings beside what is predicted
 

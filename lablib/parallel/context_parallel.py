@@ -157,6 +157,9 @@ class ContextParallel:
         dist.all_reduce(count, group=self.gradient_group)
         return reduce_from_ranks(own / count.clamp(min=1), self.gradient_group)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "ContextParallel":
+        return self  # a copy of a model sees the same ranks and the same batch
+
     def _now(self) -> Order:
         if self.order is None:
             raise ValueError("a batch must be cut before the model sees it: call context.shard(tokens, targets) first.")

@@ -28,15 +28,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from lablib.cost import GroupNetwork, attention_time_s, collective_cost, memory_bound_time_s
+from lablib.cost import GroupNetwork, collective_cost
 from lablib.hardware import Cluster
-from lablib.parallel.context_blocks import Block, blocks_of
+from lablib.parallel.context_blocks import blocks_of
 from lablib.parallel.context_bytes import ContextSizes, can_share_heads, check_ways, context_sent_bytes
 from lablib.parallel.context_order import ORDERS, order_of
+from lablib.parallel.context_prices import Prices, length_of
 from lablib.signature import checked, whole_number
 
 Pieces = tuple[tuple[range, ...], ...]  # by rank
-_DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,67 +61,6 @@ class ContextTime:
     @property
     def time_s(self) -> float:
         return self.compute_s + self.exposed_s
-
-
-class _Prices:
-    """Seconds on a rank that has some heads; sizes of tensors in bytes for each token."""
-
-    def __init__(self, sizes: ContextSizes, cluster: Cluster, heads_ranks: int):
-        if sizes.element_bytes not in _DTYPES:
-            raise ValueError(f"element_bytes must be one of {sorted(_DTYPES)}: got {sizes.element_bytes}; try 2.")
-        self.sizes, self.device = sizes, cluster.device
-        self.heads = sizes.heads // heads_ranks
-        self.kv_heads = max(sizes.kv_heads, heads_ranks) // heads_ranks
-        self.query = self.heads * sizes.head_bytes(1)
-        self.keys = 2 * self.kv_heads * sizes.head_bytes(1)
-        self.widening = sizes.sum_bytes / sizes.element_bytes
-        self.row = sizes.batch * self.heads * sizes.sum_bytes
-
-    def touch(self, *size_bytes: float) -> float:
-        """Kernels that each move so many bytes, reads and writes together."""
-        device = self.device
-        return sum(float(memory_bound_time_s(size, device)) + device.kernel_overhead_s for size in size_bytes)
-
-    def cast(self, size_bytes: float) -> float:
-        """To 32 bits or back; nothing where numbers are as wide anyway."""
-        return self.touch(size_bytes * (1 + self.widening)) if self.widening > 1 else 0.0
-
-    def kernel(self, block: Block, backward: bool) -> float:
-        sizes, pairs = self.sizes, (_length(block.queries), _length(block.keys))
-        dtype, options = _DTYPES[sizes.element_bytes], {"causal": block.is_causal, "backward": backward}
-        one = attention_time_s(sizes.batch, self.heads, *pairs, sizes.d_head, dtype, self.device, **options)  # pyright: ignore
-        return float(one) + (3 if backward else 1) * self.device.kernel_overhead_s
-
-    def forward(self, blocks: Sequence[Block], tokens: int, has_more: bool) -> float:
-        """Blocks of this rank's queries; `has_more`: others come before them."""
-        total = 0.0
-        for i, block in enumerate(blocks):
-            queries = _length(block.queries)
-            total += self.kernel(block, backward=False)
-            if i == 0 and not has_more and queries == tokens:
-                continue
-            wide, row = queries * self.query * self.widening, queries * self.row
-            total += self.cast(queries * self.query) + self.touch(3 * row, 2 * row, 2 * row, 3 * wide + row, 3 * row)
-            if i == 0 and not has_more:
-                total += self.touch(tokens * self.query * self.widening, tokens * self.row)
-            if queries < tokens:
-                total += self.touch(2 * wide, 2 * row)
-        return total
-
-    def backward(self, blocks: Sequence[Block], keys: int) -> float:
-        """Blocks of so many keys: zeros, kernels, and three sums each."""
-        total = self.touch(keys * self.keys * self.widening)
-        added = 1 + 2 * self.widening
-        for block in blocks:
-            part = _length(block.keys) * self.keys / 2 * added
-            total += self.kernel(block, backward=True)
-            total += self.touch(_length(block.queries) * self.query * added, part, part)
-        return total
-
-    def gradients_out(self, tokens: int, keys: int) -> float:
-        """The sums of gradients: made before, and narrowed behind."""
-        zeros_s = self.touch(tokens * self.query * self.widening)
-        return zeros_s + self.cast(tokens * self.query) + 2 * self.cast(keys * self.keys / 2)
 
 
 @checked
@@ -149,7 +88,7 @@ def context_time(
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     order = "contiguous" if way == "ulysses" else order
     pieces = order_of(order, sizes.seq_len, ring).pieces
-    prices, network, compute_s, exposed_s = _Prices(sizes, cluster, u), _network(cluster, ring, u), 0.0, 0.0
+    prices, network, compute_s, exposed_s = Prices(sizes, cluster, u), _network(cluster, ring, u), 0.0, 0.0
     for backward in (False,) if forward_only else (False, True):
         made = _gathered if way == "gather" and ring > 1 else _ring
         one_s, sent_s = made(prices, network, pieces, backward)
@@ -181,7 +120,7 @@ def context_times(
 @checked
 def fair_share_s(sizes: ContextSizes, cluster: Cluster, ranks: int, *, forward_only: bool = False) -> float:
     """Seconds of one device's kernels for the whole sequence over the ranks: what perfect sharing would take."""
-    prices, whole = _Prices(sizes, cluster, 1), [range(sizes.seq_len)]
+    prices, whole = Prices(sizes, cluster, 1), [range(sizes.seq_len)]
     (block,) = blocks_of(whole, whole)
     return sum(prices.kernel(block, backward) for backward in ((False,) if forward_only else (False, True))) / ranks
 
@@ -209,7 +148,7 @@ def context_efficiencies(
     return found
 
 
-def _ring(prices: _Prices, network: GroupNetwork, pieces: Pieces, backward: bool) -> tuple[float, float]:
+def _ring(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: bool) -> tuple[float, float]:
     """Compute and exposed seconds of one pass of a ring; a ring of one is attention alone."""
     n, t = len(pieces), sum(map(len, pieces[-1]))
     own = blocks_of(pieces[-1], pieces[-1])
@@ -234,7 +173,7 @@ def _ring(prices: _Prices, network: GroupNetwork, pieces: Pieces, backward: bool
     return first_s + ends_s + (n - 1) * (round_s + added_s), sum(max(0.0, wait) for wait in waits) + d
 
 
-def _gathered(prices: _Prices, network: GroupNetwork, pieces: Pieces, backward: bool) -> tuple[float, float]:
+def _gathered(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: bool) -> tuple[float, float]:
     """The same with the keys of all ranks gathered first."""
     t, total = sum(map(len, pieces[0])), sum(len(piece) for of_rank in pieces for piece in of_rank)
     is_cut = all(piece.step == 1 for of_rank in pieces for piece in of_rank)
@@ -245,13 +184,13 @@ def _gathered(prices: _Prices, network: GroupNetwork, pieces: Pieces, backward: 
         compute_s = max(prices.backward(blocks, total) for blocks in ranks) + prices.gradients_out(t, total)
         compute_s += prices.touch(2 * whole, whole, 2 * whole)
         return compute_s, collective_cost("reduce_scatter", float(whole), network).time_s
-    widened_s = prices.cast(t * prices.query) if _length(ranks[-1][0].queries) == t else 0.0
+    widened_s = prices.cast(t * prices.query) if length_of(ranks[-1][0].queries) == t else 0.0
     compute_s = max(prices.forward(blocks, t, False) for blocks in ranks) + prices.cast(t * prices.query) + widened_s
     compute_s += prices.touch(2 * own, own, 2 * own, 2 * whole)  # stacked, padded; put in order
     return compute_s, collective_cost("all_gather", float(whole), network).time_s
 
 
-def _ulysses(prices: _Prices, network: GroupNetwork, sizes: ContextSizes, ranks: int) -> tuple[float, float]:
+def _ulysses(prices: Prices, network: GroupNetwork, sizes: ContextSizes, ranks: int) -> tuple[float, float]:
     """Copies and all-to-alls around attention: queries, keys and values there, the output back; or their gradients."""
     one, kv_heads = sizes.head_bytes(sizes.seq_len // ranks), max(sizes.kv_heads, network.size)
     there, back = (sizes.heads + 2 * kv_heads) * one, sizes.heads * one
@@ -264,10 +203,6 @@ def _ulysses(prices: _Prices, network: GroupNetwork, sizes: ContextSizes, ranks:
 def _message_s(network: GroupNetwork, size_bytes: float) -> float:
     """To the next rank, all at once."""
     return network.ring.time_s(size_bytes) + network.cluster.collective_overhead_s
-
-
-def _length(part: slice) -> int:
-    return part.stop - part.start
 
 
 @lru_cache(maxsize=64)

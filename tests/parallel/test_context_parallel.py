@@ -1,5 +1,6 @@
 """The plain GPT with its sequences shared by ranks: loss and raw gradients of one device."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -177,6 +178,18 @@ def test_five_steps_of_sgd_leave_the_parameters_of_one_device():
     expected = train(gpt(), lambda model, tokens, targets: next_token_loss(model(tokens), targets))
     for found in launch(program, ranks=3).values:
         torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_a_copy_of_the_model_sees_the_same_batch_and_has_the_names_of_the_plain_one():
+    def program() -> tuple[float, list[str]]:
+        context = ContextParallel(Mesh(context=2).group("context"))
+        model = copy.deepcopy(context.parallelize(gpt()))
+        tokens, targets = context.shard(*batch(9))
+        return context.loss(model(tokens), targets).item(), list(model.state_dict())
+
+    for loss, names in launch(program, ranks=2).values:
+        assert loss == pytest.approx(one_device(9)[0], rel=1e-12)
+        assert sorted(names) == sorted(gpt().state_dict())
 
 
 # ---- bad input ----
