@@ -39,6 +39,7 @@ def figure_context_times(
         "sequence length",
         "efficiency",
         "tokens",
+        "of a fair share",
         title=title or "Attention that ranks share",
         log_x=True,
         summary=summary or _summary(seq_lens, efficiencies),

@@ -13,7 +13,7 @@ def test_each_way_is_a_line_and_the_nearest_to_a_fair_share_is_named():
     assert [(trace.name, list(trace.y)) for trace in figure.data] == [("ring", [0.2, 0.9]), ("ulysses", [0.5, 0.8])]
     assert [shape.x0 for shape in figure.layout.shapes][-1] == 8192 and figure.layout.shapes[0].y0 == 1.0
     assert "4,096 tokens ulysses, 50%; 8,192 tokens ring, 90%" in describe(figure)
-    assert list(table(figure)["ring"]) == [0.2, 0.9]
+    assert list(table(figure)["ring (of a fair share)"]) == [0.2, 0.9]
 
 
 def test_without_a_mark_only_the_fair_share_is_drawn():
