@@ -13,7 +13,7 @@ gradients of one key are parts on n ranks, and must be summed.
 
 Cost for n ranks, S = 2 B G T / n K w bytes of one rank's keys and values, a the all-gather's seconds:
     time_s      forward a + p, nothing hidden; backward p and a reduce-scatter, of 16 bits as here
-    peak bytes  n S for the gathered ones, kept for backward (gathered again they are not); as much for gradients
+    peak bytes  n S for the gathered ones, kept for backward; n S 4 / w for their gradients
     sent bytes  (n - 1) S each way (ring)
 Shapes: B batch, H heads, G key-value heads, K width of a head; t this rank's tokens, T all.
 Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2, "Context parallelism for long

@@ -1,7 +1,8 @@
 """Ring attention: every rank keeps its queries, and the keys and values of all ranks pass by, one rank's at a time.
 
 In round j rank r has the keys and values of rank r - j. It starts to pass them on, attends to them with its own queries
-meanwhile, and merges what comes out with what it has (`context_merge.py`). No rank ever has more than two ranks' keys.
+meanwhile, and merges what comes out with what it has (`context_merge.py`). No rank ever has more than three ranks' keys:
+its own, which backward wants, those that it works with, and those that come in.
 
     rank 2 of 4      compute   [ k_2 v_2 ][ k_1 v_1 ][ k_0 v_0 ][ k_3 v_3 ]     causal, contiguous: skipped
                      comm      [ 1       ][ 0       ][ 3       ]                what comes in meanwhile
@@ -17,7 +18,7 @@ the others wait for it, so that nothing is won. Zigzag and striped orders share 
 
 Cost for n ranks, t = T / n tokens each, S = 2 B G t K w bytes of keys and values, p_j seconds of a round's kernels:
     time_s      forward: the sum of max(p_j, alpha + S beta) over n - 1 rounds, and the last p_j
-    peak bytes  forward 2 S on their way; backward as much again, in 32 bits
+    peak bytes  forward 2 S beside its own; backward also 3 S 4 / w: gradients made, on their way out, and coming in
     sent bytes  forward (n - 1) S; backward (n - 1) S + n S 4 / w: gradients travel in 32 bits
 Shapes: B batch, H heads, G key-value heads, K width of a head; t this rank's tokens, T all.
 Source: Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv 2310.01889,
