@@ -1,8 +1,8 @@
 """Ring attention: every rank keeps its queries, and the keys and values of all ranks pass by, one rank's at a time.
 
 In round j rank r has the keys and values of rank r - j. It starts to pass them on, attends to them with its own queries
-meanwhile, and merges what comes out with what it has (`context_merge.py`). No rank ever has the keys of more than three:
-its own, which backward wants, those that it works with, and those that come in.
+meanwhile, and merges what comes out with what it has (`context_merge.py`). No rank ever has the keys of more than three
+ranks: its own, which backward wants, those that it works with, and those that come in.
 
     rank 2 of 4      compute   [ k_2 v_2 ][ k_1 v_1 ][ k_0 v_0 ][ k_3 v_3 ]     causal, contiguous: skipped
                      comm      [ 1       ][ 0       ][ 3       ]                what comes in meanwhile

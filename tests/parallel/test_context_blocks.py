@@ -21,6 +21,7 @@ from lablib.parallel import (
     contiguous_order,
     document_spans,
     merge_attention,
+    nested_order,
     order_of,
     striped_order,
     visible_pairs,
@@ -62,6 +63,16 @@ def test_an_order_gives_each_token_to_one_rank_and_its_inverse_puts_them_back(na
     assert [tokens.tolist() for tokens in laid.split(order.lengths)] == [order.tokens(rank) for rank in range(n)]
     assert max(order.lengths) - min(order.lengths) <= 2
     assert order.is_in_turn == (order.permutation() == list(range(order.seq_len)))
+
+
+@given(name=names, n=ranks, u=st.integers(1, 4), more=st.integers(0, 9))
+def test_a_nested_order_cuts_what_the_outer_one_gives_to_each_rank(name: str, n: int, u: int, more: int):
+    outer = order_of(name, 2 * n * u + more, n)
+    nested = nested_order(outer, u)
+    for rank in range(n):
+        parts = [nested.tokens(rank * u + j) for j in range(u)]
+        assert [token for part in parts for token in part] == outer.tokens(rank)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_the_orders_are_those_of_the_papers():
@@ -236,7 +247,7 @@ def test_half_precision_is_merged_in_32_bits():
         (lambda: contiguous_order(3, 4), "got 3 tokens for the 4 pieces of contiguous on 4 ranks; try 4 tokens"),
         (lambda: striped_order(0, 4), "seq_len must be a whole number, 1 or more"),
         (lambda: zigzag_order(8, 0), "num_ranks must be a whole number"),
-        (lambda: zigzag_order(2**60, 4), "at most 134,217,728 tokens"),
+        (lambda: zigzag_order(2**60, 4), "at most 134,217,728 tokens: got .*; try 1,048,576"),
         (lambda: Order("mine", ((range(0, 4), range(3, 6)),)), "tokens of a rank must ascend"),
         (lambda: Order("mine", ((range(0, 4), range(9, 6)), (range(4, 6),), (range(5, 7),))), "each position once"),
         (lambda: Order("mine", ((range(3, -1, -1),),)), "tokens of a rank must ascend"),
