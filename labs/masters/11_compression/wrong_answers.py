@@ -1349,6 +1349,25 @@ def quantize(x, block, bits):
     ],
     "two_level_reduce_scatter": [
         (
+            "over all ranks, with nothing for those of other nodes, then of other places",
+            """
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    L, N = dist.get_world_size(inside), dist.get_world_size(across)
+    node, place = divmod(dist.get_rank(), L)
+
+    def exchange(messages, rows):
+        received = torch.empty_like(messages)
+        dist.all_to_all_single(received, messages, rows, rows)
+        return received
+
+    messages = pack(full.view(N, L, -1).transpose(0, 1).flatten(0, 1))
+    to_node = [N if other // L == node else 0 for other in range(N * L)]
+    sums = unpack(exchange(messages, to_node)).view(L, N, -1).sum(0)
+    to_places = [1 if other % L == place else 0 for other in range(N * L)]
+    return unpack(exchange(pack(sums), to_places)).sum(0) / (N * L)
+""",
+        ),
+        (
             "reads message by message",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
