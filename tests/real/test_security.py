@@ -9,6 +9,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -160,15 +161,13 @@ def test_a_caller_of_another_user_is_not(leaves):
 
 
 STRANGER = """
-held, known, end = [], set(), time.monotonic() + 20
-print("ready", flush=True)
-while time.monotonic() < end:
-    for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        address, state = line.split()[1], line.split()[3]
-        if state == "0A" and address.startswith("0100007F") and address not in known:
-            known.add(address)
-            held.append(socket.create_connection(("127.0.0.1", int(address[9:], 16))))
-            held[-1].send(bytes(8))
+held = []
+for port in sys.stdin:
+    try:
+        held.append(socket.create_connection(("127.0.0.1", int(port))))
+        held[-1].send(bytes(8))
+    except OSError:  # nobody listens there any more
+        pass
 """
 
 
@@ -176,17 +175,29 @@ while time.monotonic() < end:
 @root_only
 def test_a_launch_that_another_user_has_called_ends_and_says_so():
     def program():
-        for _ in range(100):
+        while True:
             dist.new_group([0, 1])
 
-    run_real(int, ranks=2, backend="gloo")
-    with subprocess.Popen([sys.executable, "-c", BE_NOBODY + STRANGER], stdout=subprocess.PIPE) as stranger:
+    pids, over = run_real(os.getpid, ranks=2, backend="gloo").values, threading.Event()
+
+    def lead(stranger: IO[str]) -> None:
+        """Tell the stranger where these ranks listen, and no other process: tests beside this one launch, too."""
+        known = set()
+        while not over.is_set():
+            for address in set(listening_addresses(pids)) - known:
+                known.add(address)
+                print(address[1], file=stranger, flush=True)
+
+    command = [sys.executable, "-c", BE_NOBODY + STRANGER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as stranger:
+        leading = threading.Thread(target=lead, args=(stranger.stdin,))
+        leading.start()
         try:
-            assert stranger.stdout is not None
-            stranger.stdout.readline()
             with pytest.raises(LaunchError, match=f"user id {NOBODY}.*another user of this machine has interfered"):
                 run_real(program, ranks=2, backend="gloo", timeout_s=30)
         finally:
+            over.set()
+            leading.join()
             stranger.kill()
     assert run_real(int, ranks=2, backend="gloo").values == [0, 0]
 
