@@ -3,7 +3,7 @@
     1  what runs: the learner's copy in work/ as it stands, else the lab as it is handed out; with --instructor, the
        master with its solutions
     2  the parameters asked for are checked against the notebook's own, before anything runs
-    3  papermill runs it in a file with a temporary name, saved after every cell
+    3  papermill runs it in a file with a temporary name, saved now and then (a twentieth of the time) and at the end
     4  the notebook gets its name in one step; then the page is written beside it
 
 A failing cell ends the run; the notebook up to there is kept. Where nothing can be written, nothing half-written stays.
@@ -11,7 +11,8 @@ A failing cell ends the run; the notebook up to there is kept. Where nothing can
 
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -28,6 +29,8 @@ from lablib.course.parameters import Literal, check_values
 from lablib.course.places import Lab
 from lablib.course.work import handed_out, moved_from_labs
 from lablib.files import write_text
+
+_ENGINE = "lablib"  # its name at papermill's
 
 
 def run_lab(
@@ -114,7 +117,20 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import DeadKernelError
+    from papermill.engines import NBClientEngine, papermill_engines
 
+    class Engine(NBClientEngine):
+        """Saves less often: papermill writes all outputs so far before and after every cell, 10 s of lab 10's 55."""
+
+        @classmethod
+        def execute_managed_notebook(cls, nb_man: Any, *args: Any, **options: Any) -> Any:
+            nb_man.save = _seldom(nb_man.save)
+            try:
+                return super().execute_managed_notebook(nb_man, *args, **options)
+            finally:
+                del nb_man.save  # the last one is made whenever it comes
+
+    papermill_engines.register(_ENGINE, Engine)
     logging.getLogger("papermill").setLevel(logging.ERROR)
     bar = {"desc": f"lab {lab.number}", "unit": "cell", "disable": None}  # None: no bar where the output is a pipe
     try:
@@ -122,6 +138,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
             notebook,
             str(path).replace("{", "{{").replace("}", "}}"),  # papermill fills in fields of paths
             parameters,
+            engine_name=_ENGINE,
             kernel_name="python3",
             cwd=lab.work.parent if lab.work.exists() else lab.labs,
             progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
@@ -141,6 +158,21 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
     except KeyboardInterrupt:
         return f"{lab.name} was interrupted."
     return ""
+
+
+def _seldom(save: Callable[..., None]) -> Callable[..., None]:
+    """`save`, left out where it would take more than a twentieth of the time."""
+    next_s = 0.0
+
+    def save_now_and_then(**options: Any) -> None:
+        nonlocal next_s
+        start_s = time.perf_counter()
+        if start_s >= next_s:
+            save(**options)
+            end_s = time.perf_counter()
+            next_s = end_s + 19 * (end_s - start_s)
+
+    return save_now_and_then
 
 
 def _write_page(notebook: Any, path: Path) -> Path:

@@ -175,3 +175,19 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "datetime", Clock)
     monkeypatch.setattr(execute, "_execute", execute_nothing)
     monkeypatch.setattr(execute, "_write_page", write_page)
+
+
+def test_saving_takes_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch):
+    now_s, saved_s = 0.0, []
+
+    def save() -> None:
+        nonlocal now_s
+        saved_s.append(now_s)
+        now_s += 1.0
+
+    monkeypatch.setattr(execute.time, "perf_counter", lambda: now_s)
+    save_now_and_then = execute._seldom(save)
+    while now_s < 50:
+        save_now_and_then()
+        now_s += 0.5
+    assert saved_s == [0.0, 20.0, 40.0]
