@@ -184,8 +184,12 @@ def test_a_launch_that_another_user_has_called_ends_and_says_so():
         """Tell the stranger where these ranks listen, and no other process: tests beside this one launch, too."""
         known = set()
         while not over.is_set():
-            for address in set(listening_addresses(pids)) - known:
-                known.add(address)
+            try:
+                new = set(listening_addresses(pids)) - known
+            except FileNotFoundError:  # the ranks have been ended
+                return
+            known |= new
+            for address in new:
                 print(address[1], file=stranger, flush=True)
 
     command = [sys.executable, "-c", BE_NOBODY + STRANGER]
