@@ -92,7 +92,7 @@ def heads_of_all_tokens(
     """
     heads, kv_heads, n = q_BHtK.shape[1], k_BGtK.shape[1], len(lengths)
     check_heads(heads, kv_heads, n)
-    kv = [x.repeat_interleave(max(1, n // kv_heads), 1) for x in (k_BGtK, v_BGtK)] if n > kv_heads else [k_BGtK, v_BGtK]
+    kv = [x.repeat_interleave(n // kv_heads, 1) for x in (k_BGtK, v_BGtK)] if n > kv_heads else [k_BGtK, v_BGtK]
     # For each rank its queries', keys' and values' heads together: one message.
     parts = [x.unflatten(1, (n, -1)) for x in (q_BHtK, *kv)]
     packed = torch.cat(parts, 2).permute(1, 3, 0, 2, 4)  # n t B heads K
