@@ -35,13 +35,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lablib.models.gpt import GPT, Attention
+from lablib.parallel.context_both import nested_order
 from lablib.parallel.context_order import Documents, Order, document_spans, zigzag_order
 from lablib.parallel.context_ring import ring_attention
 from lablib.parallel.context_ulysses import ulysses_attention
 from lablib.parallel.data_parallel import Handle
 from lablib.parallel.tensor_attention import check_heads
 from lablib.parallel.tensor_regions import Group, reduce_from_ranks
-from lablib.signature import check_type, checked
+from lablib.signature import check_type, checked, whole_number
 
 IGNORED = -100  # a target that does not count, as in torch's cross_entropy
 
@@ -57,15 +58,26 @@ def check_context(
     num_ranks: int,
     order: MakeOrder = zigzag_order,
     attention: Attend = ring_attention,
+    heads_ranks: int = 1,
 ) -> Order:
     """What would be refused on every rank, before any starts; and the order of the tokens.
 
+    Arguments:
+        heads_ranks: ranks that share heads inside a ring, for `UlyssesRing`; `order` is then the ring's.
+
     Raises:
-        ValueError: a sequence too short for its order; heads that ranks cannot share, where `attention` is Ulysses.
+        ValueError: a sequence too short for its order; heads that ranks cannot share; heads_ranks that do not divide
+            the ranks.
     """
-    if attention is ulysses_attention:
-        check_heads(num_heads, num_kv_heads, num_ranks)
-    return order(seq_len, num_ranks)
+    whole_number("num_ranks", num_ranks)
+    if num_ranks % whole_number("heads_ranks", heads_ranks):
+        raise ValueError(f"heads_ranks must divide the ranks: got {heads_ranks} of {num_ranks}; try 1.")
+    check_heads(num_heads, num_kv_heads, num_ranks if attention is ulysses_attention else heads_ranks)
+    return (
+        nested_order(order(seq_len, num_ranks // heads_ranks), heads_ranks)
+        if heads_ranks > 1
+        else order(seq_len, num_ranks)
+    )
 
 
 class ContextParallel:

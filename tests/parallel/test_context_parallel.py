@@ -26,6 +26,7 @@ from lablib.parallel import (
     check_context,
     full_gradients,
     gathered_attention,
+    nested_order,
     parallelize,
     ring_attention,
     ulysses_attention,
@@ -202,6 +203,15 @@ def test_what_cannot_be_is_refused_before_any_rank_starts():
     with pytest.raises(ValueError, match="num_heads must be a multiple of the ranks.*got 6 heads on 4 ranks; try 3"):
         check_context(16, 6, 6, 4, attention=ulysses_attention)
     check_context(16, 6, 6, 4, order=ORDERS["striped"], attention=gathered_attention)
+    assert check_context(16, 6, 6, 4, heads_ranks=2) == nested_order(zigzag_order(16, 2), 2)
+    with pytest.raises(ValueError, match="num_heads must be a multiple of the ranks.*got 5 heads on 2 ranks"):
+        check_context(16, 5, 5, 4, heads_ranks=2)
+    with pytest.raises(ValueError, match="heads_ranks must divide the ranks: got 3 of 4; try 1"):
+        check_context(16, 6, 6, 4, heads_ranks=3)
+    with pytest.raises(ValueError, match="num_heads must be a multiple of num_kv_heads: got 6 and 4"):
+        check_context(16, 6, 4, 4)
+    with pytest.raises(ValueError, match="num_ranks must be a whole number"):
+        check_context(16, 6, 6, 0)
 
 
 def test_what_does_not_fit_is_refused_on_the_rank():
