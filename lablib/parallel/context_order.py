@@ -200,7 +200,7 @@ def balance(order: Order, documents: Sequence[range] | None = None, is_causal: b
     """The mean of the ranks' pairs over the most that one has: the efficiency, if nothing else costs time.
 
     >>> balance(contiguous_order(64, 8)), balance(zigzag_order(64, 8))
-    (0.5416666666666666, 1.0)
+    (0.5371900826446281, 1.0)
     """
     pairs = visible_pairs(order, documents, is_causal)
     return sum(pairs) / (len(pairs) * max(pairs)) if any(pairs) else 1.0

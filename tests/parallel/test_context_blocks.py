@@ -1,5 +1,6 @@
 """Orders of tokens, and attention in pieces: against masks that are counted, and against torch's attention."""
 
+import doctest
 from typing import Any
 
 import pytest
@@ -18,9 +19,13 @@ from lablib.parallel import (
     attention_in_blocks,
     balance,
     blocks_of,
+    context_blocks,
+    context_both,
+    context_order,
     contiguous_order,
     document_spans,
     merge_attention,
+    mesh,
     nested_order,
     order_of,
     striped_order,
@@ -235,6 +240,12 @@ def test_half_precision_is_merged_in_32_bits():
     found = attention_in_blocks(half[0], half[1], half[2], blocks)
     assert found.dtype == torch.bfloat16
     assert (found - exact).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("module", [context_order, context_blocks, context_both, mesh])
+def test_examples_in_docstrings_are_true(module: Any):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 # ---- bad input ----
