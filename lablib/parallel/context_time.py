@@ -194,7 +194,7 @@ def _ulysses(prices: Prices, network: GroupNetwork, sizes: ContextSizes, ranks: 
     """Copies and all-to-alls around attention: queries, keys and values there, the output back; or their gradients."""
     one, kv_heads = sizes.head_bytes(sizes.seq_len // ranks), max(sizes.kv_heads, network.size)
     there, back = (sizes.heads + 2 * kv_heads) * one, sizes.heads * one
-    copies_s = prices.touch(2 * there, 2 * there, 2 * back, 2 * back)
+    copies_s = prices.touch(2 * there, 2 * there, 2 * back)
     if kv_heads > sizes.kv_heads:  # repeated, or their gradients summed
         copies_s += 2 * prices.touch((kv_heads + sizes.kv_heads) * one)
     return copies_s, sum(collective_cost("all_to_all", float(size), network).time_s for size in (there, back))

@@ -86,6 +86,20 @@ def test_the_closed_form_is_what_the_simulator_takes_and_sends(
         assert traffic.sent_bytes(rank) == expected.sent_bytes == context_sent_bytes(sizes, ranks, way, u)
 
 
+def test_a_key_value_head_that_is_repeated_costs_its_copies():
+    """So short that they count: without them a tenth would be missing."""
+    sizes = ContextSizes(4, 4 * 256, 16, 1, 128)
+    expected = context_time(sizes, CLUSTERS["dgx-h100"], 4, "ulysses")
+    found_s, _ = simulated(sizes, "dgx-h100", 4, "ulysses", "contiguous", 1)
+    assert found_s == pytest.approx(expected.time_s, rel=0.04)
+
+
+def test_ways_that_heads_forbid_are_left_out():
+    many = ContextSizes(1, 2**16, 8, 8, 64)
+    assert "ulysses" not in context_efficiencies(many, CLUSTERS["dgx-h100"], 16, [2**16], 8)
+    assert "ulysses" in context_efficiencies(many, CLUSTERS["dgx-h100"], 8, [2**16])
+
+
 @pytest.mark.parametrize("way", ["ring", "gather", "ulysses"])
 def test_forward_alone_is_what_the_simulator_takes(way: str):
     order = "contiguous" if way == "ulysses" else "zigzag"
