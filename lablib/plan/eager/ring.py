@@ -26,8 +26,7 @@ number's own bytes are; c context ranks.
 Source: Liu et al., "Ring Attention", 2023, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel/
 _attention.py (`_templated_ring_attention`, `_SDPAMerger`; balanced, merged in 32 bits and rotated by all-gather, its
 defaults), torch 2.13; the operators and what lives are those of a timeline and a memory tracker of the simulator.
-Simplified: an exchange with the next rank is priced as the all-to-all as which torch sends it, even though each rank
-sends to one other alone. The first rank, which keeps a copy of the output that the last one does not, stands for all.
+Simplified: the first rank, which keeps a copy of the output that the last one does not, stands for all.
 """
 
 from typing import NamedTuple
@@ -135,7 +134,7 @@ def _backward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_hal
     end = shard.cast(on, kv).plus(kernels(on, kv * narrow, kv * narrow))
     if has_half:
         end = end.plus(kernel(on, 2 * q * narrow))
-    send_s = on.collective_s("all_to_all", 1.0 * kv, at.context, at.tensor)
+    send_s = on.groups.time_s("send", 1.0 * kv, at.context, at.tensor)  # an all-to-all, of which all is for the next
     hidden_s, last_s = _device_s(on, query_part.plus(gathered)), _device_s(on, query_part.plus(last))
     exposed_s = (at.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
     exposed_s = exposed_s + maximum(_gather_s(on, at, shard) - _device_s(on, own.plus(query)), 0.0)
