@@ -215,7 +215,9 @@ for name, is_naive in {"naive": True, "columns, then rows": False}.items():
     formula = mlp_sent_bytes(TOKENS, WIDTH, 4 * WIDTH, ranks, 2, naive=is_naive)
     sent = {"sent": run.traffic.sent_bytes(0), "sent by formula": formula}
     table[name] = {key: format_quantity(value, "B", 4) for key, value in sent.items()}
-    table[name]["calls"] = ", ".join(f"{n} {call} {part}" for (call, part), n in calls.items())
+    for part in ("forward", "backward"):
+        of_part = {call: n for (call, phase_), n in calls.items() if phase_ == part}
+        table[name][part] = ", ".join(f"{n} {call}" for call, n in of_part.items())
 pd.DataFrame(table).T
 
 # %% [markdown]
