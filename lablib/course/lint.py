@@ -12,13 +12,16 @@
 10  every parameter but `interactive` and `quick` is used by some cell
 11  what a cell shows by its value, a figure or a source, is its last line: of others a notebook drops the value
 12  a line of code is at most 96 characters wide: beside a list of files a notebook cuts off what is wider
+13  no line inside a paragraph begins with `-`, `+`, `*` or `12.` and a space: a notebook would show a list
 
 A finding is one sentence with file and line.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from itertools import pairwise
 
 from lablib.course.errors import CourseError
 from lablib.course.master import Cell, Master, at
@@ -35,7 +38,7 @@ def lint(master: Master) -> list[CourseError]:
     """Everything that is wrong with this master; empty if nothing is."""
     rules = (
         *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
-        *(_trials, _minutes, _further, _used_parameters, _dropped, _width),
+        *(_trials, _minutes, _further, _used_parameters, _dropped, _width, _lists),
     )
     return [at(master, cell, message) for rule in rules for cell, message in rule(master)]
 
@@ -223,6 +226,17 @@ def declared_checks(source: str) -> list[str]:
         if isinstance(node, ast.FunctionDef)
         and any(isinstance(d, ast.Call) and ast.unparse(d.func).endswith("exercise") for d in node.decorator_list)
     ]
+
+
+_ITEM = re.compile(r"([-+*]|\d+[.)]) ")
+
+
+def _lists(master: Master) -> Findings:
+    for cell in (cell for cell in master.cells if cell.kind == "markdown"):
+        for before, line in pairwise(cell.source.splitlines()):
+            goes_on = before.strip() and not before.startswith(" ") and not _ITEM.match(before)
+            if goes_on and _ITEM.match(line):
+                yield cell, f"a line in a paragraph would begin a list: got {line[:30]!r}; break the line elsewhere."
 
 
 def _calls_checks_for(cell: Cell, number: str) -> bool:

@@ -824,8 +824,8 @@ pd.DataFrame(rows).T
 #
 # Every way is a point: further down is less memory, further left is less time; a point off the page stands at the edge
 # with its number. *Full recomputation* is a checkpoint at every block. New are checkpoints of the first half, offloaded
-# checkpoints, and *micro-batch / 2*: half of the sequences at a time. V100, A100 and H100 are GPUs of 2017, 2020 and
-# 2022. First predict: for width 1024, does offloading everything pay? And for 8192?
+# checkpoints, and *micro-batch / 2*: half of the sequences at a time. V100, A100 and H100 are GPUs of 2017, 2020
+# and 2022. First predict: for width 1024, does offloading everything pay? And for 8192?
 
 # %%
 my_guess_pays = {1024: None, 8192: None}  # True or False

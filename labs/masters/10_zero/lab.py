@@ -121,15 +121,13 @@ def table_of(held_by):
     return table.assign(total=table.sum(axis=1)).map("{:.2f}".format)
 
 
-print(
-    f"bytes for each parameter that every one of {ranks} ranks holds from backward to zero_grad"
-)
+print(f"bytes for each parameter that each of {ranks} ranks holds from backward to zero_grad")
 table_of({"stage 0": held_at_rest(runs["stage 0"])})
 
 # %% [markdown]
 # Parameters: 2 in BF16 and 4 of the master copy. Gradients: 2. AdamW's averages: 8. Together 16 bytes for each
-# parameter, on every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state: 2 + 2
-# + 12).
+# parameter, on every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state:
+# 2 + 2 + 12).
 
 # %% [markdown] minutes=2
 # ## A prediction
