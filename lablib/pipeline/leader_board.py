@@ -6,7 +6,7 @@ Source: replay.py (times), validate.py (rules). Simplified: as replay.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.plan import Plan
@@ -14,15 +14,12 @@ from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.signature import checked
 from lablib.units import plural
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @checked
 def leader_board(
     plans: Mapping[str, Plan | str], costs: Costs | None = None, max_in_flight: float | None = None
-) -> pd.DataFrame:
-    """The plans by their makespan. A bad plan is a row that says what is wrong with it, not an error.
+) -> Any:
+    """The plans by their makespan, as a pandas table. A bad plan is a row that says what is wrong with it, no error.
 
     Arguments:
         plans: by name; a text is read by `read_plan`. The first sets how many stages and micro-batches count.
@@ -43,7 +40,7 @@ def leader_board(
     return table.sort_values(["does not count", "makespan (s)"], kind="stable", key=_order)
 
 
-def _order(column: pd.Series) -> pd.Series:
+def _order(column: Any) -> Any:
     return column != "" if column.name == "does not count" else column
 
 

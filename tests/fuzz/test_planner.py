@@ -48,6 +48,7 @@ BASES: dict[Callable[..., Any], dict[str, Any]] = {
     pipeline.peak_in_flight: {"plan": schedules.one_f_one_b(2, 4)},
     pipeline.naive_communication: {"plan": schedules.one_f_one_b(2, 4)},
     pipeline.with_communication: {"plan": schedules.one_f_one_b(2, 4)},
+    pipeline.leader_board: {"plans": {"mine": "rank 0: F0 B0"}, "costs": pipeline.Costs(), "max_in_flight": 2.0},
     pipeline.equal_memory: {"num_stages": 2, "num_microbatches": 4, "memory": 2.0},
     pipeline.pairs_bubble_s: {"num_stages": 2, "forward_s": 1.0, "input_s": 1.0, "weight_s": 1.0, "pair_s": 3.0},
     pipeline.pairs_of: {"plan": schedules.dualpipe_v(2, 4)},
