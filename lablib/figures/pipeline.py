@@ -43,7 +43,8 @@ def figure_pipeline(
             bytes where `replay.costs` has any that are not the default.
 
     Returns:
-        A figure whose table has one row for each rank: busy, bubble, and the peaks of micro-batches and bytes.
+        A figure whose table has one row for each rank: busy, bubble, the peak of micro-batches, and that of bytes if
+        they are counted.
 
     Raises:
         ValueError: for a rank that does not exist.
@@ -253,10 +254,12 @@ def pipeline_summary(drawn: Drawn) -> str:
 def pipeline_columns(drawn: Drawn) -> dict[str, list[Any]]:
     """The table."""
     replay, ranks = drawn.replay, drawn.ranks
-    return {
+    columns = {
         "rank": list(ranks),
         "busy (s)": [replay.busy_s[rank] for rank in ranks],
         "bubble (s)": [replay.makespan_s - replay.busy_s[rank] for rank in ranks],
         "peak micro-batches": [replay.in_flight[rank] for rank in ranks],
-        "peak memory (B)": [replay.peak_bytes[rank] for rank in ranks],
     }
+    if drawn.in_bytes:  # else a micro-batch counts 1, and no byte was said
+        columns["peak memory (B)"] = [replay.peak_bytes[rank] for rank in ranks]
+    return columns

@@ -51,8 +51,8 @@ def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]
         if at[span.phase] < last:
             steps.append({})
         last = at[span.phase]
-        first = steps[-1].get(last, span)
-        steps[-1][last] = replace(first, end_s=max(first.end_s, span.end_s))
+        before = steps[-1].get(last)
+        steps[-1][last] = span if before is None else _joined(before, span)
     if not -len(steps) <= step < len(steps):
         raise ValueError(
             f"rank {rank} did {len(steps)} steps of {plan.name}: got step={step}; give the plan that was run, and the "
@@ -69,6 +69,16 @@ def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]
         found.append(replace(span, name=str(action), phase=action.kind.phase))
         now_s = span.end_s
     return found
+
+
+def _joined(before: Span, span: Span) -> Span:
+    """Both as one: from the first's start to the later end, with the work of both."""
+    return replace(
+        before,
+        end_s=max(before.end_s, span.end_s),
+        flops=before.flops + span.flops,
+        size_bytes=before.size_bytes + span.size_bytes,
+    )
 
 
 @checked
