@@ -300,7 +300,7 @@ def sharded_loss(expect: Expect, sharded_loss: Callable[..., Any]) -> None:
         (1, double, "logits near 0", 1.0, 0.0),
         (draw.integer(2, 4), single, "large logits: exp would overflow", 20.0, 300.0),
         (draw.integer(2, 4), single, "very negative logits: exp would be 0", 20.0, -300.0),
-        (draw.integer(2, 4), double, "one rank's logits are far larger", 1.0, 1.0),
+        (draw.integer(2, 4), double, "one rank's logits are far larger, and one token's far smaller", 1.0, 1.0),
     ]
     for case in cases:
         expect.measured.clear()
@@ -318,7 +318,10 @@ def _expect_loss(
     words, tokens = ends[-1], ends[-1] + draw.integer(3, 9)
     logits = scale * draw.tensor((tokens, words), dtype) + offset
     if kind.startswith("one rank"):
-        logits[:, : ends[0]] += 900.0
+        # exp overflows at 709: the mean of the ranks' maxima, rank 0's, or the maximum of all tokens are no help.
+        largest = draw.integer(1, ranks - 1)
+        logits[:, ends[largest - 1] : ends[largest]] += 4000.0
+        logits[draw.integer(0, tokens - 1)] -= 9000.0
     # Every word is some token's target, the first and the last of each shard too.
     targets = torch.tensor(draw.shuffled([i % words for i in range(tokens)]))
 
@@ -397,8 +400,9 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
         shards = [answer(rows, columns, one) for one in (seed, outside, seed)]  # another seed between two equal ones
         is_untouched = torch.equal(before, torch.get_rng_state())
         shard = shards[0]
-        held = shard.untyped_storage().nbytes() if isinstance(shard, Tensor) else 0
-        return shards, held, is_untouched
+        held = max((one.untyped_storage().nbytes() for one in shards if isinstance(one, Tensor)), default=0)
+        shared = isinstance(shard, Tensor) and shard.numel() > 0 and shard.data_ptr() == shards[2].data_ptr()
+        return shards, held, is_untouched, shared
 
     run = expect.launch(program, answer, ranks=ranks)
     room, like = -(-rows // ranks), {"dtype": torch.float64, "device": "cpu"}
@@ -410,7 +414,7 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
     with expect.as_one(f"the shards together are what one device draws{on})", "equal"):
         for rank, value in enumerate(run.values):
             _expect_not_rank_0s(expect, value[0][0], run.values[0][0][0], wholes[0][rank * room :][:room], rank, on)
-        for rank, (shards, held, is_untouched) in enumerate(run.values):
+        for rank, (shards, held, is_untouched, shared) in enumerate(run.values):
             where = f"{on}, rank {rank})"
             for i, (shard, whole) in enumerate(zip(shards, wholes, strict=True)):
                 wanted = whole[rank * room :][:room]
@@ -429,6 +433,8 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
                 expect.that(rule, held <= needed, saw=f"{held} bytes are held", expected=f"{needed} bytes")
             rule = f"torch's own generator stays as it was{where}"
             expect.that(rule, is_untouched, saw="it has been seeded, or drawn from", expected="as it was")
+            rule = f"each call gives a tensor of its own{where}"
+            expect.that(rule, not shared, saw="two calls give the same memory", expected="two tensors")
     expect.budget(f"communications{on})", len(run.traffic), 0, "calls")
 
 

@@ -222,7 +222,7 @@ pd.DataFrame(table).T
 
 # %% [markdown]
 # One all-reduce each way, of N D numbers: 2 (n-1)/n N D in each (lab 08). F, the number of hidden columns, is not in
-# it: they never travel. Neither does n, nearly: **what a rank sends is fixed, while its share of the work shrinks.**
+# it: they never travel. Neither is n, nearly: **what a rank sends is fixed, while its share of the work shrinks.**
 
 # %% [markdown] minutes=4
 # ## Attention: heads
@@ -823,10 +823,10 @@ parts_of_a_step = ["forward", "backward", "exposed", "makespan"]
 comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# An error is negative where the prediction is too short. The recording's machine was busy: read its direction, not its
-# digits. Calls and bytes are equal on both sides. 21 all-reduces of 4 layers: 2 a layer and 1 for the embedding
-# forward, 3 of the loss, 2 a layer and 1 for the head backward. Exposed is what is furthest off: gloo's threads move
-# bytes on the cores that compute, and a rank that comes late keeps the other waiting, 21 times a step.
+# An error is negative where the prediction is too short; one smaller than the noise says nothing. Calls and bytes of
+# communication are equal on both sides. 21 all-reduces of 4 layers: 2 a layer and 1 for the embedding
+# forward, 3 of the loss, 2 a layer and 1 for the head backward. Exposed communication is hard to predict here: gloo's
+# threads move bytes on the cores that compute, and a rank that comes late keeps the other waiting, 21 times a step.
 
 # %% [markdown] minutes=1
 # ## Summary

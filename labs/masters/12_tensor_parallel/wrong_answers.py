@@ -435,6 +435,36 @@ def sharded_loss(logits, targets, first):
             "large logits: exp would overflow",
         ),
         (
+            "the mean of the ranks' maxima",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)[:, None] / dist.get_world_size()
+    dist.all_reduce(top)
+    shifted = logits - top
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "far larger",
+        ),
+        (
+            "one maximum for all tokens",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax().view(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "far smaller",
+        ),
+        (
             "each rank subtracts its own maximum",
             """
 def sharded_loss(logits, targets, first):
@@ -668,6 +698,19 @@ def draw_shard(rows, columns, seed):
     return torch.randn(mine, columns, generator=generator, dtype=torch.float64, device="cpu")
 """,
             "this rank's rows of what one device draws",
+        ),
+        (
+            "remembered: two calls give one tensor",
+            """
+def draw_shard(rows, columns, seed, made={}):
+    if (rows, columns, seed) not in made:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+        room = -(-rows // dist.get_world_size())
+        made[rows, columns, seed] = whole[dist.get_rank() * room :][:room].clone()
+    return made[rows, columns, seed]
+""",
+            "a tensor of its own",
         ),
         (
             "a view, which keeps the whole matrix",
