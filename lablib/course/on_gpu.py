@@ -35,10 +35,13 @@ def try_on_gpu(master: Master, exercise: Cell, check: Cell, seed: int | None = 0
         return try_answer(master, exercise, check, exercise.source, seed)
 
 
-def cells_on_gpu(master: Master) -> Iterator[str]:
+def cells_on_gpu(master: Master, **settings: Any) -> Iterator[str]:
     """What the stand-in refuses in the cells of a lab, an error a cell. After a cell that fails the next one runs.
 
     Cells that check an answer are left out: `try_on_gpu` runs what they run.
+
+    Args:
+        settings: values for those of the parameters' cell that the lab has, such as `ranks=2`.
     """
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
     with contextlib.chdir(master.lab.labs), contextlib.redirect_stdout(io.StringIO()), _gpus_for_everything():
@@ -50,7 +53,7 @@ def cells_on_gpu(master: Master) -> Iterator[str]:
             except Exception as error:
                 yield f"{master.lab.master}, cell in line {cell.line}: {type(error).__name__}: {error}"
             if cell.tagged("parameters"):
-                namespace.update(SETTINGS | {"backend": "nccl"})
+                namespace.update(SETTINGS | {"backend": "nccl"} | {n: v for n, v in settings.items() if n in namespace})
 
 
 @contextlib.contextmanager
