@@ -342,6 +342,9 @@ try_out(small_sequence, ranks=2)
 check.sequence_mlp(sequence_mlp)
 
 # %% [markdown]
+# In backward the two change places: f' gathers tokens, so its backward is a reduce-scatter of their gradients; g' adds
+# and scatters, so its backward is an all-gather.
+#
 # How much memory is it? Which of the rows below will shrink, which are divided by n already? The formula of a layer's
 # activations, row by row; under it, the sum beside what the simulator's *memory tracker* books for one layer of a GPT
 # (two layers, less one).
