@@ -80,6 +80,9 @@ for way, run in runs.items():
     print(f"{way}: a rank sends {format_quantity(run.traffic.sent_bytes(0), 'B')}")
 
 # %% [markdown]
+# Y has 768 B. As small messages do, its parts are added up along a *tree* of ranks, and the sum comes down again (lab
+# 08); the line above says what rank 0 sends of it.
+#
 # Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to F, mostly 4 D, the function GELU on each number
 # alone, and a matrix `down` back to D. All n ranks have the same input of N tokens, and all need the whole output.
 #
