@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lablib.course import Expect, exercise
-from lablib.course.comparison import plain_number
+from lablib.course.comparison import difference, is_array, plain_number
 from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
@@ -85,21 +85,32 @@ def one_f_one_b(expect: Expect, one_f_one_b: Callable[[int, int, int], list[str]
     few = draw.integer(3, 7)
     sizes = [
         (draw.integer(2, 6), draw.integer(7, 12)),
-        (few, draw.integer(1, few - 1)),
+        (few, draw.integer(1, few - 2)),  # fewer than stage 0 would run first
         (few + 1, few + 1),
         (1, draw.integer(2, 5)),
-        (draw.integer(2, 5), 1),
+        (draw.integer(3, 5), 1),
         (9, draw.integer(20, 30)),
     ]
     for p, m in sizes:
         expect.measured.clear()  # what holds is shown for the last sizes
-        rows = [_row(expect, observe(one_f_one_b, stage, p, m), stage, p, m) for stage in range(p)]
-        _expect_1f1b(expect, rows, p, m)
+        rows: dict[int, list[str]] = {}
+        returned: dict[int, Any] = {}
+        for stage in draw.shuffled(range(p)):  # a row depends on what was asked, not on what was asked before
+            returned[stage] = observe(one_f_one_b, stage, p, m).value
+            rows[stage] = _row(expect, returned[stage], stage, p, m)
+        changed = [stage for stage in range(p) if list(returned[stage]) != rows[stage]]
+        rule = f"a row stays as it is when another is asked for ({_sizes(p, m)})"
+        expect.that(rule, not changed, f"the rows of stages {changed} changed", "a list of its own for each call")
+        _expect_1f1b(expect, [rows[stage] for stage in range(p)], p, m)
 
 
-def _row(expect: Expect, call: Any, stage: int, p: int, m: int) -> list[str]:
+def _sizes(p: int, m: int) -> str:
+    return f"{plural(p, 'stages')}, {plural(m, 'micro-batches')}"
+
+
+def _row(expect: Expect, value: Any, stage: int, p: int, m: int) -> list[str]:
     """The actions that were returned."""
-    what, value = f"stage {stage} of {p}, {plural(m, 'micro-batches')}", call.value
+    what = f"stage {stage} of {p}, {plural(m, 'micro-batches')}"
     expect.equal("a row is returned", value is ..., False)
     if not isinstance(value, list | tuple):
         said = "None: is there a return?" if value is None else short_repr(value)
@@ -107,6 +118,7 @@ def _row(expect: Expect, call: Any, stage: int, p: int, m: int) -> list[str]:
     for each in value:
         if not (isinstance(each, str) and _ACTION.fullmatch(each)):
             raise RuleBroken(f'an action is a text such as "F0" or "B12" ({what})', short_repr(each), '"F0"')
+    value = [str.__str__(each) for each in value]  # a text of one's own class may show something else
     for kind in "FB":
         numbers = [int(each[1:]) for each in value if each[0] == kind]
         expect.equal(f"each {kind} is done once ({what})", sorted(numbers), list(range(m)))
@@ -115,7 +127,7 @@ def _row(expect: Expect, call: Any, stage: int, p: int, m: int) -> list[str]:
         if each[0] == "B" and f"F{each[1:]}" not in seen:
             raise RuleBroken(f"a forward comes before its backward ({what})", f"{each} first", f"F{each[1:]}")
         seen.add(each)
-    return list(value)
+    return value
 
 
 def _plan_of(rows: Sequence[Sequence[str]], m: int) -> Plan:
@@ -124,7 +136,7 @@ def _plan_of(rows: Sequence[Sequence[str]], m: int) -> Plan:
 
 
 def _expect_1f1b(expect: Expect, rows: list[list[str]], p: int, m: int) -> None:
-    plan, what = _plan_of(rows, m), f"{plural(p, 'stages')}, {plural(m, 'micro-batches')}"
+    plan, what = _plan_of(rows, m), _sizes(p, m)
     report = validate(plan)
     expect.that(f"no stages wait for each other for ever ({what})", not report.findings, str(report), "none do")
     done = replay(plan)
@@ -146,16 +158,18 @@ def _expect_1f1b(expect: Expect, rows: list[list[str]], p: int, m: int) -> None:
 def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[float]]) -> None:
     not_from_lablib(loss_weights)
     draw = expect.draw
-    for number, (name, m) in enumerate(
-        [("of unequal size", 5), ("of one size", 4), ("without padding", 3), ("one", 1)]
+    unequal = draw.shuffled((1, 2, 3, 4, 6))  # texts; none of them is the mean
+    for number, (name, texts) in enumerate(
+        [("of unequal size", unequal), ("of one size", [2] * 4), ("without padding", [2] * 3), ("one", [2])]
     ):
-        targets = [_targets(draw, number, draw.integer(3, 9)) for _ in range(m)]
-        targets.sort(key=lambda each: int((each != -100).sum()))  # the first is not the largest
-        call = observe(loss_weights, [each.clone() for each in targets])
+        targets = [_targets(draw, number, each) for each in texts]
+        targets.sort(key=lambda each: int((each != -100).sum()))
+        targets = targets[1:] + targets[:1]  # the first is not the largest, and they are in no order of size
+        call = observe(loss_weights, list(targets))
         changes_nothing(expect, [call])
-        weights = call.value.tolist() if isinstance(call.value, Tensor) else call.value
+        weights = call.value.tolist() if is_array(call.value) else call.value
         if not isinstance(weights, list | tuple):
-            expect.equal("a list of numbers is returned", weights, [1.0] * m)
+            expect.equal("a list of numbers is returned", weights, [1.0] * len(texts))
         weights = [plain_number(each) for each in weights]
         counts = [int((each != -100).sum()) for each in targets]
         wanted = [count / sum(counts) for count in counts]
@@ -165,14 +179,15 @@ def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[flo
         expect.close(f"the gradient is that of the whole batch (micro-batches {name})", found, whole)
 
 
-def _targets(draw: Draw, number: int, length: int) -> Tensor:
-    """Of some texts of some length, or of two of 8 tokens; padded but for the third kind."""
-    num_texts, length = (draw.integer(2, 4), 7 * length) if number == 0 else (2, 8)
-    targets = torch.tensor([[draw.integer(0, 50) for _ in range(length)] for _ in range(num_texts)])
-    for text in targets if number != 2 else ():
-        text[draw.integer(1, length - 1) :] = -100
-    targets[0, 0] = 0  # a token like any other
-    return targets
+def _targets(draw: Draw, number: int, num_texts: int) -> Tensor:
+    """Of texts of some length, or of 8 tokens; the fourth kind of one text alone. -100 anywhere but for the third."""
+    length = 7 * draw.integer(3, 9) if number == 0 else 8
+    tokens = torch.tensor([[draw.integer(0, 50) for _ in range(length + 1)] for _ in range(num_texts)])
+    targets = tokens[:, 1:]  # as a lab makes them: what comes next, in the tokens' own memory
+    for text in targets:
+        text[[] if number == 2 else draw.integers(draw.integer(1, length - 1), 0, length - 1)] = -100
+        text[(text != -100).nonzero()[0]] = 0  # a token like any other
+    return targets[0] if number == 3 else targets
 
 
 def _gradient(weights: list[float], batches: list[Tensor]) -> Tensor:
@@ -198,7 +213,7 @@ def plan(expect: Expect, my_plan: str) -> None:
     if not isinstance(my_plan, str):
         raise RuleBroken("the plan is a text, one line a rank", short_repr(my_plan), '"rank 0: F0 F1 ..."')
     try:
-        found = read_plan(my_plan)
+        found = read_plan(str.__str__(my_plan))  # a text of one's own class may show something else
     except ValueError as error:
         raise RuleBroken("the plan can be read", str(error), "actions such as F0, I0, W0, B0") from None
     expect.equal("the plan has a line for each stage", found.num_stages, STAGES)
@@ -224,12 +239,16 @@ def plan(expect: Expect, my_plan: str) -> None:
 def actions_done(expect: Expect, actions_done: Callable[[list[list[str]]], list[int]]) -> None:
     not_from_lablib(actions_done)
     draw = expect.draw
-    for kind in ("that runs to its end", "of one stage", "with two actions exchanged", "in any order", "in any order"):
-        for _ in range(3):
-            p, m = (1 if kind == "of one stage" else draw.integer(2, 5)), draw.integer(1, 6)
+    kinds = ("that runs to its end", "of one stage", "with two actions exchanged", "in any order", "in any order")
+    for kind in (*kinds, "of one micro-batch at a time"):
+        for number in range(3):
+            p = 1 if kind == "of one stage" else draw.integer(2, 5)
+            m = draw.integer(11, 14) if number == 2 else draw.integer(1, 6)  # numbers of two digits, too
             rows = [
                 [str(each)[len(str(stage)) :] for each in row] for stage, row in enumerate(schedules.one_f_one_b(p, m))
             ]
+            if "at a time" in kind:
+                rows = [[f"{each}{i}" for i in range(m) for each in "FB"] for _ in range(p)]
             for row in rows:
                 if "exchanged" in kind:
                     a, b = draw.integer(0, len(row) - 1), draw.integer(0, len(row) - 1)
@@ -238,11 +257,12 @@ def actions_done(expect: Expect, actions_done: Callable[[list[list[str]]], list[
                 rows = [draw.shuffled(row) for row in rows]
             call = observe(actions_done, [list(row) for row in rows])
             changes_nothing(expect, [call])
-            value = list(call.value) if isinstance(call.value, tuple) else call.value
-            if not isinstance(value, list):
+            value = call.value.tolist() if is_array(call.value) else call.value
+            if not isinstance(value, list | tuple):
                 expect.equal("a number for each row is returned", value, [0] * p)
             wanted, what = steps_done(_plan_of(rows, m)), f"each row comes as far as it can (a plan {kind})"
-            expect.that(what, [plain_number(each) for each in value] == wanted, short_repr(value), short_repr(wanted))
+            is_it = difference(value, wanted, rtol=0.0, atol=0.0) is None  # `==` is true of what says so of itself
+            expect.that(what, is_it, short_repr(value), short_repr(wanted))
 
 
 @exercise(
@@ -266,7 +286,7 @@ def split_layers(expect: Expect, split_layers: Callable[[list[float], int], list
         ("a slow layer first", [draw.number(5, 9), *[1.0] * 6], 3),
         ("layers that cost nothing", [0.0] * 5, 3),
     ]
-    cases += [("drawn", [draw.number(0, 5) for _ in range(draw.integer(7, 12))], draw.integer(2, 6)) for _ in range(6)]
+    cases += [("drawn", [draw.number(0, 5) for _ in range(draw.integer(8, 12))], each) for each in (2, 3, 4, 5, 6, 6)]
     for name, costs, stages in cases:
         call = observe(split_layers, list(costs), stages)
         changes_nothing(expect, [call])

@@ -300,6 +300,23 @@ def one_f_one_b(stage, num_stages, num_microbatches):
 """,
             "is done once",
         ),
+        (
+            "fills one list anew for each call",
+            """
+row = []
+
+
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = min(num_stages - 1 - stage, num_microbatches)
+    row[:] = [f"F{i}" for i in range(ahead)]
+    for i in range(num_microbatches):
+        if ahead + i < num_microbatches:
+            row.append(f"F{ahead + i}")
+        row.append(f"B{i}")
+    return row
+""",
+            "a row stays as it is when another is asked for",
+        ),
     ],
     "loss_weights": [
         (
@@ -387,6 +404,24 @@ def loss_weights(targets):
     return [count / sum(counts) for count in counts]
 """,
             "shares of the tokens that count",
+        ),
+        (
+            "counts up to the first -100, as if only the end of a text had no loss",
+            """
+def loss_weights(targets):
+    counts = [int((target != -100).int().cumprod(-1).sum()) for target in targets]
+    return [count / max(1, sum(counts)) for count in counts]
+""",
+            "shares of the tokens that count",
+        ),
+        (
+            "takes a view, which targets that are a slice do not have",
+            """
+def loss_weights(targets):
+    counts = [int((target.view(-1) != -100).sum()) for target in targets]
+    return [count / sum(counts) for count in counts]
+""",
+            "your code runs without an exception",
         ),
         (
             "looks at the first row",
@@ -913,6 +948,16 @@ def loss_weights(targets):
 def loss_weights(targets):
     total = torch.cat([target.flatten() for target in targets]).ne(-100).sum().double()
     return [(target != -100).sum() / total for target in targets]
+""",
+        ),
+        (
+            "as an array",
+            """
+def loss_weights(targets):
+    import numpy as np
+
+    counts = np.array([np.count_nonzero(target != -100) for target in targets])
+    return counts / counts.sum()
 """,
         ),
     ],
