@@ -444,10 +444,10 @@ def loss_weights(targets):
             "changed",
         ),
         (
-            "rounds to single precision",
+            "rounds to half precision",
             """
 def loss_weights(targets):
-    counts = torch.tensor([int((target != -100).sum()) for target in targets]).float()
+    counts = torch.tensor([int((target != -100).sum()) for target in targets]).bfloat16()
     return (counts / counts.sum()).tolist()
 """,
             "shares of the tokens that count",
@@ -738,6 +738,64 @@ def actions_done(rows):
             "a number for each row is returned",
         ),
         (
+            "looks at one digit",
+            """
+def actions_done(rows):
+    done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                kind, number = row[done[stage]][:2]
+                if kind == "F":
+                    ready = stage == 0 or (stage - 1, kind, number) in finished
+                elif stage == last:
+                    ready = (stage, "F", number) in finished
+                else:
+                    ready = (stage + 1, kind, number) in finished
+                if not ready:
+                    break
+                finished.add((stage, kind, number))
+                done[stage] += 1
+                went_on = True
+    return done
+""",
+            "each row comes as far as it can",
+        ),
+        (
+            "goes over the rows as often as a row has actions",
+            """
+def actions_done(rows):
+    done, finished, last = [0] * len(rows), set(), len(rows) - 1
+    for _ in rows[0]:
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                action = row[done[stage]]
+                if action[0] == "F":
+                    ready = stage == 0 or (stage - 1, action) in finished
+                elif stage == last:
+                    ready = (stage, "F" + action[1:]) in finished
+                else:
+                    ready = (stage + 1, action) in finished
+                if not ready:
+                    break
+                finished.add((stage, action))
+                done[stage] += 1
+    return done
+""",
+            "each row comes as far as it can",
+        ),
+        (
+            "returns what equals everything",
+            """
+def actions_done(rows):
+    from unittest.mock import ANY
+
+    return [ANY] * len(rows)
+""",
+            "<ANY>",
+        ),
+        (
             "gives what is left",
             """
 def actions_done(rows):
@@ -902,6 +960,15 @@ def bubble(forward_s, backward_s, num_microbatches):
     return 1 - num_microbatches * times.mean(1).sum() / step
 """,
         ),
+        (
+            "in single precision",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    times = torch.tensor([forward_s, backward_s])
+    step = (times.sum(1) + (num_microbatches - 1) * times.max(1).values).sum()
+    return 1 - num_microbatches * times.mean(1).sum() / step
+""",
+        ),
     ],
     "one_f_one_b": [
         (
@@ -947,6 +1014,14 @@ def loss_weights(targets):
             """
 def loss_weights(targets):
     total = torch.cat([target.flatten() for target in targets]).ne(-100).sum().double()
+    return [(target != -100).sum() / total for target in targets]
+""",
+        ),
+        (
+            "in single precision, as torch divides",
+            """
+def loss_weights(targets):
+    total = sum((target != -100).sum() for target in targets)
     return [(target != -100).sum() / total for target in targets]
 """,
         ),
@@ -1028,6 +1103,25 @@ def actions_done(rows):
         return done
 
     return go()
+""",
+        ),
+        (
+            "as a tensor",
+            """
+def actions_done(rows):
+    done, last, went_on = torch.zeros(len(rows), dtype=torch.long), len(rows) - 1, True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            action = row[done[stage]] if done[stage] < len(row) else None
+            if action is None:
+                continue
+            other = stage - 1 if action[0] == "F" else min(stage + 1, last)
+            needed = "F" + action[1:] if other == stage else action
+            if other < 0 or needed in rows[other][: done[other]]:
+                done[stage] += 1
+                went_on = True
+    return done
 """,
         ),
     ],
