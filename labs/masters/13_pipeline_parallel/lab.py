@@ -148,6 +148,7 @@ print(gpipe)
 def bubble(forward_s, backward_s, num_microbatches):
     """The bubble of GPipe, a share from 0 to 1: idle over whole time, of all stages.
 
+    In double precision, as Python's numbers are.
     forward_s, backward_s: seconds of each stage for one micro-batch, first stage first.
     """
     ### BEGIN SOLUTION
@@ -275,6 +276,7 @@ for name, weights in {"each loss counts 1": [1.0] * 4, "each counts 1/m": [1 / 4
 def loss_weights(targets):
     """One number for each micro-batch: the weight of its mean loss in the loss of the step.
 
+    In double precision, as Python's numbers are.
     targets: a list of tensors of whole numbers, of any shapes; -100 has no loss.
     Each has at least one token that counts.
     """

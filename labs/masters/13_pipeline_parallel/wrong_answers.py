@@ -444,10 +444,10 @@ def loss_weights(targets):
             "changed",
         ),
         (
-            "rounds to half precision",
+            "rounds to single precision",
             """
 def loss_weights(targets):
-    counts = torch.tensor([int((target != -100).sum()) for target in targets]).bfloat16()
+    counts = torch.tensor([int((target != -100).sum()) for target in targets]).float()
     return (counts / counts.sum()).tolist()
 """,
             "shares of the tokens that count",
@@ -786,6 +786,29 @@ def actions_done(rows):
             "each row comes as far as it can",
         ),
         (
+            "goes over the rows a hundred times",
+            """
+def actions_done(rows):
+    done, finished, last = [0] * len(rows), set(), len(rows) - 1
+    for _ in range(100):
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                action = row[done[stage]]
+                if action[0] == "F":
+                    ready = stage == 0 or (stage - 1, action) in finished
+                elif stage == last:
+                    ready = (stage, "F" + action[1:]) in finished
+                else:
+                    ready = (stage + 1, action) in finished
+                if not ready:
+                    break
+                finished.add((stage, action))
+                done[stage] += 1
+    return done
+""",
+            "each row comes as far as it can",
+        ),
+        (
             "returns what equals everything",
             """
 def actions_done(rows):
@@ -960,15 +983,6 @@ def bubble(forward_s, backward_s, num_microbatches):
     return 1 - num_microbatches * times.mean(1).sum() / step
 """,
         ),
-        (
-            "in single precision",
-            """
-def bubble(forward_s, backward_s, num_microbatches):
-    times = torch.tensor([forward_s, backward_s])
-    step = (times.sum(1) + (num_microbatches - 1) * times.max(1).values).sum()
-    return 1 - num_microbatches * times.mean(1).sum() / step
-""",
-        ),
     ],
     "one_f_one_b": [
         (
@@ -1014,14 +1028,6 @@ def loss_weights(targets):
             """
 def loss_weights(targets):
     total = torch.cat([target.flatten() for target in targets]).ne(-100).sum().double()
-    return [(target != -100).sum() / total for target in targets]
-""",
-        ),
-        (
-            "in single precision, as torch divides",
-            """
-def loss_weights(targets):
-    total = sum((target != -100).sum() for target in targets)
     return [(target != -100).sum() / total for target in targets]
 """,
         ),
