@@ -64,12 +64,15 @@ def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
     saw = plain_number(saw)
     if is_array(saw):
         return False
-    if rtol is None or not isinstance(expected, int | float) or isinstance(expected, bool):
-        return bool(saw == expected)
+    if not isinstance(expected, int | float):
+        equals: Any = type(expected).__eq__  # not `==`, which asks `saw`, too
+        return equals(expected, saw) is True
     if not isinstance(saw, int | float):
         return False
     saw = float(saw) if isinstance(saw, float) else int(saw)  # a subclass may say that its every difference is 0
-    return saw == expected or abs(saw - expected) <= atol + rtol * abs(expected)
+    if saw == expected or rtol is None or isinstance(expected, bool):
+        return bool(saw == expected)
+    return abs(saw - expected) <= atol + rtol * abs(expected)
 
 
 def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lablib.course.comparison import difference
 from lablib.course.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.formatting import short_repr
 
@@ -101,6 +103,29 @@ def test_a_number_cannot_say_itself_how_close_it_is():
 
     broken("close", Liar(2.0), 1.0)
     Expect().close("the rule", Liar(1.0), 1.0)
+
+
+PLAIN = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.frozensets(st.integers())
+)
+NESTED = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(st.text(), inner, max_size=3)
+)
+
+
+@given(value=NESTED, rtol=st.sampled_from([None, 0.0, 1e-6]))
+def test_a_value_has_no_difference_from_itself_and_what_equals_everything_differs_from_each(value, rtol):
+    assert difference(value, value, rtol, 0.0) is None
+    assert difference(ANY, value, rtol, 0.0) is not None
+    for one in ([value], (value,), {"key": value}):
+        forged = {"key": ANY} if isinstance(one, dict) else type(one)([ANY])
+        assert difference(forged, one, rtol, 0.0) is not None
+
+
+@pytest.mark.parametrize("value", [torch.float64, 1j, {1, 2}, range(3), math.inf, torch.device("cpu"), b"bytes"])
+def test_other_values_are_equal_to_their_like_and_not_to_what_says_so(value):
+    assert difference(value, value, None, 0.0) is None
+    assert difference(ANY, value, None, 0.0) is not None
 
 
 def test_a_budget_is_measured_in_its_unit():

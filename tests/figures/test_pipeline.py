@@ -192,3 +192,9 @@ def test_a_deadlock_is_a_circle_of_arrows():
         assert arrow.x[0] == arrow.x[1] > simulation.replay.makespan_s
     assert len({arrow.x[0] for arrow in arrows}) == len(arrows)
     assert "deadlocks after" in describe(figure) and "waits for" in table(figure)
+
+
+def test_the_table_has_bytes_only_where_bytes_are_counted():
+    for in_bytes, costs in ((False, Costs()), (True, Costs(activation_bytes=1e6)), (True, Costs(static_bytes=1e6))):
+        columns = figure_pipeline(one_f_one_b(3, 4, costs)).layout.meta["table"]
+        assert ("peak memory (B)" in columns) is in_bytes

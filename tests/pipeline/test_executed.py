@@ -17,7 +17,7 @@ from lablib.models import GPT, GPTConfig
 from lablib.pipeline import Costs, Kind, Plan, executed, measured_costs, replay, schedules, with_communication
 from lablib.pipeline.executor import Pipeline, WeightGradients, cut
 from lablib.pipeline.schedules import SCHEDULES, make
-from lablib.run import Run
+from lablib.run import COMPUTE, Run
 from tests.pipeline.drawn_plans import plans
 from tests.pipeline.test_executor import any_plan, blocks, mean_square, rows
 
@@ -86,6 +86,20 @@ def test_messages_as_long_as_actions_are_hidden_as_in_the_replay(name):
     # Laid for other costs it is right, too, and later or as late.
     default = executed(run_of(plan, SLOW).timeline, plan)
     assert default.makespan_s >= replay(plan, costs).makespan_s * (1 - ROUNDING)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_an_action_has_the_work_of_all_its_operators(name):
+    plan = any_plan(name, 3, 4)
+    run = run_of(plan)
+    done = executed(run.timeline, plan)
+    for rank, row in enumerate(plan):
+        for action, span in zip(row, done.select(rank), strict=True):
+            phase = f"{action.kind.phase} {action}"
+            own = [each for each in run.timeline.select(rank) if each.stream == COMPUTE and each.phase == phase]
+            assert len(own) > 1
+            assert span.flops == sum(each.flops for each in own) > 0
+            assert span.size_bytes == sum(each.size_bytes for each in own)
 
 
 def test_the_timeline_of_another_plan_or_step_is_refused():
