@@ -467,6 +467,10 @@ for name, is_gathered in {"logits gathered": True, "cut": False}.items():
     table[name]["takes"] = format_quantity(run.timeline.makespan_s, "s")
 pd.DataFrame(table).T
 
+# %% [markdown]
+# Gathered, each rank holds all words of every token, twice: the logits and their gradient. Cut, it holds its own, and
+# of each token three numbers travel: the maximum, the sum and the target's logit.
+
 # %% [markdown] minutes=7
 # ## Why it stays inside a node
 #
@@ -696,9 +700,10 @@ pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 
 # %% [markdown]
-# In chunks nearly nothing is exposed. But products of an eighth of the tokens are less efficient, and here they lose
-# more than they hide; where links are slow, they win. Now run on the simulator: one gather, and one product by columns.
-# The formula for n chunks: exposed is (n-1) times what a message takes longer than a product.
+# In chunks nearly nothing is exposed. But products of an eighth of the tokens are less efficient, and over a whole
+# layer on 8 ranks of this machine they lose more than they hide. With chunks of a quarter, or slower links, they can
+# win. Now run on the simulator, on 4 ranks: one gather, and one product by columns. The formula for n chunks: exposed
+# is (n-1) times what a message takes longer than a product.
 
 # %%
 from lablib.cost import GroupNetwork, matmul_time_s
