@@ -468,8 +468,9 @@ for name, is_gathered in {"logits gathered": True, "cut": False}.items():
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Gathered, each rank holds all words of every token, twice: the logits and their gradient. Cut, it holds its own, and
-# of each token three numbers travel: the maximum, the sum and the target's logit.
+# Gathered, each rank holds all words of every token several times over: the logits, what the loss makes of them, and
+# gradients. Cut, it holds its own words' alone, and of each token three numbers travel: the maximum, the sum and the
+# target's logit.
 
 # %% [markdown] minutes=7
 # ## Why it stays inside a node
