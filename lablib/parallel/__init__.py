@@ -61,6 +61,9 @@ Context parallel: every rank has all weights and some of the tokens of every seq
     context_time              seconds of each way, what nothing hides, and where each wins
     context_published         a published table of three rings beside what is predicted
 
+Experts: a mixture's tokens go to the ranks that have their experts:
+    expert_balance            which expert lies where, and which in several copies, so that the busiest rank has least
+
 Several kinds at once:
     mesh                      named axes over ranks, the groups along them, and the order of axes as placement
 """
@@ -255,3 +258,8 @@ from lablib.parallel.context_published import PUBLISHED_RINGS as PUBLISHED_RINGS
 from lablib.parallel.context_published import PublishedRing as PublishedRing
 from lablib.parallel.context_published import counted_efficiencies as counted_efficiencies
 from lablib.parallel.context_published import predicted_efficiencies as predicted_efficiencies
+from lablib.parallel.expert_balance import Placement as Placement
+from lablib.parallel.expert_balance import least_possible_load as least_possible_load
+from lablib.parallel.expert_balance import place_balanced as place_balanced
+from lablib.parallel.expert_balance import place_best as place_best
+from lablib.parallel.expert_balance import place_in_order as place_in_order

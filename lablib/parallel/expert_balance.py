@@ -1,0 +1,248 @@
+"""Which expert lies on which rank, and which in several copies, so that the busiest rank has least to do.
+
+Experts get unequal numbers of tokens, and a layer takes as long as its busiest rank. So each rank gets a slot or two
+more than its share of experts; heavy experts are copied into them, their tokens shared evenly among the copies:
+
+    loads 8 1 1 2             rank 0        rank 1        busiest
+    in order                  8 1           1 2           9         the mean is 6
+    balanced, 3 slots a rank  8/3 8/3 1     8/3 2 1       6.33      the best is 6: 4 1 1 and 4 1 1
+
+    1 copies   the next slot goes to the expert with most tokens for each copy it has: the least heaviest copy there is
+    2 packing  the heaviest copy not placed goes to the rank with least tokens that has a slot free
+    nodes      before both, groups of experts are packed onto nodes likewise; then each node does 1 and 2 for itself
+
+No placement is better than the mean of the ranks, nor than its heaviest copy (`least_possible_load`). Both steps are
+heuristics, and miss the best as above (`place_best` tries all); two copies may even share a rank, as in the source.
+Where that is no better than leaving each expert in its place, they are left there.
+
+Cost: n s log n comparisons, on loads alone; nothing runs on ranks. What a copy costs: the bytes of an expert's weights
+on its rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients.
+Legend: E experts, n ranks, s slots a rank, N nodes.
+Source: DeepSeek-V3, 2024, arXiv 2412.19437, section 3.4.1 (redundant experts); github.com/deepseek-ai/EPLB, 2025
+(the two policies, hierarchical and global, and the example that the tests repeat); packing: Graham, "Bounds on
+Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969.
+Simplified: loads are known beforehand (there: a moving average); copies share evenly; what travels is not looked at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf, isfinite
+
+from lablib.signature import checked, shown, whole_number
+
+_EXHAUSTIVE_SLOTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where experts lie.
+
+    Attributes:
+        ranks: for each rank the expert in each of its slots; every rank has as many slots.
+        num_experts: E; each of them is somewhere.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+    num_experts: int
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """Of each expert, how many there are."""
+        found = [0] * self.num_experts
+        for expert in (expert for slots in self.ranks for expert in slots):
+            found[expert] += 1
+        return tuple(found)
+
+    def rank_loads(self, loads: Sequence[float]) -> list[float]:
+        """Tokens of each rank, where these are the experts'."""
+        each = [
+            load / copies for load, copies in zip(_checked_loads(loads, self.num_experts), self.copies, strict=True)
+        ]
+        return [sum(each[expert] for expert in slots) for slots in self.ranks]
+
+    def imbalance(self, loads: Sequence[float]) -> float:
+        """The busiest rank over the mean of all: 1 at best, and how much longer the experts take. 1 without tokens."""
+        ranks = self.rank_loads(loads)
+        return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
+
+    def num_moved(self, before: "Placement") -> int:
+        """Experts that ranks have now and had not before: each is sent to its rank, with all its states."""
+        return sum(len(set(new) - set(old)) for new, old in zip(self.ranks, before.ranks, strict=True))
+
+
+@checked
+def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = None) -> Placement:
+    """Expert by expert, rank by rank, whatever their loads: the naive way. A slot more holds a rank's own again.
+
+    Arguments:
+        slots_a_rank: s; None: as many as a rank's share of experts.
+
+    Raises:
+        ValueError: ranks that do not divide the experts, or fewer slots than experts.
+    """
+    num_experts, num_ranks = whole_number("num_experts", num_experts), whole_number("num_ranks", num_ranks)
+    if num_experts % num_ranks:
+        raise ValueError(
+            f"num_ranks must divide num_experts: got {num_ranks} and {num_experts}; "
+            f"try {max(d for d in range(1, num_ranks + 1) if num_experts % d == 0)}."
+        )
+    share = num_experts // num_ranks
+    slots = _checked_slots(num_experts, num_ranks, share if slots_a_rank is None else slots_a_rank)
+    return Placement(tuple(tuple(r * share + i % share for i in range(slots)) for r in range(num_ranks)), num_experts)
+
+
+@checked
+def place_balanced(
+    loads: Sequence[float], num_ranks: int, slots_a_rank: int, num_nodes: int = 1, num_groups: int | None = None
+) -> Placement:
+    """Copies of the heaviest experts, packed. Pure: equal loads give equal placements.
+
+    Arguments:
+        loads: tokens of each expert.
+        slots_a_rank: s; n s >= E.
+        num_nodes: above 1: hierarchical, all copies of an expert in the node of its group.
+        num_groups: of experts next to each other (a router that is limited to groups); None: one for each node.
+
+    Raises:
+        ValueError: loads below 0 or not finite, fewer slots than experts, nodes that do not divide ranks or groups,
+            groups that do not divide experts.
+    """
+    experts = len(loads)
+    loads = _checked_loads(loads, experts)
+    nodes, ranks = whole_number("num_nodes", num_nodes), whole_number("num_ranks", num_ranks)
+    slots = _checked_slots(experts, ranks, slots_a_rank)
+    groups = whole_number("num_groups", nodes if num_groups is None else num_groups)
+    for name, divisor, of, number in (
+        ("num_nodes", nodes, "num_ranks", ranks),
+        ("num_nodes", nodes, "num_groups", groups),
+        ("num_groups", groups, "the experts", experts),
+    ):
+        if number % divisor:
+            raise ValueError(f"{name} must divide {of}: got {divisor} and {number}; try {name}=1.")
+    width = experts // groups
+    of_groups = [sum(loads[g * width : (g + 1) * width]) for g in range(groups)]
+    placed: list[tuple[int, ...]] = []
+    for node in _packed(of_groups, nodes, groups // nodes):
+        here = [g * width + i for g in sorted(node) for i in range(width)]
+        copies = _copies([loads[e] for e in here], ranks // nodes * slots)
+        items = [i for i, count in enumerate(copies) for _ in range(count)]
+        each = [loads[here[i]] / copies[i] for i in items]
+        packed = _packed(each, ranks // nodes, slots)
+        placed += [tuple(here[items[item]] for item in rank) for rank in packed]
+    found = Placement(tuple(placed), experts)
+    if experts % ranks:
+        return found
+    naive = place_in_order(experts, ranks, slots)
+    return min(naive, found, key=lambda one: max(one.rank_loads(loads)))
+
+
+@checked
+def least_possible_load(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> float:
+    """What the busiest of these ranks has at least, however experts are copied and placed: the mean, or one copy.
+
+    Raises:
+        ValueError: as `place_balanced`.
+    """
+    loads = _checked_loads(loads, len(loads))
+    ranks = whole_number("num_ranks", num_ranks)
+    copies = _copies(loads, ranks * _checked_slots(len(loads), ranks, slots_a_rank))
+    return max(sum(loads) / ranks, max(load / count for load, count in zip(loads, copies, strict=True)))
+
+
+@checked
+def place_best(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> Placement:
+    """The best placement there is, by trying all: for up to ten slots, to see how far `place_balanced` is from it.
+
+    Raises:
+        ValueError: more slots; and as `place_balanced`.
+    """
+    experts = len(loads)
+    loads, ranks = _checked_loads(loads, experts), whole_number("num_ranks", num_ranks)
+    slots = _checked_slots(experts, ranks, slots_a_rank)
+    if ranks * slots > _EXHAUSTIVE_SLOTS:
+        raise ValueError(f"all placements are too many: got {ranks * slots} slots; try at most {_EXHAUSTIVE_SLOTS}.")
+    best, placed = inf, ()
+    for copies in _compositions(ranks * slots, experts):
+        each = [load / count for load, count in zip(loads, copies, strict=True)]
+        items = sorted((e for e in range(experts) for _ in range(copies[e])), key=lambda e: (-each[e], e))
+        found = _search([each[e] for e in items], ranks, slots, best)
+        if found:
+            best, places = found
+            placed = tuple(tuple(items[i] for i, r in enumerate(places) if r == rank) for rank in range(ranks))
+    return Placement(placed, experts)
+
+
+def _copies(loads: Sequence[float], total: int) -> list[int]:
+    """How often each expert is there: the heaviest copy is as light as so many slots allow."""
+    copies = [1] * len(loads)
+    queue = [(-load, e) for e, load in enumerate(loads)]
+    heapify(queue)
+    for _ in range(total - len(loads)):
+        _, e = heappop(queue)
+        copies[e] += 1
+        heappush(queue, (-loads[e] / copies[e], e))
+    return copies
+
+
+def _packed(weights: Sequence[float], num_bins: int, each: int) -> list[list[int]]:
+    """The items of each bin, `each` in every one: the heaviest item left goes to the lightest bin that has room."""
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    queue = [(0.0, b) for b in range(num_bins)]
+    for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
+        weight, b = heappop(queue)
+        bins[b].append(item)
+        if len(bins[b]) < each:
+            heappush(queue, (weight + weights[item], b))
+    return bins
+
+
+def _compositions(total: int, parts: int) -> list[tuple[int, ...]]:
+    """Every way to give each of `parts` experts one slot or more, all slots in use."""
+    if parts == 1:
+        return [(total,)]
+    rest = range(1, total - parts + 2)
+    return [(first, *others) for first in rest for others in _compositions(total - first, parts - 1)]
+
+
+def _search(weights: Sequence[float], num_bins: int, each: int, below: float) -> tuple[float, list[int]] | None:
+    """The least heaviest bin below `below`, and the bin of each item; items one by one, worse branches left out."""
+    best: tuple[float, list[int]] | None = None
+    loads, counts, places = [0.0] * num_bins, [0] * num_bins, [0] * len(weights)
+
+    def place(item: int) -> None:
+        nonlocal best, below
+        if item == len(weights):
+            best, below = (max(loads), list(places)), max(loads)
+            return
+        tried = set()
+        for b in range(num_bins):  # two bins that are alike are one
+            if counts[b] == each or (loads[b], counts[b]) in tried or loads[b] + weights[item] >= below:
+                continue
+            tried.add((loads[b], counts[b]))
+            before = loads[b]
+            loads[b], counts[b], places[item] = before + weights[item], counts[b] + 1, b
+            place(item + 1)
+            loads[b], counts[b] = before, counts[b] - 1
+
+    place(0)
+    return best
+
+
+def _checked_loads(loads: Sequence[float], num_experts: int) -> list[float]:
+    if not num_experts or len(loads) != num_experts:
+        raise ValueError(f"loads must have a number for each of the {num_experts or 'experts'}: got {len(loads)}.")
+    for load in loads:
+        if not (isfinite(load) and load >= 0):
+            raise ValueError(f"a load must be 0 or more tokens, and finite: got {shown(load)}; count them again.")
+    return [float(load) for load in loads]
+
+
+def _checked_slots(num_experts: int, num_ranks: int, slots_a_rank: int) -> int:
+    slots = whole_number("slots_a_rank", slots_a_rank)
+    if num_ranks * slots < num_experts:
+        raise ValueError(
+            f"every expert must have a slot: got {num_ranks} ranks x {slots} for {num_experts}; "
+            f"try slots_a_rank={-(-num_experts // num_ranks)}."
+        )
+    return slots
