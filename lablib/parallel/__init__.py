@@ -63,6 +63,8 @@ Context parallel: every rank has all weights and some of the tokens of every seq
 
 Experts: a mixture's tokens go to the ranks that have their experts:
     expert_balance            which expert lies where, and which in several copies, so that the busiest rank has least
+    expert_against_dense      a mixture beside dense models of as many FLOPs or parameters, over numbers of GPUs
+    expert_published          two published comparisons beside what is predicted
 
 Several kinds at once:
     mesh                      named axes over ranks, the groups along them, and the order of axes as placement
@@ -263,3 +265,14 @@ from lablib.parallel.expert_balance import least_possible_load as least_possible
 from lablib.parallel.expert_balance import place_balanced as place_balanced
 from lablib.parallel.expert_balance import place_best as place_best
 from lablib.parallel.expert_balance import place_in_order as place_in_order
+from lablib.parallel.expert_against_dense import AgainstDense as AgainstDense
+from lablib.parallel.expert_against_dense import against_dense as against_dense
+from lablib.parallel.expert_against_dense import dense_of_equal_flops as dense_of_equal_flops
+from lablib.parallel.expert_against_dense import dense_of_equal_parameters as dense_of_equal_parameters
+from lablib.parallel.expert_against_dense import fewest_rows as fewest_rows
+from lablib.parallel.expert_against_dense import grouped_shares as grouped_shares
+from lablib.parallel.expert_against_dense import rows_of_an_expert as rows_of_an_expert
+from lablib.parallel.expert_published import OLMOE as OLMOE
+from lablib.parallel.expert_published import PUBLISHED_MIXTURES as PUBLISHED_MIXTURES
+from lablib.parallel.expert_published import PublishedMixture as PublishedMixture
+from lablib.parallel.expert_published import predicted_rates as predicted_rates

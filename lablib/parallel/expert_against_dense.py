@@ -1,0 +1,192 @@
+"""A mixture beside the dense models of as many FLOPs and of as many parameters: which is faster, on how many GPUs.
+
+By FLOPs alone a mixture is as fast as the dense model that a token would see of it. It is not, for three reasons, all
+of which few GPUs make worse:
+
+    states     every parameter has 16 or 18 bytes of states, visited or not: on few GPUs the mixture does not fit, or
+               only with small micro-batches, with recomputation or with ZeRO-3
+    few rows   of a micro-batch of t tokens each expert gets t e k / E rows, a few hundred where the dense MLP has t:
+               its weights are read from memory for so few rows (below), and more expert ranks bring more of them
+    constants  tokens are copied k times, sent and sorted; optimizer and gradients' sums go over all parameters
+
+A product of r rows does 2 r FLOPs for each weight of w bytes that it reads: below r = w R / (2 M) rows the memory is
+slower than the product (295 on an H100 in 16 bits). So the mixture's step is longer, and it pays where it learns the
+same from so many fewer tokens (`pays`). How many fewer is not predicted here, no planner knows a loss: see the figures
+in `expert_published.py`.
+
+Cost: some hundred predictions for each number of GPUs; nothing runs.
+Legend: E experts, k that a token visits, e expert ranks, t tokens of a rank's micro-batch, w bytes a number, R FLOP/s of
+a device, M bytes a second of its memory.
+Source: Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961, section 2.1 (as many FLOPs); Gale et al.,
+"MegaBlocks", 2022, arXiv 2211.15841 (grouped products); "Scalable Training of Mixture-of-Experts Models with Megatron
+Core", 2026, arXiv 2603.07685 (walls of memory, communication and compute); prices: lablib/plan.
+Simplified: even routing; the router's FLOPs are not given to the dense model; plans of one pipeline stage, no context
+axis, the best of each model under the same software.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lablib.cost import matmul_flops, matmul_time_s
+from lablib.hardware import Cluster, Device
+from lablib.hardware.catalogue import find_cluster
+from lablib.models.published import find_transformer
+from lablib.models.transformer import Experts, Transformer
+from lablib.plan.prediction import Prediction
+from lablib.plan.search import search
+from lablib.signature import checked, shown, whole_number
+
+_ONE_STAGE: Mapping[str, Any] = {"pipeline": 1, "context": 1, "schedule": "1f1b", "chunks": 1}
+
+
+@dataclass(frozen=True)
+class AgainstDense:
+    """The fastest plans that fit on some GPUs; None where none does.
+
+    Attributes:
+        num_gpus: n.
+        mixture, active, total: of the mixture, of the dense model with as many FLOPs a token, with as many parameters.
+        least_bytes: of a GPU, what the mixture's smallest plan needs.
+    """
+
+    num_gpus: int
+    mixture: Prediction | None
+    active: Prediction | None
+    total: Prediction | None
+    least_bytes: float
+
+    @property
+    def speed(self) -> float | None:
+        """The mixture's tokens a second over those of the dense model of as many FLOPs."""
+        return _over(self.mixture, self.active)
+
+    @property
+    def speed_over_total(self) -> float | None:
+        """The same over the dense model of as many parameters."""
+        return _over(self.mixture, self.total)
+
+    @property
+    def extra_s(self) -> dict[str, float]:
+        """Where the mixture's seconds go: each part of the step less the same of `active`. Empty where one is None."""
+        if not (self.mixture and self.active):
+            return {}
+        return {part: time_s - self.active.parts[part] for part, time_s in self.mixture.parts.items()}
+
+    @checked
+    def pays(self, saving: float) -> bool:
+        """Whether the mixture is done first, if it needs so many times fewer tokens than `active`.
+
+        Arguments:
+            saving: tokens that the dense model needs for the same loss, over the mixture's. Not known here.
+
+        Raises:
+            ValueError: none, or none at all.
+        """
+        if not 0 < saving < float("inf"):
+            raise ValueError(f"saving must be above 0 and finite: got {shown(saving)}; try 1.0, as many tokens.")
+        return self.mixture is not None and (self.speed is None or self.speed * saving > 1)
+
+
+@checked
+def against_dense(
+    model: str | Transformer,
+    cluster: str | Cluster,
+    num_gpus: Sequence[int],
+    sequences_a_gpu: int = 16,
+    **others: Any,
+) -> list[AgainstDense]:
+    """The mixture, and both dense models, on each number of GPUs.
+
+    Arguments:
+        model: one with experts.
+        num_gpus: how many.
+        sequences_a_gpu: of a step; more GPUs take a larger batch.
+        others: as for `lablib.plan.search`: stack, precision, seq_len, micro_batch, recompute, ...
+
+    Raises:
+        ValueError: a model without experts, and what `search` refuses.
+    """
+    mixture, cluster = find_transformer(model), find_cluster(cluster)
+    dense = dense_of_equal_flops(mixture), dense_of_equal_parameters(mixture)
+    sequences = whole_number("sequences_a_gpu", sequences_a_gpu)
+    compared = []
+    for n in num_gpus:
+        whole_number("num_gpus", n)
+        found = [search(one, cluster, n * sequences, gpus=n, **{**_ONE_STAGE, **others}) for one in (mixture, *dense)]
+        fastest, active, total = (one.best if len(one.order) else None for one in found)
+        possible = found[0].plans.peak_memory_bytes[found[0].plans.is_possible]
+        least_bytes = float(possible.min()) if len(possible) else float("inf")
+        compared.append(AgainstDense(n, fastest, active, total, least_bytes))
+    return compared
+
+
+@checked
+def dense_of_equal_flops(model: Transformer) -> Transformer:
+    """The dense model whose token has as many FLOPs: an MLP as wide as the experts that a token visits.
+
+    Raises:
+        ValueError: a model without experts.
+    """
+    experts = _experts_of(model)
+    return _dense(model, (experts.num_active + experts.num_shared) * experts.d_ff, "FLOPs")
+
+
+@checked
+def dense_of_equal_parameters(model: Transformer) -> Transformer:
+    """The dense model of as many parameters, all visited: an MLP as wide as all experts. Raises as above."""
+    experts = _experts_of(model)
+    return _dense(model, (experts.num_experts + experts.num_shared) * experts.d_ff, "parameters")
+
+
+@checked
+def rows_of_an_expert(model: Transformer, tokens: int, expert_ranks: int = 1) -> float:
+    """Tokens that an expert gets of one micro-batch, with even routing: t e k / E.
+
+    Arguments:
+        tokens: t, of the micro-batch of one rank.
+        expert_ranks: e, each with as many tokens.
+    """
+    experts = _experts_of(model)
+    return tokens * expert_ranks * experts.num_active / experts.num_experts
+
+
+@checked
+def grouped_shares(
+    rows: Sequence[int], columns: int, width: int, num_experts: int, device: Device, dtype: str = "bfloat16"
+) -> list[float]:
+    """What a grouped product reaches of the device's peak, [rows, width] x [width, columns] for each expert of a rank.
+
+    Arguments:
+        rows: tokens of each expert, one share for each.
+        num_experts: of the rank, in one kernel.
+    """
+    shares = []
+    for each in rows:
+        size = (whole_number("rows", each), columns, width)
+        time_s = float(matmul_time_s(*size, dtype, device, batch=num_experts)) + device.kernel_overhead_s
+        shares.append(float(matmul_flops(*size, batch=num_experts)) / time_s / device.peak(dtype))
+    return shares
+
+
+@checked
+def fewest_rows(device: Device, dtype: str = "bfloat16", element_bytes: int = 2) -> float:
+    """Rows below which an expert's weights take longer to read than to multiply: w R / (2 M)."""
+    return element_bytes * device.peak(dtype) / (2 * device.memory_bandwidth_bytes_per_s)
+
+
+def _experts_of(model: Transformer) -> Experts:
+    if model.experts is None:
+        raise ValueError(f"the model must have experts: got {model.name!r}; give one with experts=Experts(...).")
+    return model.experts
+
+
+def _dense(model: Transformer, width: int, what: str) -> Transformer:
+    """All layers as wide as expert layers and dense ones are in the mean."""
+    dense, mixed = model.num_layers - model.num_expert_layers, model.num_expert_layers
+    mean = round((dense * model.hidden_size + mixed * width) / model.num_layers)
+    return replace(model, name=f"{model.name}, dense, as many {what}", d_ff=mean, experts=None)
+
+
+def _over(one: Prediction | None, other: Prediction | None) -> float | None:
+    return one.tokens_per_s / other.tokens_per_s if one and other else None
