@@ -153,6 +153,18 @@ def _matmul_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
     return m, n, a[-1], call.out.numel() // max(1, m * n)
 
 
+def _grouped(call: OperatorCall, device: Device) -> float:
+    """One product for each group of rows. Only values tell where a group ends: all are taken to be as long."""
+    a, b = call["self"], call["mat2"]
+    if b.ndim == 3:  # [M, K] x [E, K, N]: the rows are in groups
+        sizes = -(-a.shape[0] // b.shape[0]), b.shape[2], a.shape[1]
+    else:  # [N, M] x [M, K] -> [E, N, K]: what is summed is, as for the gradient of weights
+        sizes = a.shape[0], b.shape[1], -(-a.shape[1] // call.out.shape[0])
+    groups = b.shape[0] if b.ndim == 3 else call.out.shape[0]
+    rows = (_row(a), _row(b), b.shape[-1])
+    return matmul_compute_s(*sizes, peak_name(a.dtype), device, batch=groups, rows=rows)
+
+
 # ---- attention ----
 
 
@@ -227,6 +239,7 @@ _SECONDS: dict[str, _Seconds] = {
     "bmm": _product("self", "mat2"),
     "baddbmm": _product("batch1", "batch2"),
     "_scaled_mm": _product("self", "mat2"),
+    "_grouped_mm": _grouped,
     "linear": _linear,
     "matmul": _matmul,
     "scaled_dot_product_attention": _attention(backward=False),
@@ -240,6 +253,7 @@ _SECONDS: dict[str, _Seconds] = {
 
 # What torch's table lacks: the CPU's own fused attention, fused layers, and what `inference_mode` does not take apart.
 _FLOPS: dict[str, _Flops] = {
+    "_grouped_mm": lambda call: 2.0 * call["self"].numel() * call["mat2"].shape[-1],
     "linear": lambda call: 2.0 * call["input"].numel() * call["weight"].shape[0],
     "matmul": lambda call: 2.0 * prod(_matmul_sizes(call)),
     "scaled_dot_product_attention": _sdpa_flops,

@@ -61,7 +61,11 @@ Context parallel: every rank has all weights and some of the tokens of every seq
     context_time              seconds of each way, what nothing hides, and where each wins
     context_published         a published table of three rings beside what is predicted
 
-Experts: a mixture's tokens go to the ranks that have their experts:
+Experts: every token is seen by few of many MLPs, which are spread over ranks:
+    expert_routing            which experts see a token, and the weight of what each says
+    expert_losses             auxiliary loss, z-loss and the bias without a loss, over the tokens of all ranks
+    expert_dispatch           tokens to the rows of their experts and back: by masks, then sorted; capacity, dropless
+    expert_products           rows of each expert times its matrix: a loop, padded, one grouped kernel
     expert_balance            which expert lies where, and which in several copies, so that the busiest rank has least
     expert_against_dense      a mixture beside dense models of as many FLOPs or parameters, over numbers of GPUs
     expert_published          two published comparisons beside what is predicted
@@ -260,6 +264,31 @@ from lablib.parallel.context_published import PUBLISHED_RINGS as PUBLISHED_RINGS
 from lablib.parallel.context_published import PublishedRing as PublishedRing
 from lablib.parallel.context_published import counted_efficiencies as counted_efficiencies
 from lablib.parallel.context_published import predicted_efficiencies as predicted_efficiencies
+from lablib.parallel.expert_routing import Routing as Routing
+from lablib.parallel.expert_routing import check_choices as check_choices
+from lablib.parallel.expert_routing import route as route
+from lablib.parallel.expert_routing import sigmoid_gates as sigmoid_gates
+from lablib.parallel.expert_routing import softmax_gates as softmax_gates
+from lablib.parallel.expert_losses import Load as Load
+from lablib.parallel.expert_losses import balancing_loss as balancing_loss
+from lablib.parallel.expert_losses import group_load as group_load
+from lablib.parallel.expert_losses import own_load as own_load
+from lablib.parallel.expert_losses import router_z_loss as router_z_loss
+from lablib.parallel.expert_losses import update_bias_ as update_bias_
+from lablib.parallel.expert_dispatch import LATEST as LATEST
+from lablib.parallel.expert_dispatch import SCORE as SCORE
+from lablib.parallel.expert_dispatch import Drop as Drop
+from lablib.parallel.expert_dispatch import Permutation as Permutation
+from lablib.parallel.expert_dispatch import combine as combine
+from lablib.parallel.expert_dispatch import dispatch as dispatch
+from lablib.parallel.expert_dispatch import expert_capacity as expert_capacity
+from lablib.parallel.expert_dispatch import naive_combine as naive_combine
+from lablib.parallel.expert_dispatch import naive_dispatch as naive_dispatch
+from lablib.parallel.expert_dispatch import naive_masks as naive_masks
+from lablib.parallel.expert_dispatch import sort_by_expert as sort_by_expert
+from lablib.parallel.expert_products import grouped_product as grouped_product
+from lablib.parallel.expert_products import loop_product as loop_product
+from lablib.parallel.expert_products import padded_product as padded_product
 from lablib.parallel.expert_balance import Placement as Placement
 from lablib.parallel.expert_balance import least_possible_load as least_possible_load
 from lablib.parallel.expert_balance import place_balanced as place_balanced

@@ -1,0 +1,109 @@
+"""Products of uneven groups: the rows of each expert times that expert's matrix.
+
+    loop      one product for each expert: exact in every dtype, and a launch for each
+    padded    all groups as long as the longest, one batched product: what an uneven load makes larger is thrown away
+    grouped   one kernel that knows where each group ends (torch's grouped_mm)
+
+    counts 3 1 2 0    loop: 3 products of 3, 1, 2 rows and one of 0    padded: 4 x 3 rows    grouped: 6 rows, one kernel
+
+All three are called the same way and say the same, up to the order in which a product adds.
+
+Cost for M rows in E groups, the longest of C rows:
+    FLOPs       2 M D F forward, twice that backward; padded 2 E C D F: max / mean of the counts times as much
+    launches    loop 3 E, padded 3 and copies of rows, grouped 3
+    peak bytes  padded: E C (D + F) w beside M (D + F) w
+Shapes: M rows, E groups (experts), D width in, F width out.
+Source: Gale et al., "MegaBlocks", 2022, arXiv 2211.15841, section 3 (what padding costs) and section 5 (block-sparse
+products); torch.nn.functional.grouped_mm (torch 2.13, documentation).
+Simplified: `grouped_product` takes what the kernel takes: float32 and 16 bits, rows of a multiple of 16 bytes; under
+fidelity="shapes" torch's formula of its shapes is for bfloat16 alone.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+Product = Callable[[Tensor, Tensor, Sequence[int]], Tensor]  # (x_MD, w_EDF, counts) -> [M, F]
+
+
+def loop_product(
+    x_MD: Float[Tensor, "M D"], w_EDF: Float[Tensor, "E D F"], counts: Sequence[int]
+) -> Float[Tensor, "M F"]:
+    """One product for each group.
+
+    Arguments:
+        x_MD: rows, group behind group.
+        w_EDF: a matrix for each group.
+        counts: rows of each group; they sum to M.
+
+    Raises:
+        ValueError: counts that are not of E groups, or do not sum to M.
+    """
+    _require_groups(x_MD, w_EDF, counts)
+    # unbind, not w[e]: its backward stacks E gradients, where each w[e] would make zeros as large as all of w.
+    pairs = zip(x_MD.split(list(counts)), w_EDF.unbind(), strict=True)
+    return torch.cat([x_mD @ w_DF for x_mD, w_DF in pairs])
+
+
+def padded_product(
+    x_MD: Float[Tensor, "M D"], w_EDF: Float[Tensor, "E D F"], counts: Sequence[int]
+) -> Float[Tensor, "M F"]:
+    """One batched product of groups that are filled up with zeros. Arguments and Raises as `loop_product`."""
+    _require_groups(x_MD, w_EDF, counts)
+    longest, groups = max(counts), len(counts)
+    if not longest:
+        return loop_product(x_MD, w_EDF, counts)  # of no rows
+    if longest * groups == len(x_MD):  # all equal: nothing to fill up
+        return (x_MD.view(groups, longest, -1) @ w_EDF).flatten(0, 1)
+    # Row m of group e lies in place e C + its number in the group: m moves on by what earlier groups were filled up.
+    moved = [group * longest - start for group, start in enumerate(_starts(counts))]
+    by_group = torch.tensor([moved, list(counts)], device=x_MD.device)
+    places_M = torch.arange(len(x_MD), device=x_MD.device)
+    places_M = places_M + by_group[0].repeat_interleave(by_group[1], output_size=len(x_MD))
+    padded = x_MD.new_zeros(groups * longest, x_MD.shape[1]).index_copy(0, places_M, x_MD)
+    return (padded.view(groups, longest, -1) @ w_EDF).flatten(0, 1).index_select(0, places_M)
+
+
+def grouped_product(
+    x_MD: Float[Tensor, "M D"], w_EDF: Float[Tensor, "E D F"], counts: Sequence[int]
+) -> Float[Tensor, "M F"]:
+    """One kernel for all groups. Arguments as `loop_product`.
+
+    Raises:
+        ValueError: as `loop_product`; float64, or rows that are no multiple of 16 bytes.
+    """
+    _require_groups(x_MD, w_EDF, counts)
+    if x_MD.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x_MD.dtype != w_EDF.dtype:
+        raise ValueError(
+            f"grouped_mm takes float32, bfloat16 or float16, both the same: got {x_MD.dtype} and {w_EDF.dtype}; "
+            "use loop_product."
+        )
+    if any(size * x_MD.element_size() % 16 for size in w_EDF.shape[1:]):
+        raise ValueError(
+            f"grouped_mm takes rows of a multiple of 16 bytes: got {w_EDF.shape[1]} and {w_EDF.shape[2]} numbers of "
+            f"{x_MD.element_size()} bytes; use loop_product, or widths that are a multiple of "
+            f"{16 // x_MD.element_size()}."
+        )
+    if not len(x_MD):
+        return loop_product(x_MD, w_EDF, counts)  # the kernel takes no empty rows
+    ends_E = torch.tensor(list(accumulate(counts)), dtype=torch.int32, device=x_MD.device)
+    y_MF = F.grouped_mm(x_MD.contiguous(), w_EDF, offs=ends_E)
+    if y_MF.requires_grad:
+        y_MF.register_hook(torch.Tensor.contiguous)  # the kernel refuses the gradient of a sum, whose strides are 0
+    return y_MF
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [0, *accumulate(counts)][:-1]
+
+
+def _require_groups(x_MD: Tensor, w_EDF: Tensor, counts: Sequence[int]) -> None:
+    if len(counts) != len(w_EDF) or sum(counts) != len(x_MD):
+        raise ValueError(
+            f"counts must be of {len(w_EDF)} groups and sum to {len(x_MD)} rows: got {len(counts)} groups of "
+            f"{sum(counts)} rows."
+        )
