@@ -72,6 +72,10 @@ Experts: every token is seen by few of many MLPs, which are spread over ranks:
 
 Several kinds at once:
     mesh                      named axes over ranks, the groups along them, and the order of axes as placement
+    combined_check            a combination of axes as data, and what is wrong with one before any rank starts
+    combined_part             this rank's layers, tokens and rows of a plain GPT
+    combined_optimizer        ZeRO-1 over the ranks with the same part; the norm of a gradient that lies on every axis
+    combined_step             a whole step on a mesh: all of these, mixed precision and clipping
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -252,6 +256,11 @@ from lablib.parallel.context_parallel import ContextParallel as ContextParallel
 from lablib.parallel.context_parallel import all_reduce_sum as all_reduce_sum
 from lablib.parallel.context_parallel import check_context as check_context
 from lablib.parallel.mesh import Mesh as Mesh
+from lablib.parallel.combined_check import Combination as Combination
+from lablib.parallel.combined_part import Part as Part
+from lablib.parallel.combined_optimizer import CombinedOptimizer as CombinedOptimizer
+from lablib.parallel.combined_step import CombinedStep as CombinedStep
+from lablib.parallel.combined_step import Stepped as Stepped
 from lablib.parallel.context_bytes import ContextSizes as ContextSizes
 from lablib.parallel.context_bytes import context_kept_bytes as context_kept_bytes
 from lablib.parallel.context_bytes import context_sent_bytes as context_sent_bytes

@@ -188,7 +188,7 @@ def _styles_of(names: Names, plan: Plan) -> dict[nn.Module, Style]:
     patterns: dict[nn.Module, str] = {}
     for pattern, style in plan.items():
         check_type(f"plan: {pattern}", style, Style)
-        found = [module for module, its in names.items() if any(_fits(name, pattern) for name in its)]
+        found = [module for module, its in names.items() if any(fits(name, pattern) for name in its)]
         if not found:
             near = get_close_matches(pattern, [name for its in names.values() for name in its], 1)
             raise ValueError(
@@ -205,7 +205,8 @@ def _styles_of(names: Names, plan: Plan) -> dict[nn.Module, Style]:
     return {module: plan[pattern] for module, pattern in patterns.items()}
 
 
-def _fits(name: str, pattern: str) -> bool:
+def fits(name: str, pattern: str) -> bool:
+    """Whether a pattern of a plan stands for a module's name."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 

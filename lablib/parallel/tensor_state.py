@@ -25,13 +25,13 @@ from lablib.parallel.tensor_regions import Group, all_gather_dim, shard_range
 
 def full_parameters(module: nn.Module) -> dict[str, Tensor]:
     """The parameters as one device has them, copies, by name. Communicates: an all-gather for each shard."""
-    return {name: _whole(param.detach(), owner, key) for name, param, owner, key in each_parameter(module)}
+    return {name: whole(param.detach(), owner, key) for name, param, owner, key in each_parameter(module)}
 
 
 def full_gradients(module: nn.Module) -> dict[str, Tensor]:
     """The gradients as one device has them, copies, by name; without those that are None. Communicates likewise."""
     return {
-        name: _whole(param.grad, owner, key)
+        name: whole(param.grad, owner, key)
         for name, param, owner, key in each_parameter(module)
         if param.grad is not None
     }
@@ -58,7 +58,8 @@ def each_parameter(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Mo
                 yield f"{path}.{key}".removeprefix("."), param, owner, key
 
 
-def _whole(tensor: Tensor, owner: Any, key: str) -> Tensor:
+def whole(tensor: Tensor, owner: Any, key: str) -> Tensor:
+    """Something like a parameter of a layer (itself, its gradient) as one device has it, a copy. Communicates."""
     if key not in getattr(owner, "cuts", {}):
         return tensor.clone()
     dim, size = owner.cuts[key]

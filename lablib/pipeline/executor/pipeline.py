@@ -37,7 +37,7 @@ from torch.profiler import record_function
 
 from lablib.pipeline.communication import with_communication
 from lablib.pipeline.executor.actions import Actions, LossFn, MicroBatches, seed_of
-from lablib.pipeline.executor.boundaries import Boundaries
+from lablib.pipeline.executor.boundaries import Boundaries, Shape
 from lablib.pipeline.executor.checks import check_micro_batches, check_pieces, check_ranks
 from lablib.pipeline.executor.exchange import Messages
 from lablib.pipeline.executor.tied import sum_tied_gradients, tied_parameters
@@ -47,6 +47,7 @@ from lablib.pipeline.validate import check
 from lablib.signature import checked
 
 OnGradients = Callable[[int, nn.Module], Any]
+ShapesOf = Callable[[Tensor], Sequence[Shape]]
 
 
 class Pipeline:
@@ -60,6 +61,8 @@ class Pipeline:
         recompute: hold only the inputs of pieces, and run the pieces again in backward.
         seed: of the random numbers in the pieces (dropout), which are then the same whatever the plan; None: each rank
             draws from its generator in the order of its actions.
+        shapes_of: of a micro-batch's input, the shape and dtype of what each piece but the last gives to the next;
+            None: found by running the pieces on "meta", which those that communicate (tensor parallelism) cannot.
 
     Attributes:
         pieces: those of this rank, by number.
@@ -80,6 +83,7 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,
         recompute: bool = False,
         seed: int | None = None,
+        shapes_of: ShapesOf | None = None,
     ):
         check(plan)
         self.communication = with_communication(plan) if isinstance(plan, Plan) else plan
@@ -89,7 +93,7 @@ class Pipeline:
         self.rank = dist.get_rank(group)
         own = [number for number, rank in enumerate(self.plan.rank_of) if rank == self.rank]
         self.pieces = {number: pieces[number] for number in own}
-        self._boundaries = Boundaries(pieces, own)
+        self._shapes_of = Boundaries(pieces, own).of if shapes_of is None else shapes_of
         self._tied = tied_parameters(pieces, self.plan.rank_of, self.rank)
         self._loss_fn, self._recompute, self._seed, self._num_steps = loss_fn, recompute, seed, 0
         self._device = next((param.device for param in self.parameters()), torch.get_default_device())
@@ -128,7 +132,7 @@ class Pipeline:
         """
         # ---- 1. look ----
         batch = MicroBatches(inputs, targets, check_micro_batches(self.plan, inputs, targets, weights))
-        messages = Messages(self.communication, self.group, [self._boundaries.of(x) for x in inputs], self._device)
+        messages = Messages(self.communication, self.group, [self._shapes_of(x) for x in inputs], self._device)
         seeds = None if self._seed is None else partial(seed_of, self._seed, self._num_steps)
         actions = Actions(self.plan, self.pieces, messages, batch, self._loss_fn, self._recompute, seeds)
         # ---- 2. act ----

@@ -36,7 +36,7 @@ class Embedding(nn.Module):
         self.token_embedding, self.position_embedding = model.token_embedding, model.position_embedding
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        seq_len, longest = tokens_BT.shape[1], self.position_embedding.num_embeddings
+        seq_len, longest = tokens_BT.shape[1], len(self.position_embedding.weight)
         if seq_len > longest:
             raise ValueError(f"a sequence must have at most max_seq_len={longest} tokens: got {seq_len}.")
         positions_T = torch.arange(seq_len, device=tokens_BT.device)

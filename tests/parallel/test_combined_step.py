@@ -1,0 +1,319 @@
+"""A whole step on a mesh of several axes: loss, raw gradients, norm and parameters of one device, in float64 by SGD."""
+
+import math
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lablib import RankError, launch
+from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.parallel import Combination, CombinedStep, Mesh, gathered_attention, ulysses_attention
+from lablib.precision.autocast import autocast
+from lablib.precision.loss_scaling import LossScaler, ScaleRule
+
+EXACT: Any = {"rtol": 1e-10, "atol": 1e-13}
+SLOWER = pytest.mark.thorough
+CONFIG = GPTConfig(4, 8, 4, vocab_size=12, max_seq_len=16, d_ff=12)
+MAX_NORM = 0.3  # below the norm of the first gradient, so that clipping bites: asserted below
+Trained = tuple[float, float, dict[str, Tensor], dict[str, Tensor]]  # loss, norm, gradients, parameters later
+
+
+def batch(config: GPTConfig, size: int, seq_len: int) -> tuple[Tensor, Tensor]:
+    drawn = torch.randint(0, config.vocab_size, (size, seq_len + 1), generator=torch.Generator().manual_seed(3))
+    return drawn[:, :-1].clone(), drawn[:, 1:].clone()
+
+
+def moved(config: GPTConfig, dtype: torch.dtype = torch.float64) -> GPT:
+    """Biases and norms away from 0 and 1, so that none of them may be forgotten."""
+    model, generator = GPT(config, dtype=dtype), torch.Generator().manual_seed(7)
+    for param in model.parameters():
+        param.data += 0.1 * torch.randn(param.shape, generator=generator, dtype=torch.float64).to(dtype)
+    return model
+
+
+def one_device(how: Combination, steps: int = 2) -> Trained:
+    """The reference: no mesh, no micro-batches."""
+    model = moved(how.config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens, targets = batch(how.config, how.batch_size, how.seq_len)
+    found: list[Any] = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens), targets)
+        loss.backward()
+        grads = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        found = found or [loss.item(), norm.item(), grads]
+        optimizer.step()
+    assert found[1] > 1.5 * MAX_NORM
+    return (*found, {name: param.detach() for name, param in model.named_parameters()})  # pyright: ignore
+
+
+def train(how: Combination, steps: int = 2) -> Trained:
+    optimizer_fn = partial(torch.optim.SGD, lr=0.1)
+    step = CombinedStep(how, optimizer_fn, max_norm=MAX_NORM, model=moved(how.config))
+    tokens, targets = batch(how.config, how.batch_size, how.seq_len)
+    loss, grads = step.backward(tokens, targets), step.full_gradients()
+    norm, _ = step.update()
+    for _ in range(steps - 1):
+        step(tokens, targets)
+    return loss.item(), norm.item(), grads, step.full_parameters()
+
+
+def assert_is_one_device(how: Combination, values: list[Any], reference: Trained | None = None) -> None:
+    loss, norm, grads, params = reference or one_device(how)
+    for found_loss, found_norm, found_grads, found_params in values:
+        assert found_loss == pytest.approx(loss, rel=1e-12)
+        assert found_norm == pytest.approx(norm, rel=1e-11)
+        torch.testing.assert_close(found_grads, grads, **EXACT)
+        torch.testing.assert_close(found_params, params, **EXACT)
+
+
+def run(how: Combination, **options: Any) -> list[Any]:
+    return launch(train, how, ranks=how.mesh.num_ranks, trace=False, **options).values
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ({"data": 2, "pipeline": 2, "tensor": 2}, {"sequence_parallel": True}),
+        pytest.param({"data": 2, "pipeline": 2, "tensor": 2}, {}, marks=SLOWER),
+        ({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "interleaved", "num_chunks": 2, "recompute": True}),
+        ({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "zb-v", "sequence_parallel": True}),
+        pytest.param({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "zb-h1"}, marks=SLOWER),
+        ({"data": 2, "pipeline": 4, "tensor": 2}, {"sequence_parallel": True}),
+        ({"data": 2, "pipeline": 2, "tensor": 4}, {"sequence_parallel": True}),
+        pytest.param({"data": 4, "pipeline": 2, "tensor": 2}, {}, marks=SLOWER),
+        ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"sequence_parallel": True}),
+        pytest.param({"pipeline": 2, "context": 2, "tensor": 2}, {"attention": gathered_attention}, marks=SLOWER),
+        ({"context": 2, "tensor": 2}, {"attention": ulysses_attention, "sequence_parallel": True}),
+    ],
+    ids=str,
+)
+def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, options: Any):
+    how = Combination(CONFIG, Mesh(**sizes), 8, 16, num_micro_batches=2, **options)
+    assert_is_one_device(how, run(how))
+
+
+def test_every_order_of_the_axes_gives_the_same_gradients():
+    reference = None
+    for axes in permutations(("data", "pipeline", "tensor")):
+        mesh = Mesh(data=2, pipeline=2, tensor=2).reordered(*axes)
+        how = Combination(CONFIG, mesh, 4, 8, num_micro_batches=2, sequence_parallel=True)
+        reference = reference or one_device(how, steps=1)
+        values = launch(train, how, 1, ranks=8, trace=False).values
+        assert_is_one_device(how, values, reference)
+
+
+@given(data=st.data())
+@settings(max_examples=6)
+def test_drawn_meshes_give_the_gradients_of_one_device(data: Any):
+    """Uneven layers, heads, vocabularies and hidden widths; any axis may have one rank, or be left out."""
+    size = st.sampled_from([1, 2, 3])
+    sizes = {axis: data.draw(size) for axis in data.draw(st.permutations(["data", "context", "pipeline", "tensor"]))}
+    while math.prod(sizes.values()) > 12:
+        sizes[max(sizes, key=lambda axis: sizes[axis])] = 1
+    context, tensor = sizes["context"], sizes["tensor"]
+    config = GPTConfig(
+        num_layers=data.draw(st.integers(2, 4)),
+        d_model=12,
+        num_heads=tensor * data.draw(st.integers(1, 2)) if tensor < 3 else 3,
+        vocab_size=data.draw(st.integers(3, 14)),
+        max_seq_len=48,
+        d_ff=data.draw(st.integers(1, 9)),
+        tied_head=data.draw(st.booleans()),
+    )
+    num_micro_batches = data.draw(st.integers(1, 3))
+    how = Combination(
+        config,
+        Mesh(**sizes),
+        sizes["data"] * num_micro_batches * data.draw(st.integers(1, 2)),
+        2 * context * tensor,
+        num_micro_batches=num_micro_batches,
+        schedule=data.draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
+        sequence_parallel=data.draw(st.booleans()),
+        uneven_vocabulary=data.draw(st.sampled_from(["chunk", "pad"])),
+        recompute=data.draw(st.booleans()),
+    )
+    assert_is_one_device(how, run(how))
+
+
+def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_to_the_bit():
+    how = Combination(CONFIG, Mesh(pipeline=2, tensor=2), 4, 8, num_micro_batches=2, sequence_parallel=True)
+    first, again = run(how), run(how)
+    for (loss, norm, *tensors), (loss_2, norm_2, *tensors_2) in zip(first, again, strict=True):
+        assert (loss, norm) == (loss_2, norm_2)
+        for one, other in zip(tensors, tensors_2, strict=True):
+            assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert_is_one_device(how, launch(train, how, ranks=4, backend="gloo").values, first[0])
+
+
+@SLOWER
+def test_real_processes_share_data_and_tensors():
+    how = Combination(CONFIG, Mesh(data=2, tensor=2), 4, 8, num_micro_batches=2, sequence_parallel=True)
+    assert_is_one_device(how, launch(train, how, ranks=4, backend="gloo").values)
+
+
+def test_the_optimizers_state_is_cut_over_data_and_context():
+    how = Combination(CONFIG, Mesh(data=2, context=2, tensor=2), 4, 8)
+
+    def program() -> tuple[int, int]:
+        step = CombinedStep(how, partial(torch.optim.AdamW, lr=0.1), dtype=torch.float64)
+        step(*batch(CONFIG, 4, 8))
+        state = step.sharded.optimizer.state.values()
+        return sum(each["exp_avg"].numel() for each in state), sum(p.numel() for p in step.part.parameters())
+
+    for in_state, params in launch(program, ranks=8, trace=False).values:
+        assert params / 4 <= in_state < params / 4 + 8  # padding of each buffer
+
+
+# ---- mixed precision ----
+
+
+def test_bf16_is_that_of_one_device_under_the_same_autocast():
+    """BF16 has 8 bits: products of shards, rounded apart and then summed, differ in the last of them.
+
+    So loss and gradients agree to a few times 2^-8, where one device's own distance to float32 is as large.
+    """
+    mesh = Mesh(data=2, pipeline=2, tensor=2)
+    how = Combination(CONFIG, mesh, 8, 16, num_micro_batches=2, sequence_parallel=True, autocast=torch.bfloat16)
+    tokens, targets = batch(CONFIG, 8, 16)
+    model = moved(CONFIG, torch.float32)
+    with autocast("cpu", torch.bfloat16):
+        logits = model(tokens)
+    loss = next_token_loss(logits, targets)
+    loss.backward()
+    wanted = torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None])
+
+    def program() -> tuple[float, Tensor]:
+        step = CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=moved(CONFIG, torch.float32))
+        found = step.backward(tokens, targets)
+        grads = step.full_gradients()
+        return found.item(), torch.cat([grads[name].flatten() for name, _ in model.named_parameters()])
+
+    for found, grads in launch(program, ranks=8, trace=False).values:
+        assert found == pytest.approx(loss.item(), rel=2**-8)
+        assert grads.dtype == torch.float32
+        assert (grads - wanted).norm() < 2**-6 * wanted.norm()
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all():
+    """FP16 with a scale that is too large at first: halved on all ranks until a step is taken, then as one device."""
+    mesh = Mesh(data=2, pipeline=2, tensor=2)
+    how = Combination(CONFIG, mesh, 4, 8, num_micro_batches=2, autocast=torch.float16)
+    tokens, targets = batch(CONFIG, 4, 8)
+
+    def program() -> tuple[list[bool], float, bool, float]:
+        scaler = LossScaler(ScaleRule(2.0**20))
+        step = CombinedStep(how, partial(torch.optim.SGD, lr=0.1), scaler=scaler, model=moved(CONFIG, torch.float32))
+        skipped, is_same = [], True
+        while not skipped or skipped[-1]:
+            before = step.full_parameters()
+            _, norm, was_skipped = step(tokens, targets)
+            skipped.append(was_skipped)
+            after = step.full_parameters()
+            is_same &= all(torch.equal(after[name], before[name]) for name in before) == was_skipped
+        return skipped, scaler.loss_scale, is_same, norm.item()
+
+    model = moved(CONFIG, torch.float32)
+    next_token_loss(model(tokens), targets).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()
+    values = launch(program, ranks=8, trace=False).values
+    skipped, scale, _, _ = values[0]
+    assert len(skipped) > 2 and scale == 2.0 ** (20 - len(skipped) + 1)
+    for found in values:
+        assert found[:3] == (skipped, scale, True)
+        assert found[3] == pytest.approx(norm, rel=0.02)  # unscaled: FP16 has 11 bits, and a norm sums many roundings
+
+
+# ---- what is refused ----
+
+
+def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **options: Any) -> Combination:
+    config = options.pop("config", CONFIG)
+    return Combination(config, mesh or Mesh(data=2, pipeline=2, tensor=2), batch_size, seq_len, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: of(Mesh(data=2, tensr=2)), "axis.*tensr.*tensor"),
+        (
+            lambda: of(batch_size=6, num_micro_batches=2),
+            "multiple of data \\* num_micro_batches: got 6 for 2 \\* 2; try 8",
+        ),
+        (lambda: of(num_micro_batches=0), "num_micro_batches must be a whole number, 1 or more"),
+        (lambda: of(seq_len=17), "at most max_seq_len=16 tokens: got 17"),
+        (lambda: of(Mesh(context=4, tensor=2), seq_len=7), "a token for each piece of its order: got 7"),
+        (
+            lambda: of(Mesh(context=2), seq_len=9),
+            "equally many tokens of a sequence: got 9 tokens for context 2; pad to 12",
+        ),
+        (
+            lambda: of(Mesh(context=2, tensor=2), seq_len=12, sequence_parallel=True, config=CONFIG),
+            None,
+        ),
+        (
+            lambda: of(Mesh(context=2, tensor=4), seq_len=12, sequence_parallel=True),
+            "got 12 tokens for context 2 and tensor 4 with sequence parallelism; pad to 16",
+        ),
+        (lambda: of(Mesh(tensor=3)), "num_heads must be a multiple of the ranks: got 4 .* on 3 ranks; try 2"),
+        (
+            lambda: of(Mesh(tensor=4), config=GPTConfig(4, 8, 4, vocab_size=13, max_seq_len=16)),
+            "vocabulary must be a mul",
+        ),
+        (lambda: of(Mesh(context=4, tensor=2), attention=ulysses_attention), "heads"),
+        (lambda: of(Mesh(pipeline=8)), "every piece needs a layer: got 6 layers for 8 pieces; cut into 6 or fewer"),
+        (lambda: of(schedule="interleaved", num_chunks=2, num_micro_batches=1), "num_microbatches"),
+        (
+            lambda: of(schedule="zb-h1", num_micro_batches=1, autocast=torch.bfloat16),
+            "put off do not pass through autocast",
+        ),
+        (lambda: of(schedule="1f2b"), "schedule.*1f1b"),
+        (lambda: of(autocast=torch.float64), "autocast must be torch.bfloat16 or torch.float16, or None"),
+        (lambda: of(uneven_vocabulary="cut"), "uneven must be"),
+        (lambda: of(mesh=(2, 2)), "Combination: mesh must be"),  # pyright: ignore
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_any_starts(call: Any, message: str | None):
+    if message is None:
+        call()
+        return
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_what_does_not_fit_the_combination_is_refused_on_the_rank():
+    how = of(Mesh(pipeline=2), 2, 4)
+    with pytest.raises(RankError, match="pipeline 2 = 2 for 3; try pipeline=3"):
+        launch(lambda: CombinedStep(how, partial(torch.optim.SGD, lr=0.1)), ranks=3)
+
+    def program() -> None:
+        CombinedStep(how, partial(torch.optim.SGD, lr=0.1))(*batch(CONFIG, 2, 8))
+
+    with pytest.raises(RankError, match="batch_size x seq_len = \\[2, 4\\] .* got tokens \\[2, 8\\]"):
+        launch(program, ranks=2)
+    with pytest.raises(RankError, match="max_norm must be positive: got 0"):
+        launch(lambda: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), max_norm=0), ranks=2)
+
+
+def test_the_model_that_is_given_is_left_as_it_is():
+    how = of(Mesh(pipeline=2, tensor=2), 2, 4)
+    model = moved(CONFIG)
+    before = {name: param.clone() for name, param in model.named_parameters()}
+
+    def program() -> None:
+        step = CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=model)
+        step(*batch(CONFIG, 2, 4))
+        assert not dist.get_rank() or all(p.grad is not None for p in step.part.parameters())
+
+    launch(program, ranks=4, trace=False)
+    for name, param in model.named_parameters():
+        assert torch.equal(param, before[name]) and param.grad is None
