@@ -15,8 +15,8 @@ same from so many fewer tokens (`pays`). How many fewer is not predicted here, n
 in `expert_published.py`.
 
 Cost: some hundred predictions for each number of GPUs; nothing runs.
-Legend: E experts, k that a token visits, e expert ranks, t tokens of a rank's micro-batch, w bytes a number, R FLOP/s of
-a device, M bytes a second of its memory.
+Legend: E experts, k that a token visits, e expert ranks, t tokens of a rank's micro-batch, w bytes a number, R FLOP/s
+of a device, M bytes a second of its memory.
 Source: Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961, section 2.1 (as many FLOPs); Gale et al.,
 "MegaBlocks", 2022, arXiv 2211.15841 (grouped products); "Scalable Training of Mixture-of-Experts Models with Megatron
 Core", 2026, arXiv 2603.07685 (walls of memory, communication and compute); prices: lablib/plan.

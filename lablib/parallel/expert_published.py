@@ -9,14 +9,14 @@ So a mixture was slower than the dense model of as many FLOPs, and faster than t
 predicted from the sizes, with software of the time, for the micro-batches of 1, 2 and 4 sequences that are not printed:
 
     OLMoE        0.32, 0.56, 0.79: 0.63 lies between 2 and 4. Under ZeRO-3 all 6.9B are gathered for each micro-batch:
-                 the smaller it is, the less there is to hide it. The dense model's own rate comes out 25% too fast
+                 the smaller it is, the less there is to hide it. The dense model's rate is 14 to 34% too fast
     DeepSpeed    4.9, 4.6, 4.6 with 8 tensor ranks for the dense model, and full recomputation: the ratio is within 15%,
                  both rates 1.4 to 1.9 times too fast
 
 Cost: some predictions; nothing runs.
 Source: Muennighoff et al., "OLMoE", 2024, arXiv 2409.02060, section 4.1.1 and figure 4; "DeepSpeed-MoE for NLG:
 Reducing the training cost of language models by 5 times", 2021 (deepspeed.ai, table 2), and Rajbhandari et al., 2022,
-arXiv 2201.05596, section 3. What tokens are worth is theirs, measured for those models and data; nothing here predicts it.
+arXiv 2201.05596, section 3. What tokens are worth is theirs, for those models and data; nothing here predicts it.
 Simplified: OLMoE's batch is taken to be 1,024 sequences; DeepSpeed's mixture, in every second layer, as the upper half
 of the layers; its plans are not printed: data parallel with 128 expert ranks, and for the dense model 8 tensor ranks.
 """
