@@ -42,6 +42,7 @@ from lablib.memory.step_memory import memory_of_step
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import Result as Trial
 from lablib.optim.evidence import difference
+from lablib.parallel.expert_against_dense import AgainstDense
 from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.simulation import simulate
 from lablib.plan import Parallel, Prediction, search
@@ -93,6 +94,10 @@ def prediction(**changes: Any) -> Prediction:
     numbers |= {"communication": {MARK: (1.0, 0.5)}, "memory": (stage | {"other": 1e9},), "memory_limit_bytes": 8e9}
     names = dict.fromkeys(("name", "cluster", "schedule", "recompute", "precision"), MARK) | {"notes": (MARK,)}
     return Prediction(**numbers | names | {"parallel": Parallel(data=8)} | changes)
+
+
+def against_dense_model() -> AgainstDense:
+    return AgainstDense(8, prediction(), prediction(), None, 1e9)
 
 
 def found_by_search() -> Any:
@@ -208,6 +213,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_tensor_times": lambda: figures.figure_tensor_times([1, 2], [2.0, 1.0], [0.0, 0.5], 1, title=MARK),
     "figure_matrices": lambda: figures.figure_matrices({MARK: [[1.0, 2.0]]}, {MARK: (1, 2)}, title=MARK),
     "figure_context_times": lambda: figures.figure_context_times([1024, 2048], {MARK: [0.5, 0.9]}, title=MARK),
+    "figure_expert_load": lambda: figures.figure_expert_load([[1.0, 2.0]], title=MARK, summary=f"{MARK}."),
+    "figure_rank_loads": lambda: figures.figure_rank_loads({MARK: [1.0, 2.0]}, title=MARK),
+    "figure_expert_times": lambda: figures.figure_expert_times([against_dense_model()], title=MARK),
     "figure_equal_memory": lambda: figures.figure_equal_memory({4.0: [replace(AFFORDED, schedule=MARK)]}, title=MARK),
     "figure_when_compression_pays": lambda: figures.figure_when_compression_pays(SIZES, {MARK: [2.0, 1.0]}, title=MARK),
 }  # fmt: skip

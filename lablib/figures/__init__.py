@@ -55,6 +55,9 @@ from lablib.figures.updates import figure_singular_values as figure_singular_val
 from lablib.figures.loading import figure_idle_shares as figure_idle_shares
 from lablib.figures.loading import figure_loading as figure_loading
 from lablib.figures.context_times import figure_context_times as figure_context_times
+from lablib.figures.expert_load import figure_expert_load as figure_expert_load
+from lablib.figures.expert_load import figure_rank_loads as figure_rank_loads
+from lablib.figures.expert_times import figure_expert_times as figure_expert_times
 from lablib.figures.tensor_times import figure_tensor_times as figure_tensor_times
 from lablib.figures.matrices import figure_matrices as figure_matrices
 from lablib.figures.equal_memory import figure_equal_memory as figure_equal_memory

@@ -20,6 +20,7 @@ from lablib.data.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import difference
+from lablib.parallel.expert_against_dense import AgainstDense
 from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.schedules import make
 from lablib.pipeline.simulation import read_plan, simulate
@@ -118,6 +119,9 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "tensor times": figures.figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 6e-4], [0.0, 2e-4, 3e-3], 8),
         "matrices": figures.figure_matrices({"X": [[1.0, -2.0]], "W": [[3.0], [4.0]]}, {"W": (0, 2)}),
         "context times": figures.figure_context_times([4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, 8192),
+        "expert load": figures.figure_expert_load([[1.0, 3.0], [2.0, 2.0]]),
+        "rank loads": figures.figure_rank_loads({"in order": [3.0, 1.0], "balanced": [2.0, 2.0]}),
+        "expert times": figures.figure_expert_times([AgainstDense(2, None, plan, plan, 99e9)]),
         "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),
         "loading": figures.figure_loading(
