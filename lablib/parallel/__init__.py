@@ -66,6 +66,9 @@ Experts: every token is seen by few of many MLPs, which are spread over ranks:
     expert_losses             auxiliary loss, z-loss and the bias without a loss, over the tokens of all ranks
     expert_dispatch           tokens to the rows of their experts and back: by masks, then sorted; capacity, dropless
     expert_products           rows of each expert times its matrix: a loop, padded, one grouped kernel
+    expert_layer              a mixture in the place of an MLP, and a plain GPT with mixtures
+    expert_parallel           tokens to the ranks of their experts and back; beside tensor parallelism, cut or whole
+    expert_gradients          which gradients are averaged over which ranks
     expert_balance            which expert lies where, and which in several copies, so that the busiest rank has least
     expert_against_dense      a mixture beside dense models of as many FLOPs or parameters, over numbers of GPUs
     expert_published          two published comparisons beside what is predicted
@@ -298,6 +301,24 @@ from lablib.parallel.expert_dispatch import sort_by_expert as sort_by_expert
 from lablib.parallel.expert_products import grouped_product as grouped_product
 from lablib.parallel.expert_products import loop_product as loop_product
 from lablib.parallel.expert_products import padded_product as padded_product
+from lablib.parallel.expert_layer import ExpertMLPs as ExpertMLPs
+from lablib.parallel.expert_layer import MixtureConfig as MixtureConfig
+from lablib.parallel.expert_layer import MixtureOfExperts as MixtureOfExperts
+from lablib.parallel.expert_layer import mixtures as mixtures
+from lablib.parallel.expert_layer import with_experts as with_experts
+from lablib.parallel.expert_parallel import Exchange as Exchange
+from lablib.parallel.expert_parallel import ExpertParallel as ExpertParallel
+from lablib.parallel.expert_parallel import ExpertShards as ExpertShards
+from lablib.parallel.expert_parallel import check_experts as check_experts
+from lablib.parallel.expert_parallel import exchange_counts as exchange_counts
+from lablib.parallel.expert_parallel import exchange_rows as exchange_rows
+from lablib.parallel.expert_parallel import expert_parallel as expert_parallel
+from lablib.parallel.expert_parallel import from_experts as from_experts
+from lablib.parallel.expert_parallel import naive_expert_parallel as naive_expert_parallel
+from lablib.parallel.expert_parallel import to_experts as to_experts
+from lablib.parallel.expert_gradients import ExpertReduce as ExpertReduce
+from lablib.parallel.expert_gradients import average_expert_gradients as average_expert_gradients
+from lablib.parallel.expert_gradients import expert_parameters as expert_parameters
 from lablib.parallel.expert_balance import Placement as Placement
 from lablib.parallel.expert_balance import least_possible_load as least_possible_load
 from lablib.parallel.expert_balance import place_balanced as place_balanced

@@ -56,7 +56,7 @@ LATEST, SCORE = Drop.LATEST, Drop.SCORE
 
 @checked
 def expert_capacity(num_tokens: int, k: int, num_experts: int, factor: float) -> int:
-    """Permutation C of each expert: `factor` times an even share of the choices, rounded up.
+    """Slots C of each expert: `factor` times an even share of the choices, rounded up.
 
     >>> expert_capacity(1024, 2, 8, 1.25)
     320

@@ -65,4 +65,7 @@ def whole(tensor: Tensor, owner: Any, key: str) -> Tensor:
     dim, size = owner.cuts[key]
     start, end = shard_range(size, dist.get_rank(owner.group), dist.get_world_size(owner.group), owner.multiple_of)
     real = tensor.narrow(dim, 0, end - start)  # without padding
-    return all_gather_dim(real, dim, size, owner.group, owner.multiple_of)
+    whole = all_gather_dim(real, dim, size, owner.group, owner.multiple_of)
+    for dim, size, group in getattr(owner, "further_cuts", {}).get(key, ()):  # experts: of a rank, and cut besides
+        whole = all_gather_dim(whole, dim, size, group)
+    return whole

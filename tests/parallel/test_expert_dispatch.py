@@ -24,8 +24,8 @@ from lablib.parallel import (
     naive_dispatch,
     naive_masks,
     padded_product,
-    sort_by_expert,
     route,
+    sort_by_expert,
 )
 
 EXACT: Any = {"rtol": 1e-11, "atol": 1e-12}
